@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'NUMBER', 'HEADER', 'ALWAYS', 'STATUS', 'COLUMNS', 'file_name', 'run_path', 'git', 'processor', 'provenance',
-           'Damaged', 'Foreign', 'require', 'is_a', 'check_header', 'check_rows', 'line', 'encode', 'write_atomic',
-           'write', 'check_writable', 'decode', 'read', 'say', 'set_aside', 'read_or_set_aside', 'is_complete',
+           'Damaged', 'Foreign', 'require', 'is_a', 'check_header', 'check_rows', 'line', 'encode', 'write',
+           'check_writable', 'decode', 'read', 'say', 'set_aside', 'read_or_set_aside', 'is_complete',
            'settings_columns', 'load_runs', 'load_headers', 'load_results']
 
 # %% ../nbs/31_store.ipynb #f68f48b0
@@ -22,6 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 import pandas as pd
 from .experiments import Cell
+from .files import write_atomic
 from .settings import run_id, short
 from .trees import InputError
 
@@ -123,23 +124,6 @@ def encode(header: dict, rows: list[dict]) -> bytes:
     return content
 
 # %% ../nbs/31_store.ipynb #3d9c376b
-def write_atomic(path: Path, content: bytes):
-    "Write a file in one step: all of it appears under `path`, or nothing. Raises InputError when it cannot be written"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        names = {"dir": path.parent, "prefix": f".{path.name}.", "suffix": ".partial"}
-        with tempfile.NamedTemporaryFile(**names, delete=False) as temporary:
-            try:
-                temporary.write(content)
-                temporary.flush()
-                os.fsync(temporary.fileno())
-                os.chmod(temporary.name, 0o644)
-                os.replace(temporary.name, path)
-            except BaseException:
-                os.unlink(temporary.name)
-                raise
-    except OSError as error: raise InputError(f"{path}: cannot be written ({error.strerror})") from None
-
 def write(path: str | Path, header: dict, rows: list[dict]) -> Path:
     """Write a result; keys of the header that are not given become null.
 
