@@ -8,18 +8,20 @@ __all__ = ['PROMISES', 'Finding', 'ContractError', 'Report', 'Case', 'spread', '
            'check', 'describe']
 
 # %% ../nbs/38_contracts.ipynb #3fcf5a29
-import io
 import math
 import pickle
+import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 import torch
 from torch import Tensor
 from .trees import nbytes
+from .checkpoints import load_snapshot, save_snapshot
 from .local import Client, work
 from .federation import Federation
-from .rounds import FedAvg, Snapshot, begin, next_round, sequential
+from .rounds import FedAvg, begin, next_round, sequential
 from .executors import EXECUTORS
 from .metrics import evaluate, judged_models
 from .laws import FEDERATIONS, INVARIANTS, LOCAL, SETTINGS
@@ -162,10 +164,9 @@ def invariants(case: Case) -> Iterator[Finding]:
 
 def resume(case: Case) -> Iterator[Finding]:
     "A run that stops after a round and goes on from a file is the same run"
-    file = io.BytesIO()
-    torch.save({f.name: getattr(case.plain.snapshots[1], f.name) for f in fields(Snapshot)}, file)
-    file.seek(0)
-    again = play(case.method, case.federation, start=Snapshot(**torch.load(file, weights_only=True)))
+    with tempfile.TemporaryDirectory() as folder:
+        save_snapshot(Path(folder)/"kept", case.plain.snapshots[1])
+        again = play(case.method, case.federation, start=load_snapshot(Path(folder)/"kept", case.federation))
     ends = [{"server": s.server, "client": dict(enumerate(s.states)), "heard": dict(enumerate(s.heard)),
              "bytes": [s.bytes_up, s.bytes_down]} for s in (case.plain.snapshots[-1], again.snapshots[-1])]
     yield Finding("resumed = uninterrupted", *spread(*ends, 0.))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from .federation import Federation
+from .checkpoints import snapshot_of, snapshot_parts
 from .rounds import FedAvg, History, Snapshot, begin, close_round, note_round, open_round, sequential
 from .trees import same_bits
 
@@ -36,6 +37,15 @@ class Course:
     def turn(self, t: int):
         "Take in the concepts of round `t`"
         self.path = hashlib.sha256(self.path.encode() + self.federation.label_maps(t).tobytes()).hexdigest()
+
+    def kept(self) -> dict:
+        "All that it takes to go on from here: rows, path and snapshot"
+        return {"rows": self.history.rows, "path": self.path, "snapshot": snapshot_parts(self.history.snapshot)}
+
+    def go_on(self, kept: dict):
+        "Take up what another process kept"
+        self.path = kept["path"]
+        self.history = History([*kept["rows"]], snapshot_of(kept["snapshot"], self.federation))
 
 # %% ../nbs/08_together.ipynb #c1fc1b4a
 def alike(courses: list[Course], key: Callable) -> list[list[Course]]:
@@ -64,10 +74,14 @@ def start_together(line: list[Course]):
         c.history, c.line = History(snapshot=starts[first]), f"{c.line} {first}"
 
 def run_together(courses: list[Course], executor: Callable = sequential, evaluate: Callable | None = None,
-                 on_round: Callable | None = None) -> list[History]:
-    "The histories of all courses, each as `rounds.run` gives it; `on_round(i, snapshot)` after each round of course i"
+                 on_round: Callable | None = None, kept: dict[int, dict] | None = None,
+                 on_turn: Callable | None = None) -> list[History]:
+    """The histories of all courses, each as `rounds.run` gives it; `on_round(i, snapshot)` after each round of course i.
+
+    `kept[i]` is where course i goes on; `on_turn(courses)` is called between two rounds, when all can be kept."""
     for c in courses: c.federation = c.method.arrange(c.federation)
     for group in alike(courses, lambda c: c.line): start_together(group)
+    for i, state in (kept or {}).items(): courses[i].go_on(state)
     while going := [c for c in courses if not c.ended]:
         for c in going: c.turn(c.history.snapshot.round)
         groups = alike(going, lambda c: (c.line, c.path))
@@ -77,4 +91,5 @@ def run_together(courses: list[Course], executor: Callable = sequential, evaluat
             for c in others: c.history = History([*lead.history.rows], now)
         for i, c in enumerate(courses):
             if on_round is not None and c in going: on_round(i, c.history.snapshot)
+        if on_turn is not None: on_turn(courses)
     return [c.history for c in courses]

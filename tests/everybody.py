@@ -1,0 +1,39 @@
+"A small sweep in which every method has a run, as a script that tests start, kill and start again"
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from fedrepro import runner
+from fedrepro.checkpoints import Keeper
+from fedrepro.experiments import Cell, load_spec
+from fedrepro.laws import SETTINGS
+from fedrepro.rounds import load_methods
+from fedrepro.settings import method_settings
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCAL = dict(lr=.05, epochs=1, batch_size=32)
+
+
+def every_cell(rounds: int = 4, names=None) -> list[Cell]:
+    "A run of each method on digits: five clients, three a round, sudden drift before the third; FedAvg and FedCCFA without drift too"
+    base = load_spec("fedccfa/table2", ROOT / "papers").cells("smoke", methods=["FedAvg"], seeds=1)[0]
+    cells = []
+    for name, cls in load_methods().items():
+        if not cls.__module__.startswith("fedrepro.") or (names and name not in names): continue
+        method = cls(**LOCAL | SETTINGS.get(name, {}))
+        settings = base.settings | dict(
+            method={"class": name, "version": cls.version, "fields": method_settings(method)}, rounds=rounds, participation=.6,
+            partition=base.settings["partition"] | dict(clients=5), drift={"name": "sudden", "at": 2})
+        if name == "Union": settings |= dict(drift={"name": "none"}, participation=1.)
+        cells.append(replace(base, row=name, settings=settings))
+        if name in ("FedAvg", "FedCCFA"): cells.append(replace(base, row=name, settings=settings | dict(drift={"name": "none"})))
+    return cells
+
+
+if __name__ in ("__main__", "__mp_main__"):  # here and in worker processes
+    Keeper.clear = lambda self, finished=None: None  # the last checkpoints stay, so that parameters and states can be compared
+
+if __name__ == "__main__":
+    folder, workers, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    report = runner.run_cells(every_cell(names=names), folder, workers=workers, quiet=True, how="sequential", every=1)
+    sys.exit(report.exit_code)

@@ -1,0 +1,257 @@
+"A run that is killed goes on from its checkpoint and ends with the bits that it would have had"
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from everybody import every_cell
+from fedrepro import checkpoints, packs, runner, store
+from fedrepro.checkpoints import Keeper, Unusable, load_snapshot, save_snapshot
+from fedrepro.rounds import FedAvg, begin, load_methods, run
+from fedrepro.trees import InputError, same_bits
+from fedrepro.trials import tiny
+
+SCRIPT = Path(__file__).with_name("everybody.py")
+COST = ("wall_seconds", "peak_memory_mb", "resumed", "executor")
+torch.set_num_threads(1)
+
+
+def started(folder: Path, workers: int, names=()) -> subprocess.Popen:
+    "The sweep in a session of its own"
+    return subprocess.Popen([sys.executable, SCRIPT, folder, str(workers), *names], start_new_session=True, stderr=subprocess.PIPE)
+
+
+def events(folder: Path) -> int:
+    "How much has been written so far"
+    return sum(p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()) if folder.exists() else 0
+
+
+def killed_until_done(folder: Path, workers: int, kills: int, seed: int, names=()) -> int:
+    "Start the sweep, kill it with all its workers at a random moment after it has written something, and again; returns the kills"
+    rng, done = random.Random(seed), 0
+    while True:
+        process, before = started(folder, workers, names), events(folder)
+        if done == kills:
+            said = process.communicate(timeout=300)[1].decode()
+            assert process.returncode == 0, said
+            return done
+        while events(folder) == before and process.poll() is None: time.sleep(.01)
+        time.sleep(rng.uniform(0, 2))
+        if process.poll() is not None: return done
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        done += 1
+
+
+def results(folder: Path) -> dict:
+    "What each file says, without what the run has cost"
+    found = store.load_runs(folder / "smoke")
+    return {path.name: ({k: v for k, v in head.items() if k not in COST}, rows) for path, head, rows in found}
+
+
+def last_states(folder: Path) -> dict:
+    "Parameters, states and all else that the last checkpoint of every pack holds, without costs; the tensors by their digest"
+    found = {}
+    for path in sorted((folder / "smoke" / "checkpoints").glob("*.json")):
+        about = checkpoints.about(path.with_suffix(""))
+        checkpoints.load(path.with_suffix(""))  # whole
+        text = json.dumps([[run, [part for part in state["dict"] if part[0] != "cost"]] for run, state in about["message"]["dict"]])
+        found[path.name.rsplit("-", 1)[0]] = about["rounds"], about["sha256"], text
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    "The sweep of all methods, undisturbed"
+    folder = tmp_path_factory.mktemp("whole")
+    process = started(folder, 1)
+    said = process.communicate(timeout=300)[1].decode()
+    assert process.returncode == 0, said
+    return folder
+
+
+def test_the_sweep_has_every_method(whole):
+    names = {name for name, cls in load_methods().items() if cls.__module__.startswith("fedrepro.")}
+    heads = [head for _, head, _ in store.load_runs(whole / "smoke")]
+    assert {head["settings"]["method"]["class"] for head in heads} == names and len(heads) == len(names) + 2
+    assert all(head["resumed"] == [] and head["status"] == "complete" for head in heads)
+    assert all(set(rounds.values()) == {4} for rounds, _, _ in last_states(whole).values())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.parametrize("workers, kills", [(1, 5), (2, 3)])
+def test_killed_anywhere_every_method_ends_with_the_same_bits(whole, tmp_path, workers, kills):
+    seed = int(os.environ.get("FEDREPRO_SEED", 0)) + workers
+    assert killed_until_done(tmp_path, workers, kills, seed) >= 2, "the sweep was over before it could be killed"
+    assert results(tmp_path) == results(whole)
+    assert last_states(tmp_path) == last_states(whole)
+    heads = [head for _, head, _ in store.load_runs(tmp_path / "smoke")]
+    assert any(head["resumed"] for head in heads), "no run went on from a checkpoint"
+
+
+# --- at every round, of a forked pack
+
+@pytest.fixture(scope="module")
+def fork(): return every_cell(names=["FedCCFA"])
+
+
+class Killed(BaseException): pass
+
+
+def killing(at):
+    def on_round(run_id, rounds):
+        if rounds == at: raise Killed
+    return on_round
+
+
+@pytest.fixture(scope="module")
+def forked(fork, tmp_path_factory):
+    return [store.read(p)[1] for p in packs.run_pack(fork, tmp_path_factory.mktemp("fork"))]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_forked_pack_goes_on(fork, forked, tmp_path, at, every):
+    with pytest.raises(Killed): packs.run_pack(fork, tmp_path, every=every, on_round=killing(at))
+    seen = []
+    found = [store.read(p) for p in packs.run_pack(fork, tmp_path, every=every, on_round=lambda run, done: seen.append(done))]
+    assert [rows for _, rows in found] == forked
+    last = (at - 1) // every * every
+    assert seen[0] == (last or 1) and [[r["round"] for r in head["resumed"]] for head, _ in found] == [[last] if last else []] * 2
+    assert [p.name for p in (tmp_path / "smoke").iterdir() if not p.name.endswith(".jsonl")] == []
+
+
+def test_each_of_a_pack_may_go_on_alone(fork, forked, tmp_path):
+    with pytest.raises(Killed): packs.run_pack(fork, tmp_path, every=1, on_round=killing(4))
+    first = store.read(packs.run_pack(fork[1:], tmp_path)[0])
+    assert first[1] == forked[1] and [r["round"] for r in first[0]["resumed"]] == [3]
+    assert (tmp_path / "smoke" / "checkpoints").exists()  # the other still needs it
+    assert store.read(packs.run_pack(fork, tmp_path)[0])[1] == forked[0]
+    assert not (tmp_path / "smoke" / "checkpoints").exists()
+
+
+# --- a checkpoint that must not be used
+
+@pytest.fixture
+def stopped(fork, tmp_path):
+    with pytest.raises(Killed): packs.run_pack(fork, tmp_path, every=1, on_round=killing(4))
+    return tmp_path
+
+
+def rounds_of(fork, folder):
+    "The rounds that a second call reports, and its rows"
+    seen = []
+    paths = packs.run_pack(fork, folder, on_round=lambda run, done: seen.append(done))
+    return seen[0], [store.read(p)[1] for p in paths]
+
+
+@pytest.mark.parametrize("what", ["code", "versions", "device", "method"])
+def test_other_code_starts_anew(fork, forked, stopped, monkeypatch, capsys, what):
+    real = packs.marks
+    monkeypatch.setattr(packs, "marks", lambda *a: real(*a) | {what: "other"})
+    assert rounds_of(fork, stopped) == (1, forked)
+    assert "checkpoints of other code, other versions or another device are not used" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_a_flipped_byte_is_found_and_the_one_before_taken(fork, forked, stopped, capsys, suffix):
+    rng, newest = random.Random(1), sorted((stopped / "smoke" / "checkpoints").glob(f"*{suffix}"))[-1]
+    content = bytearray(newest.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    newest.write_bytes(content)
+    assert rounds_of(fork, stopped) == (2, forked) and "it is set aside" in capsys.readouterr().err
+
+
+def test_a_hundred_damages_of_a_checkpoint_are_all_found(tmp_path):
+    federation = tiny()
+    at = run(FedAvg(lr=.1, epochs=1, batch_size=8), federation, 1).snapshot
+    save_snapshot(tmp_path / "kept", at)
+    assert same_bits(load_snapshot(tmp_path / "kept", federation).server, at.server)
+    rng = random.Random(0)
+    for n in range(100):
+        path = tmp_path / ("kept.json" if n % 2 else "kept.safetensors")
+        content = path.read_bytes()
+        i = rng.randrange(len(content))
+        path.write_bytes(rng.choice([content[:i], content[:i] + bytes([content[i] ^ (1 + rng.randrange(255))]) + content[i + 1:], content + b"x"]))
+        with pytest.raises(Unusable, match="kept"): load_snapshot(tmp_path / "kept", federation)
+        path.write_bytes(content)
+    (tmp_path / "kept.safetensors").unlink()
+    with pytest.raises(Unusable): load_snapshot(tmp_path / "kept", federation)
+
+
+def test_nothing_is_executed_by_a_foreign_file(tmp_path):
+    (tmp_path / "x.json").write_text(json.dumps({"format": 1, "message": {"dict": []}}) + "\n" + "0" * 64)
+    with pytest.raises(Unusable, match="damaged"): checkpoints.load(tmp_path / "x")
+
+
+# --- where nothing can be kept
+
+def test_a_full_disk_does_not_stop_a_run(fork, forked, tmp_path, monkeypatch, capsys):
+    def full(path, content): raise InputError(f"{path}: cannot be written (No space left on device)")
+    monkeypatch.setattr(checkpoints, "write_atomic", full)
+    paths = packs.run_pack(fork, tmp_path, every=1)
+    assert [store.read(p)[1] for p in paths] == forked
+    assert "No space left on device); the run goes on without this checkpoint" in capsys.readouterr().err
+
+
+def test_no_checkpoints_when_none_are_asked_for(fork, tmp_path):
+    with pytest.raises(Killed): packs.run_pack(fork, tmp_path, every=0, on_round=killing(4))
+    assert not list(tmp_path.rglob("*.*"))
+
+
+def test_a_method_from_a_notebook_is_not_kept(fork, tmp_path, monkeypatch):
+    monkeypatch.setattr(load_methods()["FedCCFA"], "__module__", "__main__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    with pytest.raises(Killed): packs.run_pack(fork, tmp_path, every=1, on_round=killing(4))
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_by_default_about_once_a_minute_and_a_twentieth_of_the_time(monkeypatch, tmp_path):
+    now = [100.]
+    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
+    keeper = Keeper(tmp_path, ["a"], {})
+    now[0] += 59; assert not keeper.due(1)
+    now[0] += 1; assert keeper.due(2)
+    def slow(*_): now[0] += 10
+    monkeypatch.setattr(checkpoints, "save", slow)
+    keeper.keep({"a": {}}, {"a": 2})
+    now[0] += 199; assert not keeper.due(3)
+    now[0] += 1; assert keeper.due(4)
+
+
+def test_shared_tensors_are_stored_once_and_shared_again(tmp_path):
+    federation = tiny()
+    start = begin(FedAvg(), federation)
+    save_snapshot(tmp_path / "kept", start)
+    back = load_snapshot(tmp_path / "kept", federation)
+    assert len({id(t) for heard in back.heard for t in heard["params"].values()}) == len(federation.initial)
+    assert (tmp_path / "kept.safetensors").stat().st_size < 1.5 * sum(t.nbytes for t in federation.initial.values()) + 2000
+
+
+def test_a_diverged_run_beside_others_goes_on_as_diverged(tmp_path):
+    calm, still = every_cell(names=["FedAvg"])
+    def wild(cell):
+        s = cell.settings
+        return replace(cell, settings=s | dict(method=s["method"] | dict(fields=s["method"]["fields"] | dict(lr=1e6))))
+    pair = [wild(calm), wild(still)]
+    reference = [store.read(p) for p in packs.run_pack(pair, tmp_path / "a")]
+    assert [head["status"] for head, _ in reference] == ["diverged"] * 2
+    at = reference[0][0]["diverged"]["round"]
+    if at > 1:
+        with pytest.raises(Killed): packs.run_pack(pair, tmp_path / "b", every=1, on_round=killing(at))
+        again = [store.read(p) for p in packs.run_pack(pair, tmp_path / "b")]
+        assert [(h["status"], h["diverged"], rows) for h, rows in again] == [(h["status"], h["diverged"], rows) for h, rows in reference]
+
+
+def test_the_report_of_a_sweep_says_what_went_on(fork, tmp_path, capsys, monkeypatch):
+    with pytest.raises(Killed): packs.run_pack(fork, tmp_path, every=1, on_round=killing(4))
+    report = runner.run_cells(fork, tmp_path, quiet=True, how="sequential")
+    assert len(report.done) == 2 and not report.failed
