@@ -217,7 +217,7 @@ def test_a_method_from_a_notebook_is_not_kept(fork, tmp_path, monkeypatch):
 def test_by_default_about_once_a_minute_and_a_twentieth_of_the_time(monkeypatch, tmp_path):
     now = [100.]
     monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
-    keeper = Keeper(tmp_path, ["a"], {})
+    keeper = Keeper(tmp_path, ["a"], {}, last=now[0])
     now[0] += 59; assert not keeper.due(1)
     now[0] += 1; assert keeper.due(2)
     def slow(*_): now[0] += 10
