@@ -1,11 +1,22 @@
 """What people get wrong when they ask for data: each is one clear line, before anything is computed."""
+import gzip
 import hashlib
+import io
+import os
+import pickle
+import pickletools
+import random
+import subprocess
+import sys
+import tarfile
 from dataclasses import replace
 import numpy as np
 import pytest
 import torch
 from fedrepro import data
+from fedrepro.fetch import Archive
 from fedrepro.trees import InputError
+from test_fetch import md5, names, quick, served  # noqa: F401 (fixtures)
 
 torch.set_num_threads(1)
 
@@ -18,7 +29,7 @@ def small(tmp_path):
     (tmp_path / "small").mkdir()
     for f, content in files.items(): (tmp_path / "small" / f).write_bytes(content)
     md5s = {f: hashlib.md5(c).hexdigest() for f, c in files.items()}
-    return data.Source("MNIST", "small", data.read_idx, md5s, md5s, (4, 4), "MNIST", class_names=tuple("0123"))
+    return data.Source("MNIST", "small", data.read_idx, md5s, md5s, (4, 4), (), class_names=tuple("0123"))
 
 
 @pytest.mark.parametrize("wrong, said", [
@@ -80,30 +91,219 @@ def test_unreadable_file(small, tmp_path):
 
 
 def test_a_pickle_is_not_opened_before_its_checksum(tmp_path, monkeypatch):
-    monkeypatch.setattr(data.pickle, "loads", lambda *a, **k: pytest.fail("unpickled an unchecked file"))
+    monkeypatch.setattr(data, "_Batch", lambda *a, **k: pytest.fail("unpickled an unchecked file"))
     source = data.SOURCES["CIFAR-10"]
     (tmp_path / source.folder).mkdir()
     for f in source.files: (tmp_path / source.folder / f).write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(InputError, match="is damaged"): data.load("CIFAR-10", data=tmp_path)
 
 
-def test_download_delivers_the_wrong_bytes(small, tmp_path, monkeypatch):
-    "The old file stays as it was, and no partial folder is left"
-    import torchvision
-    def fake(root, download):
-        (data.Path(root) / "small").mkdir()
-        for f in "xy": (data.Path(root) / "small" / f).write_bytes(b"not what was published")
-    monkeypatch.setattr(torchvision.datasets, "MNIST", fake)
-    other = small.train | {"x": "0" * 32}
-    wanted = replace(small, train=other, test=other)
+def test_a_home_that_is_not_known(monkeypatch):
+    for asked in ("~nosuch/data", None):
+        monkeypatch.setenv("FEDREPRO_DATA", "~nosuch/data")
+        with pytest.raises(InputError, match="~nosuch/data.*--data DIR or FEDREPRO_DATA"):
+            data.load("MNIST", data=asked)
+
+
+def test_a_home_that_is_not_known_on_the_command_line():
+    done = subprocess.run([sys.executable, "-m", "fedrepro", "data", "MNIST", "--data", "~nosuch/data"],
+                          capture_output=True, text=True)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1) and "~nosuch/data" in done.stderr
+
+
+# --- downloads from a server on this machine
+
+def content_of(kind, r):
+    "Files of a made data set, small, in the published formats"
+    def idx(a): return bytes([0, 0, 8, a.ndim]) + np.array(a.shape, ">u4").tobytes() + a.tobytes()
+    def batch(n): return as_published({b"data": r.integers(0, 256, (n, 3072), np.uint8),
+                                       b"labels": r.integers(0, 10, n).tolist()})
+    if kind == "idx":
+        return {name: idx(r.integers(0, 10, shape, np.uint8)) for name, shape in (
+            ("train-x", (30, 28, 28)), ("train-y", (30,)), ("test-x", (10, 28, 28)), ("test-y", (10,)))}
+    return {"batch_1": batch(5), "batch_2": batch(5), "test": batch(4),
+            "meta": as_published({b"label_names": [b"%d" % i for i in range(10)]})}
+
+
+def as_published(content):
+    "A pickle as Python 2 and numpy 1 wrote it: texts are bytes, an array names numpy.core.multiarray"
+    def text(b): return b"U" + bytes([len(b)]) + b
+    def number(i): return b"J" + int(i).to_bytes(4, "little", signed=True)
+    def array(a):
+        made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\x01b\x87R"
+        kind = b"cnumpy\ndtype\nU\x02u1K\0K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
+        return (made + b"(K\x01" + number(a.shape[0]) + number(a.shape[1]) + b"\x86" + kind + b"\x89T"
+                + a.size.to_bytes(4, "little") + a.tobytes() + b"tb")
+    def one(v): return array(v) if isinstance(v, np.ndarray) else b"](" + b"".join(
+        text(x) if isinstance(x, bytes) else number(x) for x in v) + b"e"
+    return b"\x80\x02}(" + b"".join(text(k) + one(v) for k, v in content.items()) + b"u."
+
+
+def made(kind, tmp_path, served, seed=0):
+    "(source, files, server): a made data set under `tmp_path`, whole, and a server that has its archives"
+    content = content_of(kind, np.random.default_rng(seed))
+    sums = {f: md5(c) for f, c in content.items()}
+    if kind == "idx": packed = {f"{f}.gz": ({f: f}, gzip.compress(c, mtime=0)) for f, c in content.items()}
+    else:
+        with io.BytesIO() as raw:
+            with tarfile.open(fileobj=raw, mode="w:gz") as t:
+                for f, c in content.items():
+                    info = tarfile.TarInfo(f"batches/{f}")
+                    info.size = len(c)
+                    t.addfile(info, io.BytesIO(c))
+            packed = {"batches.tar.gz": ({f"batches/{f}": f for f in content}, raw.getvalue())}
+    server = served({name: c for name, (_, c) in packed.items()})
+    def part(*begins): return {f: d for f, d in sums.items() if f.startswith(begins)}
+    source = data.Source("MNIST", "made", data.read_idx if kind == "idx" else data.read_cifar,
+                         part("train", "batch"), part("test"), (30, 10) if kind == "idx" else (10, 4),
+                         tuple(Archive((server.url(n),), md5(c), members) for n, (members, c) in packed.items()),
+                         part("meta"), class_names=tuple("0123456789"))
+    (tmp_path / "made").mkdir()
+    for f, c in content.items(): (tmp_path / "made" / f).write_bytes(c)
+    return source, content, server
+
+
+@pytest.fixture(params=["idx", "cifar"])
+def whole(request, tmp_path, served, monkeypatch):  # noqa: F811
+    source, content, server = made(request.param, tmp_path, served)
+    monkeypatch.setitem(data.SOURCES, "MNIST", source)
+    return source, content, server
+
+
+def test_the_made_cifar_is_like_the_real_one(tmp_path, served):  # noqa: F811
+    "Its pickles name what the real ones name, and Python reads them as we do"
+    source, content, _ = made("cifar", tmp_path, served)
+    ops = [(op.name, arg) for op, arg, _ in pickletools.genops(content["test"]) if op.name == "GLOBAL"]
+    assert [arg for _, arg in ops] == ["numpy.core.multiarray _reconstruct", "numpy ndarray", "numpy dtype"]
+    theirs = pickle.loads(content["test"], encoding="bytes")
+    ours = source.read(source, tmp_path)
+    assert torch.equal(ours["test_x"].reshape(4, -1), torch.from_numpy(theirs[b"data"]))
+    assert ours["test_y"].tolist() == theirs[b"labels"] and ours["class_names"] == tuple("0123456789")
+
+
+def test_a_hundred_flipped_bytes(whole, tmp_path):
+    "Each is refused by name; `download` repairs it, from one archive, and then the same numbers are read"
+    source, content, server = whole
+    before = data.load("MNIST", data=tmp_path).fingerprint
+    r, refused = random.Random(7), 0
+    for i in range(100):
+        name = r.choice(sorted(content)) if i >= len(content) else sorted(content)[i]
+        path, damaged = tmp_path / "made" / name, bytearray(content[name])
+        damaged[r.randrange(len(damaged))] ^= r.randrange(1, 256)
+        path.write_bytes(damaged)
+        with pytest.raises(InputError) as e: data.load("MNIST", data=tmp_path)
+        refused += all(s in str(e.value) for s in (str(path), "is damaged", "`fedrepro data MNIST`"))
+        server.asked.clear()
+        assert data.download("MNIST", tmp_path) == tmp_path / "made"
+        assert len(server.asked) == 1 and path.read_bytes() == content[name]
+    assert refused == 100 and data.load("MNIST", data=tmp_path).fingerprint == before
+    assert names(tmp_path) == ["made"] and names(tmp_path / "made") == sorted(content)
+
+
+def test_download_from_nothing_and_again(whole, tmp_path):
+    source, content, server = whole
+    data.download("MNIST", tmp_path / "new")
+    assert {f: (tmp_path / "new/made" / f).read_bytes() for f in names(tmp_path / "new/made")} == content
+    assert len(server.asked) == len(source.archives)
+    data.download("MNIST", tmp_path / "new")
+    assert len(server.asked) == len(source.archives)
+    assert data.load("MNIST", tmp_path / "other", download=True).fingerprint == data.load("MNIST", tmp_path).fingerprint
+
+
+def test_what_is_whole_is_used_where_nothing_can_be_written(whole, tmp_path, monkeypatch):
+    "No lock, no folder, no network"
+    monkeypatch.setattr(data, "bring", lambda *_: pytest.fail("asked for a download"))
+    data.download("MNIST", tmp_path)
+    data.load("MNIST", tmp_path, download=True)
+
+
+def test_download_delivers_the_wrong_bytes(whole, tmp_path):
+    "The archive agrees with its sum, but not the file in it: the old file stays as it was, and nothing else is left"
+    source, content, _ = whole
+    victim = next(iter(source.test))
+    wanted = replace(source, test={**source.test, victim: "0" * 32})
+    (tmp_path / "made" / victim).write_bytes(b"old")
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    with pytest.raises(InputError, match="is damaged"): data._present(wanted, tmp_path)
-    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    with pytest.raises(InputError, match=f"checksum of {victim}"): data._present(wanted, tmp_path)
+    after = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert {p: c for p, c in after.items() if p.suffix != ".gz"} == before
+
+
+def test_download_fails(whole, tmp_path):
+    "What was wanted, what every server said, and what to do without a network; the damaged file stays"
+    source, _, server = whole
+    victim = next(iter(source.test))
+    (tmp_path / "made" / victim).write_bytes(b"old")
+    server.files.clear()
+    with pytest.raises(InputError) as e: data.download("MNIST", tmp_path)
+    for said in ("MNIST is not complete in", str(tmp_path / "made"), "could not be downloaded", "HTTP 404", "--data"):
+        assert said in str(e.value)
+    assert (tmp_path / "made" / victim).read_bytes() == b"old" and "\n" not in str(e.value)
+
+
+def test_no_archive_is_known(small, tmp_path):
+    (tmp_path / "small/x").unlink()
+    with pytest.raises(InputError, match="missing: x"): data._present(small, tmp_path)
 
 
 def test_download_into_a_file(small, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="could not be downloaded"): data._present(small, tmp_path / "file")
+    with pytest.raises(InputError, match="cannot be written"): data._present(small, tmp_path / "file")
+
+
+# --- pickles
+
+class Run:
+    "Runs a function when it is unpickled"
+    def __init__(self, *call): self.call = call
+    def __reduce__(self): return self.call[0], self.call[1:]
+
+
+def evil_pickles(mark):
+    "Programs that would make the file `mark`, or reach for what could"
+    command = f"touch {mark}"
+    def said(module, name, then=b"."): return b"\x80\x02c" + f"{module}\n{name}\n".encode() + then
+    yield from (pickle.dumps(Run(os.system, command), p) for p in range(6))
+    yield pickle.dumps(Run(exec, f"open({str(mark)!r}, 'w')"), 2)
+    yield pickle.dumps({b"data": Run(eval, f"open({str(mark)!r}, 'w')"), b"labels": [0]}, 4)
+    yield pickle.dumps(Run(np.load, str(mark)), 4)
+    yield pickle.dumps(np.array([Run(os.system, command)], dtype=object), 2)
+    yield b"cos\nsystem\n(S'" + command.encode() + b"'\ntR."
+    yield b"(S'" + command.encode() + b"'\nios\nsystem\n."
+    for module, name in (("builtins", "getattr"), ("numpy", "load"), ("numpy.core.multiarray", "scalar"),
+                         ("copyreg", "_reconstructor"), ("numpy", "dtype.__class__"), ("fedrepro.data", "os"),
+                         ("_codecs", "lookup")): yield said(module, name)
+    yield b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.ctypes\x93."
+    yield said("_codecs", "encode", b"X\x01\0\0\0aX\x05\0\0\0rot13\x86R.")
+    yield from (b"\x82\x01.", b"Pmark\n.", b"\x80\x02", b"", b"\x80\xff.", b"garbage", b"\x80\x02]q\0h\x05.")
+
+
+def test_evil_pickles_whose_checksums_agree(tmp_path, served, monkeypatch):  # noqa: F811
+    "Nothing is run, and each is one clear line"
+    source, _, _ = made("cifar", tmp_path, served)
+    for i, content in enumerate(evil_pickles(tmp_path / "mark")):
+        (tmp_path / "made/test").write_bytes(content)
+        monkeypatch.setitem(data.SOURCES, "MNIST", replace(source, test={"test": md5(content)}))
+        with pytest.raises(InputError) as e: data.load("MNIST", data=tmp_path)
+        assert f"{tmp_path / 'made/test'} is refused: " in str(e.value) and "\n" not in str(e.value), i
+        assert not (tmp_path / "mark").exists(), i
+
+
+def test_the_evil_pickles_are_evil(tmp_path):
+    "Python's own reader runs the first of them"
+    pickle.loads(next(evil_pickles(tmp_path / "mark")))
+    assert (tmp_path / "mark").exists()
+
+
+def test_an_array_of_anything_but_bytes(tmp_path):
+    for array in (np.zeros((2, 3)), np.zeros((2, 3), np.int8), np.zeros((2, 3), np.uint8, order="F")):
+        content = pickle.dumps({b"data": array}, 2)
+        (tmp_path / "x").write_bytes(content)
+        with pytest.raises(InputError, match="is refused: its array is"):
+            data.read_batch(tmp_path / "x", md5(content), "x")
+    content = pickle.dumps({b"data": np.arange(6, dtype=np.uint8).reshape(2, 3)}, 2)
+    (tmp_path / "x").write_bytes(content)
+    assert data.read_batch(tmp_path / "x", md5(content), "x")[b"data"].bytes.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_unknown_pad():

@@ -6,7 +6,9 @@ from fedrepro.data import SOURCES, data_dir, load
 from fedrepro.trees import InputError
 
 torch.set_num_threads(1)
-NAMES = ["MNIST", "Fashion-MNIST", "CIFAR-10", "CIFAR-100"]
+NAMES = {"MNIST": "MNIST", "Fashion-MNIST": "FashionMNIST",  # ours -> torchvision's
+         "CIFAR-10": "CIFAR10", "CIFAR-100": "CIFAR100"}
+PRINTS = {"MNIST": "3ee7f568b8fdc891", "Fashion-MNIST": "90fb00bb668ec4c4", "CIFAR-10": "cb85cdd084bdd771"}
 
 
 def present(name, **settings):
@@ -33,11 +35,15 @@ def test_as_published(name):
 def test_as_torchvision_reads_it(name):
     d = present(name)
     import torchvision
-    theirs = getattr(torchvision.datasets, SOURCES[name].torchvision)(data_dir(), train=False)
+    theirs = getattr(torchvision.datasets, NAMES[name])(data_dir(), train=False)
     pixels = torch.as_tensor(theirs.data)
     assert torch.equal(d.test_x, pixels.permute(0, 3, 1, 2) if pixels.ndim == 4 else pixels[:, None])
     assert d.test_y.tolist() == list(map(int, theirs.targets))
     if "CIFAR" in name: assert list(d.class_names) == theirs.classes
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_fingerprints(name): assert present(name).fingerprint.startswith(PRINTS[name])
 
 
 def test_one_flipped_byte(tmp_path):
