@@ -7,7 +7,6 @@ __all__ = ['peak_memory_mb', 'header', 'refuse_taken', 'line', 'marks', 'keeper'
            'prepare']
 
 # %% ../nbs/32_packs.ipynb #4e58d535
-import hashlib
 import itertools
 import json
 import os
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 import torch
 from . import store
-from .checkpoints import Keeper
+from .checkpoints import Keeper, digest
 from .executors import executor, one_thread, pick_executor
 from .experiments import Cell, build, pick_device
 from .files import code_digest
@@ -54,11 +53,11 @@ def line(cell: Cell) -> str:
     return json.dumps(cell.settings | {"drift": None}, sort_keys=True)
 
 def marks(course: Course, device: str) -> dict | None:
-    "What must be equal for a run to go on from a checkpoint; None for a method without a file, which cannot be compared"
+    "What must be equal for a run to go on from a checkpoint; None for a method without a file, never comparable"
     module = sys.modules[type(course.method).__module__]
     if not getattr(module, "__file__", None): return None
-    own = "" if module.__name__.startswith("fedrepro.") else hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
-    return {"code": code_digest(), "method": own, "versions": store.provenance()["versions"], "device": device}
+    own = b"" if module.__name__.startswith("fedrepro.") else Path(module.__file__).read_bytes()
+    return {"code": code_digest(), "method": digest(own), "versions": store.provenance()["versions"], "device": device}
 
 def keeper(todo: list[Cell], results: str | Path, courses: list[Course], device: str, every: int | None) -> Keeper:
     "What keeps the checkpoints of a pack: in the folder `checkpoints` beside the results"

@@ -76,9 +76,10 @@ def start_together(line: list[Course]):
 def run_together(courses: list[Course], executor: Callable = sequential, evaluate: Callable | None = None,
                  on_round: Callable | None = None, kept: dict[int, dict] | None = None,
                  on_turn: Callable | None = None) -> list[History]:
-    """The histories of all courses, each as `rounds.run` gives it; `on_round(i, snapshot)` after each round of course i.
+    """The histories of all courses, each as `rounds.run` gives it.
 
-    `kept[i]` is where course i goes on; `on_turn(courses)` is called between two rounds, when all can be kept."""
+    `on_round(i, snapshot)` is called after each round of course i, `on_turn(courses)` between two rounds, when all can
+    be kept; `kept[i]` is where course i goes on."""
     for c in courses: c.federation = c.method.arrange(c.federation)
     for group in alike(courses, lambda c: c.line): start_together(group)
     for i, state in (kept or {}).items(): courses[i].go_on(state)
