@@ -1,0 +1,184 @@
+"The specs of LfD and FedDC: every published number has its place, and every value is the one that its source says"
+import hashlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedrepro.data import dataset_names
+from fedrepro.experiments import build, find_specs, load_spec
+from fedrepro.inherit import read_spec
+from fedrepro.rounds import load_methods
+from fedrepro.settings import field_rules
+from fedrepro.tables import matching, published_cell, read_published, table_rows
+
+PAPERS = Path(__file__).resolve().parents[1] / "papers"
+SPECS = {n: p for n, p in find_specs(PAPERS).items() if n.startswith(("lfd/", "feddc/"))}
+LINES = {"lfd/table1": 9, "lfd/table2": 24, "lfd/table3": 20, "lfd/table4": 20, "lfd/table5": 10,
+         "feddc/thirdparty": 40}
+DIGESTS = {  # sha256 of the published csv: its numbers are never touched
+    "lfd/table1": "06fa70b7578ceaf4", "lfd/table2": "193ba5be751f6df8",
+    "lfd/table3": "03eb9ceda3a6b23b", "lfd/table4": "145724834f929508",
+    "lfd/table5": "28399237fae2cf4a", "feddc/thirdparty": "9629c0c2dbd5d1ce"}
+LOCAL = ("lfd/table5", "lfd/figure1", "lfd/figure3", "lfd/figure4")  # a local study: no column can be run
+MISSING = {"lfd/table2": {"BindingDB", "AGNews"}, "lfd/table3": {"CINIC-10"},
+           "feddc/comparison": {"synthetic, IID, share 0.15"}}
+RUN = [name for name in SPECS if name not in LOCAL]
+OURS = "FedAvg + normalised softmax + margin"
+
+
+@pytest.fixture(scope="module")
+def specs():
+    assert set(SPECS) == {*LINES, *MISSING, *LOCAL, "lfd/figure5"}
+    return {name: load_spec(path) for name, path in SPECS.items()}
+
+
+def cells(spec, tier="paper"):
+    "Settings by (row, column), first seed"
+    return {(c.row, c.column): c for c in reversed(spec.cells(tier))}
+
+
+# --- beside the published numbers
+
+@pytest.mark.parametrize("name", LINES)
+def test_every_published_line_is_hit_by_exactly_one_cell(specs, name):
+    spec, paper = specs[name], read_published(specs[name])
+    assert len(paper) == LINES[name]
+    pairs = [r.published | c.published for c in spec.columns for r in spec.rows.values()]
+    hits = Counter(i for where in pairs for i in matching(paper, where).index)
+    assert hits == Counter(paper.index), "a published line has no cell, or two"
+    assert sum(OURS == r for r in spec.rows) == (name.startswith("lfd/") and name != "lfd/table1")
+    for c in spec.columns:  # all of our cells have a number, but for the row that is ours alone
+        empty = {r.name for r in spec.rows.values() if matching(paper, r.published | c.published).empty}
+        assert empty == set(spec.rows) & {OURS}, c.label
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_the_published_numbers_are_as_they_were_read(specs, name):
+    assert hashlib.sha256(specs[name].published.read_bytes()).hexdigest()[:16] == DIGESTS[name]
+
+
+def test_only_the_specs_with_published_numbers_name_a_csv(specs):
+    assert {name for name, spec in specs.items() if spec.published} == set(LINES)
+    rows = table_rows(specs["lfd/table3"], paper := read_published(specs["lfd/table3"]))
+    assert list(rows) == ["FedAvg", "FedAvgM", "FedProx", "MOON", "LfD", OURS]
+    assert published_cell(paper, rows["LfD"] | specs["lfd/table3"].columns[2].published) == (58.2, 0.6)
+    assert list(table_rows(specs["lfd/table1"], read_published(specs["lfd/table1"]))) == list(specs["lfd/table1"].rows)
+
+
+# --- what can be run, and at what cost
+
+@pytest.mark.parametrize("name", SPECS)
+def test_what_is_missing_says_why_and_all_else_can_be_run(specs, name):
+    for tier in specs[name].tiers:
+        columns = specs[name].tier_columns(tier)
+        gone = {c.label for c in columns if c.missing}
+        want = MISSING.get(name, set()) if tier == "paper" else set()
+        assert gone == ({c.label for c in columns} if name in LOCAL else want)
+        assert all(len(c.missing.split()) > 3 for c in columns if c.missing)
+        used = {c.settings["data"]["name"] for c in specs[name].cells(tier)}
+        assert used <= ({"digits"} if tier == "smoke" else {*dataset_names()} - {"digits"})
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_smaller_tiers_have_every_row_on_one_seed_and_fewer_steps(specs, name):
+    spec = specs[name]
+    for tier in ("smoke", "small"):
+        found = spec.cells(tier)
+        assert {c.row for c in found} == set(spec.rows)
+        assert {c.seed for c in found} == ({0} if tier == "small" else {0, 1})
+        assert max(c.rounds for c in found) < min(c.rounds for c in spec.cells("paper"))
+        assert len({(c.row, c.column) for c in found}) == len(spec.rows) * len({c.column for c in found})
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_every_smoke_run_can_begin(specs, name):
+    torch.set_num_threads(1)
+    for cell in specs[name].cells("smoke"):
+        method, federation, rounds = build(cell)
+        server = method.init_server(federation)  # here a network without the part that is tied would be refused
+        assert rounds == cell.rounds and set(method.broadcast(server)) <= set(server)
+
+
+# --- values that are easily lost on the way
+
+@pytest.mark.parametrize("name", SPECS)
+def test_what_is_not_tuned_yet_declares_its_grid(specs, name):
+    spec, tuning = specs[name], read_spec(SPECS[name]).get("tuning", {})
+    open_values = {(r.name, k) for r in spec.rows.values() for k, v in r.values.items() if "not tuned yet" in v.source}
+    assert open_values == {(row, key) for row, grid in tuning.items() for key in grid if key != "split"}
+    for row, grid in tuning.items():
+        rules = field_rules(load_methods()[spec.rows[row].method])
+        assert grid["split"] == "a held-out tenth of the training data"
+        for key, values in ((k, v) for k, v in grid.items() if k != "split"):
+            assert [rules[key](v, key) for v in values] == sorted(set(values)) and len(values) > 1
+            value = spec.rows[row].values[key]
+            printed = "{" + ", ".join(f"{v:g}" for v in values) + "}"
+            assert value.value in values and printed in value.source
+
+
+def test_lfd_at_the_paper_tier_is_section_5_1(specs):
+    found = cells(specs["lfd/table2"])
+    fields = {key: c.settings["method"]["fields"] for key, c in found.items()}
+    for c in found.values():
+        s, f = c.settings, c.settings["method"]["fields"]
+        assert (s["rounds"], s["participation"], s["data"]["recipe"]) == (100, 1.0, "LfD")
+        assert s["partition"] == dict(recipe="dirichlet-class", clients=10, seed=0, alpha=.5, minimum=10, tries=1000)
+        assert (f["lr"], f["momentum"], f["weight_decay"], f["batch_size"]) == (.01, .9, 1e-5, 128)
+        assert f["epochs"] * s["rounds"] == (300 if c.row == "Union" else 1000)
+    assert {fields[r, "CIFAR-10"]["tau"] for r in ("LfD", OURS)} == {.1}
+    assert {fields[r, "CIFAR-100"]["tau"] for r in ("LfD", OURS)} == {.05}
+    assert {fields["MOON", c]["tau"] for c in ("CIFAR-10", "CIFAR-100")} == {.5}  # another temperature
+    assert [fields[r, "CIFAR-10"]["weight"] for r in ("LfD", OURS)] == [1, 0]
+    assert {fields[r, "CIFAR-10"]["margin"] for r in ("LfD", OURS)} == {.15}
+    networks = {(column, c.settings["network"]) for (_, column), c in found.items()}
+    assert networks == {("CIFAR-10", "moon_cnn"), ("CIFAR-100", "resnet18_cifar")}
+
+
+def test_cells_that_are_one_setting_are_one_run(specs):
+    "CIFAR-10 with 10 clients and beta 0.5 stands in Tables 2 and 3 and in Figure 5"
+    two, three, five = (cells(specs[f"lfd/{n}"]) for n in ("table2", "table3", "figure5"))
+    for row in specs["lfd/figure5"].rows:
+        same = two[row, "CIFAR-10"], three[row, "CIFAR-10, beta 0.5"], five[row, "CIFAR-10, E = 10"]
+        assert len({c.run_id for c in same}) == 1, row
+    assert cells(specs["lfd/table1"])["No constraint", "CIFAR-10"].run_id in {c.run_id for c in two.values()}
+    for name, spec in specs.items():
+        for tier in spec.tiers:
+            ids = Counter(c.run_id for c in spec.cells(tier))
+            assert not ids or max(ids.values()) == 1, f"{name}, {tier}: two cells are the same run"
+
+
+def test_table_1_ties_each_part_in_both_ways(specs):
+    found = cells(specs["lfd/table1"])
+    fields = {r: c.settings["method"]["fields"] for (r, _), c in found.items() if r != "No constraint"}
+    assert {(f["kind"], f["part"]) for f in fields.values()} == {(k, p) for k in ("feature", "parameter")
+                                                                 for p in ("all", "extractor", "header", "classifier")}
+    for row, where in ((r, specs["lfd/table1"].rows[r].published) for r in fields):
+        assert where["constraint_kind"] == fields[row]["kind"]
+        assert where["constraint_target"].endswith(fields[row]["part"])
+
+
+def test_table_4_and_figure_5_have_their_grids(specs):
+    four = [c.settings for c in specs["lfd/table4"].cells("paper")]
+    shares = {(s["partition"]["clients"], s["participation"]) for s in four}
+    assert shares == {(50, .25), (50, .5), (100, .25), (100, .5)}
+    epochs = {c.settings["method"]["fields"]["epochs"] for c in specs["lfd/figure5"].cells("paper")}
+    assert epochs == {1, 5, 10, 20, 30}
+
+
+def test_feddc_is_as_in_its_released_code(specs):
+    found = cells(specs["feddc/comparison"])
+    assert len(found) == 2 * 3 * 2 * 5
+    for (row, column), c in found.items():
+        s, f, mnist = c.settings, c.settings["method"]["fields"], column.startswith("MNIST")
+        keys = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm", "epochs", "batch_size")
+        assert [f[key] for key in keys] == [.1, .998, 0, 1e-3, 10, 5, 50]
+        assert (s["network"], s["rounds"]) == (("feddc_mlp", 300) if mnist else ("feddc_lenet", 600))
+        cut = s["partition"]
+        assert cut["clients"] == 100 and str(s["participation"]) == column.split("share ")[1]
+        assert cut["recipe"] == ("iid" if "IID" in column else "dirichlet-client")
+        if "IID" not in column: assert (cut["alpha"], cut["sigma"]) == ({"D1": .6, "D2": .3}[column.split(", ")[1]], 0)
+        if row == "FedDC": assert f["alpha"] == (.1 if mnist else .01)
+        if row == "FedDyn": assert f["alpha"] == .01
+        if row == "FedProx": assert f["mu"] == 2e-4  # 1e-4 without the factor 1/2
