@@ -101,6 +101,6 @@ def evaluate(method, federation: Federation, at: Snapshot, final: bool = False) 
 
 # %% ../nbs/06_metrics.ipynb #cf487e15
 def summarise(rows: list[dict], metric: str = "generalised_accuracy") -> dict[str, float]:
-    "`last`, `best` and `mean_last_10` of a metric over the evaluated rounds of one run (rows ordered by round)"
+    "`last`, `best`, `mean_last_10` of a metric over one run's evaluated rounds, in order; nan if one of them is nan"
     values = [r[metric] for r in rows]
-    return {"last": values[-1], "best": max(values), "mean_last_10": float(np.mean(values[-10:]))}
+    return {"last": values[-1], "best": float(np.max(values)), "mean_last_10": float(np.mean(values[-10:]))}

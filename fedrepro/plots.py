@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['METHOD_COLOURS', 'DASHES', 'SOLID', 'METHOD_DASHES', 'OTHER', 'row_styles', 'curves', 'plot_curves', 'mark_drift',
-           'drift_rounds', 'setting', 'plot_published', 'accuracy_figure', 'save_figure']
+           'drift_rounds', 'setting', 'plot_published', 'diverged_notes', 'accuracy_figure', 'save_figure']
 
 # %% ../nbs/34_plots.ipynb #c0866378
 from itertools import cycle
@@ -54,21 +54,24 @@ def row_styles(spec: Spec) -> tuple[dict[str, str], dict[str, tuple | str]]:
 
 # %% ../nbs/34_plots.ipynb #2d762eb9
 def curves(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
-    "One line an evaluated round of every finished run: row, column, seed, status, round, and the spec's metric"
+    "One line an evaluated round of every finished run: row, column, seed, status, diverged, round, the spec's metric"
     kept = [run.assign(row=c.row, column=c.column) for c, run in stored(spec, tier, results)]
-    names = ["row", "column", "seed", "status", "round", spec.metric]
+    names = ["row", "column", "seed", "status", "diverged", "round", spec.metric]
     return pd.concat(kept, ignore_index=True)[names] if kept else pd.DataFrame(columns=names)
 
 # %% ../nbs/34_plots.ipynb #07c64313
 def plot_curves(ax: Axes, long: pd.DataFrame, metric: str, colours: dict, dashes: dict) -> None:
-    "Mean line and band over seeds for every row in `long` (lines of `curves`); diverged runs apart, ending in a cross"
-    order = [r for r in colours if r in set(long.row)]
-    done = long[long.status == "complete"]
-    sns.lineplot(done, x="round", y=metric, hue="row", style="row", hue_order=order, style_order=order,
-                 palette=colours, dashes=dashes, errorbar="sd", linewidth=1.8,
-                 err_kws=dict(alpha=0.15, linewidth=0.4, zorder=1), ax=ax, legend=False)
-    for (row, _), run in long[long.status != "complete"].groupby(["row", "seed"]):
-        ax.plot(run["round"], run[metric], color=colours[row], linewidth=0.8, marker="x", markevery=[-1])
+    "Mean line and band over seeds for every row in `long` (of `curves`); every seed for one with a diverged run"
+    broken = set(long.row[long.status == "diverged"])
+    done = long[~long.row.isin(broken)]
+    order = [r for r in colours if r in set(done.row)]
+    if len(done): sns.lineplot(
+        done, x="round", y=metric, hue="row", style="row", hue_order=order, style_order=order, errorbar="sd",
+        palette={r: colours[r] for r in order}, dashes={r: dashes[r] for r in order}, linewidth=1.8,
+        err_kws=dict(alpha=0.15, linewidth=0.4, zorder=1), ax=ax, legend=False)
+    for (row, _), run in long[long.row.isin(broken)].groupby(["row", "seed"]):
+        end = dict(marker="x", markevery=[-1]) if run.status.iloc[0] == "diverged" else {}
+        ax.plot(run["round"], run[metric], color=colours[row], linewidth=0.8, **end)
 
 def mark_drift(ax: Axes, rounds: tuple[int, ...]) -> None:
     "A dashed vertical line with a label where labels change: after the first t rounds, t in `rounds`"
@@ -106,12 +109,20 @@ def _grid(panels: int) -> tuple[Figure, list[Axes]]:
     for ax in axes.flat[panels:]: ax.axis("off")
     return fig, list(axes.flat[:panels])
 
+def diverged_notes(long: pd.DataFrame, most: int = 6) -> list[str]:
+    "Which runs in `long` (of `curves`) diverged where: at most `most` lines, and how many are left out"
+    runs = long[long.status == "diverged"].drop_duplicates(["row", "column", "seed"])
+    lines = [f"diverged: {r.row}, {r.column}, seed {r.seed}: {r.diverged}" for r in runs.itertuples()]
+    return lines[:most] + ([f"and {len(lines) - most} more: see the table"] if len(lines) > most else [])
+
 def _legend(fig: Figure, long: pd.DataFrame, colours: dict, dashes: dict, judged: bool) -> None:
-    "One legend right of the panels: the rows, a diverged run, a published value"
+    "One legend right of the panels: the rows, a diverged run, a published value; below them, who diverged"
     def line(label, color="0.3", dashes="", **style):
         return Line2D([], [], label=label, color=color, **({"linestyle": (0, dashes) if dashes else "-"} | style))
     lines = [line(r, colours[r], dashes[r], linewidth=1.8) for r in colours if r in set(long.row)]
-    if (long.status == "diverged").any(): lines.append(line("diverged run", linewidth=0.8, marker="x"))
+    if notes := diverged_notes(long):
+        lines.append(line("every seed, x = diverged", linewidth=0.8, marker="x"))
+        fig.supxlabel("\n".join(notes), fontsize=8, x=0.01, ha="left")
     if judged: lines.append(line("published ± std", linestyle="", marker="D", markerfacecolor="white"))
     seeds = to(long.groupby(["row", "column"]).seed.nunique())
     fig.legend(handles=lines, loc="outside right center", frameon=False, fontsize=9, title_fontsize=9,

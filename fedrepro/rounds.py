@@ -19,7 +19,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from .trees import InputError, Tree, moved, nbytes, tensors, weighted_mean
+from .trees import InputError, Tree, moved, nbytes, weighted_mean
+from .divergence import Diverged, client_diverged, limit, record, server_diverged
 from .local import SGD, Batch, Client, Phase, cross_entropy, work
 from .federation import Federation
 
@@ -173,7 +174,7 @@ class Snapshot:
     bytes_up: int = 0  # so far, all clients together
     bytes_down: int = 0
     train_loss: float = math.nan  # mean over the last cohort, weighted by size
-    diverged: dict | None = None  # {"round", "client", "norm"} of what first was not finite; client None = the server
+    diverged: dict | None = None  # {"round", "client", "norm"} of what first went wrong; client None = the server
 
 # %% ../nbs/05_rounds.ipynb #b508bdc7
 def sequential(method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor]]:
@@ -191,18 +192,7 @@ def begin(method, federation: Federation) -> Snapshot:
     states = [stored(federation, [method.init_client(federation, k)])[0] for k in range(federation.clients)]
     return Snapshot(0, server, states, [method.broadcast(server)] * federation.clients)
 
-# %% ../nbs/05_rounds.ipynb #3ff1dd79
-def _size(message) -> Tensor:
-    "The Euclidean norm of all floating tensors inside a message, in float64: not finite if one of them is not"
-    sizes = [t.double().norm() for t in tensors(message) if t.is_floating_point()]
-    return torch.stack(sizes).norm() if sizes else torch.zeros((), dtype=torch.float64)
-
-def _first_diverged(t: int, cohort: list[int], uploads: list[dict], kept: list[dict]) -> dict | None:
-    "Who first uploaded something that is not finite, or keeps something that is not a number"
-    sent, own = (torch.stack([_size(m) for m in messages]).tolist() for messages in (uploads, kept))
-    bad = (i for i in range(len(cohort)) if not math.isfinite(sent[i]) or math.isnan(own[i]))
-    return next(({"round": t + 1, "client": cohort[i], "norm": str(sent[i])} for i in bad), None)
-
+# %% ../nbs/05_rounds.ipynb #dcca3c8d
 def _exchange(clients: list[Client], federation: Federation, uploads) -> Exchange:
     "What the server sees of `uploads`"
     t, cohort = clients[0].round, [c.id for c in clients]
@@ -234,17 +224,19 @@ def open_round(method, federation: Federation, at: Snapshot) -> Opened:
 def close_round(method, federation: Federation, at: Snapshot, now: Opened, results: list[tuple]) -> Snapshot:
     "Aggregate the clients' `results` (upload, state, loss), reply, and count"
     uploads, kept, losses = zip(*results)
-    t, exchange = at.round, _exchange(now.clients, federation, uploads)
-    diverged = _first_diverged(t, exchange.cohort, uploads, kept)
+    t, exchange, most = at.round, _exchange(now.clients, federation, uploads), limit(federation.initial)
+    losses = torch.stack(list(losses)).double().cpu()
+    diverged = client_diverged(t + 1, exchange.cohort, results, losses.tolist(), most)
     server = at.server if diverged else method.aggregate(now.server, exchange)
     news = method.broadcast(server)
-    if math.isnan(float(_size(news))): diverged = {"round": t + 1, "client": None, "norm": "nan"}  # the server's step
+    diverged = diverged or server_diverged(t + 1, news, most)
     replies = None if diverged else method.reply(server, exchange)
+    diverged = diverged or server_diverged(t + 1, replies, most)
     states, heard = list(at.states), list(at.heard)
     after = kept if replies is None else [own | reply for own, reply in zip(kept, replies)]
     for k, state in zip(exchange.cohort, stored(federation, list(after))): states[k], heard[k] = state, news
     sizes = torch.tensor(exchange.sizes, dtype=torch.float64)
-    loss = float(torch.stack(list(losses)).double().cpu() @ sizes / sizes.sum())
+    loss = float(losses @ sizes / sizes.sum())
     return Snapshot(t + 1, server, states, heard, at.bytes_up + now.bytes_up + nbytes(exchange.uploads),
                     at.bytes_down + now.bytes_down + nbytes(replies), loss, diverged)
 
@@ -275,7 +267,9 @@ def note_round(history: History, now: Snapshot, method, federation: Federation, 
     history.snapshot, final = now, now.round == rounds
     if evaluate is None or now.diverged or not (final or now.round % every == 0): return
     cost = {"train_loss": now.train_loss, "bytes_up": now.bytes_up, "bytes_down": now.bytes_down}
-    history.rows.append({"round": now.round} | evaluate(method, federation, now, final) | cost)
+    try: history.rows.append({"round": now.round} | evaluate(method, federation, now, final) | cost)
+    except Diverged as found:
+        history.snapshot = replace(now, diverged=record(now.round, found.client, found.norm))
 
 def run(method, federation: Federation, rounds: int, evaluate: Callable | None = None, every: int = 1,
         on_round: Callable | None = None, start: Snapshot | None = None, executor: Callable = sequential) -> History:
@@ -288,5 +282,5 @@ def run(method, federation: Federation, rounds: int, evaluate: Callable | None =
     while history.snapshot.round < rounds and not history.diverged:
         now = next_round(method, federation, history.snapshot, executor)
         note_round(history, now, method, federation, rounds, evaluate, every)
-        if on_round is not None: on_round(now)
+        if on_round is not None: on_round(history.snapshot)
     return history

@@ -1,11 +1,12 @@
 "Figures from result files: what is drawn, where, and in which colour"
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib.colors import to_hex, to_rgb
 from fedrepro import store
 from fedrepro.experiments import load_spec
-from fedrepro.plots import (METHOD_COLOURS, METHOD_DASHES, accuracy_figure, curves, drift_rounds, row_styles,
+from fedrepro.plots import (METHOD_COLOURS, METHOD_DASHES, accuracy_figure, curves, diverged_notes, drift_rounds, row_styles,
                             save_figure)
 from fedrepro.trees import InputError
 
@@ -26,8 +27,9 @@ def put(spec, tier, results, values, columns=1):
         v = values[c.row][c.seed]
         v, end = v if isinstance(v, tuple) else (v, c.rounds)
         rows = [dict(round=t, generalised_accuracy=float(v)) for t in range(1, end + 1)]
-        status = "complete" if end == c.rounds else "diverged"
-        store.write(store.run_path(results, c), dict(settings=c.settings, run_id=c.run_id, status=status), rows)
+        head = dict(settings=c.settings, run_id=c.run_id, status="complete")
+        if end < c.rounds: head |= dict(status="diverged", diverged=dict(round=end + 1, client=2, norm="inf"))
+        store.write(store.run_path(results, c), head, rows)
 
 def test_every_method_has_its_colour_and_dash():
     assert sorted(METHODS) == sorted(METHOD_COLOURS) == sorted(METHOD_DASHES)
@@ -61,10 +63,28 @@ def test_drift_stands_between_the_rounds(spec, tmp_path):
 def test_a_diverged_run_is_apart(spec, tmp_path):
     put(spec, "smoke", tmp_path, dict(FedAvg=[60, (10, 4)]))
     fig = accuracy_figure(spec, "smoke", tmp_path)
-    means = [line.get_ydata() for line in fig.axes[0].lines]
-    assert any(np.allclose(y, 60) and len(y) == 12 for y in means)
-    assert any(np.allclose(y, 10) and len(y) == 4 for y in means)
-    assert "diverged run" in [t.get_text() for t in fig.legends[0].get_texts()]
+    lines = [line for line in fig.axes[0].lines if len(line.get_ydata()) > 2]
+    assert [(line.get_ydata()[0], len(line.get_ydata()), line.get_marker()) for line in lines] == [(60, 12, "None"), (10, 4, "x")]
+    assert {line.get_linewidth() for line in lines} == {.8} and not fig.axes[0].collections  # no mean, no band of survivors
+    assert "every seed, x = diverged" in [t.get_text() for t in fig.legends[0].get_texts()]
+    assert fig.get_supxlabel() == "diverged: FedAvg, digits, 20 clients, seed 1: round 5, client 2, norm inf"
+
+def test_a_row_beside_a_diverged_one_keeps_its_mean(spec, tmp_path):
+    put(spec, "smoke", tmp_path, dict(FedAvg=[60, (10, 4)], FedCCFA=[80, 82]))
+    ax = accuracy_figure(spec, "smoke", tmp_path).axes[0]
+    lines = [line for line in ax.lines if to_hex(line.get_color()) == METHOD_COLOURS["FedCCFA"]]
+    assert len(lines) == 1 and np.allclose(lines[0].get_ydata(), 81) and len(ax.collections) == 1
+
+def test_a_run_that_diverged_at_once_is_named(spec, tmp_path):
+    put(spec, "smoke", tmp_path, dict(FedAvg=[(10, 0), (10, 0)]))
+    fig = accuracy_figure(spec, "smoke", tmp_path)
+    assert fig.get_supxlabel().splitlines() == [f"diverged: FedAvg, digits, 20 clients, seed {s}: round 1, client 2, norm inf" for s in (0, 1)]
+    save_figure(fig, tmp_path / "a.png")
+
+def test_many_diverged_runs_are_counted():
+    long = pd.DataFrame(dict(row="A", column="c", seed=range(9), status="diverged", diverged="round 1", round=1, m=0.))
+    notes = diverged_notes(pd.concat([long, long.assign(round=2)]))
+    assert len(notes) == 7 and notes[-1] == "and 3 more: see the table" and not diverged_notes(long.assign(status="complete"))
 
 @pytest.mark.parametrize("tier, columns, drawn", [("smoke", 1, False), ("paper", 3, True)])
 def test_published_values_only_in_the_paper_tier(spec, tmp_path, tier, columns, drawn):

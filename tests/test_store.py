@@ -1,10 +1,15 @@
 "Result files: whole or not there; what is damaged is never half used"
+import contextlib
+import copy
+import hashlib
+import io
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +18,19 @@ from hypothesis import strategies as st
 
 from fedrepro import store
 from fedrepro.experiments import load_spec
+from fedrepro.settings import run_id
+from fedrepro.tables import table
 from fedrepro.trees import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
-CELLS = load_spec("fedccfa/table2", ROOT / "papers").cells("smoke")
+SPEC = load_spec("fedccfa/table2", ROOT / "papers")
+CELLS = SPEC.cells("smoke")
 CELL = CELLS[0]
+SMALL = replace(SPEC, rows={"FedAvg": SPEC.rows["FedAvg"]})  # quickly resolved
 HEAD = dict(settings=CELL.settings, run_id=CELL.run_id, status="complete")
 ROWS = [dict(round=t, generalised_accuracy=10.5 * t, personalised_accuracy=11. * t, train_loss=1 / t, bytes_up=10 * t, bytes_down=20 * t)
-        for t in (1, 2, 3)]
+        for t in (1, 2, CELL.rounds)]
+OPEN = HEAD | dict(status="diverged")  # may end after any row
 
 
 @pytest.fixture
@@ -35,7 +45,7 @@ numbers = st.floats(allow_nan=True, allow_infinity=True) | st.integers(-2**63, 2
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "c"]), numbers), max_size=5))
 def test_numbers_come_back_bit_for_bit(values):
     rows = [{"round": t} | v for t, v in enumerate(values, 1)]
-    _, again = store.decode(store.encode(HEAD, rows))
+    _, again = store.decode(store.encode(OPEN, rows))
     for row, back in zip(rows, again, strict=True):
         for key, value in row.items():
             assert back[key] is None if isinstance(value, float) and not math.isfinite(value) else repr(back[key]) == repr(value)
@@ -79,9 +89,10 @@ def test_a_wrong_header_is_not_written(tmp_path, change):
 
 
 @pytest.mark.parametrize("rows", [[dict(round=0)], [dict(round=2), dict(round=2)], [dict(a=1)], [dict(round=True)], [dict(round=1, a="x")], [3],
-                                  [dict(round=1, a=True)], [dict(round=1, a=[1])], [dict(round=1.0)]])
+                                  [dict(round=1, a=True)], [dict(round=1, a=[1])], [dict(round=1.0)], [dict(round=CELL.rounds + 1)],
+                                  [dict(round=1, a=10**400)], [dict(round=1, a=2**64)], [dict(round=1, seed=7)], [dict(round=1, status=1)]])
 def test_wrong_rows_are_not_written(tmp_path, rows):
-    with pytest.raises((store.Damaged, AttributeError)): store.write(store.run_path(tmp_path, CELL), HEAD, rows)
+    with pytest.raises((store.Damaged, AttributeError)): store.write(store.run_path(tmp_path, CELL), OPEN, rows)
     assert not list(tmp_path.rglob("*"))
 
 
@@ -106,8 +117,8 @@ def test_load_results_uses_only_whole_files(path, tmp_path, capsys):
     other.write_bytes(other.read_bytes()[:-1])
     (folder / "notes.txt").write_text("mine")
     frame = store.load_results(folder)
-    assert set(frame.run_id) == {CELL.run_id} and len(frame) == 3 and list(frame["round"]) == [1, 2, 3]
-    assert frame.generalised_accuracy.tolist() == [10.5, 21., 31.5] and set(store.COLUMNS) <= set(frame.columns)
+    assert set(frame.run_id) == {CELL.run_id} and len(frame) == 3 and list(frame["round"]) == [1, 2, 12]
+    assert frame.generalised_accuracy.tolist() == [10.5, 21., 126.] and set(store.COLUMNS) <= set(frame.columns)
     assert capsys.readouterr().err.count("set aside") == 2 and (folder / "notes.txt").exists()
     assert [h["file"] for h in store.load_headers(folder)] == [path.name]
 
@@ -126,10 +137,238 @@ def test_a_run_without_rows_is_still_seen(tmp_path):
     store.write(store.run_path(tmp_path, CELL), HEAD | dict(status="diverged", diverged=dict(round=1, client=0, norm="inf")), [])
     frame = store.load_results(tmp_path / "smoke")
     assert frame.status.tolist() == ["diverged"] and frame["round"].tolist() == [0] and frame.generalised_accuracy.isna().all()
+    assert frame.diverged.tolist() == ["round 1, client 0, norm inf"]
 
 
 def test_an_empty_folder_is_an_empty_table(tmp_path):
     assert store.load_results(tmp_path / "none").empty and list(store.load_results(tmp_path).columns) == store.COLUMNS
+
+
+def test_the_committed_results_are_all_read():
+    files = list((ROOT / "papers").glob("*/results/*/*.jsonl"))
+    assert len(files) >= 24
+    for file in files: assert store.read(file)[1]  # nothing is renamed here, whatever happens
+
+
+# --- the schema: files with a right signature and odd content
+
+def signed(header, rows):
+    "A file's content with the run id and the sha256 of whatever `header` and `rows` hold"
+    with contextlib.suppress(KeyError, TypeError, ValueError): header = header | {"run_id": run_id(header["settings"])}
+    body = b"".join((json.dumps(x) + "\n").encode() for x in [header, *rows])
+    end = {"end": True, "rows": len(rows), "sha256": hashlib.sha256(body).hexdigest()}
+    return body + (json.dumps(end) + "\n").encode()
+
+
+GOOD, _ = store.decode(store.encode(HEAD | dict(wall_seconds=1.5, versions={"torch": "2"}, diverged=None), ROWS))
+
+
+def places(tree, path=()):
+    "The path to every key"
+    for key, value in tree.items():
+        yield (*path, key)
+        if isinstance(value, dict): yield from places(value, (*path, key))
+
+
+def changed(tree, path, value):
+    "A copy of `tree` with another value at `path`; without that key for `...`"
+    tree = copy.deepcopy(tree)
+    inner = tree
+    for key in path[:-1]: inner = inner[key]
+    if value is ...: del inner[path[-1]]
+    else: inner[path[-1]] = value
+    return tree
+
+
+def put(folder, content):
+    "The content under the name that it claims, in a fresh folder; under another where it claims none"
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir(): old.unlink()
+    try: name = store.file_name(json.loads(content.split(b"\n")[0])["settings"])
+    except Exception: name = "odd.jsonl"
+    name = "odd.jsonl" if "/" in name or "\0" in name or len(name.encode(errors="replace")) > 200 else name
+    path = folder / name.encode(errors="replace").decode()
+    path.write_bytes(content)
+    return path
+
+
+def whole_or_set_aside(folder, path):
+    "What every reader does with the one file in `folder`: it is used entirely, or set aside with a line"
+    with contextlib.redirect_stderr(io.StringIO()) as said: frame = store.load_results(folder)
+    if "written by another version" in said.getvalue(): assert frame.empty and path.exists() and said.getvalue().count("\n") == 1
+    elif path.exists():
+        head, rows = store.read(path)
+        again = frame.drop(columns=[c for c in frame if c in store.ABOUT]).to_dict("records")
+        assert len(frame) == max(1, len(rows)) and head["run_id"] == run_id(head["settings"]) and not said.getvalue()
+        for row, back in zip(rows, again): assert all(v is None and back[k] != back[k] or back[k] == v for k, v in row.items())
+    else: assert frame.empty and list(folder.glob("*.damaged")) and said.getvalue().count("\n") == 1 and "set aside" in said.getvalue()
+    if path.exists(): assert len(table(SMALL, "smoke", folder.parent)) > 1
+
+
+ODD = (st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just([]) | st.just({}) | st.lists(st.integers(), max_size=2)
+       | st.sampled_from([-1, 0, 1, 2**31, 2**63, 2**64, 10**30, 10**400, 1e400, "a/b", "\ud800", "\n", "../x", "a" * 300, {"class": 3}, [[[]]]]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_change_of_any_key_is_used_whole_or_set_aside(tmp_path_factory, data):
+    path = data.draw(st.sampled_from(sorted(places(GOOD), key=repr)))
+    header = changed(GOOD, path, data.draw(st.just(...) | ODD))
+    if data.draw(st.booleans()) and isinstance(header.get("settings"), dict): header["settings"][data.draw(st.sampled_from(["new", "noise"]))] = data.draw(ODD)
+    rows = data.draw(st.just(ROWS) | st.just([]) | st.just(ROWS[:2]))
+    folder = tmp_path_factory.getbasetemp() / "mutated" / "smoke"
+    folder.parent.mkdir(exist_ok=True)
+    whole_or_set_aside(folder, put(folder, signed(header, rows)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_any_row_is_used_whole_or_set_aside(tmp_path_factory, data):
+    names = st.sampled_from(["round", "generalised_accuracy", "train_loss", "other", *store.ABOUT, "row", "column"]) | st.text(max_size=4)
+    rows = [dict(ROWS[0]), dict(ROWS[1]), dict(ROWS[2])]
+    rows[data.draw(st.integers(0, 2))][data.draw(names)] = data.draw(ODD)
+    header = GOOD | data.draw(st.sampled_from([{}, dict(status="diverged"), dict(status="diverged", diverged=dict(round=12, client=3, norm="inf"))]))
+    folder = tmp_path_factory.getbasetemp() / "rows" / "smoke"
+    folder.parent.mkdir(exist_ok=True)
+    whole_or_set_aside(folder, put(folder, signed(header, rows)))
+
+
+NEEDED = [p for p in places(GOOD["settings"]) if p[:2] != ("method", "fields") or len(p) == 2]
+
+
+@pytest.mark.parametrize("path", [p for p in NEEDED if p not in {("partition", "alpha"), ("drift", "at"), ("partition", "per_class"),
+                                                                 ("partition", "per_class_test")}], ids=".".join)
+def test_every_setting_that_runs_have_is_needed(tmp_path, path):
+    for value in (..., None, [], True if path[-1] != "fields" else "x", -1 if path[-1] != "participation" else "1"):
+        file = put(tmp_path / "smoke", signed(changed(GOOD, ("settings", *path), value), ROWS))
+        assert not store.is_complete(file) and not file.exists()
+
+
+@pytest.mark.parametrize("text", ["red\x1b[31m", "two\nlines", "\ud800"])
+def test_text_that_a_terminal_would_obey_is_refused(tmp_path, text):
+    for settings in (dict(network=text), dict(drift=dict(name=text))):
+        file = put(tmp_path / "smoke", signed(changed(GOOD, ("settings",), GOOD["settings"] | settings), ROWS))
+        assert not store.is_complete(file)
+    assert not store.is_complete(put(tmp_path / "smoke", signed(GOOD | dict(cpu=text), ROWS)))
+
+
+@pytest.mark.parametrize("change", [dict(noise=.5), dict(method=GOOD["settings"]["method"] | dict(**{"class": "MethodOfTomorrow"}, fields={"x": [1]})),
+                                    dict(data=GOOD["settings"]["data"] | dict(noise=.2, new={"a": None})), dict(network="a net of my own")], ids=str)
+def test_methods_and_keys_of_others_are_read(tmp_path, change):
+    file = put(tmp_path / "smoke", signed(GOOD | dict(settings=GOOD["settings"] | change, added_later=[1]), ROWS))
+    assert store.is_complete(file) and len(store.load_results(file.parent)) == 3
+
+
+@pytest.mark.parametrize("change", [dict(status="complete", diverged=dict(round=1, client=0, norm="inf"), rows=3), dict(status="complete", rows=2),
+                                    dict(status="complete", rows=0)] + [
+    dict(status="diverged", rows=2, diverged=dict(dict(round=3, client=0, norm="inf"), **odd)) for odd in
+    [dict(round=2), dict(round=13), dict(round="3"), dict(client=20), dict(client=-1), dict(client="0"), dict(norm=1.5), dict(norm=None), dict(round=None)]], ids=str)
+def test_status_record_and_rows_belong_together(tmp_path, change):
+    rows, change = ROWS[:change["rows"]], {k: v for k, v in change.items() if k != "rows"}
+    file = put(tmp_path / "smoke", signed(GOOD | change, rows))
+    assert not store.is_complete(file) and not file.exists()
+    file = put(tmp_path / "smoke", signed(GOOD | dict(status="diverged", diverged=dict(round=3, client=None, norm="nan")), ROWS[:2]))
+    assert store.is_complete(file) and set(store.load_results(file.parent).diverged) == {"round 3, server, norm nan"}
+
+
+@pytest.mark.parametrize("old, new", [('"train_loss": 1.0', '"train_loss": 1e400'), ('"train_loss": 1.0', '"train_loss": NaN'), ('"wall_seconds": 1.5', '"wall_seconds": 1e999'),
+                                      ('"participation": 1.0', '"participation": 1e999'), ('"train_loss": 1.0', '"train_loss": -Infinity')])
+def test_numbers_that_json_makes_infinite(tmp_path, old, new):
+    body, end = signed(GOOD, ROWS).decode().rstrip("\n").rsplit("\n", 1)
+    assert old in body
+    body = body.replace(old, new) + "\n"
+    end = json.dumps(json.loads(end) | {"sha256": hashlib.sha256(body.encode()).hexdigest()}) + "\n"
+    with pytest.raises(store.Damaged, match="inf|not lines of json|run id"): store.decode((body + end).encode())
+
+
+@pytest.mark.parametrize("depth", [100, 900, 990, 3000, 100_000])
+def test_deep_nesting_is_no_crash(tmp_path, depth):
+    deep = "[" * depth + "]" * depth
+    for key in ("settings", "versions", "new"):
+        body = json.dumps(GOOD | {key: 0}).replace(f'"{key}": 0', f'"{key}": {deep}') + "\n"
+        end = json.dumps({"end": True, "rows": 0, "sha256": hashlib.sha256(body.encode()).hexdigest()}) + "\n"
+        (tmp_path / "smoke").mkdir(exist_ok=True)
+        (tmp_path / "smoke/deep.jsonl").write_text(body + end)
+        assert store.load_results(tmp_path / "smoke").empty and not (tmp_path / "smoke/deep.jsonl").exists()
+
+
+# --- what is no file
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="POSIX")
+def test_a_pipe_a_device_a_folder_are_left_alone(path, capsys):
+    for n, make in enumerate([os.mkfifo, lambda p: os.symlink("/dev/zero", p), os.mkdir, lambda p: os.symlink("/dev/tty", p)]):
+        other = path.with_name(f"odd{n}.jsonl")
+        make(other)
+        assert store.read_or_set_aside(other) is None and os.path.lexists(other)
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and other.name in said and "it is not used" in said
+    assert len(store.load_results(path.parent)) == 3 and capsys.readouterr().err.count("\n") == 4
+
+
+def test_links_are_followed_and_never_their_targets_renamed(path, tmp_path, capsys):
+    real = tmp_path / "elsewhere" / path.name
+    real.parent.mkdir()
+    path.rename(real)
+    path.symlink_to(real)
+    assert store.is_complete(path) and len(store.load_results(path.parent)) == 3 and capsys.readouterr().err == ""
+    real.write_bytes(real.read_bytes()[:-9])
+    assert not store.is_complete(path) and real.exists() and not os.path.lexists(path) and "set aside" in capsys.readouterr().err
+    for target in (tmp_path / "nowhere", path): # a dangling link, and one to itself
+        path.symlink_to(target)
+        assert not store.is_complete(path)
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "it is not used" in said
+        path.unlink()
+
+
+def test_a_dangling_link_does_not_swallow_what_is_set_aside(path):
+    path.with_name(path.name + ".damaged").symlink_to("nowhere")
+    path.write_bytes(b"x")
+    assert not store.is_complete(path) and path.with_name(path.name + ".1.damaged").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("name", ["new\nline.jsonl", "\x1b[31mred.jsonl", "tab\t.jsonl", "ümlaut.jsonl", "right\u202eleft.jsonl", " .jsonl", ".jsonl", "-rf.jsonl", "%s{0}.jsonl"])
+def test_odd_names_stay_on_one_line(tmp_path, capsys, name):
+    (tmp_path / name).write_text("x")
+    assert store.load_results(tmp_path).empty and (tmp_path / (name + ".damaged")).exists()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and said.strip().isprintable()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes")
+def test_a_name_that_is_no_text(tmp_path, capsys):
+    (tmp_path / os.fsdecode(b"\xff\xfe.jsonl")).write_text("x")
+    assert store.load_results(tmp_path).empty and capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_huge_file_is_not_read(path, capsys):
+    with open(path, "r+b") as file: file.truncate(store.LONGEST + 1)  # sparse
+    assert not store.is_complete(path)
+    said = capsys.readouterr().err
+    assert f"{store.LONGEST + 1} bytes, more than {store.LONGEST}" in said and not path.exists()
+
+
+def test_a_run_too_long_to_be_read_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "LONGEST", 1000)
+    with pytest.raises(store.Damaged, match="more than 1000"): store.write(store.run_path(tmp_path, CELL), HEAD, ROWS)
+
+
+def test_a_foreign_seed_does_not_stop_a_table(tmp_path):
+    "Seeds of other tables' runs stand in the same folder"
+    for seed in [*range(3), 2**31, 2**31 + 5, 2**62]:
+        put_one = GOOD | dict(settings=GOOD["settings"] | dict(seed=seed))
+        (tmp_path / "smoke").mkdir(exist_ok=True)
+        content = signed(put_one, ROWS)
+        (tmp_path / "smoke" / store.file_name(put_one["settings"])).write_bytes(content)
+    assert table(SMALL, "smoke", tmp_path).set_index("row").loc["FedAvg", "seeds"] == "0 1 2 2147483648"
+
+
+def test_more_seeds_than_a_spec_may_ask_for(tmp_path):
+    (tmp_path / "smoke").mkdir()
+    for seed in range(1100):
+        header = GOOD | dict(settings=GOOD["settings"] | dict(seed=seed))
+        (tmp_path / "smoke" / store.file_name(header["settings"])).write_bytes(signed(header, ROWS))
+    assert table(SMALL, "smoke", tmp_path).set_index("row").loc["FedAvg", "n"] == 1100
 
 
 # --- writing
@@ -140,7 +379,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(path, monkeypatch):
     for name in ("fsync", "replace"):
         with monkeypatch.context() as m:
             m.setattr(os, name, full)
-            with pytest.raises(InputError, match="No space left"): store.write(path, HEAD, ROWS[:1])
+            with pytest.raises(InputError, match="No space left"): store.write(path, OPEN, ROWS[:1])
         assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 

@@ -64,14 +64,17 @@ def spec(tmp_path):
     return load_spec(tmp_path / "demo/t.toml")
 
 def put(spec, tier, row, column, values, results=None):
-    "Write runs of `row` whose last rounds are `values` (one a seed, None = diverged): v-3, v+1, v, then v again"
+    """Write runs of `row` whose last rounds are `values`: v-3, v+1, v, then v again
+
+    One a seed; None = diverged in round 1 at client 0, nan = complete without the metric, {...} = diverged so after v-3"""
     for c in spec.cells(tier, methods=[row], seeds=len(values)):
         if c.column != column: continue
-        v = values[c.seed]
-        curve = [] if v is None else [v - 3, v + 1] + [v] * 10
+        v, head = values[c.seed], dict(settings=c.settings, run_id=c.run_id, status="complete")
+        curve = [] if v is None else [50.] if isinstance(v, dict) else ([v - 3, v + 1] + [v] * 10)[:c.rounds]
+        if v is None or isinstance(v, dict):
+            head |= dict(status="diverged", diverged=v or dict(round=1, client=0, norm="inf"))
         rows = [dict(round=t, generalised_accuracy=a) for t, a in enumerate(curve, 1)]
-        store.write(store.run_path(results or spec.results, c), dict(settings=c.settings, run_id=c.run_id,
-                    status="diverged" if v is None else "complete"), rows)
+        store.write(store.run_path(results or spec.results, c), head, rows)
 
 ONE = "digits, 3 clients"
 
@@ -109,6 +112,8 @@ def test_judge():
     assert judge([70.] * 3, 1, 70., 0., True) == judge([], 1, 70., 0., False) == "diverged"
     assert judge([], 0, 70., 0., True) == judge([], 0, math.nan, math.nan, False) == "not run"
     assert judge([70.], 0, math.nan, math.nan, True) == "not published"
+    assert judge([70., math.nan], 0, 70., 0., True) == judge([math.nan], 0, 70., 0., False) == "not measured"
+    assert judge([math.nan], 1, 70., 0., True) == "diverged"
 
 def test_matching_and_one_line_only():
     paper = pd.DataFrame(dict(method=list("AAB"), clients=["20", "100", "?"], mean=[1., 2., 3.], std=[.1, np.nan, .3]))
@@ -120,7 +125,7 @@ def test_matching_and_one_line_only():
     with pytest.raises(InputError, match="'round'.*clients"): published_cell(paper, {"round": 1})
 
 @pytest.mark.parametrize("text, word", [("method,mean\nA,1\n", "'std' is missing"), ("", "cannot be read"),
-                                        ("method,mean,std\nA,x,1\n", "cannot be read")])
+                                        ("method,mean,std\nA,x,1\n", "mean 'x' is not")])
 def test_damaged_published_numbers(spec, text, word):
     spec.published.write_text(text)
     with pytest.raises(InputError, match=word): read_published(spec)
@@ -130,7 +135,8 @@ def test_rows_keep_the_published_order_and_lose_nothing(spec):
     assert list(rows) == ["IFCA", "prox", "FedAvg", "twin"]
     table2 = load_spec("fedccfa/table2")
     paper = read_published(table2)
-    assert list(table_rows(table2, paper)) == list(dict.fromkeys(paper.method))
+    published = list(dict.fromkeys(paper.method))
+    assert [r for r in table_rows(table2, paper) if r in published] == published
 
 def test_table(spec):
     put(spec, "paper", "FedAvg", ONE, [69, 70, 71])
@@ -154,6 +160,49 @@ def test_a_diverged_trial_is_not_averaged_away(spec):
     assert math.isnan(avg["mean"]) and (avg.n, avg.diverged, avg.verdict) == (2, 1, "diverged")
     assert all(math.isnan(avg[s]) for s in STATISTICS) and avg["values"] == "69.00 diverged 71.00"
     assert "diverged (1 of 3)" in render(spec, "paper")
+
+RECORDS = [(dict(round=2, client=2, norm="1.5e+30"), "round 2, client 2, norm 1.5e+30"),
+           (dict(round=12, client=None, norm="nan"), "round 12, server, norm nan")]
+
+@pytest.mark.parametrize("tier", ["smoke", "paper"])
+@pytest.mark.parametrize("record, words", RECORDS)
+def test_every_format_says_who_diverged_where(spec, tier, record, words):
+    record = record | dict(round=min(record["round"], spec.cells(tier)[0].rounds))
+    words = words.replace("round 12", f"round {record['round']}")
+    put(spec, tier, "FedAvg", ONE, [69., record, None])
+    long = table(spec, tier).set_index(["column", "row"])
+    line = long.loc[ONE, "FedAvg"]
+    assert line.diverged_runs == f"seed 1: {words}; seed 2: round 1, client 0, norm inf" and line.diverged == 2
+    assert (long.drop(index=(ONE, "FedAvg")).diverged_runs == "").all()
+    note = f"diverged: FedAvg, {ONE}, {line.diverged_runs}"
+    for format in ("text", "md", "html"):
+        out = " ".join(render(spec, tier, format).split())
+        assert out.count(note) == 1 and out.count("A run has diverged when") == 1 and "diverged (2 of 3)" in out
+    assert f"\n\n{note}\n\n" in render(spec, tier, "md")  # a paragraph of its own
+    csv = pd.read_csv(io.StringIO(render(spec, tier, "csv")), keep_default_na=False).set_index(["column", "row"])
+    assert csv.loc[ONE, "FedAvg"].diverged_runs == line.diverged_runs and csv.loc[ONE, "FedAvg"]["mean"] == ""
+    run = trials(spec, tier).set_index(["row", "seed"]).loc["FedAvg"]
+    assert run.diverged.tolist() == ["", words, "round 1, client 0, norm inf"]
+
+def test_no_statistic_is_one_of_the_survivors(spec):
+    put(spec, "paper", "FedAvg", ONE, [70., None, 72.])
+    for statistic in STATISTICS:
+        frame = table(spec, "paper").set_index(["column", "row"]).loc[ONE, "FedAvg"]
+        assert all(math.isnan(frame[f"{statistic}{end}"]) for end in ("", "_std")) and math.isnan(frame.difference)
+    text = render(spec, "paper")
+    assert "71.00" not in text and "A run has diverged when" in text
+
+def test_a_run_without_the_metric_is_not_left_out(spec):
+    put(spec, "paper", "FedAvg", ONE, [70., math.nan, 72.])
+    avg = table(spec, "paper").set_index(["column", "row"]).loc[ONE, "FedAvg"]
+    assert math.isnan(avg["mean"]) and (avg.n, avg.diverged, avg.verdict) == (2, 0, "not measured")
+    put(spec, "smoke", "FedAvg", ONE, [math.nan])
+    avg = table(spec, "smoke").set_index(["column", "row"]).loc[ONE, "FedAvg"]
+    assert avg.verdict == "not measured" and "no run yet" not in render(spec, "smoke")
+
+def test_without_divergence_nothing_is_said_of_it(spec):
+    put(spec, "paper", "FedAvg", ONE, [69, 70, 71])
+    assert not any("diverged" in render(spec, "paper", f) for f in ("text", "md", "html"))
 
 def test_only_the_paper_tier_is_judged(spec):
     put(spec, "smoke", "FedAvg", ONE, [70, 70, 70])

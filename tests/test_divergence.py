@@ -1,0 +1,351 @@
+"A run that blows up is a recorded outcome with round, client and norm; nothing is clipped unless a spec says so"
+import ast
+import math
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+from fedrepro import data, models, partition, runner, store
+from fedrepro.divergence import EXPLODED, Diverged, client_diverged, in_words, limit, record, refuse_diverged, server_diverged, sizes
+from fedrepro.executors import EXECUTORS, Processes
+from fedrepro.experiments import build, load_spec
+from fedrepro.federation import Federation
+from fedrepro.laws import FEDERATIONS, SETTINGS
+from fedrepro.local import SGD
+from fedrepro.metrics import evaluate
+from fedrepro.rounds import METHODS, FedAvg, load_methods, run
+from fedrepro.together import Course, run_together
+from fedrepro.trees import same_bits
+
+torch.set_num_threads(1)
+ROOT = Path(__file__).resolve().parents[1]
+ALL = sorted(name for name, m in load_methods().items() if m.__module__.startswith("fedrepro."))
+SHORT = dict(lr=.05, epochs=1, batch_size=64)
+nan, inf = math.nan, math.inf
+
+
+def federation(clients=4, **more):
+    digits = data.load("digits")
+    cut = partition.partition("dirichlet-class", digits.train_y.numpy(), digits.test_y.numpy(), clients=clients, seed=0, alpha=.5)
+    return Federation(digits, models.network("digits_cnn"), cut, **more)
+
+
+FED = federation()
+START = FED.initial
+
+
+def arranged(name): return FEDERATIONS.get(name, replace)(FED)
+
+
+def judged_once(method, federation, at, final): return {"generalised_accuracy": 50.}
+
+
+# --- the measure
+
+@pytest.mark.parametrize("message, every, models_", [
+    ({}, 0, 0), (None, 0, 0), ([], 0, 0), ({"n": torch.tensor(7)}, 0, 0), ({"body.n": torch.tensor([7])}, 0, 0),
+    ({"a": torch.tensor([3.]), "b": [{"body.w": torch.tensor([4.])}]}, 5, 4),
+    ({"head.w": (torch.tensor([3.]), torch.tensor([4.]))}, 5, 5), ({0: {"head.b": torch.tensor([2.], dtype=torch.float64)}}, 2, 2)])
+def test_sizes_by_hand(message, every, models_): assert sizes(message).tolist() == [every, models_]
+
+
+def test_sizes_are_those_of_torch():
+    whole = torch.cat([t.double().flatten() for t in START.values()])
+    assert math.isclose(sizes({"params": START})[1], float(whole.norm()), rel_tol=1e-12)
+    assert math.isclose(limit(START), 1e6 * float(whole.norm()), rel_tol=1e-12) and limit({"body.w": torch.zeros(2)}) == 1e6
+    assert sizes({"body.w": torch.full((3,), 1e38)})[1] > 1e38  # float32 would overflow
+
+
+def test_only_models_can_explode():
+    "Counts and statistics may be as large as they like; NaN is wrong anywhere"
+    many = {"counts": torch.tensor([1e12]), "body.w": torch.tensor([1.])}
+    assert client_diverged(1, [5], [(many, {"best loss": torch.tensor([inf])}, 0)], [1.], 1e6) is None
+    assert server_diverged(1, many, 1e6) is None
+    assert client_diverged(1, [5], [({"counts": torch.tensor([inf])}, {}, 0)], [1.], 1e6) == record(1, 5, inf)
+    assert client_diverged(1, [5], [({"counts": torch.tensor([nan])}, {}, 0)], [1.], 1e6) == record(1, 5, nan)
+
+
+@pytest.mark.parametrize("share, found", [(.999, False), (1.001, True)])
+def test_the_border(share, found):
+    model = {"body.w": torch.tensor([1e6 * share], dtype=torch.float64)}
+    fine = {"body.w": torch.tensor([1.])}
+    for up, kept in ((model, fine), (fine, model)): assert bool(client_diverged(1, [0], [(up, kept, 0)], [0.], 1e6)) == found
+    assert bool(server_diverged(1, model, 1e6)) == found
+    assert bool(client_diverged(1, [0], [(fine, fine, 0)], [EXPLODED * share], 1e6)) == found
+    assert bool(client_diverged(1, [0], [(fine, fine, 0)], [-EXPLODED * share], 1e6)) == found
+
+
+def test_the_first_of_a_cohort_is_named():
+    bad, fine = ({"body.w": torch.tensor([nan])}, {}, 0), ({"body.w": torch.tensor([1.])}, {}, 0)
+    assert client_diverged(9, [3, 5, 8], [fine, bad, bad], [1.] * 3, 1e6) == dict(round=9, client=5, norm="nan")
+
+
+@pytest.mark.parametrize("given, words", [(None, "where is not recorded"), ({}, "where is not recorded"), (record(2, 0, inf), "round 2, client 0, norm inf"),
+                                          (record(2, None, 12345.678), "round 2, server, norm 1.23e+04"),
+                                          (dict(round=2, client=1), "round 2, client 1, norm unknown")])
+def test_in_words(given, words): assert in_words(given) == words
+
+
+# --- a client, the server, a loss, in real rounds
+
+@dataclass
+class Faulty(FedAvg):
+    "FedAvg in which client `who` breaks in round `when` (from 0)"
+    what: str = "upload"
+    who: int = 2
+    when: int = 1
+    value: ClassVar[float] = nan  # a field would have to be finite
+
+    def broken(self, client): return client.id == self.who and client.round >= self.when
+    def init_client(self, federation, k): return {"own": torch.zeros(2)}
+    def finish(self, client, params, done):
+        wrong = {n: torch.full_like(w, self.value) for n, w in params.items()} if self.broken(client) else params
+        return ({"params": wrong if self.what == "upload" else params},
+                {"own": wrong["head.bias"][:2] if self.what == "state" else client.state["own"]})
+    def aggregate(self, server, exchange):
+        new = super().aggregate(server, exchange)
+        if self.what == "server" and exchange.round >= self.when: new["params"] = {n: w * self.value for n, w in new["params"].items()}
+        return new
+    def reply(self, server, exchange):
+        size = self.value if self.what == "reply" and exchange.round >= self.when else 0.
+        return [{"own": torch.full((2,), size)} for _ in exchange.cohort]
+    def loss(self, client, params, batch):
+        wrong = self.value if self.what == "loss" and client.round >= self.when else 0.
+        return super().loss(client, params, batch) + wrong
+
+
+METHODS.pop("Faulty")
+CASES = [("upload", nan, 2), ("upload", inf, 2), ("upload", 1e30, 2), ("state", nan, 2), ("server", nan, None), ("server", inf, None),
+         ("server", 1e9, None), ("reply", nan, None), ("loss", nan, 0), ("loss", inf, 0), ("loss", 1e8, 0)]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("what, value, client", CASES)
+def test_who_is_recorded_whoever_computes(what, value, client, executor):
+    before = []
+    method = Faulty(**SHORT, what=what)
+    method.value = value
+    history = run(method, FED, 4, judged_once, on_round=before.append, executor=EXECUTORS[executor])
+    assert history.status == "diverged" and (history.diverged["round"], history.diverged["client"]) == (2, client)
+    assert set(history.diverged) == {"round", "client", "norm"} and not 0 <= float(history.diverged["norm"]) <= EXPLODED
+    assert [r["round"] for r in history.rows] == [1] and before[-1] is history.snapshot and history.snapshot.round == 2
+    if client is not None: assert same_bits(before[0].server, before[1].server)  # what diverged is not averaged
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_client_is_its_number_not_its_place_in_the_cohort(seed):
+    part = federation(8, participation=.25, cohort_seed=seed)
+    method = Faulty(**SHORT, who=next(k for k in part.cohort(1) if k not in part.cohort(0)), when=0)
+    assert run(method, part, 2).diverged == record(2, method.who, nan)
+
+
+def test_a_diverged_run_is_not_gone_on_from():
+    at = run(Faulty(**SHORT), FED, 4).snapshot
+    assert run(Faulty(**SHORT), FED, 9, start=at).snapshot is at
+
+
+@pytest.mark.parametrize("settings", [("SlowMo", dict(alpha=1e12)), ("FedAvgM", dict(server_lr=1e12)), ("FedAvgM", dict(beta=1e200)),
+                                      ("FedADC", dict(alpha=1e40)), ("SlowMo", dict(beta=1e200))], ids=str)
+def test_a_server_that_overshoots(settings):
+    name, wild = settings
+    history = run(METHODS[name](**SHORT | wild), FED, 4)
+    assert history.status == "diverged" and history.diverged["client"] is None
+
+
+def test_the_nan_of_a_quotient():
+    "FedExP divides by the clients' agreement: where nobody moves and eps underflows, that is 0/0"
+    assert run(METHODS["FedExP"](**SHORT | dict(lr=0., eps=1e-60)), FED, 2, evaluate).diverged == record(1, None, nan)
+
+
+# --- every method: never an exception, never a false alarm
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_wild_learning_rate_is_an_outcome(name):
+    for lr in (1e3, 1e30):
+        history = run(METHODS[name](**SHORT | SETTINGS.get(name, {}) | dict(lr=lr)), arranged(name), 2, evaluate)
+        if lr == 1e30: assert history.status == "diverged"
+        assert history.status == "complete" or (history.diverged["round"] in (1, 2) and history.diverged["client"] in (None, 0, 1, 2, 3))
+        assert all(math.isfinite(r["generalised_accuracy"]) for r in history.rows)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_sane_run_stays_five_orders_below(name):
+    method, largest = METHODS[name](**SHORT | SETTINGS.get(name, {})), []
+    federation = method.arrange(arranged(name))
+    def watched(method, clients):
+        results = EXECUTORS["sequential"](method, clients)
+        largest.extend(max(float(sizes(up)[1]), float(sizes(kept)[1])) / limit(federation.initial) for up, kept, _ in results)
+        largest.extend(abs(float(loss)) / EXPLODED for _, _, loss in results)
+        return results
+    def watch(at): largest.append(float(sizes(method.broadcast(at.server))[1]) / limit(federation.initial))
+    assert run(method, federation, 3, on_round=watch, executor=watched).status == "complete"
+    assert 0 < max(largest) < 1e-4
+
+
+# --- what is judged
+
+@pytest.mark.parametrize("k, value", [(1, nan), (3, inf), (0, 1e30)])
+def test_a_judged_model_that_diverged_is_refused(k, value):
+    models_ = [START if i != k else START | {"head.bias": torch.full_like(START["head.bias"], value)} for i in range(4)]
+    with pytest.raises(Diverged) as found: refuse_diverged(START, models_)
+    assert found.value.client == k and not found.value.norm <= limit(START)
+    with pytest.raises(Diverged) as found: refuse_diverged(START, [models_[k]] * 4)
+    assert found.value.client is None
+    with pytest.raises(Diverged) as found: refuse_diverged(START, [models_[k]])
+    assert found.value.client == 0
+    assert refuse_diverged(START, [START] * 4) is None
+    assert refuse_diverged(START, [START | {"body.batches": torch.tensor(10**15)}] * 2) is None  # a counter is no weight
+
+
+@dataclass
+class Tuned(FedAvg):
+    "FedAvg with a final fine-tuning that breaks client 1"
+    def finetune(self, client):
+        def loss(client, params, batch): return super(Tuned, self).loss(client, params, batch) * (nan if client.id == 1 else 1.)
+        return [self.phase(client, "tune", loss=loss)]
+
+
+METHODS.pop("Tuned")
+
+
+def test_fine_tuning_that_ends_in_nan_is_recorded():
+    seen = []
+    history = run(Tuned(**SHORT), FED, 2, evaluate, on_round=seen.append)
+    assert seen[-1] is history.snapshot  # a checkpoint would keep it
+    assert history.status == "diverged" and history.diverged == record(2, 1, nan)
+    assert [r["round"] for r in history.rows] == [1]  # the last round has no metrics: its models were not finite
+
+
+@pytest.mark.parametrize("name, wild", [("FedCCFA", dict(finetune_epochs=1, finetune_lr=1e30)),
+                                        ("FedADCPlus", dict(calibration="plain", calibration_lr=1e30))])
+def test_methods_whose_fine_tuning_diverges(name, wild):
+    history = run(METHODS[name](**SHORT | wild), FED, 2, evaluate)
+    assert history.status == "diverged" and history.diverged["round"] == 2 and history.diverged["client"] == 0
+    assert len(history.rows) == 1
+
+
+# --- beside others
+
+def test_a_course_that_diverges_leaves_the_others_their_bits():
+    makes = [lambda: Course(FedAvg(**SHORT), FED, 3, line="calm"), lambda: Course(Faulty(**SHORT), FED, 3, line="wild"),
+             lambda: Course(FedAvg(**SHORT), replace(FED, seed=1), 3, line="other")]
+    together = run_together([make() for make in makes], evaluate=evaluate)
+    alone = [run_together([make()], evaluate=evaluate)[0] for make in makes]
+    assert [h.status for h in together] == ["complete", "diverged", "complete"]
+    for a, b in zip(together, alone): assert a.rows == b.rows and same_bits(a.snapshot.server, b.snapshot.server) and repr(a.diverged) == repr(b.diverged)
+
+
+def drifting(at):
+    swap = partition.DriftSchedule("test", FED.clients, 10, (partition.Swap(at, tuple(range(FED.clients)), (0, 1)),))
+    return replace(FED, drift=swap)
+
+
+@pytest.mark.parametrize("when", [1, 2])
+def test_runs_that_share_their_first_rounds_diverge_alone(when):
+    "The drifts begin in round 2: what happens before belongs to both"
+    makes = [lambda d=d: Course(Faulty(**SHORT, when=when), d, 4, line="one") for d in (drifting(2), drifting(3))]
+    for history in run_together([make() for make in makes], evaluate=evaluate):
+        assert history.diverged == record(when + 1, 2, nan) and [r["round"] for r in history.rows] == list(range(1, when + 1))
+
+
+def test_an_evaluation_that_finds_divergence_ends_all_who_share_it():
+    def judge(method, federation, at, final):
+        refuse_diverged(START, [{"body.w": torch.tensor([nan if at.round == 2 and k == 3 else 1.])} for k in range(4)])
+        return {}
+    ends = run_together([Course(FedAvg(**SHORT), d, 4, line="one") for d in (drifting(2), drifting(3))], evaluate=judge)
+    assert [(h.status, h.diverged, len(h.rows)) for h in ends] == [("diverged", record(2, 3, nan), 1)] * 2
+
+
+# --- result files, of one process, of workers, of processes over clients
+
+def cells(lrs):
+    "Cells of a spec on four clients, with these learning rates"
+    found = load_spec("fedccfa/table2", ROOT / "papers").cells("smoke", methods=["FedAvg"], seeds=1)[0]
+    s = found.settings
+    s = s | dict(rounds=2, drift=dict(name="none"), partition=s["partition"] | dict(clients=4))
+    return [replace(found, settings=s | dict(method=s["method"] | dict(fields=s["method"]["fields"] | dict(lr=lr)))) for lr in lrs]
+
+
+@pytest.mark.parametrize("how", [dict(), dict(how="stacked"), dict(workers=2)], ids=str)
+def test_a_sweep_goes_on(tmp_path, how):
+    sweep = cells([1e9, .05, 1e3])
+    report = runner.run_cells(sweep, tmp_path, quiet=True, **how)
+    assert len(report.done) == 3 and report.exit_code == 0 and not report.failed
+    heads = [store.read(store.run_path(tmp_path, c))[0] for c in sweep]
+    assert [h["status"] for h in heads] == ["diverged", "complete", "diverged"] and heads[1]["diverged"] is None
+    for h in (heads[0], heads[2]): assert h["diverged"]["round"] == 1 and h["diverged"]["client"] == 0 and not float(h["diverged"]["norm"]) < 1e6
+    again = runner.run_cells(sweep, tmp_path, quiet=True)
+    assert not again.done and len(again.skipped) == 3  # an outcome, not something to try again
+
+
+def test_worker_processes_report_the_same_client():
+    method = FedAvg(**SHORT | dict(lr=1e9))
+    with Processes(FED, 1) as pool: apart = run(method, FED, 2, executor=pool)
+    assert apart.diverged == run(method, FED, 2).diverged and apart.diverged["client"] == 0
+
+
+# --- clipping
+
+def test_nothing_is_clipped_by_default():
+    "FedDC is the one method whose released code clips in every example; its field says so, and every result file repeats it"
+    given = {name: f.default for name in ALL for f in fields(METHODS[name]) if f.name == "clip_norm" and f.default is not None}
+    assert given == {"FedDC": 10.0}
+    assert SGD(.1).clip_norm is None
+    assert all(any(f.name == "clip_norm" for f in fields(METHODS[name])) for name in ALL)
+
+
+def uses(tree):
+    "(function, what) of everything that clips, or that repairs a NaN"
+    for f in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]:
+        for n in ast.walk(f):
+            word = n.attr if isinstance(n, ast.Attribute) else n.id if isinstance(n, ast.Name) else n.name if isinstance(n, ast.alias) else ""
+            if word in ("clip_norm", "clipped", "nan_to_num") or word.startswith("clip_grad"): yield f.name, word
+
+
+def test_one_place_clips():
+    files = [p for p in sorted((ROOT / "fedrepro").rglob("*.py"))]
+    found = {(p.stem, *use) for p in files for use in uses(ast.parse(p.read_text()))}
+    assert found == {("local", "direction", "clip_norm"), ("local", "direction", "clipped"), ("rounds", "phase", "clip_norm"),
+                     ("clustered", "cluster_distances", "nan_to_num"), ("trials", "apart", "nan_to_num")}
+
+
+@pytest.mark.parametrize("code", ["def f(g): torch.nn.utils.clip_grad_norm_(g, 1)", "def f(g):\n from torch.nn.utils import clip_grad_value_",
+                                  "def f(g): return g.nan_to_num()", "def f(self, g): return clipped(g, self.clip_norm)"])
+def test_a_hidden_clip_is_seen(code): assert list(uses(ast.parse(code)))
+
+
+SPEC = """
+title = "With and without"
+paper = "FedCCFA"
+table = "2"
+kind = "table"
+metric = "generalised_accuracy"
+statistic = "last"
+[base]
+source = "guess: a test"
+rounds = 1
+seeds = [0]
+partition = "iid"
+recipe = "plain"
+dataset = "digits"
+network = "digits_cnn"
+CLIP
+[[columns]]
+clients = 4
+source = "guess: a test"
+[methods.FedAvg]
+"""
+
+
+def test_a_spec_that_clips(tmp_path):
+    (tmp_path / "demo").mkdir()
+    for name, line in dict(plain="", clips="clip_norm = 0.5").items(): (tmp_path / f"demo/{name}.toml").write_text(SPEC.replace("CLIP", line))
+    plain, clips = (load_spec(tmp_path / f"demo/{name}.toml").cells("paper")[0] for name in ("plain", "clips"))
+    assert plain.run_id != clips.run_id
+    assert (plain.settings["method"]["fields"]["clip_norm"], clips.settings["method"]["fields"]["clip_norm"]) == (None, .5)
+    method, fed, rounds = build(clips)
+    ends = [run(m, fed, rounds).snapshot.server["params"] for m in (build(plain)[0], method, replace(method, clip_norm=1e9))]
+    assert not same_bits(ends[0], ends[1]) and same_bits(ends[0], ends[2])
