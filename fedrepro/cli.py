@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['app', 'SpecArgument', 'SpecsArgument', 'TierOption', 'ResultsOption', 'DataOption', 'JsonOption', 'MethodsOption',
-           'SeedsOption', 'DeviceOption', 'WorkersOption', 'ExecutorOption', 'QuietOption', 'FormatOption', 'OutOption',
-           'VersionOption', 'ImportOption', 'NameArgument', 'PeersOption', 'QuickOption', 'FileOption', 'RoundsOption',
-           'SamplesOption', 'ClickError', 'option', 'count', 'show', 'method_lines', 'dataset_lines', 'table_lines',
-           'methods_command', 'datasets_command', 'tables_command', 'folder_given', 'rows_of', 'run_command',
-           'table_command', 'figure_command', 'data_command', 'bench_command', 'usage_line', 'main']
+           'DatasetsOption', 'SeedsOption', 'DeviceOption', 'WorkersOption', 'ExecutorOption', 'QuietOption',
+           'FormatOption', 'OutOption', 'VersionOption', 'ImportOption', 'NameArgument', 'PeersOption', 'QuickOption',
+           'FileOption', 'RoundsOption', 'SamplesOption', 'ClickError', 'option', 'count', 'place', 'show',
+           'method_lines', 'dataset_lines', 'table_lines', 'methods_command', 'datasets_command', 'tables_command',
+           'folder_given', 'picked', 'in_places', 'run_command', 'table_command', 'figure_command', 'data_command',
+           'bench_command', 'usage_line', 'main']
 
 # %% ../nbs/35_cli.ipynb #a0323a60
 import json
@@ -29,17 +30,27 @@ def option(kind, *names: str, help: str, metavar: str | None = None, **more):
     return Annotated[kind, typer.Option(*names, help=help, metavar=metavar, **more)]
 
 def count(text: str) -> int:
-    "`text` as a whole number of at least 1"
-    if str(text).isdecimal() and int(text) > 0: return int(text)
-    raise typer.BadParameter(f"{text!r} is not a whole number of at least 1")
+    "`text` as a whole number of at least 1, at most a million"
+    if str(text).isdecimal() and len(text) < 9 and 0 < int(text) <= 10**6: return int(text)
+    raise typer.BadParameter(f"{text[:40]!r} is not a whole number of at least 1, at most 1000000")
+
+def place(text: str) -> Path:
+    "`text` as a path, with `~` and `~user` as home folders"
+    try: path = Path(text).expanduser()
+    except RuntimeError: raise typer.BadParameter(f"{text!r}: there is no such user") from None
+    if text and "\0" not in text: return path
+    raise typer.BadParameter(f"{text!r} is no path")
 
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or its short name: fedccfa/table2")]
 SpecsArgument = Annotated[list[str], typer.Argument(metavar="SPEC...", help="Spec files, or their short names")]
 TierOption = option(str, "--tier", metavar="T", help="smoke (seconds), small (minutes), paper (the published setting)")
-ResultsOption = option(Path | None, "--results", metavar="DIR", help="Folder of the results; default: beside the spec")
-DataOption = option(Path | None, "--data", metavar="DIR", help="Folder of the data sets; default: $FEDREPRO_DATA")
+ResultsOption = option(Path | None, "--results", metavar="DIR", parser=place,
+                       help="Folder of the results; default: beside the spec")
+DataOption = option(Path | None, "--data", metavar="DIR", parser=place,
+                    help="Folder of the data sets; default: $FEDREPRO_DATA")
 JsonOption = option(bool, "--json", help="Print JSON")
 MethodsOption = option(str | None, "--methods", metavar="A,B", help="Rows of the table; default: all")
+DatasetsOption = option(str | None, "--datasets", metavar="A,B", help="Data sets, or labels of columns; default: all")
 SeedsOption = option(int | None, "--seeds", metavar="N", parser=count, help="Number of seeds; default: the spec's")
 DeviceOption = option(str, "--device", metavar="auto|cpu|cuda", help="Where to compute")
 WorkersOption = option(int | None, "--workers", metavar="N", parser=count,
@@ -47,7 +58,7 @@ WorkersOption = option(int | None, "--workers", metavar="N", parser=count,
 ExecutorOption = option(str, "--executor", metavar="E", help="auto, sequential, processes, stacked: who trains a round")
 QuietOption = option(bool, "--quiet", help="No progress")
 FormatOption = option(str, "--format", metavar="text|md|csv|html", help="csv is the long form with every trial")
-OutOption = option(Path | None, "--out", metavar="FILE", help="Default: out/<paper>_<table>_<tier>.png")
+OutOption = option(Path | None, "--out", metavar="FILE", parser=place, help="Default: out/<paper>_<table>_<tier>.png")
 
 # %% ../nbs/35_cli.ipynb #f9f15757
 def _version(value: bool) -> None:
@@ -57,10 +68,12 @@ def _version(value: bool) -> None:
 
 def _import(files: list[Path] | None) -> None:
     "Let this process and its workers know the methods in `files`"
-    if files: os.environ["FEDREPRO_METHODS"] = os.pathsep.join(str(f.resolve()) for f in files)
+    for file in files or ():
+        if os.pathsep in str(file): raise typer.BadParameter(f"{str(file)!r} has a {os.pathsep!r} in its name")
+    if files: os.environ["FEDREPRO_METHODS"] = os.pathsep.join(map(os.path.realpath, files))
 
 VersionOption = option(bool, "--version", callback=_version, is_eager=True, help="Print the version")
-ImportOption = option(list[Path] | None, "--import", metavar="FILE.py", callback=_import,
+ImportOption = option(list[Path] | None, "--import", metavar="FILE.py", callback=_import, parser=place,
                       help="A file with methods of your own; it is executed. May be given more than once")
 
 @app.callback(help="Federated-learning papers, regenerated beside their published numbers.")
@@ -140,18 +153,27 @@ def folder_given(results: Path | None) -> Path | None:
     return results
 
 # %% ../nbs/35_cli.ipynb #e38b4fcf
-def rows_of(spec, methods: str | None, specs: list) -> list[str] | None:
-    "The rows of `spec` among the comma-separated `methods`, each of which some of `specs` must have; None = all"
-    if methods is None: return None
-    names = [m.strip() for m in methods.split(",")]
-    strange = [n for n in names if all(n not in s.rows for s in specs)]
-    return strange or [n for n in names if n in spec.rows]  # a strange name is refused where it is looked up
+def picked(asked: str | None, mine, everyones) -> list[str] | None:
+    """The comma-separated names in `asked` that are among `mine`; None = all.
 
-# %% ../nbs/35_cli.ipynb #05c2c657
+    A name that is not even among `everyones` is kept, to be refused where it is looked up. Names may have commas."""
+    if asked is None: return None
+    for name in sorted(everyones, key=len, reverse=True): asked = asked.replace(name, name.replace(",", "\0"))
+    names = [part.strip().replace("\0", ",") for part in asked.split(",")]
+    return [n for n in names if n not in everyones] or [n for n in names if n in mine]
+
+def in_places(cells: list, asked: str | None, tier: str) -> set[str]:
+    "The columns and data sets of `cells` that the comma-separated `asked` names; None = all. Raises InputError"
+    from fedrepro.concepts import known
+    places = set().union(*(c.places for c in cells))
+    names = picked(asked, places, places)
+    return places if names is None else {known(n, places, f"--datasets: at tier {tier},") for n in names}
+
+# %% ../nbs/35_cli.ipynb #750361da
 @app.command("run")
 def run_command(
-    specs: SpecsArgument, tier: TierOption = "smoke", methods: MethodsOption = None, seeds: SeedsOption = None,
-    device: DeviceOption = "auto", data: DataOption = None, results: ResultsOption = None,
+    specs: SpecsArgument, tier: TierOption = "smoke", methods: MethodsOption = None, datasets: DatasetsOption = None,
+    seeds: SeedsOption = None, device: DeviceOption = "auto", data: DataOption = None, results: ResultsOption = None,
     workers: WorkersOption = None, executor: ExecutorOption = "auto", quiet: QuietOption = False,
 ) -> None:
     "Compute the runs of one or more tables that are not there yet, then print the tables."
@@ -160,9 +182,12 @@ def run_command(
     from fedrepro.runner import run_cells
     from fedrepro.tables import render
     loaded, device, code = [load_spec(s) for s in dict.fromkeys(specs)], pick_device(device), 0
+    rows = set().union(*(s.rows for s in loaded))
+    found = [s.cells(tier, picked(methods, s.rows, rows), seeds) for s in loaded]
+    chosen = in_places([c for cells in found for c in cells], datasets, tier)
     folders = {}  # tables of one folder share runs, and rounds before a drift
-    for s in loaded:
-        folders.setdefault(results or s.results, []).extend(s.cells(tier, rows_of(s, methods, loaded), seeds))
+    for s, cells in zip(loaded, found):
+        folders.setdefault(results or s.results, []).extend(c for c in cells if c.places & chosen)
     workers = workers or (1 if device == "cuda" else cores())
     for folder, cells in folders.items():
         report = run_cells(cells, folder, data=data, device=device, workers=workers, quiet=quiet, how=executor)
@@ -204,7 +229,7 @@ def data_command(name: NameArgument, data: DataOption = None) -> None:
 # %% ../nbs/35_cli.ipynb #05a0336a
 PeersOption = option(bool, "--peers", help="Also Flower and pfl-research; they come with the extra `peers`")
 QuickOption = option(bool, "--quick", help="Few samples and turns: about a minute, and rougher")
-FileOption = option(Path | None, "--json", metavar="FILE", help="Write every time that was measured")
+FileOption = option(Path | None, "--json", metavar="FILE", parser=place, help="Write every time that was measured")
 RoundsOption = option(int | None, "--rounds", metavar="N", parser=count, help="Turns of each; default: 5, quick: 2")
 SamplesOption = option(int | None, "--samples", parser=count, hidden=True, help="Of W1, in all")
 
@@ -218,7 +243,8 @@ def bench_command(
     from fedrepro.executors import cores
     from fedrepro.experiments import pick_device
     from fedrepro.trees import InputError
-    if file is not None and not file.parent.is_dir(): raise InputError(f"--json {file}: its folder does not exist")
+    if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
+        raise InputError(f"--json {file}: no file can be written there")
     device, rounds = pick_device(device), rounds or (2 if quick else 5)
     found = bench(samples or (4_000 if quick else 60_000), rounds, device, workers or cores(), peers, quick)
     if file is not None: file.write_text(json.dumps(found, indent=1) + "\n")
@@ -249,8 +275,9 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as e:
         from fedrepro.trees import InputError
         if not isinstance(e, InputError): raise
-        line = " ".join(str(e).split())
+        line = str(e)
     except BrokenPipeError: raise
     except OSError as e: line = f"{e.filename or 'output'}: {e.strerror or e}"
-    print(f"fedrepro: {line}", file=sys.stderr)
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(line.split()))
+    print(f"fedrepro: {line if len(line) <= 1000 else line[:1000] + '...'}", file=sys.stderr)
     return 2

@@ -7,12 +7,13 @@ __all__ = ['LEDGER', 'project_folder', 'TableJob', 'table_job', 'deviations']
 
 # %% ../nbs/37_pages.ipynb #7641e343
 import os
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from .experiments import Cell, Spec, load_spec, pick_device
+from .concepts import short
+from .experiments import SEEDS, Cell, Spec, load_spec, pick_device
 from .plots import accuracy_figure
 from .runner import Report, run_cells
+from .settings import COUNT, read_toml
 from .store import load_results
 from .tables import render
 from .trees import InputError
@@ -23,10 +24,16 @@ def project_folder() -> Path:
     here = Path.cwd()
     return next((p for p in (here, *here.parents) if (p / "papers").is_dir()), here)
 
-def _typed(name: str, value, kind: type, least, expected: str):
-    "`value` if it is of `kind`, no boolean, and at least `least`; raises InputError"
-    if isinstance(value, kind) and not isinstance(value, bool) and value >= least: return value
-    raise InputError(f"parameter {name} = {value!r}: expected {expected}")
+def _require(ok: bool, name: str, value, expected: str):
+    "Raises InputError unless `ok`"
+    if not ok: raise InputError(f"parameter {name} = {short(value)}: expected {expected}")
+
+def _folder(name: str, text: str, usual: Path | None) -> Path | None:
+    "The folder `text` (`~` is a home folder), relative to that of `papers/`; `usual` when empty. Raises InputError"
+    try: path = project_folder() / Path(text).expanduser()
+    except RuntimeError: raise InputError(f"parameter {name} = {short(text)}: there is no such user") from None
+    _require("\0" not in text, name, text, "a folder")
+    return path if text else usual
 
 # %% ../nbs/37_pages.ipynb #ad5d18ab
 @dataclass(frozen=True)
@@ -64,16 +71,17 @@ def table_job(spec: str = "", tier: str = "smoke", methods: str = "", seeds: int
     `methods`: rows separated by commas, "" = all. `seeds`: how many, 0 = all. `data`, `results`: folders.
     Raises InputError, naming the parameter, its value and what is accepted."""
     for name, value in dict(spec=spec, tier=tier, methods=methods, device=device, data=data, results=results).items():
-        _typed(name, value, str, "", 'text, or "" for the default')
-    _typed("seeds", seeds, int, 0, "a whole number, 0 for all seeds")
-    _typed("workers", workers, int, 1, "a whole number of processes, at least 1")
+        _require(type(value) is str, name, value, 'text, or "" for the default')
+    _require(type(seeds) is int and seeds in range(SEEDS.high + 1), "seeds", seeds, "a whole number, 0 for all seeds")
+    fits = type(workers) is int and workers in range(1, COUNT.high + 1)
+    _require(fits, "workers", workers, "a whole number of processes, at least 1")
     if not spec: return None
     root, device = project_folder(), pick_device(device)
-    loaded = load_spec(os.path.relpath(root / spec) if (root / spec).is_file() else spec)
+    loaded = load_spec(os.path.relpath(root / spec) if os.path.isfile(root / spec) else spec)
     rows = [m.strip() for m in methods.split(",")] if methods.strip() else None
     cells = loaded.cells(tier, methods=rows, seeds=seeds or None)
-    return TableJob(loaded, tier, cells, device, workers, root / data if data else None,
-                    root / results if results else loaded.results)
+    return TableJob(loaded, tier, cells, device, workers, _folder("data", data, None),
+                    _folder("results", results, loaded.results))
 
 # %% ../nbs/37_pages.ipynb #a263668e
 LEDGER = {"paper": "The paper", "code": "The released code", "ours": "Here", "cells": "Touches", "switch": "Switch"}
@@ -82,10 +90,12 @@ def deviations(paper: str) -> str:
     "The ledger of a paper (a folder under `papers/`) as Markdown; raises InputError where missing or incomplete"
     path = project_folder() / "papers" / paper / "deviations.toml"
     if not path.is_file(): raise InputError(f"{path}: no such ledger of deviations")
-    out = []
-    for entry in tomllib.loads(path.read_text())["deviation"]:
+    out, entries = [], read_toml(path).get("deviation")
+    if not (isinstance(entries, list) and all(isinstance(e, dict) for e in entries)):
+        raise InputError(f"{path}: deviation is {short(entries)}, not a list of tables ([[deviation]])")
+    for entry in entries:
         if missing := {"name", *LEDGER} - set(entry):
-            raise InputError(f"{path}: deviation {entry.get('name')!r} lacks {', '.join(sorted(missing))}")
+            raise InputError(f"{path}: deviation {short(entry.get('name'))} lacks {', '.join(sorted(missing))}")
         said = {k: f"`{entry[k]}`" if k == "switch" else entry[k] for k in LEDGER if entry[k]}
         out += [f"**{entry['name']}**", "", *(f"- *{LEDGER[k]}:* {text}" for k, text in said.items()), ""]
     return "\n".join(out)

@@ -14,8 +14,8 @@ import numpy as np
 import matplotlib.pyplot as plt
 from dataclasses import dataclass, field
 from functools import wraps
-from .trees import InputError, one_of
-from .concepts import as_labels, number, require
+from .trees import InputError
+from .concepts import CLASSES, as_labels, known, number, require
 from .concepts import DriftSchedule, Swap, drift, drift_names, flip_labels, plot_timeline
 
 # %% ../nbs/02_partition.ipynb #9196b49b
@@ -100,17 +100,17 @@ def recipe_names() -> list[str]: return sorted(RECIPES)
 
 def recipe_settings(name: str) -> dict:
     "The settings of a recipe and their defaults"
-    parameters = inspect.signature(RECIPES[one_of(name, RECIPES, "partition recipe")]).parameters.values()
+    parameters = inspect.signature(RECIPES[known(name, RECIPES, "partition recipe")]).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 def partition(recipe: str, train_labels, test_labels=None, *, clients: int, seed: int = 0, classes: int | None = None,
               **settings) -> Partition:
     "Deals a data set to clients; labels (N,) lie below `classes` (default: all that occur); InputError if impossible"
     accepted, train_labels = recipe_settings(recipe), as_labels(train_labels)
-    for name in settings: one_of(name, accepted, f"setting of partition recipe {recipe!r}")
+    for name in settings: known(name, accepted, f"setting of partition recipe {recipe!r}:")
     test_labels = None if test_labels is None else as_labels(test_labels)
     top = 1 + int(max(train_labels.max(), -1 if test_labels is None else test_labels.max()))
-    classes = number("classes", top if classes is None else classes, top, kind=int)
+    classes = number("classes", top if classes is None else classes, top, CLASSES, kind=int)
     clients, seed = number("clients", clients, 1, len(train_labels), kind=int), number("seed", seed, 0, kind=int)
     settings = accepted | settings
     train, test = RECIPES[recipe](train_labels, test_labels, clients, classes, seed, **settings)
@@ -144,8 +144,8 @@ def balanced_draw(per_class, clients, alpha, rng) -> np.ndarray:
 
 @recipe("dirichlet-class")
 def dirichlet_class(per_class, clients, rng, *, alpha=.5, minimum=10, tries=1000):
-    "MOON's and LfD's: redrawn until each client has `minimum` samples, at most `tries` times; `alpha` in [1e-6, 1e6]"
-    alpha, tries = number("alpha", alpha, 1e-6, 1e6), number("tries", tries, 1, kind=int)
+    "MOON's and LfD's: redrawn until each client has `minimum` samples, at most `tries` (up to 10,000) times"
+    alpha, tries = number("alpha", alpha, 1e-6, 1e6), number("tries", tries, 1, 10**4, kind=int)
     need, most = clients * number("minimum", minimum, 1, kind=int), per_class.sum()
     require(need <= most, f"partition 'dirichlet-class': {clients} clients x {minimum} samples, only {most} there")
     for _ in range(tries):

@@ -73,11 +73,35 @@ def test_lists(said, spec):
     code, out, _ = said("datasets", "--json")
     assert {d["name"]: d["present"] for d in json.loads(out)}["digits"] is True
     code, out, _ = said("tables", "--json")
-    table, = json.loads(out)
+    table, *ours = json.loads(out)
+    assert "fedccfa/table2" in [t["name"] for t in ours], "the package's tables stay beside one's own"
     assert table["name"] == "demo/t" and table["tiers"]["smoke"] == {"finished": 0, "runs": 4}
     for command, word in [("methods", "FedCCFA"), ("datasets", "Fashion-MNIST"), ("tables", "smoke 0/4")]:
         code, out, _ = said(command)
         assert code == 0 and word in out
+
+def test_some_columns_alone(said, spec, monkeypatch):
+    from fedrepro import runner
+    asked = []
+    def note(cells, *_, **__):
+        asked.append([c.column for c in cells])
+        return runner.Report()
+    monkeypatch.setattr(runner, "run_cells", note)
+    more = '[[columns]]\nlabel = "again, with 5"\ndataset = "digits"\nclients = 5\nsource = "guess: a test"\n[methods.FedAvg]'
+    two = spec.with_name("two.toml")
+    two.write_text(spec.read_text().replace("[methods.FedAvg]", more))
+    for given, columns in [("digits", {"digits, 3 clients", "again, with 5"}), ("again, with 5", {"again, with 5"}),
+                           ("digits, 3 clients , again, with 5", {"digits, 3 clients", "again, with 5"})]:
+        asked.clear()
+        assert said("run", two, "--datasets", given, "--quiet")[0] == 0 and set(asked[0]) == columns
+    asked.clear()
+    assert said("run", spec, two, "--datasets", "again, with 5", "--quiet")[0] == 0
+    assert set(sum(asked, [])) == {"again, with 5"}, "a column that only one of the tables has"
+
+def test_home_folders_are_known(said, spec, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert said("run", spec, "--seeds", 1, "--methods", "FedAvg", "--results", "~/there", "--quiet")[0] == 0
+    assert len(list((tmp_path / "home/there/smoke").glob("*.jsonl"))) == 1 and not (tmp_path / "~").exists()
 
 def test_two_specs_share_runs(said, spec):
     other = spec.with_name("u.toml")
@@ -154,7 +178,7 @@ def test_help_and_version(said):
     assert said("--version") == (0, fedrepro.__version__ + "\n", "")
     for argv in (["--help"], ["-h"], ["run", "--help"]): assert said(*argv)[0] == 0
     out = said("run", "--help")[1]
-    for option in "tier methods seeds device data results workers executor quiet".split(): assert f"--{option}" in out
+    for option in "tier methods datasets seeds device data results workers executor quiet".split(): assert f"--{option}" in out
 
 @pytest.mark.parametrize("argv, words", [
     (["tabel"], ["'tabel'", "run, table, figure"]),
@@ -165,6 +189,17 @@ def test_help_and_version(said):
     (["run", "SPEC", "--workers", "-1"], ["--workers", "'-1'", "at least 1"]),
     (["run", "SPEC", "--methods", "FedAvg,FedFoo"], ["'FedFoo'", "FedAvg", "FedProx"]),
     (["run", "SPEC", "--methods", ""], ["''", "FedAvg", "FedProx"]),
+    (["run", "SPEC", "--datasets", "digtis"], ["'digtis'", "did you mean 'digits'", "digits, 3 clients"]),
+    (["run", "SPEC", "--datasets", ""], ["''", "digits"]),
+    (["run", "SPEC", "--results", "~nosuch/r"], ["--results", "~nosuch/r", "no such user"]),
+    (["run", "SPEC", "--data", "~nosuch"], ["--data", "~nosuch", "no such user"]),
+    (["figure", "SPEC", "--out", "~nosuch/a.png"], ["--out", "~nosuch", "no such user"]),
+    (["run", "SPEC", "--results", ""], ["--results", "''"]),
+    (["run", "SPEC", "--seeds", "9" * 5000], ["--seeds", "at most 1000000"]),
+    (["run", "SPEC", "--seeds", "1001"], ["seeds", "1001", "[1, 1000]"]),
+    (["--import", "a:b.py", "run", "SPEC"], ["'a:b.py'", "':'"]),
+    (["bench", "--json", "."], ["--json .", "no file"]),
+    (["bench", "--json", "nowhere/x.json"], ["--json nowhere/x.json"]),
     (["run", "SPEC", "--tier", "big"], ["'big'", "paper", "smoke"]),
     (["run", "SPEC", "--device", "gpu"], ["'gpu'", "auto", "cpu", "cuda"]),
     (["run", "nowhere.toml"], ["nowhere.toml"]),
