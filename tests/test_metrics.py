@@ -1,0 +1,318 @@
+"""Every metric against another implementation: scikit-learn, scipy, numpy, the standard library, torch.optim."""
+import math
+import statistics
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.metrics import accuracy_score, adjusted_rand_score, confusion_matrix
+from torch import nn
+
+from fedrepro.federation import TUNE
+from fedrepro.methods.fedccfa import cluster_scores, label_entropy, madd
+from fedrepro.metrics import evaluate, finetuned, generalised_accuracy, judged_models, personalised_accuracy, predictions, summarise
+from fedrepro.rounds import begin, load_methods, next_round
+from fedrepro.tables import half_width, mean_std, verdict
+from fedrepro.trials import tiny
+
+torch.set_num_threads(1)
+METHODS = load_methods()
+SEEDS, SOME = st.integers(0, 2**32 - 1), settings(max_examples=60, deadline=None)
+points = st.floats(0, 100, width=32)
+
+
+# --- accuracy, from predictions
+
+def cut_up(rows, parts, rng):
+    "`rows` in `parts` shares, some of them empty"
+    return np.split(rng.permutation(rows), np.sort(rng.integers(0, rows + 1, parts - 1)))
+
+
+@SOME
+@given(SEEDS, st.integers(1, 6), st.integers(1, 50), st.integers(1, 7), st.booleans())
+def test_accuracies_are_means_of_scikit_learns(seed, clients, samples, classes, one_model):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, samples)
+    predicted = [torch.as_tensor(rng.integers(0, classes, samples)) for _ in range(clients)]
+    if one_model: predicted = predicted[:1] * clients
+    maps = np.stack([rng.permutation(classes) for _ in range(clients)])
+    shares = cut_up(samples, clients, rng)
+    whole = [accuracy_score(concept[y], p) for concept, p in zip(maps, predicted)]
+    assert generalised_accuracy(predicted, torch.as_tensor(y), maps) == pytest.approx(100 * np.mean(whole), abs=1e-9)
+    own = [accuracy_score(concept[y[rows]], p[rows]) for concept, p, rows in zip(maps, predicted, shares) if len(rows)]
+    assert personalised_accuracy(predicted, torch.as_tensor(y), maps, shares) == pytest.approx(100 * np.mean(own), abs=1e-9)
+
+
+@SOME
+@given(SEEDS, st.integers(2, 40), st.integers(2, 6))
+def test_without_drift_generalised_accuracy_is_the_confusion_matrix_diagonal(seed, samples, classes):
+    rng = np.random.default_rng(seed)
+    y, p = rng.integers(0, classes, (2, samples))
+    share = confusion_matrix(y, p).trace() / samples
+    assert generalised_accuracy([torch.as_tensor(p)] * 3, torch.as_tensor(y), np.tile(np.arange(classes), (3, 1))) == pytest.approx(100 * share)
+
+
+def test_the_bound_of_a_single_model_under_swaps():
+    "metrics.md, 3: two of ten classes wrong for everybody leaves 80, of as many images in each class"
+    y, swapped = torch.arange(10).repeat(7), np.arange(10)
+    swapped[[1, 2]] = 2, 1
+    assert generalised_accuracy([y] * 4, y, np.tile(swapped, (4, 1))) == pytest.approx(80)
+
+
+def test_clients_without_a_share_do_not_count_and_no_share_at_all_is_not_a_number():
+    y, none, concept = torch.tensor([0, 1, 1]), np.array([], dtype=int), np.array([[0, 1], [1, 0]])
+    assert personalised_accuracy([y, y], y, concept, [none, np.arange(3)]) == 0
+    assert personalised_accuracy([y, y], y, concept, [np.arange(3), none]) == 100
+    assert math.isnan(personalised_accuracy([y, y], y, concept, [none, none]))
+
+
+@pytest.mark.parametrize("metric, more", [(generalised_accuracy, ()), (personalised_accuracy, ([[0], [1]],))])
+def test_every_client_needs_a_prediction_and_a_concept(metric, more):
+    y = torch.tensor([0, 1])
+    with pytest.raises(ValueError): metric([y], y, np.tile([0, 1], (2, 1)), *more)
+
+
+# --- predictions, from models
+
+def by_numpy(federation, params):
+    "(N, C) logits of the tiny network on the whole test set"
+    w = {n: t.numpy() for n, t in params.items()}
+    x = federation.data.batch(federation.data.test_x, None, federation.dtype).flatten(1).numpy()
+    x = x @ w["body.fc1.weight"].T + w["body.fc1.bias"]
+    x = np.where(x > 0, x, .01 * x) @ w["body.header1.weight"].T + w["body.header1.bias"]
+    return x @ w["head.weight"].T + w["head.bias"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS, st.integers(1, 6), st.integers(1, 400))
+def test_predictions_are_numpys_however_models_share_parts(seed, count, chunk):
+    federation, rng = tiny(), np.random.default_rng(seed)
+    drawn = [federation.own_init(k) for k in range(3)]
+    bodies, heads = ([{n: t for n, t in w.items() if n.startswith(part)} for w in drawn] for part in ("body.", "head."))
+    models = [bodies[i] | heads[j] for i, j in rng.integers(0, 3, (count, 2))]
+    for p, params in zip(predictions(federation, models, chunk), models, strict=True):
+        assert np.array_equal(p.numpy(), by_numpy(federation, params).argmax(1))
+
+
+def test_of_equal_logits_the_first_counts():
+    federation = tiny()
+    flat = {n: torch.zeros_like(t) for n, t in federation.initial.items()}
+    tie = flat | {"head.bias": torch.tensor([0., 0, 3, 0, 3, 0, 0, 3, 0, 0], dtype=federation.dtype)}
+    assert [set(p.tolist()) for p in predictions(federation, [flat, tie])] == [{0}, {2}]
+
+
+# --- which model is judged
+
+def played(name, rounds=4):
+    "(method, its federation, the snapshots, cohorts) of a run in which two of five clients miss each round"
+    method = METHODS[name](lr=.05, epochs=1, batch_size=8)
+    federation, snapshots, cohorts = tiny(), [], []
+    snapshots.append(begin(method, federation))
+    for t in range(rounds):
+        cohorts.append(federation.cohort(t))
+        snapshots.append(next_round(method, federation, snapshots[-1]))
+    return method, federation, snapshots, cohorts
+
+
+def last_heard(k, cohorts, rounds):
+    "After how many rounds client k last heard from the server"
+    return max([t + 1 for t, cohort in enumerate(cohorts[:rounds]) if k in cohort], default=0)
+
+
+@pytest.mark.parametrize("rounds", range(5))
+def test_a_personal_model_is_as_old_as_its_client(rounds):
+    method, federation, snapshots, cohorts = played("FedRep")
+    at, stale = snapshots[rounds], []
+    for k, (old, new) in enumerate(zip(judged_models(method, federation, at), judged_models(method, federation, at, fresh=True))):
+        heard = last_heard(k, cohorts, rounds)
+        for params, t in ((old, heard), (new, rounds)):
+            want = snapshots[t].server["params"] | at.states[k]["head"]
+            assert params.keys() == want.keys() and all(torch.equal(params[n], want[n]) for n in want)
+        stale.append(heard < rounds)
+    assert rounds == 0 or 0 < sum(stale) < 5
+
+
+def test_a_global_model_is_the_newest_for_all():
+    method, federation, snapshots, _ = played("FedAvg")
+    for params in judged_models(method, federation, snapshots[3]): assert params is snapshots[3].server["params"]
+
+
+def scores(federation, models, t):
+    "(generalised, personalised) accuracy of one model per client, by numpy and scikit-learn; `t` is the round's index"
+    y, pairs = federation.data.test_y.numpy(), []
+    for params, concept, rows in zip(models, federation.label_maps(t), federation.partition.test):
+        p = by_numpy(federation, params).argmax(1)
+        pairs.append((accuracy_score(concept[y], p), accuracy_score(concept[y[rows]], p[rows]) if len(rows) else np.nan))
+    whole, own = np.array(pairs).T
+    return 100 * whole.mean(), 100 * np.nanmean(own)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedRep", "FedBABU", "FedDyn", "Ditto"])
+def test_evaluate_names_every_accuracy(name):
+    method, federation, snapshots, cohorts = played(name)
+    assert (federation.label_maps(0) != federation.label_maps(1)).any() and not len(federation.partition.test[0])
+    for rounds, at in enumerate(snapshots):
+        t, final = max(rounds - 1, 0), rounds == 4
+        judged, tuned = judged_models(method, federation, at), None
+        want = {"": judged}
+        if final and (tuned := by_optim(method, federation, at, judged)): want = {"": tuned, "_untuned": judged}
+        if name == "FedDyn": want["_selected"] = [at.server["selected"]] * 5
+        if method.personal: want["_fresh"] = judged_models(method, federation, at, fresh=True)
+        row = evaluate(method, federation, at, final)
+        assert {n for n in row if "accuracy" in n} == {f"{kind}_accuracy{end}" for kind in ("generalised", "personalised") for end in want}
+        for end, models in want.items():
+            both = row[f"generalised_accuracy{end}"], row[f"personalised_accuracy{end}"]
+            assert both == pytest.approx(scores(federation, models, t), abs=1e-9), f"{name} after {rounds} rounds: {end}"
+
+
+def by_optim(method, federation, at, judged):
+    "FedBABU's fine-tuning with a torch module and torch.optim.SGD; None for other methods"
+    if type(method).__name__ != "FedBABU": return None
+    out, concepts = [], federation.label_maps(at.round - 1)
+    for k, params in enumerate(judged):
+        body = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.LeakyReLU(), nn.Linear(12, 6), nn.Linear(6, 10)).double()
+        with torch.no_grad():
+            for p, t in zip(body.parameters(), params.values(), strict=True): p.copy_(t)
+        step = torch.optim.SGD(body.parameters(), method.lr, method.momentum, weight_decay=method.weight_decay)
+        rows, d = np.asarray(federation.partition.train[k]), federation.data
+        rng, y = np.random.default_rng([federation.seed, TUNE, at.round - 1, k]), concepts[k][d.train_y.numpy()[rows]]
+        plans = []
+        for _ in range(method.finetune_epochs):
+            order = rng.permutation(len(rows))
+            batches = [order[i:i + method.batch_size] for i in range(0, len(rows), method.batch_size)]
+            plans += [(b, d.draw(len(b), rng)) for b in batches]
+        for b, draws in plans:
+            step.zero_grad()
+            x = d.batch(d.train_x[rows[b]], None if draws is None else torch.as_tensor(draws), torch.float64)
+            F.cross_entropy(body(x), torch.as_tensor(y[b])).backward()
+            step.step()
+        out.append({n: p.detach() for n, p in zip(params, body.parameters())})
+    return out
+
+
+def test_fine_tuning_is_torch_optims():
+    method, federation, snapshots, _ = played("FedBABU")
+    judged = judged_models(method, federation, snapshots[-1])
+    ours = finetuned(method, federation, snapshots[-1], judged)
+    for a, b, start in zip(ours, by_optim(method, federation, snapshots[-1], judged), judged, strict=True):
+        assert all(torch.allclose(a[n], b[n], rtol=0, atol=1e-12) for n in b) and not torch.allclose(a["head.weight"], start["head.weight"])
+    method, federation, snapshots, _ = played("FedAvg")
+    assert finetuned(method, federation, snapshots[-1], judged) is None
+
+
+def test_a_test_set_that_is_not_divided_has_no_personalised_accuracy():
+    method, federation = METHODS["FedAvg"](), replace(tiny(), partition=replace(tiny().partition, test=None))
+    assert [n for n in evaluate(method, federation, begin(method, federation)) if "accuracy" in n] == ["generalised_accuracy"]
+
+
+# --- over rounds and trials
+
+@SOME
+@given(st.lists(points, min_size=1, max_size=25))
+@example([5.])
+@example([1.] * 11)
+@example([3.] + [2.] * 10)
+def test_summaries_are_the_standard_librarys(values):
+    rows = [{"round": t, "other": -v, "generalised_accuracy": v} for t, v in enumerate(values, 1)]
+    found = summarise(rows)
+    assert (found["last"], found["best"]) == (values[-1], sorted(values)[-1]) and found.keys() == {"last", "best", "mean_last_10"}
+    assert found["mean_last_10"] == pytest.approx(statistics.fmean(list(reversed(values))[:10]), abs=1e-9)
+    assert summarise(rows, "other")["best"] == -sorted(values)[0]
+
+
+@SOME
+@given(st.lists(points, min_size=1, max_size=8), SEEDS)
+def test_a_round_that_is_not_a_number_leaves_no_best(values, seed):
+    "Whatever its place: a best of the others would hide it"
+    values.insert(np.random.default_rng(seed).integers(len(values) + 1), math.nan)
+    found = summarise([{"generalised_accuracy": v} for v in values])
+    assert math.isnan(found["best"]) and math.isnan(found["mean_last_10"]) and math.isnan(found["last"]) == math.isnan(values[-1])
+
+
+@SOME
+@given(st.lists(points, max_size=12))
+def test_mean_and_spread_are_the_standard_librarys(values):
+    mean, std = mean_std(values)
+    assert mean == pytest.approx(statistics.fmean(values), abs=1e-9) if values else math.isnan(mean)
+    assert std == pytest.approx(statistics.stdev(values), abs=1e-6) if len(values) > 1 else math.isnan(std)
+
+
+def test_the_sample_deviation_of_fedccfas_table():
+    "metrics.md, 2: its printed spreads are those with the divisor n-1"
+    assert np.allclose(mean_std([10, 10, 81.1]), (33.70, 41.05), atol=.005)
+    assert np.allclose(mean_std([10, 10, 28]), (16.00, 10.39), atol=.005)
+
+
+@SOME
+@given(st.lists(points, min_size=2, max_size=12), st.floats(.5, .999))
+def test_half_a_t_interval_is_scipys(values, level):
+    low, high = stats.ttest_1samp(values, 0.).confidence_interval(level) if len(set(values)) > 1 else (values[0],) * 2
+    assert half_width(values, level) == pytest.approx((high - low) / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("values", [[], [50.]])
+def test_fewer_than_two_trials_have_no_interval(values): assert math.isnan(half_width(values))
+
+
+@SOME
+@given(st.lists(points, min_size=1, max_size=8), st.floats(-4, 4) | st.floats(-100, 100), st.none() | st.floats(0, 20))
+@example([50.], 2.3, None)
+@example([50.], -1.7, None)
+def test_verdicts_are_a_t_test_and_two_point_rules(values, off, spread):
+    published = statistics.fmean(values) + off
+    gap, said = abs(statistics.fmean(values) - published), verdict(values, published, math.nan if spread is None else spread)
+    edge = 1e-6  # a gap this near to a limit is left to rounding
+    if len(values) > 1 and len(set(values)) > 1:
+        low, high = stats.ttest_1samp(values, 0.).confidence_interval(.95)
+        inside, width = stats.ttest_1samp(values, published).pvalue >= .05, (high - low) / 2
+    else: inside, width = False, (0. if len(values) > 1 else -1.)
+    limit = width + (spread or 0.) if width >= 0 else -1.
+    if min(abs(gap - limit), abs(gap - 1), abs(gap - 2)) < edge: return
+    assert spread or width <= 0 or inside == (gap <= width)  # the interval is the test's
+    assert said == ("reproduced" if gap <= max(1, limit) else "close" if gap <= 2 else "not reproduced")
+
+
+def test_a_trial_that_is_not_a_number_reproduces_nothing():
+    assert verdict([50., math.nan], 50.) == verdict([math.nan], 50.) == "not reproduced"
+
+
+# --- FedCCFA's measures
+
+@SOME
+@given(SEEDS, st.integers(3, 8), st.integers(1, 6), st.booleans())
+def test_madd_from_its_sum(seed, n, d, ties):
+    "metrics.md, 11"
+    rng = np.random.default_rng(seed)
+    v = rng.normal(size=(n, d))
+    if ties: v[rng.integers(n)] = v[0]
+    s = np.array([[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in v] for a in v])
+    want = [[0. if i == j else sum(abs(s[i, l] - s[j, l]) for l in range(n) if l not in (i, j)) / (n - 2) for j in range(n)] for i in range(n)]
+    found = madd(torch.as_tensor(v)).numpy()
+    assert np.allclose(found, want, atol=1e-12) and np.array_equal(found, found.T) and (found >= 0).all() and (found <= 2 + 1e-12).all()
+
+
+@SOME
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any))
+@example([7])
+@example([0, 3, 0])
+@example([1] * 10)
+def test_entropy_is_scipys(counts):
+    "metrics.md, 14"
+    assert float(label_entropy(torch.tensor(counts, dtype=torch.float64))) == pytest.approx(stats.entropy(counts), abs=1e-12)
+
+
+@SOME
+@given(SEEDS, st.integers(1, 6), st.integers(2, 9))
+def test_cluster_scores_are_scikit_learns(seed, classes, n):
+    rng = np.random.default_rng(seed)
+    true, got = rng.integers(0, 3, (2, classes, n))
+    got[0] = true[0]
+    found, each = cluster_scores(torch.as_tensor(true), torch.as_tensor(got)), [adjusted_rand_score(a, b) for a, b in zip(true, got)]
+    same = [len(set(zip(a, b))) == len(set(a)) == len(set(b)) for a, b in zip(true.tolist(), got.tolist())]
+    assert found["cluster_ari"] == pytest.approx(np.mean(each)) and found["perfect_classes"] == pytest.approx(100 * np.mean(same))
+    assert found["clusters_per_class"] == pytest.approx(np.mean([len(np.unique(row)) for row in got]))
