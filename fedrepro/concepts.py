@@ -24,9 +24,9 @@ def short(value, width: int = 60) -> str:
     return text if len(text) <= width else text[:width - 3] + "..."
 
 def known(name, accepted, what: str):
-    "`name` if it is among `accepted`; raises InputError naming `what`, `name`, the closest match and what is accepted"
-    accepted = sorted(map(str, accepted))
+    "`name` if it is in the container `accepted`; raises InputError naming `what`, `name`, the closest match and what is accepted"
     if isinstance(name, str) and name in accepted: return name
+    accepted = sorted(map(str, accepted))
     by_lower = {a.lower(): a for a in accepted}
     near = difflib.get_close_matches(name[:100].lower() if isinstance(name, str) else "", by_lower, 1, .6)
     hint = f"did you mean {by_lower[near[0]]!r}? " if near else ""

@@ -195,6 +195,8 @@ def test_help_and_version(said):
     (["run", "SPEC", "--data", "~nosuch"], ["--data", "~nosuch", "no such user"]),
     (["figure", "SPEC", "--out", "~nosuch/a.png"], ["--out", "~nosuch", "no such user"]),
     (["run", "SPEC", "--results", ""], ["--results", "''"]),
+    (["run", "SPEC", "--results", "x\0y"], ["--results", "is no path"]),
+    (["run", "a" * 5000], ["spec 'aaa", "is unknown"]),
     (["run", "SPEC", "--seeds", "9" * 5000], ["--seeds", "at most 1000000"]),
     (["run", "SPEC", "--seeds", "1001"], ["seeds", "1001", "[1, 1000]"]),
     (["--import", "a:b.py", "run", "SPEC"], ["'a:b.py'", "':'"]),

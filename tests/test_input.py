@@ -77,9 +77,9 @@ ODD = st.sampled_from([float("nan"), float("inf"), 0, -1, 10**5000, True, "1", N
                        np.int64(3), np.bool_(True), np.complex128(1), np.arange(3), np.arange(9999), np.array(2), Odd(), Odder(), deep(9999), int, Path("x")])
 
 
-def most_often(usual, odd=ODD):
-    "`usual`, and one time in eight something odd"
-    return st.integers(0, 7).flatmap(lambda i: odd if i == 5 else usual)
+def most_often(usual, odd=ODD, times: int = 7):
+    "`times` out of `times` + 1 the `usual`, else something odd"
+    return st.integers(0, times).flatmap(lambda i: odd if i == times else usual)
 
 
 # --- partitions
@@ -179,7 +179,8 @@ def test_odd_requests_for_a_partition_are_refused_or_kept(draw):
     recipe = draw.draw(most_often(st.sampled_from(recipe_names())))
     names = recipe_settings(recipe) if isinstance(recipe, str) and recipe in recipe_names() else ARGUMENTS
     labels, test = draw.draw(most_often(some_labels(1), ODD_LABELS)), draw.draw(st.none() | most_often(some_labels(1), ODD_LABELS))
-    asked = draw.draw(st.fixed_dictionaries({}, optional={k: most_often(ARGUMENTS[k]) for k in [*names]}))
+    each = {k: most_often(ARGUMENTS[k]) for k in names}
+    asked = draw.draw(st.fixed_dictionaries(each) | st.fixed_dictionaries({}, optional=each))
     asked |= draw.draw(st.fixed_dictionaries({}, optional={"classes": most_often(st.integers(1, 30)), "seed": most_often(st.integers(0, 99))}))
     if draw.draw(st.integers(0, 9)) == 0: asked[draw.draw(st.text(max_size=9) | st.sampled_from(["s", "Alpha", "shard"]))] = 1
     clients = draw.draw(most_often(st.integers(1, 9)))
@@ -410,7 +411,7 @@ COMMANDS = typer.main.get_command(cli.app)
 def command_lines(draw):
     "A command with its own options and values that mostly fit, then at most two changes"
     name = draw(st.sampled_from([*sorted(COMMANDS.commands), *["run"] * 6]))
-    def values(p): return most_often(st.sampled_from(VALUES.get(p.name, ["1"])), junk)
+    def values(p): return most_often(st.sampled_from(VALUES.get(p.name, ["1"])), junk, 5)
     def words(p):
         if p.param_type_name == "argument": return [draw(values(p)) for _ in range(draw(st.sampled_from([1, 1, 1, 1, 2] if p.nargs < 0 else [1, 1, 1, 1, 0])))]
         return [] if draw(st.integers(0, 3)) else [draw(st.sampled_from(p.opts)), *([] if p.is_flag else [draw(values(p))])]
@@ -430,6 +431,10 @@ def own(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     for name, text in {"papers/own/t.toml": OWN, "file": "", "own.py": "x = 1", "wrong.py": "1 / 0", "stops.py": "raise ValueError('a\\nb')"}.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "ours/papers/fedccfa").mkdir(parents=True)
+    for name, content in FILES.items():
+        if name[0] == "_" or "table1." in name: (tmp_path / "ours/papers/fedccfa" / name).write_bytes(content)
+    monkeypatch.setattr(experiments, "roots", lambda: [tmp_path, tmp_path / "ours"])  # few tables: `tables` reads them all
     done = []
 
     def run_cells(cells, results, data=None, device="cpu", workers=1, quiet=False, how="auto", **_):
@@ -506,8 +511,8 @@ def test_every_page_hands_all_its_parameters_over(page):
 
 
 given_json = st.none() | st.booleans() | numbers.map(lambda n: int(n) if type(n) is Long else n) | texts | st.lists(st.integers(), max_size=2) | st.dictionaries(texts, st.integers(), max_size=2)
-parameters = st.fixed_dictionaries({"spec": most_often(st.sampled_from(["papers/own/t.toml", "own/t", ""]), given_json)}, optional={
-    "tier": most_often(st.sampled_from(["smoke", "paper"]), given_json), "methods": most_often(st.sampled_from(["", " ", "FedAvg", "FedAvg, FedProx"]), given_json),
+parameters = st.fixed_dictionaries({
+    "spec": most_often(st.sampled_from(["papers/own/t.toml", "own/t", ""]), given_json), "tier": most_often(st.sampled_from(["smoke", "paper"]), given_json), "methods": most_often(st.sampled_from(["", " ", "FedAvg", "FedAvg, FedProx"]), given_json),
     "seeds": most_often(st.integers(0, 9), given_json), "device": most_often(st.sampled_from(["auto", "cpu"]), given_json),
     "workers": most_often(st.integers(1, 9), given_json), "data": most_often(st.sampled_from(["", "x", "~/x", "/x"]), given_json | st.just("~nosuch")),
     "results": most_often(st.sampled_from(["", "x", "~/x", "/x"]), given_json | st.just("~nosuch/x"))})

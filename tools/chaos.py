@@ -41,7 +41,7 @@ REASONS = [  # what a driver may say about a run, a checkpoint or itself, and wh
     (r"cannot be written \((No space left on device|File too large)\)", {"fill the disk"}),
     (r"cannot be written \((Operation not permitted|Permission denied)\)", {"read-only"}),
     (r"cannot be written \(Is a directory\)|move it away", {"obstacle"}), (DAMAGED, {"damage the data"}),
-    (r"damaged after it was written|move it away", HURT), (r"it is not used$", HURT | {"foreign"}),
+    (r"damaged after it was written|move it away", HURT), (r"it is not used$", HURT | {"foreign", "obstacle"}),
     (r"its worker process died 3 times|no worker process could be started", {"kill a worker", "terminate"})]
 USUAL = re.compile(r"up$|fedrepro: \d+ of \d+ runs(?!.*failed: )|fedrepro: \d+ computed, \d+ were there|"
                    r"fedrepro: .*set aside( as .*\.damaged)?$|.*resource_tracker: There appear to be|  warnings.warn\(")
@@ -135,7 +135,7 @@ class Storm:
 
     def fault(self, fresh: bool):
         "The first fault whose time has come and that can happen now; a result is `fresh`"
-        for entry in [e for e in self.schedule if e[0] <= self.most and fresh >= e[1]]:
+        for entry in [e for e in self.schedule if e[0] <= self.most and (fresh or not e[1] or e[0] + 2 < self.most)]:
             alive, kind = [d for d in self.at.all if not d.gone], entry[2]
             if not (what := FAULTS[kind](self.at)): continue
             for driver in alive: driver.suffered.add(kind)

@@ -142,7 +142,7 @@ class Driver:
 
     def workers(self) -> list[int]:
         "Its living worker processes"
-        found = subprocess.run(["ps", "-eo", "pid=,sid=,stat=,args="], capture_output=True, text=True)
+        found = subprocess.run(["ps", "-ww", "-eo", "pid=,sid=,stat=,args="], capture_output=True, text=True)
         rows = [row.split(None, 3) for row in found.stdout.splitlines()]
         return [int(r[0]) for r in rows if r[1] == str(self.pid) and r[2][0] != "Z" and "spawn_main" in r[3]]
 
