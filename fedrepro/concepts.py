@@ -24,7 +24,7 @@ def short(value, width: int = 60) -> str:
     return text if len(text) <= width else text[:width - 3] + "..."
 
 def known(name, accepted, what: str):
-    "`name` if the container `accepted` has it; raises InputError naming `what`, `name`, the closest match, all accepted"
+    "`name` if `accepted` has it; raises InputError naming `what`, `name`, the closest match and what is accepted"
     if isinstance(name, str) and name in accepted: return name
     accepted = sorted(map(str, accepted))
     by_lower = {a.lower(): a for a in accepted}

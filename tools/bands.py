@@ -37,7 +37,7 @@ ELSEWHERE = {  # what stands for other processors: the environment of a fresh pr
     "ATen without AVX": {"ATEN_CPU_CAPABILITY": "default"}, "ATen with AVX2": {"ATEN_CPU_CAPABILITY": "avx2"},
     "oneDNN with SSE4.1": {"ONEDNN_MAX_CPU_ISA": "SSE41"}, "oneDNN with AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
     "no oneDNN": {SWITCH: "no oneDNN"}, "MKL's common path": {"MKL_CBWR": "COMPATIBLE"},
-    "two threads": {SWITCH: "two threads", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}}
+    "two threads": {SWITCH: "two threads", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}}
 NUDGES = range(1, 5)  # seeds
 
 def set_up():
@@ -111,12 +111,17 @@ UNSEEN = {  # (method, hyper-parameter) -> why its change cannot show in the cel
     ("FedCCFA", "finetune_lr"): "there is no fine-tuning by default",
     ("FedDrift", "previous"): "the same where everybody takes part in every round",
     ("FedDrift", "variant"): "the same until models merge",
+    ("FedPAC", "variant"): "the same until a head's weight falls below 1e-3",
     ("pFedMe", "momentum"): "the method has none",
     ("pFedMe", "weight_decay"): "the method has none",
+}
+ROUGH = {  # (method, hyper-parameter) -> the value tried, where a tenth less changes nothing
+    ("Flash", "gamma"): .04,  # it decides who stops: no client of 40 partitions came as near to the limit as a tenth
 }
 
 def others(name: str, f: dataclasses.Field) -> list:
     "Other values of a hyper-parameter: a tenth less (0: 0.01), 1 more, every other word, 0.5 in place of None"
+    if (name, f.name) in ROUGH: return [ROUGH[name, f.name]]
     value = (cell_of(name).settings | {f.name: f.default})[f.name]
     if isinstance(value, bool): return [not value]
     if isinstance(value, int): return [value + 1]
@@ -184,13 +189,16 @@ def renewed(entry: dict, name: str, bands: dict, fields: dict, why: str) -> dict
 
 def check(name: str, path: Path = BANDS) -> list[str]:
     "A line for everything about a method that is not as the file says. Raises InputError for an unreadable file"
-    entry, own = stored(path).get(name), {f.name for f in dataclasses.fields(METHODS[name])}
-    if entry is None: lines = [f"{name}: not in {path.name}"]
+    entry, lines = stored(path).get(name), []
+    if entry is None: lines.append(f"{name}: not in {path.name}")
     else:
-        lines = [f"{name}.{f}: a hyper-parameter that is not in {path.name}" for f in sorted(own - set(entry["fields"]))]
-        lines += [f"{name}.{f}: in {path.name}, but no hyper-parameter" for f in sorted(set(entry["fields"]) - own)]
-        lines += [f"{name}: {q} after round {t} in {type} is {x!r}, its band {middle!r} ± {half:g} ({far:.3g} bands off)"
-                  for type in TYPES for far, q, t, x, (middle, half) in outside(numbers(name, type), entry[type])]
+        own, known = {f.name for f in dataclasses.fields(METHODS[name])}, entry["fields"].keys()
+        lines += [f"{name}.{f}: a hyper-parameter that is not in {path.name}" for f in sorted(own - known)]
+        lines += [f"{name}.{f}: in {path.name}, but no hyper-parameter" for f in sorted(known - own)]
+        for type in TYPES:
+            for far, q, t, x, (middle, half) in outside(numbers(name, type), entry[type]):
+                where = f"{name}: {q} after round {t} in {type}"
+                lines.append(f"{where} is {x!r}, its band {middle!r} ± {half:g} ({far:.3g} bands off)")
     return [f'{line}; if this is meant: python tools/bands.py --renew {name} --why "..."' for line in lines]
 
 def renew(names: list[str], why: str, path: Path = BANDS):

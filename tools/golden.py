@@ -62,9 +62,9 @@ CELLS = {
     "FedDrift": Cell(rounds=5, swaps=((3, 0, (0, 7)), (3, 1, (0, 4))), participation=1., samples=1437, seed=2,
                      why="one client's loss must rise by a little less than delta, another's by more"),
     "FedFM": Cell(first=19, why="align_from is 20"),
+    "Flash": Cell(rounds=5, participation=1., why="until some client nearly stops early"),
     "InCo": Cell(network=two_blocks, participation=.34, seed=2,
                  why="needs a stage with two blocks, and updates that reach both limits"),
-    "LfD": Cell(samples=200, why="ten epochs cost time"),
     "pFedMe": Cell(samples=200, why="its steps cost time"),
 }
 
