@@ -291,6 +291,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="fewer runs and faults")
     asked, began = parser.parse_args(), time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing is left running or mounted
     try:
         sweep = Sweep(folder, asked.short)
         print(f"the undisturbed sweep: {len(sweep.reference)} runs, {time.monotonic() - began:.0f} s", flush=True)
