@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['app', 'SpecArgument', 'SpecsArgument', 'TierOption', 'ResultsOption', 'DataOption', 'JsonOption', 'MethodsOption',
-           'DatasetsOption', 'SeedsOption', 'DeviceOption', 'WorkersOption', 'ExecutorOption', 'QuietOption',
-           'FormatOption', 'OutOption', 'VersionOption', 'ImportOption', 'NameArgument', 'PeersOption', 'QuickOption',
-           'FileOption', 'RoundsOption', 'SamplesOption', 'ClickError', 'option', 'count', 'place', 'show',
-           'method_lines', 'dataset_lines', 'table_lines', 'methods_command', 'datasets_command', 'tables_command',
-           'folder_given', 'picked', 'in_places', 'run_command', 'table_command', 'figure_command', 'data_command',
-           'bench_command', 'usage_line', 'main']
+           'DatasetsOption', 'SeedsOption', 'DeviceOption', 'WorkersOption', 'ExecutorOption', 'CheckpointOption',
+           'QuietOption', 'FormatOption', 'OutOption', 'VersionOption', 'ImportOption', 'NameArgument', 'PeersOption',
+           'QuickOption', 'FileOption', 'RoundsOption', 'SamplesOption', 'ClickError', 'option', 'count', 'place',
+           'pause', 'show', 'method_lines', 'dataset_lines', 'table_lines', 'methods_command', 'datasets_command',
+           'tables_command', 'folder_given', 'picked', 'in_places', 'run_command', 'table_command', 'figure_command',
+           'data_command', 'bench_command', 'usage_line', 'main']
 
 # %% ../nbs/35_cli.ipynb #a0323a60
 import json
@@ -41,6 +41,11 @@ def place(text: str) -> Path:
     if text and "\0" not in text: return path
     raise typer.BadParameter(f"{text!r} is no path")
 
+def pause(text: str) -> int:
+    "`text` as a number of rounds from one checkpoint to the next; 0 = none are kept"
+    if str(text).isdecimal() and len(text) < 9 and int(text) <= 10**6: return int(text)
+    raise typer.BadParameter(f"{text[:40]!r} is not a whole number of at least 0, at most 1000000")
+
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or its short name: fedccfa/table2")]
 SpecsArgument = Annotated[list[str], typer.Argument(metavar="SPEC...", help="Spec files, or their short names")]
 TierOption = option(str, "--tier", metavar="T", help="smoke (seconds), small (minutes), paper (the published setting)")
@@ -56,6 +61,8 @@ DeviceOption = option(str, "--device", metavar="auto|cpu|cuda", help="Where to c
 WorkersOption = option(int | None, "--workers", metavar="N", parser=count,
                        help="Processes, one thread each; default: one a core, or one for a GPU")
 ExecutorOption = option(str, "--executor", metavar="E", help="auto, sequential, processes, stacked: who trains a round")
+CheckpointOption = option(int | None, "--checkpoint", metavar="N", parser=pause,
+                          help="Rounds between checkpoints, 0 for none; default: about a minute")
 QuietOption = option(bool, "--quiet", help="No progress")
 FormatOption = option(str, "--format", metavar="text|md|csv|html", help="csv is the long form with every trial")
 OutOption = option(Path | None, "--out", metavar="FILE", parser=place, help="Default: out/<paper>_<table>_<tier>.png")
@@ -174,7 +181,8 @@ def in_places(cells: list, asked: str | None, tier: str) -> set[str]:
 def run_command(
     specs: SpecsArgument, tier: TierOption = "smoke", methods: MethodsOption = None, datasets: DatasetsOption = None,
     seeds: SeedsOption = None, device: DeviceOption = "auto", data: DataOption = None, results: ResultsOption = None,
-    workers: WorkersOption = None, executor: ExecutorOption = "auto", quiet: QuietOption = False,
+    workers: WorkersOption = None, executor: ExecutorOption = "auto", checkpoint: CheckpointOption = None,
+    quiet: QuietOption = False,
 ) -> None:
     "Compute the runs of one or more tables that are not there yet, then print the tables."
     from fedrepro.executors import cores
@@ -190,7 +198,8 @@ def run_command(
         folders.setdefault(results or s.results, []).extend(c for c in cells if c.places & chosen)
     workers = workers or (1 if device == "cuda" else cores())
     for folder, cells in folders.items():
-        report = run_cells(cells, folder, data=data, device=device, workers=workers, quiet=quiet, how=executor)
+        report = run_cells(cells, folder, data=data, device=device, workers=workers, quiet=quiet, how=executor,
+                           every=checkpoint)
         if not (quiet or report.interrupted): typer.echo(f"fedrepro: {report.summary()}", err=True)
         code = max(code, report.exit_code)
         if report.interrupted: raise typer.Exit(code)

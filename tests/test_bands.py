@@ -29,14 +29,11 @@ def test_numbers_stay_in_their_bands(name):
 # --- the bands see a changed default
 
 FIELDS = [(name, f.name) for name, cls in METHODS.items() for f in dataclasses.fields(cls)]
-FEW = [("FedAvg", "weight_decay"), ("FedAvg", "clip_norm"), ("FedProx", "mu"), ("FedCCFA", "eps"), ("FedCCFA", "align_from"), ("FedCDA", "smooth"),
-       ("FedDrift", "delta"), ("FedBSS", "warm_up"), ("InCo", "most"), ("pFedMe", "weight_decay")]
+FEW = [("FedAvg", "weight_decay"), ("FedProx", "mu"), ("FedCCFA", "align_from"), ("FedCDA", "smooth"), ("FedBSS", "warm_up"),
+       ("pFedMe", "weight_decay")]
 
 
-def bands_off(name, **changed): return max((far for far, *_ in bands.outside(numbers(name, **changed), KEPT[name]["float64"])), default=0.)
-
-
-@pytest.mark.parametrize("name, field", FIELDS if NIGHTLY else FEW, ids=".".join)
+@pytest.mark.parametrize("name, field", FIELDS if NIGHTLY else FEW)
 def test_a_changed_default_leaves_its_band(name, field):
     f = METHODS[name].__dataclass_fields__[field]
     far, why = bands.caught(name, f, KEPT[name]["float64"]), bands.UNSEEN.get((name, field))
@@ -49,7 +46,7 @@ def test_the_table_of_what_is_caught_is_complete():
         said, why = KEPT[name]["fields"][field], bands.UNSEEN.get((name, field))
         if why: assert said == why
         else: assert said[0] == bands.others(name, METHODS[name].__dataclass_fields__[field]) and said[1] >= bands.SHOWS, (name, field)
-    assert len(bands.UNSEEN) <= 10 and all((name, field) in FIELDS for name, field in bands.UNSEEN)
+    assert len(bands.UNSEEN) <= 12 and len(bands.ROUGH) <= 1 and all((name, field) in FIELDS for name, field in bands.UNSEEN)
 
 
 def test_a_change_of_the_code_leaves_its_band(monkeypatch):
@@ -157,7 +154,7 @@ def test_wrong_input_is_refused_in_a_line(words, error, tmp_path, capsys):
 
 
 def test_the_command_checks(tmp_path):
-    assert said("--check", "FedAvg", "Union") == (0, "2 methods, every number in its band\n", "")
+    assert said("--check", "Union") == (0, "1 method, every number in its band\n", "")
     (file := tmp_path / "none.json").write_text("{}")
     code, out, _ = said("--check", "Union", "--file", file)
     assert code == 1 and out == 'Union: not in none.json; if this is meant: python tools/bands.py --renew Union --why "..."\n'

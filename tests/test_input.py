@@ -72,12 +72,12 @@ def deep(n):
     return x
 
 
-ODD = st.sampled_from([float("nan"), float("inf"), 0, -1, 10**5000, True, "1", None]) | st.sampled_from([
+ODD = st.sampled_from([float("nan"), True, None]) | st.sampled_from([float("inf"), 0, -1, 10**5000, "1"]) | st.sampled_from([
                        -float("inf"), -0.0, 1, 10**30, -10**5000, 1e308, 1e-308, 2.5, False, "", "nan", "a\nb\x1b[31m", "ü" * 5000, "\ud800", b"x", [], [1], (), {}, {"a": 1}, 1j, np.float64("nan"), np.float32(.5),
                        np.int64(3), np.bool_(True), np.complex128(1), np.arange(3), np.arange(9999), np.array(2), Odd(), Odder(), deep(9999), int, Path("x")])
 
 
-def most_often(usual, odd=ODD, times: int = 7):
+def most_often(usual, odd=ODD, times: int = 5):
     "`times` out of `times` + 1 the `usual`, else something odd"
     return st.integers(0, times).flatmap(lambda i: odd if i == times else usual)
 
@@ -147,7 +147,7 @@ def check_partition(cut, recipe, labels, test, clients, asked):
 
 @pytest.mark.parametrize("recipe", recipe_names())
 def test_a_partition_is_disjoint_and_complete_or_refused(recipe):
-    dealt, refused = [], []
+    seen = {"dealt": 0, "refused": 0}
 
     @inputs
     @given(st.data())
@@ -162,14 +162,15 @@ def test_a_partition_is_disjoint_and_complete_or_refused(recipe):
             except InputError as error:
                 assert recipe not in ALWAYS or clients > len(labels)
                 clear(error)
-                return refused.append(error)
-            dealt.append(cut)
+                seen["refused"] += 1
+                return
+            seen["dealt"] += 1
             check_partition(cut, recipe, before, test, clients, asked)
             assert (concepts.as_labels(labels) == before).all()
             assert partition(recipe, before.tolist(), test, clients=clients, seed=seed, **asked).fingerprint == cut.fingerprint
 
     holds()
-    assert len(dealt) > inputs.max_examples / 20 and refused, "all alike: this shows little"
+    assert seen["dealt"] > inputs.max_examples / 20 and seen["refused"], "all alike: this shows little"
 
 
 @inputs
@@ -187,6 +188,7 @@ def test_odd_requests_for_a_partition_are_refused_or_kept(draw):
     with answered_in_time():
         try: cut = partition(recipe, labels, test, **{"clients": clients, **asked})
         except InputError as error: return clear(error)
+        assert not any(isinstance(v, (bool, np.bool_)) for v in [clients, *asked.values()]), "true is no number"
         check_partition(cut, recipe, concepts.as_labels(labels), test, int(clients), {k: v for k, v in asked.items() if k in names})
 
 
@@ -198,7 +200,7 @@ def test_noise_hits_exactly_its_share_or_is_refused(labels, ratio, classes, seed
     before = concepts.as_labels(labels)
     try: noisy = flip_labels(labels, ratio, classes, np.random.default_rng(seed))
     except InputError as error: return clear(error)
-    assert (noisy != before).sum() == round(float(ratio) * len(before)) and 0 <= noisy.min() <= noisy.max() < classes
+    assert not isinstance(ratio, bool) and (noisy != before).sum() == round(float(ratio) * len(before)) and 0 <= noisy.min() <= noisy.max() < classes
     assert (concepts.as_labels(labels) == before).all()
 
 
@@ -411,7 +413,7 @@ COMMANDS = typer.main.get_command(cli.app)
 def command_lines(draw):
     "A command with its own options and values that mostly fit, then at most two changes"
     name = draw(st.sampled_from([*sorted(COMMANDS.commands), *["run"] * 6]))
-    def values(p): return most_often(st.sampled_from(VALUES.get(p.name, ["1"])), junk, 5)
+    def values(p): return most_often(st.sampled_from(VALUES.get(p.name, ["1"])), junk)
     def words(p):
         if p.param_type_name == "argument": return [draw(values(p)) for _ in range(draw(st.sampled_from([1, 1, 1, 1, 2] if p.nargs < 0 else [1, 1, 1, 1, 0])))]
         return [] if draw(st.integers(0, 3)) else [draw(st.sampled_from(p.opts)), *([] if p.is_flag else [draw(values(p))])]

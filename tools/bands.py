@@ -231,7 +231,7 @@ def print_rounding(names: list[str]):
 def print_check(names: list[str], path: Path) -> int:
     "The lines of `check`; 1 if there are any"
     lines = [line for name in names for line in check(name, path)]
-    print("\n".join(lines) or f"{len(names)} methods, every number in its band")
+    print("\n".join(lines) or f"{len(names)} method{'s' * (len(names) > 1)}, every number in its band")
     return int(bool(lines))
 
 def main(words: list[str] | None = None) -> int:
