@@ -58,7 +58,9 @@ class FedAvg:
 
     def __init_subclass__(cls, **kw):
         super().__init_subclass__(**kw)
-        METHODS[cls.__name__] = cls
+        taken = METHODS.get(cls.__name__)  # a page that is run does not replace the package's method, which workers use
+        if cls.__module__ != "__main__" or not (taken and taken.__module__.startswith("fedrepro.")):
+            METHODS[cls.__name__] = cls
 
     def __post_init__(self):
         for f in fields(self):

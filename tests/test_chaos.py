@@ -17,8 +17,8 @@ from fedrepro.settings import run_id
 CELL = every_cell(names=["FedAvg"])[0]
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 sys.path.insert(0, str(TOOLS))
-from chaos import Storm, numbers, surprises  # noqa: E402
-from faults import FAULTS, Ledger, damage  # noqa: E402
+from chaos import Storm, numbers, possible, surprises  # noqa: E402
+from faults import FAULTS, Ledger, damage, read_only, writable  # noqa: E402
 from swept import said  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, ps and limits of Linux")
@@ -112,6 +112,44 @@ def test_damage_always_changes_a_file(tmp_path):
         seen.add(damage(tmp_path / "x", random.Random(seed)))
         assert (tmp_path / "x").read_bytes() != content()
     assert len(seen) == 5
+
+
+WRITER = """
+import sys, time
+print("up", flush=True)
+while True:
+    try:
+        with open(sys.argv[1], "wb") as file: file.write(bytes(100_000))
+        print("whole", flush=True)
+    except OSError as error: print(error.strerror, flush=True)
+    time.sleep(.01)
+"""
+
+
+def test_a_limit_on_files_stands_in_for_a_full_disk(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", WRITER, tmp_path / "x"], stdout=subprocess.PIPE, text=True)
+    now = storm(tmp_path).at
+    now.drivers = [SimpleNamespace(pid=process.pid, up=True, workers=lambda: [])]
+    def until(line):
+        for found in process.stdout:
+            if found.strip() == line: return True
+    try:
+        assert until("up") and until("whole")
+        assert not tmp_path.is_mount() and "no file may be longer" in now.fill_disk() and until("File too large")
+        (_, _, take_back), = now.undo
+        take_back()
+        assert until("whole")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_locked_folder_takes_nothing(tmp_path):
+    read_only(tmp_path, True)
+    locked = not writable(tmp_path)
+    read_only(tmp_path, False)
+    assert writable(tmp_path) and locked == ("read-only" in possible(list(FAULTS), tmp_path)) and writable(tmp_path)
+    assert locked or os.geteuid() == 0  # root needs a file system that knows chattr +i
 
 
 # --- what a driver says

@@ -292,6 +292,14 @@ def test_deep_nesting_is_no_crash(tmp_path, depth):
         assert store.load_results(tmp_path / "smoke").empty and not (tmp_path / "smoke/deep.jsonl").exists()
 
 
+def test_settings_too_deep_for_their_digest(monkeypatch):
+    "Reading and writing json need not reach equally deep"
+    def deep(settings): raise RecursionError
+    content = signed(GOOD, ROWS)
+    monkeypatch.setattr(store, "run_id", deep)
+    with pytest.raises(store.Damaged, match="run id"): store.decode(content)
+
+
 # --- what is no file
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="POSIX")
