@@ -110,7 +110,7 @@ def stored(spec: Spec, tier: str, results: str | Path | None = None) -> list[tup
     runs = load_results(folder)
     if spec.metric not in runs: raise InputError(f"{folder}: no run has the metric {spec.metric!r} of {spec.name}")
     most = settings.SETTINGS["seeds"].high  # a file that is not of this spec may have any
-    seeds = sorted({c.seed for c in spec.cells(tier)} | {s for s in runs.seed.astype(int) if s <= most})
+    seeds = sorted({c.seed for c in spec.cells(tier)} | {int(s) for s in runs.seed.unique() if s <= most})
     parts = [seeds[i:i + int(SEEDS.high)] for i in range(0, len(seeds), int(SEEDS.high))]
     found = dict(tuple(runs.groupby("run_id")))
     return [(c, found[c.run_id]) for part in parts for c in spec.cells(tier, seeds=part) if c.run_id in found]

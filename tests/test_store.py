@@ -292,6 +292,16 @@ def test_deep_nesting_is_no_crash(tmp_path, depth):
         assert store.load_results(tmp_path / "smoke").empty and not (tmp_path / "smoke/deep.jsonl").exists()
 
 
+def test_an_end_that_is_no_end():
+    "The last line is parsed before anything is known of it, so it must be short"
+    body, end = signed(GOOD, ROWS).rstrip(b"\n").rsplit(b"\n", 1)
+    for pad, fine in ((100, True), (2000, False)):
+        content = body + b"\n" + json.dumps(json.loads(end) | {"pad": "x" * pad}).encode() + b"\n"
+        if fine: assert store.decode(content)
+        else:
+            with pytest.raises(store.Damaged): store.decode(content)
+
+
 def test_settings_too_deep_for_their_digest(monkeypatch):
     "Reading and writing json need not reach equally deep"
     def deep(settings): raise RecursionError
@@ -363,7 +373,7 @@ def test_a_run_too_long_to_be_read_is_not_written(tmp_path, monkeypatch):
 
 def test_a_foreign_seed_does_not_stop_a_table(tmp_path):
     "Seeds of other tables' runs stand in the same folder"
-    for seed in [*range(3), 2**31, 2**31 + 5, 2**62]:
+    for seed in [*range(3), 2**31, 2**31 + 5, 2**62, 2**63]:
         put_one = GOOD | dict(settings=GOOD["settings"] | dict(seed=seed))
         (tmp_path / "smoke").mkdir(exist_ok=True)
         content = signed(put_one, ROWS)
