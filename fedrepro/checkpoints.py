@@ -22,7 +22,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 from .federation import Federation
-from .files import write_atomic
+from .files import write_atomic, writing
 from .rounds import Snapshot, stored
 from .trees import InputError
 
@@ -168,9 +168,9 @@ class Keeper:
         return sorted({p.with_suffix("") for p in parts})
 
     def forget(self, paths: list[Path]):
-        "Remove checkpoints: first what makes them one"
-        for path in paths:
-            for suffix in (".json", ".safetensors"): path.with_suffix(suffix).unlink(missing_ok=True)
+        "Remove checkpoints: first what makes them one; raises InputError where the disk refuses"
+        for path in [p.with_suffix(suffix) for p in paths for suffix in (".json", ".safetensors")]:
+            with writing(path): path.unlink(missing_ok=True)
 
     def find(self, device: str = "cpu") -> dict[str, dict]:
         "The newest state of each run that has one; what is damaged is set aside"
@@ -201,10 +201,15 @@ class Keeper:
             self.tell(f"{error}; it is set aside")
 
     def clear(self, finished: Callable[[str], bool] = lambda run_id: False):
-        "Remove these runs' checkpoints, those of which all runs are `finished`, and what a kill left half written"
-        self.forget(self.mine())
-        for path in [head.with_suffix("") for head in self.folder.glob("*.json")]:
-            with suppress(Unusable):
-                if all(finished(run) for run in about(path)["rounds"]): self.forget([path])
-        for part in self.folder.glob(f".{self.name}-*.partial"): part.unlink(missing_ok=True)
+        """Remove these runs' checkpoints, those of which all runs are `finished`, and what a kill left half written.
+
+        Where the disk refuses, it says so, and they stay: the results are there."""
+        try:
+            self.forget(self.mine())
+            for path in [head.with_suffix("") for head in self.folder.glob("*.json")]:
+                with suppress(Unusable):
+                    if all(finished(run) for run in about(path)["rounds"]): self.forget([path])
+            for part in self.folder.glob(f".{self.name}-*.partial"):
+                with writing(part): part.unlink(missing_ok=True)
+        except InputError as error: self.tell(f"{error}; it stays until the next run")
         with suppress(OSError): self.folder.rmdir()  # when it is empty

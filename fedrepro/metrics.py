@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from .trees import Tree, moved, select
+from .divergence import refuse_diverged
 from .local import train
 from .federation import TUNE, Federation
 from .rounds import Snapshot
@@ -88,9 +89,11 @@ def evaluate(method, federation: Federation, at: Snapshot, final: bool = False) 
     """Every accuracy after `at.round` rounds, in percent, under the concepts of the round just completed.
 
     `generalised_accuracy`, `personalised_accuracy`: of the judged models; after the last round of a method that
-    fine-tunes, of the fine-tuned ones, with `_untuned` beside them. `_fresh`: with the server's newest part."""
+    fine-tunes, of the fine-tuned ones, with `_untuned` beside them. `_fresh`: with the server's newest part.
+    Raises Diverged when the fine-tuning has diverged."""
     t, models = max(at.round - 1, 0), judged_models(method, federation, at)
     tuned = finetuned(method, federation, at, models) if final else None
+    if tuned: refuse_diverged(federation.initial, tuned)
     out = _score(federation, tuned or models, t)
     if tuned: out |= _score(federation, models, t, "_untuned")
     for suffix, message in method.logged(at.server).items():

@@ -89,7 +89,7 @@ def run_together(courses: list[Course], executor: Callable = sequential, evaluat
         for group, now in zip(groups, train_together([g[0] for g in groups], executor)):
             lead, *others = group
             note_round(lead.history, now, lead.method, lead.federation, lead.rounds, evaluate, lead.every)
-            for c in others: c.history = History([*lead.history.rows], now)
+            for c in others: c.history = History([*lead.history.rows], lead.history.snapshot)
         for i, c in enumerate(courses):
             if on_round is not None and c in going: on_round(i, c.history.snapshot)
         if on_turn is not None: on_turn(courses)

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -130,9 +131,7 @@ def test_a_limit_on_files_stands_in_for_a_full_disk(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", WRITER, tmp_path / "x"], stdout=subprocess.PIPE, text=True)
     now = storm(tmp_path).at
     now.drivers = [SimpleNamespace(pid=process.pid, up=True, workers=lambda: [])]
-    def until(line):
-        for found in process.stdout:
-            if found.strip() == line: return True
+    def until(line): return any(found.strip() == line for found in islice(process.stdout, 1000))
     try:
         assert until("up") and until("whole")
         assert not tmp_path.is_mount() and "no file may be longer" in now.fill_disk() and until("File too large")

@@ -60,6 +60,7 @@ def test_drift_stands_between_the_rounds(spec, tmp_path):
     assert "sudden drift" in ax.get_title()
     assert ax.get_ylabel() == "generalised accuracy (%)" and ax.get_xlabel() == "round"
 
+@pytest.mark.filterwarnings("error")
 def test_a_diverged_run_is_apart(spec, tmp_path):
     put(spec, "smoke", tmp_path, dict(FedAvg=[60, (10, 4)]))
     fig = accuracy_figure(spec, "smoke", tmp_path)

@@ -202,6 +202,25 @@ def test_a_full_disk_does_not_stop_a_run(fork, forked, tmp_path, monkeypatch, ca
     assert "No space left on device); the run goes on without this checkpoint" in capsys.readouterr().err
 
 
+def test_checkpoints_that_cannot_be_removed_cost_no_result(fork, forked, tmp_path, monkeypatch, capsys):
+    "The folder became read-only: the run is whole, what it leaves is said, and the next run removes it"
+    unlink = Path.unlink
+    def refuse(path, missing_ok=False):
+        if path.parent.name == "checkpoints" and path.exists(): raise PermissionError(1, "Operation not permitted")
+        unlink(path, missing_ok)
+    with monkeypatch.context() as m:
+        m.setattr(Path, "unlink", refuse)
+        paths = packs.run_pack(fork, tmp_path, every=1)
+    assert [store.read(p)[1] for p in paths] == forked
+    said = capsys.readouterr().err
+    assert "cannot be written (Operation not permitted); it stays until the next run" in said
+    left = list((tmp_path / "smoke" / "checkpoints").iterdir())
+    assert left and said.count("goes on without this checkpoint") == len(left) // 2 - 2  # from the third on, none could go
+    paths[0].unlink()
+    packs.run_pack(fork, tmp_path, every=0)
+    assert not (tmp_path / "smoke" / "checkpoints").exists()
+
+
 def test_no_checkpoints_when_none_are_asked_for(fork, tmp_path):
     with pytest.raises(Killed): packs.run_pack(fork, tmp_path, every=0, on_round=killing(4))
     assert not list(tmp_path.rglob("*.*"))
