@@ -141,6 +141,9 @@ class Keeper:
     tell: Callable[[str], None] = lambda line: print(f"fedrepro: {line}", file=sys.stderr, flush=True)
     last: float = field(default_factory=time.monotonic)  # when the last one was written
     cost: float = 0.  # seconds that it took
+    until: float = math.inf  # no round may end after it (seconds since 1970)
+    turned: float = field(default_factory=time.monotonic)  # when the last round ended
+    slowest: float = 0.  # seconds of a round so far
 
     @property
     def name(self) -> str:
@@ -151,6 +154,12 @@ class Keeper:
         "Whether a checkpoint is to be written after `turn` rounds of this process"
         if self.every is not None: return self.every > 0 and turn % self.every == 0
         return time.monotonic() - self.last >= max(MINUTE, SHARE * self.cost)
+
+    def over(self) -> bool:
+        "After each round: whether one more, as slow as the slowest so far, would end after `until`"
+        now = time.monotonic()
+        self.slowest, self.turned = max(self.slowest, now - self.turned), now
+        return time.time() + self.slowest > self.until
 
     def keep(self, messages: dict[str, dict], rounds: dict[str, int]):
         "Write the state of each run (by run id) with the rounds it has completed; the one before is kept too"

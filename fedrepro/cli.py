@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['app', 'SpecArgument', 'SpecsArgument', 'TierOption', 'ResultsOption', 'DataOption', 'JsonOption', 'MethodsOption',
            'DatasetsOption', 'SeedsOption', 'DeviceOption', 'WorkersOption', 'ExecutorOption', 'CheckpointOption',
-           'QuietOption', 'FormatOption', 'OutOption', 'VersionOption', 'ImportOption', 'NameArgument', 'PeersOption',
-           'QuickOption', 'FileOption', 'RoundsOption', 'SamplesOption', 'ClickError', 'option', 'count', 'place',
-           'pause', 'show', 'method_lines', 'dataset_lines', 'table_lines', 'methods_command', 'datasets_command',
-           'tables_command', 'folder_given', 'picked', 'in_places', 'run_command', 'table_command', 'figure_command',
-           'data_command', 'bench_command', 'usage_line', 'main']
+           'QuietOption', 'FormatOption', 'OutOption', 'VersionOption', 'ImportOption', 'BudgetOption', 'OrderOption',
+           'PlanOption', 'NameArgument', 'PeersOption', 'QuickOption', 'FileOption', 'RoundsOption', 'SamplesOption',
+           'ClickError', 'option', 'count', 'place', 'pause', 'show', 'method_lines', 'dataset_lines', 'table_lines',
+           'methods_command', 'datasets_command', 'tables_command', 'folder_given', 'picked', 'in_places',
+           'run_command', 'sweep_command', 'table_command', 'figure_command', 'data_command', 'bench_command',
+           'usage_line', 'main']
 
 # %% ../nbs/35_cli.ipynb #a0323a60
 import json
@@ -116,10 +117,10 @@ def dataset_lines(data: Path | None = None) -> list[dict]:
     from fedrepro.data import SOURCES, data_dir, dataset_names
     lines = []
     for name in dataset_names():
-        source = SOURCES.get(name)  # digits come with scikit-learn
+        source = SOURCES.get(name)  # digits come with scikit-learn, synthetic data with the package
         folder = data_dir(data) / source.folder if source else None
-        present = source is None or all((folder / f).is_file() for f in source.files)
-        lines.append(dict(name=name, present=present, folder=str(folder) if source else "(in scikit-learn)"))
+        present = source is None or source.present(data_dir(data))
+        lines.append(dict(name=name, present=present, folder=str(folder) if source else "(nothing to download)"))
     return lines
 
 def table_lines() -> list[dict]:
@@ -206,6 +207,30 @@ def run_command(
     for i, s in enumerate(loaded): typer.echo("\n" * (i > 0) + render(s, tier, results=results), nl=False)
     raise typer.Exit(code)
 
+# %% ../nbs/35_cli.ipynb #4d2aa644
+BudgetOption = option(str | None, "--time-budget", metavar="TIME", help="Stop cleanly before: 90s, 30m, 2.5h")
+OrderOption = option(Path | None, "--order", metavar="FILE", parser=place, help="Default: papers/order.toml")
+PlanOption = option(bool, "--plan", help="Print what is missing, in order, and compute nothing")
+
+@app.command("sweep")
+def sweep_command(
+    tier: TierOption = "small", time_budget: BudgetOption = None, order: OrderOption = None,
+    only_plan: PlanOption = False, device: DeviceOption = "auto", data: DataOption = None,
+    results: ResultsOption = None, workers: WorkersOption = None, executor: ExecutorOption = "auto",
+    checkpoint: CheckpointOption = None, quiet: QuietOption = False,
+) -> None:
+    "Compute what is missing in all tables, the most valuable first."
+    from fedrepro import sweep
+    from fedrepro.executors import cores
+    from fedrepro.experiments import pick_device
+    device, seconds = pick_device(device), None if time_budget is None else sweep.budget(time_budget)
+    steps, planned = sweep.everything(tier, order, results)
+    if only_plan: return show(list(sweep.outlook(steps, planned)), ["step", "missing", "time", "what"], False)
+    report = sweep.sweep(planned, seconds, quiet, device=device, data=data, how=executor, every=checkpoint,
+                         workers=workers or (1 if device == "cuda" else cores()))
+    if not quiet: typer.echo(f"fedrepro: {report.summary()}", err=True)
+    raise typer.Exit(report.exit_code)
+
 # %% ../nbs/35_cli.ipynb #4e49a69e
 @app.command("table")
 def table_command(spec: SpecArgument, tier: TierOption = "smoke", results: ResultsOption = None,
@@ -217,14 +242,15 @@ def table_command(spec: SpecArgument, tier: TierOption = "smoke", results: Resul
 
 @app.command("figure")
 def figure_command(spec: SpecArgument, tier: TierOption = "smoke", results: ResultsOption = None,
-                   out: OutOption = None) -> None:
-    "Draw accuracy over rounds from the stored results and print the file's path."
+                   out: OutOption = None, data: DataOption = None) -> None:
+    "Draw the figure from the stored results, or from the partitions, and print the file's path."
     import matplotlib
     matplotlib.use("Agg")
     from fedrepro.experiments import load_spec
-    from fedrepro.plots import accuracy_figure, save_figure
+    from fedrepro.figures import draw
+    from fedrepro.plots import save_figure
     spec = load_spec(spec)
-    figure = accuracy_figure(spec, tier, folder_given(results))
+    figure = draw(spec, tier, folder_given(results), data)
     typer.echo(save_figure(figure, out or Path("out") / f"{spec.name.replace('/', '_')}_{tier}.png"))
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name that `fedrepro datasets` lists")]
@@ -276,6 +302,7 @@ def main(argv: list[str] | None = None) -> int:
 
     0 done, 1 a run failed, 2 bad input (one line on stderr), 130 interrupted."""
     if hasattr(sys.stdout, "reconfigure"): sys.stdout.reconfigure(errors="replace")  # a terminal without our rules
+    from fedrepro import more_commands as _  # registers its commands
     try:
         code = typer.main.get_command(app).main(args=argv, prog_name="fedrepro", standalone_mode=False)
         return code if isinstance(code, int) else 0

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from .trees import InputError, Tree, one_of
 from .local import Batch, Client, Phase, movable, plan, plain_step, train, work
 from .federation import Federation
+from .measures import timed
 from .rounds import load_methods, sequential
 
 # %% ../nbs/07_executors.ipynb #4bfb8904
@@ -287,6 +288,7 @@ def executor_names() -> list[str]:
 def pick_executor(name: str, federation: Federation, workers: int = 1) -> str:
     "`name`, or what `auto` stands for here; raises InputError"
     if one_of(name, executor_names(), "executor") != "auto": return name
+    if timed(federation.measures): return "sequential"  # the others hide what a client's part takes
     if federation.device != "cpu": return "sequential" if federation.net.buffers else "stacked"
     return "processes" if workers > 1 else "sequential"
 

@@ -33,6 +33,7 @@ class Federation:
     labels: Tensor | None = None  # (N,) training labels when they differ from the data set's (label noise)
     pad: int = 0  # rows of padding in every batch: changes nothing
     state_limit: int = 4 * 2**30  # bytes that all clients' states may take on a GPU; above, they wait on the host
+    measures: tuple[str, ...] = ()  # what is recorded besides accuracy: names in measures.MEASURES
 
     def __post_init__(self):
         if not 0 < self.participation <= 1:

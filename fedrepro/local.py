@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from .measures import span
 from .trees import Tree, nbytes
 
 # %% ../nbs/04_local.ipynb #dd27ea0a
@@ -126,6 +127,7 @@ class Phase:
     go_on: Callable | None = None  # (client, params, epoch from 1, memory) -> (0 or 1, memory): 0 = stop here
     samples: Callable | None = None  # client -> positions of 0..n-1, or one array of them an epoch; None = every sample
     start: Callable[[Client, dict], Tree] | None = None  # (client, results of earlier phases) -> params; None = go on
+    span: str = ""  # what its seconds count as, in a round that is timed
 
 # %% ../nbs/04_local.ipynb #76b50ef6
 def plan(client: Client, phase: Phase) -> list[list[tuple[np.ndarray, np.ndarray | None]]]:
@@ -208,7 +210,7 @@ def work(method, client: Client) -> tuple[dict, dict, Tensor]:
     params, done, loss = method.begin(client), {}, torch.zeros((), dtype=client.dtype)
     for phase in method.phases(client):
         start = params if phase.start is None else phase.start(client, done)
-        params, loss, kept = train(client, phase, start)
+        with span(phase.span): params, loss, kept = train(client, phase, start)
         done |= {phase.name: params} | {f"{phase.name} {what}": value for what, value in kept.items()}
     upload, state = method.finish(client, params, done)
     return upload, state, loss

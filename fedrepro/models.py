@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['ARCHITECTURES', 'Network', 'Net', 'ChannelsLast', 'convolutions', 'dense', 'architecture', 'network_names', 'network',
            'fedccfa_fmnist', 'fedccfa_cifar', 'moon_cnn', 'feddc_lenet', 'feddc_mlp', 'feddc_emnist_mlp',
-           'feddc_linear', 'fedbss_cnn', 'fedadc_cnn', 'digits_cnn', 'resnet18_cifar', 'feddc_resnet18',
-           'resnet50_cifar', 'resnet18', 'fedadc_resnet18']
+           'feddc_linear', 'fedbss_cnn', 'fedadc_cnn', 'fedadc_moon_cnn', 'digits_cnn', 'resnet18_cifar',
+           'resnet18_cifar_plain', 'feddc_resnet18', 'resnet50_cifar', 'resnet18', 'fedadc_resnet18',
+           'fedadc_moon_resnet18']
 
 # %% ../nbs/03_models.ipynb #68ed8982
 from collections.abc import Callable
@@ -129,16 +130,23 @@ def architecture(*shape: int):
         return build
     return register
 
+def _registered() -> dict:
+    "`ARCHITECTURES` with the networks for texts, which stand on a page of their own"
+    from fedrepro import text_models  # it needs what is above
+    return ARCHITECTURES
+
 def network_names() -> list[str]:
     "The networks that `network` knows"
-    return list(ARCHITECTURES)
+    return list(_registered())
 
 def network(name: str, classes: int = 10, shape: tuple[int, ...] | None = None) -> Net:
     "The network `name` for inputs of `shape` (the paper's if None); raises InputError for what it cannot build"
-    build, usual = ARCHITECTURES[one_of(name, ARCHITECTURES, "network")]
+    build, usual = ARCHITECTURES[one_of(name, _registered(), "network")]
     shape = tuple(usual if shape is None else shape)
     if len(usual) == 3 != len(shape):
         raise InputError(f"network {name} needs a shape (channels, height, width), got {shape}")
+    if len(shape) in (2, 4) and len(usual) != len(shape):
+        raise InputError(f"network {name} is not for texts: the shape {shape} is (length, tokens) of a row's texts")
     if classes < 1 or min(shape, default=0) < 1:
         raise InputError(f"network {name} needs positive numbers, got classes {classes} and shape {shape}")
     try: return Net(name, partial(build, classes, shape))
@@ -203,11 +211,20 @@ def fedbss_cnn(classes, shape):
     layers, n = convolutions(shape, [(32, 5, 2), (64, 5, 2)], pool=partial(nn.MaxPool2d, 3, 2, 1))
     return _network(layers | dense([n, 512]), 512, classes)
 
+_FEDADC = (64, 3, 1), (128, 3, 1), (256, 3, 1), (256, 3, 1)
+
 @architecture(3, 32, 32)
 def fedadc_cnn(classes, shape):
     "N13: FedADC on CIFAR-10, \"4 convolutional and 4 fully connected layers\"; the widths are decided, not stated"
-    layers, n = convolutions(shape, [(64, 3, 1), (128, 3, 1), (256, 3, 1), (256, 3, 1)])
+    layers, n = convolutions(shape, _FEDADC)
     return _network(layers | dense([n, 512, 256, 128]), 128, classes)
+
+@architecture(3, 32, 32)
+def fedadc_moon_cnn(classes, shape):
+    "N13 for MOON in FedADC: an average over the last map (its place is decided), two linear layers, a projection"
+    layers, _ = convolutions(shape, _FEDADC)
+    layers |= {"average": nn.AdaptiveAvgPool2d(1), "flatten": layers.pop("flatten")}
+    return _network(layers | dense([256, 512, 256]) | _header(256, 256, 256), 256, classes)
 
 @architecture(1, 8, 8)
 def digits_cnn(classes, shape):
@@ -236,6 +253,11 @@ def resnet18_cifar(classes, shape):
     return _network(layers | _header(n, 512, 256), 256, classes)
 
 @architecture(3, 32, 32)
+def resnet18_cifar_plain(classes, shape):
+    "N2 without the header: CIFAR's usual ResNet-18, BatchNorm (another reading of FedBSS's Figure 5b)"
+    return _network(*_resnet(18, shape), classes)
+
+@architecture(3, 32, 32)
 def feddc_resnet18(classes, shape):
     "N9: FedDC's ResNet-18: ImageNet's stem, every norm a GroupNorm of 2 groups"
     return _network(*_resnet(18, shape, partial(nn.GroupNorm, 2), small=False), classes)
@@ -254,3 +276,9 @@ def resnet18(classes, shape):
 def fedadc_resnet18(classes, shape):
     "N14: FedADC on CIFAR-100: CIFAR's stem (assumed), GroupNorm of 32 groups"
     return _network(*_resnet(18, shape, partial(nn.GroupNorm, 32)), classes)
+
+@architecture(3, 32, 32)
+def fedadc_moon_resnet18(classes, shape):
+    "N14 for MOON in FedADC: with the projection of MOON's authors"
+    layers, n = _resnet(18, shape, partial(nn.GroupNorm, 32))
+    return _network(layers | _header(n, 512, 256), 256, classes)

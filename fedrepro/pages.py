@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from .concepts import short
 from .experiments import SEEDS, Cell, Spec, load_spec, pick_device
-from .plots import accuracy_figure
+from .figures import draw
 from .runner import Report, run_cells
 from .settings import COUNT, read_toml
 from .store import load_results
@@ -57,7 +57,7 @@ class TableJob:
         return render(self.spec, self.tier, format, self.results)
     def figure(self):
         "Accuracy over rounds, from the result files"
-        return accuracy_figure(self.spec, self.tier, self.results)
+        return draw(self.spec, self.tier, self.results, self.data)
     def rows(self):
         "One row per evaluated round of every finished run of this tier (pandas)"
         frame = load_results(self.results / self.tier)

@@ -6,7 +6,7 @@
 __all__ = ['RECIPES', 'class_counts', 'Partition', 'cut', 'deal', 'follow', 'recipe', 'recipe_names', 'recipe_settings',
            'partition', 'blindly', 'iid', 'iid_class', 'balanced_draw', 'dirichlet_class', 'plot_partition',
            'reserve_and_draw', 'dirichlet_class_5', 'draw_sizes', 'dirichlet_client', 'hand_out', 'sort', 'shards',
-           'quantity_skew', 'DriftSchedule', 'Swap', 'drift', 'drift_names', 'flip_labels', 'plot_timeline']
+           'quantity_skew', 'natural', 'DriftSchedule', 'Swap', 'drift', 'drift_names', 'flip_labels', 'plot_timeline']
 
 # %% ../nbs/02_partition.ipynb #5f3d9664
 import hashlib, inspect, random
@@ -104,8 +104,10 @@ def recipe_settings(name: str) -> dict:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 def partition(recipe: str, train_labels, test_labels=None, *, clients: int, seed: int = 0, classes: int | None = None,
-              **settings) -> Partition:
-    "Deals a data set to clients; labels (N,) lie below `classes` (default: all that occur); InputError if impossible"
+              groups: tuple | None = None, **settings) -> Partition:
+    """Deals a data set to clients; labels (N,) lie below `classes` (default: all that occur); InputError if impossible.
+
+    `groups`: whose each training and test sample is, two arrays, for the recipe `natural`."""
     accepted, train_labels = recipe_settings(recipe), as_labels(train_labels)
     for name in settings: known(name, accepted, f"setting of partition recipe {recipe!r}:")
     test_labels = None if test_labels is None else as_labels(test_labels)
@@ -113,7 +115,8 @@ def partition(recipe: str, train_labels, test_labels=None, *, clients: int, seed
     classes = number("classes", top if classes is None else classes, top, CLASSES, kind=int)
     clients, seed = number("clients", clients, 1, len(train_labels), kind=int), number("seed", seed, 0, kind=int)
     settings = accepted | settings
-    train, test = RECIPES[recipe](train_labels, test_labels, clients, classes, seed, **settings)
+    asked = {"groups": groups} if "groups" in inspect.signature(RECIPES[recipe]).parameters else {}
+    train, test = RECIPES[recipe](train_labels, test_labels, clients, classes, seed, **asked, **settings)
     return Partition(train, test, recipe, dict(clients=clients, seed=seed, classes=classes, **settings))
 
 # %% ../nbs/02_partition.ipynb #248d07ec
@@ -252,3 +255,17 @@ def quantity_skew(per_class, clients, rng, *, alpha=None, sigma=None):
     if sigma is not None: return blindly(per_class, draw_sizes(clients, per_class.sum(), sigma, rng), rng)
     shares = rng.dirichlet(np.full(clients, number("alpha", alpha, 1e-6, 1e6)))
     return blindly(per_class, cut(shares, per_class.sum(), least=1), rng)
+
+# %% ../nbs/02_partition.ipynb #02679349
+def natural(labels, test_labels, clients, classes, seed, groups):
+    "Client k holds the samples of group k, in their order; the seed changes nothing"
+    require(groups is not None, "partition 'natural': this data set does not say whose its samples are")
+    train, test = (as_labels(part) for part in groups)
+    there = 1 + int(max(train.max(), test.max()))
+    require(clients == there, f"partition 'natural': {clients} clients asked for, the data set has {there} groups")
+    good = len(train) == len(labels) and (test_labels is None or len(test) == len(test_labels))
+    require(good, "partition 'natural': groups and labels do not have the same length")
+    lists, test_lists = ([np.flatnonzero(part == k) for k in range(clients)] for part in (train, test))
+    return lists, None if test_labels is None else test_lists
+
+RECIPES["natural"] = natural

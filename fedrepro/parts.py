@@ -21,6 +21,8 @@ class Column:
     values: dict[str, Value]
     published: dict  # which lines of the published csv stand beside it: {"dataset": "CIFAR-10", "clients": 20}
     missing: str = ""  # why it cannot be run yet; empty when it can
+    target: Value | None = None  # of the metric: how many rounds does it take? None = nobody asks
+    metric: str = ""  # what it shows, where this is not the table's metric
 
 @dataclass(frozen=True)
 class Row:
@@ -50,13 +52,15 @@ def read_filter(raw: dict, where: str) -> dict:
 
 def read_column(raw, rules: dict, base: dict[str, Value], where: str) -> Column:
     "One `[[columns]]` table; `missing` says why it cannot be run, then any data set may be named. Raises InputError"
-    texts = {"label": NAME, "missing": Rule(str)}
-    label, missing = (rule(raw[k], f"{where}.{k}") if k in table(raw, where) else "" for k, rule in texts.items())
+    texts = {"label": NAME, "missing": Rule(str), "metric": NAME}
+    table(raw, where)
+    label, missing, metric = (rule(raw[k], f"{where}.{k}") if k in raw else "" for k, rule in texts.items())
     if missing: rules = rules | {"dataset": NAME}
-    values = read_values(raw, rules, where, ("label", "published", "missing"))
+    values = read_values(raw, rules | {"target": Rule(float)}, where, ("label", "published", "missing", "metric"))
+    target = values.pop("target", None)
     get = {k: v.value for k, v in (base | values).items()}
     label = label or f"{get.get('dataset')}, {get.get('clients')} clients"
-    return Column(label, values, read_filter(raw, where), missing)
+    return Column(label, values, read_filter(raw, where), missing, target, metric)
 
 def read_columns(raw, rules: dict, base: dict[str, Value], where: str) -> tuple[Column, ...]:
     "The columns of a spec or a tier; two may not share a label. Raises InputError"

@@ -4,9 +4,11 @@
 
 # %% auto #0
 __all__ = ['METHOD_COLOURS', 'DASHES', 'SOLID', 'METHOD_DASHES', 'OTHER', 'row_styles', 'curves', 'plot_curves', 'mark_drift',
-           'drift_rounds', 'setting', 'plot_published', 'diverged_notes', 'accuracy_figure', 'save_figure']
+           'drift_rounds', 'setting', 'axis_label', 'plot_published', 'grid', 'diverged_notes', 'refuse_empty',
+           'accuracy_figure', 'save_figure']
 
 # %% ../nbs/34_plots.ipynb #c0866378
+import textwrap
 from itertools import cycle
 from pathlib import Path
 import matplotlib.pyplot as plt
@@ -16,7 +18,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 from .experiments import Cell, Column, Spec
+from .measures import TIMES
 from .partition import drift
 from .tables import published_cell, read_published, stored, to
 from .trees import InputError, one_of
@@ -54,9 +58,9 @@ def row_styles(spec: Spec) -> tuple[dict[str, str], dict[str, tuple | str]]:
 
 # %% ../nbs/34_plots.ipynb #2d762eb9
 def curves(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
-    "One line an evaluated round of every finished run: row, column, seed, status, diverged, round, the spec's metric"
+    "One line an evaluated round of every finished run: row, column, seed, status, diverged, round, the spec's metrics"
     kept = [run.assign(row=c.row, column=c.column) for c, run in stored(spec, tier, results)]
-    names = ["row", "column", "seed", "status", "diverged", "round", spec.metric]
+    names = ["row", "column", "seed", "status", "diverged", "round", spec.metric, *spec.beside]
     return pd.concat(kept, ignore_index=True)[names] if kept else pd.DataFrame(columns=names)
 
 # %% ../nbs/34_plots.ipynb #07c64313
@@ -90,8 +94,14 @@ def drift_rounds(cell: Cell) -> tuple[int, ...]:
 def setting(cell: Cell, tier: str) -> str:
     "A panel's title: the cell's setting in words"
     part, drift_ = cell.settings["partition"], cell.settings["drift"]["name"]
-    alpha = f", Dir({part['alpha']:g})" if "alpha" in part else f", {part['recipe']}"
-    return f"{cell.column}{alpha}, {'no' if drift_ == 'none' else drift_} drift, tier {tier}"
+    alpha = f"Dir({part['alpha']:g})" if "alpha" in part else part["recipe"]
+    words = [alpha, f"{'no' if drift_ == 'none' else drift_} drift"]
+    return ", ".join([cell.column, *(w for w in words if w not in cell.column), f"tier {tier}"])
+
+def axis_label(metric: str) -> str:
+    "A metric with its unit, for an axis"
+    unit = " (%)" if "accuracy" in metric else " (s)" if metric in TIMES else ""
+    return metric.replace("_", " ") + unit
 
 def plot_published(ax: Axes, spec: Spec, column: Column, last: int, colours: dict) -> None:
     "Published mean ± std of every row as an open diamond at the `last` round"
@@ -102,10 +112,12 @@ def plot_published(ax: Axes, spec: Spec, column: Column, last: int, colours: dic
                     capsize=2, zorder=5)
 
 # %% ../nbs/34_plots.ipynb #5ebe0f18
-def _grid(panels: int) -> tuple[Figure, list[Axes]]:
-    "A figure with room for `panels` panels, at most two in a line, and a legend beside them"
-    wide, high = min(panels, 2), -(-panels // 2)
-    fig, axes = plt.subplots(high, wide, figsize=(5.2 * wide + 1.6, 3.4 * high), squeeze=False, layout="constrained")
+def grid(panels: int, wide: int | None = None) -> tuple[Figure, list[Axes]]:
+    "A figure with room for `panels` panels, `wide` in a line (at most two), and a legend beside them"
+    wide = wide or min(panels, 2)
+    high, size = -(-panels // wide), (5.2, 3.4) if wide < 3 else (3.6, 3.0)  # inches of a panel
+    figsize = size[0] * wide + 1.6, size[1] * high
+    fig, axes = plt.subplots(high, wide, figsize=figsize, squeeze=False, layout="constrained")
     for ax in axes.flat[panels:]: ax.axis("off")
     return fig, list(axes.flat[:panels])
 
@@ -128,22 +140,34 @@ def _legend(fig: Figure, long: pd.DataFrame, colours: dict, dashes: dict, judged
     fig.legend(handles=lines, loc="outside right center", frameon=False, fontsize=9, title_fontsize=9,
                title=f"mean ± std\nover seeds (n = {seeds})")
 
-def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
-    """Metric over rounds from the store: a panel for each setting with runs, a line for each row
+def refuse_empty(spec: Spec, tier: str, results: str | Path | None):
+    "Raises InputError: no finished run, and what to type"
+    raise InputError(f"no finished run of {spec.name} at tier {tier} in {results or spec.results}; "
+                     f"make them with: fedrepro run {spec.name} --tier {tier}")
 
-    `results` holds the tiers' folders (default: beside the spec). Raises InputError without any run."""
+def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
+    """Metrics over rounds from the store: a panel for each setting with runs, a line for each row
+
+    With metrics `beside` the first, a line of panels for each. `results` holds the tiers' folders (default: beside the
+    spec). Raises InputError without any run."""
+    if spec.difference: raise InputError(f"{spec.name} is a difference of tables: it has no curves of its own")
     long, (colours, dashes), judged = curves(spec, tier, results), row_styles(spec), tier == "paper"
-    if not len(long): raise InputError(f"no finished run of {spec.name} at tier {tier} in {results or spec.results}; "
-                                       f"make them with: fedrepro run {spec.name} --tier {tier}")
-    panels = [c for c in spec.tier_columns(tier) if c.label in set(long.column)]
-    fig, axes = _grid(len(panels))
-    for ax, column in zip(axes, panels):
+    if not len(long): refuse_empty(spec, tier, results)
+    columns, metrics = [c for c in spec.tier_columns(tier) if c.label in set(long.column)], [spec.metric, *spec.beside]
+    panels = [(metric, column) for metric in metrics for column in columns]
+    wide = None if len(metrics) == 1 else len(columns) if len(columns) > 1 else len(metrics)
+    fig, axes = grid(len(panels), wide)
+    for ax, (metric, column) in zip(axes, panels):
         cell = next(c for c in spec.cells(tier) if c.column == column.label)
-        plot_curves(ax, long[long.column == column.label], spec.metric, colours, dashes)
+        plot_curves(ax, long[long.column == column.label], metric, colours, dashes)
         mark_drift(ax, drift_rounds(cell))
-        if judged: plot_published(ax, spec, column, cell.rounds, colours)
-        ax.set(xlabel="round", ylabel=f"{spec.metric.replace('_', ' ')} (%)")
-        ax.set_title(setting(cell, tier), fontsize=9)
+        if judged and metric == spec.metric: plot_published(ax, spec, column, cell.rounds, colours)
+        ax.set(xlabel="round", ylabel=axis_label(metric))
+        ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        if metric == "used_models":
+            ax.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
+            ax.set_ylim(bottom=0)
+        ax.set_title(textwrap.fill(setting(cell, tier), 78 if len(axes) < 3 or not wide else 44), fontsize=9)
     _legend(fig, long, colours, dashes, judged)
     return fig
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from .trees import InputError, Tree, moved, nbytes, weighted_mean
 from .divergence import Diverged, client_diverged, limit, record, server_diverged
 from .local import SGD, Batch, Client, Phase, cross_entropy, work
+from .measures import measured, start_round
 from .federation import Federation
 
 # %% ../nbs/05_rounds.ipynb #6435460f
@@ -130,6 +131,9 @@ class FedAvg:
     def judged(self, heard: dict, state: dict) -> Tree:
         "The model by which a client is judged, from a broadcast and its state: the global model"
         return heard["params"]
+    def predict(self, net, params: Tree, x: Tensor) -> Tensor:
+        "(n, C) logits of one of its models in eval mode, whose softmax it trains: those of the network"
+        return net(params, x)
     def finetune(self, client: Client) -> list[Phase]:
         "Phases that turn the judged model into the final one, after the last round: none"
         return []
@@ -177,6 +181,7 @@ class Snapshot:
     bytes_down: int = 0
     train_loss: float = math.nan  # mean over the last cohort, weighted by size
     diverged: dict | None = None  # {"round", "client", "norm"} of what first went wrong; client None = the server
+    measured: dict = field(default_factory=dict)  # what the federation's measures say of the last round
 
 # %% ../nbs/05_rounds.ipynb #b508bdc7
 def sequential(method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor]]:
@@ -211,6 +216,7 @@ class Opened:
 
 def open_round(method, federation: Federation, at: Snapshot) -> Opened:
     "Choose the cohort and send the broadcast; where the method surveys, hear the answers and send what follows"
+    start_round(federation.measures)
     message = method.broadcast(at.server)
     cohort = method.cohort(at.server, federation, at.round)
     states = moved([at.states[k] for k in cohort], federation.device)
@@ -234,13 +240,14 @@ def close_round(method, federation: Federation, at: Snapshot, now: Opened, resul
     diverged = diverged or server_diverged(t + 1, news, most)
     replies = None if diverged else method.reply(server, exchange)
     diverged = diverged or server_diverged(t + 1, replies, most)
+    found = {} if diverged else measured(federation, at.server, server, exchange)
     states, heard = list(at.states), list(at.heard)
     after = kept if replies is None else [own | reply for own, reply in zip(kept, replies)]
     for k, state in zip(exchange.cohort, stored(federation, list(after))): states[k], heard[k] = state, news
     sizes = torch.tensor(exchange.sizes, dtype=torch.float64)
     loss = float(losses @ sizes / sizes.sum())
     return Snapshot(t + 1, server, states, heard, at.bytes_up + now.bytes_up + nbytes(exchange.uploads),
-                    at.bytes_down + now.bytes_down + nbytes(replies), loss, diverged)
+                    at.bytes_down + now.bytes_down + nbytes(replies), loss, diverged, found)
 
 def next_round(method, federation: Federation, at: Snapshot, executor: Callable = sequential) -> Snapshot:
     "One round: from the snapshot after `at.round` rounds to the next; nothing in `at` is changed"

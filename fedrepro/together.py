@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from .federation import Federation
 from .checkpoints import snapshot_of, snapshot_parts
+from .measures import timed
 from .rounds import FedAvg, History, Snapshot, begin, close_round, note_round, open_round, sequential
 from .trees import same_bits
 
@@ -57,7 +58,9 @@ def alike(courses: list[Course], key: Callable) -> list[list[Course]]:
 def train_together(leaders: list[Course], executor: Callable) -> list[Snapshot]:
     "The next round of every leader; those with equal methods, data and networks share one call of the executor"
     found = {}
-    def kind(c): return type(c.method), repr(c.method), id(c.federation.data), c.federation.net.name, c.federation.dtype
+    def kind(c):
+        alone = id(c) if timed(c.federation.measures) else 0
+        return type(c.method), repr(c.method), id(c.federation.data), c.federation.net.name, c.federation.dtype, alone
     for group in alike(leaders, kind):
         opened = [open_round(c.method, c.federation, c.history.snapshot) for c in group]
         results = iter(executor(group[0].method, [client for now in opened for client in now.clients]))

@@ -181,7 +181,7 @@ def test_help_and_version(said):
     for option in "tier methods datasets seeds device data results workers executor quiet".split(): assert f"--{option}" in out
 
 @pytest.mark.parametrize("argv, words", [
-    (["tabel"], ["'tabel'", "run, table, figure"]),
+    (["tabel"], ["'tabel'", "run, sweep, table, figure"]),
     (["run"], ["SPEC"]),
     (["run", "SPEC", "--seed", "3"], ["--seed;", "--seeds"]),
     (["run", "SPEC", "--seeds", "many"], ["--seeds", "'many'", "whole number"]),

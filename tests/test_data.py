@@ -6,6 +6,7 @@ import os
 import pickle
 import pickletools
 import random
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -33,7 +34,7 @@ def small(tmp_path):
 
 
 @pytest.mark.parametrize("wrong, said", [
-    (dict(name="CIFAR10"), "unknown data set 'CIFAR10'; accepted: CIFAR-10, CIFAR-100, Fashion-MNIST, MNIST, digits"),
+    (dict(name="CIFAR10"), f"unknown data set 'CIFAR10'; accepted: {', '.join(sorted({*data.SOURCES, *data.MADE}))}"),
     (dict(name="digits", recipe="FedNone"), "unknown recipe 'FedNone'; accepted: FedADC"),
     (dict(name="digits", device="tpu7"), "device 'tpu7' cannot be used"),
     (dict(name="digits", device="cuda:99"), "device 'cuda:99' cannot be used"),
@@ -50,7 +51,8 @@ def test_nothing_there(name, tmp_path):
     for root in (tmp_path, tmp_path / "none", tmp_path / "file"):
         with pytest.raises(InputError) as e: data.load(name, data=root)
         source = data.SOURCES[name]
-        for part in (str(root / source.folder), *source.files, f"fedrepro data {name}", "--data DIR"):
+        how = f"fedrepro data {shlex.quote(name)}" if source.archives else "it cannot be downloaded"
+        for part in (str(root / source.folder), *source.files, how, "--data DIR"):
             assert part in str(e.value)
 
 
@@ -248,7 +250,8 @@ def test_no_archive_is_known(small, tmp_path):
 
 def test_download_into_a_file(small, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="cannot be written"): data._present(small, tmp_path / "file")
+    archived = replace(small, archives=data.SOURCES["MNIST"].archives)
+    with pytest.raises(InputError, match="cannot be written"): data._present(archived, tmp_path / "file")
 
 
 # --- pickles

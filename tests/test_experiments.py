@@ -55,7 +55,7 @@ def test_a_smaller_tier_says_that_it_is_one(name):
 def test_table_2_at_the_paper_tier_is_section_5_of_the_paper():
     spec = load_spec("fedccfa/table2", ROOT / "papers")
     cells = {(c.row, c.column, c.seed): c.settings for c in spec.cells("paper")}
-    assert len(cells) == 15 * 4 * 3 == len({c.run_id for c in spec.cells("paper")})
+    assert len(cells) == 15 * 6 * 3 == len({c.run_id for c in spec.cells("paper")})
     s = cells["FedCCFA", "CIFAR-10, 100 clients", 2]
     assert (s["rounds"], s["participation"], s["seed"], s["network"]) == (200, .2, 2, "fedccfa_cifar")
     assert s["partition"] == dict(recipe="dirichlet-class-5", clients=100, seed=0, alpha=.5, per_class=5, per_class_test=2)

@@ -7,7 +7,7 @@ from fedrepro.models import ARCHITECTURES, Net, Network, network, network_names
 from fedrepro.trees import InputError, same_bits
 
 torch.set_num_threads(1)
-SMALL = [n for n in network_names() if "resnet" not in n]
+SMALL = [n for n in network_names() if "resnet" not in n and len(ARCHITECTURES[n][1]) % 2]  # of pictures and numbers
 
 
 @pytest.mark.parametrize("wrong, said", [
@@ -73,3 +73,75 @@ def test_missing_names():
     w, x = net.init(0), torch.ones(1, 4)
     with pytest.raises(KeyError, match="toy misses head.bias"): net({"head.weight": w["head.weight"]}, x)
     assert torch.equal(net.features({}, x), x)
+
+
+# --- how many parameters: counted by hand
+
+def conv(i, o, k): return i * o * k * k
+def linear(i, o): return i * o + o
+def normed(*convs): return sum(conv(*c) + 2 * c[1] for c in convs)  # no bias; the norm's weight and bias
+
+
+def resnet(stem, block, out):
+    "All but the classifier: the stem, then 2, 2, 2, 2 blocks of two convolutions, or 3, 4, 6, 3 of three"
+    total, i = normed((3, 64, stem)), 64
+    for width, blocks in zip((64, 128, 256, 512), {2: (2, 2, 2, 2), 3: (3, 4, 6, 3)}[block]):
+        o = width * out
+        for b in range(blocks):
+            total += normed((i, width, 3), (width, o, 3)) if block == 2 else normed((i, width, 1), (width, width, 3), (width, o, 1))
+            if b == 0 and i != o: total += normed((i, o, 1))
+            i = o
+    return total
+
+
+ADC = sum(conv(i, o, 3) + o for i, o in ((3, 64), (64, 128), (128, 256), (256, 256)))
+MOON = conv(3, 6, 5) + 6 + conv(6, 16, 5) + 16 + linear(400, 120) + linear(120, 84) + linear(84, 84) + linear(84, 256)
+HEADER = linear(512, 512) + linear(512, 256)
+COUNTS = {
+    "moon_cnn": MOON + linear(256, 10), "resnet18_cifar": resnet(3, 2, 1) + HEADER + linear(256, 10),
+    "fedccfa_fmnist": conv(1, 16, 5) + 16 + conv(16, 32, 5) + 32 + linear(800, 128) + linear(128, 10),
+    "fedccfa_cifar": conv(3, 16, 5) + 16 + conv(16, 32, 5) + 32 + conv(32, 64, 3) + 64 + linear(576, 128) + linear(128, 10),
+    "feddc_lenet": conv(3, 64, 5) + 64 + conv(64, 64, 5) + 64 + linear(1600, 384) + linear(384, 192) + linear(192, 10),
+    "feddc_mlp": linear(784, 200) + linear(200, 200) + linear(200, 10), "feddc_linear": 30 * 10 + 10,
+    "feddc_emnist_mlp": linear(784, 100) + linear(100, 100) + linear(100, 10), "feddc_resnet18": resnet(7, 2, 1) + linear(512, 10),
+    "fedbss_cnn": conv(1, 32, 5) + 32 + conv(32, 64, 5) + 64 + linear(7 * 7 * 64, 512) + linear(512, 10),
+    "resnet50_cifar": resnet(3, 3, 4) + linear(2048, 10), "resnet18": resnet(7, 2, 1) + linear(512, 10),
+    "fedadc_cnn": ADC + linear(1024, 512) + linear(512, 256) + linear(256, 128) + linear(128, 10),
+    "fedadc_moon_cnn": ADC + linear(256, 512) + linear(512, 256) + 2 * linear(256, 256) + linear(256, 10),
+    "fedadc_resnet18": resnet(3, 2, 1) + linear(512, 10), "fedadc_moon_resnet18": resnet(3, 2, 1) + HEADER + linear(256, 10),
+    "resnet18_cifar_plain": resnet(3, 2, 1) + linear(512, 10),
+    "digits_cnn": conv(1, 16, 3) + 16 + conv(16, 32, 3) + 32 + linear(128, 64) + linear(64, 10)}
+KNOWN = {"moon_cnn": 92_626, "fedccfa_fmnist": 117_066, "fedccfa_cifar": 107_690, "feddc_lenet": 797_962, "feddc_mlp": 199_210,
+         "feddc_emnist_mlp": 89_610, "fedadc_cnn": 1_651_210, "fedadc_moon_cnn": 1_357_962, "resnet18_cifar_plain": 11_173_962}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_parameter_is_accounted_for(name):
+    net = network(name)
+    assert net.count() == COUNTS[name] == KNOWN.get(name, net.count())
+
+
+def test_no_network_for_pictures_is_left_out():
+    assert set(COUNTS) == {n for n, (build, _) in ARCHITECTURES.items() if build.__module__ == "fedrepro.models"}
+
+
+def test_what_moon_compares_is_the_projection():
+    "FedADC's networks for MOON differ from the others' in what stands before the head alone"
+    for name, plain, last in (("fedadc_moon_cnn", "fedadc_cnn", 256), ("fedadc_moon_resnet18", "fedadc_resnet18", 512)):
+        moon, other = network(name), network(plain)
+        assert moon.feature_dim == 256 and moon.count("body.header") == linear(last, last) + linear(last, 256) and not other.count("body.header")
+        convolutions = [n for n, t in other.init(0).items() if t.ndim == 4]
+        assert convolutions and [n for n, t in moon.init(0).items() if t.ndim == 4] == convolutions
+        x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        z = moon.features(moon.init(0), x)
+        assert z.shape == (2, 256) and (z < 0).any(), "no activation after the projection"
+
+
+def test_the_average_forgets_where_things_are():
+    "fedadc_moon_cnn averages the last map of 2x2; a picture of another size fits as well"
+    net = network("fedadc_moon_cnn")
+    body = net._fresh(0).body
+    seen = []
+    body.average.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
+    body(torch.randn(2, 3, 32, 32)), body(torch.randn(2, 3, 64, 64))
+    for (x, out), size in zip(seen, (2, 4)): assert x.shape == (2, 256, size, size) and torch.allclose(out[..., 0, 0], x.mean((2, 3)), atol=1e-6)

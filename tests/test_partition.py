@@ -15,7 +15,7 @@ from fedrepro.trees import InputError
 DATA = Path(os.environ.get("FEDREPRO_DATA", Path.home() / ".cache/fedrepro/data"))
 DIGITS = np.arange(200) % 10
 
-@pytest.mark.parametrize("recipe", recipe_names())
+@pytest.mark.parametrize("recipe", sorted({*recipe_names()} - {"natural"}))
 def test_seeds_and_the_test_set(recipe):
     "Another seed is another partition; asking for test shares does not change the training lists"
     given = {"quantity-skew": {"alpha": .5}, "dirichlet-class-5": {"per_class": 2}}.get(recipe, {})
@@ -26,6 +26,31 @@ def test_seeds_and_the_test_set(recipe):
     before = np.random.get_state()[1].copy()
     partition(recipe, DIGITS, clients=5, **given)
     assert (np.random.get_state()[1] == before).all(), "the global generator was touched"
+
+
+def test_natural_gives_each_group_to_its_client():
+    "Whatever the labels, the seed and the order"
+    r = np.random.default_rng(0)
+    groups, test_groups = r.integers(0, 7, 200), r.integers(0, 7, 90)
+    cut = partition("natural", DIGITS, DIGITS[:90], clients=7, seed=3, groups=(groups, test_groups))
+    for lists, owner in ((cut.train, groups), (cut.test, test_groups)):
+        assert [owner[mine].tolist() for mine in lists] == [[k] * (owner == k).sum() for k in range(7)]
+        assert np.array_equal(np.sort(np.concatenate(lists)), np.arange(len(owner))) and all((np.diff(mine) > 0).all() for mine in lists)
+    assert partition("natural", DIGITS, clients=7, groups=(groups, test_groups)).test is None
+    assert cut.settings == dict(clients=7, seed=3, classes=10)
+    assert partition("iid", DIGITS, clients=7, groups=(groups, test_groups)).fingerprint == partition("iid", DIGITS, clients=7).fingerprint
+
+
+OWNED = DIGITS % 3
+
+
+@pytest.mark.parametrize("groups, clients, says", [
+    (None, 3, "does not say whose"), ((OWNED, OWNED), 4, "4 clients asked for, the data set has 3 groups"),
+    ((OWNED, OWNED), 2, "2 clients asked for"), ((OWNED[:9], OWNED), 3, "same length"), ((OWNED, OWNED[:9]), 3, "same length"),
+    ((OWNED, OWNED * 2), 3, "the data set has 5 groups"), ((OWNED * 2, OWNED), 5, "no training sample")])
+def test_natural_refused(groups, clients, says):
+    with pytest.raises(InputError, match=says) as refused: partition("natural", DIGITS, DIGITS, clients=clients, groups=groups)
+    assert "\n" not in str(refused.value)
 
 
 # --- refusals

@@ -56,6 +56,38 @@ def test_two_workers_give_the_same_bits_in_any_order(reference, tmp_path):
     assert heads[0] == heads[1] and names(tmp_path) == names(reference)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_when_time_is_up_the_rest_is_left_for_another_time(reference, tmp_path, workers):
+    "Nothing starts, or a run stops at a round with a checkpoint; nobody has failed, and the next call ends with the same bits"
+    report = runner.run_cells(CELLS, tmp_path, workers=workers, quiet=True, until=time.time() - 1)
+    assert len(report.later) == 4 and not report.failed and report.exit_code == 0 and not names(tmp_path)
+    assert report.summary() == "0 computed, 0 were there, 4 left for another time"
+    done = []
+    while len(done) < 4:  # a second a call: some calls stop in the middle
+        report = runner.run_cells(CELLS, tmp_path, workers=workers, quiet=True, until=time.time() + 1 + len(done))
+        assert not report.failed and len(report.done) + len(report.skipped) + len(report.later) == 4
+        done.append(report)
+    runner.run_cells(CELLS, tmp_path, workers=workers, quiet=True)
+    assert rows(tmp_path) == rows(reference) and names(tmp_path) == names(reference)
+
+
+def test_halves_of_files_are_removed_after_an_hour(tmp_path):
+    "What a kill left: parts of files, and a checkpoint's tensors without json; not what may still be written, nor what is not ours"
+    kept, name = tmp_path / "checkpoints", "0123456789abcdef-000002"
+    kept.mkdir()
+    half = [tmp_path / ".x.jsonl.1.partial", kept / f".{name}.json.1.partial", kept / f"{name}.safetensors"]
+    others = [kept / "mine.safetensors", kept / "fedcba9876543210-000001.safetensors", kept / "fedcba9876543210-000001.json"]
+    for path in half + others: path.write_bytes(b"x")
+    runner.remove_leftovers(tmp_path)
+    assert all(p.exists() for p in half + others)
+    for path in half + others: os.utime(path, (0, 0))
+    runner.remove_leftovers(tmp_path)
+    assert not any(p.exists() for p in half) and all(p.exists() for p in others)
+    for path in others: path.unlink()
+    runner.remove_leftovers(tmp_path)
+    assert not kept.exists()
+
+
 def test_nothing_is_computed_twice_and_damage_is_repaired(reference, tmp_path, capsys):
     for path in reference.rglob("*.jsonl"):
         (tmp_path / "smoke").mkdir(exist_ok=True)

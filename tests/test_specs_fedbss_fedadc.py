@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fedrepro.experiments import find_specs, load_spec
+from fedrepro.experiments import build, find_specs, load_spec
 from fedrepro.settings import SOURCES, line_finder, read_published
+from fedrepro.trees import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 SPECS = [n for n in find_specs(ROOT / "papers") if n.startswith(("fedbss/", "fedadc/"))]
@@ -37,7 +38,8 @@ def hits(s):
 
 def test_all_tables_and_figures_are_there():
     assert {n.split("/")[1] for n in SPECS if n.startswith("fedbss")} == {
-        "table1", "table2", "table2_dirichlet", "figure3d", "figure4", "figure5a", "figure5b"}
+        "table1", "table2", "table2_dirichlet", "figure4", "figure5a", "figure5b", "figure2",
+        *(f"figure3{x}" for x in "abcd")}
     assert {n.split("/")[1] for n in SPECS if n.startswith("fedadc")} == {
         "table1", "class_covering", *(f"figure{i}" for i in range(1, 8))}
 
@@ -98,18 +100,27 @@ def test_every_value_has_a_source_and_a_smaller_tier_says_so(name):
 @pytest.mark.parametrize("name", SPECS)
 def test_smaller_tiers_have_data_that_are_there_and_no_resnet(name):
     s = spec(name)
-    for tier, sets in {"smoke": {"digits"}, "small": {"Fashion-MNIST", "CIFAR-10"}}.items():
+    small = {"DomainNet"} if name == "fedbss/figure4" else {"Fashion-MNIST", "CIFAR-10"}
+    for tier, sets in {"smoke": {"digits"}, "small": small}.items():
         cells = s.cells(tier)
         assert {c.settings["data"]["name"] for c in cells} <= sets
         assert not [c for c in cells if "resnet" in c.settings["network"]]
         runnable = [c for c in s.tier_columns(tier) if not c.missing]
         assert len(cells) == len(runnable) * len(s.rows) * (2 if tier == "smoke" else 1)
-        assert runnable or (name, tier) == ("fedbss/figure4", "small")
+        assert runnable
 
 
-def test_domainnet_is_missing_with_a_reason():
+def test_domainnet_is_a_domain_a_client(tmp_path):
+    "And without its files it is refused before anything runs, in one line that says how to get them"
     s = spec("fedbss/figure4")
-    assert s.cells("paper") == s.cells("small") == [] and all("loader" in c.missing for c in s.columns)
+    for tier, network in (("paper", "resnet18"), ("small", "fedccfa_cifar")):
+        cells = s.cells(tier, seeds=1)
+        assert [c.row for c in cells] == ["FedAvg", "FedBSS"]
+        for c in cells:
+            assert c.settings["partition"] == dict(recipe="natural", clients=6, seed=0)
+            assert (c.settings["network"], c.settings["participation"]) == (network, 1.)
+            with pytest.raises(InputError, match="clipart_train.txt.*`fedrepro data DomainNet`") as refused: build(c, tmp_path)
+            assert "\n" not in str(refused.value)
 
 
 # --- FedBSS's Implementation Details

@@ -11,6 +11,7 @@ from fedrepro.experiments import build, find_specs, load_spec
 from fedrepro.inherit import read_spec
 from fedrepro.rounds import load_methods
 from fedrepro.settings import field_rules
+from fedrepro.trees import InputError
 from fedrepro.tables import matching, published_cell, read_published, table_rows
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
@@ -21,16 +22,15 @@ DIGESTS = {  # sha256 of the published csv: its numbers are never touched
     "lfd/table1": "06fa70b7578ceaf4", "lfd/table2": "193ba5be751f6df8",
     "lfd/table3": "03eb9ceda3a6b23b", "lfd/table4": "145724834f929508",
     "lfd/table5": "28399237fae2cf4a", "feddc/thirdparty": "9629c0c2dbd5d1ce"}
-LOCAL = ("lfd/table5", "lfd/figure1", "lfd/figure3", "lfd/figure4")  # a local study: no column can be run
-MISSING = {"lfd/table2": {"BindingDB", "AGNews"}, "lfd/table3": {"CINIC-10"},
-           "feddc/comparison": {"synthetic, IID, share 0.15"}}
+LOCAL = ("lfd/table5", "lfd/figure1", "lfd/figure3", "lfd/figure4")  # studies of one client: all columns are one run
+MISSING = {}
 RUN = [name for name in SPECS if name not in LOCAL]
 OURS = "FedAvg + normalised softmax + margin"
 
 
 @pytest.fixture(scope="module")
 def specs():
-    assert set(SPECS) == {*LINES, *MISSING, *LOCAL, "lfd/figure5"}
+    assert set(SPECS) == {*LINES, *MISSING, *LOCAL, "lfd/figure5", "lfd/figure5_epochs", "feddc/comparison", "feddc/synthetic"}
     return {name: load_spec(path) for name, path in SPECS.items()}
 
 
@@ -75,10 +75,10 @@ def test_what_is_missing_says_why_and_all_else_can_be_run(specs, name):
         columns = specs[name].tier_columns(tier)
         gone = {c.label for c in columns if c.missing}
         want = MISSING.get(name, set()) if tier == "paper" else set()
-        assert gone == ({c.label for c in columns} if name in LOCAL else want)
+        assert gone == want
         assert all(len(c.missing.split()) > 3 for c in columns if c.missing)
         used = {c.settings["data"]["name"] for c in specs[name].cells(tier)}
-        assert used <= ({"digits"} if tier == "smoke" else {*dataset_names()} - {"digits"})
+        assert used <= ({"digits", "synthetic"} if tier == "smoke" else {*dataset_names()} - {"digits"})
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -133,7 +133,24 @@ def test_lfd_at_the_paper_tier_is_section_5_1(specs):
     assert [fields[r, "CIFAR-10"]["weight"] for r in ("LfD", OURS)] == [1, 0]
     assert {fields[r, "CIFAR-10"]["margin"] for r in ("LfD", OURS)} == {.15}
     networks = {(column, c.settings["network"]) for (_, column), c in found.items()}
-    assert networks == {("CIFAR-10", "moon_cnn"), ("CIFAR-100", "resnet18_cifar")}
+    assert networks == {("CIFAR-10", "moon_cnn"), ("CIFAR-100", "resnet18_cifar"), ("BindingDB", "dta_cnn"),
+                        ("AGNews", "text_cnn")}
+    assert {c.column: c.settings["data"]["name"] for c in found.values()}["AGNews"] == "AG News"
+
+
+def test_the_small_tier_says_that_its_texts_are_partial(specs):
+    for c in specs["lfd/table2"].tier_columns("small"):
+        name, source = c.values["dataset"].value, c.values["dataset"].source
+        assert name == c.label and ("partial copy" in source) == name.endswith("(partial)") == (name != "CIFAR-10")
+
+
+def test_cinic_10_of_lfd_and_its_files(specs, tmp_path):
+    found = {row: c for (row, column), c in cells(specs["lfd/table3"]).items() if column == "CINIC-10"}
+    assert set(found) == set(specs["lfd/table3"].rows)
+    for c in found.values():
+        assert (c.settings["data"], c.settings["network"]) == (dict(name="CINIC-10", recipe="LfD"), "resnet18_cifar")
+        assert (c.settings["partition"]["recipe"], c.settings["partition"]["alpha"]) == ("dirichlet-class", .5)
+    with pytest.raises(InputError, match="CINIC-10.tar.gz.*`fedrepro data CINIC-10`"): build(found["LfD"], tmp_path)
 
 
 def test_cells_that_are_one_setting_are_one_run(specs):
@@ -146,7 +163,8 @@ def test_cells_that_are_one_setting_are_one_run(specs):
     for name, spec in specs.items():
         for tier in spec.tiers:
             ids = Counter(c.run_id for c in spec.cells(tier))
-            assert not ids or max(ids.values()) == 1, f"{name}, {tier}: two cells are the same run"
+            same = len(spec.tier_columns(tier)) if name in LOCAL else 1
+            assert not ids or set(ids.values()) == {same}, f"{name}, {tier}: two cells are the same run"
 
 
 def test_table_1_ties_each_part_in_both_ways(specs):
@@ -182,3 +200,25 @@ def test_feddc_is_as_in_its_released_code(specs):
         if row == "FedDC": assert f["alpha"] == (.1 if mnist else .01)
         if row == "FedDyn": assert f["alpha"] == .01
         if row == "FedProx": assert f["mu"] == 2e-4  # 1e-4 without the factor 1/2
+
+
+def test_feddc_on_synthetic_data_is_as_in_its_released_code(specs):
+    found = cells(specs["feddc/synthetic"])
+    assert [row for row, _ in found] == ["FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC"][::-1]
+    for (row, _), c in found.items():
+        s, f = c.settings, c.settings["method"]["fields"]
+        keys = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm", "epochs", "batch_size")
+        assert [f[key] for key in keys] == [.1, 1., 0, 1e-5, 10, 10, 10]
+        assert (s["network"], s["rounds"], s["participation"]) == ("feddc_linear", 300, .15)
+        assert s["partition"] == dict(recipe="natural", clients=20, seed=0)
+        assert {"FedProx": f.get("mu") == 2e-4, "FedDyn": f.get("alpha") == .01, "FedDC": f.get("alpha") == .005}.get(row, True)
+
+
+def test_synthetic_data_reach_the_clients_as_they_were_made(specs):
+    for tier, rounds in (("smoke", 12), ("small", 60)):
+        cell = next(c for c in specs["feddc/synthetic"].cells(tier) if c.row == "FedDC")
+        _, federation, asked = build(cell)
+        assert asked == rounds and [len(p) for p in federation.partition.train] == [200] * 20
+        assert federation.net.count() == 155 and not any(t.any() for t in federation.net.init(0).values())
+        groups = federation.data.groups[0]
+        assert all((groups[mine] == k).all() for k, mine in enumerate(federation.partition.train))

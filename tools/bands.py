@@ -218,15 +218,16 @@ def renew(names: list[str], why: str, path: Path = BANDS):
     if wrong: raise InputError("\n".join(wrong))
 
 def print_rounding(names: list[str]):
-    "A csv of how far the numbers are from the usual ones, relative, by how they are computed"
-    print("method,type,computed,quantity,round,relative difference")
+    "A csv of how far the numbers are from the usual ones (relative; accuracies in points), by how they are computed"
+    print(f"# {processor()}; torch {torch.__version__}; fedrepro {fedrepro.__version__}; {datetime.date.today()}")
+    print("method,type,computed,quantity,largest difference")
     elsewhere = compute_elsewhere(names)
     for name, type in ((name, type) for name in names for type in TYPES):
         usual = numbers(name, type)
         for where, found in rounding(name, type, usual, elsewhere):
-            for q in ("moved", "test_loss", "train_loss"):
-                for t, (gap, x) in enumerate(zip(found[q], usual[q]), 1):
-                    print(f"{name},{type},{where},{q},{t},{gap / abs(x):.1e}")
+            for q in ("moved", "test_loss", "train_loss", "generalised_accuracy"):
+                far = max(gap / (1 if "accuracy" in q else abs(x)) for gap, x in zip(found[q], usual[q]))
+                print(f"{name},{type},{where},{q},{far:.1e}")
 
 def print_check(names: list[str], path: Path) -> int:
     "The lines of `check`; 1 if there are any"

@@ -16,6 +16,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 from ..trees import InputError, Tree, one_of, stack
 from ..local import Batch, Client, Phase, class_means, cross_entropy
+from ..measures import span
 from ..rounds import Exchange, FedAvg
 from .personal import FedRep
 
@@ -125,7 +126,7 @@ class FedPAC(Anchored, FedRep):
     def begin(self, client: Client) -> Tree:
         "Received body and own head; notes $h_k$ and $V_k$ of the received body"
         start = super().begin(client)
-        client.notes |= zip(("h", "variance"), feature_statistics(client, start))
+        with span("collaboration_client"): client.notes |= zip(("h", "variance"), feature_statistics(client, start))
         return start
     def phases(self, client: Client) -> list[Phase]:
         "Head, then body with alignment"
@@ -150,10 +151,11 @@ class FedPAC(Anchored, FedRep):
         "Body by size, anchors by samples per class, and the `weights` (n, n) of the participants' heads"
         names = "anchors", "counts", "h", "variance"
         local, counts, h, V = (torch.stack([u[n] for u in exchange.uploads]) for n in names)
-        weights = head_weights(h, V, renormalise=self.variant == "corrected")
+        with span("collaboration_server"): weights = head_weights(h, V, renormalise=self.variant == "corrected")
         return super().aggregate(server, exchange) | {"anchors": global_anchors(local, counts), "weights": weights}
     def reply(self, server: dict, exchange: Exchange) -> list[dict]:
         "To each participant its mixture of heads $\\sum_j a_{ij}\\phi_j$"
-        heads = stack([u["head"] for u in exchange.uploads])
-        mixed = {n: torch.tensordot(server["weights"], t, dims=1) for n, t in heads.items()}
-        return [{"head": {n: t[i].clone() for n, t in mixed.items()}} for i in range(len(exchange.uploads))]
+        with span("collaboration_server"):
+            heads = stack([u["head"] for u in exchange.uploads])
+            mixed = {n: torch.tensordot(server["weights"], t, dims=1) for n, t in heads.items()}
+            return [{"head": {n: t[i].clone() for n, t in mixed.items()}} for i in range(len(exchange.uploads))]

@@ -61,8 +61,7 @@ class LfD(FedAvg):
         return {"model": federation.initial, "last": torch.tensor(-2, device=federation.device)}
     def known(self, client: Client) -> Tensor:
         "() whether there is a P"
-        last = client.state["last"]
-        return last >= 0 if self.stale else last == client.round - 1
+        return client.state["last"] >= (0 if self.stale else client.round - 1)
     def label(self, client: Client, x: Tensor) -> Tensor:
         "(B, C) $\\hat y$ of eq. 8, without gradient"
         with torch.no_grad():
@@ -81,11 +80,13 @@ class LfD(FedAvg):
     def finish(self, client: Client, params: Tree, done: dict) -> tuple[dict, dict]:
         "Uploads the model (upload 1) and keeps it"
         return {"params": params}, {"model": params, "last": torch.full_like(client.state["last"], client.round)}
+    def predict(self, net, params: Tree, x: Tensor) -> Tensor:
+        "Cosines by the temperature, without margin"
+        return cosines(net, params, x) / self.tau
     def judged(self, heard: dict, state: dict) -> Tree:
         "The global model with class weights of length 1 and no bias: as a plain network it predicts what cosines do"
         w = heard["params"]
-        head = {"head.weight": F.normalize(w["head.weight"], dim=1), "head.bias": torch.zeros_like(w["head.bias"])}
-        return w | head
+        return w | {"head.weight": F.normalize(w["head.weight"], dim=1), "head.bias": torch.zeros_like(w["head.bias"])}
 
 # %% ../../nbs/20_lfd.ipynb #01bc84a0
 @dataclass

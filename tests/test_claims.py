@@ -1,0 +1,312 @@
+"Claims: the tests against scipy, the words of a verdict, and what makes none"
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from fedrepro import claims, store
+from fedrepro.claims import Claim, effect, examine, in_words, interval, joint, read_claims, render_claims, verdicts
+from fedrepro.evidence import Comparison, contestants, first_round, holm, load, paired_test, places
+from fedrepro.experiments import find_specs, load_spec
+from fedrepro.settings import read_published
+from fedrepro.trees import InputError
+
+PAPERS = Path(__file__).resolve().parents[1] / "papers"
+LINES = read_published(PAPERS / "claims.csv")
+SPEC = '''
+title = "A small one"
+paper = "Demo"
+table = "1"
+kind = "table"
+metric = "generalised_accuracy"
+statistic = "last"
+published = "t.published.csv"
+[base]
+source = "guess: a test"
+rounds = 6
+seeds = [0, 1, 2]
+partition = "iid"
+recipe = "plain"
+dataset = "digits"
+network = "digits_cnn"
+clients = 3
+[[columns]]
+label = "A"
+published = {column = "A"}
+[[columns]]
+label = "B"
+published = {column = "B"}
+[methods.FedCCFA]
+[methods.FedAvg]
+[methods.IFCA]
+[methods.extra]
+class = "FedProx"
+[tiers.small.base]
+source = "tier: reduced"
+rounds = 4
+'''
+CSV = "method,column,mean,std\n" + "".join(f"{m},{c},70,1\n" for m in ("FedCCFA", "FedAvg", "IFCA") for c in "AB")
+CSV += "extra,A,,\n"  # a dash in the paper: nobody's rival
+ONE = '''
+[[claim]]
+paper = "Demo"
+source = "text 1"
+says = "best of all"
+kind = "gain over all others"
+spec = "demo/t"
+rows = ["FedCCFA"]
+columns = ["A"]
+'''
+
+
+@pytest.fixture
+def demo(tmp_path):
+    "A papers/ folder with one spec of three published rows, one extra row, two columns"
+    folder = tmp_path / "papers"
+    (folder / "demo").mkdir(parents=True)
+    (folder / "demo/t.toml").write_text(SPEC)
+    (folder / "demo/t.published.csv").write_text(CSV)
+    (folder / "demo/claims.toml").write_text(ONE)
+    return folder
+
+
+def put(demo, row, values, column="A", tier="paper", curve=None):
+    "One run a seed of `row`, which ends in its value; None = diverged in round 1"
+    spec = load_spec("demo/t", demo)
+    for c in spec.cells(tier, methods=[row], seeds=len(values)):
+        if c.column != column: continue
+        head, v = dict(settings=c.settings, run_id=c.run_id, status="complete"), values[c.seed]
+        if v is None: head |= dict(status="diverged", diverged=dict(round=1, client=0, norm="inf"))
+        curve_ = curve or [v - 10, v - 1] + [v] * 4 if v is not None else []
+        store.write(store.run_path(spec.results, c), head,
+                    [dict(round=t, generalised_accuracy=float(a)) for t, a in enumerate(curve_[-c.rounds:], 1)])
+
+
+def only(demo, tier="paper"): return verdicts(tier, root=demo).iloc[0]
+
+
+# --- the numbers
+
+@pytest.mark.parametrize("n", [2, 3, 6, 20])
+def test_the_test_is_scipys_paired_one(n):
+    rng = np.random.default_rng(n)
+    a, b = rng.normal(70.5, 1, n), rng.normal(70, 1, n)
+    above, below = paired_test(a - b)
+    assert math.isclose(above, stats.ttest_rel(a, b, alternative="greater").pvalue, rel_tol=1e-12)
+    assert math.isclose(below, stats.ttest_rel(a, b, alternative="less").pvalue, rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("d", [[], [3.], [.1 + .2, .3, .3], [2., 2.], [0., 0., 0.]])
+def test_without_seeds_or_spread_there_is_no_p(d): assert all(map(math.isnan, paired_test(d)))
+
+
+def test_holm_by_hand():
+    assert np.allclose(holm([.01, .04, .03, .005]), [.03, .06, .06, .02])
+    assert np.allclose(holm([.5, .9]), [1, 1]) and holm([.02]) == [.02]
+    assert math.isnan(holm([math.nan, .02])[0]) and holm([math.nan, .02])[1] == .02
+
+
+def test_joint_and_effect():
+    low, high = Comparison("low", {0: 1., 1: 2.}), Comparison("high", {0: 5., 1: 6.})
+    assert joint([.01, .2], "all") == .2 and math.isclose(joint([.01, .2], "any"), .02) and joint([.9, .8], "any") == 1
+    assert effect([high, low], "all")[:2] == (low, 1.5) and effect([low, high], "any")[:2] == (high, 5.5)
+    assert math.isclose(effect([low], "all")[2], stats.t.ppf(.975, 1) * .5, rel_tol=1e-9)
+
+
+def test_first_round_to_a_target():
+    run = pd.DataFrame({"round": [2, 4, 6], "a": [50., 70., 60.]})
+    assert [first_round(run, "a", t) for t in (50, 60, 70, 70.1)] == [2, 4, 4, 7]
+
+
+# --- what is claimed
+
+def test_every_listed_claim_is_checked_once_and_its_numbers_are_untouched():
+    found = read_claims()
+    listed = [c for c in found if c.listed]
+    assert len(LINES) == len(listed) == 11
+    assert sorted(c.published for c in listed) == sorted(LINES["mean"])
+    assert {c.paper for c in found if not c.listed} == {"FedDC"} and all(math.isnan(c.published) for c in found if not c.listed)
+    assert not any("claims" in name for name in find_specs())
+
+
+def test_every_claim_names_rows_and_columns_that_exist():
+    for c in read_claims():
+        spec = load_spec(c.spec)
+        assert set(c.rows) | set(c.against) <= set(spec.rows), c.says
+        assert set(c.columns) <= {col.label for col in spec.columns} and c.columns, c.says
+        if c.reduced: assert set(c.reduced) <= {col.label for col in spec.tier_columns("small")}, c.says
+
+
+def test_the_gains_in_the_text_are_those_of_the_published_table():
+    "the second best of the paper is among the rows that are compared, and the gain over it is the claimed one"
+    spec, seen = load_spec("fedccfa/table2"), 0
+    paper = read_published(spec.published)
+    for claim in (c for c in read_claims() if c.listed and c.spec == spec.name):
+        column = next(c for c in spec.columns if c.label == claim.columns[0])
+        mean = {row: paper["mean"][i] for i, (row, _) in places(spec, (column,)).items()}
+        others = [mean[r] for r in contestants(spec, column) if r != "FedCCFA"]
+        assert math.isclose(mean["FedCCFA"] - max(others), claim.published, abs_tol=.005)
+        seen += 1
+    assert seen == 6
+
+
+@pytest.mark.parametrize("change, word", [
+    ('kind = "gain over all others"', 'kind = "guess"'), ('rows = ["FedCCFA"]', 'rows = "FedCCFA"'),
+    ('source = "text 1"', 'sauce = "text 1"'), ('source = "text 1"\n', ''), ('paper = "Demo"', 'listed = {paper = "Demo"}'),
+    ('columns = ["A"]', 'columns = ["A"]\nneed = "some"')])
+def test_bad_claims_are_refused_in_one_line(demo, change, word):
+    (demo / "demo/claims.toml").write_text(ONE.replace(change, word))
+    with pytest.raises(InputError) as error: read_claims(demo)
+    assert "\n" not in str(error.value) and "demo" in str(error.value)
+
+
+def test_a_claim_of_the_list_that_nobody_checks_or_two_do_is_refused(demo):
+    (demo / "claims.csv").write_text("paper,table,method,dataset,setting,metric,mean,std\nDemo,T,M,D,S,gain,2.5,\n")
+    with pytest.raises(InputError, match="checked 0 times"): read_claims(demo)
+    listed = ONE.replace('paper = "Demo"\nsource = "text 1"\nsays = "best of all"', 'listed = {paper = "Demo"}')
+    (demo / "demo/claims.toml").write_text(listed)
+    assert read_claims(demo)[0].published == 2.5 and read_claims(demo)[0].listed
+    (demo / "demo/claims.toml").write_text(listed * 2)
+    with pytest.raises(InputError, match="checked 2 times"): read_claims(demo)
+
+
+# --- verdicts
+
+def test_supported_contradicted_and_no_claim(demo):
+    assert only(demo).verdict == "not run" and only(demo).comparisons == 2  # not the extra row
+    put(demo, "FedAvg", [70., 70.4, 69.8])
+    put(demo, "IFCA", [72., 72.1, 71.9])
+    put(demo, "FedCCFA", [75., 75.2, 74.7])
+    found = only(demo)
+    assert (found.verdict, found.n) == ("supported", 3) and "IFCA" in found["at"]
+    assert math.isclose(found.effect, np.mean([3., 3.1, 2.8])) and found.p_holm < .01
+    put(demo, "FedCCFA", [70.3, 71., 69.9])  # above FedAvg, below IFCA
+    found = only(demo)
+    assert found.verdict == "contradicted" and found.effect < 0 and "p = 0.0" in in_words(found)
+    put(demo, "FedCCFA", [75., 71., 72.3])
+    assert only(demo).verdict.startswith("no claim (p = 0.")
+
+
+def test_one_seed_is_no_claim(demo):
+    for row, v in dict(FedCCFA=90., FedAvg=50., IFCA=60.).items(): put(demo, row, [v])
+    found = only(demo)
+    assert found.verdict == "no claim (n = 1)" and found.effect == 30. and math.isnan(found.p)
+    assert interval(found) == "+30.00 (1)"
+
+
+def test_seeds_are_paired(demo):
+    "seeds vary by ten points, the gain by a tenth: only a paired test can see it; a seed of one side alone is left out"
+    put(demo, "FedAvg", [60., 70., 80.])
+    put(demo, "IFCA", [60., 70., 80., 99.])
+    put(demo, "FedCCFA", [61., 71.1, 80.9])
+    assert only(demo).verdict == "supported" and only(demo).n == 3
+
+
+def test_a_rival_that_is_not_run_leaves_no_claim(demo):
+    put(demo, "FedAvg", [70., 70.4, 69.8])
+    put(demo, "FedCCFA", [75., 75.2, 74.7])
+    found = only(demo)
+    assert found.verdict == "no claim (1 of 2 comparisons run)" and found.why == "not run: IFCA"
+
+
+def test_who_diverged_is_said(demo):
+    put(demo, "FedAvg", [70., 70.4, 69.8])
+    put(demo, "IFCA", [72., None, 71.9])
+    put(demo, "FedCCFA", [75., 75.2, 74.7])
+    found = only(demo)
+    assert found.verdict == "supported" and found.why == "diverged: IFCA" and found.compared == 1
+    put(demo, "FedCCFA", [75., None, 74.7])
+    assert only(demo).verdict == "no claim (diverged)"
+
+
+def test_reduced_tiers_are_shown_and_not_judged(demo):
+    for row, v in dict(FedCCFA=90., FedAvg=50., IFCA=60.).items(): put(demo, row, [v, v + .3, v - .1], tier="small")
+    found = only(demo, "small")
+    assert found.verdict == "not judged (reduced)" and round(found.effect) == 30 and only(demo).verdict == "not run"
+    with pytest.raises(InputError, match="'big'.*paper, small"): verdicts("big", root=demo)
+
+
+def two(**more): return ONE.replace('columns = ["A"]', "\n".join(f"{k} = {v}" for k, v in (dict(columns='["A"]') | more).items()))
+
+
+def test_holm_counts_the_claims_of_a_paper(demo):
+    (demo / "demo/claims.toml").write_text(ONE + two(columns='["B"]'))
+    for column in "AB":
+        put(demo, "FedAvg", [70., 70.4, 69.8], column)
+        put(demo, "IFCA", [71., 71.9, 70.5], column)
+        put(demo, "FedCCFA", [75., 75.2, 74.7], column)
+    found = verdicts(root=demo)
+    assert np.allclose(found.p_holm, 2 * found.p) and set(found.verdict) == {"supported"}
+
+
+def test_any_needs_one_and_all_needs_all(demo):
+    for row, v in dict(FedCCFA=[75., 75.2, 74.7], FedAvg=[70., 70.4, 69.8], IFCA=[80., 80.1, 79.6]).items(): put(demo, row, v)
+    pairs = dict(kind='"gain over"', rows='["FedCCFA", "FedCCFA"]', against='["FedAvg", "IFCA"]')
+    text = two(**pairs).replace('kind = "gain over all others"\n', "").replace('rows = ["FedCCFA"]\n', "")
+    (demo / "demo/claims.toml").write_text(text)
+    assert only(demo).verdict == "contradicted"
+    (demo / "demo/claims.toml").write_text(text + 'need = "any"\n')
+    found = only(demo)
+    assert found.verdict == "supported" and math.isclose(found.effect, np.mean([5, 4.8, 4.9]))
+
+
+@pytest.mark.parametrize("kind, rounds, stated, word", [
+    ("at round", 2, 73.2, "supported"), ("at round", 2, 75.2, "contradicted"), ("at round", 3, 74.9, "no claim"),
+    ("within rounds", 6, 74., "supported"), ("within rounds", 2, 75.5, "contradicted")])
+def test_values_at_a_round(demo, kind, rounds, stated, word):
+    "the curve ends at v and is v-1 in round 2"
+    put(demo, "FedCCFA", [75., 75.2, 74.7])
+    claim = Claim("Demo", "x", "y", kind, "demo/t", ("FedCCFA",), ("A",), published=stated, rounds=rounds)
+    found = claims.settle([examine(claim, load(load_spec("demo/t", demo), "paper"))])[0]
+    assert found["verdict"].startswith(word)
+    last = 0 if rounds > 2 or kind == "within" else 1
+    assert math.isclose(found["effect"], np.mean([75., 75.2, 74.7]) - last - stated)
+    margin = Claim(**{**claim.__dict__, "margin": 3.})
+    wide = claims.settle([examine(margin, load(load_spec("demo/t", demo), "paper"))])[0]
+    assert wide["verdict"] == "supported" and math.isclose(wide["effect"], found["effect"])
+
+
+def test_a_round_that_was_not_evaluated_is_not_measured(demo):
+    put(demo, "FedCCFA", [75., 75.2, 74.7])
+    claim = Claim("Demo", "x", "y", "at round", "demo/t", ("FedCCFA",), ("A",), published=1., rounds=9)
+    assert examine(claim, load(load_spec("demo/t", demo), "paper"))["verdict"] == "not run"
+
+
+def test_fewer_rounds_to_the_references_last_accuracy(demo):
+    "FedAvg ends at 70; FedCCFA is there in round 2 or 3, IFCA never (one round more than the last)"
+    claim = Claim("Demo", "x", "y", "fewer rounds", "demo/t", ("FedCCFA",), ("A",), against=("FedAvg",), unit="rounds")
+    put(demo, "FedAvg", [70.] * 3, curve=[40, 50, 60, 65, 69, 70])
+    put(demo, "IFCA", [60.] * 3, curve=[40, 50, 60, 60, 60, 60])
+    put(demo, "FedCCFA", [75.] * 3, curve=[60, 70, 72, 73, 74, 75])
+    spec = load_spec("demo/t", demo)
+    found = claims.fewer_rounds(claim, load(spec, "paper"))
+    assert {c.label.split(" against ")[1]: set(c.differences.values()) for c in found} == {"FedAvg, A": {4.}, "IFCA, A": {5.}}
+    assert examine(claim, load(spec, "paper"))["verdict"] == "no claim (no spread over seeds)"
+
+
+# --- printed
+
+@pytest.mark.parametrize("format", ["text", "md", "html", "csv"])
+def test_every_format_has_every_claim(demo, format):
+    out = render_claims("paper", format, root=demo)
+    assert "best of all" in out and "not run" in out
+    assert render_claims("paper", format, root=demo / "nothing") if format != "csv" else True
+
+
+def test_without_any_claim(tmp_path):
+    assert verdicts(root=tmp_path).empty and "Claims of the papers" in render_claims(root=tmp_path)
+    with pytest.raises(InputError, match="'pdf'"): render_claims(format="pdf", root=tmp_path)
+
+
+def test_a_changed_spec_makes_its_runs_stale(demo):
+    for row, v in dict(FedCCFA=90., FedAvg=50., IFCA=60.).items(): put(demo, row, [v, v + .3])
+    assert only(demo).n == 2
+    (demo / "demo/t.toml").write_text(SPEC.replace("rounds = 6", "rounds = 7"))
+    assert only(demo).verdict == "not run"
+    shutil.rmtree(demo / "demo/results")
+    (demo / "demo/t.toml").write_text(SPEC)
+    assert only(demo).verdict == "not run"

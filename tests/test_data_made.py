@@ -1,0 +1,497 @@
+"""The sets that are read out of their archives, on small made archives of the same formats: the right pixels, labels and order,
+and one clear line for whatever is wrong."""
+import gzip
+import io
+import json
+import os
+import random
+import tarfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torchvision.io import encode_jpeg, encode_png
+
+from fedrepro import data, images, sources
+from fedrepro.augment import measured, recipe_for
+from fedrepro.fetch import Archive
+from fedrepro.images import DOMAINS, picture
+from fedrepro.partition import partition
+from fedrepro.sources import complete
+from fedrepro.synthetic import logistic_clients
+from fedrepro.trees import InputError
+from test_fetch import md5, names, quick, served  # noqa: F401 (fixtures)
+
+torch.set_num_threads(1)
+ARCHIVED = [s.name for s in images.PICTURES]
+
+
+# --- made archives
+
+def random_picture(r, height, width, channels=3):
+    return torch.from_numpy(r.integers(0, 256, (channels, height, width), np.uint8))
+
+
+def png(x): return bytes(encode_png(x).numpy())
+def jpg(x): return bytes(encode_jpeg(x, 95).numpy())
+
+
+def tar_gz(files):
+    with io.BytesIO() as raw:
+        with tarfile.open(fileobj=raw, mode="w:gz") as packed:
+            for name, content in files.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                packed.addfile(info, io.BytesIO(content))
+        return raw.getvalue()
+
+
+def zipped(files):
+    with io.BytesIO() as raw:
+        with zipfile.ZipFile(raw, "w") as packed:
+            for name, content in files.items(): packed.writestr(name, content)
+        return raw.getvalue()
+
+
+def shuffled(files, r):
+    keys = list(files)
+    return {keys[i]: files[keys[i]] for i in r.permutation(len(keys))}
+
+
+def made_cinic(r):
+    "Three pictures of each class in each part, in any order, some grey"
+    classes = data.SOURCES["CINIC-10"].class_names
+    files = {f"{part}/{name}/{kind}-{n}.png": png(random_picture(r, 32, 32, 1 if n == 10 else 3))
+             for part in ("train", "valid", "test") for name in classes for kind, n in (("cifar", 2), ("n021", 10), ("n021", 9))}
+    return {"CINIC-10.tar.gz": tar_gz(shuffled(files, r) | {"./README": b"text"})}, (30, 30), files
+
+
+def made_letters(r):
+    parts = {part: (r.integers(0, 256, (n, 28, 28), np.uint8), r.permutation(np.resize(np.arange(1, 27), n)).astype(np.uint8))
+             for part, n in (("train", 78), ("test", 52))}
+    def idx(a): return bytes([0, 0, 8, a.ndim]) + np.array(a.shape, ">u4").tobytes() + a.tobytes()
+    files = {f"gzip/emnist-letters-{part}-{kind}-ubyte.gz": gzip.compress(idx(a))
+             for part, pair in parts.items() for kind, a in zip(("images-idx3", "labels-idx1"), pair)}
+    return {"gzip.zip": zipped(files | {"gzip/emnist-digits-train-labels-idx1-ubyte.gz": b"not read"})}, parts
+
+
+def made_tiny(r):
+    "Three classes whose words are in another order than their numbers"
+    ids, top = ["n03", "n01", "n02"], "tiny-imagenet-200"
+    pictures = {f"{top}/train/{w}/images/{w}_{n}.JPEG": jpg(random_picture(r, 64, 64, 1 if n == 2 else 3)) for w in ids for n in (10, 2)}
+    pictures |= {f"{top}/val/images/val_{n}.JPEG": jpg(random_picture(r, 64, 64)) for n in range(6)}
+    lists = {f"{top}/wnids.txt": "\n".join(ids).encode(), f"{top}/words.txt": b"n01\tfish, a\nn02\tcat\nn03\tdog, b\nn04\tno",
+             f"{top}/val/val_annotations.txt": "".join(f"val_{n}.JPEG\t{ids[n % 3]}\t0\t0\t1\t1\n" for n in range(6)).encode(),
+             f"{top}/test/images/test_0.JPEG": b"not read", f"{top}/train/n01/n01_boxes.txt": b""}
+    return {"tiny-imagenet-200.zip": zipped(shuffled(pictures | lists, r))}, (6, 6), pictures
+
+
+def made_domains(r, per_class=2):
+    "Training files 0 to per_class - 1 of three classes and a strange one, one for testing; the pictures of any size"
+    files, pictures = {}, {}
+    for d in DOMAINS:
+        listed = {part: [f"{d}/{name}/{d}_{n}.jpg" for name in ("pizza", "zebra", "axe", "bird") for n in numbers]
+                  for part, numbers in (("train", range(per_class)), ("test", [99]))}
+        mine = {f: jpg(random_picture(r, *r.integers(20, 90, 2))) for part in listed.values() for f in part}
+        pictures |= mine
+        files |= {f"{d}.zip": zipped(mine), **{f"{d}_{part}.txt": "".join(f"{f} 3\n" for f in fs).encode() for part, fs in listed.items()}}
+    return files, (0, 0), pictures
+
+
+def placed(name, files, root, sizes):
+    "The source `name` for these `files` in place of the published ones, written under `root`"
+    source = data.SOURCES[name]
+    (root / source.folder).mkdir(parents=True, exist_ok=True)
+    for f, content in files.items(): (root / source.folder / f).write_bytes(content)
+    return replace(source, train={f: md5(c) for f, c in files.items()}, sizes=sizes)
+
+
+def made(name, root, r=None):
+    "A made source of each kind, placed under `root`"
+    r = r or np.random.default_rng(0)
+    if name.startswith("EMNIST"): return placed(name, made_letters(r)[0], root, (78, 52) if name == "EMNIST-letters" else (30, 20))
+    files, sizes, _ = {"CINIC-10": made_cinic, "Tiny-ImageNet": made_tiny, "DomainNet": made_domains}[name](r)
+    return placed(name, files, root, sizes)
+
+
+@pytest.fixture
+def rng(): return np.random.default_rng(7)
+
+
+# --- what is published
+
+def test_every_set_has_one_source_and_known_statistics():
+    assert {*data.SOURCES, *data.MADE} == {*data.dataset_names()} == {*data.STATISTICS}
+    for s in images.PICTURES:
+        assert s.pack == f"{s.name}.npz" and {a.name: a.digest for a in s.archives} == s.files
+        assert all(url.startswith(("http://", "https://")) for a in s.archives for url in a.urls)
+    assert len({a.digest for s in images.PICTURES for a in s.archives}) == 3 + 18
+
+
+def test_emnist_is_torchvisions():
+    theirs = torchvision.datasets.EMNIST
+    for name, letters in (("EMNIST-letters", 26), ("EMNIST-letters-10", 10)):
+        s = data.SOURCES[name]
+        assert s.archives == (Archive((theirs.url,), theirs.md5),)
+        assert s.class_names == tuple(theirs.classes_split_dict["letters"][1:letters + 1])
+
+
+# --- what is read
+
+def test_a_picture_of_any_kind(rng):
+    x = random_picture(rng, 9, 9)
+    assert np.array_equal(picture(png(x), 9), x) and np.array_equal(picture(png(x[:1]), 9), x[:1].expand(3, 9, 9))
+    alpha = torch.cat([x, torch.full((1, 9, 9), 5, dtype=torch.uint8)])
+    with io.BytesIO() as raw:
+        Image.fromarray(alpha.permute(1, 2, 0).numpy(), "RGBA").save(raw, "png")
+        assert np.array_equal(picture(raw.getvalue(), 9), x)
+    wide = random_picture(rng, 128, 192)
+    pil = Image.fromarray(wide.permute(1, 2, 0).numpy()).resize((64, 64), Image.Resampling.BILINEAR)
+    assert np.abs(picture(png(wide), 64).transpose(1, 2, 0).astype(int) - np.asarray(pil).astype(int)).max() <= 1
+    ramp = torch.arange(64, dtype=torch.uint8).mul(2)[None, :, None].expand(3, 64, 32)  # brighter downwards, not to the right
+    small = picture(png(ramp), 16)
+    assert (np.diff(small[0, :, 3].astype(int)) > 0).all() and np.ptp(small[0], axis=1).max() == 0
+
+
+def test_cinic_comes_class_by_class_and_without_validation(tmp_path, rng):
+    files, sizes, pictures = made_cinic(rng)
+    source = placed("CINIC-10", files, tmp_path, sizes)
+    parts = source.read(source, tmp_path)
+    for part in ("train", "test"):
+        order = sorted(f for f in pictures if f.startswith(part + "/"))  # of torchvision's ImageFolder
+        assert parts[f"{part}_y"].tolist() == [c for c in range(10) for _ in range(3)] == [
+            source.class_names.index(f.split("/")[1]) for f in order]
+        assert np.array_equal(parts[f"{part}_x"], np.stack([picture(pictures[f], 32) for f in order]))
+    assert parts["train_x"].dtype == torch.uint8 and parts["train_y"].dtype == torch.int64
+    assert parts.keys() == {"train_x", "train_y", "test_x", "test_y", "class_names"}
+
+
+def test_cinic_is_imagefolders(tmp_path, rng):
+    files, sizes, pictures = made_cinic(rng)
+    for name, content in pictures.items():
+        (tmp_path / "open" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "open" / name).write_bytes(content)
+    source = placed("CINIC-10", files, tmp_path, sizes)
+    parts = source.read(source, tmp_path)
+    theirs = torchvision.datasets.ImageFolder(tmp_path / "open/train")
+    assert tuple(theirs.classes) == parts["class_names"] and theirs.targets == parts["train_y"].tolist()
+    assert all(np.array_equal(np.asarray(x).transpose(2, 0, 1), ours) for (x, _), ours in zip(theirs, parts["train_x"]))
+
+
+def test_letters_are_torchvisions(tmp_path, rng):
+    "torchvision unpacks the same archive and reads the same letters; FedDC's are the first ten of them"
+    files, parts = made_letters(rng)
+    sources = {n: placed(n, files, tmp_path, s) for n, s in (("EMNIST-letters", (78, 52)), ("EMNIST-letters-10", (30, 20)))}
+    ours = {name: s.read(s, tmp_path) for name, s in sources.items()}
+    raw = tmp_path / "EMNIST/raw"
+    for part in ("train", "test"):
+        with zipfile.ZipFile(io.BytesIO(files["gzip.zip"])) as z:
+            for kind in ("images-idx3", "labels-idx1"):
+                content = gzip.decompress(z.read(f"gzip/emnist-letters-{part}-{kind}-ubyte.gz"))
+                (raw / f"emnist-letters-{part}-{kind}-ubyte").write_bytes(content)
+        theirs = torchvision.datasets.EMNIST(tmp_path, "letters", train=part == "train")
+        every, ten = ours["EMNIST-letters"], ours["EMNIST-letters-10"]
+        assert torch.equal(every[f"{part}_x"][:, 0], theirs.data) and torch.equal(every[f"{part}_y"], theirs.targets - 1)
+        first = theirs.targets <= 10
+        assert torch.equal(ten[f"{part}_x"][:, 0], theirs.data[first]) and torch.equal(ten[f"{part}_y"], theirs.targets[first] - 1)
+    assert sorted(set(ten["train_y"].tolist())) == list(range(10)) and ten["class_names"] == tuple("abcdefghij")
+
+
+def test_tiny_imagenet_is_in_the_order_of_its_numbers(tmp_path, rng):
+    files, sizes, pictures = made_tiny(rng)
+    source = placed("Tiny-ImageNet", files, tmp_path, sizes)
+    parts = source.read(source, tmp_path)
+    assert parts["class_names"] == ("fish", "cat", "dog")
+    assert parts["train_y"].tolist() == parts["test_y"].tolist() == [0, 0, 1, 1, 2, 2]
+    train = [f"tiny-imagenet-200/train/{w}/images/{w}_{n}.JPEG" for w in ("n01", "n02", "n03") for n in (10, 2)]
+    val = [f"tiny-imagenet-200/val/images/val_{n}.JPEG" for n in (1, 4, 2, 5, 0, 3)]
+    for part, order in (("train", train), ("test", val)):
+        assert np.array_equal(parts[f"{part}_x"], np.stack([picture(pictures[f], 64) for f in order]))
+
+
+def test_domainnet_takes_the_first_of_each_class_in_turns(tmp_path, rng, monkeypatch):
+    monkeypatch.setattr(images, "PER_CLASS", 3)
+    files, _, pictures = made_domains(rng, per_class=5)
+    source = placed("DomainNet", files, tmp_path, (0, 0))
+    parts = source.read(source, tmp_path)
+    want = [(d, name, n) for n in range(3) for d in range(6) for name in ("axe", "bird", "pizza")]
+    assert parts["train_groups"].tolist() == [d for d, _, _ in want]
+    assert [source.class_names[y] for y in parts["train_y"]] == [name for _, name, _ in want]
+    assert np.array_equal(parts["train_x"], np.stack([
+        picture(pictures[f"{DOMAINS[d]}/{name}/{DOMAINS[d]}_{n}.jpg"], 64) for d, name, n in want]))
+    assert parts["test_groups"].bincount().tolist() == [3] * 6 and parts["group_names"] == DOMAINS
+    assert np.array_equal(parts["test_x"][4], picture(pictures["infograph/bird/infograph_99.jpg"], 64))
+
+
+def test_fedbss_has_500_training_pictures_a_domain():
+    assert images.PER_CLASS * len(data.SOURCES["DomainNet"].class_names) == 500 and len(DOMAINS) == 6
+
+
+def test_a_domain_is_a_client(tmp_path, rng, monkeypatch):
+    monkeypatch.setitem(data.SOURCES, "DomainNet", made("DomainNet", tmp_path, rng))
+    d = data.load("DomainNet", tmp_path, "FedBSS")
+    cut = partition("natural", d.train_y.numpy(), d.test_y.numpy(), clients=6, classes=d.classes, groups=d.groups)
+    assert [d.train_groups[mine].unique().tolist() for mine in cut.train] == [[k] for k in range(6)]
+    assert cut.sizes.tolist() == [6] * 6 and d.shape == (3, 64, 64) and d.classes == 10
+    few = d.first(18, 12)  # a shortened set has all domains and classes
+    assert np.bincount(few.groups[0]).tolist() == [3] * 6 and len(few.train_x) == 18 and set(few.train_y.tolist()) == set(d.train_y.tolist())
+    assert np.array_equal(few.groups[1], d.groups[1][:12]) and d.first(None, None) is d
+    with pytest.raises(InputError, match="train_samples 37: DomainNet has 36"): d.first(37, None)
+    with pytest.raises(InputError, match="test_samples 99: DomainNet has 18"): d.first(None, 99)
+    moved = replace(d, train_groups=d.train_groups.flip(0))
+    assert len({d.fingerprint, moved.fingerprint, replace(d, train_groups=None).fingerprint}) == 3
+
+
+# --- statistics
+
+def test_statistics_that_nobody_published_are_measured(tmp_path, monkeypatch):
+    for name in ("EMNIST-letters-10", "Tiny-ImageNet", "DomainNet"):
+        monkeypatch.setitem(data.SOURCES, name, made(name, tmp_path))
+        d = data.load(name, tmp_path, "FedDC")
+        x = d.train_x.double() / 255
+        assert np.allclose(d.recipe.mean, x.mean((0, 2, 3)), rtol=1e-12) and np.allclose(d.recipe.std, x.std((0, 2, 3), correction=0), rtol=1e-12)
+        z = d.batch(d.train_x, None, torch.float64)
+        assert z.mean((0, 2, 3)).abs().max() < 1e-9 and (z.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-9
+    own = replace(recipe_for("plain", "MNIST"), name="own")
+    assert data.load("EMNIST-letters-10", tmp_path, own).recipe == own
+
+
+def test_measuring_in_pieces():
+    x = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2050, 1, 3, 2), np.uint8))
+    assert np.isclose(measured(x, 16.)["std"][0], (x.double() / 16).std(correction=0), rtol=1e-12)
+    assert measured(torch.full((3, 2, 2, 2), 51, dtype=torch.uint8)) == {"mean": (.2, .2), "std": (0., 0.)}
+
+
+def test_recipes_of_cinic():
+    ccfa, lfd = (recipe_for(p, "CINIC-10") for p in ("FedCCFA", "LfD"))
+    assert ccfa.mean == lfd.mean == (.47889522, .47227842, .43047404) and ccfa.std == lfd.std == (.24205776, .23828046, .25874835)
+    assert (ccfa.crop, ccfa.flip, ccfa.pad, lfd.crop, lfd.flip, lfd.pad) == (4, True, "black", 4, True, "reflect")
+
+
+# --- packs
+
+def counted(monkeypatch):
+    "Counts the pictures that are decoded"
+    calls, before = [], images.picture
+    monkeypatch.setattr(images, "picture", lambda content, size: (calls.append(size), before(content, size))[1])
+    return calls
+
+
+@pytest.mark.parametrize("name", ARCHIVED)
+def test_a_pack_stands_for_the_archives(name, tmp_path, monkeypatch):
+    calls, source = counted(monkeypatch), made(name, tmp_path)
+    before, n = source.read(source, tmp_path), len(calls)
+    for f in source.files: (tmp_path / source.folder / f).unlink()
+    complete(source, tmp_path)
+    assert names(tmp_path / source.folder) == [source.pack] and source.present(tmp_path)
+    after = source.read(source, tmp_path)
+    assert len(calls) == n and before.keys() == after.keys()
+    for k, v in before.items(): assert torch.equal(v, after[k]) if torch.is_tensor(v) else v == after[k]
+    monkeypatch.setitem(data.SOURCES, name, source)
+    assert data.download(name, tmp_path) == tmp_path / source.folder  # nobody is asked
+
+
+def test_any_damage_of_a_pack_is_found(tmp_path):
+    "A hundred flipped bytes and many cuts: decoded again where the archive is there, refused where it is not"
+    source = made("CINIC-10", tmp_path)
+    before = source.read(source, tmp_path)
+    archive, pack = tmp_path / source.folder / "CINIC-10.tar.gz", tmp_path / source.folder / source.pack
+    content, r, damaged = pack.read_bytes(), random.Random(3), 0
+    kept_archive = archive.read_bytes()
+    archive.unlink()
+    for i in range(110):
+        wrong = bytearray(content)
+        if i < 100: wrong[r.randrange(len(wrong))] ^= r.randrange(1, 256)
+        else: del wrong[r.randrange(len(wrong)):]
+        pack.write_bytes(wrong)
+        try: parts = source.read(source, tmp_path)
+        except InputError as e:
+            damaged += 1
+            assert "missing: CINIC-10.tar.gz" in str(e) and "\n" not in str(e)
+            continue
+        assert all(torch.equal(v, parts[k]) if torch.is_tensor(v) else v == parts[k] for k, v in before.items())  # a date, say
+    assert damaged > 100
+    archive.write_bytes(kept_archive)
+    pack.write_bytes(content[:-1000])
+    assert torch.equal(source.read(source, tmp_path)["train_x"], before["train_x"]) and pack.read_bytes()[:1000] == content[:1000]
+
+
+@pytest.mark.parametrize("write", [lambda p: np.savez(p, made_of="x"), lambda p: np.save(p.open("wb"), np.zeros(3)), lambda p: p.write_text("x"),
+                                   lambda p: np.savez(p, allow_pickle=True, made_of=np.array([print], dtype=object)), lambda p: p.mkdir()])
+def test_a_strange_pack_is_no_pack(write, tmp_path):
+    source = made("EMNIST-letters", tmp_path)
+    write(tmp_path / source.folder / source.pack)
+    if (tmp_path / source.folder / source.pack).is_dir():
+        with pytest.raises(InputError, match="cannot be written"): source.read(source, tmp_path)
+    else: assert len(source.read(source, tmp_path)["train_y"]) == 78
+
+
+def test_a_pack_of_other_archives_or_another_set_is_not_used(tmp_path, rng):
+    one = made("CINIC-10", tmp_path)
+    first = one.read(one, tmp_path)["train_x"]
+    other = made("CINIC-10", tmp_path, rng)  # the archive has changed
+    assert not torch.equal(other.read(other, tmp_path)["train_x"], first)
+    every = made("EMNIST-letters", tmp_path)
+    ten = replace(made("EMNIST-letters-10", tmp_path), pack=every.pack)
+    every.read(every, tmp_path)
+    assert len(ten.read(ten, tmp_path)["train_y"]) == 30
+
+
+def test_another_format_is_decoded_again(tmp_path, monkeypatch):
+    source = made("EMNIST-letters", tmp_path)
+    source.read(source, tmp_path)
+    with np.load(tmp_path / source.folder / source.pack) as packed: said = json.loads(str(packed["made_of"]))
+    monkeypatch.setattr(sources, "FORMAT", said[0] + 1)
+    (tmp_path / source.folder / "gzip.zip").unlink()
+    with pytest.raises(InputError, match="missing: gzip.zip"): source.read(source, tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path, monkeypatch):
+    source = made("EMNIST-letters", tmp_path)
+    monkeypatch.setattr(sources.os, "access", lambda path, how: False)
+    monkeypatch.setattr(sources, "locked", lambda folder: pytest.fail("wrote a lock"))
+    assert len(source.read(source, tmp_path)["train_y"]) == 78 and names(tmp_path / source.folder) == ["gzip.zip"]
+
+
+def test_a_full_disk_leaves_no_half_pack(tmp_path, monkeypatch):
+    source = made("EMNIST-letters", tmp_path)
+    def full(file, **parts):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(sources.np, "savez", full)
+    with pytest.raises(InputError, match="EMNIST-letters.npz: cannot be written .No space"): source.read(source, tmp_path)
+    assert not source.absent(tmp_path) and not (tmp_path / source.folder / source.pack).exists()
+
+
+def test_who_waited_for_the_lock_does_not_decode_again(tmp_path, monkeypatch):
+    calls, source = counted(monkeypatch), made("CINIC-10", tmp_path)
+    before, real = source.read(source, tmp_path), sources._unpacked
+    n, asked = len(calls), []
+    monkeypatch.setattr(sources, "_unpacked", lambda p, s: asked.append(p) or (real(p, s) if len(asked) > 1 else None))
+    assert torch.equal(source.read(source, tmp_path)["train_x"], before["train_x"]) and len(calls) == n and len(asked) == 2
+
+
+# --- what is wrong
+
+@pytest.mark.parametrize("name", ARCHIVED)
+@pytest.mark.parametrize("how", ["flipped", "short", "empty", "folder"])
+def test_damaged_archives_are_not_opened(name, how, tmp_path, monkeypatch):
+    calls, source = counted(monkeypatch), made(name, tmp_path)
+    path = tmp_path / source.folder / next(iter(source.files))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()
+    if how == "folder": path.mkdir()
+    else: path.write_bytes({"flipped": content, "short": content[:-1], "empty": b""}[how])
+    with pytest.raises(InputError) as e: source.read(source, tmp_path)
+    assert calls == [] and "\n" not in str(e.value) and path.name in str(e.value)
+    for part in ([f"missing: {path.name}"] if how == "folder" else [str(path), "is damaged: its MD5 is", source.files[path.name], f"`fedrepro data {name}`"]):
+        assert part in str(e.value)
+
+
+def test_a_damaged_sha256_is_called_so(tmp_path):
+    source = placed("DomainNet", made_domains(np.random.default_rng(0))[0], tmp_path, (0, 0))
+    source = replace(source, train=source.train | {"real.zip": data.SOURCES["DomainNet"].files["real.zip"]})
+    with pytest.raises(InputError, match="real.zip is damaged: its sha256 is .*, expected d7fe010b430c"): source.read(source, tmp_path)
+
+
+def edited(archive, change):
+    "The .zip with the members of `archive` after `change(members)`"
+    with zipfile.ZipFile(io.BytesIO(archive)) as z: members = {n: z.read(n) for n in z.namelist()}
+    change(members)
+    return zipped(members)
+
+
+TINY, EM = "tiny-imagenet-200", "gzip/emnist-letters-train"
+
+
+@pytest.mark.parametrize("name, change, says", [
+    ("Tiny-ImageNet", lambda m: m.pop(f"{TINY}/wnids.txt"), "cannot be unpacked .*wnids.txt"),
+    ("Tiny-ImageNet", lambda m: m.pop(f"{TINY}/val/images/val_3.JPEG"), "cannot be unpacked .*val_3.JPEG"),
+    ("Tiny-ImageNet", lambda m: m.pop(f"{TINY}/train/n01/images/n01_2.JPEG"), "5 training and 6 test images, expected 6 and 6"),
+    ("Tiny-ImageNet", lambda m: m.update({f"{TINY}/words.txt": b"no tab"}), "cannot be unpacked"),
+    ("Tiny-ImageNet", lambda m: m.update({f"{TINY}/words.txt": b"n01\tfish\n"}), "cannot be unpacked"),
+    ("Tiny-ImageNet", lambda m: m.update({f"{TINY}/val/val_annotations.txt": b"val_0.JPEG\tn77\n"}), "cannot be unpacked"),
+    ("Tiny-ImageNet", lambda m: m.update({f"{TINY}/train/n01/images/n01_2.JPEG": b"no picture"}), "cannot be unpacked"),
+    ("EMNIST-letters", lambda m: m.pop(f"{EM}-labels-idx1-ubyte.gz"), "cannot be unpacked .*labels"),
+    ("EMNIST-letters", lambda m: m.update({f"{EM}-labels-idx1-ubyte.gz": b"no gzip"}), "cannot be unpacked"),
+    ("EMNIST-letters", lambda m: m.update({f"{EM}-labels-idx1-ubyte.gz": gzip.compress(b"\0\0\x08\1\0\0\0\2\1\2")}), "cannot be unpacked"),
+    ("EMNIST-letters", lambda m: m.update({f"{EM}-labels-idx1-ubyte.gz": gzip.compress(b"\0")}), "cannot be unpacked"),
+])
+def test_odd_zips_whose_checksums_agree(name, change, says, tmp_path):
+    good = made(name, tmp_path)
+    file, = good.files
+    odd = placed(name, {file: edited((tmp_path / good.folder / file).read_bytes(), change)}, tmp_path, good.sizes)
+    with pytest.raises(InputError, match=says) as e: odd.read(odd, tmp_path)
+    assert "\n" not in str(e.value) and names(tmp_path / good.folder) == [file]
+
+
+@pytest.mark.parametrize("content, says", [
+    (b"", "cannot be unpacked"), (b"no archive", "cannot be unpacked"), (gzip.compress(b"no tar"), "cannot be unpacked|0 training"),
+    (tar_gz({"train/cat/a.png": b"no picture"}), "cannot be unpacked"), (tar_gz({}), "0 training and 0 test images, expected 30 and 30"),
+    (tar_gz({"train/dragon/a.png": b"not read", "train/cat/a.jpg": b"not read", "a/train/cat/a.png": b"not read"}), "0 training and 0 test")])
+def test_odd_cinics_whose_checksums_agree(content, says, tmp_path):
+    odd = placed("CINIC-10", {"CINIC-10.tar.gz": content}, tmp_path, (30, 30))
+    with pytest.raises(InputError, match=says) as e: odd.read(odd, tmp_path)
+    assert "\n" not in str(e.value) and names(tmp_path / odd.folder) == ["CINIC-10.tar.gz"]
+
+
+@pytest.mark.parametrize("file, content, says", [
+    ("real.zip", b"no zip", "real.zip: cannot be unpacked"), ("real.zip", zipped({}), "real.zip: cannot be unpacked .*real/"),
+    ("sketch_train.txt", b"\xff\xfe", "sketch_train.txt: cannot be unpacked"), ("sketch_train.txt", b"airplane 3\n", "sketch_train.txt: cannot be unpacked"),
+    ("sketch_train.txt", b"sketch/axe/none.jpg 3\n", "sketch.zip: cannot be unpacked .*none.jpg")])
+def test_odd_domains_whose_checksums_agree(file, content, says, tmp_path):
+    files = made_domains(np.random.default_rng(0))[0] | {file: content}
+    odd = placed("DomainNet", files, tmp_path, (0, 0))
+    with pytest.raises(InputError, match=says) as e: odd.read(odd, tmp_path)
+    assert "\n" not in str(e.value) and odd.pack not in names(tmp_path / odd.folder)
+
+
+def test_whole_archives_are_downloaded_and_kept(tmp_path, served):  # noqa: F811
+    "Only what is missing or damaged is asked for"
+    files = made_domains(np.random.default_rng(0))[0]
+    server = served(files)
+    archives = tuple(Archive((server.url(f),), md5(c)) for f, c in files.items())
+    source = replace(data.SOURCES["DomainNet"], train={a.name: a.digest for a in archives}, archives=archives)
+    data._present(source, tmp_path)
+    assert len(server.asked) == 18 and {f: (tmp_path / "DomainNet" / f).read_bytes() for f in names(tmp_path / "DomainNet")} == files
+    server.asked.clear()
+    (tmp_path / "DomainNet/real_test.txt").write_bytes(b"damaged")
+    (tmp_path / "DomainNet/sketch.zip").unlink()
+    data._present(source, tmp_path)
+    assert sorted(Path(a[0] if isinstance(a, tuple) else a).name for a in server.asked) == ["real_test.txt", "sketch.zip"]
+    assert len(source.read(source, tmp_path)["train_y"]) == 36
+
+
+# --- made data
+
+def test_synthetic_data_are_the_released_codes():
+    "Numbers of FedDC's generator after numpy.random.seed(0)"
+    iid = logistic_clients()
+    assert np.allclose(iid[0][0][0, :3], [.28044171, -.65521723, .43536058], atol=1e-8)
+    assert np.allclose(iid[19][0][-1, -3:], [-.11891605, .0977925, -.26872485], atol=1e-8)
+    assert np.bincount(iid[3][1], minlength=5).tolist() == [53, 38, 41, 61, 7]
+    unlike = logistic_clients(sigma=.3, alpha=1., beta=1.)
+    assert [len(y) for _, y in unlike] == [339, 225, 268, 391, 350, 149, 265, 191, 193, 226, 208, 309, 251, 207, 228, 221, 313, 188, 219, 154]
+    assert np.allclose(unlike[19][0][-1, -3:], [-1.71351163, -.8530652, -1.34500912], atol=1e-8)
+    assert np.bincount(unlike[3][1], minlength=5).tolist() == [311, 0, 80, 0, 0]
+
+
+def test_synthetic_data_as_a_data_set():
+    d = data.load("synthetic", recipe="FedDC")
+    assert (d.shape, d.classes, len(d.train_y), d.train_x.dtype) == ((1, 1, 30), 5, 4000, torch.float32)
+    assert d.train_x is d.test_x and d.train_y is d.test_y and d.draw(3, None) is None
+    assert torch.equal(d.batch(d.train_x), d.train_x), "features are not normalised"
+    x = np.concatenate([x for x, _ in logistic_clients()])
+    assert np.array_equal(d.train_x.flatten(1).numpy(), x.astype(np.float32)) and np.bincount(d.groups[0]).tolist() == [200] * 20
+    spread = x.std(0) / np.arange(1, 31) ** -.6
+    assert np.abs(spread - 1).max() < .05 and np.abs(x.mean(0)).max() < .05
+    assert d.fingerprint == data.load("synthetic").fingerprint and data.download("synthetic").is_dir()
+    before = np.random.get_state()[1].copy()
+    logistic_clients(seed=3)
+    assert (np.random.get_state()[1] == before).all(), "the global generator was touched"

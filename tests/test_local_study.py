@@ -1,0 +1,378 @@
+"Studies of one client: the measures against other ways to compute them, the client, and a study as a run like any other"
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import recall_score
+
+from fedrepro import data as datasets, models, partition, store
+from fedrepro.cli import main
+from fedrepro.experiments import find_specs, load_spec
+from fedrepro.local import work
+from fedrepro.local_study import (SAMPLES, STUDY_METRICS, assigned, chosen, class_accuracy, confidence, kl,
+                                  learning_performance, linear_cka, local_rows, losses, parsed, position, sample_rows,
+                                  slice_rows)
+from fedrepro.methods.fedbss import split
+from fedrepro.packs import packs, run_pack
+from fedrepro.rounds import Federation, load_methods, open_round, run
+from fedrepro.runner import run_cells
+from fedrepro.settings import cell_settings, make_method, run_id
+from fedrepro.store import Damaged
+from fedrepro.studies import check, conclude, prelude, shared, start_notes
+from fedrepro.tables import cell_line, table
+from fedrepro.trees import InputError, distance, same_bits
+
+torch.set_num_threads(1)
+LOCAL = dict(lr=.05, epochs=2, batch_size=16)
+METHODS = {"FedAvg": {}, "FedProx": {"mu": .1}, "FedAvgM": {"beta": .5}, "MOON": {"mu": 1.}, "LfD": {}, "FedBSS": {"warm_up": 0},
+           "Constraint": {"kind": "parameter", "part": "classifier", "mu": .1}}
+STUDIES = ("lfd/table5", "lfd/figure1", "lfd/figure3", "lfd/figure4", "fedbss/figure2", "fedbss/figure3a", "fedbss/figure3b",
+           "fedbss/figure3c")
+
+
+@pytest.fixture(scope="module")
+def toy():
+    "Six clients of few digits in float64, the median one with classes 0 to 4 alone"
+    d = datasets.load("digits")
+    d = replace(d, train_x=d.train_x[:360], train_y=d.train_y[:360], test_x=d.test_x[:120], test_y=d.test_y[:120])
+    cut = partition.partition("dirichlet-class", d.train_y.numpy(), clients=6, seed=1, alpha=.5)
+    half = assigned(cut, d.train_y.numpy(), "classes 0-4", 0)
+    return Federation(d, models.network("digits_cnn"), half, dtype=torch.float64)
+
+
+def client_after(toy, method, rounds=3, client="classes 0-4"):
+    "The client in the round after some of FedAvg's"
+    w, k = run(made("FedAvg", epochs=5), toy, rounds).snapshot.server["params"], position(toy.partition, client)
+    return toy.client(k, rounds, method.broadcast(method.init_server(toy) | {"params": w}), method.init_client(toy, k))
+
+
+def made(name, **more): return load_methods()[name](**LOCAL | METHODS[name] | more)
+
+
+# --- measures
+
+def draws(*shape, seed=0): return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("n, d, e", [(20, 3, 3), (12, 10, 4), (50, 2, 7)])
+def test_cka_is_the_normalised_hsic(n, d, e):
+    x, y = draws(n, d), draws(n, e, seed=1) + draws(n, 1, seed=2)
+    center = torch.eye(n, dtype=torch.float64) - 1 / n
+    K, L = (center @ (a @ a.T) @ center for a in (x, y))
+    assert math.isclose(linear_cka(x, y), (K * L).sum() / (K.norm() * L.norm()), rel_tol=1e-10)
+    turn = torch.linalg.qr(draws(d, d, seed=3))[0]
+    assert math.isclose(linear_cka(x, -2 * x @ turn + 5), 1, rel_tol=1e-10) and linear_cka(x, y) < .95
+    assert math.isclose(linear_cka(x, y), linear_cka(y, x), rel_tol=1e-10)
+
+
+def test_kl_is_that_of_torch_and_has_a_direction():
+    p, q = draws(30, 5), 2 * draws(30, 5, seed=1)
+    want = F.kl_div(q.log_softmax(1), p.log_softmax(1), reduction="batchmean", log_target=True)
+    assert math.isclose(kl(p, q), want, rel_tol=1e-12) and abs(kl(p, p + 3)) < 1e-12 and abs(kl(p, q) - kl(q, p)) > .1
+
+
+def test_class_accuracy_is_recall_and_confidence_a_mean():
+    z, y = draws(200, 6), torch.arange(200) % 6
+    want = 100 * recall_score(y, z.argmax(1), average=None)
+    assert np.allclose(class_accuracy(z, y), want)
+    own = [z.softmax(1)[i, c] for i, c in enumerate(y)]
+    assert np.allclose(confidence(z, y), [np.mean(own[c::6]) for c in range(6)])
+    assert math.isnan(class_accuracy(z, y % 5)[5]) and math.isnan(confidence(z, y % 5)[5])
+
+
+def test_learning_performance_by_hand():
+    now, before = torch.tensor([40., 0., 90., 10.]), torch.tensor([80., 50., 60., 0.])
+    pick = lambda *classes: torch.tensor([c in classes for c in range(4)])
+    assert learning_performance(now, before, pick(0, 1, 2)) == (pytest.approx((.5 + 0 + 1.5) / 3), 0)
+    assert learning_performance(now, before, pick(0, 3)) == (.5, 1)
+    assert all(math.isnan(learning_performance(now, before, pick(*c))[0]) for c in ((), (3,)))
+
+
+# --- the client
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_client_of_half_the_classes_is_built_by_exchange(seed):
+    labels = np.random.default_rng(seed).integers(0, 10, 900)
+    cut = partition.partition("dirichlet-class", labels, clients=9, seed=seed, alpha=.5, classes=10)
+    half, again = (assigned(cut, labels, "classes 5-9", 4) for _ in range(2))
+    k = position(half, "classes 5-9")
+    assert k == position(cut, "classes 5-9") and sorted(cut.sizes)[4] == cut.sizes[k]
+    assert (half.sizes == cut.sizes).all() and set(labels[half.train[k]]) == set(range(5, 10))
+    assert sorted(np.concatenate(half.train)) == list(range(900)) and half.fingerprint == again.fingerprint
+    kept = cut.train[k][labels[cut.train[k]] > 4]
+    assert set(kept) <= set(half.train[k]), "the client gives away what it may keep"
+    moved = len(cut.train[k]) - len(kept)
+    assert sum(len(np.setdiff1d(a, b)) for a, b in zip(cut.train, half.train)) == 2 * moved > 0
+    assert assigned(cut, labels, "classes 5-9", 5).fingerprint != half.fingerprint
+    assert assigned(cut, labels, "client 3", 0).fingerprint == replace(cut, test=None).fingerprint
+
+
+def test_a_client_that_cannot_be_is_refused():
+    labels = np.repeat([0, 1], 50)
+    cut = partition.partition("iid", labels, clients=2, seed=0)
+    for client, says in (("client 2", "clients 0 to 1"), ("classes 1-0", "comes after"), ("one", "neither like"),
+                         ("classes 0-2", "no sample of class 2"), ("classes 7-9", "others have only 0")):
+        with pytest.raises(InputError, match=says): assigned(cut, labels, client, 0)
+    assert parsed("client 3") == (3, range(0)) and parsed("classes 2-4") == (None, range(2, 5))
+
+
+def test_halves_by_loss_are_passed_as_often_as_all(toy):
+    client = client_after(toy, made("FedAvg"))
+    loss = losses(client)
+    larger, smaller = chosen(client, "larger losses"), chosen(client, "smaller losses")
+    assert len(larger) == len(smaller) == client.n and not set(larger) & set(smaller)
+    assert len(set(larger)) == len(set(smaller)) == client.n // 2
+    assert loss[smaller].max() <= loss[larger].min() < loss[larger].max()
+    assert np.ptp(np.bincount(smaller)[np.unique(smaller)]) <= 1
+
+
+# --- rows
+
+@pytest.mark.parametrize("name", METHODS)
+def test_at_the_start_nothing_has_changed_and_at_the_end_it_is_the_clients_model(toy, name):
+    method = made(name, epochs=3)
+    client = client_after(toy, method)
+    rows = local_rows(method, toy, client)
+    assert [r["epoch"] for r in rows] == [0, 1, 2, 3]
+    first, last = rows[0], rows[-1]
+    assert first["lp_existing"] == first["lp_absent"] == 1 and abs(first["cka"] - 1) < 1e-12
+    assert max(abs(first[key]) for key in ("kl", "kl_reverse", "drift_norm", "gap_majority", "gap_minority")) < 1e-12
+    assert last["kl"] > 1e-6 and last["cka"] < 1 - 1e-6 and last["drift_norm"] > 1e-3
+    sent = work(method, client_after(toy, method))[0]["params"]  # what it would upload
+    assert last["drift_norm"] == distance(sent, client.received["params"])
+    z = method.predict(toy.net, sent, toy.data.batch(toy.data.test_x, None, torch.float64))
+    y = toy.data.test_y
+    assert last["generalised_accuracy"] == pytest.approx(100 * float((z.argmax(1) == y).double().mean()), abs=1e-9)
+    few = client.counts == 0
+    assert few.tolist() == [False] * 5 + [True] * 5
+    assert last["accuracy_absent"] == pytest.approx(100 * recall_score(y, z.argmax(1), average=None)[5:].mean())
+    assert last["gap_majority"] == pytest.approx(np.mean(
+        [last[f"confidence_{c}"] - first[f"confidence_{c}"] for c in range(10) if client.counts[c] >= client.n / 10]))
+    assert {*STUDY_METRICS} - {*last} == {"test_loss", "unbiased_share", "rank_correlation"}
+
+
+def test_lfd_predicts_with_the_softmax_that_it_trains(toy):
+    method = made("LfD", weight=0., margin=0.)
+    client = client_after(toy, method)
+    batch, w = client.batch(np.arange(client.n)), client.received["params"]
+    assert method.loss(client, w, batch).item() == pytest.approx(
+        F.cross_entropy(method.predict(toy.net, w, batch.x), batch.y).item(), abs=1e-12)
+    assert torch.equal(method.predict(toy.net, w, batch.x).argmax(1), toy.net(method.judged({"params": w}, {}), batch.x).argmax(1))
+    assert torch.equal(made("FedAvg").predict(toy.net, w, batch.x), toy.net(w, batch.x))
+
+
+@pytest.mark.parametrize("samples", SAMPLES)
+def test_a_slice_goes_straight_through_both_models(toy, samples):
+    method = made("FedAvg")
+    rows = slice_rows(method, toy, client_after(toy, method), samples)
+    end = local_rows(method, toy, client_after(toy, method), samples)[-1]
+    s, d = (np.array([r[key] for r in rows]) for key in ("along", "drift_norm"))
+    assert s[10] == d[10] == 0 and s[-1] == 1 and d[-1] == end["drift_norm"] and np.allclose(d, s * d[-1], rtol=1e-9)
+    assert rows[-1]["generalised_accuracy"] == end["generalised_accuracy"]
+    received, x = client_after(toy, method).received["params"], toy.data.batch(toy.data.test_x, None, torch.float64)
+    assert rows[10]["test_loss"] == pytest.approx(F.cross_entropy(toy.net(received, x), toy.data.test_y).item(), abs=1e-12)
+
+
+def test_sample_rows_are_the_losses_uncertainties_and_gradients_of_plain_torch(toy):
+    client = client_after(toy, made("FedAvg"))
+    rows, w = sample_rows(client), client.received["params"]
+    batch = next(client.chunks(client.n, augment=False))
+    own = {n: t.clone().requires_grad_() for n, t in w.items()}
+    loss = F.cross_entropy(toy.net(own, batch.x), batch.y, reduction="none")
+    p = toy.net(w, batch.x).softmax(1)
+    u = 1 - (p.max(1).values - p.min(1).values)
+    push = [torch.cat([g.flatten() for g in torch.autograd.grad(one, list(own.values()), retain_graph=True)]).norm() for one in loss]
+    order = np.argsort(loss.detach().numpy(), kind="stable")
+    for key, want in (("loss", loss.detach()), ("uncertainty", u), ("push", torch.stack(push))):
+        assert np.allclose([r[key] for r in rows], want.numpy()[order], atol=1e-10), key
+    unbiased, biased = split(loss.detach().numpy(), u.numpy())
+    assert [r["biased"] for r in rows] == [0] * len(unbiased) + [1] * len(biased)
+    assert {r["unbiased_share"] for r in rows} == {len(unbiased) / client.n} and [r["sample"] for r in rows] == list(range(client.n))
+
+
+# --- settings and run ids
+
+VALUES = dict(rounds=20, dataset="digits", recipe="plain", network="digits_cnn", partition="dirichlet-class", clients=4,
+              alpha_dirichlet=.5)
+STUDY = dict(study="local", study_client="classes 0-4", study_epochs=3)
+
+
+def settings(row="FedAvg", **more):
+    values = VALUES | more
+    return cell_settings(make_method(row, values, "here"), values, 0, "here")
+
+
+def test_no_other_run_has_the_part_study_or_another_name():
+    assert run_id(settings()) == "e0c475135b230f95" and run_id(settings("LfD", tau=.2)) == "b4b535ff269cb7d8"  # from before there were studies
+    for name in find_specs():
+        spec = load_spec(name)
+        for tier in spec.tiers: assert {"study" in c.settings for c in spec.cells(tier)} <= {name in STUDIES}, name
+
+
+def test_what_decides_the_numbers_of_a_study_is_in_its_name():
+    plain = settings(**STUDY)
+    changes = [dict(study="slice"), dict(study_client="client 1"), dict(study_epochs=4), dict(study_samples="larger losses"),
+               dict(start_accuracy=50.), dict(rounds=21)]
+    assert len({run_id(settings(**STUDY | c)) for c in changes} | {run_id(plain)}) == 7
+    assert settings("FedProx", **STUDY, start_method="FedAvg")["study"]["start"]["class"] == "FedAvg"
+    assert settings(**STUDY, start_method="FedAvg", study_samples="all") == plain
+    same = [shared(settings(row, **STUDY, start_method="FedAvg")) for row in ("FedAvg", "FedProx")]
+    assert same[0] == same[1] != shared(settings(**STUDY | dict(study_client="client 1")))
+    assert shared(settings()) == settings()
+
+
+@pytest.mark.parametrize("more, says", [
+    (dict(study_epochs=3), "study_epochs is given, but no study"), (dict(study="local"), "study_client is not given"),
+    (STUDY | dict(study="samples"), "study_rounds is not given"), (STUDY | dict(study_client="me"), "neither like 'client 3'"),
+    (STUDY | dict(study="samples", study_rounds=[3, 21]), "21 comes after the last of 20"),
+    (STUDY | dict(drift="sudden", drift_round=3), "a study has none")])
+def test_settings_that_are_no_study_are_refused(more, says):
+    with pytest.raises(InputError, match=says): settings(**more)
+
+
+# --- a run like any other
+
+def small(name, row=None, **changes):
+    "A cell of a spec at the smoke tier on few samples; `changes` go into the part `study`"
+    spec = load_spec(name)
+    cell = next(c for c in spec.cells("smoke", row and [row], seeds=1))
+    data = cell.settings["data"] | {"train_samples": 300, "test_samples": 100}
+    s = cell.settings | {"data": data, "network": "digits_cnn", "rounds": 3, "study": cell.settings["study"] | changes}
+    return replace(cell, settings=s)
+
+
+class Killed(Exception): pass
+
+
+def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, monkeypatch):
+    pack = [small("lfd/figure1", row, epochs=2) for row in ("Parameter constraint: all", "Feature constraint: all", "No constraint")]
+    assert [len(p) for p in packs(pack)] == [3]
+    opened = []
+    monkeypatch.setattr("fedrepro.together.open_round", lambda *a: opened.append(a[2].round) or open_round(*a))
+    whole = [store.read(p) for p in run_pack(pack, tmp_path / "whole")]
+    assert opened == [0, 1, 2], "one federation is computed more than once"
+    alone = [store.read(run_pack([c], tmp_path / "alone")[0])[1] for c in pack]
+    assert [rows for _, rows in whole] == alone and len({str(rows[-1]) for rows in alone}) == 3
+    assert all([(r["round"], r["epoch"]) for r in rows] == [(3, 0), (3, 1), (3, 2)] for rows in alone)
+    real, calls = conclude, []
+
+    def dies(cell, course):
+        calls.append(cell.row)
+        if len(calls) == 2: raise Killed
+        real(cell, course)
+    monkeypatch.setattr("fedrepro.studies.conclude", dies)
+    with pytest.raises(Killed): run_pack(pack, tmp_path / "killed", every=1)
+    monkeypatch.undo()
+    rounds = []
+    again = [store.read(p) for p in run_pack(pack, tmp_path / "killed", on_round=lambda i, t: rounds.append(t))]
+    assert [rows for _, rows in again] == alone and rounds == [3, 3, 3], "the federation was computed again"
+    assert [h["resumed"][0]["round"] for h, _ in again] == [3, 3, 3]
+    before = [p.stat().st_mtime_ns for p in (tmp_path / "whole").rglob("*.jsonl")]
+    assert run_cells(pack, tmp_path / "whole", quiet=True).summary() == "0 computed, 3 were there"
+    assert before == [p.stat().st_mtime_ns for p in (tmp_path / "whole").rglob("*.jsonl")]
+
+
+def test_a_study_that_was_killed_in_its_federation_goes_on(tmp_path):
+    cell = small("fedbss/figure3b", rounds=[1, 3])
+    _, rows = store.read(run_pack([cell], tmp_path / "whole")[0])
+
+    def kill(run, done):
+        if done == 2: raise Killed
+    with pytest.raises(Killed): run_pack([cell], tmp_path / "killed", every=1, on_round=kill)
+    head, again = store.read(run_pack([cell], tmp_path / "killed")[0])
+    assert again == rows and head["resumed"][0]["round"] == 1
+    assert {r["round"] for r in rows} == {1, 3} and {r["epoch"] for r in rows} == {0}
+
+
+def test_the_federation_ends_at_the_accuracy_and_says_when_it_does_not_get_there(tmp_path):
+    reached, missed = small("lfd/table5", "FedAvg", accuracy=1.), small("lfd/table5", "FedAvg", accuracy=99.9)
+    runs = {}
+    for cell in (reached, missed):
+        path, = run_pack([cell], tmp_path)
+        runs[cell.run_id] = store.read(path)[1]
+    assert runs[reached.run_id][0]["round"] == 1 and runs[missed.run_id][0]["round"] == 3
+    long = store.load_results(tmp_path / "smoke")
+    notes = start_notes([(c, long[long.run_id == c.run_id]) for c in (reached, missed)])
+    assert "asked for 1 %" in notes[0] and "after 1 rounds" in notes[0] and "not reached" not in notes[0]
+    assert "asked for 99.9 %" in notes[1] and "after 3 rounds, not reached" in notes[1]
+
+
+def test_divergence_of_the_federation_and_of_the_client_is_recorded(tmp_path):
+    cell = small("lfd/table5", "FedAvg", accuracy=1.)
+    fields = cell.settings["method"]["fields"]
+    hot = cell.settings["method"] | {"fields": fields | {"lr": 1e6}}
+    head, rows = store.read(run_pack([replace(cell, settings=cell.settings | {"method": hot})], tmp_path)[0])
+    assert head["status"] == "diverged" and head["diverged"]["round"] == 1 and rows == []
+    start = cell.settings["study"] | {"start": cell.settings["method"]}
+    head, rows = store.read(run_pack([replace(cell, settings=cell.settings | {"method": hot, "study": start})], tmp_path)[0])
+    k = head["diverged"]["client"]
+    assert head["status"] == "diverged" and head["diverged"]["round"] == 1 and 0 <= k < 5
+    assert [r["epoch"] for r in rows] == [0] and rows[0]["drift_norm"] == 0
+
+
+def test_rows_that_are_no_study_are_neither_written_nor_read(tmp_path):
+    cell = small("lfd/table5", "FedAvg", accuracy=1.)
+    head, rows = store.read(run_pack([cell], tmp_path)[0])
+    assert store.decode(store.encode(head, rows))[1] == rows
+    wrong = {"last row is of local epoch": rows[:-1], "row after round": rows[::-1], "last row is of local": [],
+             "is no metric": [rows[0] | {"drift": 1.}, *rows[1:]], "row after round 1, epoch 0": [rows[0], rows[1] | {"epoch": 9}]}
+    for says, bad in wrong.items():
+        with pytest.raises(Damaged, match=says): store.encode(head, bad)
+    with pytest.raises(Damaged, match="row after round"): store.encode(head, [{k: v for k, v in r.items() if k != "epoch"} for r in rows])
+
+
+@pytest.mark.parametrize("changes, says", [
+    (dict(method=dict(**{"class": "FedRep"}, version=1, fields={})), "FedRep has no one global model"),
+    (dict(method=dict(**{"class": "FedCCFA"}, version=1, fields={})), "FedCCFA has no one global model")])
+def test_methods_that_cannot_be_studied_are_refused_before_the_first_round(changes, says):
+    cell = small("lfd/table5", "FedAvg")
+    with pytest.raises(InputError, match=says): check(replace(cell, settings=cell.settings | changes), None, "cpu")
+    check(cell, None, "cpu")
+
+
+def test_a_start_from_another_method_has_the_state_of_a_new_client():
+    cell = small("lfd/figure1", "No constraint")
+    course = prelude(cell, None, "cpu", "")
+    assert type(course.method).__name__ == "FedAvg" and course.rounds == 3
+    other = prelude(small("lfd/figure1", "Feature constraint: all"), None, "cpu", "")
+    assert type(other.method).__name__ == "FedAvg" and same_bits(course.federation.initial, other.federation.initial)
+
+
+# --- tables and the command line
+
+def test_a_ratio_is_judged_in_hundredths():
+    import pandas as pd
+    spec = load_spec("lfd/table5")
+    runs = pd.DataFrame([dict(seed=s, status="complete", diverged="", last=v, best=v, mean_last_10=v, rounds=100)
+                         for s, v in enumerate((1.03, 1.03, 1.03))])
+    words = {p: cell_line(spec, "paper", runs, (p, float("nan")), 100.)["verdict"] for p in (1.04, 1.05, 1.06)}
+    assert words == {1.04: "reproduced", 1.05: "close", 1.06: "not reproduced"}
+
+
+def test_run_table_and_figure_from_the_command_line(tmp_path, capsys):
+    where = ["--tier", "smoke", "--results", str(tmp_path)]
+    assert main(["run", "lfd/table5", *where, "--methods", "FedAvg,LfD", "--seeds", "1", "--quiet", "--workers", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "lp_existing" in text and "lp_absent" in text and "starting models, asked for 75 %: FedAvg, seed 0" in text
+    frame = table(load_spec("lfd/table5"), "smoke", tmp_path).set_index(["column", "row"])
+    assert set(frame.metric) == {"lp_existing", "lp_absent"} and frame.n.sum() == 4
+    rows = {h["settings"]["method"]["class"]: r for h, r in map(store.read, tmp_path.rglob("*.jsonl"))}
+    for (column, row), line in frame[frame.n > 0].iterrows():
+        assert line["mean"] == rows[row][-1][f"lp_{column.split()[0]}"]
+    assert len(rows) == 2, "both columns of Table 5 are one run, and so is Figure 4"
+    assert main(["figure", "lfd/figure4", *where, "--out", str(tmp_path / "four.png")]) == 0
+    assert (tmp_path / "four.png").stat().st_size > 5000
+    assert main(["figure", "lfd/figure1", *where]) == 2 and "no finished run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_can_be_run_at_every_tier_that_has_its_data(name):
+    spec = load_spec(name)
+    for tier in ("smoke", "small", "paper"):
+        cells = spec.cells(tier)
+        assert {c.row for c in cells} == set(spec.rows) and not [c for c in spec.tier_columns(tier) if c.missing]
+        assert len({c.run_id for c in cells}) == len(spec.rows) * len({c.seed for c in cells})
+    for cell in {c.run_id: c for c in spec.cells("smoke", seeds=1)}.values(): check(cell, None, "cpu")

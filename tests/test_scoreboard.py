@@ -1,0 +1,223 @@
+"The scoreboard: every published number once, its status from the files alone"
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fedrepro import scoreboard as sb
+from fedrepro import store
+from fedrepro.claims import read_claims, verdicts
+from fedrepro.evidence import places
+from fedrepro.experiments import find_specs, load_spec
+from fedrepro.scoreboard import STATUSES, TIERS, published_tables, render_scoreboard, scoreboard, status, totals
+from fedrepro.settings import read_published
+
+PAPERS = Path(__file__).resolve().parents[1] / "papers"
+PUBLISHED = {"fedadc": 54, "fedbss": 243, "fedccfa": 644, "lfd": 83}  # numbers in the papers' tables
+SPEC = '''
+title = "A small one"
+paper = "Demo"
+table = "1"
+kind = "table"
+metric = "generalised_accuracy"
+statistic = "last"
+published = "table1.published.csv"
+[base]
+source = "guess: a test"
+rounds = 3
+seeds = [0, 1]
+partition = "iid"
+recipe = "plain"
+dataset = "digits"
+network = "digits_cnn"
+clients = 3
+[[columns]]
+label = "A"
+published = {column = "A"}
+[[columns]]
+label = "B"
+published = {column = "B"}
+missing = "nobody has the data"
+[methods.twin]
+class = "FedAvg"
+epochs = {value = 2, source = "guess: another reading"}
+published = {method = "FedAvg"}
+[methods.FedAvg]
+[methods.IFCA]
+[tiers.small.base]
+rounds = {value = 2, source = "tier: reduced"}
+[[tiers.small.columns]]
+label = "A, small"
+published = {column = "A"}
+'''
+CSV = ("paper,table,method,dataset,column,mean,std\nDemo,1,FedAvg,digits,A,70,1\nDemo,1,FedAvg,digits,B,60,1\n"
+       "Demo,1,IFCA,digits,A,,\nDemo,1,Nobody,digits,A,50,1\n")
+
+
+@pytest.fixture
+def demo(tmp_path):
+    folder = tmp_path / "papers"
+    (folder / "demo").mkdir(parents=True)
+    (folder / "demo/table1.toml").write_text(SPEC)
+    (folder / "demo/table1.published.csv").write_text(CSV)
+    (folder / "demo/table9.published.csv").write_text("paper,table,method,dataset,mean,std\nDemo,9,FedAvg,digits,1,\n")
+    (folder / "demo/other.published.csv").write_text(
+        "paper,table,method,dataset,mean,std\nDemo,third party: someone,FedAvg,digits,1,\n")
+    return folder
+
+
+def put(demo, row, values, tier="paper"):
+    "One run a seed; None = diverged. Returns the files"
+    spec, files = load_spec("demo/table1", demo), []
+    for c in spec.cells(tier, methods=[row], seeds=len(values)):
+        head, v = dict(settings=c.settings, run_id=c.run_id, status="complete"), values[c.seed]
+        if v is None: head |= dict(status="diverged", diverged=dict(round=1, client=0, norm="inf"))
+        rows = [] if v is None else [dict(round=c.rounds, generalised_accuracy=v)]
+        files.append(store.write(store.run_path(spec.results, c), head, rows))
+    return files
+
+
+def statuses(demo, tier="paper"):
+    board = scoreboard(root=demo)
+    part = board[(board.tier == tier) & (board.table == "table1")]
+    return dict(zip(part.line, part.status))
+
+
+# --- the repository's own
+
+@pytest.fixture(scope="module")
+def ours(): return scoreboard(root=PAPERS)
+
+
+def test_every_published_number_is_there_once_a_tier(ours):
+    lines = {name: len(read_published(file)) for name, file in published_tables(PAPERS).items()}
+    count = Counter()
+    for name, n in lines.items(): count[name.split("/")[0]] += n
+    assert dict(count) == PUBLISHED and sum(count.values()) == 1024
+    assert len(ours) == len(TIERS) * 1024 and not ours.duplicated(["folder", "table", "line", "tier"]).any()
+    assert set(ours.status) <= set(STATUSES) and (ours.why[ours.status == "missing"].str.len() > 5).all()
+
+
+def test_totals_add_up(ours):
+    count = totals(ours)
+    assert (count[list(STATUSES)].sum(axis=1) == count.numbers).all()
+    for tier, part in count.groupby("tier"):
+        whole = part.set_index("paper")
+        assert whole.loc["all"].numbers == 1024 and whole.drop("all").numbers.sum() == 1024, tier
+    claims = sb.claim_totals(verdicts(root=PAPERS)).set_index("paper")
+    assert claims.loc["all"].claims == 11 == sum(c.listed for c in read_claims(PAPERS))
+    assert claims.drop(columns="claims").loc["all"].sum() == 11
+
+
+def test_every_published_csv_is_counted_and_none_of_a_third_party():
+    files = {p.relative_to(PAPERS).as_posix().removesuffix(".published.csv") for p in PAPERS.glob("*/*.published.csv")}
+    assert files - set(published_tables(PAPERS)) == {"feddc/thirdparty"}
+
+
+def test_small_tiers_are_never_judged(ours):
+    assert set(ours[ours.tier == "small"].status) <= {"missing", "runnable", "run"}
+
+
+def test_beside_a_number_stands_the_row_of_its_name():
+    spec = load_spec("fedccfa/table2", PAPERS)
+    rows = {row for row, _ in places(spec, spec.columns).values()}
+    assert "AdapFedAvg" in rows and "AdapFedAvg (rate used)" not in rows
+
+
+# --- statuses from files
+
+def test_missing_and_runnable(demo):
+    board = scoreboard(root=demo)
+    assert statuses(demo) == {0: "runnable", 1: "missing", 2: "runnable", 3: "missing"}
+    assert statuses(demo, "small") == {0: "runnable", 1: "missing", 2: "runnable", 3: "missing"}
+    why = board[board.tier == "paper"].set_index(["table", "line"]).why
+    assert why["table1", 1] == "nobody has the data" and "no cell" in why["table1", 3] and why["table9", 0] == "no spec yet"
+    assert "other" not in set(board.table)  # a third party's
+
+
+@pytest.mark.parametrize("values, word", [([70., 70.5], "reproduced"), ([71.9, 71.9], "close"), ([40., 40.1], "not reproduced"),
+                                          ([70., None], "diverged")])
+def test_verdicts(demo, values, word):
+    put(demo, "FedAvg", values)
+    assert statuses(demo)[0] == word and statuses(demo)[2] == "runnable"
+
+
+def test_the_other_reading_of_a_row_does_not_fill_its_cell(demo):
+    put(demo, "twin", [70., 70.5])
+    assert statuses(demo)[0] == "runnable"
+
+
+def test_a_dash_is_not_comparable(demo):
+    put(demo, "IFCA", [70., 70.5])
+    board = scoreboard(root=demo).set_index(["tier", "table", "line"]).loc["paper", "table1", 2]
+    assert (board.status, board.why) == ("not comparable", "the paper prints no number")
+
+
+def test_small_runs_are_run_and_not_judged(demo):
+    put(demo, "FedAvg", [10., None], "small")
+    board = scoreboard(root=demo).set_index(["tier", "table", "line"])
+    assert board.loc["small", "table1", 0].status == "run" and "1 of 2" in board.loc["small", "table1", 0].why
+    assert board.loc["paper", "table1", 0].status == "runnable"
+
+
+def test_a_deleted_result_makes_its_cell_blank_again(demo):
+    files = put(demo, "FedAvg", [70., 70.5])
+    assert statuses(demo)[0] == "reproduced" and scoreboard(root=demo).n.max() == 2
+    files[0].unlink()
+    assert scoreboard(root=demo).n.max() == 1
+    files[1].unlink()
+    assert statuses(demo)[0] == "runnable" and scoreboard(root=demo).n.isna().all()
+
+
+def test_a_stale_result_is_not_counted(demo):
+    put(demo, "FedAvg", [70., 70.5])
+    (demo / "demo/table1.toml").write_text(SPEC.replace("rounds = 3", "rounds = 4"))
+    assert statuses(demo)[0] == "runnable"
+    (demo / "demo/table1.toml").write_text(SPEC)
+    assert statuses(demo)[0] == "reproduced"
+
+
+def test_results_of_another_folder(demo, tmp_path):
+    put(demo, "FedAvg", [70., 70.5])
+    (tmp_path / "empty").mkdir()
+    assert set(scoreboard(tmp_path / "empty", demo).status) == {"runnable", "missing"}
+
+
+def test_a_result_that_changes_is_read_again(demo):
+    import os
+    file = put(demo, "FedAvg", [70., 70.5])[0]
+    def age():
+        for p in file.parent.iterdir(): os.utime(p, (1e9, 1e9))
+    age()
+    folder = file.parent
+    for frame in (store.load_results(folder), store.load_results(folder)): frame.loc[:, "round"] = -1  # a caller's copy
+    assert len(store.LOADED[os.path.realpath(folder)][0]) == 2 and (store.load_results(folder)["round"] > 0).all()
+    put(demo, "FedAvg", [30.])
+    age()
+    assert 30. in set(store.load_results(folder).generalised_accuracy)
+
+
+def test_status_of_a_cell():
+    cell = lambda **k: pd.Series(dict(verdict="not run", n=0, diverged=0) | k)
+    assert status(cell(verdict="not measured"), "paper") == ("not comparable", "a run lacks the metric")
+    assert status(cell(verdict="close"), "paper") == ("close", "") and status(cell(), "small") == ("runnable", "")
+    assert status(cell(verdict="not comparable", n=1), "small") == ("run", "")
+
+
+# --- printed
+
+@pytest.mark.parametrize("format", ["text", "md", "html", "csv"])
+def test_formats(demo, format):
+    put(demo, "FedAvg", [70., 70.5])
+    out = render_scoreboard(format, root=demo)
+    assert "reproduced" in out and "nobody has the data" in out
+    if format != "csv": assert "5 in 2 tables" in out
+
+
+def test_without_anything(tmp_path):
+    assert scoreboard(root=tmp_path).empty and "0 in 0 tables" in render_scoreboard(root=tmp_path)
+
+
+def test_every_table_with_numbers_has_a_spec_of_its_name():
+    assert set(published_tables(PAPERS)) <= set(find_specs(PAPERS))

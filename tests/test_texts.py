@@ -1,0 +1,204 @@
+"""Texts: what is read is what was written, nothing comes from the test set, every method can use token numbers."""
+import hashlib
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+import torch
+
+from fedrepro import data, texts
+from fedrepro.data import Texts, recipe_for
+from fedrepro.executors import stacked
+from fedrepro.laws import FEDERATIONS, LOCAL, SETTINGS
+from fedrepro.local import cross_entropy, train
+from fedrepro.metrics import evaluate
+from fedrepro.models import network
+from fedrepro.partition import partition
+from fedrepro.rounds import Federation, FedAvg, load_methods, run, sequential
+from fedrepro.sources import Source
+from fedrepro.trees import InputError
+from fedrepro.trials import gap
+
+torch.set_num_threads(1)
+METHODS = {name: cls for name, cls in load_methods().items() if cls.__module__.startswith("fedrepro.")}
+
+
+def put(path, content: str) -> dict[str, str]:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    return {path.name: hashlib.md5(content.encode()).hexdigest()}
+
+
+@pytest.fixture
+def news(tmp_path):
+    "AG News' format: a class from 1, a title, a description; the partial copy has the last two joined"
+    train = put(tmp_path / "news/train.csv", '"3","Oil, up","Oil is ""up"""\n"1","Vote . They vote"\n')
+    test = put(tmp_path / "news/test.csv", '"4","Oil chip","up"\n')
+    return Source("News", "news", partial(texts.read_news, length=6, least=1, most=99), train, test, (2, 1), (),
+                  class_names=("World", "Sports", "Business", "Sci/Tech"))
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    train = put(tmp_path / "pairs/train.csv", "SMILES,Protein,Y,cluster\nCCO,MKV,1,0\nCN,MK,0,7\n")
+    test = put(tmp_path / "pairs/test.csv", "Y,Protein,SMILES\n1.0,MW,CCN\n")
+    return Source("Pairs", "pairs", partial(texts.read_pairs, lengths=(4, 3)), train, test, (2, 1), (),
+                  class_names=("no", "yes"))
+
+
+@pytest.fixture
+def union(tmp_path):
+    train = put(tmp_path / "union/pairs.csv", "drug,protein,label\n0,0,1\n0,1,0\n1,1,1\n")
+    train |= put(tmp_path / "union/drugs.txt", "CCO\nCN\n") | put(tmp_path / "union/proteins.txt", "MKV\nMK\n")
+    test = put(tmp_path / "union/val.csv", "SMILES,Protein,Y\nCCO,MKV,1\n")
+    return Source("Union", "union", partial(texts.read_union, lengths=(3, 3)), train, test, (2, 1), (),
+                  class_names=("no", "yes"))
+
+
+# --- reading
+
+def test_news_in_numbers(news, tmp_path):
+    parts = news.read(news, tmp_path)
+    (names,) = parts["vocabularies"]
+    assert names == ("<padding>", "<unknown>", ".", "oil", "up", "vote", ",", "is", "they")
+    assert [[names[i] for i in row] for row in parts["train_x"]] == [
+        ["oil", ",", "up", ".", "oil", "is"], ["vote", ".", "they", "vote", "<padding>", "<padding>"]]
+    assert [names[i] for i in parts["test_x"][0]] == ["oil", "<unknown>", ".", "up", "<padding>", "<padding>"]
+    assert parts["train_y"].tolist() == [2, 0] and parts["test_y"].tolist() == [3]
+
+
+def test_the_vocabulary_knows_the_training_set_only(news, tmp_path):
+    before = news.read(news, tmp_path)
+    more = replace(news, test=put(tmp_path / "news/test.csv", '"4","chip chip chip","' + "chip " * 50 + '"\n'))
+    after = more.read(more, tmp_path)
+    assert before["vocabularies"] == after["vocabularies"] and torch.equal(before["train_x"], after["train_x"])
+    assert set(after["test_x"].flatten().tolist()) == {texts.UNKNOWN, 2}
+
+
+def test_rare_tokens_and_the_last_numbers_are_left_out():
+    said = [("b", "a", "c"), ("a", "b"), ("c", "c", "d")]
+    assert texts.vocabulary(said) == ("<padding>", "<unknown>", "c", "a", "b", "d")
+    assert texts.vocabulary(said, least=2, most=4) == ("<padding>", "<unknown>", "c", "a")
+    assert texts.vocabulary(said[::-1]) == texts.vocabulary(said)
+
+
+def test_pairs_in_numbers(pairs, tmp_path):
+    "Columns by their names, each text in its own alphabet"
+    parts = pairs.read(pairs, tmp_path)
+    assert [v[2:] for v in parts["vocabularies"]] == [("C", "N", "O"), ("K", "M", "V")]
+    assert parts["train_x"].tolist() == [[2, 2, 4, 0, 3, 2, 4], [2, 3, 0, 0, 3, 2, 0]]
+    assert parts["test_x"].tolist() == [[2, 2, 3, 0, 3, 1, 0]] and parts["test_y"].tolist() == [1]
+
+
+def test_no_pair_is_in_both_sets(union, tmp_path):
+    parts = union.read(union, tmp_path)
+    rows = {tuple(row) for row in parts["train_x"].tolist()}
+    assert len(rows) == 2 and tuple(parts["test_x"][0].tolist()) not in rows
+    assert torch.equal(parts["train_x"], union.read(union, tmp_path)["train_x"])
+
+
+WRONG = [("news", "train", '"5","Oil","up"\n', "line 1: the class is '5', expected one of 1, 2, 3, 4"),
+         ("news", "train", '"1"\n', "line 1: 1 fields, expected class and text"),
+         ("news", "test", '"1","a","b"\n"2","a"b","c"\n', "is refused: "),
+         ("news", "train", '"1","a","b"\n', "News: 1 train samples, expected 2"),
+         ("news", "test", "", "News: 0 test samples, expected 1"),
+         ("pairs", "train", "", "there is no column SMILES, expected SMILES, Protein and Y"),
+         ("pairs", "train", "SMILES,Target,Y\nC,M,1\n", "line 1: there is no column Protein"),
+         ("pairs", "test", "SMILES,Protein,Y\nC,M,7.4\n", "line 2: the class is '7.4'"),
+         ("pairs", "test", "SMILES,Protein,Y\nC,M\n", "line 2: 2 fields, expected 3"),
+         ("union", "train", "drug,protein,label\n9,0,1\n", "line 2: it does not name a drug and a protein"),
+         ("union", "train", "drug,protein,label\nCCO,0,1\n", "line 2: it does not name a drug and a protein")]
+
+
+@pytest.mark.parametrize("kind, part, content, said", WRONG)
+def test_foreign_files_are_one_line(kind, part, content, said, request, tmp_path):
+    source = request.getfixturevalue(kind)
+    file = next(iter(getattr(source, part)))
+    changed = replace(source, **{part: getattr(source, part) | put(tmp_path / kind / file, content)})
+    with pytest.raises(InputError) as e: source.read(changed, tmp_path)
+    assert said in str(e.value) and "\n" not in str(e.value)
+
+
+def test_files_that_are_no_text(news, tmp_path):
+    (tmp_path / "news/train.csv").write_bytes(b'"1","\xff\xfe","x"\n')
+    with pytest.raises(InputError, match="train.csv is damaged.*copy it again"): news.read(news, tmp_path)
+    with pytest.raises(InputError, match="train.csv is refused: .*utf-8"):
+        news.read(replace(news, train={"train.csv": ""}), tmp_path)
+
+
+def test_what_cannot_be_downloaded_says_what_to_copy(tmp_path):
+    with pytest.raises(InputError) as e: data.download("BindingDB", tmp_path)
+    for said in (str(tmp_path / "bindingdb"), "train.csv, test.csv", "cannot be downloaded", "DrugBAN", "--data DIR"):
+        assert said in str(e.value)
+    with pytest.raises(InputError, match="`fedrepro data 'AG News'` downloads it"): data.load("AG News", tmp_path)
+
+
+def test_the_declared_format_of_bindingdb(tmp_path):
+    "Taken as it is, and read to see whether it can be"
+    put(tmp_path / "bindingdb/train.csv", "SMILES,Protein,Y\nCCO,MKV,1\n")
+    put(tmp_path / "bindingdb/test.csv", "SMILES,Protein,Y\nCCO,MKV,0\n")
+    assert data.download("BindingDB", tmp_path) == tmp_path / "bindingdb"
+    assert data.load("BindingDB", tmp_path, recipe="LfD").shape == (100, 4, 1000, 5)
+    put(tmp_path / "bindingdb/test.csv", "nothing\n")
+    with pytest.raises(InputError, match="no column SMILES"): data.download("BindingDB", tmp_path)
+
+
+@pytest.mark.parametrize("name, train, test", [("AG News (partial)", [2514, 2504, 2518, 2457], [1900] * 4),
+                                               ("BindingDB (partial)", [6163, 4635], [2903, 2017])])
+def test_the_partial_copies(name, train, test):
+    "The balance that the page states"
+    if not data.SOURCES[name].present(data.data_dir()): pytest.skip(f"{name} is not in {data.data_dir()}")
+    d = data.load(name)
+    assert d.train_y.bincount().tolist() == train and d.test_y.bincount().tolist() == test
+    assert d.train_x.shape[1] == sum(d.lengths) and all(len(v) <= n for v, n in zip(d.vocabularies, d.shape[1::2]))
+
+
+def test_pictures_are_augmented_texts_are_not():
+    with pytest.raises(InputError, match="recipe 'LfD' changes pictures, not texts"):
+        Texts("t", *toy_parts(4, 6, 0), *toy_parts(4, 6, 1), ("0", "1"), recipe_for("LfD", "CIFAR-10"), lengths=(6,),
+              vocabularies=(("a",) * 9,))
+
+
+# --- learning
+
+def toy_parts(n, length, seed):
+    rng = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 2
+    x = torch.randint(4, 9, (n, length), generator=rng)
+    x[:, 0] = 2 + y
+    return x.int(), y
+
+
+@cache
+def toy(net):
+    "Three clients with rows that begin with a word which tells the class"
+    lengths = (6,) if net == "text_cnn" else (15, 55)
+    names = tuple((tuple("abcdefghi"),) * len(lengths))
+    d = Texts("toy", *toy_parts(24, sum(lengths), 0), *toy_parts(12, sum(lengths), 1), ("0", "1"),
+              recipe_for("plain", "AG News"), lengths=lengths, vocabularies=names)
+    split = partition("iid", d.train_y.numpy(), d.test_y.numpy(), clients=3)
+    return Federation(d, network(net, 2, d.shape), split, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("net", ["text_cnn", "dta_cnn"])
+def test_training_lowers_the_loss(net):
+    start, method = toy(net).initial, FedAvg(lr=.05, epochs=12, batch_size=8)
+    client = toy(net).client(0, 0, {"params": start}, {})
+    after, _, _ = train(client, method.phase(client), start)
+    (batch,) = client.chunks()
+    losses = [cross_entropy(client.net(w, batch.x), batch).item() for w in (start, after)]
+    assert batch.x.dtype == torch.int64 and losses[1] < .5 * losses[0]
+    assert all(t.dtype == torch.float64 for t in after.values())
+    embeddings = [n for n in after if n.endswith("embed.weight")]
+    assert embeddings and not any(after[n][texts.PADDING].any() for n in embeddings)
+
+
+@pytest.mark.parametrize("net, name", [*(("text_cnn", name) for name in sorted(METHODS)),
+                                       *(("dta_cnn", name) for name in ("FedFM", "LfD", "MOON"))])
+def test_every_method_has_a_round_on_texts(net, name):
+    "With whatever it does to features and weights, alone and in one stack"
+    method = METHODS[name](**LOCAL | SETTINGS.get(name, {}) | dict(epochs=1))
+    federation = method.arrange(FEDERATIONS.get(name, replace)(toy(net)))
+    ends = [run(method, federation, 2, evaluate, executor=e) for e in (sequential, stacked)]
+    for h in ends: assert h.status == "complete" and 0 <= h.rows[-1]["generalised_accuracy"] <= 100
+    assert gap(*(h.snapshot.server for h in ends))[0] < 1e-9
