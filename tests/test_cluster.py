@@ -1,0 +1,213 @@
+"A Dask cluster over TCP: the same results as without one; what dies loses nothing; what cannot work is refused"
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fedrepro import cluster, runner, store
+from fedrepro.cluster import DIED, LOST, Order, Pool, connect, outcome, slurm_settings, unfit
+from fedrepro.files import code_digest
+from fedrepro.trees import InputError
+from test_leases import many
+from test_runner import CELLS, names, rows
+
+ROOT = Path(__file__).resolve().parents[1]
+ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "DASK_DISTRIBUTED__ADMIN__TICK__LIMIT": "1h"}
+
+
+def until(true, seconds=90):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(.05)
+
+
+class Cluster:
+    "A scheduler and workers as processes of their own, as somebody starts them by hand"
+    def __init__(self, folder: Path):
+        self.folder, self.processes, file = folder, [], folder / "scheduler.json"
+        self.scheduler = self.start("scheduler", "--host", "127.0.0.1", "--port", "0", "--dashboard-address", ":0", "--no-show", "--scheduler-file", file)
+        until(lambda: file.exists() and file.read_text().strip().endswith("}"))
+        self.address = json.loads(file.read_text())["address"]
+
+    def start(self, *command) -> subprocess.Popen:
+        log = open(self.folder / f"log{len(self.processes)}", "wb")
+        self.processes.append(subprocess.Popen([sys.executable, "-m", "dask", *map(str, command)], cwd=self.folder, env=ENV, stdout=log, stderr=log,
+                                               start_new_session=True))
+        return self.processes[-1]
+
+    def worker(self, threads=1):
+        return self.start("worker", self.address, "--nthreads", threads, "--no-nanny", "--no-dashboard", "--death-timeout", 60)
+
+    def workers(self, client, n): until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == n)
+
+    def end(self):
+        for process in self.processes:
+            try: os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError: pass
+            process.wait()
+
+
+@contextmanager
+def started(folder, workers):
+    made = Cluster(folder)
+    try:
+        for _ in range(workers): made.worker()
+        with connect(made.address) as client:
+            made.workers(client, workers)
+            made.pool = Pool(client, tell=False)
+            yield made
+    finally: made.end()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    with started(tmp_path_factory.mktemp("cluster"), 2) as made: yield made
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    runner.run_cells(many(), folder, quiet=True)
+    return folder
+
+
+def plain(folder, cells):
+    "Headers without what a run has cost, and rows"
+    found = [store.read(store.run_path(folder, c)) for c in cells]
+    return [({k: v for k, v in head.items() if k not in ("wall_seconds", "peak_memory_mb")}, rows) for head, rows in found]
+
+
+def test_two_workers_over_tcp_write_the_same_files(two, alone, tmp_path):
+    heard, progress = [], runner.Progress.round
+    runner.Progress.round = lambda self, *what: heard.append(what) or progress(self, *what)
+    try: report = runner.run_cells(many(), tmp_path, quiet=True, pool=two.pool)
+    finally: runner.Progress.round = progress
+    assert report.summary() == "8 computed, 0 were there" and plain(tmp_path, many()) == plain(alone, many())
+    assert names(tmp_path) == names(alone) and {run for run, _ in heard} <= {c.run_id for c in many()} and len(heard) > 8
+    assert runner.run_cells(many(), tmp_path, quiet=True, pool=two.pool).summary() == "0 computed, 8 were there"
+
+
+def test_a_failing_run_does_not_stop_the_others(two, alone, tmp_path):
+    broken = store.run_path(tmp_path, many()[0])
+    def obstacle(groups, *more):  # since the driver has looked, something stands in the place of a result
+        broken.mkdir(parents=True)
+        two.pool(groups, *more)
+    report = runner.run_cells(many(), tmp_path, quiet=True, pool=obstacle)
+    assert len(report.done) == 7 and report.exit_code == 1 and "move it away" in report.failed[many()[0].describe()]
+    assert rows(tmp_path, many()[1:]) == rows(alone, many()[1:])
+
+
+def test_what_is_asked_for_first_is_computed_first(two, tmp_path):
+    cells, before = many(), []
+    runner.run_cells(cells, tmp_path, quiet=True, pool=lambda groups, *more: two.pool(groups[::-1], *more))
+    ended = sorted(cells, key=lambda c: store.run_path(tmp_path, c).stat().st_mtime_ns)
+    before = [cells.index(c) for c in ended]
+    assert before[0] >= 4 and before[-1] <= 3, before
+
+
+def test_a_time_budget_counts_for_workers(two, tmp_path):
+    report = runner.run_cells(many(), tmp_path, quiet=True, pool=two.pool, until=time.time() - 1)
+    assert len(report.later) == 8 and names(tmp_path) == []
+
+
+# --- refused
+
+def test_workers_that_cannot_work_are_refused(two, tmp_path, monkeypatch):
+    def said():
+        with pytest.raises(InputError) as error: runner.run_cells(CELLS, tmp_path, quiet=True, pool=two.pool)
+        assert "\n" not in str(error.value) and names(tmp_path) == []
+        return str(error.value)
+    monkeypatch.setattr(cluster, "code_digest", lambda: "other")
+    assert said().startswith("worker tcp://127.0.0.1:") and "has other code than the driver" in said()
+    monkeypatch.undo()
+    monkeypatch.setattr(Pool, "check", lambda pool, order: order.flag.unlink() or checked(pool, order))
+    assert "does not see" in said()
+    monkeypatch.undo()
+    extra = two.worker(threads=2)
+    two.workers(two.pool.client, 3)
+    assert "has 2 threads; start it with --nthreads 1" in said()
+    os.killpg(extra.pid, signal.SIGKILL)
+    two.workers(two.pool.client, 2)
+
+
+checked = Pool.check
+
+
+def test_a_worker_that_comes_later_is_looked_at_too(tmp_path):
+    assert unfit(Order(code_digest(), tmp_path)) == ""
+    assert unfit(Order("other", tmp_path)) == "has other code than the driver"
+    assert unfit(Order(code_digest(), tmp_path / "gone")).startswith(f"does not see {tmp_path}")
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense://x", ""])
+def test_an_address_where_nobody_answers(address):
+    with pytest.raises(InputError, match="no scheduler answers there"): connect(address or "tcp://", .5)
+
+
+def test_without_dask(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(InputError, match=r"fedrepro\[sweep\]"), cluster.pool("local"): pass
+
+
+@pytest.mark.parametrize("text, said", [("", "memory is not given"), ("memory = 8", "memory is 8, not of type str"), ("x = 1", "key 'x' is unknown"), ("=", "cannot be read"),
+    ('memory = "8 GB"\njobs = [3, 1]', "jobs is"), ('memory = "8 GB"\ncores = true', "cores is True"), ('memory = "8 GB"\ncores = 4\nprocesses = 2', "processes is 2")])
+def test_a_wrong_slurm_file(tmp_path, text, said):
+    path = tmp_path / "slurm.toml"
+    path.write_text(text)
+    with pytest.raises(InputError) as error: slurm_settings(path)
+    assert said in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_a_job_of_slurm_is_told(tmp_path):
+    pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is in the extra `sweep`, which the tests install")
+    path = tmp_path / "slurm.toml"
+    path.write_text('memory = "8 GB"\ncores = 2\nqueue = "gpu"\nwalltime = "04:00:00"\njob_extra_directives = ["--gres=gpu:1"]\njobs = [0, 3]')
+    with cluster.slurm_cluster(path) as made: script = made.job_script()
+    for part in ("#SBATCH -p gpu", "#SBATCH -t 04:00:00", "#SBATCH --gres=gpu:1", "--nworkers 2", "--nthreads 1"): assert part in script, script
+
+
+# --- what dies
+
+def test_what_became_of_a_task():
+    killed = type("KilledWorker", (Exception,), {})("twice")
+    ends = {"finished": [("path", "")], "error": [(None, DIED)], "cancelled": [(None, LOST)], "lost": [(None, LOST)]}
+    for status, said in ends.items():
+        future = SimpleNamespace(status=status, result=lambda: [("path", "")], exception=lambda: killed)
+        assert outcome(future, CELLS[:1]) == said
+    future = SimpleNamespace(status="error", exception=lambda: ValueError("a\nb"))
+    assert outcome(future, CELLS[:2]) == [(None, "ValueError: a b")] * 2
+
+
+def test_workers_and_scheduler_die(alone, tmp_path, tmp_path_factory):
+    "A worker is killed: its run is computed by another. The scheduler is killed: what is finished stays, and the next call computes the rest alone"
+    results = tmp_path / "r"
+    with started(tmp_path_factory.mktemp("dying"), 2) as made:
+        first, second = made.processes[1:]
+        def assail(groups, report, progress, task):
+            listen = Pool.listen
+            def watched(pool, heard, futures, report, progress):
+                real, seen = heard.get, []
+                def get(timeout):
+                    what = real(timeout=timeout)
+                    seen.append(what)
+                    if len(seen) == 2: os.killpg(first.pid, signal.SIGKILL)
+                    if len(report.done) == 3: os.killpg(made.scheduler.pid, signal.SIGKILL)
+                    return what
+                listen(pool, SimpleNamespace(get=get), futures, report, progress)
+            Pool.listen = watched
+            try: made.pool(groups, report, progress, task)
+            finally: Pool.listen = listen
+        report = runner.run_cells(many(), results, quiet=True, pool=assail)
+        assert second.poll() is None
+    assert len(report.done) >= 3 and report.failed and set(report.failed.values()) == {LOST} and report.exit_code == 1
+    there = len(list(results.rglob("*.jsonl")))
+    again = runner.run_cells(many(), results, quiet=True)
+    assert len(again.skipped) == there and len(again.done) == 8 - there and rows(results, many()) == rows(alone, many())

@@ -1,0 +1,210 @@
+"Leases: many drivers on one folder compute every run once, and what a killed one held is taken over"
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fedrepro import leases, runner, store
+from fedrepro.leases import clear, gone, held, judged, lease_of, leases as block, me, take
+from test_runner import CELLS, SPEC, names, rows, small
+
+TESTS = Path(__file__).parent
+DRIVER = """
+import json, sys
+sys.path.insert(0, {tests!r})
+from test_leases import many
+from fedrepro import runner
+if __name__ == "__main__":
+    report = runner.run_cells(many({rounds}), {folder!r}, workers={workers}, quiet=True, every=1)
+    print(json.dumps([len(report.done), len(report.theirs), len(report.skipped), len(report.failed)]))
+"""
+
+
+def many(rounds=2): return [small(c, rounds) for c in SPEC.cells("smoke", methods=["FedAvg", "FedProx"], seeds=4)]
+
+
+def driver(folder, workers=1, rounds=2):
+    script = DRIVER.format(tests=str(TESTS), folder=str(folder), workers=workers, rounds=rounds)
+    path = folder.parent / f"driver{len(list(folder.parent.glob('driver*')))}.py"
+    path.write_text(script)
+    env = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1"}
+    return subprocess.Popen([sys.executable, path], cwd=TESTS.parent, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def until(true, seconds=60):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(.02)
+
+
+@pytest.fixture
+def dead():
+    "What a process that has ended wrote into its lease"
+    process = subprocess.run([sys.executable, "-c", "import json; from fedrepro.leases import me; print(json.dumps(me()))"],
+                             capture_output=True, text=True, check=True, cwd=TESTS.parent)
+    return json.loads(process.stdout)
+
+
+# --- one lease
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what /proc says")
+def test_a_process_that_only_waits_to_be_buried_is_gone():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    who = me() | {"pid": process.pid, "born": leases.born(process.pid)}
+    assert not gone(who)
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and still has its number
+    assert gone(who)
+    process.communicate()
+
+
+def test_one_holder_at_a_time(tmp_path):
+    path = tmp_path / "a.jsonl"
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(50):
+            assert sum(pool.map(take, [path] * 8)) == 1 and held(path)
+            lease_of(path).unlink()
+
+
+def test_a_void_lease_passes_to_exactly_one(tmp_path, dead):
+    path, start = tmp_path / "a.jsonl", threading.Barrier(6)
+    def hurry(_):
+        start.wait()
+        return take(path)
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(50):
+            lease_of(path).write_text(json.dumps(dead))
+            assert sum(pool.map(hurry, range(6))) == 1
+            assert json.loads(lease_of(path).read_text())["pid"] == os.getpid() and names(tmp_path) == [".a.jsonl.lease"]
+            lease_of(path).unlink()
+
+
+def test_a_newer_lease_is_not_cleared_in_place_of_the_judged_one(tmp_path, dead, monkeypatch):
+    path, real = tmp_path / "a.jsonl", leases.new
+    lease_of(path).write_text(json.dumps(dead))
+    def slow(claim):  # between our judgement and our move somebody else has taken the lease
+        real(claim)
+        lease_of(path).unlink()
+        lease_of(path).write_text(json.dumps(me()))
+    monkeypatch.setattr(leases, "new", slow)
+    clear(lease_of(path))
+    assert json.loads(lease_of(path).read_text()) == me() and names(tmp_path) == [".a.jsonl.lease"]
+
+
+def test_who_counts_for_dead(dead):
+    assert gone(dead) and not gone(me())
+    assert gone(me() | {"born": "1"})  # the number is used again
+    assert not gone(dead | {"machine": "elsewhere"}) and not gone({}) and not gone([]) and not gone(None)
+    assert not gone(me() | {"pid": 10**30}) and not gone(me() | {"pid": "7"})
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"{}"])
+def test_a_strange_lease_counts_until_its_age(tmp_path, content):
+    path = tmp_path / "a.jsonl"
+    lease_of(path).write_bytes(content)
+    assert held(path) and not take(path)
+    os.utime(lease_of(path), (0, 0))
+    assert judged(lease_of(path)) and not held(path) and take(path)
+
+
+def test_signs_of_life(tmp_path, monkeypatch):
+    monkeypatch.setattr(leases, "BEAT", .05)
+    path = tmp_path / "a.jsonl"
+    with block([path]) as ours:
+        assert ours == {path}
+        os.utime(lease_of(path), (0, 0))
+        until(lambda: lease_of(path).stat().st_mtime > 1, 10)
+    assert names(tmp_path) == []
+
+
+def test_without_a_place_for_leases_the_work_goes_on(tmp_path, monkeypatch):
+    def full(*_): raise OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, "open", full)
+    assert take(tmp_path / "a.jsonl")
+    with block([tmp_path / "a.jsonl"]) as ours: assert ours == {tmp_path / "a.jsonl"}
+
+
+def test_leftovers_of_the_dead_are_removed(tmp_path, dead):
+    for name, who in [("a", dead), ("b", me()), ("c", dead | {"machine": "elsewhere"})]: lease_of(tmp_path / name).write_text(json.dumps(who))
+    runner.remove_leftovers(tmp_path)
+    assert names(tmp_path) == [".b.lease", ".c.lease"]
+
+
+# --- many drivers
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    runner.run_cells(many(), folder, quiet=True)
+    return folder
+
+
+def test_what_others_compute_is_left_to_them_and_waited_for(tmp_path, monkeypatch):
+    first, looks = CELLS[0], []
+    lease = lease_of(store.run_path(tmp_path, first))
+    lease.parent.mkdir(parents=True)
+    lease.write_text(json.dumps(me() | {"machine": "elsewhere"}))
+    report = runner.run_cells(CELLS, tmp_path, quiet=True, wait=False)
+    assert report.summary() == "3 computed, 0 were there, 1 in the hands of others" and report.elsewhere == [first] and report.exit_code == 0
+    report = runner.run_cells(CELLS, tmp_path, quiet=True, until=time.time() + 2)
+    assert report.summary() == "0 computed, 3 were there, 1 left for another time"
+    def glance(_):  # it fails there: its lease ends without a result
+        looks.append(held(store.run_path(tmp_path, first)))
+        lease.unlink()
+    monkeypatch.setattr(runner.time, "sleep", glance)
+    report = runner.run_cells(CELLS, tmp_path, quiet=True)
+    assert report.summary() == "1 computed, 3 were there" and looks == [True]
+
+
+def test_what_others_finish_is_counted_as_theirs(alone, tmp_path, monkeypatch):
+    cells = many()
+    path = store.run_path(tmp_path, cells[0])
+    path.parent.mkdir(parents=True)
+    lease_of(path).write_text(json.dumps(me() | {"machine": "elsewhere"}))
+    def glance(_):
+        path.write_bytes(store.run_path(alone, cells[0]).read_bytes())
+        lease_of(path).unlink()
+    monkeypatch.setattr(runner.time, "sleep", glance)
+    report = runner.run_cells(cells, tmp_path, quiet=True)
+    assert report.summary() == "7 computed, 0 were there, 1 computed by others" and rows(tmp_path, cells) == rows(alone, cells)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX sessions")
+def test_three_drivers_share_the_work(alone, tmp_path):
+    folder = tmp_path / "r"
+    drivers = [driver(folder, workers) for workers in (1, 1, 2)]
+    counts = []
+    for process in drivers:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0 and not err, err.decode()
+        counts.append(json.loads(out))
+    assert sum(done for done, *_ in counts) == 8 and all(sum(c) == 8 and not c[3] for c in counts), counts
+    assert rows(folder, many()) == rows(alone, many()) and names(folder) == names(alone)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_what_a_killed_driver_held_is_taken_over(tmp_path):
+    "It dies while it computes a run, and while the other one waits for that run or is at another"
+    folder = tmp_path / "r"
+    killed = driver(folder, rounds=9)
+    until(lambda: list(folder.rglob("*-000001.json")))  # a checkpoint: it is in the middle of a run
+    os.killpg(killed.pid, signal.SIGSTOP)
+    lease, = folder.rglob(".*.lease")
+    second = driver(folder, rounds=9)
+    until(lambda: len(list(folder.rglob(".*.lease"))) == 2)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    out, err = second.communicate(timeout=120)
+    done, theirs, there, failed = json.loads(out)
+    assert second.returncode == 0 and not err and not failed and done + theirs + there == 8, err.decode()
+    assert all(store.is_complete(store.run_path(folder, c)) for c in many(9)) and not lease.exists()
+    assert all(n.endswith(".jsonl") and n[0] != "." for n in names(folder)), names(folder)
