@@ -2,6 +2,8 @@
 # make test   everything that must pass before a change is kept; the demo is its last step
 # make chaos SEED=1..20   sweeps whose workers, drivers, disk and files are attacked at random; every cell must come out whole
 # make nightly            5,000 generated inputs a property, every default changed once, three seeds of chaos
+# make dist               the sdist and the wheel, in dist/
+# make canary             does nbdev 3.3 export the same modules and test the same pages? (an environment of its own)
 # All make the environment .venv first: Python 3.11 or newer and a network are all they need.
 
 VENV    ?= .venv
@@ -29,9 +31,13 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 SEED    ?= 1
 
+CANARY  := .venv-nbdev3
+# what nbdev 3.3 is tried on: plain functions, a method's class, pictures
+TRIED   := nbs/00_trees.ipynb nbs/10_objective.ipynb nbs/34_plots.ipynb
+
 step = @printf '\n== %s  %s\n' "$$(date +%H:%M:%S)" "$(1)"
 
-.PHONY: help env demo test check notebooks pytest numbers chaos nightly readme lab clean
+.PHONY: help env demo test check notebooks pytest numbers chaos nightly dist canary readme lab clean
 .NOTPARALLEL:
 
 help:
@@ -90,6 +96,27 @@ nightly: $(READY)
 	$(call step,nightly: generated inputs and golden bands)
 	FEDREPRO_NIGHTLY=1 $(PY) -m pytest tests/test_input.py tests/test_partition.py tests/test_store.py tests/test_bands.py --durations 5
 	@$(MAKE) --no-print-directory chaos SEED=1..3
+
+# build/ would keep modules that are gone
+dist: $(READY)
+	@rm -rf build dist
+	$(PY) -m build
+
+# a copy of the tree, so that nothing here changes; torch and the like come from .venv, by a path file
+canary: $(READY)
+	$(call step,environment: $(CANARY) with nbdev 3.3)
+	@test -x $(CANARY)/bin/nbdev-export || { $(PYTHON) -m venv $(CANARY) && $(CANARY)/bin/python -m pip install -qq --no-input 'nbdev==3.3.*'; }
+	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(CANARY)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
+	@$(CANARY)/bin/python -m pip freeze 2>/dev/null | grep -i -E '^(nbdev|fastcore|execnb|ghapi|fastgit)=='
+	$(call step,export: fedrepro/ must come out the same)
+	@rm -rf $(OUT)/canary && mkdir -p $(OUT)/canary
+	@git ls-files -coz --exclude-standard -- nbs fedrepro papers settings.ini pyproject.toml _quarto.yml | xargs -0 cp --parents -P -t $(OUT)/canary
+	@find $(OUT)/canary/fedrepro -name '*.py' ! -name __init__.py -delete
+	cd $(OUT)/canary && $(abspath $(CANARY))/bin/nbdev-export
+	diff -r -x __pycache__ -x '*.egg-info' fedrepro $(OUT)/canary/fedrepro
+	$(call step,test)
+	@for page in $(TRIED); do echo $$page; (cd $(OUT)/canary && PATH=$(abspath $(CANARY))/bin:$$PATH $(abspath $(CANARY))/bin/nbdev-test $$page) || exit 1; done
+	$(call step,nbdev 3.3 does the same)
 
 # README.md is nbs/index.ipynb
 readme: $(READY)

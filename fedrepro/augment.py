@@ -48,7 +48,7 @@ STATISTICS = {  # mean and standard deviation per channel of the training pixels
 }
 
 _CROP_FLIP = dict(crop=4, flip=True)
-RECIPES = {  # paper -> data set -> what differs from plain; the source is the paper's code where there is one
+RECIPES: dict[str, dict] = {  # paper -> data set -> what differs from plain; from the paper's code where there is one
     "plain": {},
     "FedCCFA": {"Fashion-MNIST": dict(mean=(0.1307,), std=(0.3081,)),  # the numbers of MNIST, as in its code
                 "CIFAR-10": dict(std=(0.2023, 0.1994, 0.2010), **_CROP_FLIP), "CINIC-10": _CROP_FLIP},
@@ -87,7 +87,7 @@ def recipe_for(name: str, dataset: str) -> Recipe:
 # %% ../nbs/01_augment.ipynb #113c74df
 def measured(x: Tensor, scale: float = 255.0) -> dict[str, tuple[float, ...]]:
     "Mean and standard deviation per channel of uint8 `x` (N, C, H, W) / scale, from exact sums, a thousand at a time"
-    found = {"mean": (), "std": ()}
+    found: dict[str, tuple[float, ...]] = {"mean": (), "std": ()}
     for channel in x.unbind(1):
         n, total, squares = channel.numel(), 0, 0
         for part in channel.split(1000):

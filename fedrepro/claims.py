@@ -10,7 +10,7 @@ __all__ = ['KEYS', 'KINDS', 'COLUMNS', 'HOW', 'Claim', 'claim_tables', 'said_by'
 
 # %% ../nbs/33_claims.ipynb #411548c9
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
@@ -54,7 +54,7 @@ KEYS = {"listed": dict, "source": str, "says": str, "kind": str, "spec": str, "r
         "margin": float, "reduced": list}
 
 # %% ../nbs/33_claims.ipynb #8233aacb
-def claim_tables(path: Path, key: str, keys: dict[str, type]) -> list[dict]:
+def claim_tables(path: Path, key: str, keys: Mapping[str, type]) -> list[dict]:
     "The `[[key]]` tables of a claims.toml, lists as tuples; raises InputError for an unknown key or a wrong type"
     tables = read_toml(path).get(key, [])
     for i, raw in enumerate(tables, 1):

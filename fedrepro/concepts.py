@@ -160,7 +160,7 @@ def drift(name: str, *, clients: int, classes: int, at: int = 100, step: int = 1
                       for name, t, least in (("at", at, 0), ("step", step, 1), ("back", back, 1)))
     members = [tuple(k for k in range(clients) if k % 10 in group) for group in GROUPS]
     swaps = [Swap(t, members[g], (2 * g + 1, 2 * g + 2)) for g in range(3) for t in pattern(g, at, step, back)]
-    return DriftSchedule(name, clients, classes, [swap for swap in swaps if swap.clients])
+    return DriftSchedule(name, clients, classes, tuple(swap for swap in swaps if swap.clients))
 
 # %% ../nbs/02_concepts.ipynb #7445c55e
 def describe(label_map) -> str:

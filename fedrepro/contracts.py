@@ -169,7 +169,7 @@ def resume(case: Case) -> Iterator[Finding]:
         again = play(case.method, case.federation, start=load_snapshot(Path(folder)/"kept", case.federation))
     ends = [{"server": s.server, "client": dict(enumerate(s.states)), "heard": dict(enumerate(s.heard)),
              "bytes": [s.bytes_up, s.bytes_down]} for s in (case.plain.snapshots[-1], again.snapshots[-1])]
-    yield Finding("resumed = uninterrupted", *spread(*ends, 0.))
+    yield Finding("resumed = uninterrupted", *spread(ends[0], ends[1], 0.))
 
 # %% ../nbs/38_contracts.ipynb #514632ef
 def traffic(case: Case) -> Iterator[Finding]:
@@ -225,7 +225,7 @@ def check(method: type, federation: Federation | None = None, **settings) -> Rep
     return report
 
 # %% ../nbs/38_contracts.ipynb #4c266d5c
-def describe(cls: type) -> dict:
+def describe(cls: type[FedAvg]) -> dict:
     """What there is to know about a method without reading it: its paper, the `hooks` that differ from FedAvg's, what
     server and clients keep between rounds, its communication and its limit law (None where it declares none)."""
     method, law = cls(), declared_law(cls)

@@ -50,7 +50,7 @@ class Dataset:
         return len(self.class_names)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         "(C, H, W) of one image"
         return tuple(self.train_x.shape[1:])
 
@@ -72,7 +72,8 @@ class Dataset:
     @property
     def groups(self) -> tuple[np.ndarray, np.ndarray] | None:
         "Whose the training and the test samples are, (N,) and (M,), or None: what the partition `natural` asks for"
-        return None if self.train_groups is None else (self.train_groups.numpy(), self.test_groups.numpy())
+        if self.train_groups is None or self.test_groups is None: return None
+        return self.train_groups.numpy(), self.test_groups.numpy()
 
     def first(self, train: int | None, test: int | None) -> "Dataset":
         "The first `train` and `test` samples (None = all); raises InputError where there are not so many"
@@ -305,5 +306,5 @@ def load(name: str, data: str | Path | None = None, recipe: str | Recipe | None 
     one_of(name, dataset_names(), "data set")
     recipe = recipe if isinstance(recipe, Recipe) else recipe_for(recipe or "plain", name)
     parts = MADE[name]() if name in MADE else _read(SOURCES[name], data_dir(data), download)
-    if not recipe.mean: recipe = replace(recipe, **measured(parts["train_x"]))
+    if not recipe.mean: recipe = replace(recipe, **measured(parts["train_x"]))  # type: ignore[arg-type]
     return (Texts if "vocabularies" in parts else Dataset)(name, recipe=recipe, **parts).to(device)

@@ -82,6 +82,6 @@ def in_words(found: dict | None) -> str:
     found = found or {}
     if "round" not in found: return "where is not recorded"
     who = "server" if found.get("client") is None else f"client {found['client']}"
-    try: norm = f"{float(found.get('norm')):.3g}"
-    except (TypeError, ValueError): norm = "unknown"
+    try: norm = f"{float(found['norm']):.3g}"
+    except (KeyError, TypeError, ValueError): norm = "unknown"
     return f"round {found['round']}, {who}, norm {norm}"

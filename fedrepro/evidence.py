@@ -26,7 +26,8 @@ def paired_test(differences) -> tuple[float, float]:
     nan below two values or without spread."""
     d = np.asarray(differences, float)
     if len(d) < 2 or not d.std() > 1e-12 * (1 + abs(d.mean())): return math.nan, math.nan
-    return tuple(float(stats.ttest_1samp(d, 0, alternative=side).pvalue) for side in ("greater", "less"))
+    above, below = (float(stats.ttest_1samp(d, 0, alternative=side).pvalue) for side in ("greater", "less"))
+    return above, below
 
 # %% ../nbs/33_evidence.ipynb #9eace87e
 LEVEL = 0.05  # of a claim, after the correction

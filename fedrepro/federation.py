@@ -12,6 +12,10 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor
+from .concepts import DriftSchedule
+from .data import Dataset
+from .models import Net
+from .partition import Partition
 from .trees import InputError, Tree
 from .local import Client
 
@@ -21,10 +25,10 @@ TRAIN, COHORT, INIT, HEAD, TUNE = range(1, 6)  # which random stream a number be
 @dataclass
 class Federation:
     "Everything an experiment fixes before a method is chosen"
-    data: object  # data.Dataset
-    net: object  # models.Net
-    partition: object  # partition.Partition
-    drift: object = None  # partition.DriftSchedule; None = labels never change
+    data: Dataset
+    net: Net
+    partition: Partition
+    drift: DriftSchedule | None = None  # None = labels never change
     seed: int = 0  # of initialisation and batches
     participation: float = 1.0  # share of the clients in a round's cohort, in (0, 1]
     cohort_seed: int | None = None  # of the cohorts; None = `seed`
@@ -70,11 +74,11 @@ class Federation:
     @cached_property
     def test_rows(self) -> list[Tensor]:
         "Each client's rows of the test set, on the device"
-        return [torch.as_tensor(rows, device=self.device) for rows in self.partition.test]
+        return [torch.as_tensor(rows, device=self.device) for rows in self.partition.test or ()]
     @cached_property
     def test_originals(self) -> list[np.ndarray]:
         "The labels of these rows before any concept drift, on the host"
-        return [self.data.test_y.cpu().numpy()[rows] for rows in self.partition.test]
+        return [self.data.test_y.cpu().numpy()[rows] for rows in self.partition.test or ()]
 
     def _init(self, stream: int, *key: int) -> Tree:
         seed = int(np.random.default_rng([self.seed, INIT, stream, *key]).integers(2 ** 62))

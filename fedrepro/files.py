@@ -22,7 +22,7 @@ def write_atomic(path: Path, content: bytes | Iterable[bytes]):
     "Write a file in one step: all of it appears under `path`, or nothing. Raises InputError when it cannot be written"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        names = {"dir": path.parent, "prefix": f".{path.name}.", "suffix": ".partial"}
+        names: dict = {"dir": path.parent, "prefix": f".{path.name}.", "suffix": ".partial"}
         with tempfile.NamedTemporaryFile(**names, delete=False) as temporary:
             try:
                 temporary.writelines([content] if isinstance(content, (bytes, bytearray)) else content)
@@ -63,7 +63,7 @@ def _take(handle: int) -> bool:
     try:
         if os.name == "nt":
             import msvcrt
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
         else:
             import fcntl
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,7 @@ def merged(parent: dict, child: dict) -> dict:
     "`parent` with what `child` says: tables key by key, all else replaced; a table that holds `value` is a value"
     out = dict(parent)
     for key, new in child.items():
-        old = out.get(key)
+        old = out.get(key, {})
         both = isinstance(old, dict) and isinstance(new, dict) and "value" not in old | new
         out[key] = merged(old, new) if both else new
     return out

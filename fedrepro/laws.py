@@ -89,7 +89,7 @@ LIMITS = {
 def declared_law(cls: type) -> tuple | None:
     "Two methods said to be one and, where the law needs it, a function of the federation; None if there is no law"
     limit = getattr(cls, "limit", None) or (partial(LIMITS[cls.__name__], cls) if cls.__name__ in LIMITS else None)
-    return limit and limit(**LOCAL)
+    return None if limit is None else limit(**LOCAL)
 
 def named(method: FedAvg) -> str:
     "The method with the fields that are neither its defaults nor those of `LOCAL`, and the hooks that were replaced"
@@ -105,7 +105,7 @@ def law_text(law: tuple) -> str:
 
 # %% ../nbs/37_laws.ipynb #f10008c9
 ONE = "1", "1"
-COMMUNICATION = {  # download and upload of a participant in a round: sums of whole models and of `units`, see below
+COMMUNICATION: dict = {  # download and upload of a participant in a round: sums of whole models and `units`, see below
     **dict.fromkeys(("FedAvg", "FedProx", "FedLC", "FedRS", "FedNTD", "FedAvgM", "SlowMo", "Flash", "FedExP", "InCo",
                      "MOON", "LfD", "Constraint", "FedDyn", "FedBSS", "pFedMe", "Ditto"), ONE),
     "FedGKD": lambda m: ("1" if m.models == 1 else "2", "1"), "FedCDA": ("1", "1 + scalar"), "Union": ("0", "0"),
@@ -157,7 +157,7 @@ INVARIANTS = {  # (method, server, states) -> how far from true, by name
 }
 
 # %% ../nbs/37_laws.ipynb #bc9e76d9
-SETTINGS = {"FedFM": {"align_from": 1}, "FedCCFA": {"align_from": 1}, "IFCA": {"models": 2},
-            "FedDrift": {"models": 2, "delta": .01}, "FedBSS": {"warm_up": 1}, "FedCDA": {"warmup": 1},
-            "FedExP": {"eps": 1e-9}}
+SETTINGS: dict[str, dict] = {"FedFM": {"align_from": 1}, "FedCCFA": {"align_from": 1}, "IFCA": {"models": 2},
+                             "FedDrift": {"models": 2, "delta": .01}, "FedBSS": {"warm_up": 1},
+                             "FedCDA": {"warmup": 1}, "FedExP": {"eps": 1e-9}}
 FEDERATIONS: dict[str, Callable[[Federation], Federation]] = {"Union": partial(replace, drift=None)}

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from .data import Dataset
 from .measures import span
+from .models import Net
 from .trees import Tree, nbytes
 
 # %% ../nbs/04_local.ipynb #dd27ea0a
@@ -40,8 +42,8 @@ class Client:
     "One client in one round, as its own code sees it"
     id: int  # position in the partition
     round: int  # index of the round, from 0
-    net: object  # models.Net: the network as a function of parameters
-    data: object  # data.Dataset: images on the device, as uint8
+    net: Net  # the network as a function of parameters
+    data: Dataset  # images on the device, as uint8
     rows: Tensor  # (n,) int64: this client's rows of `data.train_x`
     labels: np.ndarray  # (n,) int64, on the host: their labels under the client's present concept
     received: dict  # the server's broadcast of this round
@@ -79,8 +81,8 @@ class Client:
         w = torch.ones(len(where), dtype=self.dtype, device=self.y.device)
         if self.pad: w[len(rows):] = 0
         if self.pad and draws is not None: draws = np.concatenate([draws, np.repeat(draws[:1], self.pad, axis=0)])
-        draws = None if draws is None else torch.as_tensor(draws, device=self.y.device)
-        return Batch(self.data.batch(self.data.train_x[self.rows[where]], draws, self.dtype), self.y[where], w)
+        how = None if draws is None else torch.as_tensor(draws, device=self.y.device)
+        return Batch(self.data.batch(self.data.train_x[self.rows[where]], how, self.dtype), self.y[where], w)
 
     def chunks(self, size: int = 500, augment: bool = True) -> Iterator[Batch]:
         "All samples in stored order, in batches of at most `size`: for statistics that need one pass over the data"
@@ -90,7 +92,8 @@ class Client:
 
     def test_chunks(self, size: int = 500) -> Iterator[Batch]:
         "The client's own test share in batches of at most `size`, never augmented; none where it has no such share"
-        for i in range(0, 0 if self.test_rows is None else len(self.test_rows), size):
+        if self.test_rows is None or self.test_labels is None: return
+        for i in range(0, len(self.test_rows), size):
             x = self.data.batch(self.data.test_x[self.test_rows[i:i + size]], None, self.dtype)
             y = torch.as_tensor(self.test_labels[i:i + size], device=x.device)
             yield Batch(x, y, torch.ones(len(y), dtype=self.dtype, device=x.device))
@@ -157,7 +160,7 @@ def sgd_step(moving: Tree, grads: Tree, buffer: list | None, sgd: SGD) -> list:
     "Move the tensors of `moving` in place; takes and returns the momentum buffer (None before the first step)"
     w, g = list(moving.values()), list(grads.values())
     with torch.no_grad():
-        if sgd.weight_decay: g = torch._foreach_add(g, w, alpha=sgd.weight_decay)
+        if sgd.weight_decay: g = list(torch._foreach_add(g, w, alpha=sgd.weight_decay))
         if sgd.momentum and buffer is not None:
             torch._foreach_mul_(buffer, sgd.momentum)
             torch._foreach_add_(buffer, g)
@@ -171,7 +174,8 @@ def direction(client: Client, phase: Phase, own: Tree, moving: Tree, batch: Batc
     loss = client.apply(phase.loss, own, batch)
     grads = dict(zip(moving, torch.autograd.grad(loss.sum(), list(moving.values()), materialize_grads=True)))
     if phase.correct != keep: grads = client.apply(phase.correct, own, grads)
-    if phase.sgd.clip_norm is not None: grads = client.apply(lambda _, g: clipped(g, phase.sgd.clip_norm), grads)
+    most = phase.sgd.clip_norm
+    if most is not None: grads = client.apply(lambda _, g: clipped(g, most), grads)
     return loss.detach(), grads
 
 def plain_step(client: Client, phase: Phase, own: Tree, moving: Tree, batch: Batch, memory) -> tuple[Tensor, list]:

@@ -224,7 +224,8 @@ def pushes(client: Client) -> list[float]:
     moving, out = [params[n] for n in client.net.trained], []
     for batch in client.chunks(1, augment=False):
         loss = F.cross_entropy(client.net(params, batch.x)[:1], batch.y[:1])
-        out.append(float(norm(dict(enumerate(torch.autograd.grad(loss, moving, materialize_grads=True))))))
+        grads = torch.autograd.grad(loss, moving, materialize_grads=True)
+        out.append(float(norm(dict(zip(client.net.trained, grads)))))
     return out
 
 def sample_rows(client: Client) -> list[dict]:

@@ -97,7 +97,7 @@ def convolutions(shape, convs, activation=nn.ReLU, pool=partial(nn.MaxPool2d, 2)
     """Named layers conv, pool, activation, ..., flatten for images of `shape` (C, H, W), and the features they give.
 
     `convs`: (channels, kernel, padding) each. Raises InputError for images that are too small."""
-    (c, h, w), layers = shape, {"layout": ChannelsLast()}
+    (c, h, w), layers = shape, dict[str, nn.Module](layout=ChannelsLast())
     for n, (out, kernel, padding) in enumerate(convs, 1):
         layers[f"conv{n}"] = nn.Conv2d(c, out, kernel, padding=padding)
         if c == 1: layers[f"layout{n}"] = ChannelsLast()  # one channel is in both orders at once, so it settles nothing
@@ -240,9 +240,10 @@ def _resnet(depth: int, shape, norm=nn.BatchNorm2d, small: bool = True) -> tuple
     if small or shape[0] != 3:
         net.conv1 = nn.Conv2d(shape[0], 64, *((3, 1, 1) if small else (7, 2, 3)), bias=False)
         nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision does
-    layout = {"layout": ChannelsLast()} if norm is nn.BatchNorm2d else {}  # GroupNorm is a quarter slower in that order
-    layers = layout | dict(net.named_children())
-    features = layers.pop("fc").in_features
+    faster = norm is nn.BatchNorm2d  # GroupNorm is a quarter slower in that order
+    layout = dict[str, nn.Module](layout=ChannelsLast()) if faster else {}
+    layers, features = layout | dict(net.named_children()), net.fc.in_features
+    layers.pop("fc")
     if small: layers.pop("maxpool")
     return layers | {"flatten": nn.Flatten()}, features
 

@@ -49,7 +49,7 @@ def trials(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataF
 
     For a difference one line a pair. Where a column has a target, also the rounds to it, and the rounds of the run."""
     if spec.difference: return paired(*(trials(part, tier, results) for part in spec.difference))
-    targets = {c.label: c.target and c.target.value for c in spec.tier_columns(tier)}
+    targets = {c.label: None if c.target is None else c.target.value for c in spec.tier_columns(tier)}
     metrics = {c.label: c.metric or spec.metric for c in spec.tier_columns(tier)}
     more = [*WINDOWS, "rounds"] if any(t is not None for t in targets.values()) else []
     lines = [dict(row=c.row, column=c.column, seed=c.seed, run_id=c.run_id, status=run.status.iloc[0],
@@ -80,7 +80,7 @@ def arrivals(rounds: Sequence[float], last: int) -> dict[str, object]:
             "std": float(r.std(ddof=1)) if whole and len(r) > 1 else math.nan,
             "each": ", ".join(f"{v:g}" if ok else f"> {last}" for v, ok in zip(r, there))}
 
-def arrival_text(found: dict[str, object]) -> str:
+def arrival_text(found: dict) -> str:
     "`arrivals` for people: mean ± std (n) when all runs arrive, else each and how many do; a dash without runs"
     each = found["each"].split(", ") if found["each"] else []
     if not each: return "–"

@@ -12,6 +12,7 @@ __all__ = ['RECIPES', 'class_counts', 'Partition', 'cut', 'deal', 'follow', 'rec
 import hashlib, inspect, random
 import numpy as np
 import matplotlib.pyplot as plt
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
 from .trees import InputError
@@ -59,8 +60,8 @@ class Partition:
     def fingerprint(self) -> str:
         "sha256 over all lists, order included: two runs with the same fingerprint share their data exactly"
         lists = [[self.clients, self.test is not None], *self.train, *(self.test or ())]
-        lists = b"".join(np.array([len(mine), *mine], dtype="<i8").tobytes() for mine in lists)
-        return hashlib.sha256(lists).hexdigest()
+        content = b"".join(np.array([len(mine), *mine], dtype="<i8").tobytes() for mine in lists)
+        return hashlib.sha256(content).hexdigest()
 
 # %% ../nbs/02_partition.ipynb #62a35be2
 def cut(weights, total: int, least: int = 0) -> np.ndarray:
@@ -80,7 +81,8 @@ def follow(counts, per_class) -> np.ndarray:
     return np.stack([cut(column if column.any() else column + 1, n) for column, n in zip(counts.T, per_class)], axis=1)
 
 # %% ../nbs/02_partition.ipynb #a013a126
-RECIPES = {}  # name -> function (labels, test_labels or None, clients, classes, seed, *, settings) -> train, test lists
+# name -> function (labels, test_labels or None, clients, classes, seed, *, settings) -> train, test lists
+RECIPES: dict[str, Callable] = {}
 
 def recipe(name: str):
     "Makes a function (per_class (C,), clients, rng, *, settings) -> counts (K, C) the recipe `name`"

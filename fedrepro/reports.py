@@ -51,7 +51,7 @@ def specs_of(paper: str, root: str | Path | None = None) -> list[Spec]:
     names = find_specs(root)
     known(paper, dict.fromkeys(name.split("/")[0] for name in names), "paper")
     def place(name):
-        word, number, rest = re.fullmatch(r"([a-z_]*)(\d*)(.*)", name.split("/")[1]).groups()
+        word, number, rest = re.findall(r"^([a-z_]*)(\d*)(.*)$", name.split("/")[1])[0]
         return (["table", "figure"].index(word) if word in ("table", "figure") else 2, int(number or 0), rest)
     mine = sorted((n for n in names if n.split("/")[0] == paper), key=place)
     folders = {names[n].parent for n in mine}
@@ -241,7 +241,7 @@ def sources(paper: str, root=None) -> Counter:
     seen = {(row if v in s.rows[row].values.values() else "", key, str(v.value), v.source)
             for s in specs_of(paper, root) for c in s.columns for row in s.rows
             for key, v in s.values("paper", row, c).items()}
-    return Counter(re.match("[a-z]+", source)[0] for *_, source in seen)
+    return Counter(re.findall("^[a-z]+", source)[0] for *_, source in seen)
 
 def guessed(paper: str, root=None) -> list[str]:
     "The settings that are guesses, those with most different guesses first"

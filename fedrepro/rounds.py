@@ -37,7 +37,7 @@ class Exchange:
     label_maps: np.ndarray  # (|S_t|, C) true concepts: present label of each original class; for oracles only
 
 # %% ../nbs/05_rounds.ipynb #50cebca3
-METHODS: dict[str, type] = {}  # every method defined so far, by name
+METHODS: dict[str, type["FedAvg"]] = {}  # every method defined so far, by name
 
 @dataclass
 class FedAvg:
@@ -141,14 +141,14 @@ class FedAvg:
     def phase(self, client: Client, name: str = "local", lr: float | None = None, **changes) -> Phase:
         "A phase with this method's optimiser settings; `changes` are fields of `Phase`"
         rate = (self.lr if lr is None else lr) * self.lr_decay ** client.round
-        usual = {"loss": self.loss, "sgd": SGD(rate, self.momentum, self.weight_decay, self.clip_norm),
+        usual: dict = {"loss": self.loss, "sgd": SGD(rate, self.momentum, self.weight_decay, self.clip_norm),
                  "epochs": self.epochs, "batch_size": self.batch_size, "correct": self.correct}
         return Phase(name, **(usual | changes))
 
 METHODS["FedAvg"] = FedAvg
 
 # %% ../nbs/05_rounds.ipynb #10c2d0f5
-def load_methods() -> dict[str, type]:
+def load_methods() -> dict[str, type[FedAvg]]:
     "Every method of the package, and any defined by the user, by name; raises InputError for a file it cannot import"
     import fedrepro.methods as package
     for module in pkgutil.iter_modules(package.__path__): importlib.import_module(f"{package.__name__}.{module.name}")
@@ -162,7 +162,8 @@ def import_file(path: Path):
     if path.stem in sys.modules or (found and found.origin != str(path)):
         raise InputError(f"methods file {path}: a module is called {path.stem!r} already; rename the file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or not path.is_file(): raise InputError(f"methods file {path}: no such Python file (.py)")
+    if spec is None or spec.loader is None or not path.is_file():
+        raise InputError(f"methods file {path}: no such Python file (.py)")
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     try: spec.loader.exec_module(module)
     except Exception as error:
@@ -233,8 +234,8 @@ def close_round(method, federation: Federation, at: Snapshot, now: Opened, resul
     "Aggregate the clients' `results` (upload, state, loss), reply, and count"
     uploads, kept, losses = zip(*results)
     t, exchange, most = at.round, _exchange(now.clients, federation, uploads), limit(federation.initial)
-    losses = torch.stack(list(losses)).double().cpu()
-    diverged = client_diverged(t + 1, exchange.cohort, results, losses.tolist(), most)
+    means = torch.stack(list(losses)).double().cpu()
+    diverged = client_diverged(t + 1, exchange.cohort, results, means.tolist(), most)
     server = at.server if diverged else method.aggregate(now.server, exchange)
     news = method.broadcast(server)
     diverged = diverged or server_diverged(t + 1, news, most)
@@ -245,7 +246,7 @@ def close_round(method, federation: Federation, at: Snapshot, now: Opened, resul
     after = kept if replies is None else [own | reply for own, reply in zip(kept, replies)]
     for k, state in zip(exchange.cohort, stored(federation, list(after))): states[k], heard[k] = state, news
     sizes = torch.tensor(exchange.sizes, dtype=torch.float64)
-    loss = float(losses @ sizes / sizes.sum())
+    loss = float(means @ sizes / sizes.sum())
     return Snapshot(t + 1, server, states, heard, at.bytes_up + now.bytes_up + nbytes(exchange.uploads),
                     at.bytes_down + now.bytes_down + nbytes(replies), loss, diverged, found)
 
@@ -264,7 +265,7 @@ class History:
     @property
     def diverged(self) -> dict | None:
         "Where the run diverged, if it did"
-        return self.snapshot.diverged
+        return None if self.snapshot is None else self.snapshot.diverged
     @property
     def status(self) -> str:
         "`complete` or `diverged`"
@@ -287,9 +288,9 @@ def run(method, federation: Federation, rounds: int, evaluate: Callable | None =
     `evaluate(method, federation, snapshot, final)` returns a dict of metrics, every `every` rounds and after the last.
     `on_round(snapshot)` is called after each round (progress, checkpoints)."""
     federation = method.arrange(federation)
-    history = History(snapshot=start or begin(method, federation))
-    while history.snapshot.round < rounds and not history.diverged:
-        now = next_round(method, federation, history.snapshot, executor)
+    history = History(snapshot=(now := start or begin(method, federation)))
+    while now.round < rounds and not history.diverged:
+        now = next_round(method, federation, now, executor)
         note_round(history, now, method, federation, rounds, evaluate, every)
         if on_round is not None: on_round(history.snapshot)
     return history

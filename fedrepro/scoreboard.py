@@ -76,10 +76,10 @@ def scoreboard(results: str | Path | None = None, root: str | Path | None = None
     Raises InputError."""
     specs, out = find_specs(root), []
     for name, csv in published_tables(root, paper).items():
-        paper, spec = read_published(csv), load_spec(specs[name]) if name in specs else None
+        printed, spec = read_published(csv), load_spec(specs[name]) if name in specs else None
         for tier in tiers:
-            lines = spec_lines(spec, paper, tier, results) if spec else without_spec(paper)
-            for found, (_, line) in zip(lines, paper.iterrows()):
+            lines = spec_lines(spec, printed, tier, results) if spec else without_spec(printed)
+            for found, (_, line) in zip(lines, printed.iterrows()):
                 about = dict(paper=line.paper, folder=name.split("/")[0], table=name.split("/")[1], method=line.method,
                              dataset=line.dataset, published=line["mean"], published_std=line["std"], tier=tier)
                 out.append(about | found)

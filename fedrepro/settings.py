@@ -14,12 +14,12 @@ import json
 import math
 import operator
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from pathlib import Path
 from types import NoneType
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 import pandas as pd
 from . import data as datasets
@@ -36,7 +36,7 @@ SOURCES = ("paper", "code", "tuned:", "guess:", "tier:")  # how a source begins
 @dataclass(frozen=True)
 class Value:
     "One value of an experiment and where it comes from"
-    value: object
+    value: Any
     source: str  # "paper 5.1", "code utils/x.py", "tuned: ...", "guess: ...", "tier: reduced from 200"
 
 # %% ../nbs/29_settings.ipynb #b0786c63
@@ -72,7 +72,7 @@ class Rule:
     def __call__(self, value, where: str):
         "`value`, converted; raises InputError"
         value = typed(value, self.kind, where)
-        if self.names is not None: return self.named(value, where)
+        if self.names is not None: return self.named(value, self.names(), where)
         for v in value if isinstance(value, (list, tuple)) else (value,):
             size, of = (len(v), "the length of ") if isinstance(v, str) else (v, "")
             bad = isinstance(size, (int, float)) and not self.low <= size <= self.high
@@ -81,11 +81,11 @@ class Rule:
                 raise InputError(f"{where}: {of}{short(v)} is not in {opened}{self.low:g}, {self.high:g}]")
         return value
 
-    def named(self, value, where: str):
+    def named(self, value, accepted, where: str):
         "`value` if it is an accepted name, or a list of them, each once; raises InputError"
-        if not isinstance(value, list): return known(value, self.names(), where)
+        if not isinstance(value, list): return known(value, accepted, where)
         for i, v in enumerate(value):
-            if known(v, self.names(), where) in value[:i]: raise InputError(f"{where}: {v} is there twice")
+            if known(v, accepted, where) in value[:i]: raise InputError(f"{where}: {v} is there twice")
         return value
 
 # %% ../nbs/29_settings.ipynb #6c9402c1
@@ -120,7 +120,7 @@ def table(raw, where: str) -> dict:
     if not isinstance(raw, dict): raise InputError(f"{where}: {short(raw)} is not a table of keys")
     return raw
 
-def read_values(raw, rules: dict[str, Callable], where: str, besides=()) -> dict[str, Value]:
+def read_values(raw, rules: Mapping[str, Callable], where: str, besides=()) -> dict[str, Value]:
     "The values in a TOML table, checked by `rules`; keys in `besides` are read elsewhere. Raises InputError"
     common, values = table(raw, where).get("source"), {}
     for key in [k for k in raw if k not in besides and k != "source"]:

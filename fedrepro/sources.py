@@ -107,7 +107,7 @@ def _pack(path: Path, source: Source, parts: dict[str, np.ndarray]):
     with writing(path):
         partial = path.with_name(f".{path.name}.partial")
         with open(partial, "wb") as file:
-            np.savez(file, made_of=_made_of(source), **parts)
+            np.savez(file, made_of=_made_of(source), **parts)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)

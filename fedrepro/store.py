@@ -24,9 +24,10 @@ import tempfile
 import time
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 import pandas as pd
 from .divergence import in_words
-from .experiments import Cell
+from .experiments import INSTALLED, Cell
 from .files import write_atomic
 from .settings import run_id, short
 from .trees import InputError
@@ -43,7 +44,8 @@ def run_path(results: str | Path, cell: Cell) -> Path:
 
 # %% ../nbs/31_store.ipynb #9be1a7cb
 def git(*arguments: str) -> str | None:
-    "What git says about the package's folder; None outside a repository or without git"
+    "What git says about the package's folder; None without git, outside a repository, or where that is not ours"
+    if INSTALLED: return None
     try: folder = Path(__file__).resolve().parent
     except NameError: folder = Path.cwd()  # in the notebook
     try: done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10)
@@ -108,7 +110,8 @@ def check_settings(settings: dict, shape: dict = SHAPE, where: str = "settings")
     for key, kind in shape.items():
         name = key.removesuffix("?")
         if name not in settings and key != name: continue
-        value, at = settings.get(name), f"{where}.{name}"
+        value: Any = settings.get(name)
+        at = f"{where}.{name}"
         if isinstance(kind, dict): check_settings(value, kind, at)
         else: require(is_a(value, kind) and not (kind is int and value < 0), f"header: {at} is {short(value)}")
 
@@ -137,10 +140,10 @@ def check_rows(rows: list[dict], most: int):
 
 def check_study_rows(rows: list[dict], most: int, epochs: int):
     "Raises Damaged unless every row has a `round` of 0..`most` and an `epoch` of 0..`epochs`, never going back"
-    last = 0, 0
+    last: tuple = (0, 0)
     for row in rows:
-        at = (row.get("round"), row.get("epoch")) if isinstance(row, dict) else ()
-        fits = at and all(is_a(v, int) for v in at) and last <= at and at[0] <= most and 0 <= at[1] <= epochs
+        at: tuple = (row.get("round"), row.get("epoch")) if isinstance(row, dict) else ()
+        fits = bool(at) and all(is_a(v, int) for v in at) and last <= at and at[0] <= most and 0 <= at[1] <= epochs
         require(fits, f"row after round {last[0]}, epoch {last[1]}: {short(row)}")
         last = at
         check_metrics(row, f"round {at[0]}, epoch {at[1]}")
@@ -251,9 +254,8 @@ def say(message: str):
 def set_aside(path: Path, why: Exception):
     "Rename a damaged result to `*.damaged` (numbered when there is one already) and say so"
     names = (path.with_name(f"{path.name}{n}.damaged") for n in ("", *(f".{i}" for i in range(1, 1000))))
-    new = next((p for p in names if not os.path.lexists(p)), None)
-    try: path.rename(new)
-    except (OSError, TypeError): return say(f"{why}; it is not used")
+    try: path.rename(new := next(p for p in names if not os.path.lexists(p)))
+    except (OSError, StopIteration): return say(f"{why}; it is not used")
     say(f"{why}; set aside as {new.name}")
 
 def read_or_set_aside(path: Path) -> tuple[dict, list[dict]] | None:

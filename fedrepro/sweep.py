@@ -16,7 +16,8 @@ from pathlib import Path
 from . import store
 from .concepts import known, short
 from .experiments import SETTINGS, Cell, Spec, find_specs, load_spec, roots
-from .runner import Report, duration, run_cells
+from .progress import Report, duration
+from .runner import run_cells
 from .settings import table, typed
 from .store import say
 from .trees import InputError
@@ -137,7 +138,7 @@ def sweep(planned: list[list[Part]], seconds: float | None = None, quiet: bool =
             whole.failed |= {c.describe(): str(error) for c in missing}
             say(f"step {i}: {error}; {len(missing)} runs are left out")
             continue
-        for name in ("done", "later"): getattr(whole, name).extend(getattr(report, name))
+        for name in ("done", "later", "theirs", "elsewhere"): getattr(whole, name).extend(getattr(report, name))
         whole.failed |= report.failed
         whole.interrupted = report.interrupted
         if whole.interrupted: break

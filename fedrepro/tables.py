@@ -118,7 +118,8 @@ def cell_line(spec: Spec, tier: str, runs: pd.DataFrame, published: tuple[float,
     values, diverged = list(done[spec.statistic]), len(gone)
     mean, std = (math.nan, math.nan) if diverged else mean_std(values)
     judged = tier == "paper"
-    word = judge([points * v for v in values], diverged, *(points * p for p in published), judged)
+    theirs, spread = (points * p for p in published)
+    word = judge([points * v for v in values], diverged, theirs, spread, judged)
     hardware = spec.metric in TIMES
     if hardware and word in WORDS: word = "other hardware"
     line = dict(mean=mean, std=std, n=int(done["last"].count()), diverged=diverged, published_mean=published[0],
@@ -262,7 +263,7 @@ def _html(title: str, lines: dict, blocks: dict, foot: list) -> str:
     for name, frame in blocks.items(): out += [f"<h3>{escape(name)}</h3>", frame.to_html(index=False, border=0)]
     return "\n".join(out + [f"<p>{escape(f)}</p>" for f in foot]) + "\n"
 
-FORMATS = {"text": _text, "md": _md, "html": _html, "csv": None}
+FORMATS: dict = {"text": _text, "md": _md, "html": _html, "csv": None}
 
 def render(spec: Spec, tier: str, format: str = "text", results: str | Path | None = None) -> str:
     "The table as `format` text | md | csv (long form, with every trial) | html; raises InputError for another one"

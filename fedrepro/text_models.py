@@ -64,7 +64,8 @@ def tower(length: int, tokens: int, kernels: tuple[int, int], pool: int) -> nn.M
 def dta_cnn(classes, shape):
     "Decided for LfD on BindingDB: DeepDTA's plan in small (fewer layers and channels than published)"
     if len(shape) != 4: raise InputError(f"it needs a shape (length, tokens, length, tokens) of two texts, got {shape}")
-    drug, protein = tower(*shape[:2], (4, 6), 2), tower(*shape[2:], (8, 12), 4)
+    length, tokens, wide, letters = shape
+    drug, protein = tower(length, tokens, (4, 6), 2), tower(wide, letters, (8, 12), 4)
     layers = {"pair": Stretches((shape[0], shape[2]), drug=drug, protein=protein),
               "fc1": nn.Linear(128, 128), "fc_act1": nn.ReLU()}
     return Network(nn.Sequential(OrderedDict(layers)), nn.Linear(128, classes))

@@ -44,7 +44,7 @@ def zeros_like(a: Tree) -> Tree:
 # %% ../nbs/00_trees.ipynb #4ed8652a
 def dot(a: Tree, b: Tree) -> Tensor:
     "The inner product over all entries of `a` and `b`, a scalar tensor"
-    return sum((a[n] * b[n]).sum() for n in a)
+    return sum((a[n] * b[n]).sum() for n in a)  # type: ignore[return-value]  # a model has parameters
 
 def squared_norm(a: Tree) -> Tensor:
     "The squared Euclidean norm of all entries together, a scalar tensor"

@@ -298,6 +298,40 @@ def test_process(spec):
     bad = fresh("tabel")
     assert (bad.returncode, bad.stdout) == (2, "") and len(bad.stderr.splitlines()) == 1
 
+def test_help_has_groups_in_order(said):
+    out = said("--help")[1]
+    groups = {"Start here": ["compare", "data"], "Reproduce": ["run", "sweep", "table", "figure"], "Your own": ["bench", "export", "log"],
+              "Look up": ["methods", "datasets", "tables", "scoreboard", "claims"]}
+    at = [out.index(title) for title in groups]
+    assert at == sorted(at) and "Commands" not in out and "fedrepro compare FedAvg FedCCFA" in out and "fedrepro run fedccfa/table2" in out
+    for title, end, names in zip(groups, [*at[1:], len(out)], groups.values()):
+        part = out[out.index(title):end]
+        for name in names: assert f" {name} " in part, (title, name)
+
+def completed(*words):
+    "What a shell would offer for the last of the words, and the modules that were loaded for it"
+    code = ("import sys; from fedrepro.cli import main; code = main(); "
+            "print('torch' in sys.modules, 'pandas' in sys.modules, file=sys.stderr); sys.exit(code)")
+    env = os.environ | {"_FEDREPRO_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
+    return done.returncode, done.stdout.split("\n")[:-1], done.stderr
+
+@pytest.mark.parametrize("words, some", [
+    (["fedrepro", "comp"], {"compare"}), (["fedrepro", "run", "fedccfa/table1"], {"fedccfa/table1", "fedccfa/table10"}),
+    (["fedrepro", "run", "x", "--methods", "FedAvg,FedCC"], {"FedAvg,FedCCFA"}), (["fedrepro", "compare", "FedA"], {"FedAvg", "FedADC"}),
+    (["fedrepro", "compare", "FedAvg", "--dataset", "dig"], {"digits"}), (["fedrepro", "data", "Fash"], {"Fashion-MNIST"}),
+    (["fedrepro", "table", "x", "--tier", "s"], {"smoke", "small"}), (["fedrepro", "export", "x", "--to", "l"], {"latex"})])
+def test_names_are_completed_without_torch(words, some):
+    code, names, err = completed(*words)
+    assert code == 0 and some <= set(names) and err == "False False\n", (names, err)
+
+def test_completion_can_be_shown(said, monkeypatch):
+    from typer import completion
+    monkeypatch.setattr(completion, "_get_shell_name", lambda: "bash")
+    code, out, err = said("--show-completion")
+    assert (code, err) == (0, "") and "_FEDREPRO_COMPLETE=complete_bash" in out
+    assert "--install-completion" in said("--help")[1]
+
 def test_help_needs_no_torch():
     code = ("import sys; from fedrepro.cli import main; main(['--help']); "
             "assert not {'torch', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules)")

@@ -1,9 +1,6 @@
 """Every link, anchor and picture of a page leads somewhere, and every page renders, with quarto or without."""
 import json
-import os
 import re
-import shutil
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,7 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 PAGES = [*NOTEBOOKS, *sorted(ROOT.glob("*.md")), *sorted((ROOT / "papers").rglob("*.md"))]
 MARKDOWN = MarkdownIt("commonmark").enable("table")
+BIBLIOGRAPHY = set(re.findall(r"^@\w+\{([\w:-]+),", (ROOT / "nbs/references.bib").read_text(), re.M))
 sys.path.insert(0, str(ROOT / "tools"))
+import website  # noqa: E402  (tools/ is not a package)
+from website import slug  # noqa: E402
+
+ADDRESS = re.compile(r"https://(?:[\w-]+\.)+[a-z]{2,}(?:/[\w.~%/?#=&+,:@()-]*)?|mailto:[\w.+-]+@[\w.-]+\w")
 
 
 # --- what a page says
@@ -44,16 +46,12 @@ def inline(path):
             if token.type == "inline": yield before, token
 
 
-def slug(heading):
-    "The anchor that pandoc and GitHub give a heading"
-    text = re.sub(r"[^\w\s.-]", "", re.sub(r"`|\*|\$", "", heading).strip().lower())
-    return re.sub(r"\s", "-", text)
-
-
 def anchors(path):
     "Every anchor of a page: its headings, and ids written as {#id}"
-    found = {slug(token.content) for before, token in inline(path) if before and before.type == "heading_open"}
-    return found | {name for text in texts(path) for name in re.findall(r"\{#([\w:-]+)[^}]*\}", text)}
+    headings = [token.content for before, token in inline(path) if before and before.type == "heading_open"]
+    found = {slug(re.sub(r"\s*\{#[^}]*\}$", "", heading)) for heading in headings}
+    written = r"\{#([\w:-]+)[^}]*\}", r'<a id="([\w.:-]+)"></a>'
+    return found | {name for text in texts(path) for form in written for name in re.findall(form, text)}
 
 
 def links(path):
@@ -71,16 +69,20 @@ def broken(path):
         url = urlsplit(target)
         if url.scheme == "attachment":
             if url.path not in attached: yield f"{target}: no such attachment"
-        elif url.scheme in ("http", "https", "mailto"):
+        elif url.scheme or url.netloc:
             if kind == "image": yield f"{target}: a picture from the network"
+            elif not ADDRESS.fullmatch(target): yield f"{target}: no address of a page (https://...)"
         else:
             file = (path.parent / unquote(url.path)).resolve() if url.path else path
             if not file.exists(): yield f"{target}: no such file"
             elif not file.is_relative_to(ROOT): yield f"{target}: outside of the repository"
             elif file in PAGES and url.fragment and url.fragment not in anchors(file): yield f"{target}: no heading"
     text = "\n".join(texts(path))
-    for name in re.findall(r"(?<![\w`])@((?:sec|eq|fig|tbl)-[\w-]+)", text):
-        if not re.search(rf"\{{#{name}\b", text): yield f"@{name}: no such label"
+    said = "\n".join(c.content for _, token in inline(path) for c in token.children or [] if c.type == "text")
+    for name in re.findall(r"(?<![\w.@])@([A-Za-z](?:[\w:-]*\w)?)", said):
+        if re.match("(sec|eq|fig|tbl)-", name):
+            if not re.search(rf"\{{#{name}\b", text): yield f"@{name}: no such label"
+        elif name not in BIBLIOGRAPHY: yield f"@{name}: not in references.bib"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -89,11 +91,13 @@ def test_links(path): assert not list(broken(path))
 
 def test_a_broken_link_is_found(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
-    page.write_text("# One thing\n[a](#one-thing) [b](#two) [c](no.md) ![d](https://x.org/d.png) see @fig-none\n\n"
-                    "```\n[e](code.md)\n```\n")
+    page.write_text("# One thing\n[a](#one-thing) [b](#two) [c](no.md) ![d](https://x.org/d.png) see @fig-none\n"
+                    "[f](http://x.org) [g](https://x) [i](https://x.org/a_(b)?c=1#d) and [@nobody2020]\n\n"
+                    "```\n[e](code.md)\n```\n`@dataclass`\n")
     monkeypatch.setitem(globals(), "PAGES", [page])
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    assert [line.split(":")[0] for line in broken(page)] == ["#two", "no.md", "https", "@fig-none"]
+    assert [line.split(": ")[0] for line in broken(page)] == [
+        "#two", "no.md", "https://x.org/d.png", "http://x.org", "https://x", "@fig-none", "@nobody2020"]
 
 
 # --- README and sidebar
@@ -126,43 +130,49 @@ def test_sidebar_lists_every_page_once():
 # --- rendering
 
 class Page(HTMLParser):
-    "Links and ids of an HTML page"
+    "Links, ids and pictures of an HTML page"
     def __init__(self, text):
         super().__init__()
-        self.targets, self.ids = [], set()
+        self.targets, self.pictures, self.ids = [], [], set()
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         attrs = dict(attrs)
         self.ids |= {attrs[k] for k in ("id", "name") if attrs.get(k)}
         self.targets += [attrs[k] for k in ("href", "src") if attrs.get(k)]
-
-
-def render(site):
-    "The pages as HTML files in the folder that is returned: by quarto where it is installed, else by nbconvert"
-    def do(*command, folder):
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True,
-                              env={**os.environ, "PIP_REQUIRE_VIRTUALENV": "1"})
-        assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
-    do(sys.executable, "-c", "from nbdev.serve import proc_nbs; proc_nbs(n_workers=2)", folder=site)
-    processed = site / "_proc"
-    if shutil.which("quarto"):
-        do("quarto", "render", "--no-cache", folder=processed)
-        return processed / "_docs"
-    pages = sorted(p.relative_to(ROOT / "nbs").as_posix() for p in NOTEBOOKS)
-    do(sys.executable, "-m", "nbconvert", "--to", "html", *pages, folder=processed)
-    return processed
+        if tag == "img": self.pictures.append(attrs.get("alt"))
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    "(folder of the rendered pages, their HTML by name)"
-    copy = tmp_path_factory.mktemp("site")
-    junk = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", ".last_checked")
-    for folder in ("nbs", "fedrepro"): shutil.copytree(ROOT / folder, copy / folder, ignore=junk)
-    for name in ("settings.ini", "pyproject.toml", "_quarto.yml"): shutil.copy(ROOT / name, copy)
-    folder = render(copy)
+    "(folder of the rendered pages, their HTML by name): by quarto where it is installed, else plainly"
+    folder = website.build(tmp_path_factory.mktemp("site"))
     return folder, {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*.html")}
+
+
+def wrong_links(folder, pages):
+    "Links of rendered pages that lead nowhere: to no file, to no heading, outside of the site, or not by https"
+    parsed = {name: Page(html) for name, html in pages.items()}
+    for name, page in parsed.items():
+        for target in page.targets:
+            url = urlsplit(target)
+            if url.scheme in ("data", "javascript", "mailto"): continue
+            if url.scheme or url.netloc:
+                if not ADDRESS.fullmatch(target): yield f"{name}: {target} is no address"
+                continue
+            file = ((folder / name).parent / unquote(url.path)).resolve() if url.path else folder / name
+            if not file.is_file() or not file.is_relative_to(folder.resolve()): yield f"{name}: {target} is not there"
+            elif url.fragment and file.suffix == ".html":
+                other = parsed[file.relative_to(folder.resolve()).as_posix()]
+                if unquote(url.fragment) not in other.ids: yield f"{name}: {target} has no such heading"
+
+
+def speechless(pages):
+    "Pictures of rendered pages without words: nothing, a file's name, or what a program says about every picture"
+    for name, html in pages.items():
+        for alt in Page(html).pictures:
+            machine = not alt or len(alt.split()) < 4 or re.search(r"\.(png|svg|jpe?g)$|^No description", alt)
+            if machine: yield f"{name}: {alt!r}"
 
 
 def test_every_page_is_rendered(site):
@@ -172,17 +182,43 @@ def test_every_page_is_rendered(site):
     assert not [name for name, html in site[1].items() if "Traceback (most recent call last)" in html]
 
 
-def test_rendered_links(site):
-    folder, pages = site
-    wrong, parsed = [], {name: Page(html) for name, html in pages.items()}
-    for name, page in parsed.items():
-        for target in page.targets:
-            url = urlsplit(target)
-            if url.scheme or url.netloc or target.startswith("/") or not url.path: continue
-            file = (folder / name).parent / unquote(url.path)
-            no_page = (ROOT / "nbs" / Path(name).parent / unquote(url.path)).exists()  # another file of the repository
-            if not file.exists() and not no_page: wrong.append(f"{name}: {target}")
-    assert not wrong
+def test_rendered_links(site): assert not list(wrong_links(*site))
+
+
+def test_every_picture_is_described(site):
+    shown = sum(len(Page(html).pictures) for html in site[1].values())
+    drawn = sum("image/png" in out.get("data", {}) for p in NOTEBOOKS for c in cells(p) for out in c.get("outputs", []))
+    assert shown >= drawn > 50
+    assert not list(speechless(site[1]))
+
+
+def test_every_drawing_cell_says_what_it_shows():
+    "In the notebook itself, for whoever renders it: `#| fig-alt` of a few words in quotes, which is YAML"
+    for path in NOTEBOOKS:
+        for cell in cells(path):
+            if not any("image/png" in out.get("data", {}) for out in cell.get("outputs", [])): continue
+            said = re.search(r"^#\| fig-alt: (\".+\")$", cell["source"], re.M)
+            assert said and len(yaml.safe_load(said[1]).split()) > 7, f"{path.name}, cell {cell['id']}"
+
+
+def test_wrong_pages_are_found(tmp_path):
+    (tmp_path / "b.html").write_text('<h2 id="here">')
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html#here"> <a href="b.html#gone"> <a href="c.html"> <a href="../out.html"> <a href="http://x.org">'
+        '<a href="#gone"> <img src="p.png" alt="p.png"> <img src="data:," alt=""> <img src="data:,">'
+        '<img src="data:," alt="Two curves that cross at round 5">')
+    pages = {p.name: p.read_text() for p in tmp_path.glob("*.html")}
+    assert [line.split()[1] for line in wrong_links(tmp_path, pages)] == [
+        "b.html#gone", "c.html", "../out.html", "http://x.org", "#gone", "p.png"]
+    assert list(speechless(pages)) == ["a.html: 'p.png'", "a.html: ''", "a.html: None"]
+
+
+def test_formulas_that_have_no_mathml_are_refused():
+    "Only where pandoc is installed, as on the machine that publishes the site"
+    if not website.shutil.which("pandoc"): assert website.formulas([r"$\frac12$"]) == {}
+    else:
+        assert "<mfrac>" in website.formulas([r"$\frac12$"])[r"\frac12", False]
+        with pytest.raises(RuntimeError): website.formulas([r"$\frac{1$"])
 
 
 def test_pages_show_code_and_hide_the_machinery(site):
@@ -198,3 +234,79 @@ def test_pages_show_code_and_hide_the_machinery(site):
         shown = "\n".join(c["source"] for c in code)
         missing = {n for n in defined if not re.search(rf"^(?:def|class) {n}\b", shown, re.M)}
         assert not missing, f"{path.name} does not show {missing}"
+
+
+# --- the API reference is what the package has
+
+def test_api_reference_is_up_to_date(monkeypatch):
+    "The stored page says what its code makes of the package now"
+    monkeypatch.chdir(ROOT / "nbs")
+    page = [c for c in cells(ROOT / "nbs/63_api.ipynb") if c["cell_type"] == "code"]
+    names = {"__name__": "api"}
+    for cell in page:
+        if not re.search(r"^Markdown\(", cell["source"], re.M): exec(cell["source"], names)
+    stored = ["".join(out["data"]["text/markdown"]) for cell in page for out in cell["outputs"]
+              if "text/markdown" in out.get("data", {})]
+    made = [names["index"](), "\n\n".join(map(names["reference"], names["modules"]))]
+    assert stored == made, "nbs/63_api.ipynb is older than the package: run it again"
+    assert len(json.dumps(stored)) < 400_000
+
+
+# --- what publishes it
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.name)
+def test_workflow(path):
+    "It says when it runs, what it may do and for how long; actions have a version; no secret reaches a log"
+    text = path.read_text()
+    flow = yaml.safe_load(text)
+    assert set(flow) <= {"name", True, "permissions", "concurrency", "jobs", "env"} and flow["name"] and flow[True]
+    assert flow["permissions"] == {"contents": "read"}, "jobs that need more ask for it"
+    for name, job in flow["jobs"].items():
+        assert job["timeout-minutes"] <= 60 and job["runs-on"], name
+        assert job.get("permissions") in (None, {"pages": "write", "id-token": "write"}), name
+        assert {job["needs"]} <= set(flow["jobs"]) if "needs" in job else True, name
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step), step
+            if "uses" in step: assert re.fullmatch(r"[\w.-]+/[\w./-]+@v\d+(\.\d+)*", step["uses"]), step["uses"]
+            assert "${{" not in step.get("run", ""), f"{step}: what an event says must not become part of a command"
+    assert "secrets." not in text and "set -x" not in text
+    assert "pull_request_target" not in text
+
+
+def test_the_site_is_published_after_the_tests():
+    flows = {p.stem: yaml.safe_load(p.read_text()) for p in WORKFLOWS}
+    after = flows["docs"][True]["workflow_run"]
+    assert after["workflows"] == [flows["test"]["name"]] and after["branches"] == ["main"]
+    assert "conclusion == 'success'" in flows["docs"]["jobs"]["render"]["if"]
+
+
+def test_site_configuration():
+    "Its four parts and reference pages; a card and an icon of our own; no scripts from elsewhere for formulas"
+    config = yaml.safe_load((ROOT / "_quarto.yml").read_text())
+    site, settings = config["website"], (ROOT / "settings.ini").read_text()
+    parts = [entry["section"] for entry in site["sidebar"]["contents"]]
+    assert parts == ["Start", "Read", "Reproduce", "Build", "Look up"] and site["search"] and site["navbar"]["search"]
+    assert [entry["text"] for entry in site["navbar"]["left"]] == parts
+    for entry in site["navbar"]["left"]: assert (ROOT / "nbs" / entry["href"]).is_file()
+    assert site["repo-url"] in settings and (ROOT / "nbs/404.qmd").is_file()
+    for file in (site["favicon"], site["image"]): assert (ROOT / "nbs" / file).is_file()
+    assert site["open-graph"] and site["twitter-card"]["card-style"] == "summary_large_image" and site["image-alt"]
+    assert config["format"]["html"]["html-math-method"] == "mathml" and config["format"]["html"]["theme"]["dark"]
+    card = (ROOT / "nbs" / site["image"]).read_bytes()
+    assert (int.from_bytes(card[16:20]), int.from_bytes(card[20:24])) == (1200, 630) and len(card) < 100_000
+
+
+def test_references():
+    "Each names its authors, title and year, and where it is: a number, an address or a venue"
+    entries = re.split(r"^@", (ROOT / "nbs/references.bib").read_text(), flags=re.M)[1:]
+    keys = [re.match(r"\w+\{([\w:-]+),", entry)[1] for entry in entries]
+    assert len(set(keys)) == len(keys) > 40 and keys == sorted(keys)
+    for entry in entries:
+        fields = dict(re.findall(r"^  (\w+) *= \{(.*)\},?$", entry, re.M))
+        assert {"title", "author", "year"} <= set(fields) and re.fullmatch(r"(19|20)\d\d", fields["year"]), entry
+        assert set(fields) & {"doi", "eprint", "url", "booktitle", "journal", "institution"}, entry
+        if "doi" in fields: assert re.fullmatch(r"10\.\d{4,5}/\S+", fields["doi"]), entry
+        if "eprint" in fields: assert re.fullmatch(r"\d{4}\.\d{5}|\d{4}\.\d{4}", fields["eprint"]), entry

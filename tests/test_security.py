@@ -44,6 +44,7 @@ ALLOWED = {  # (file, function, rule) -> why; * stands for anything; an entry th
     ("fedrepro/rounds.py", "load_methods", "importing"): "the package's own modules",
     ("fedrepro/rounds.py", "import_file", "importing"): "--import and FEDREPRO_METHODS: a person names a Python file to be executed",
     ("fedrepro/peers.py", "*", "importing"): "Flower and pfl-research by their fixed names, when the extra is installed",
+    ("fedrepro/loggers.py", "needed", "importing"): "TensorBoard, MLflow and W&B by their fixed names, when the extra is installed",
     ("fedrepro/store.py", "git", "program"): "git rev-parse and git status, for the provenance",
     ("fedrepro/bench.py", "Remote.__init__", "program"): "this Python again, with a module of this package",
     ("fedrepro/executors.py", "*", "native code"): "mallopt of the C library: how much freed memory is kept",

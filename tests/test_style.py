@@ -11,7 +11,7 @@ from fedrepro.rounds import load_methods
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = {name: cls for name, cls in load_methods().items() if cls.__module__.startswith("fedrepro.")}
 ENGINE = ["trees", "files", "augment", "fetch", "sources", "images", "synthetic", "texts", "measures", "outcomes", "sweep", "data", "concepts", "partition", "models", "local", "federation", "rounds", "metrics",
-          "executors", "together", "checkpoints", "divergence", "settings", "inherit", "experiments", "store", "packs", "runner", "tables", "pages"]
+          "executors", "together", "checkpoints", "divergence", "settings", "inherit", "experiments", "store", "packs", "runner", "tables", "pages", "arguments", "loggers", "export", "result", "compare"]
 
 
 def documents(node):

@@ -111,7 +111,7 @@ class StopsEarly:
     variant: str = field(default="honest", metadata={"neutral": True})  # or "as_published": see above
 
     def __post_init__(self):
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[misc]
         name = type(self).__name__
         if self.one_in == 1: raise InputError(f"{name}(one_in=1): leaves nothing to train on; expected 0, or 2 or more")
         one_of(self.variant, ("honest", "as_published"), f"{name} variant")
@@ -121,7 +121,7 @@ class StopsEarly:
         if self.variant == "as_published" and federation.partition.test is None:
             raise InputError(f"{type(self).__name__}(variant='as_published'): clients stop by the loss on their share "
                              "of the test set, but this partition does not divide the test set")
-        return super().init_server(federation)
+        return super().init_server(federation)  # type: ignore[misc]
     def init_client(self, federation, k: int) -> dict:
         "`loss`: $\\ell_0$ of eq. 2, the last loss after which the client went on; at first infinite"
         return {"loss": torch.full((), torch.inf, dtype=federation.dtype, device=federation.device)}
@@ -139,7 +139,7 @@ class StopsEarly:
         return np.delete(np.arange(client.n), held_out(client.n, self.one_in if self.variant == "honest" else 0))
     def phases(self, client: Client) -> list[Phase]:
         "One, that may end after any epoch"
-        return [self.phase(client, samples=self.samples, go_on=self.go_on)]
+        return [self.phase(client, samples=self.samples, go_on=self.go_on)]  # type: ignore[attr-defined]
     def go_on(self, client: Client, params: Tree, epoch: int, memory: Tensor | None) -> tuple[Tensor, Tensor]:
         "Eq. 2; a loss that does not stop the client is remembered as $\\ell$"
         last = client.state["loss"] if memory is None else memory

@@ -40,7 +40,8 @@ class Anchored:
     "Mixed into a method whose server keeps anchors (C, d) beside its `params` and sends both (download + Cd)"
     def init_server(self, federation) -> dict:
         "`params` and `anchors` (C, d): none yet"
-        return super().init_server(federation) | {"anchors": torch.zeros_like(federation.initial["head.weight"])}
+        server = super().init_server(federation)  # type: ignore[misc]
+        return server | {"anchors": torch.zeros_like(federation.initial["head.weight"])}
     def broadcast(self, server: dict) -> dict:
         "`params` and `anchors`"
         return {"params": server["params"], "anchors": server["anchors"]}
@@ -104,9 +105,9 @@ def head_weights(h: Tensor, variance: Tensor, renormalise: bool = True) -> Tenso
     """(n, n) weights, row i for the head of participant i, from $h$ (n, C, d) and $V$ (n,).
 
     Weights below 1e-3 become 0; with `renormalise` the others again sum to 1. An undecided row keeps its own head."""
-    h, V = h.flatten(1).double().cpu().numpy(), np.diag(variance.double().cpu().numpy())
-    found = [simplex_minimum(V + (h[i] - h) @ (h[i] - h).T) for i in range(len(h))]
-    a = np.stack([np.eye(len(h))[i] if row is None else row for i, row in enumerate(found)])
+    H, V = h.flatten(1).double().cpu().numpy(), np.diag(variance.double().cpu().numpy())
+    found = [simplex_minimum(V + (H[i] - H) @ (H[i] - H).T) for i in range(len(H))]
+    a = np.stack([np.eye(len(H))[i] if row is None else row for i, row in enumerate(found)])
     a = np.where(a < 1e-3, 0, a)
     if renormalise: a = a / a.sum(1, keepdims=True)
     return torch.as_tensor(a, dtype=variance.dtype, device=variance.device)

@@ -119,8 +119,8 @@ def merged(distances: Tensor, delta: float) -> list[int]:
 
 def mixture(into: list[int], mass: Tensor) -> Tensor:
     "(M, M) float64: row i has the shares of all models in the one into which model i goes, by samples, `mass` (M,)"
-    into = torch.tensor(into)
-    together = into[:, None] == into
+    to = torch.tensor(into)
+    together = to[:, None] == to
     shares = together * torch.where(together.sum(1) > 1, mass, 1)
     return shares / shares.sum(1, keepdim=True)
 

@@ -53,7 +53,8 @@ class Covering:
 
     def cohort(self, server: dict, federation, t: int) -> list[int]:
         "The first draw, or the first that covers"
-        return covering_cohort(federation, t) if self.covering else super().cohort(server, federation, t)
+        if self.covering: return covering_cohort(federation, t)
+        return super().cohort(server, federation, t)  # type: ignore[misc]
 
 # %% ../../nbs/22_fedadc.ipynb #f2320005
 @dataclass

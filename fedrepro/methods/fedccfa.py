@@ -119,7 +119,7 @@ class Ablations:
     variant: str = "corrected"  # or "as_published": with the released code's in-place anchor sum
 
     def __post_init__(self):
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[misc]
         for name in ("gamma", "eps", "tau", "balanced_samples"):
             value = getattr(self, name)
             if not value > 0: raise InputError(f"FedCCFA({name}={value!r}): expected a number above 0")
@@ -132,10 +132,11 @@ class Ablations:
         "FedRep's body; raises InputError for cohorts of fewer than 3, in which MADD is not defined"
         if federation.cohort_size < 3:
             raise InputError(f"FedCCFA with {federation.cohort_size} participants a round: eq. 4 needs at least 3")
-        return super().init_server(federation)
+        return super().init_server(federation)  # type: ignore[misc]
     def weight(self, counts: Tensor) -> Tensor | float:
         "$\\omega_k=H_k/\\gamma$ of eq. 9, or the fixed one"
-        return label_entropy(counts) / self.gamma if self.fixed_weight is None else self.fixed_weight
+        if self.fixed_weight is not None: return self.fixed_weight
+        return label_entropy(counts) / self.gamma  # type: ignore[attr-defined]
     def weights(self, counts: Tensor) -> Tensor:
         "(n, C) what each participant counts in the means of its clusters, from its class counts"
         return counts if self.aggregation == "weighted" else torch.ones_like(counts)
@@ -149,7 +150,8 @@ class Ablations:
     def finetune(self, client: Client) -> list[Phase]:
         "FedCCFA-FT: the head alone"
         if not self.finetune_epochs: return []
-        return [self.phase(client, "finetune", self.finetune_lr, train="head.", epochs=self.finetune_epochs)]
+        changes = dict(train="head.", epochs=self.finetune_epochs)
+        return [self.phase(client, "finetune", self.finetune_lr, **changes)]  # type: ignore[attr-defined]
     def measures(self, server: dict) -> dict[str, float]:
         "How well the clusters of the last round fit the true concepts"
         return cluster_scores(server["concepts"], server["clusters"]) if "clusters" in server else {}

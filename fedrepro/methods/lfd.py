@@ -103,7 +103,7 @@ class Union(FedAvg):
         if federation.clients == 1: return federation
         cut = federation.partition
         train, test = (rows and (np.sort(np.concatenate(rows)),) for rows in (cut.train, cut.test))
-        return replace(federation, partition=Partition(train, test, "union"), drift=None, participation=1.0)
+        return replace(federation, partition=Partition(train or (), test, "union"), drift=None, participation=1.0)
     def init_server(self, federation) -> dict:
         "Nothing: there is no server. Raises InputError for a federation that is not pooled"
         if federation.clients == 1: return {}

@@ -1,0 +1,76 @@
+"Costs before anything is spent: counted operations against a count by hand, shared rounds once, job arrays"
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from fedrepro import costs, store
+from fedrepro.costs import Cost, Plan, amount, cut, line, plan, sbatch, trial
+from fedrepro.experiments import build
+from fedrepro.rounds import begin, open_round
+from fedrepro.trees import InputError
+from test_runner import SPEC, small
+
+AVG, CCFA = (small(c) for c in SPEC.cells("smoke", ["FedAvg", "FedCCFA"], 1))
+
+
+def with_fields(cell, **fields):
+    method = cell.settings["method"]
+    return replace(cell, settings=cell.settings | {"method": method | {"fields": method["fields"] | fields}})
+
+
+def test_operations_of_a_network_by_hand():
+    "digits_cnn: two operations a multiplication; back through every layer twice, but the first, whose input needs no gradient"
+    found = trial(with_fields(AVG, epochs=3))
+    conv1, conv2, fc1, head = 2 * 16 * 9 * 64, 2 * 32 * 16 * 9 * 16, 2 * 64 * 128, 2 * 10 * 64  # 8x8 images, halved twice
+    forward = conv1 + conv2 + fc1 + head
+    assert found.judging == forward and found.flops == 3 * (3 * forward - conv1)
+
+
+def test_work_grows_with_epochs_and_not_with_the_trial(monkeypatch):
+    one, two = trial(with_fields(AVG, epochs=1)), trial(with_fields(AVG, epochs=2))
+    assert two.flops == 2 * one.flops and one.sizes == two.sizes and one.clients == 4
+    monkeypatch.setattr(costs, "SAMPLES", 8)
+    client = open_round(*build(AVG)[:2], begin(*build(AVG)[:2])).clients[0]
+    assert cut(client, 8).n == 8 and cut(client, 10**6).n == client.n and set(cut(client, 8).rows.tolist()) <= set(client.rows.tolist())
+
+
+def test_a_personal_method_is_judged_client_by_client():
+    found = trial(CCFA)
+    assert found.personal and not trial(AVG).personal
+    alone = costs.cost(CCFA, found)
+    often = costs.cost(replace(CCFA, settings=CCFA.settings | {"every": 2}), found)
+    assert alone.flops - often.flops == CCFA.rounds / 2 * found.tests * found.clients * found.judging
+
+
+def test_shared_rounds_are_counted_once(tmp_path):
+    def drifting(at): return replace(AVG, settings=AVG.settings | {"rounds": 10, "drift": {"name": "sudden", "at": at}})
+    single = plan(SPEC, [drifting(5)], "smoke", tmp_path)
+    fork = plan(SPEC, [drifting(5), drifting(8)], "smoke", tmp_path)
+    assert fork.packs == 1 and fork.missing == 2 and fork.cost.samples == pytest.approx(single.cost.samples * 1.2)
+
+
+def test_what_is_there_costs_nothing_and_tells_the_time_of_its_like(tmp_path):
+    from fedrepro.runner import run_cells
+    other = replace(AVG, settings=AVG.settings | {"seed": 1})
+    run_cells([AVG], tmp_path, quiet=True)
+    head = store.read(store.run_path(tmp_path, AVG))[0]
+    found = plan(SPEC, [AVG, other], "smoke", tmp_path)
+    assert (found.runs, found.missing, found.known) == (2, 1, 1) and found.cost.seconds == pytest.approx(head["wall_seconds"])
+    assert line(found, 2)["missing"] == "1 of 2" and line(found, 2)["by"] == "stored runs"
+    assert plan(SPEC, [AVG, other], "smoke", tmp_path, rate=1e3).cost.seconds == found.cost.flops / 1e3
+
+
+def test_amounts():
+    assert [amount(v, "B") for v in (0, 5, 1234, 1.5e9, 2e15)] == ["0 B", "5 B", "1.23 kB", "1.5 GB", "2 PB"]
+
+
+def test_a_job_array_is_a_script_that_bash_reads(tmp_path):
+    some = Plan("x", "smoke", 9, 9, 5, Cost(memory=4e9), 0)
+    path = sbatch(tmp_path / "jobs.sh", ["fedrepro", "run", "it's a spec", "--no-wait"], [some], 99, 2.5, "cuda")
+    text = path.read_text()
+    assert subprocess.run(["bash", "-n", path]).returncode == 0
+    for part in ("--array=0-4\n", "--time=2:30:00\n", "--mem=5722M\n", "--gres=gpu:1\n", """exec fedrepro run 'it'"'"'s a spec' --no-wait\n"""): assert part in text, text
+    for hours in (0, -1, 1001, float("nan")):
+        with pytest.raises(InputError, match="--hours"): sbatch(tmp_path / "no.sh", ["x"], [some], 1, hours)
+    assert not (tmp_path / "no.sh").exists()

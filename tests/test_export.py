@@ -1,0 +1,218 @@
+"What leaves the project: tidy rows that are read back as they were, and LaTeX in which every brace and column closes"
+import builtins
+import importlib.util
+import io
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedrepro import store
+from fedrepro.cli import main
+from fedrepro.experiments import load_spec
+from fedrepro.export import EXPORTS, MARKS, as_csv, as_parquet, escape, export, latex, tidy
+from fedrepro.result import result
+from fedrepro.tables import WORDS, table
+from fedrepro.trees import InputError
+
+ROOT = Path(__file__).resolve().parents[1]
+SPEC = '''
+title = "100% of a_b & <c> #1 {x} ~^ ± λ"
+paper = "FedCCFA"
+table = "2"
+kind = "table"
+metric = "generalised_accuracy"
+statistic = "last"
+published = "t.published.csv"
+[base]
+source = "guess: a test"
+rounds = 12
+seeds = [0, 1, 2]
+partition = "iid"
+recipe = "plain"
+dataset = "digits"
+network = "digits_cnn"
+[[columns]]
+clients = 3
+source = "guess: a test"
+published = {clients = 20}
+[[columns]]
+clients = 4
+source = "guess: a test"
+published = {clients = 100}
+[[columns]]
+clients = 5
+source = "guess: a test"
+published = {clients = 7}
+[methods.FedAvg]
+[methods."prox_&_%"]
+class = "FedProx"
+published = {method = "FedProx"}
+[methods.MOON]
+[tiers.smoke.base]
+source = "tier: reduced"
+rounds = 3
+'''
+CSV = "method,clients,mean,std\nFedAvg,20,70.0,0.6\nFedProx,20,75.0,\nMOON,20,60.0,1.0\nFedAvg,100,60.0,0.5\n"
+
+
+def put(spec, tier, row, column, values):
+    "Runs of `row` whose last rounds are `values`, one a seed; None = diverged in round 2"
+    for c in spec.cells(tier, methods=[row], seeds=len(values)):
+        if c.column != column: continue
+        v, head = values[c.seed], dict(settings=c.settings, run_id=c.run_id, status="complete")
+        curve = [50.] if v is None else ([v - 3, v + 1] + [v] * 10)[:c.rounds]
+        if v is None: head |= dict(status="diverged", diverged=dict(round=2, client=0, norm="inf"))
+        store.write(store.run_path(spec.results, c), head, [dict(round=t, generalised_accuracy=a, bytes_up=t * 10) for t, a in enumerate(curve, 1)])
+
+
+@pytest.fixture
+def spec(tmp_path):
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo/t_1.toml").write_text(SPEC)
+    (tmp_path / "demo/t.published.csv").write_text(CSV)
+    spec = load_spec(tmp_path / "demo/t_1.toml")
+    for tier in ("paper", "smoke"):
+        put(spec, tier, "FedAvg", "digits, 3 clients", [70.2, 70.4, 70.6])
+        put(spec, tier, "prox_&_%", "digits, 3 clients", [70.41, 70.39])
+        put(spec, tier, "MOON", "digits, 3 clients", [60., None])
+        put(spec, tier, "FedAvg", "digits, 4 clients", [10., 10.])
+    return spec
+
+
+# --- rows
+
+def test_csv_is_what_is_stored(spec):
+    frame = pd.read_csv(io.BytesIO(as_csv(spec, "paper")))
+    assert len(frame) == 12 * (3 + 2 + 1 + 2) + 1 and set(frame["table"]) == {"demo/t_1"} and set(frame.tier) == {"paper"}
+    for (row, column, seed), run in frame.groupby(["row", "column", "seed"]):
+        cell, = [c for c in spec.cells("paper") if (c.row, c.column, c.seed) == (row, column, seed)]
+        head, rows = store.read(store.run_path(spec.results, cell))
+        assert list(run.generalised_accuracy) == [r["generalised_accuracy"] for r in rows] and list(run["round"]) == [r["round"] for r in rows]
+        assert set(run.run_id) == {cell.run_id} and set(run.status) == {head["status"]} and set(run.clients) == {cell.settings["partition"]["clients"]}
+    assert result(spec.path, "paper").to_csv() == as_csv(spec, "paper").decode()
+
+
+def test_a_difference_has_the_rows_of_both_tables(spec):
+    (spec.path.parent / "u.toml").write_text(SPEC.replace("rounds = 12", "rounds = 12\nbatch_size = 32"))
+    both = ''.join(line + "\n" for line in SPEC.splitlines() if not line.startswith("published ="))
+    (spec.path.parent / "d.toml").write_text('difference = ["demo/t_1", "demo/u"]\n' + both)
+    other = load_spec(spec.path.parent / "u.toml")
+    put(other, "paper", "FedAvg", "digits, 3 clients", [60.])
+    frame = tidy(load_spec(spec.path.parent / "d.toml"), "paper")
+    assert set(frame["table"]) == {"demo/t_1", "demo/u"} and (frame["table"] == "demo/u").sum() == 12
+
+
+def test_parquet_keeps_values_and_types(spec, tmp_path):
+    "pyarrow is in the extra `export`; where the developers' extra has it, it must be there"
+    if not installed("pyarrow", "export"): pytest.skip("pyarrow is not installed: pip install 'fedrepro[export]'")
+    file = export(spec, "paper", "parquet", tmp_path / "x/rows.parquet")
+    back = pd.read_parquet(file)
+    pd.testing.assert_frame_equal(back, tidy(spec, "paper"), check_dtype=False)
+    assert [k.kind for k in back.dtypes] == [k.kind for k in tidy(spec, "paper").dtypes]
+
+
+def installed(module: str, extra: str) -> bool:
+    "Whether a module of an optional extra is there; it must be when the extra `dev` asks for it"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {re.match(r"[\w-]+", need)[0] for need in extras.get(extra, [])}
+    asked = {re.match(r"[\w-]+", need)[0] for need in extras["dev"]} | set(re.findall(r"\w+", str(re.findall(r"fedrepro\[([^\]]*)\]", " ".join(extras["dev"])))))
+    found = importlib.util.find_spec(module) is not None
+    assert found or not (names & asked or extra in asked), f"{module} is missing, though the extra dev has it"
+    return found
+
+
+def test_without_pyarrow_one_line_names_the_extra(spec, monkeypatch, tmp_path, capsys):
+    real = builtins.__import__
+    def without(name, *args, **kw):
+        if name.split(".")[0] == "pyarrow": raise ImportError("No module named 'pyarrow'")
+        return real(name, *args, **kw)
+    monkeypatch.setattr(builtins, "__import__", without)
+    code = main(["export", str(spec.path), "--tier", "paper", "--to", "parquet", "--out", str(tmp_path / "x.parquet")])
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1) and "fedrepro[export]" in err and not (tmp_path / "x.parquet").exists()
+
+
+# --- LaTeX
+
+def structure(text: str) -> list[list[list[str]]]:
+    "The cells of every tabular of a document, after checking that it is closed and that each line fills its columns"
+    depth = 0
+    for c in re.findall(r"\\.|[{}]", text):
+        depth += {"{": 1, "}": -1}.get(c, 0)
+        assert depth >= 0
+    assert depth == 0 and len(re.findall(r"(?<!\\)\$", text)) % 2 == 0
+    open_, found = [], []
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
+        if kind == "begin": open_.append(name)
+        else: assert open_.pop() == name
+    assert not open_
+    for columns, body in re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", text, re.S):
+        lines = [re.split(r"(?<!\\)&", line) for line in re.sub(r"\\(toprule|midrule|bottomrule|cmidrule\(lr\)\{[\d-]+\})", "", body).split(r"\\")]
+        lines = [[c.strip() for c in line] for line in lines if "".join(line).strip()]
+        widths = [sum(int((re.match(r"\\multicolumn\{(\d+)\}", c) or [0, 1])[1]) for c in line) for line in lines]
+        assert set(widths) == {len(columns)}
+        spans = [(int(a), int(b)) for a, b in re.findall(r"\\cmidrule\(lr\)\{(\d+)-(\d+)\}", body)]
+        assert [i for a, b in spans for i in range(a, b + 1)] == list(range(2, len(columns) + 1))
+        found.append(lines)
+    return found
+
+
+def test_the_table(spec):
+    text = latex(spec, "paper")
+    first, second = structure(text)
+    cells = {line[0]: line[1:] for line in first[2:]}
+    assert first[1] == ["method", "ours", "published", "ours", "published"] and len(second[1]) == 4  # the third has nothing published
+    assert cells["FedAvg"] == [r"\textbf{70.40} $\pm$ 0.20$^{=}$", r"70.00 $\pm$ 0.60", r"\textbf{10.00} $\pm$ 0.00$^{\neq}$", r"\textbf{60.00} $\pm$ 0.50"]
+    assert cells[r"prox\_\&\_\%"][:2] == [r"\textbf{70.40} $\pm$ 0.01$^{\neq}$", r"\textbf{75.00}"], "equal as printed: both are the best"
+    assert cells["MOON"] == ["diverged (1 of 2)", r"60.00 $\pm$ 1.00", "--", "--"]
+    assert "100\\% of a\\_b \\& $<$c$>$ \\#1 \\{x\\} \\textasciitilde{}\\textasciicircum{} $\\pm$ $\\lambda$" in text
+    assert "$^{=}$ reproduced" in text and r"$^{\neq}$ not reproduced" in text and "close" not in text and "No mean is taken" in text
+    assert text.count(r"\caption{") == text.count(r"\label{tab:demo-t-1-paper-") == 2 and r"generalised\_accuracy" in text
+    assert set(re.findall(r"\\([a-zA-Z]+)", text)) <= set(
+        "usepackage begin end centering small setlength tabcolsep caption label toprule midrule bottomrule cmidrule multicolumn textbf pm smallskip linewidth "
+        "footnotesize approx neq lambda textasciitilde textasciicircum".split()), "nothing but LaTeX's own and booktabs"
+
+
+def test_only_the_paper_tier_has_marks(spec):
+    text = latex(spec, "smoke")
+    structure(text)
+    assert not any(f"{MARKS[word]}" in text for word in WORDS) and "not comparable" in text and "rounds 3 (paper 12)" in text and "$n$ = 2 to 3" in text
+
+
+def test_every_published_table_closes(spec):
+    "Those that have runs"
+    done = 0
+    for name in ("fedccfa/table1", "fedccfa/table2"):
+        loaded = load_spec(name, ROOT / "papers")
+        try: found = structure(latex(loaded, "small"))
+        except InputError: continue
+        assert sum(len(lines) - 2 for lines in found) == len(table(loaded, "small").row.unique()) * len(found)
+        done += 1
+    assert done
+
+
+def test_no_text_becomes_a_command():
+    every = "".join(map(chr, range(32, 0x17F)))
+    assert len(re.findall(r"(?<!\\)[{}]", re.sub(r"\\text\w+\{\}|\$[^$]*\$", "", escape(every)))) == 0
+    assert escape("\\input{/etc/passwd}") == r"\textbackslash{}input\{/etc/passwd\}" and escape("漢\n") == "??"
+
+
+# --- the command
+
+def test_the_command(spec, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    def said(*argv):
+        code = main(["export", str(spec.path), "--tier", "paper", *argv])
+        return code, *capsys.readouterr()
+    assert said() == (0, as_csv(spec, "paper").decode(), "") and said("--to", "latex") == (0, latex(spec, "paper"), "")
+    code, out, err = said("--to", "latex", "--out", "a/b.tex")
+    assert (code, out, err) == (0, "a/b.tex\n", "") and Path("a/b.tex").read_text() == latex(spec, "paper") == result(spec.path, "paper").to_latex()
+    for argv, word in [(["--to", "xlsx"], "csv, latex, parquet"), (["--results", "nowhere"], "'nowhere'"), (["--results", "."], "no finished run"),
+                       (["--tier", "big"], "'big'"), (["--out", "a/b.tex/c.csv"], "a/b.tex")]:
+        code, out, err = said(*argv)
+        assert (code, out, err.count("\n")) == (2, "", 1) and word in err, (argv, err)
+    assert set(EXPORTS) == {"csv", "parquet", "latex"} and np.isclose(table(spec, "paper")["mean"].iloc[0], 70.4)

@@ -1,0 +1,253 @@
+"Loggers hear what is stored, once, and nothing that happens to them happens to a run"
+import json
+import re
+import struct
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from fedrepro import loggers as module
+from fedrepro import store
+from fedrepro.cli import main
+from fedrepro.experiments import load_spec
+from fedrepro.loggers import LOGGERS, Loggers, TensorBoard, log_stored, run_of, steps
+from fedrepro.runner import run_cells
+from fedrepro.trees import InputError
+
+from test_export import SPEC, installed
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def cells(tmp_path):
+    "Two cells with results, written as a run would: one complete, one diverged"
+    (tmp_path / "demo").mkdir()
+    text = "\n".join(line for line in SPEC.splitlines() if not line.startswith("published = \"t."))
+    (tmp_path / "demo/t.toml").write_text(text)
+    spec = load_spec(tmp_path / "demo/t.toml")
+    cells = spec.cells("smoke", methods=["FedAvg"], seeds=2)[::3]
+    for c, status in zip(cells, ("complete", "diverged")):
+        rows = [dict(round=t, generalised_accuracy=10. * t, train_loss=None if t == 2 else 1 / t) for t in range(1, 4 if status == "complete" else 3)]
+        head = dict(settings=c.settings, run_id=c.run_id, status=status, diverged=None if status == "complete" else dict(round=3, client=0, norm="inf"))
+        store.write(store.run_path(spec.results, c), head, rows)
+    return cells
+
+
+@pytest.fixture
+def results(cells, tmp_path): return tmp_path / "demo/results"
+
+
+class Listed:
+    "Keeps what it hears"
+    def __init__(self): self.heard = []
+    def start(self, run): self.heard.append(("start", run.run_id))
+    def row(self, run, step, metrics): self.heard.append((step, metrics))
+    def finish(self, run, status): self.heard.append(("finish", status))
+
+
+# --- what a logger hears
+
+def test_it_hears_what_is_stored(cells, results):
+    listed = Listed()
+    assert log_stored(Loggers.of([listed]), cells, results) == 2
+    assert listed.heard == [
+        ("start", cells[0].run_id), (1, {"generalised_accuracy": 10., "train_loss": 1.}), (2, {"generalised_accuracy": 20.}),
+        (3, {"generalised_accuracy": 30., "train_loss": 1 / 3}), ("finish", "complete"),
+        ("start", cells[1].run_id), (1, {"generalised_accuracy": 10., "train_loss": 1.}), (2, {"generalised_accuracy": 20.}), ("finish", "diverged")]
+    run = run_of(cells[0])
+    assert run.settings["row"] == "FedAvg" and run.settings["clients"] == 3 and run.settings["lr"] == .01 and "alpha" not in run.settings
+    json.dumps(run.settings)
+
+
+def test_a_run_is_sent_once(cells, results):
+    listed, loggers = Listed(), None
+    loggers = Loggers.of([listed])
+    for _ in range(2): log_stored(loggers, cells, results)
+    assert [h[0] for h in listed.heard].count("start") == 2 and len(loggers.sent) == 2
+
+
+def test_rounds_that_come_again_are_counted():
+    assert steps([dict(round=5, a=1.), dict(round=5, a=2.)]) == [(1, {"round": 5, "a": 1.}), (2, {"round": 5, "a": 2.})]
+    assert steps([dict(round=5, a=1.), dict(round=9, a=None)]) == [(5, {"a": 1.}), (9, {})]
+
+
+def test_new_runs_are_sent_by_the_process_that_asked(tmp_path):
+    cells = load_spec("fedccfa/table2", ROOT / "papers").cells("smoke", methods=["FedAvg"], seeds=2)
+    for c in cells: c.settings.update(rounds=1, drift={"name": "none"}, partition=c.settings["partition"] | {"clients": 2})
+    listed = Listed()
+    report = run_cells(cells, tmp_path, workers=2, quiet=True, on_done=Loggers.of([listed]))
+    assert len(report.done) == 2 and {h[1] for h in listed.heard if h[0] == "start"} == {c.run_id for c in cells}
+    for c in cells:
+        row = store.read(store.run_path(tmp_path, c))[1][0]
+        assert (1, {k: v for k, v in row.items() if k != "round" and v is not None}) in listed.heard
+
+
+# --- what goes wrong stays there
+
+@pytest.mark.parametrize("where", ["start", "row", "finish"])
+def test_a_failing_logger_is_left_out(cells, results, capsys, where):
+    class Broken(Listed): pass
+    def fail(*_): raise RuntimeError("no\nspace")
+    setattr(Broken, where, fail)
+    listed, broken = Listed(), Broken()
+    loggers = Loggers.of([broken, listed])
+    assert log_stored(loggers, cells, results) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "Broken" in err and "no space" in err and loggers.failed == ["Broken"]
+    assert [h[1] for h in listed.heard if h[0] == "finish"] == ["complete", "diverged"]
+
+
+def test_a_run_survives_its_logger(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    class Full(Listed):
+        def __init__(self, where): pass
+        def start(self, run): raise OSError(28, "No space left on device")
+    monkeypatch.setitem(LOGGERS, "full", Full)
+    line = "compare FedAvg --clients 2 --rounds 1 --epochs 1 --batch-size 64 --seeds 2 --workers 1 --quiet --log full:x"
+    code = main(line.split())
+    out, err = capsys.readouterr()
+    assert code == 0 and err.count("\n") == 1 and "No space" in err and "(2)" in out and len(list(tmp_path.rglob("*.jsonl"))) == 2
+
+
+@pytest.mark.parametrize("asked, words", [("tensorbord:x", ["'tensorbord'", "mlflow"]), ("tensorboard", ["where?", "DIR"]), ("wandb: ", ["where?", "PROJECT"]), ("", ["''"])])
+def test_refused(asked, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for argv in (["run", "fedccfa/table2", "--log", asked], ["compare", "FedAvg", "--log", asked], ["log", "fedccfa/table2", "--to", asked], ["sweep", "--tier", "smoke", "--results", "x", "--log", asked]):
+        if argv[0] == "sweep": continue  # reads every spec first; it takes the same Loggers.of
+        code = main(argv)
+        out, err = capsys.readouterr()
+        assert (code, out, err.count("\n")) == (2, "", 1) and all(w in err for w in words), err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", sorted(LOGGERS))
+def test_a_missing_extra_is_named(kind, monkeypatch):
+    def missing(name): raise ImportError(f"No module named {name!r}")
+    monkeypatch.setattr(module.importlib, "import_module", missing)
+    with pytest.raises(InputError, match=rf"fedrepro\[{kind}\]"): Loggers.of([f"{kind}:out/x"])
+
+
+def test_a_place_that_cannot_be_opened_is_said_before_anything_runs(monkeypatch):
+    class Closed:
+        "closed:WHERE"
+        def __init__(self, where): raise ConnectionError("refused\nby the server")
+    monkeypatch.setitem(LOGGERS, "closed", Closed)
+    with pytest.raises(InputError, match="--log closed:here: ConnectionError: refused by the server"): Loggers.of(["closed:here"])
+
+
+# --- the three, by stores on this machine
+
+def needs(name, extra):
+    if not installed(name, extra): pytest.skip(f"{name} is not installed: pip install 'fedrepro[{extra}]'")
+
+
+def test_tensorboard(cells, results, tmp_path):
+    needs("tensorboard", "tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    there = tmp_path / "tb"
+    for _ in range(2): log_stored(Loggers.of([f"tensorboard:{there}"]), cells, results)
+    assert sorted(p.name for p in there.iterdir()) == sorted(run_of(c).slug for c in cells)
+    read = EventAccumulator(str(there / run_of(cells[0]).slug))
+    read.Reload()
+    assert [(e.step, e.value) for e in read.Scalars("generalised_accuracy")] == [(1, 10.), (2, 20.), (3, 30.)]
+    assert [e.step for e in read.Scalars("train_loss")] == [1, 3]
+    text = read.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert json.loads(text.strip("`\n")) == run_of(cells[0]).settings
+
+
+def test_mlflow(cells, results, tmp_path, monkeypatch):
+    needs("mlflow", "mlflow")
+    from mlflow import MlflowClient
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "ml").as_uri()
+    for _ in range(2):
+        loggers = Loggers.of([f"mlflow:{uri}"])
+        log_stored(loggers, cells, results)
+        assert not loggers.failed
+    client = MlflowClient(tracking_uri=uri)
+    runs = {r.data.tags["fedrepro_run_id"]: r for r in client.search_runs([client.get_experiment_by_name("fedrepro").experiment_id])}
+    assert set(runs) == {c.run_id for c in cells} and {r.info.status for r in runs.values()} == {"FINISHED"}
+    first = runs[cells[0].run_id]
+    assert [(m.step, m.value) for m in client.get_metric_history(first.info.run_id, "generalised_accuracy")] == [(1, 10.), (2, 20.), (3, 30.)]
+    assert first.data.params["clients"] == "3" and runs[cells[1].run_id].data.tags["fedrepro_status"] == "diverged"
+
+
+def records(file: Path):
+    "The records of a W&B file: 7 bytes, then blocks of 32 KiB with records (crc, length, type, data)"
+    raw, at, whole = file.read_bytes(), 7, b""
+    assert raw[:4] == b":W&B"
+    while at + 7 <= len(raw):
+        if 2**15 - at % 2**15 < 7: at += 2**15 - at % 2**15
+        _, size, kind = struct.unpack("<IHB", raw[at:at + 7])
+        whole, at = whole + raw[at + 7:at + 7 + size], at + 7 + size
+        if kind in (1, 4):
+            yield whole
+            whole = b""
+
+
+def test_wandb(cells, results, tmp_path, monkeypatch):
+    needs("wandb", "wandb")
+    from wandb.proto import wandb_internal_pb2 as proto
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    for _ in range(2):
+        loggers = Loggers.of(["wandb:project"])
+        log_stored(loggers, cells, results)
+        assert not loggers.failed
+    files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert len(files) == 2
+    file, = [f for f in files if cells[0].run_id in f.name]
+    found = []
+    for data in records(file):
+        (record := proto.Record()).ParseFromString(data)
+        items = {(i.key or ".".join(i.nested_key)): json.loads(i.value_json) for i in record.history.item}
+        if items: found.append((items["_step"], items["generalised_accuracy"]))
+    assert found == [(1, 10.), (2, 20.), (3, 30.)]
+
+
+def test_wandb_online_needs_a_login(monkeypatch):
+    "Asked before anything is computed, not in the middle of a sweep"
+    fake = types.ModuleType("wandb")
+    fake.login = lambda timeout: False
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    with pytest.raises(InputError, match="not logged in"): Loggers.of(["wandb:project"])
+
+
+def test_a_kill_leaves_nothing_that_looks_finished(cells, results, tmp_path):
+    "A folder of TensorBoard gets its name when the run is whole"
+    class Writer:
+        def __init__(self, folder):
+            self.folder = Path(folder)
+            self.folder.mkdir(parents=True)
+        def add_text(self, *_): (self.folder / "events").write_text("")
+        def add_scalar(self, *_): raise KeyboardInterrupt
+        def close(self): pass
+    board = TensorBoard.__new__(TensorBoard)
+    board.make, board.folder = Writer, tmp_path / "tb"
+    with pytest.raises(KeyboardInterrupt): log_stored(Loggers({"tensorboard": board}), cells, results)
+    assert [p.name for p in board.folder.iterdir()] == [f".{run_of(cells[0]).slug}.partial"]
+    Writer.add_scalar = lambda *_: None
+    assert log_stored(Loggers({"tensorboard": board}), cells, results) == 2
+    assert sorted(p.name for p in board.folder.iterdir()) == sorted(run_of(c).slug for c in cells)
+
+
+# --- the command
+
+def test_the_command(cells, results, capsys, monkeypatch, tmp_path):
+    heard = []
+    class Kept(Listed):
+        "kept:WHERE"
+        def __init__(self, where): self.heard = heard
+    monkeypatch.setitem(LOGGERS, "kept", Kept)
+    code = main(["log", str(tmp_path / "demo/t.toml"), "--tier", "smoke", "--to", "kept:x"])
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "") and out == "2 runs logged of 2 that are stored\n" and len(heard) == 9
+    monkeypatch.setattr(Kept, "row", lambda *_: 1 / 0)
+    code = main(["log", str(tmp_path / "demo/t.toml"), "--tier", "smoke", "--to", "kept:x"])
+    out, err = capsys.readouterr()
+    assert code == 1 and err.count("\n") == 1 and out.startswith("0 runs logged")
+    assert re.search(r"kept:x is left out", err)

@@ -1,0 +1,259 @@
+"What a release is: an sdist and a wheel that work without the repository, old results, the citation, the hooks"
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fedrepro
+from fedrepro import experiments, store
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+QUIET = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PIP_REQUIRE_VIRTUALENV": "1", "OMP_NUM_THREADS": "1"}
+
+
+def done(*command, cwd, **environment):
+    "The output of a command that succeeds"
+    ran = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, env=QUIET | environment)
+    assert ran.returncode == 0, f"{command}: {ran.stdout[-3000:]}{ran.stderr[-3000:]}"
+    return ran.stdout
+
+
+def known_to_git() -> list[str]:
+    "Every file that is in git or could be added to it"
+    names = done("git", "ls-files", "-coz", "--exclude-standard", cwd=ROOT).split("\0")
+    return [name for name in names if name and (ROOT / name).is_file()]
+
+
+def copied(names, folder: Path) -> Path:
+    "A copy of these files of the repository"
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    return folder
+
+
+# --- sdist and wheel
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    "(sdist, the wheel made from it, the wheel made from the tree)"
+    tree = copied([n for n in known_to_git() if not n.startswith("tests/")], tmp_path_factory.mktemp("tree"))
+    first, second = tree / "dist", tree / "direct"
+    done(sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "--outdir", first, cwd=tree)
+    done(sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "--wheel", "--outdir", second, cwd=tree)
+    return *first.glob("*.tar.gz"), *first.glob("*.whl"), *second.glob("*.whl")
+
+
+def content(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive: return {name: archive.read(name) for name in archive.namelist()}
+
+
+def expected() -> set[str]:
+    "What a wheel must hold: modules, specs, published numbers, ledgers, the papers' pages, and no result"
+    names = [n for n in known_to_git() if n.startswith("fedrepro/")]
+    carried = [n for n in known_to_git() if re.fullmatch(r"papers/([a-z]+/)?[^/]+\.(toml|csv)|nbs/2[0-4]_[^/]+\.ipynb", n)]
+    return {*names, *(f"fedrepro/{n}" for n in carried)}
+
+
+def test_the_wheel_holds_what_it_needs_and_nothing_else(built):
+    files = content(built[1])
+    mine = {name for name in files if ".dist-info/" not in name}
+    assert mine == expected()
+    for name in ("py.typed", "papers/order.toml", "papers/claims.csv", "papers/fedccfa/table2.toml", "papers/lfd/deviations.toml",
+                 "papers/fedccfa/table2.published.csv", "papers/fedccfa/_base.toml", "nbs/24_fedccfa.ipynb", "methods/fedccfa.py"):
+        assert f"fedrepro/{name}" in mine
+    assert max(map(len, files.values())) < 500_000 and built[1].stat().st_size < 3_000_000
+    for name in mine: assert files[name] == (ROOT / re.sub("^fedrepro/(?=papers/|nbs/)", "", name)).read_bytes(), name
+
+
+def test_the_sdist_makes_the_same_wheel(built):
+    assert content(built[1]) == content(built[2])
+    with tarfile.open(built[0]) as archive: names = {n.partition("/")[2] for n in archive.getnames()}
+    assert names >= {"pyproject.toml", "tools/wheel.py", "LICENSE", "CITATION.cff", "constraints.txt", "papers/fedccfa/table2.toml"}
+    assert not [n for n in names if re.search(r"(^|/)(tests|out|results|\.\w[^/]*)(/|$)", n)]
+    assert built[0].stat().st_size < 3_000_000
+
+
+def test_without_its_papers_there_is_no_wheel(tmp_path):
+    tree = copied([n for n in known_to_git() if n.startswith(("fedrepro/", "tools/wheel", "pyproject", "LICENSE", "README"))], tmp_path)
+    ran = subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "--wheel", "."],
+                         cwd=tree, capture_output=True, text=True, env=QUIET)
+    assert ran.returncode and "a wheel needs papers/*.toml" in ran.stdout + ran.stderr
+
+
+# --- where the repository is not
+
+DEMO = r"""
+import json, os, sys, matplotlib
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+matplotlib.use("Agg")
+import fedrepro
+from fedrepro.cli import main
+from fedrepro.experiments import find_specs, load_spec, roots
+from fedrepro.pages import copy_page, deviations, table_job
+from fedrepro.store import provenance
+
+def said(*arguments):
+    with redirect_stdout(StringIO()) as out: code = main([*arguments])
+    return [code, out.getvalue()]
+
+few = ["--tier", "smoke"]
+found = {
+    "run": said("run", "fedccfa/table2", *few, "--methods", "FedAvg,FedProx", "--seeds", "1", "--workers", "1", "--device", "cpu", "--quiet"),
+    "table": said("table", "papers/fedccfa/table2.toml", *few), "figure": said("figure", "fedccfa/table2", *few),
+    "tables": said("tables"), "scoreboard": said("scoreboard"), "claims": said("claims"), "plan": said("sweep", *few, "--plan"),
+    "other": said("table", "lfd/table1", "--tier", "paper"),
+    "specs": len(find_specs()), "results": load_spec("lfd/table1").results.as_posix(), "ledgers": len(deviations("feddc")),
+    "page": copy_page("24_fedccfa", "mine").as_posix(), "commit": provenance()["git_commit"],
+    "job": [c.describe() for c in table_job("papers/fedccfa/table2.toml", methods="FedAvg", seeds=1).cells],
+    "skipped": len(table_job("fedccfa/table2", methods="FedAvg", seeds=1).run().skipped),
+    "package": fedrepro.__file__, "roots": [str(r) for r in roots()],
+    "modules": sorted({m.__file__ for m in list(sys.modules.values()) if (getattr(m, "__file__", None) or "").endswith(".py")}),
+    "files": sorted(p.as_posix() for p in Path().rglob("*") if p.is_file())}
+Path("said.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def alone(built, tmp_path_factory):
+    "(folder of the installed wheel, what the demo said there); the repository is on no path: -S leaves out *.pth files"
+    other, empty = tmp_path_factory.mktemp("other"), tmp_path_factory.mktemp("empty")
+    package = other / "package"  # within a repository that is not ours
+    done("git", "init", "-q", cwd=other)
+    done("git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-q", "--allow-empty", "-m", "theirs", cwd=other)
+    done(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile", "--target", package, built[1], cwd=empty)
+    before = sorted(package.rglob("*"))
+    libraries = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    done(sys.executable, "-S", "-c", DEMO, cwd=empty, CI="1", PYTHONPATH=os.pathsep.join([str(package), *libraries]))
+    assert sorted(package.rglob("*")) == before, "something was written into the installed package"
+    return package, json.loads((empty / "said.json").read_text())
+
+
+def test_the_demo_runs_without_the_repository(alone):
+    package, said = alone
+    assert Path(said["package"]) == package / "fedrepro/__init__.py"
+    assert not [m for m in said["modules"] if Path(m).is_relative_to(ROOT) and ".venv" not in m and "site-packages" not in m]
+    assert not [r for r in said["roots"] if Path(r) == ROOT]
+    for command in ("run", "table", "figure", "tables", "scoreboard", "claims", "plan", "other"): assert said[command][0] == 0, command
+    for text in (said["run"][1], said["table"][1]): assert re.search(r"FedProx .*\d\d\.\d\d", text) and "published" in text.lower()
+    assert said["specs"] == len(experiments.find_specs(ROOT / "papers")) and said["ledgers"] > 500
+    assert "1024" in said["scoreboard"][1].replace(",", "") and "fedccfa/table2" in said["tables"][1]
+    assert said["job"] == ["FedAvg on digits, 20 clients, seed 0 (smoke)"] and said["skipped"] == 1
+
+
+def test_results_of_an_installed_package_lie_in_the_working_folder(alone):
+    _, said = alone
+    assert said["results"] == "papers/lfd/results" and said["page"] == "mine/24_fedccfa.ipynb"
+    kept = [f for f in said["files"] if f.endswith(".jsonl")]
+    assert len(kept) == 2 and all(f.startswith("papers/fedccfa/results/smoke/Fed") for f in kept)
+    assert "out/fedccfa_table2_smoke.png" in said["files"] and said["commit"] is None
+
+
+def test_results_of_the_repository_lie_beside_the_spec():
+    assert not experiments.INSTALLED and experiments.PACKAGE == ROOT / "fedrepro"
+    assert experiments.load_spec("fedccfa/table2", ROOT / "papers").results.resolve() == ROOT / "papers/fedccfa/results"
+
+
+# --- upgrading: tests/old holds results as they were written by older versions
+
+def test_results_of_older_versions_are_read(tmp_path, capsys):
+    "The first results that were ever committed: version 0.1.0 before its release, format 1"
+    shutil.copytree(ROOT / "tests/old/0.1.0", tmp_path / "small")
+    frame = store.load_results(tmp_path / "small")
+    assert set(frame.run_id) == {"f48d4922777d81f6"} and set(frame.method) == {"FedAvg"} and list(frame["round"]) == list(range(1, 41))
+    assert frame.generalised_accuracy.iloc[-1] == 69.661 and capsys.readouterr().err == ""
+
+
+def test_results_of_another_format_are_refused_in_one_line_and_left_alone(tmp_path, capsys):
+    shutil.copytree(ROOT / "tests/old/format-0", tmp_path / "small")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "small").iterdir()}
+    assert not len(store.load_results(tmp_path / "small"))
+    line, *others = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"format 0, not {store.FORMAT}: written by another version; it is not used") and not others
+    assert {p.name: p.read_bytes() for p in (tmp_path / "small").iterdir()} == before
+
+
+# --- citation, by the schema of the Citation File Format 1.2.0
+
+KEYS = {"abstract", "authors", "cff-version", "commit", "contact", "date-released", "doi", "identifiers", "keywords", "license",
+        "license-url", "message", "preferred-citation", "references", "repository", "repository-artifact", "repository-code",
+        "title", "type", "url", "version"}
+KINDS = {"article", "book", "conference-paper", "conference", "data", "generic", "proceedings", "report", "software", "thesis", "unpublished"}
+PAPERS = {"FedCCFA", "FedDC", "LfD", "FedBSS", "FedADC"}
+
+
+def test_citation():
+    cff = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= cff.keys() <= KEYS and cff["cff-version"] == "1.2.0"
+    assert cff["version"] == fedrepro.__version__ and cff["type"] == "software" and cff["license"] == "Apache-2.0"
+    for entry in (cff, *cff["references"]):
+        assert entry["title"] and entry["authors"], entry
+        for person in entry["authors"]: assert person.keys() in ({"name"}, {"given-names", "family-names"}) and all(person.values())
+    for paper in cff["references"]:
+        assert paper["type"] in KINDS and type(paper["year"]) is int and set(paper.get("conference", {"name": 0})) == {"name"}
+        [identifier] = paper["identifiers"]
+        assert paper["url"] == "https://arxiv.org/abs/" + identifier["value"].removeprefix("arXiv:") and identifier["type"] == "other"
+    assert {paper["abbreviation"] for paper in cff["references"]} == PAPERS
+    linked = re.findall(r"https://arxiv\.org/abs/[\d.]+", (ROOT / "README.md").read_text())
+    assert {paper["url"] for paper in cff["references"]} <= set(linked)
+
+
+# --- git hooks
+
+HOOKS = [hook for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"] for hook in repo["hooks"]]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    "A copy of the tree, a git repository of its own, as a hook finds it"
+    tree = copied(known_to_git(), tmp_path_factory.mktemp("checkout"))
+    done("git", "init", "-q", cwd=tree)
+    done("git", "add", "-A", cwd=tree)
+    return tree
+
+
+def hooked(hook: dict, tree: Path, names=None):
+    "Run a hook as pre-commit does: its command, and the files of its kind"
+    command, *arguments = shlex.split(hook["entry"])
+    found = shutil.which(command, path=BIN)
+    assert found, f"{hook['id']}: there is no command {command}"
+    kinds = (".py", ".ipynb") if hook.get("types_or") == ["python", "jupyter"] else ""
+    names = names or [n for n in known_to_git() if n.endswith(kinds)]
+    given = names if hook.get("pass_filenames", True) else []
+    return subprocess.run([found, *arguments, *given], cwd=tree, capture_output=True, text=True, env=QUIET)
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=[h["id"] for h in HOOKS])
+def test_every_hook_passes_and_changes_nothing(hook, checkout):
+    assert hook["language"] == "system" and {"id", "name", "entry"} <= hook.keys()
+    ran = hooked(hook, checkout)
+    changed = done("git", "diff", "--stat", cwd=checkout)
+    done("git", "checkout", "-q", ".", cwd=checkout)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert changed == "", changed
+
+
+@pytest.mark.parametrize("name, bad, text", [("ruff", "wrong.py", "print(nothing_of_this_name)\n"), ("tidy", "wrong.md", "an end \n"),
+                                             ("tidy", "wrong.txt", "<<<<<<< HEAD\n"), ("tidy", "wrong.csv", "a,b"),
+                                             ("tidy", "wrong.bin", "\0\n"), ("tidy", "wrong.png", "x" * 1_000_001)])
+def test_a_hook_finds_what_it_is_for(name, bad, text, tmp_path):
+    (tmp_path / "tools").mkdir()
+    for file in ("tools/tidy.py", "pyproject.toml"): shutil.copy(ROOT / file, tmp_path / file)
+    (tmp_path / bad).write_text(text)
+    ran = hooked(next(h for h in HOOKS if h["id"] == name), tmp_path, [bad])
+    assert ran.returncode and bad in ran.stdout

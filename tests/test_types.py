@@ -1,0 +1,44 @@
+"The types that `py.typed` promises: mypy finds nothing wrong in what a user imports (settings in pyproject.toml)"
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+UNCHECKED = {name for part in SETTINGS["overrides"] if part.get("ignore_errors") for name in part["module"]}
+PUBLIC = ["trees", "data", "partition", "concepts", "models", "local", "federation", "rounds", "metrics", "measures", "contracts",
+          "settings", "experiments", "store", "tables", "claims", "scoreboard", "reports", "pages", "files"]
+
+
+def mypy(*arguments, cwd=ROOT):
+    "mypy's verdict; its cache is kept from one run to the next, so that torch is read once"
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--cache-dir", str(ROOT / ".mypy_cache"), *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def test_public_modules_are_checked():
+    "Those by which experiments and own methods are written, and every method"
+    for name in PUBLIC: assert (ROOT / f"fedrepro/{name}.py").exists() and f"fedrepro.{name}" not in UNCHECKED, name
+    assert not [name for name in UNCHECKED if ".methods" in name or "*" in name]
+    assert SETTINGS["check_untyped_defs"] and (ROOT / "fedrepro/py.typed").exists()
+
+
+def test_the_package_has_no_type_error():
+    found = mypy()
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("code, said", [
+    ("from fedrepro.data import load\nload('digits').fingerprint.upper()\n", None),
+    ("from fedrepro.data import load\nload('digits').train_z\n", 'has no attribute "train_z"'),
+    ("from fedrepro.rounds import FedAvg, run\nrun(FedAvg(lr='0.1'), 1, 2)\n", '"FedAvg" has incompatible type "str"'),
+])
+def test_a_user_is_told(tmp_path, code, said):
+    "The types arrive in the code of others"
+    (tmp_path / "mine.py").write_text(code)
+    found = mypy("--config-file", str(ROOT / "pyproject.toml"), str(tmp_path / "mine.py"), cwd=tmp_path)
+    assert (found.returncode, said is None) in ((0, True), (1, False)) and (said or "") in found.stdout, found.stdout + found.stderr
