@@ -6,8 +6,8 @@
 __all__ = ['DATASETS', 'DRIFT_NAMES', 'TIERS', 'START', 'REPRODUCE', 'OWN', 'LOOK_UP', 'PANELS', 'SpecArgument', 'SpecsArgument',
            'NameArgument', 'TierOption', 'ResultsOption', 'DataOption', 'JsonOption', 'MethodsOption', 'DatasetsOption',
            'SeedsOption', 'DeviceOption', 'WorkersOption', 'ExecutorOption', 'CheckpointOption', 'QuietOption',
-           'FormatOption', 'OutOption', 'LogOption', 'count', 'pause', 'place', 'method_names', 'spec_names', 'one',
-           'several', 'specs_and_files', 'option']
+           'BudgetOption', 'SchedulerOption', 'SlurmOption', 'NoWaitOption', 'FormatOption', 'OutOption', 'LogOption',
+           'count', 'pause', 'place', 'method_names', 'spec_names', 'one', 'several', 'specs_and_files', 'option']
 
 # %% ../nbs/35_arguments.ipynb #67bc8d29
 import re
@@ -112,6 +112,12 @@ ExecutorOption = option(str, "--executor", metavar="E", help="auto, sequential, 
 CheckpointOption = option(int | None, "--checkpoint", metavar="N", parser=pause,
                           help="Rounds between checkpoints, 0 for none; default: about a minute")
 QuietOption = option(bool, "--quiet", help="No progress")
+BudgetOption = option(str | None, "--time-budget", metavar="TIME", help="Stop cleanly before: 90s, 30m, 2.5h")
+SchedulerOption = option(str | None, "--scheduler", metavar="ADDRESS|local",
+                         help="A Dask scheduler that hands out the runs: tcp://host:8786; default: $FEDREPRO_SCHEDULER")
+SlurmOption = option(Path | None, "--slurm", metavar="FILE.toml", parser=place,
+                     help="Workers are jobs of a SLURM queue, as the file says")
+NoWaitOption = option(bool, "--no-wait", help="Leave the runs that others on the same folder compute now")
 FormatOption = option(str, "--format", metavar="text|md|csv|html", help="csv is the long form with every trial")
 OutOption = option(Path | None, "--out", metavar="FILE", parser=place, help="Default: out/<paper>_<table>_<tier>.png")
 LogOption = option(list[str] | None, "--log", metavar="KIND:WHERE",

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TOPIC', 'LOST', 'DIED', 'SLURM', 'dask', 'Stopped', 'Order', 'unfit', 'work_there', 'outcome', 'Pool',
-           'slurm_settings', 'slurm_cluster', 'connect', 'pool']
+           'slurm_settings', 'slurm_cluster', 'connect', 'usual_workers', 'pool']
 
 # %% ../nbs/32_cluster.ipynb #97e2cc04
 import contextlib
@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from .concepts import known, short
-from .executors import keep_memory, no_interrupt
-from .experiments import Cell
+from .executors import cores, keep_memory, no_interrupt
+from .experiments import Cell, pick_device
 from .files import code_digest
 from .progress import Progress, Report
-from .runner import Outcome, note
+from .runner import Outcome, gpus, note
 from .store import say
 from .trees import InputError
 
@@ -169,10 +169,18 @@ def connect(address: str, patience: float = 10.):
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"--scheduler {address}: no scheduler answers there ({type(error).__name__})") from None
 
+def usual_workers(device: str) -> int:
+    "Processes of this machine when nobody says how many: one a GPU, or one a core; raises InputError"
+    return max(1, len(gpus())) if pick_device(device) == "cuda" else cores()
+
 @contextmanager
-def pool(scheduler: str | None = None, slurm: Path | None = None, workers: int = 1) -> Iterator[Pool | None]:
-    "The `pool` for `runner.run_cells`; None where neither a scheduler nor a queue is given. Raises InputError"
+def pool(scheduler: str | None = None, slurm: Path | None = None, workers: int = 1,
+         quiet: bool = False) -> Iterator[Pool | None]:
+    """The `pool` for `runner.run_cells`; None where neither a scheduler nor a queue is given. Raises InputError.
+
+    `scheduler`: an address, or `local` for `workers` processes here; when not given, what FEDREPRO_SCHEDULER says."""
     if scheduler and slurm: raise InputError("--scheduler and --slurm: only one of them can be given")
+    scheduler = scheduler or (None if slurm else os.environ.get("FEDREPRO_SCHEDULER"))
     if not (scheduler or slurm): return (yield None)
     with contextlib.ExitStack() as stack:
         if slurm: made = stack.enter_context(slurm_cluster(slurm))
@@ -182,4 +190,4 @@ def pool(scheduler: str | None = None, slurm: Path | None = None, workers: int =
                                            dashboard_address="127.0.0.1:0")
             stack.enter_context(made)
         else: made = scheduler
-        yield Pool(stack.enter_context(connect(getattr(made, "scheduler_address", made))))
+        yield Pool(stack.enter_context(connect(getattr(made, "scheduler_address", made))), not quiet)

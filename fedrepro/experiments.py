@@ -23,7 +23,6 @@ from .local_study import STUDY_METRICS, assigned
 from .measures import TIMES
 from .parts import Column, Row, Tier, read_columns, read_row, read_tier
 from .rounds import Federation, load_methods
-from .rounds import load_methods
 from .settings import (NAME, SETTINGS, Rule, Value, cell_settings, field_rules, line_finder, make_method,
                                read_published, read_values, run_id, table, typed)
 from .trees import InputError

@@ -5,18 +5,19 @@
 # %% auto #0
 __all__ = ['MethodsArgument', 'DatasetOption', 'ClientsOption', 'AlphaOption', 'DriftOption', 'RoundsOption', 'EpochsOption',
            'ShareOption', 'RateOption', 'BatchOption', 'ManyOption', 'MetricOption', 'SplitOption', 'NetworkOption',
-           'FolderOption', 'FigureOption', 'ToOption', 'FileOption', 'WhereOption', 'JudgedOption', 'compare_command',
-           'data_command', 'export_command', 'log_command', 'scoreboard_command', 'claims_command']
+           'FolderOption', 'FigureOption', 'ToOption', 'FileOption', 'WhereOption', 'JudgedOption', 'WorkOption',
+           'ScriptOption', 'JobsOption', 'HoursOption', 'compare_command', 'data_command', 'export_command',
+           'log_command', 'scoreboard_command', 'claims_command', 'plan_command']
 
 # %% ../nbs/35_more_commands.ipynb #1dfe5020
 from pathlib import Path
 from typing import Annotated
 import typer
-from fedrepro.arguments import (
-    DATASETS, DRIFT_NAMES, LOOK_UP, OWN, START, DataOption, DeviceOption, ExecutorOption, FormatOption, LogOption,
-    NameArgument, QuietOption, ResultsOption, SpecArgument, TierOption, WorkersOption, count, method_names, one, option,
-    place)
-from .cli import app, folder_given
+from .arguments import (
+    DATASETS, DRIFT_NAMES, LOOK_UP, OWN, REPRODUCE, START, DataOption, DatasetsOption, DeviceOption, ExecutorOption,
+    FormatOption, JsonOption, LogOption, MethodsOption, NameArgument, QuietOption, ResultsOption, SeedsOption, SpecArgument,
+    SpecsArgument, TierOption, WorkersOption, count, method_names, one, option, place)
+from .cli import app, asked_for, folder_given, show
 
 # %% ../nbs/35_more_commands.ipynb #2225da98
 MethodsArgument = Annotated[list[str], typer.Argument(
@@ -120,3 +121,36 @@ def claims_command(tier: JudgedOption = "paper", results: ResultsOption = None, 
     "Print what the papers claim in their texts, and what the stored runs say about it."
     from fedrepro.claims import render_claims
     typer.echo(render_claims(tier, format, folder_given(results)), nl=False)
+
+# %% ../nbs/35_more_commands.ipynb #28d4db44
+WorkOption = option(float | None, "--rate", metavar="GFLOPS",
+                    help="What a worker reaches, in 10^9 operations a second; default: measured here")
+ScriptOption = option(Path | None, "--sbatch", metavar="FILE", parser=place, help="Also write a job array for SLURM")
+JobsOption = option(int, "--jobs", metavar="N", parser=count, help="Jobs of that array, at most")
+HoursOption = option(float, "--hours", metavar="H", help="Of each of these jobs")
+
+@app.command("plan", rich_help_panel=REPRODUCE)
+def plan_command(
+    specs: SpecsArgument, tier: TierOption = "smoke", methods: MethodsOption = None, datasets: DatasetsOption = None,
+    seeds: SeedsOption = None, device: DeviceOption = "auto", data: DataOption = None, results: ResultsOption = None,
+    workers: WorkersOption = None, rate: WorkOption = None, script: ScriptOption = None, jobs: JobsOption = 8,
+    hours: HoursOption = 4., as_json: JsonOption = False,
+) -> None:
+    "Print what the missing runs of tables will cost: operations, memory, hours; nothing is computed."
+    from dataclasses import asdict
+    from fedrepro.cluster import usual_workers
+    from fedrepro.costs import line, plan, sbatch
+    from fedrepro.experiments import pick_device
+    from fedrepro.trees import InputError
+    if rate is not None and not 0 < rate < 1e9: raise InputError(f"--rate {rate}: expected more than 0, less than 1e9")
+    device, workers = pick_device(device), workers or usual_workers(device)
+    plans = [plan(s, cells, tier, results, data, device, rate and rate * 1e9, device == "cuda")
+             for s, cells in asked_for(specs, tier, methods, datasets, seeds)]
+    columns = ["table", "missing", "packs", "samples", "work", "memory", "time", "by"]
+    show([asdict(p) for p in plans] if as_json else [line(p, workers) for p in plans], columns, as_json)
+    if script is None: return
+    given = [("--tier", tier), ("--methods", methods), ("--datasets", datasets), ("--seeds", seeds), ("--data", data),
+             ("--results", results), ("--device", device)]
+    more = [str(word) for name, value in given if value is not None for word in (name, value)]
+    typer.echo(sbatch(script, ["fedrepro", "run", *specs, *more, "--workers", "1", "--no-wait", "--quiet"], plans, jobs,
+                      hours, device))

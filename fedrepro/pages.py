@@ -13,7 +13,9 @@ from .concepts import known, short
 from .experiments import SEEDS, Cell, Spec, load_spec, pick_device, roots
 from .figures import draw
 from .files import write_atomic
-from .runner import Report, run_cells
+from .cluster import pool
+from .progress import Report
+from .runner import run_cells
 from .settings import COUNT, read_toml
 from .store import load_results
 from .tables import render
@@ -50,7 +52,9 @@ class TableJob:
 
     def run(self) -> Report:
         "Compute the runs that are missing (progress on stderr, none under CI); finished ones are never repeated"
-        report = run_cells(self.cells, self.results, data=self.data, device=self.device, workers=self.workers)
+        with pool(workers=self.workers) as tasks:  # on a Dask cluster where FEDREPRO_SCHEDULER names one
+            report = run_cells(self.cells, self.results, data=self.data, device=self.device, workers=self.workers,
+                               pool=tasks)
         if report.failed: raise RuntimeError(report.summary())
         return report
     def table(self, format: str = "html") -> str:
