@@ -1,6 +1,7 @@
 # make demo   FedCCFA's Table 2 at smoke size, ours beside the published numbers (figure and notebook under out/)
 # make test   everything that must pass before a change is kept; the demo is its last step
 # make chaos SEED=1..20   sweeps whose workers, drivers, disk and files are attacked at random; every cell must come out whole
+# make site               the documentation under out/site, by quarto where it is installed
 # make nightly            5,000 generated inputs a property, every default changed once, three seeds of chaos
 # make dist               the sdist and the wheel, in dist/
 # make canary             does nbdev 3.3 export the same modules and test the same pages? (an environment of its own)
@@ -37,7 +38,7 @@ TRIED   := nbs/00_trees.ipynb nbs/10_objective.ipynb nbs/34_plots.ipynb
 
 step = @printf '\n== %s  %s\n' "$$(date +%H:%M:%S)" "$(1)"
 
-.PHONY: help env demo test check notebooks pytest numbers chaos nightly dist canary readme lab clean
+.PHONY: help env demo test check notebooks pytest numbers chaos nightly dist canary readme lab clean site
 .NOTPARALLEL:
 
 help:
@@ -82,7 +83,7 @@ notebooks: $(READY)
 
 pytest: $(READY)
 	$(call step,pytest)
-	$(PY) -m pytest tests --ignore tests/test_repository.py --durations 5
+	$(PY) -m pytest tests --ignore tests/test_repository.py --durations 12 -n 2 --dist loadfile
 
 numbers: $(READY)
 	$(call step,nbval: the committed numbers come out again)
@@ -117,6 +118,9 @@ canary: $(READY)
 	$(call step,test)
 	@for page in $(TRIED); do echo $$page; (cd $(OUT)/canary && PATH=$(abspath $(CANARY))/bin:$$PATH $(abspath $(CANARY))/bin/nbdev-test $$page) || exit 1; done
 	$(call step,nbdev 3.3 does the same)
+
+site: $(READY)
+	$(PY) tools/website.py $(OUT)/site
 
 # README.md is nbs/index.ipynb
 readme: $(READY)

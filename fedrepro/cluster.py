@@ -21,18 +21,16 @@ from .concepts import known, short
 from .executors import cores, keep_memory, no_interrupt
 from .experiments import Cell, pick_device
 from .files import code_digest
+from .loggers import needed
 from .progress import Progress, Report
 from .runner import Outcome, gpus, note
 from .store import say
 from .trees import InputError
 
 # %% ../nbs/32_cluster.ipynb #1ea817da
-def dask():
-    "The module `distributed`; raises InputError where it is not installed"
-    try: import distributed
-    except ImportError:
-        raise InputError("--scheduler and --slurm need Dask: pip install 'fedrepro[sweep]'") from None
-    return distributed
+def dask(module: str = "distributed"):
+    "A module of Dask; raises InputError where it is not installed"
+    return needed(module, "sweep")
 
 # %% ../nbs/32_cluster.ipynb #ffbedcb8
 TOPIC = "fedrepro"  # under which workers tell of rounds
@@ -154,12 +152,9 @@ def slurm_settings(path: Path) -> dict:
 
 def slurm_cluster(path: Path):
     "A cluster whose workers are jobs of a SLURM queue, as many as there is work for"
-    dask()
-    settings = slurm_settings(path)
-    try: from dask_jobqueue import SLURMCluster
-    except ImportError: raise InputError("--slurm needs dask-jobqueue: pip install 'fedrepro[sweep]'") from None
+    settings, jobqueue = slurm_settings(path), dask("dask_jobqueue")
     least, most = settings.pop("jobs")
-    made = SLURMCluster(**settings)
+    made = jobqueue.SLURMCluster(**settings)
     made.adapt(minimum_jobs=least, maximum_jobs=most)
     return made
 

@@ -109,7 +109,7 @@ class Plan:
 
 def plan(spec: Spec, cells: list[Cell], tier: str, results: Path | None = None, data=None, device: str = "cpu",
          rate: float | None = None, stack: bool = False) -> Plan:
-    """The plan for `cells` of a spec. `rate`: FLOP a second that a worker is to reach, in place of what is measured here.
+    """The plan for `cells` of a spec. `rate`: FLOP a second that a worker is to reach; None = what is measured here.
 
     Rounds that runs of a pack share are counted once. Raises InputError, for missing data too."""
     folder = spec.results if results is None else results
@@ -140,15 +140,17 @@ def amount(value: float, unit: str) -> str:
 def line(of: Plan, workers: int) -> dict:
     "A plan as a row of text"
     c = of.cost
-    source = "stored runs" if of.known == of.missing else f"{of.known} stored, rest measured" if of.known else "measured"
-    return {"table": of.name, "missing": f"{of.missing} of {of.runs}", "packs": str(of.packs), "samples": amount(c.samples, ""),
-            "work": amount(c.flops, "FLOP"), "memory": amount(c.memory, "B") if of.missing else "",
+    source = f"{of.known} stored, rest measured" if of.known else "measured"
+    if of.known == of.missing: source = "stored runs"
+    return {"table": of.name, "missing": f"{of.missing} of {of.runs}", "packs": str(of.packs),
+            "samples": amount(c.samples, ""), "work": amount(c.flops, "FLOP"),
+            "memory": amount(c.memory, "B") if of.missing else "",
             "time": duration(c.seconds / min(workers, max(of.packs, 1))) if of.missing else "",
             "by": source if of.missing else ""}
 
 # %% ../nbs/35_costs.ipynb #5c382234
 SCRIPT = """#!/bin/bash
-# Written by `fedrepro plan --sbatch`. Submit it again until nothing is missing: what is finished is never computed again.
+# Written by `fedrepro plan --sbatch`. Submit it again until nothing is missing: what is finished is not computed again.
 #SBATCH --job-name=fedrepro
 #SBATCH --array=0-{last}
 #SBATCH --ntasks=1
@@ -162,7 +164,7 @@ exec {command}
 
 def sbatch(path: Path, command: list[str], plans: list[Plan], jobs: int, hours: float, device: str = "cpu") -> Path:
     "Write a job array of at most `jobs` jobs of `hours` (above 0, at most 1000) each; raises InputError"
-    if not 0 < hours <= 1000: raise InputError(f"--hours {short(hours)}: expected hours of a job, above 0, at most 1000")
+    if not 0 < hours <= 1000: raise InputError(f"--hours {short(hours)}: expected a number above 0, at most 1000")
     jobs = max(1, min(jobs, sum(p.packs for p in plans)))
     memory = max(p.cost.memory for p in plans) * 1.5 / 2**20
     text = SCRIPT.format(last=jobs - 1, memory=max(2000, round(memory)), hours=int(hours), minutes=int(hours % 1 * 60),

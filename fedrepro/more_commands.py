@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['MethodsArgument', 'DatasetOption', 'ClientsOption', 'AlphaOption', 'DriftOption', 'RoundsOption', 'EpochsOption',
            'ShareOption', 'RateOption', 'BatchOption', 'ManyOption', 'MetricOption', 'SplitOption', 'NetworkOption',
-           'FolderOption', 'FigureOption', 'ToOption', 'FileOption', 'WhereOption', 'JudgedOption', 'WorkOption',
-           'ScriptOption', 'JobsOption', 'HoursOption', 'compare_command', 'data_command', 'export_command',
-           'log_command', 'scoreboard_command', 'claims_command', 'plan_command']
+           'FolderOption', 'FigureOption', 'ToOption', 'FileOption', 'WhereOption', 'JudgedOption', 'IntoOption',
+           'PageArgument', 'WorkOption', 'ScriptOption', 'JobsOption', 'HoursOption', 'compare_command', 'data_command',
+           'export_command', 'log_command', 'scoreboard_command', 'claims_command', 'notebook_command', 'plan_command']
 
 # %% ../nbs/35_more_commands.ipynb #1dfe5020
 from pathlib import Path
@@ -15,8 +15,8 @@ from typing import Annotated
 import typer
 from .arguments import (
     DATASETS, DRIFT_NAMES, LOOK_UP, OWN, REPRODUCE, START, DataOption, DatasetsOption, DeviceOption, ExecutorOption,
-    FormatOption, JsonOption, LogOption, MethodsOption, NameArgument, QuietOption, ResultsOption, SeedsOption, SpecArgument,
-    SpecsArgument, TierOption, WorkersOption, count, method_names, one, option, place)
+    FormatOption, JsonOption, LogOption, MethodsOption, NameArgument, QuietOption, ResultsOption, SeedsOption,
+    SpecArgument, SpecsArgument, TierOption, WorkersOption, count, method_names, one, option, place)
 from .cli import app, asked_for, folder_given, show
 
 # %% ../nbs/35_more_commands.ipynb #2225da98
@@ -121,6 +121,17 @@ def claims_command(tier: JudgedOption = "paper", results: ResultsOption = None, 
     "Print what the papers claim in their texts, and what the stored runs say about it."
     from fedrepro.claims import render_claims
     typer.echo(render_claims(tier, format, folder_given(results)), nl=False)
+
+# %% ../nbs/35_more_commands.ipynb #9af28254
+IntoOption = option(Path, "--out", metavar="DIR", parser=place, help="The folder to copy it into")
+
+PageArgument = Annotated[str, typer.Argument(metavar="NAME", help="A page, such as 24_fedccfa")]
+
+@app.command("notebook", rich_help_panel=OWN)
+def notebook_command(name: PageArgument, out: IntoOption = Path(".")) -> None:
+    "Copy a page into a folder, and print its path."
+    from fedrepro.pages import copy_page
+    typer.echo(copy_page(name, out))
 
 # %% ../nbs/35_more_commands.ipynb #28d4db44
 WorkOption = option(float | None, "--rate", metavar="GFLOPS",
