@@ -73,7 +73,9 @@ def new(path: Path):
     "Make a file that is not there yet, with our name in it; raises OSError, FileExistsError when it is there"
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try: os.write(handle, json.dumps(me()).encode())
-    except OSError: pass  # a full disk: without a name it counts until it is too old
+    except OSError:  # a full disk
+        with suppress(OSError): os.unlink(path)
+        raise
     finally: os.close(handle)
 
 def take_over(lease: Path) -> bool:

@@ -249,7 +249,7 @@ def read(path: str | Path) -> tuple[dict, list[dict]]:
 def say(message: str):
     "One line on stderr; what cannot be printed, in a file's name say, is escaped"
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(message))
-    print(f"fedrepro: {line}", file=sys.stderr, flush=True)
+    print(f"fedrepro: {line}\n", end="", file=sys.stderr, flush=True)  # in one piece: others write there too
 
 def set_aside(path: Path, why: Exception):
     "Rename a damaged result to `*.damaged` (numbered when there is one already) and say so"

@@ -133,6 +133,12 @@ def test_without_a_place_for_leases_the_work_goes_on(tmp_path, monkeypatch):
     with block([tmp_path / "a.jsonl"]) as ours: assert ours == {tmp_path / "a.jsonl"}
 
 
+def test_a_lease_that_the_full_disk_does_not_take_is_none(tmp_path, monkeypatch):
+    def full(*_): raise OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, "write", full)
+    assert take(tmp_path / "a.jsonl") and names(tmp_path) == []
+
+
 def test_leftovers_of_the_dead_are_removed(tmp_path, dead):
     for name, who in [("a", dead), ("b", me()), ("c", dead | {"machine": "elsewhere"})]: lease_of(tmp_path / name).write_text(json.dumps(who))
     runner.remove_leftovers(tmp_path)

@@ -150,7 +150,8 @@ class Storm:
         "An hour later, the same command: it has nothing to compute, and removes what was half written"
         self.wait_for_all()
         if self.at.sick: self.refuse()
-        for part in [*self.ledger.folder.glob(".*.partial"), *self.at.kept.glob("*")]: os.utime(part, (0, 0))
+        halves = [p for kind in (".*.partial", ".*.lease") for p in self.ledger.folder.glob(kind)]
+        for part in [*halves, *self.at.kept.glob("*")]: os.utime(part, (0, 0))
         driver = self.at.start()
         driver.process.wait(PATIENCE)
         driver.reader.join(30)
