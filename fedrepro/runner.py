@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Outcome', 'LATER', 'ELSEWHERE', 'THEIRS', 'GLANCE', 'attempt', 'note', 'run_here', 'gpus', 'start_worker',
            'report_round', 'work', 'drain', 'pool_pass', 'run_alone', 'run_apart', 'run_near', 'awaited',
-           'remove_leftovers', 'run_cells']
+           'remove_leases', 'remove_leftovers', 'run_cells']
 
 # %% ../nbs/32_runner.ipynb #ee20398f
 import contextlib
@@ -114,7 +114,9 @@ def pool_pass(todo: list[list[Cell]], workers: int, report: Report, progress: Pr
             return True, started - progress.ended
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in set(multiprocessing.active_children()) - others: process.terminate()
+            ours = set(multiprocessing.active_children()) - others
+            for process in ours: process.terminate()
+            for process in ours: process.join(10)
             raise
     return False, set()
 
@@ -168,11 +170,15 @@ def awaited(report: Report, progress: Progress, results: str | Path, until: floa
     return []
 
 # %% ../nbs/32_runner.ipynb #766acd70
+def remove_leases(folder: Path):
+    "Remove the leases of processes that are no more"
+    for lease in folder.glob(".*.lease"): clear(lease)
+
 def remove_leftovers(folder: Path, age: float = 3600.):
     """Remove what a kill left half written at least `age` seconds ago, and leases of processes that are no more.
 
     A checkpoint without its json is half of one."""
-    for lease in folder.glob(".*.lease"): clear(lease)
+    remove_leases(folder)
     kept = folder/"checkpoints"
     halves = [p for p in kept.glob(16 * "[0-9a-f]" + "-*.safetensors") if not p.with_suffix(".json").exists()]
     for part in [*folder.glob(".*.partial"), *kept.glob(".*.partial"), *halves]:
@@ -215,6 +221,7 @@ def run_cells(cells: list[Cell], results: str | Path, data=None, device: str = "
         except KeyboardInterrupt:  # it may have come between a result's last byte and our note of it: the files decide
             report.interrupted = True
             report.done = [p for p in (store.run_path(results, c) for c in todo) if store.is_complete(p)]
+    for tier in {c.tier for c in todo}: remove_leases(Path(results)/tier)  # of workers that were killed
     for run, error in report.failed.items(): say(f"{run} failed: {error}")
     if report.interrupted: say(report.summary())
     return report
