@@ -176,7 +176,8 @@ def started(tmp_path, workers, rounds=500, **more):
     script = tmp_path / "sweep.py"
     script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), rounds=rounds, folder=str(tmp_path / "r"), workers=workers))
     env = {k: v for k, v in os.environ.items() if k != "CI"} | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, script], cwd=ROOT, env=env, start_new_session=True, **dict(stderr=subprocess.PIPE) | more)
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # as from a terminal, whatever this process has been told
+    process = subprocess.Popen([sys.executable, script], cwd=ROOT, env=env, start_new_session=True, preexec_fn=listen, **dict(stderr=subprocess.PIPE) | more)
     until(lambda: list((tmp_path / "r").rglob("*.jsonl")) or process.poll() is not None)
     return process
 
