@@ -9,7 +9,6 @@ __all__ = ['CLIENTS', 'CLASSES', 'MAPS', 'ROUNDS', 'DRIFTS', 'GROUPS', 'short', 
 # %% ../nbs/02_concepts.ipynb #e9be8bf5
 import difflib
 import numpy as np
-import matplotlib.pyplot as plt
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -20,7 +19,7 @@ def short(value, width: int = 60) -> str:
     "`value` as one line of at most `width` printable characters"
     try: text = " ".join(repr(value).split())  # arrays have several lines
     except Exception: return f"({type(value).__name__} too large to print)"  # 4,300 digits, or nested too deep
-    text = "".join(c if c.isprintable() else "?" for c in text)
+    if not text.isprintable(): text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= width else text[:width - 3] + "..."
 
 def known(name, accepted, what: str):
@@ -171,6 +170,7 @@ def describe(label_map) -> str:
 
 def plot_timeline(schedule: DriftSchedule, rounds: int, ax=None):
     "Concepts over time: one row a client, `rounds` on x, colour and grey level = label map"
+    import matplotlib.pyplot as plt  # here: training never draws, and a worker starts faster without
     grid = np.stack([schedule.concepts(t) for t in range(number("rounds", rounds, 1, kind=int))], axis=1)
     colours = np.vstack([[.92] * 3 + [1], plt.cm.viridis(np.linspace(0, .75, max(1, len(schedule.concept_maps) - 1)))])
     ax = ax or plt.subplots(figsize=(7.5, 3), layout="constrained")[1]

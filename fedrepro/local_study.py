@@ -16,7 +16,6 @@ from functools import cached_property
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.stats import spearmanr
 from torch import Tensor
 from .trees import InputError, Tree, add, norm, scale, sub
 from .federation import Federation
@@ -232,6 +231,7 @@ def sample_rows(client: Client) -> list[dict]:
     """A row a sample, from small to large loss: loss, uncertainty, biased (1) or not (0), push.
 
     In each of them, of all: the unbiased share, and the rank correlation of loss and push (nan below three samples)."""
+    from scipy.stats import spearmanr  # here: it takes half a second, and few runs need it
     loss, uncertainty = (r.double().cpu().numpy() for r in FedBSS.rate(FedBSS(), client))
     unbiased, biased = split(loss, uncertainty)
     push = np.array(pushes(client))

@@ -11,7 +11,6 @@ __all__ = ['RECIPES', 'class_counts', 'Partition', 'cut', 'deal', 'follow', 'rec
 # %% ../nbs/02_partition.ipynb #5f3d9664
 import hashlib, inspect, random
 import numpy as np
-import matplotlib.pyplot as plt
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
@@ -162,6 +161,7 @@ def dirichlet_class(per_class, clients, rng, *, alpha=.5, minimum=10, tries=1000
 # %% ../nbs/02_partition.ipynb #89dd57f9
 def plot_partition(counts, labels=None, ax=None, clients=None):
     "Bubbles of `counts` (K, C), or of a Partition and its `labels`; area = samples; `clients`: the ones to show"
+    import matplotlib.pyplot as plt  # here: training never draws, and a worker starts faster without
     if isinstance(counts, Partition): counts = counts.counts(labels)
     clients = np.arange(len(counts)) if clients is None else np.asarray(clients)
     shown = np.asarray(counts)[clients]

@@ -2,8 +2,9 @@
 
     python tools/overhead.py --runs 1000 --workers 2
 
-For each way: seconds in all, the runs' own seconds (as their files say), and what is left a run and worker. Then the
-speed of `--workers` over one, on longer runs. Ways take turns; times are of this machine as it is now."""
+For each way: seconds in all, the runs' own seconds (as their files say), the seconds in which the workers start (all of
+a pass of one run a worker, but for the run), and what is left of the time a run. Then the speed of the workers over one process, on
+longer runs. Ways take turns; times are of this machine as it is now."""
 import argparse
 import tempfile
 import time
@@ -17,9 +18,10 @@ from fedrepro.runner import run_cells
 
 
 def cells(runs: int, rounds: int) -> list:
-    "Runs of FedAvg on digits with four clients, each with a seed of its own"
+    "Runs of FedAvg on digits with four clients, each with a seed of its own; those of one round are tiny"
     cell = load_spec("fedccfa/table2").cells("smoke", ["FedAvg"], 1)[0]
     s = cell.settings | {"rounds": rounds, "every": rounds, "drift": {"name": "none"}}
+    if rounds == 1: s["method"] = s["method"] | {"fields": s["method"]["fields"] | {"epochs": 1, "batch_size": 64}}
     s["partition"] = s["partition"] | {"clients": 4}
     return [replace(cell, seed=seed, settings=s | {"seed": seed}) for seed in range(runs)]
 
@@ -41,10 +43,13 @@ def main():
     parser.add_argument("--turns", type=int, default=2)
     given = parser.parse_args()
     ways = {"one process": (1, None), f"{given.workers} processes": (given.workers, None), f"Dask, {given.workers} workers": (given.workers, "local")}
-    for name, (workers, scheduler) in ways.items():
-        seconds, own = timed(cells(given.runs, 1), workers, scheduler)
-        print(f"{given.runs} tiny runs, {name}: {seconds:.1f} s, the runs themselves {own:.1f} s; beside them "
-              f"{1000 * (seconds * workers - own) / given.runs:.1f} ms a run and worker", flush=True)
+    for turn in range(given.turns):
+        for name, (workers, scheduler) in ways.items():
+            (first, alone), (seconds, own) = (timed(cells(n, 1), workers, scheduler) for n in (workers, given.runs))
+            start = workers * first - alone
+            left = 1000 * (seconds - (own + start) / workers) / given.runs
+            print(f"turn {turn + 1}, {given.runs} tiny runs, {name}: {seconds:.1f} s, the runs themselves {own:.1f} s, "
+                  f"workers' start {start:.1f} s; beside them {left:.1f} ms a run", flush=True)
     for turn in range(given.turns):
         took = {name: timed(cells(8, 60), workers, scheduler)[0] for name, (workers, scheduler) in ways.items()}
         one = took["one process"]

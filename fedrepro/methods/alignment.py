@@ -12,7 +12,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.optimize import nnls
 from torch import Tensor
 from ..trees import InputError, Tree, one_of, stack
 from ..local import Batch, Client, Phase, class_means, cross_entropy
@@ -97,6 +96,7 @@ def simplex_minimum(P: np.ndarray) -> np.ndarray | None:
     values = values.clip(min=0)
     if not values.any(): return None
     root = (vectors * np.sqrt(values / values.mean())).T
+    from scipy.optimize import nnls  # here: a quarter second that other methods need not wait
     x, _ = nnls(np.vstack([root, np.ones(len(P))]), np.append(np.zeros(len(P)), 1.0))
     return x / x.sum()
 

@@ -14,8 +14,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.cluster import DBSCAN
-from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 from ..trees import InputError, Tree, one_of, select, stack
 from ..local import Batch, Client, Phase, class_means, cross_entropy
@@ -49,6 +47,7 @@ def madd(vectors: Tensor) -> Tensor:
 # %% ../../nbs/24_fedccfa.ipynb #460be558
 def cluster(distances: Tensor, eps: float) -> Tensor:
     "(C, n) cluster of each participant for each class: DBSCAN on (C, n, n) distances, one sample makes a cluster"
+    from sklearn.cluster import DBSCAN  # here: a second that other methods need not wait
     dbscan = DBSCAN(eps=eps, min_samples=1, metric="precomputed")
     found = [dbscan.fit_predict(d) for d in distances.double().cpu().numpy()]
     return torch.as_tensor(np.stack(found), device=distances.device)
@@ -102,6 +101,7 @@ def shared_anchors(uploads: list[dict], clusters: Tensor, weights: Tensor, in_pl
 def cluster_scores(concepts: Tensor, clusters: Tensor) -> dict[str, float]:
     "Over classes: mean adjusted Rand index against the true concepts, perfect ones (percent), mean clusters"
     found = list(zip(concepts.tolist(), clusters.tolist()))
+    from sklearn.metrics import adjusted_rand_score
     scores = [adjusted_rand_score(true, got) for true, got in found]
     return {"cluster_ari": float(np.mean(scores)), "perfect_classes": 100 * float(np.mean(np.isclose(scores, 1))),
             "clusters_per_class": float(np.mean([len(set(got)) for _, got in found]))}
