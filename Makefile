@@ -95,7 +95,7 @@ chaos: $(READY)
 
 nightly: $(READY)
 	$(call step,nightly: generated inputs and golden bands)
-	FEDREPRO_NIGHTLY=1 $(PY) -m pytest tests/test_input.py tests/test_partition.py tests/test_store.py tests/test_bands.py --durations 5
+	FEDREPRO_NIGHTLY=1 $(PY) -m pytest tests/test_input.py tests/test_partition.py tests/test_store.py tests/test_bands.py --durations 5 -n 2
 	@$(MAKE) --no-print-directory chaos SEED=1..3
 
 # build/ would keep modules that are gone

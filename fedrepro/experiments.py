@@ -45,6 +45,7 @@ class Cell:
     column: str
     seed: int
     settings: dict = field(repr=False, hash=False)  # all that decides the numbers
+    table: str = field(default="", repr=False, compare=False)  # or figure, that wants it: "fedccfa/table2"
 
     @property
     def run_id(self) -> str:
@@ -137,7 +138,7 @@ class Spec:
                 where = f"{self.path}: {row} on {column.label} at tier {tier}"
                 v = {k: value.value for k, value in self.values(tier, row, column).items()}
                 method = make_method(self.rows[row].method, v, where)
-                found += [Cell(folder, tier, row, column.label, s, cell_settings(method, v, s, where))
+                found += [Cell(folder, tier, row, column.label, s, cell_settings(method, v, s, where), self.name)
                           for s in pick_seeds(v["seeds"], seeds, f"{where}: seeds")]
         return found
 

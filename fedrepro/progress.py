@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from .experiments import Cell
@@ -30,13 +30,16 @@ assert [duration(s) for s in (40.2, 720, 12000)] == ["40 s", "12 min", "3 h 20 m
 class Progress:
     "Counts runs and rounds, and says so in the way that suits whoever listens"
     def __init__(self, cells: list[Cell], quiet: bool = False, on_done: Callable | None = None):
+        "`cells` may have a run several times, for several tables; `on_done` as in `run_cells`"
         self.on_done = on_done or (lambda cell, header, rows: None)  # hears of every run that is finished
         self.cells, self.rounds = {c.run_id: c for c in cells}, dict.fromkeys((c.run_id for c in cells), 0)
-        self.all_rounds, self.ended = sum(c.rounds for c in cells), set()
+        tables = {t: {c.run_id for c in cells if c.table == t} for t in dict.fromkeys(c.table for c in cells)}
+        self.tables = tables if len(tables) > 1 else {}  # name -> its runs, where there are several
+        self.ended: set[str] = set()
         self.given = 0  # rounds that were there: kept by another process
         self.started = self.said = time.monotonic()
         self.quiet = quiet or bool(os.environ.get("CI"))
-        self.bars, self.tasks = None, {}
+        self.bars, self.tasks, self.totals = None, {}, {}
 
     def __enter__(self):
         if not self.quiet and self.cells and sys.stderr.isatty(): self.show_bars()
@@ -51,16 +54,26 @@ class Progress:
         from rich.progress import Progress as Bars
         before, after = TextColumn("{task.description}"), TextColumn("rounds {task.fields[left]}")
         self.bars = Bars(before, BarColumn(), MofNCompleteColumn(), after, console=Console(stderr=True))
-        self.total = self.bars.add_task(self.text(), total=self.all_rounds, left="")
+        for table, runs in ({"": set(self.cells)} | self.tables).items():
+            self.totals[table] = self.bars.add_task(self.text(table), total=self.count(runs)[1], left="")
         self.bars.start()
 
-    def text(self) -> str: return f"{len(self.ended)} of {len(self.cells)} runs"
-    def left(self) -> str:
-        "The time left, by the rounds done so far; empty before the first"
-        done = sum(self.rounds.values())
-        if not 0 < done - self.given < self.all_rounds - self.given: return ""
-        pace = (time.monotonic() - self.started) / (done - self.given)
-        return f"about {duration(pace * (self.all_rounds - done))} left"
+    def count(self, runs: Collection[str]) -> tuple[int, int]:
+        "Rounds that are complete, and all rounds"
+        return sum(self.rounds[r] for r in runs), sum(self.cells[r].rounds for r in runs)
+    def text(self, table: str = "") -> str:
+        "How many runs have ended, of one table or of all"
+        runs = self.tables.get(table, set(self.cells))
+        return f"{table} {len(self.ended & runs)} of {len(runs)} runs".lstrip()
+    def left(self, table: str = "") -> str:
+        "The time left by the rounds done so far; empty before the first, and after the last"
+        done, ours = self.count(self.cells)[0] - self.given, self.count(self.tables.get(table, self.cells))
+        if done <= 0 or ours[0] == ours[1]: return ""
+        return f"about {duration((time.monotonic() - self.started) / done * (ours[1] - ours[0]))} left"
+    def show_totals(self):
+        for table, task in self.totals.items():
+            done = self.count(self.tables.get(table, self.cells))[0]
+            self.bars.update(task, description=self.text(table), completed=done, left=self.left(table))
 
     def round(self, run_id: str, rounds: int):
         "So many rounds of a run are complete: one more, or those that another process has kept"
@@ -71,10 +84,11 @@ class Progress:
                 cell = self.cells[run_id]
                 self.tasks[run_id] = self.bars.add_task(cell.describe(), total=cell.rounds, left="")
             self.bars.update(self.tasks[run_id], completed=rounds)
-            self.bars.update(self.total, completed=sum(self.rounds.values()), left=self.left())
+            self.show_totals()
         elif not self.quiet and time.monotonic() - self.said > 60:
             self.said = time.monotonic()
-            say(f"{self.text()}, {sum(self.rounds.values())} of {self.all_rounds} rounds, {self.left()}")
+            done, every = self.count(self.cells)
+            say(f"{self.text()}, {done} of {every} rounds, {self.left()}")
 
     def restart(self, run_id: str):
         "A run begins anew"
@@ -86,10 +100,11 @@ class Progress:
         self.ended.add(run_id)
         self.rounds[run_id] = self.cells[run_id].rounds
         if run_id in self.tasks: self.bars.remove_task(self.tasks.pop(run_id))
-        if self.bars:
-            self.bars.update(self.total, description=self.text(), completed=sum(self.rounds.values()), left=self.left())
+        if self.bars: self.show_totals()
         elif not self.quiet:
-            say(", ".join(filter(None, (f"{self.text()}: {self.cells[run_id].describe()}: {outcome}", self.left()))))
+            whole = [f"{self.text()}: {self.cells[run_id].describe()}: {outcome}", self.left()]
+            parts = [[self.text(t), self.left(t)] for t, runs in self.tables.items() if run_id in runs]
+            say("; ".join(", ".join(filter(None, part)) for part in [whole, *parts]))
 
 # %% ../nbs/32_progress.ipynb #67cac65f
 @dataclass

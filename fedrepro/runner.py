@@ -200,7 +200,7 @@ def run_cells(cells: list[Cell], results: str | Path, data=None, device: str = "
     missing data, a folder that cannot be written."""
     COUNT(workers, "workers")
     one_of(how, executor_names(), "executor")
-    cells = list({c.run_id: c for c in cells}.values())
+    wanted, cells = cells, list({c.run_id: c for c in cells}.values())
     here = "cpu" if pool else pick_device(device)  # a cluster's workers may have the GPU that this machine lacks
     device = one_of(device, ("auto", "cpu", "cuda"), "device") if pool else here
     for tier in {c.tier for c in cells}: remove_leftovers(store.check_writable(Path(results)/tier))
@@ -210,7 +210,7 @@ def run_cells(cells: list[Cell], results: str | Path, data=None, device: str = "
     report = Report(skipped=[store.run_path(results, c) for c in cells if c.run_id in there])
     task = partial(attempt, results=results, data=data, device=device, how=how, every=every, until=until)
     stack, left = how == "stacked" or (how == "auto" and device == "cuda"), todo
-    with Progress(todo, quiet, on_done) as progress:
+    with Progress([c for c in wanted if c.run_id not in there], quiet, on_done) as progress:
         try:
             prepare(todo, data, here)
             while left:

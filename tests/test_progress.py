@@ -1,0 +1,83 @@
+"What is said while runs are computed: all of them, each table's, with the time left"
+import contextlib
+import io
+from dataclasses import replace
+
+import pytest
+
+from fedrepro import progress, runner
+from fedrepro.experiments import load_spec
+from fedrepro.progress import Progress
+
+CELLS = load_spec("fedccfa/table2").cells("smoke", ["FedAvg", "FedCCFA"], 2)
+MORE = [replace(c, table="fedccfa/table6") for c in CELLS[2:]] + [replace(CELLS[0], table="fedccfa/table6", seed=9, settings=CELLS[0].settings | {"seed": 9})]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    "Seconds that only a test lets pass"
+    now = [0.]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.delenv("CI", raising=False)
+    return now
+
+
+def complete(seen: Progress, cell):
+    for n in range(1, cell.rounds + 1): seen.round(cell.run_id, n)
+    with contextlib.redirect_stderr(io.StringIO()) as heard: seen.finish(cell.run_id, "complete")
+    return heard.getvalue()
+
+
+def test_a_spec_names_its_cells_table():
+    assert {c.table for c in CELLS} == {"fedccfa/table2"} and replace(CELLS[0], table="other") == CELLS[0]
+
+
+def test_each_table_has_its_count_and_time_left(clock):
+    seen = Progress(CELLS + MORE)
+    assert len(CELLS) == 4 and len(seen.cells) == 5 and len({c.rounds for c in CELLS}) == 1
+    clock[0] = 10.
+    line = complete(seen, CELLS[0])  # of table 2 alone: 10 s a run
+    assert "1 of 5 runs" in line and "about 40 s left; fedccfa/table2 1 of 4 runs, about 30 s left" in line and "table6" not in line
+    clock[0] = 30.
+    line = complete(seen, CELLS[2])  # of both: 15 s a run
+    assert "2 of 5 runs" in line and "about 45 s left; fedccfa/table2 2 of 4 runs, about 30 s left; fedccfa/table6 1 of 3 runs, about 30 s left" in line
+    for c in (CELLS[1], CELLS[3], MORE[-1]): line = complete(seen, c)
+    assert "5 of 5 runs" in line and line.rstrip().endswith("complete; fedccfa/table6 3 of 3 runs") and "table2" not in line
+
+
+def test_one_table_is_not_counted_twice(clock):
+    clock[0] = 10.
+    assert complete(Progress(CELLS), CELLS[0]).count("of 4 runs") == 1
+
+
+def test_bars(clock):
+    "One for all, one for each table, one for each run in progress"
+    seen = Progress(CELLS + MORE)
+    with contextlib.redirect_stderr(io.StringIO()): seen.show_bars()
+    with seen:
+        clock[0] = 10.
+        complete(seen, CELLS[2])
+        seen.round(CELLS[3].run_id, 1)
+        bars = {t.description: (t.completed, t.total, t.fields["left"]) for t in seen.bars.tasks}
+    rounds = CELLS[0].rounds
+    part = 10 / (rounds + 1)  # seconds a round
+    assert bars == {"1 of 5 runs": (rounds + 1, 5 * rounds, f"about {part * (4 * rounds - 1):.0f} s left"),
+                    "fedccfa/table2 1 of 4 runs": (rounds + 1, 4 * rounds, f"about {part * (3 * rounds - 1):.0f} s left"),
+                    "fedccfa/table6 1 of 3 runs": (rounds + 1, 3 * rounds, f"about {part * (2 * rounds - 1):.0f} s left"),
+                    CELLS[3].describe(): (1, rounds, "")}
+
+
+def test_rounds_that_were_there_do_not_count_for_the_pace(clock):
+    seen, rounds = Progress(CELLS), CELLS[0].rounds
+    seen.round(CELLS[0].run_id, rounds - 1)  # kept by an earlier process
+    assert seen.left() == ""
+    clock[0] = 2.
+    seen.round(CELLS[0].run_id, rounds)
+    assert seen.left() == f"about {progress.duration(2 * 3 * rounds)} left"
+
+
+def test_runs_of_several_tables_are_told_apart_when_computed(tmp_path, clock, capsys, monkeypatch):
+    cells = [replace(c, settings=c.settings | {"rounds": 1, "every": 1, "drift": {"name": "none"}}) for c in CELLS[:2]]
+    runner.run_cells([*cells, replace(cells[0], table="fedccfa/table6")], tmp_path, how="sequential")
+    said = capsys.readouterr().err
+    assert "fedccfa/table2 2 of 2 runs" in said and said.count("fedccfa/table6 1 of 1 runs") == 1
