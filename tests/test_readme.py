@@ -1,0 +1,68 @@
+"Every command of the README is run: here, or where this file says it is"
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# what another place runs, and the text by which that place shows it
+ELSEWHERE = {
+    r"make test": (".ci/run", "exec make test"),
+    r"make demo": ("Makefile", "$(MAKE) --no-print-directory demo OUT=$(OUT)/test"),
+    r"python3 -m venv \.venv && \. \.venv/bin/activate": ("Makefile", "@$(PYTHON) -m venv $(VENV)"),
+    r"pip install -c constraints\.txt -e '\.\[dev\]'": ("Makefile", "-m pip install -qq --no-input -c constraints.txt -e '.[dev]'"),
+    r"papermill nbs/24_fedccfa\.ipynb .*": ("Makefile", "$(PAGE) $(OUT)/24_fedccfa_table2_$(TIER).ipynb -p spec $(SPEC) -p tier $(TIER)"),
+    r"jupyter lab nbs": ("tests/test_lab.py", '[BIN / "jupyter", "lab", *options]'),
+    r"pip install 'dist/fedrepro-.*\.whl\[run\]'": ("tests/test_release.py", '"--target", package, built[1]'),
+}
+# what is run with less to do: the same command and options
+LESS = [("data Fashion-MNIST", "data digits"), ("--tier small", "--tier smoke"), ("2h", "1s"), ("--rounds 20", "--rounds 2 --clients 4 --seeds 1")]
+FIRST = " --methods FedAvg --seeds 1 --workers 1"
+
+
+def commands() -> list[str]:
+    "Each command in the README's shell blocks, without its comment"
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    lines = [re.sub(r"\s#.*", "", line).strip() for block in blocks for line in block.splitlines()]
+    return [" ".join(part.split()) for line in lines if not line.startswith("#") for part in line.split(";") if part.strip()]
+
+
+def place(command: str):
+    "Where a command is run, if not here"
+    return next((where for pattern, where in ELSEWHERE.items() if re.fullmatch(pattern, command)), None)
+
+
+HERE = [c for c in commands() if place(c) is None]
+
+
+def test_the_list_is_exact():
+    assert len(HERE) >= 14 and len(HERE) == len(set(HERE)) and all(c.startswith("fedrepro ") for c in HERE)
+    for pattern in ELSEWHERE: assert [c for c in commands() if re.fullmatch(pattern, c)], f"the README no longer says {pattern}"
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if place(c)])
+def test_it_is_run_elsewhere(command):
+    file, text = place(command)
+    assert text in (ROOT / file).read_text(), f"{file} no longer runs it"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    "A folder with the papers, where commands may write"
+    here = tmp_path_factory.mktemp("readme")
+    shutil.copytree(ROOT / "papers", here / "papers", ignore=shutil.ignore_patterns("results"))
+    return here
+
+
+@pytest.mark.parametrize("command", HERE)
+def test_it_runs(command, folder):
+    for much, little in LESS: command = command.replace(much, little)
+    if re.match("fedrepro (run|plan) ", command): command += FIRST.replace(" --workers 1", "" if " plan " in command else " --workers 1")
+    ran = subprocess.run([sys.executable, "-m", *shlex.split(command)], cwd=folder, capture_output=True, text=True, timeout=300,
+                         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CI": "1"})
+    assert ran.returncode == 0 and (ran.stdout + ran.stderr).strip() and "Traceback" not in ran.stderr, (command, ran.stdout[-500:], ran.stderr[-2000:])
