@@ -211,3 +211,42 @@ def test_workers_and_scheduler_die(alone, tmp_path, tmp_path_factory):
     there = len(list(results.rglob("*.jsonl")))
     again = runner.run_cells(many(), results, quiet=True)
     assert len(again.skipped) == there and len(again.done) == 8 - there and rows(results, many()) == rows(alone, many())
+
+
+def test_a_slow_worker_holds_up_its_own_run_alone(alone, tmp_path, tmp_path_factory):
+    "One of two stands still while the other computes five runs; nothing is computed twice"
+    with started(tmp_path_factory.mktemp("slow"), 2) as made:
+        def crawl(groups, report, progress, task):
+            slow, done, seen = made.processes[1], progress.on_done, []
+            def hold(*finished):
+                done(*finished)
+                seen.append(finished)
+                if len(seen) == 1: os.killpg(slow.pid, signal.SIGSTOP)
+                if len(seen) == 6: os.killpg(slow.pid, signal.SIGCONT)
+            progress.on_done = hold
+            try: made.pool(groups, report, progress, task)
+            finally: os.killpg(slow.pid, signal.SIGCONT)
+        report = runner.run_cells(many(), tmp_path, quiet=True, pool=crawl)
+    assert report.summary() == "8 computed, 0 were there" and rows(tmp_path, many()) == rows(alone, many())
+
+
+def test_a_full_disk_costs_the_runs_that_found_no_room(two, alone, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode: pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        def fill(groups, *more):
+            free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+            (disk / "filler").write_bytes(bytes(free - 20_480))  # room for a few results
+            two.pool(groups, *more)
+        report = runner.run_cells(many(), disk / "r", quiet=True, pool=fill)
+        assert report.done and report.failed and report.exit_code == 1 and len(report.done) + len(report.failed) == 8
+        assert all("No space left on device" in why for why in report.failed.values()), report.failed
+        (disk / "filler").unlink()
+        again = runner.run_cells(many(), disk / "r", quiet=True, pool=two.pool)
+        assert len(again.skipped) == len(report.done) and len(again.done) == len(report.failed)
+        assert rows(disk / "r", many()) == rows(alone, many())
+        left = [p.name for p in (disk / "r/smoke").iterdir() if p.suffix not in (".jsonl", "")]
+        assert not left
+    finally: subprocess.run(["umount", "-l", disk], check=True)
