@@ -7,7 +7,7 @@ __all__ = ['DATASETS', 'DRIFT_NAMES', 'TIERS', 'START', 'REPRODUCE', 'OWN', 'LOO
            'NameArgument', 'TierOption', 'ResultsOption', 'DataOption', 'JsonOption', 'MethodsOption', 'DatasetsOption',
            'SeedsOption', 'DeviceOption', 'WorkersOption', 'ExecutorOption', 'CheckpointOption', 'QuietOption',
            'BudgetOption', 'SchedulerOption', 'SlurmOption', 'NoWaitOption', 'FormatOption', 'OutOption', 'LogOption',
-           'count', 'pause', 'place', 'method_names', 'spec_names', 'one', 'several', 'specs_and_files', 'option']
+           'count', 'pause', 'place', 'method_names', 'spec_names', 'one', 'several', 'specs_and_files']
 
 # %% ../nbs/35_arguments.ipynb #67bc8d29
 import re
@@ -82,44 +82,49 @@ def specs_and_files(incomplete: str) -> list[str]:
 # %% ../nbs/35_arguments.ipynb #5141f193
 START, REPRODUCE, OWN, LOOK_UP = PANELS = "Start here", "Reproduce", "Your own", "Look up"
 
-def option(kind, *names: str, help: str, metavar: str | None = None, **more):
-    "The annotated type of an option"
-    return Annotated[kind, typer.Option(*names, help=help, metavar=metavar, **more)]
-
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", autocompletion=specs_and_files,
                                              help="A spec file, or its short name: fedccfa/table2")]
 SpecsArgument = Annotated[list[str], typer.Argument(metavar="SPEC...", autocompletion=specs_and_files,
                                                     help="Spec files, or their short names")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", autocompletion=one(lambda: DATASETS),
                                              help="A name that `fedrepro datasets` lists")]
-TierOption = option(str, "--tier", metavar="T", autocompletion=one(lambda: TIERS),
-                    help="smoke (seconds), small (minutes), paper (the published setting)")
-ResultsOption = option(Path | None, "--results", metavar="DIR", parser=place,
-                       help="Folder of the results; default: beside the spec")
-DataOption = option(Path | None, "--data", metavar="DIR", parser=place,
-                    help="Folder of the data sets; default: $FEDREPRO_DATA")
-JsonOption = option(bool, "--json", help="Print JSON")
-MethodsOption = option(str | None, "--methods", metavar="A,B", autocompletion=several(method_names),
-                       help="Rows of the table; default: all")
-DatasetsOption = option(str | None, "--datasets", metavar="A,B", autocompletion=several(lambda: DATASETS),
-                        help="Data sets, or labels of columns; default: all")
-SeedsOption = option(int | None, "--seeds", metavar="N", parser=count, help="Number of seeds; default: the spec's")
-DeviceOption = option(str, "--device", metavar="auto|cpu|cuda", autocompletion=one(lambda: ("auto", "cpu", "cuda")),
-                      help="Where to compute")
-WorkersOption = option(int | None, "--workers", metavar="N", parser=count,
-                       help="Processes, one thread each; default: one a core, or one for a GPU")
-ExecutorOption = option(str, "--executor", metavar="E", help="auto, sequential, processes, stacked: who trains a round")
-CheckpointOption = option(int | None, "--checkpoint", metavar="N", parser=pause,
-                          help="Rounds between checkpoints, 0 for none; default: about a minute")
-QuietOption = option(bool, "--quiet", help="No progress")
-BudgetOption = option(str | None, "--time-budget", metavar="TIME", help="Stop cleanly before: 90s, 30m, 2.5h")
-SchedulerOption = option(str | None, "--scheduler", metavar="ADDRESS|local",
-                         help="A Dask scheduler that hands out the runs: tcp://host:8786; default: $FEDREPRO_SCHEDULER")
-SlurmOption = option(Path | None, "--slurm", metavar="FILE.toml", parser=place,
-                     help="Workers are jobs of a SLURM queue, as the file says")
-NoWaitOption = option(bool, "--no-wait", help="Leave the runs that others on the same folder compute now")
-FormatOption = option(str, "--format", metavar="text|md|csv|html", help="csv is the long form with every trial")
-OutOption = option(Path | None, "--out", metavar="FILE", parser=place, help="Default: out/<paper>_<table>_<tier>.png")
-LogOption = option(list[str] | None, "--log", metavar="KIND:WHERE",
-                   autocompletion=one(lambda: ("tensorboard:", "mlflow:", "wandb:")),
-                   help="Also log the runs: tensorboard:DIR, mlflow:URI, wandb:PROJECT")
+TierOption = Annotated[str, typer.Option("--tier", metavar="T", autocompletion=one(lambda: TIERS),
+                                         help="smoke (seconds), small (minutes), paper (the published setting)")]
+ResultsOption = Annotated[Path | None, typer.Option("--results", metavar="DIR", parser=place,
+                                                    help="Folder of the results; default: beside the spec")]
+DataOption = Annotated[Path | None, typer.Option("--data", metavar="DIR", parser=place,
+                                                 help="Folder of the data sets; default: $FEDREPRO_DATA")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
+MethodsOption = Annotated[str | None, typer.Option("--methods", metavar="A,B", autocompletion=several(method_names),
+                                                   help="Rows of the table; default: all")]
+DatasetsOption = Annotated[str | None, typer.Option("--datasets", metavar="A,B",
+                                                    autocompletion=several(lambda: DATASETS),
+                                                    help="Data sets, or labels of columns; default: all")]
+SeedsOption = Annotated[int | None, typer.Option("--seeds", metavar="N", parser=count,
+                                                 help="Number of seeds; default: the spec's")]
+DeviceOption = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda",
+                                           autocompletion=one(lambda: ("auto", "cpu", "cuda")),
+                                           help="Where to compute")]
+WorkersOption = Annotated[int | None, typer.Option(
+    "--workers", metavar="N", parser=count, help="Processes, one thread each; default: one a core, or one for a GPU")]
+ExecutorOption = Annotated[str, typer.Option("--executor", metavar="E",
+                                             help="auto, sequential, processes, stacked: who trains a round")]
+CheckpointOption = Annotated[int | None, typer.Option(
+    "--checkpoint", metavar="N", parser=pause, help="Rounds between checkpoints, 0 for none; default: about a minute")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress")]
+BudgetOption = Annotated[str | None, typer.Option("--time-budget", metavar="TIME",
+                                                  help="Stop cleanly before: 90s, 30m, 2.5h")]
+SchedulerOption = Annotated[str | None, typer.Option(
+    "--scheduler", metavar="ADDRESS|local",
+    help="A Dask scheduler that hands out the runs: tcp://host:8786; default: $FEDREPRO_SCHEDULER")]
+SlurmOption = Annotated[Path | None, typer.Option("--slurm", metavar="FILE.toml", parser=place,
+                                                  help="Workers are jobs of a SLURM queue, as the file says")]
+NoWaitOption = Annotated[bool, typer.Option("--no-wait",
+                                            help="Leave the runs that others on the same folder compute now")]
+FormatOption = Annotated[str, typer.Option("--format", metavar="text|md|csv|html",
+                                           help="csv is the long form with every trial")]
+OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", parser=place,
+                                                help="Default: out/<paper>_<table>_<tier>.png")]
+LogOption = Annotated[list[str] | None, typer.Option(
+    "--log", metavar="KIND:WHERE", autocompletion=one(lambda: ("tensorboard:", "mlflow:", "wandb:")),
+    help="Also log the runs: tensorboard:DIR, mlflow:URI, wandb:PROJECT")]

@@ -49,16 +49,18 @@ class Remote:
         self.kind, self.errors, started = kind, tempfile.TemporaryFile("w+", errors="replace"), time.perf_counter()
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
                                         text=True, env=os.environ | quiet)
+        assert self.process.stdin is not None and self.process.stdout is not None  # pipes, both
+        self.asked, self.said = self.process.stdin, self.process.stdout
         self.settings = self.hear()
         self.startup = time.perf_counter() - started
 
     def ask(self, work: Work, threads: int = 1):
         "Request a round; `hear` brings the answer"
-        self.process.stdin.write(json.dumps({"work": asdict(work), "threads": threads}) + "\n")
-        self.process.stdin.flush()
+        self.asked.write(json.dumps({"work": asdict(work), "threads": threads}) + "\n")
+        self.asked.flush()
 
     def hear(self) -> dict:
-        if line := self.process.stdout.readline(): return json.loads(line)
+        if line := self.said.readline(): return json.loads(line)
         self.errors.seek(0)
         raise RuntimeError(f"{self.kind} ended early: {self.errors.read()[-2000:]}")
 
@@ -133,8 +135,8 @@ class Bench:
         self.say, self.remotes, self.quick = say, {}, quick
         described = [asdict(w) | {"flops_per_sample": flops_per_sample(w), "group": group}
                      for group, ws in self.works.items() for w in ws]
-        self.found = {"format": 1, "machine": machine(device, workers), "works": described, "rows": [], "limits": [],
-                      "startup_seconds": {}, "peak_mb": {}}
+        self.found: dict = {"format": 1, "machine": machine(device, workers), "works": described, "rows": [],
+                            "limits": [], "startup_seconds": {}, "peak_mb": {}}
 
     def remote(self, kind: str, work: Work, name: str) -> Remote:
         "The process of this name, started if need be"
@@ -198,7 +200,7 @@ class Bench:
     def close(self, *names: str):
         "End the processes of these names"
         ending = [self.remotes.pop(name) for name in names]
-        for remote in ending: remote.process.stdin.close()
+        for remote in ending: remote.asked.close()
         for remote in ending: remote.end()
 
 # %% ../nbs/40_bench.ipynb #4edf30fb
@@ -285,9 +287,9 @@ def other_lines(found: dict) -> list[str]:
     rates = [(name, *(f"{limit(found, name, n):,.0f}" for n in numbers)) for name in found["limits"][0]["gflops"]]
     clients = dict.fromkeys(row["clients"] for row in rows_of(found, "growth"))
     grown = [(name, *(f"{x:.2f}" for x in times)) for name, times in growth(found).items()]
-    rates, grown = aligned([("", *map(str, numbers)), *rates]), aligned([("", *map(str, clients)), *grown])
-    return ["", "the machine's rates in GFLOP/s, by number of processes", *rates,
-            "", "time of a round by number of clients, the same samples in all", *grown]
+    return ["", "the machine's rates in GFLOP/s, by number of processes", *aligned([("", *map(str, numbers)), *rates]),
+            "", "time of a round by number of clients, the same samples in all",
+            *aligned([("", *map(str, clients)), *grown])]
 
 def report(found: dict) -> str:
     "The benchmark as text"

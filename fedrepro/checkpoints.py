@@ -30,7 +30,7 @@ from .trees import InputError
 class Unusable(InputError):
     "A checkpoint that is damaged, or that other code wrote"
 
-def outline(message, tensors: dict[int, tuple[int, Tensor]]):
+def outline(message, tensors: dict[int, tuple[int, Tensor | np.ndarray]]):
     """`message` (nested dicts, lists, tuples of tensors, arrays, text and numbers) as plain json.
 
     Its tensors are collected in `tensors` by identity, each once. Raises InputError for anything else."""
@@ -60,7 +60,8 @@ def filled(shape, tensors: list[Tensor]):
 # %% ../nbs/09_checkpoints.ipynb #a26a4b00
 def axes(t: Tensor) -> list[int]:
     "The axes of `t` by descending stride: 0, 1, 2, ... for a contiguous one"
-    return sorted(range(t.dim()), key=lambda d: (-t.stride(d), d)) if not t.is_contiguous() else list(range(t.dim()))
+    strides = t.stride()
+    return list(range(t.dim())) if t.is_contiguous() else sorted(range(t.dim()), key=lambda d: (-strides[d], d))
 
 def to_bytes(tensors: Iterable[Tensor]) -> tuple[bytes, list[list[int]]]:
     "(the content of a safetensors file, the axes of each tensor in memory); tensor i has the name `i`"

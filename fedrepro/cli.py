@@ -15,13 +15,14 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Annotated, Any
 import typer
 from . import __version__
-from .arguments import (
+from fedrepro.arguments import (
     LOOK_UP, OWN, PANELS, REPRODUCE, BudgetOption, CheckpointOption, DataOption, DatasetsOption, DeviceOption,
     ExecutorOption, FormatOption, JsonOption, LogOption, MethodsOption, NoWaitOption, OutOption, QuietOption,
     ResultsOption, SchedulerOption, SeedsOption, SlurmOption, SpecArgument, SpecsArgument, TierOption, WorkersOption,
-    count, option, place)
+    count, place)
 
 # %% ../nbs/35_cli.ipynb #46a5c4b4
 EXAMPLES = """Ten minutes: fedrepro compare FedAvg FedCCFA --alpha 0.1 --drift sudden
@@ -42,9 +43,10 @@ def _import(files: list[Path] | None) -> None:
         if os.pathsep in str(file): raise typer.BadParameter(f"{str(file)!r} has a {os.pathsep!r} in its name")
     if files: os.environ["FEDREPRO_METHODS"] = os.pathsep.join(map(os.path.realpath, files))
 
-VersionOption = option(bool, "--version", callback=_version, is_eager=True, help="Print the version")
-ImportOption = option(list[Path] | None, "--import", metavar="FILE.py", callback=_import, parser=place,
-                      help="A file with methods of your own; it is executed. May be given more than once")
+VersionOption = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version")]
+ImportOption = Annotated[list[Path] | None, typer.Option(
+    "--import", metavar="FILE.py", callback=_import, parser=place,
+    help="A file with methods of your own; it is executed. May be given more than once")]
 
 @app.callback(help="Federated-learning papers, regenerated beside their published numbers.")
 def _options(version: VersionOption = False, imports: ImportOption = None) -> None: pass
@@ -64,10 +66,10 @@ def method_lines(whole: bool = False) -> list[dict]:
     `whole`: also its hooks, state, communication and limit law, for which it must be tried (seconds)."""
     import dataclasses
     from fedrepro.rounds import load_methods
-    lines = [dict(name=name, paper=m.paper, about=(m.__doc__ or "").split("\n")[0], module=m.__module__,
-                  version=m.version, personal=m.personal,
-                  fields={f.name: getattr(m, f.name, None) for f in dataclasses.fields(m)})
-             for name, m in sorted(load_methods().items())]
+    lines: list[dict] = [dict(name=name, paper=m.paper, about=(m.__doc__ or "").split("\n")[0], module=m.__module__,
+                              version=m.version, personal=m.personal,
+                              fields={f.name: getattr(m, f.name, None) for f in dataclasses.fields(m)})
+                         for name, m in sorted(load_methods().items())]
     if not whole: return lines
     from fedrepro.contracts import describe
     ours = [line["module"].startswith("fedrepro.") for line in lines]
@@ -92,8 +94,8 @@ def table_lines() -> list[dict]:
     lines = []
     for name, path in find_specs().items():
         spec = load_spec(path)
-        tiers = {t: (set(load_results(spec.results / t).run_id), {c.run_id for c in spec.cells(t)}) for t in spec.tiers}
-        tiers = {t: dict(finished=len(done & asked), runs=len(asked)) for t, (done, asked) in tiers.items()}
+        found = {t: (set(load_results(spec.results / t).run_id), {c.run_id for c in spec.cells(t)}) for t in spec.tiers}
+        tiers = {t: dict(finished=len(done & asked), runs=len(asked)) for t, (done, asked) in found.items()}
         finished = ", ".join(f"{t} {n['finished']}/{n['runs']}" for t, n in tiers.items())
         lines.append(dict(name=name, title=spec.title, paper=spec.paper, table=spec.table, metric=spec.metric,
                           file=str(path), tiers=tiers, finished=finished))
@@ -181,8 +183,9 @@ def run_command(
     raise typer.Exit(code)
 
 # %% ../nbs/35_cli.ipynb #4d2aa644
-OrderOption = option(Path | None, "--order", metavar="FILE", parser=place, help="Default: papers/order.toml")
-PlanOption = option(bool, "--plan", help="Print what is missing, in order, and compute nothing")
+OrderOption = Annotated[Path | None, typer.Option("--order", metavar="FILE", parser=place,
+                                                  help="Default: papers/order.toml")]
+PlanOption = Annotated[bool, typer.Option("--plan", help="Print what is missing, in order, and compute nothing")]
 
 @app.command("sweep", rich_help_panel=REPRODUCE)
 def sweep_command(
@@ -224,18 +227,21 @@ def figure_command(spec: SpecArgument, tier: TierOption = "smoke", results: Resu
     from fedrepro.experiments import load_spec
     from fedrepro.figures import draw
     from fedrepro.plots import save_figure
-    spec = load_spec(spec)
-    figure = draw(spec, tier, folder_given(results), data)
-    typer.echo(save_figure(figure, out or Path("out") / f"{spec.name.replace('/', '_')}_{tier}.png"))
+    loaded = load_spec(spec)
+    figure = draw(loaded, tier, folder_given(results), data)
+    typer.echo(save_figure(figure, out or Path("out") / f"{loaded.name.replace('/', '_')}_{tier}.png"))
 
 
 
 # %% ../nbs/35_cli.ipynb #05a0336a
-PeersOption = option(bool, "--peers", help="Also Flower and pfl-research; they come with the extra `peers`")
-QuickOption = option(bool, "--quick", help="Few samples and turns: about a minute, and rougher")
-FileOption = option(Path | None, "--json", metavar="FILE", parser=place, help="Write every time that was measured")
-RoundsOption = option(int | None, "--rounds", metavar="N", parser=count, help="Turns of each; default: 5, quick: 2")
-SamplesOption = option(int | None, "--samples", parser=count, hidden=True, help="Of W1, in all")
+PeersOption = Annotated[bool, typer.Option("--peers",
+                                           help="Also Flower and pfl-research; they come with the extra `peers`")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="Few samples and turns: about a minute, and rougher")]
+FileOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", parser=place,
+                                                 help="Write every time that was measured")]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", metavar="N", parser=count,
+                                                  help="Turns of each; default: 5, quick: 2")]
+SamplesOption = Annotated[int | None, typer.Option("--samples", parser=count, hidden=True, help="Of W1, in all")]
 
 @app.command("bench", rich_help_panel=OWN)
 def bench_command(
@@ -255,11 +261,13 @@ def bench_command(
     typer.echo(report(found), nl=False)
 
 # %% ../nbs/35_cli.ipynb #85611027
-ClickError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")  # typer has its own click
+# typer has its own click
+ClickError: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
-def usage_line(error: Exception) -> str:
+def usage_line(error: Any) -> str:
     "One line for a wrong command line: what typer says, with the accepted commands or options"
-    line, command = " ".join(error.format_message().split()), getattr(getattr(error, "ctx", None), "command", None)
+    line = " ".join(error.format_message().split())
+    command: Any = getattr(getattr(error, "ctx", None), "command", None)
     accepted = []
     if type(error).__name__ == "NoSuchOption": accepted = [o for p in command.params for o in p.opts if o[:2] == "--"]
     elif "command" in line.lower(): accepted = list(getattr(command, "commands", {}))

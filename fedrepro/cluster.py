@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 from .concepts import known, short
 from .executors import cores, keep_memory, no_interrupt
 from .experiments import Cell, pick_device
@@ -76,7 +77,7 @@ def outcome(future, pack: list[Cell]) -> list[Outcome]:
 @dataclass
 class Pool:
     "In place of processes here: packs of runs as tasks of the cluster that `client` is connected to"
-    client: object  # distributed.Client
+    client: Any  # distributed.Client
     tell: bool = True  # of workers and the dashboard
 
     def check(self, order: Order):

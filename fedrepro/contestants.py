@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CONTESTANTS', 'Work', 'works', 'usual', 'flops_per_sample', 'Contestant', 'read_work', 'Engine', 'counted',
-           'train_plainly', 'PlainLoop', 'rate', 'convolution', 'own_convolutions', 'Limits', 'distinct_bytes', 'State',
-           'child']
+           'train_plainly', 'plain_parts', 'PlainLoop', 'rate', 'convolution', 'own_convolutions', 'Limits',
+           'distinct_bytes', 'State', 'child']
 
 # %% ../nbs/39_contestants.ipynb #5bf5bc7d
 import json
@@ -53,7 +53,7 @@ class Work:
         recipe = recipe_for("plain", "Fashion-MNIST" if self.shape[0] == 1 else "CIFAR-100")
         data = Dataset(self.name, x, y, x[:1], y[:1], tuple(map(str, range(self.classes))), recipe).to(device)
         few = min(5, self.samples // (2 * self.clients * self.classes))
-        settings = {} if self.partition == "iid" else {"alpha": .5, "per_class": few}
+        settings: dict = {} if self.partition == "iid" else {"alpha": .5, "per_class": few}
         split = partition.partition(self.partition, y.numpy(), clients=self.clients, classes=self.classes, **settings)
         net = models.network(self.network, self.classes, tuple(self.shape))
         return Federation(data, net, split, device=device, dtype=dtype)
@@ -178,13 +178,16 @@ def train_plainly(model: nn.Module, x, y, work: Work, order) -> int:
         sgd.step()
     return len(parts)
 
+def plain_parts(work: Work, device: str, dtype=torch.float32) -> dict:
+    "What FedAvg by hand needs: the clients' shares on the device, the initial model, the module, counts"
+    f = work.federation(device, dtype)
+    x, y = f.data.batch(f.data.train_x, None, dtype), f.data.train_y
+    return dict(shares=[(x[rows], y[rows]) for rows in f.rows], w=f.initial, t=0, n=len(y), steps=0, samples=0,
+                model=usual(f.net).to(device, dtype))
+
 class PlainLoop(Contestant):
     "FedAvg by hand"
-    def build(self, work: Work, dtype=torch.float32) -> dict:
-        f = work.federation(self.device, dtype)
-        x, y = f.data.batch(f.data.train_x, None, dtype), f.data.train_y
-        return dict(shares=[(x[rows], y[rows]) for rows in f.rows], w=f.initial, t=0, n=len(y), steps=0, samples=0,
-                    model=usual(f.net).to(self.device, dtype))
+    def build(self, work: Work, dtype=torch.float32) -> dict: return plain_parts(work, self.device, dtype)
 
     def round(self, work: Work, built: dict):
         model, mean, steps = built["model"], {n: torch.zeros_like(v) for n, v in built["w"].items()}, 0
@@ -216,7 +219,8 @@ def rate(flops: float, f: Callable, synchronise: Callable, seconds: float = .15)
 def convolution(conv: nn.Conv2d, x, first: bool = False) -> tuple[float, Callable]:
     "Operations and code of a forward and backward pass of `conv` over `x`; a first one needs no gradient of `x`"
     order = torch.channels_last
-    x, conv = x.to(memory_format=order).requires_grad_(not first), conv.to(x.device).to(memory_format=order)
+    x, conv = x.to(memory_format=order).requires_grad_(not first), conv.to(x.device)
+    conv.to(memory_format=order)  # type: ignore[call-overload]  # the stub lacks it
     y = conv(x).detach()
     wanted = [conv.weight] if first else [x, conv.weight]
     flops = 2 * y.numel() * conv.weight[0].numel() * (1 + len(wanted))

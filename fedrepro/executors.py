@@ -97,7 +97,7 @@ class Feed:
         for k, p in enumerate(plans):
             for s, (rows, d) in enumerate(p):
                 at[s, k, :len(rows)], w[s, k, :len(rows)] = rows + offsets[k], 1
-                if d is not None: draws[s, k, :len(rows)] = d
+                if d is not None and draws is not None: draws[s, k, :len(rows)] = d
         device = first.y.device
         self.at, self.w = torch.as_tensor(at, device=device), torch.as_tensor(w, device=device).to(self.dtype)
         self.draws = None if draws is None else torch.as_tensor(draws, device=device)
@@ -132,7 +132,8 @@ def train_stack(clients: list[Client], phases: list[Phase], starts: list[Tree]) 
     order = sorted(range(len(clients)), key=lambda k: -len(plans[k]))
     if not plans[order[0]]: return [train(*each) for each in zip(clients, phases, starts)]
     phase, feed = phases[0], Feed([clients[k] for k in order], [plans[k] for k in order])
-    step, memory, stack = phase.step or plain_step, None, Stack([clients[k] for k in order])
+    step: Callable = phase.step or plain_step
+    memory, stack = None, Stack([clients[k] for k in order])
     own, moving = movable(stack.net, phase, _together([starts[k] for k in order]))
     total, kept, n = torch.zeros(len(order), dtype=stack.dtype, device=stack.device), {}, len(order)
     for s in range(feed.steps[0]):
@@ -233,7 +234,7 @@ def shares(sizes: list[int], parts: int) -> list[list[int]]:
         sums[g] += sizes[i]
     return [groups[g] for g in sorted(range(len(groups)), key=lambda g: -sums[g])]
 
-_federation = None  # in a worker
+_federation: Federation  # in a worker
 
 # What is unpickled here comes from this program's own processes through a pipe, never from a file. Left to the pool,
 # each tensor would travel through shared memory of its own, and a round of small models take half as long again.
@@ -267,7 +268,8 @@ class Processes:
             raise InputError(f"executor processes: {type(method).__name__} is defined in a notebook or script; "
                              "put it into a module, or use the executor sequential")
         groups = shares([c.n for c in clients], 4 * self.workers)
-        visitors = [replace(c, data=None, net=None) for c in clients]
+        bare: dict = {"data": None, "net": None}  # a worker has its own
+        visitors = [replace(c, **bare) for c in clients]
         messages = [pickle.dumps((method, [visitors[i] for i in group])) for group in groups]
         with no_interrupt(): futures = [self.pool.submit(_visit, message) for message in messages]
         results = [pickle.loads(f.result()) for f in futures]

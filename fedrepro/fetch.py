@@ -6,7 +6,7 @@
 __all__ = ['TIMEOUT', 'WAITS', 'Archive', 'download_file', 'reading', 'unpack', 'bring']
 
 # %% ../nbs/01_fetch.ipynb #72a9aa61
-import gzip, os, shutil, stat, sys, tarfile, time, zipfile
+import gzip, io, os, shutil, stat, sys, tarfile, time, zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -168,7 +168,7 @@ def _safe(name: str, ordinary: bool, archive: Path) -> str:
     raise InputError(f"{archive}: refused, its member {name!r} is a link or a device, not a file")
 
 # %% ../nbs/01_fetch.ipynb #009d47a8
-class _Counted:
+class _Counted(io.RawIOBase):
     "A stream that raises InputError when more than `left` bytes are read from it"
     def __init__(self, stream, left: int, archive: Path): self.stream, self.left, self.archive = stream, left, archive
     def read(self, n: int = -1) -> bytes:

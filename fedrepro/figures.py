@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from .experiments import Cell, Spec, build
 from .measures import distance_matrix
 from .outcomes import stored, trials
 from .partition import drift, plot_partition
-from .plots import (DASHES, METHOD_COLOURS, OTHER, accuracy_figure, axis_label, diverged_notes, grid,
+from .plots import (DASHES, METHOD_COLOURS, OTHER, accuracy_figure, axis_label, diverged_notes, grid, lighter,
                             refuse_empty, row_styles, setting)
 from .study_plots import STUDY_PLOTS
 from .trees import InputError, one_of
@@ -39,8 +38,8 @@ def points(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataF
 def line_styles(spec: Spec, lines: list[str]) -> tuple[dict, dict]:
     "Colours, dash patterns of lines: a row's own, or for columns the method's colour, lighter from one to the next"
     if set(lines) <= set(spec.rows): return row_styles(spec)
-    base = to_rgb(METHOD_COLOURS.get(next(iter(spec.rows.values())).method, OTHER))
-    shades = [to_hex([c + (1 - c) * min(.25 * k, .6) for c in base]) for k in range(len(lines))]
+    base = METHOD_COLOURS.get(next(iter(spec.rows.values())).method, OTHER)
+    shades = [lighter(base, min(.25 * k, .6)) for k in range(len(lines))]
     return dict(zip(lines, shades)), dict(zip(lines, cycle(DASHES.values())))
 
 # %% ../nbs/34_figures.ipynb #37596b06
@@ -111,7 +110,7 @@ def plot_distances(ax: Axes, clients: list[int], matrix: list[list[float]], bold
     "One matrix of distances (n, n) with its clients; returns the image"
     image = ax.imshow(matrix, cmap="viridis", vmin=0)
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_ticks(range(len(clients)), clients, fontsize=7)
+        axis.set_ticks(range(len(clients)), [str(k) for k in clients], fontsize=7)
         for k, label in zip(clients, axis.get_ticklabels()): label.set_fontweight("bold" if k in bold else "normal")
     ax.set(xlabel="client", ylabel="client")
     return image

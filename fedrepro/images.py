@@ -8,7 +8,7 @@ __all__ = ['DOMAINS', 'PER_CLASS', 'PICTURES', 'picture', 'read_cinic', 'read_le
 # %% ../nbs/01_images.ipynb #904a587c
 import gzip, tarfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 from zipfile import ZipFile
 import numpy as np
@@ -24,7 +24,7 @@ def picture(content: bytes, size: int) -> np.ndarray:
     x = decode_image(torch.frombuffer(bytearray(content), dtype=torch.uint8), ImageReadMode.RGB)
     return (x if x.shape[1:] == (size, size) else resize(x, [size, size], antialias=True)).numpy()
 
-def _labelled(found: dict, pictures: Iterable[np.ndarray], names: Iterable[str], size: int) -> tuple:
+def _labelled(found: Collection[tuple], pictures: Iterable[np.ndarray], names: Iterable[str], size: int) -> tuple:
     "Pictures (N, 3, size, size) and labels (N,) of the (class, file) in `found`, in that order"
     number = {name: i for i, name in enumerate(names)}
     x = np.empty((len(found), 3, size, size), np.uint8)
@@ -40,7 +40,7 @@ def read_cinic(source: Source, folder: Path) -> dict:
         for info in packed:
             match PurePosixPath(info.name).parts:
                 case (part, name, file) if part in found and name in source.class_names and file.endswith(".png"):
-                    found[part][name, file] = picture(packed.extractfile(info).read(), 32)
+                    if opened := packed.extractfile(info): found[part][name, file] = picture(opened.read(), 32)
     parts = {}
     for part, pictures in found.items():
         keys = sorted(pictures)

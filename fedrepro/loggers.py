@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -167,4 +167,4 @@ class WandB:
         self.run.summary["status"] = status
         self.run.finish()
 
-LOGGERS = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+LOGGERS: dict[str, Callable[[str], Logger]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}

@@ -16,29 +16,37 @@ import typer
 from .arguments import (
     DATASETS, DRIFT_NAMES, LOOK_UP, OWN, REPRODUCE, START, DataOption, DatasetsOption, DeviceOption, ExecutorOption,
     FormatOption, JsonOption, LogOption, MethodsOption, NameArgument, QuietOption, ResultsOption, SeedsOption,
-    SpecArgument, SpecsArgument, TierOption, WorkersOption, count, method_names, one, option, place)
+    SpecArgument, SpecsArgument, TierOption, WorkersOption, count, method_names, one, place)
 from .cli import app, asked_for, folder_given, show
 
 # %% ../nbs/35_more_commands.ipynb #2225da98
 MethodsArgument = Annotated[list[str], typer.Argument(
     metavar="METHOD...", autocompletion=one(method_names),
     help="FedAvg, or with values of its own FedProx:mu=0.1,lr=0.05")]
-DatasetOption = option(str, "--dataset", metavar="NAME", autocompletion=one(lambda: DATASETS), help="The data set")
-ClientsOption = option(int, "--clients", metavar="K", parser=count, help="How many clients")
-AlphaOption = option(float | None, "--alpha", metavar="A", help="Dirichlet concentration; default: all hold alike data")
-DriftOption = option(str, "--drift", metavar="|".join(DRIFT_NAMES), autocompletion=one(lambda: DRIFT_NAMES),
-                     help="How labels change half way")
-RoundsOption = option(int, "--rounds", metavar="T", parser=count, help="Communication rounds")
-EpochsOption = option(int, "--epochs", metavar="E", parser=count, help="Local epochs")
-ShareOption = option(float, "--participation", metavar="C", help="Share of clients in a round, above 0, at most 1")
-RateOption = option(float, "--lr", metavar="LR", help="Local learning rate")
-BatchOption = option(int, "--batch-size", metavar="B", parser=count, help="Samples a local step")
-ManyOption = option(int, "--seeds", metavar="N", parser=count, help="Number of seeds")
-MetricOption = option(str, "--metric", metavar="generalised_accuracy|personalised_accuracy", help="What is shown")
-SplitOption = option(str | None, "--partition", metavar="NAME", help="Default: iid, or with --alpha dirichlet-class")
-NetworkOption = option(str | None, "--network", metavar="NAME", help="Default: one that a paper uses for the data set")
-FolderOption = option(Path, "--results", metavar="DIR", parser=place, help="Folder of the specs, runs and figures")
-FigureOption = option(Path | None, "--out", metavar="FILE", parser=place, help="The figure; default: in that folder")
+DatasetOption = Annotated[str, typer.Option("--dataset", metavar="NAME", autocompletion=one(lambda: DATASETS),
+                                            help="The data set")]
+ClientsOption = Annotated[int, typer.Option("--clients", metavar="K", parser=count, help="How many clients")]
+AlphaOption = Annotated[float | None, typer.Option("--alpha", metavar="A",
+                                                   help="Dirichlet concentration; default: all hold alike data")]
+DriftOption = Annotated[str, typer.Option("--drift", metavar="|".join(DRIFT_NAMES),
+                                          autocompletion=one(lambda: DRIFT_NAMES), help="How labels change half way")]
+RoundsOption = Annotated[int, typer.Option("--rounds", metavar="T", parser=count, help="Communication rounds")]
+EpochsOption = Annotated[int, typer.Option("--epochs", metavar="E", parser=count, help="Local epochs")]
+ShareOption = Annotated[float, typer.Option("--participation", metavar="C",
+                                            help="Share of clients in a round, above 0, at most 1")]
+RateOption = Annotated[float, typer.Option("--lr", metavar="LR", help="Local learning rate")]
+BatchOption = Annotated[int, typer.Option("--batch-size", metavar="B", parser=count, help="Samples a local step")]
+ManyOption = Annotated[int, typer.Option("--seeds", metavar="N", parser=count, help="Number of seeds")]
+MetricOption = Annotated[str, typer.Option("--metric", metavar="generalised_accuracy|personalised_accuracy",
+                                           help="What is shown")]
+SplitOption = Annotated[str | None, typer.Option("--partition", metavar="NAME",
+                                                 help="Default: iid, or with --alpha dirichlet-class")]
+NetworkOption = Annotated[str | None, typer.Option("--network", metavar="NAME",
+                                                   help="Default: one that a paper uses for the data set")]
+FolderOption = Annotated[Path, typer.Option("--results", metavar="DIR", parser=place,
+                                            help="Folder of the specs, runs and figures")]
+FigureOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", parser=place,
+                                                   help="The figure; default: in that folder")]
 
 @app.command("compare", rich_help_panel=START)
 def compare_command(
@@ -57,11 +65,12 @@ def compare_command(
     from fedrepro.executors import cores
     from fedrepro.experiments import pick_device
     from fedrepro.plots import save_figure
+    from fedrepro.progress import Report
     device = pick_device(device)
     found = compare(methods, dataset, clients, alpha, drift, rounds, epochs, participation, lr, batch_size, seeds,
                     metric, partition=partition, network=network, folder=folder, data=data, device=device,
                     executor=executor, workers=workers or (1 if device == "cuda" else cores()), quiet=quiet, log=log)
-    report = found.report
+    report = found.report or Report()
     if not (quiet or report.interrupted): typer.echo(f"fedrepro: {report.summary()}", err=True)
     if report.interrupted: raise typer.Exit(report.exit_code)
     typer.echo(found.show())
@@ -78,11 +87,13 @@ def data_command(name: NameArgument, data: DataOption = None) -> None:
     typer.echo(download(name, data))
 
 # %% ../nbs/35_more_commands.ipynb #8c3836eb
-ToOption = option(str, "--to", metavar="csv|parquet|latex", autocompletion=one(lambda: ("csv", "parquet", "latex")),
-                  help="csv, parquet: one line an evaluated round; latex: the table, with booktabs")
-FileOption = option(Path | None, "--out", metavar="FILE", parser=place,
-                    help="Default: printed; parquet: out/<paper>_<table>_<tier>.parquet")
-WhereOption = option(list[str], "--to", metavar="KIND:WHERE", help="tensorboard:DIR, mlflow:URI, wandb:PROJECT")
+ToOption = Annotated[str, typer.Option(
+    "--to", metavar="csv|parquet|latex", autocompletion=one(lambda: ("csv", "parquet", "latex")),
+    help="csv, parquet: one line an evaluated round; latex: the table, with booktabs")]
+FileOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", parser=place,
+                                                 help="Default: printed; parquet: out/<paper>_<table>_<tier>.parquet")]
+WhereOption = Annotated[list[str], typer.Option("--to", metavar="KIND:WHERE",
+                                                help="tensorboard:DIR, mlflow:URI, wandb:PROJECT")]
 
 @app.command("export", rich_help_panel=OWN)
 def export_command(spec: SpecArgument, tier: TierOption = "smoke", to: ToOption = "csv", out: FileOption = None,
@@ -114,7 +125,8 @@ def scoreboard_command(results: ResultsOption = None, format: FormatOption = "te
     from fedrepro.scoreboard import render_scoreboard
     typer.echo(render_scoreboard(format, folder_given(results)), nl=False)
 
-JudgedOption = option(str, "--tier", metavar="T", help="paper (judged), or a smaller one, shown and not judged")
+JudgedOption = Annotated[str, typer.Option("--tier", metavar="T",
+                                           help="paper (judged), or a smaller one, shown and not judged")]
 
 @app.command("claims", rich_help_panel=LOOK_UP)
 def claims_command(tier: JudgedOption = "paper", results: ResultsOption = None, format: FormatOption = "text") -> None:
@@ -123,7 +135,7 @@ def claims_command(tier: JudgedOption = "paper", results: ResultsOption = None, 
     typer.echo(render_claims(tier, format, folder_given(results)), nl=False)
 
 # %% ../nbs/35_more_commands.ipynb #9af28254
-IntoOption = option(Path, "--out", metavar="DIR", parser=place, help="The folder to copy it into")
+IntoOption = Annotated[Path, typer.Option("--out", metavar="DIR", parser=place, help="The folder to copy it into")]
 
 PageArgument = Annotated[str, typer.Argument(metavar="NAME", help="A page, such as 24_fedccfa")]
 
@@ -134,11 +146,12 @@ def notebook_command(name: PageArgument, out: IntoOption = Path(".")) -> None:
     typer.echo(copy_page(name, out))
 
 # %% ../nbs/35_more_commands.ipynb #28d4db44
-WorkOption = option(float | None, "--rate", metavar="GFLOPS",
-                    help="What a worker reaches, in 10^9 operations a second; default: measured here")
-ScriptOption = option(Path | None, "--sbatch", metavar="FILE", parser=place, help="Also write a job array for SLURM")
-JobsOption = option(int, "--jobs", metavar="N", parser=count, help="Jobs of that array, at most")
-HoursOption = option(float, "--hours", metavar="H", help="Of each of these jobs")
+WorkOption = Annotated[float | None, typer.Option(
+    "--rate", metavar="GFLOPS", help="What a worker reaches, in 10^9 operations a second; default: measured here")]
+ScriptOption = Annotated[Path | None, typer.Option("--sbatch", metavar="FILE", parser=place,
+                                                   help="Also write a job array for SLURM")]
+JobsOption = Annotated[int, typer.Option("--jobs", metavar="N", parser=count, help="Jobs of that array, at most")]
+HoursOption = Annotated[float, typer.Option("--hours", metavar="H", help="Of each of these jobs")]
 
 @app.command("plan", rich_help_panel=REPRODUCE)
 def plan_command(

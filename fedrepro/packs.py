@@ -42,7 +42,7 @@ def header(cell: Cell, course: Course, device: str, **cost) -> dict:
             "threads": torch.get_num_threads(),
             "data_fingerprint": federation.data.fingerprint, "partition_fingerprint": federation.partition.fingerprint,
             "code": code_digest(), "peak_memory_mb": peak_memory_mb(device),
-            "bytes_up": history.snapshot.bytes_up, "bytes_down": history.snapshot.bytes_down, **cost}
+            "bytes_up": course.at.bytes_up, "bytes_down": course.at.bytes_down, **cost}
 
 def refuse_taken(path: Path):
     "Raises InputError if something that is no usable result (of another version, unreadable) stands at `path`"
@@ -56,13 +56,14 @@ def line(cell: Cell) -> str:
 def course_of(cell: Cell, data, device: str) -> Course:
     "The rounds of a run; of a study, those before its client is looked at. Raises InputError"
     if "study" in cell.settings: return studies.prelude(cell, data, device, line(cell))
-    return Course(*build(cell, data, device), cell.settings["every"], line(cell))
+    method, federation, rounds = build(cell, data, device)
+    return Course(method, federation, rounds, cell.settings["every"], line(cell))
 
 def marks(course: Course, device: str) -> dict | None:
     "What must be equal for a run to go on from a checkpoint; None for a method without a file, never comparable"
     module = sys.modules[type(course.method).__module__]
-    if not getattr(module, "__file__", None): return None
-    own = b"" if module.__name__.startswith("fedrepro.") else Path(module.__file__).read_bytes()
+    if not (file := getattr(module, "__file__", None)): return None
+    own = b"" if module.__name__.startswith("fedrepro.") else Path(file).read_bytes()
     return {"code": code_digest(), "method": digest(own), "versions": store.provenance()["versions"], "device": device}
 
 def keeper(todo: list[Cell], results: str | Path, courses: list[Course], device: str, every: int | None,
@@ -86,7 +87,7 @@ def run_pack(cells: list[Cell], results: str | Path, data=None, device: str = "c
     `until` (seconds since 1970)."""
     paths = [store.run_path(results, c) for c in cells]
     missing = [path for path in paths if not store.is_complete(path)]
-    if not missing: return paths
+    if not missing: return [*paths]
     if time.time() >= until: raise TimeUp
     with leases(missing) as ours:  # somebody may have finished one before we took it
         todo = [c for c, path in zip(cells, paths) if path in ours and not store.is_complete(path)]
@@ -113,7 +114,8 @@ def compute_pack(todo: list[Cell], courses: list[Course], kept: Keeper, compute,
     "Run the courses to their ends, from where they were kept; returns what each has cost"
     started, turns = time.perf_counter(), itertools.count(1)
     found = kept.find(courses[0].federation.device) if kept.marks else {}
-    before = [dict(found[c.run_id]["cost"]) if c.run_id in found else {"wall_seconds": 0., "resumed": []} for c in todo]
+    before: list[dict] = [dict(found[c.run_id]["cost"]) if c.run_id in found else {"wall_seconds": 0., "resumed": []}
+                          for c in todo]
     for c, cost in zip(todo, before):
         if c.run_id not in found: continue
         cost["resumed"] = [*cost["resumed"], {"round": found[c.run_id]["snapshot"]["round"], "cpu": cost["cpu"]}]
@@ -126,7 +128,7 @@ def compute_pack(todo: list[Cell], courses: list[Course], kept: Keeper, compute,
         over = kept.over() and not all(c.ended for c in courses)
         if kept.due(next(turns)) or (over and kept.every != 0):
             states = {c.run_id: course.kept() | {"cost": cost} for c, course, cost in zip(todo, courses, costs())}
-            kept.keep(states, {c.run_id: course.history.snapshot.round for c, course in zip(todo, courses)})
+            kept.keep(states, {c.run_id: course.at.round for c, course in zip(todo, courses)})
         if over: raise TimeUp
     run_together(courses, compute, studies.watcher(todo[0]), lambda i, at: on_round(todo[i].run_id, at.round),
                  {i: found[c.run_id] for i, c in enumerate(todo) if c.run_id in found}, keep)

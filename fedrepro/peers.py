@@ -15,7 +15,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from .contestants import CONTESTANTS, Contestant, PlainLoop, Work, counted, read_work, train_plainly, usual
+from .contestants import (
+    CONTESTANTS, Contestant, PlainLoop, Work, counted, plain_parts, read_work, train_plainly, usual)
 
 # %% ../nbs/41_peers.ipynb #43af4d96
 class Pictures(torch.utils.data.Dataset):
@@ -104,16 +105,15 @@ CONTESTANTS["Flower"] = Flower
 class Pfl(Contestant):
     "pfl-research's simulation"
     def build(self, work: Work) -> dict:
-        pfl, data = import_module("pfl.model.pytorch"), PlainLoop.build(self, work)
+        pfl, data = import_module("pfl.model.pytorch"), plain_parts(work, self.device)
         model, counts = data["model"], [0, 0]
         def loss(x, y):
             counts[0], counts[1] = counts[0] + len(y), counts[1] + 1
             return F.cross_entropy(model(x), y)
         model.loss, model.metrics = loss, lambda x, y: {"samples": import_module("pfl.metrics").Weighted(0, len(y))}
         np.random.seed(0)
-        settings = {"momentum": work.momentum, "weight_decay": work.weight_decay, "fused": True}
-        wrapped = pfl.PyTorchModel(model, lambda params, lr: torch.optim.SGD(params, lr, **settings),
-                                   torch.optim.SGD(model.parameters(), 1.))
+        make = lambda params, lr: torch.optim.SGD(params, lr, work.momentum, weight_decay=work.weight_decay, fused=True)
+        wrapped = pfl.PyTorchModel(model, make, torch.optim.SGD(model.parameters(), 1.))
         weight = import_module("pfl.aggregate.weighting").WeightByDatapoints()
         backend = import_module("pfl.aggregate.simulate").SimulatedBackend(self.users(data["shares"]), None, [weight])
         return dict(model=wrapped, backend=backend, counts=counts, t=0,
@@ -152,9 +152,9 @@ class Pfl(Contestant):
 
     def tell(self, what: int) -> int:
         "From the first process to all others: 0 end, 1 a round, 2 add up"
-        what = torch.tensor(what)
-        if torch.distributed.is_initialized(): torch.distributed.broadcast(what, 0)
-        return int(what)
+        told = torch.tensor(what)
+        if torch.distributed.is_initialized(): torch.distributed.broadcast(told, 0)
+        return int(told)
 
     def serve(self, first: Work, say: Callable):
         os.environ["PFL_PYTORCH_DEVICE"] = self.device

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from .experiments import Cell
 from .store import say
 from .trees import InputError
@@ -27,6 +28,8 @@ def duration(seconds: float) -> str:
 assert [duration(s) for s in (40.2, 720, 12000)] == ["40 s", "12 min", "3 h 20 min"]
 
 # %% ../nbs/32_progress.ipynb #2365bfc3
+if TYPE_CHECKING: from rich.progress import Progress as Bars  # imported when bars are shown
+
 class Progress:
     "Counts runs and rounds, and says so in the way that suits whoever listens"
     def __init__(self, cells: list[Cell], quiet: bool = False, on_done: Callable | None = None):
@@ -39,7 +42,8 @@ class Progress:
         self.given = 0  # rounds that were there: kept by another process
         self.started = self.said = time.monotonic()
         self.quiet = quiet or bool(os.environ.get("CI"))
-        self.bars, self.tasks, self.totals = None, {}, {}
+        self.bars: Bars | None = None
+        self.tasks, self.totals = {}, {}
 
     def __enter__(self):
         if not self.quiet and self.cells and sys.stderr.isatty(): self.show_bars()
@@ -53,10 +57,10 @@ class Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bars
         before, after = TextColumn("{task.description}"), TextColumn("rounds {task.fields[left]}")
-        self.bars = Bars(before, BarColumn(), MofNCompleteColumn(), after, console=Console(stderr=True))
+        bars = self.bars = Bars(before, BarColumn(), MofNCompleteColumn(), after, console=Console(stderr=True))
         for table, runs in ({"": set(self.cells)} | self.tables).items():
-            self.totals[table] = self.bars.add_task(self.text(table), total=self.count(runs)[1], left="")
-        self.bars.start()
+            self.totals[table] = bars.add_task(self.text(table), total=self.count(runs)[1], left="")
+        bars.start()
 
     def count(self, runs: Collection[str]) -> tuple[int, int]:
         "Rounds that are complete, and all rounds"
@@ -70,10 +74,10 @@ class Progress:
         done, ours = self.count(self.cells)[0] - self.given, self.count(self.tables.get(table, self.cells))
         if done <= 0 or ours[0] == ours[1]: return ""
         return f"about {duration((time.monotonic() - self.started) / done * (ours[1] - ours[0]))} left"
-    def show_totals(self):
+    def show_totals(self, bars: "Bars"):
         for table, task in self.totals.items():
             done = self.count(self.tables.get(table, self.cells))[0]
-            self.bars.update(task, description=self.text(table), completed=done, left=self.left(table))
+            bars.update(task, description=self.text(table), completed=done, left=self.left(table))
 
     def round(self, run_id: str, rounds: int):
         "So many rounds of a run are complete: one more, or those that another process has kept"
@@ -84,7 +88,7 @@ class Progress:
                 cell = self.cells[run_id]
                 self.tasks[run_id] = self.bars.add_task(cell.describe(), total=cell.rounds, left="")
             self.bars.update(self.tasks[run_id], completed=rounds)
-            self.show_totals()
+            self.show_totals(self.bars)
         elif not self.quiet and time.monotonic() - self.said > 60:
             self.said = time.monotonic()
             done, every = self.count(self.cells)
@@ -93,14 +97,14 @@ class Progress:
     def restart(self, run_id: str):
         "A run begins anew"
         self.rounds[run_id] = 0
-        if run_id in self.tasks: self.bars.remove_task(self.tasks.pop(run_id))
+        if self.bars and run_id in self.tasks: self.bars.remove_task(self.tasks.pop(run_id))
 
     def finish(self, run_id: str, outcome: str):
         "A run has ended; `outcome` is complete, diverged or failed"
         self.ended.add(run_id)
         self.rounds[run_id] = self.cells[run_id].rounds
-        if run_id in self.tasks: self.bars.remove_task(self.tasks.pop(run_id))
-        if self.bars: self.show_totals()
+        if self.bars and run_id in self.tasks: self.bars.remove_task(self.tasks.pop(run_id))
+        if self.bars: self.show_totals(self.bars)
         elif not self.quiet:
             whole = [f"{self.text()}: {self.cells[run_id].describe()}: {outcome}", self.left()]
             parts = [[self.text(t), self.left(t)] for t, runs in self.tables.items() if run_id in runs]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 import torch
 from . import store
@@ -50,13 +51,14 @@ def note(report: Report, progress: Progress, pack: list[Cell], outcomes: list[Ou
         progress.ended.add(cell.run_id)
         if error in (LATER, ELSEWHERE): continue
         theirs, error = error == THEIRS, error.replace(THEIRS, "")
-        found = path and store.read_or_set_aside(path)
-        error = error or ("" if found else "its result was damaged after it was written")
-        if error: report.failed[cell.describe()] = error
+        found = None if path is None else store.read_or_set_aside(path)
+        if path is None or found is None:
+            report.failed[cell.describe()] = error = error or "its result was damaged after it was written"
+            progress.finish(cell.run_id, f"failed: {error}")
         else:
             (report.theirs if theirs else report.done).append(path)
             progress.on_done(cell, *found)
-        progress.finish(cell.run_id, f"failed: {error}" if error else found[0]["status"])
+            progress.finish(cell.run_id, found[0]["status"])
 
 def run_here(todo: list[list[Cell]], report: Report, progress: Progress, task) -> None:
     "Run the packs in this process; `task(pack, on_round)` is `attempt` with its other arguments"
@@ -64,7 +66,7 @@ def run_here(todo: list[list[Cell]], report: Report, progress: Progress, task) -
     for pack in todo: note(report, progress, pack, task(pack, progress.round))
 
 # %% ../nbs/32_runner.ipynb #47dc013b
-_channel = None  # in a worker: where it reports
+_channel: SimpleQueue[tuple[str, str, int]]  # in a worker: where it reports
 
 def gpus() -> list[str]:
     "What CUDA_VISIBLE_DEVICES may be for a process with one GPU of this machine; empty where there is none"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import pandas as pd
 from .divergence import limit, record
 from .experiments import Cell, build
+from .local import Client
 from .local_study import local_rows, position, sample_rows, slice_rows, the_phase
 from .metrics import evaluate
 from .rounds import FedAvg, History, begin
@@ -62,9 +63,9 @@ def watcher(cell: Cell) -> Callable:
     return watch
 
 # %% ../nbs/32_studies.ipynb #dbf64a43
-def the_client(cell: Cell, course: Prelude):
+def the_client(cell: Cell, course: Course) -> tuple[FedAvg, Client]:
     "(the method, with the study's number of epochs; its client in the round after the last)"
-    s, study, at, federation = cell.settings, cell.settings["study"], course.history.snapshot, course.federation
+    s, study, at, federation = cell.settings, cell.settings["study"], course.at, course.federation
     method = make_method(s["method"]["class"], s["method"]["fields"] | {"epochs": study["epochs"]}, cell.describe())
     k = position(federation.partition, study["client"])
     if "start" in study: server, state = method.init_server(federation), method.init_client(federation, k)
@@ -78,7 +79,7 @@ def conclude(cell: Cell, course: Course):
     "After the federation of a study: look at the client, whose rows become the course's. Nothing for any other run"
     study, history = cell.settings.get("study"), course.history
     if study is None: return
-    rows, diverged, at = [], history.diverged, history.snapshot
+    rows, diverged, at = [], history.diverged, course.at
     if study["name"] == "samples":
         rows = [{"round": r["round"], "epoch": 0} | row for r in history.rows for row in r.get("samples", ())]
     elif not diverged:
@@ -98,17 +99,19 @@ def check(cell: Cell, data, device: str):
     named = make_method(cell.settings["method"]["class"], cell.settings["method"]["fields"], cell.describe())
     for method in (course.method, named):
         asks = type(method).survey is not FedAvg.survey
-        if method.personal or asks or "params" not in course.history.snapshot.server:
+        if method.personal or asks or "params" not in course.at.server:
             raise InputError(f"{cell.describe()}: {type(method).__name__} has no one global model that clients receive "
                              "and trains; a study needs one")
-    if "epochs" in settings: the_phase(*the_client(cell, course), settings["samples"])
+    if "epochs" in settings:
+        method, client = the_client(cell, course)
+        the_phase(method, client, settings["samples"])
     else: position(course.federation.partition, settings["client"])
 
 # %% ../nbs/32_studies.ipynb #ef86ce04
 def start_notes(runs: list[tuple[Cell, pd.DataFrame]]) -> list[str]:
     "Lines for below a table of studies, from its cells with their rows: accuracy and round of the starting models"
-    lines, runs = {}, {c.run_id: (c, run) for c, run in runs if "accuracy" in c.settings.get("study", {})}
-    for cell, run in runs.values():
+    lines, mine = {}, {c.run_id: (c, run) for c, run in runs if "accuracy" in c.settings.get("study", {})}
+    for cell, run in mine.values():
         level, start = cell.settings["study"]["accuracy"], run[run["epoch"] == 0] if "epoch" in run else run[:0]
         if not len(start): continue  # its federation diverged
         accuracy, rounds = start.iloc[0][["generalised_accuracy", "round"]]

@@ -79,7 +79,7 @@ def epochs_figure(spec: Spec, tier: str, results: str | Path | None = None) -> F
         metric = column.metric or spec.metric
         plot_curves(ax, long[long.column == column.label].assign(round=long.epoch), metric, colours, dashes)
         ax.set(xlabel="local epoch", ylabel=axis_label(metric) + UNITS.get(metric, ""))
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.locator_params(axis="x", integer=True)
         ax.set_title(column.label, fontsize=9)
     legend(fig, long, colours, dashes)
     return finished(fig, cells, tier, notes)

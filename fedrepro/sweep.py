@@ -34,8 +34,9 @@ class Step:
 
     def has(self, cell: Cell) -> bool:
         "Whether a cell of its specs belongs to it"
-        limits = [(self.methods, {cell.row}), (self.places, cell.places), (self.seeds, {cell.seed}),
-                  (self.tiers, {cell.tier})]
+        limits: list[tuple[tuple | None, set]] = [
+            (self.methods, {cell.row}), (self.places, cell.places), (self.seeds, {cell.seed}),
+            (self.tiers, {cell.tier})]
         return all(limit is None or not found.isdisjoint(limit) for limit, found in limits)
 
     def describe(self) -> str:

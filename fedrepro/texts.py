@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
@@ -75,7 +76,7 @@ def _counted(source: Source, parts: dict) -> dict:
 # %% ../nbs/01_texts.ipynb #b695b0dd
 def read_news(source: Source, root: Path, length: int, least: int, most: int) -> dict:
     "The parts of a data set of news; `length`, `least`, `most` as in `encode` and `vocabulary`. Raises InputError"
-    texts, parts = {}, {"class_names": source.class_names, "lengths": (length,)}
+    texts, parts = {}, dict[str, Any](class_names=source.class_names, lengths=(length,))
     for part in ("train", "test"):
         texts[part], y = [], []
         for file, digest in getattr(source, part).items():
@@ -106,7 +107,7 @@ def _pairs(source: Source, root: Path, file: str, digest: str) -> Iterator[tuple
 
 def _paired(source: Source, train: list[tuple], test: list[tuple], lengths: tuple[int, int]) -> dict:
     "The parts of a data set of (drug, protein, label); each stretch of a row has the alphabet of the training set"
-    parts = {"class_names": source.class_names, "lengths": lengths, "vocabularies": tuple(
+    parts: dict[str, Any] = {"class_names": source.class_names, "lengths": lengths, "vocabularies": tuple(
         vocabulary({pair[i] for pair in train}) for i in (0, 1))}
     for part, pairs in (("train", train), ("test", test)):
         parts[f"{part}_y"] = torch.tensor([y for *_, y in pairs], dtype=torch.int64)
@@ -116,9 +117,9 @@ def _paired(source: Source, train: list[tuple], test: list[tuple], lengths: tupl
 
 def read_pairs(source: Source, root: Path, lengths: tuple[int, int]) -> dict:
     "The parts of a data set of pairs; `lengths`: letters of a drug, of a protein. Raises InputError"
-    found = ([pair for file, digest in files.items() for pair in _pairs(source, root, file, digest)]
-             for files in (source.train, source.test))
-    return _paired(source, *found, lengths)
+    train, test = ([pair for file, digest in files.items() for pair in _pairs(source, root, file, digest)]
+                   for files in (source.train, source.test))
+    return _paired(source, train, test, lengths)
 
 # %% ../nbs/01_texts.ipynb #e7882df5
 def read_union(source: Source, root: Path, lengths: tuple[int, int]) -> dict:

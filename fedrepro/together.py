@@ -33,7 +33,13 @@ class Course:
     @property
     def ended(self) -> bool:
         "Whether the last round is complete, or the run diverged"
-        return self.history.snapshot.round == self.rounds or bool(self.history.diverged)
+        return self.at.round == self.rounds or bool(self.history.diverged)
+
+    @property
+    def at(self) -> Snapshot:
+        "The federation after the rounds so far; there is none before `start_together`"
+        assert self.history.snapshot is not None, f"{self.line} has not begun"
+        return self.history.snapshot
 
     def turn(self, t: int):
         "Take in the concepts of round `t`"
@@ -41,7 +47,7 @@ class Course:
 
     def kept(self) -> dict:
         "All that it takes to go on from here: rows, path and snapshot"
-        return {"rows": self.history.rows, "path": self.path, "snapshot": snapshot_parts(self.history.snapshot)}
+        return {"rows": self.history.rows, "path": self.path, "snapshot": snapshot_parts(self.at)}
 
     def go_on(self, kept: dict):
         "Take up what another process kept"
@@ -62,11 +68,11 @@ def train_together(leaders: list[Course], executor: Callable) -> list[Snapshot]:
         alone = id(c) if timed(c.federation.measures) else 0
         return type(c.method), repr(c.method), id(c.federation.data), c.federation.net.name, c.federation.dtype, alone
     for group in alike(leaders, kind):
-        opened = [open_round(c.method, c.federation, c.history.snapshot) for c in group]
+        opened = [open_round(c.method, c.federation, c.at) for c in group]
         results = iter(executor(group[0].method, [client for now in opened for client in now.clients]))
         for c, now in zip(group, opened):
             mine = [next(results) for _ in now.clients]
-            found[id(c)] = close_round(c.method, c.federation, c.history.snapshot, now, mine)
+            found[id(c)] = close_round(c.method, c.federation, c.at, now, mine)
     return [found[id(c)] for c in leaders]
 
 def start_together(line: list[Course]):
@@ -87,13 +93,13 @@ def run_together(courses: list[Course], executor: Callable = sequential, evaluat
     for group in alike(courses, lambda c: c.line): start_together(group)
     for i, state in (kept or {}).items(): courses[i].go_on(state)
     while going := [c for c in courses if not c.ended]:
-        for c in going: c.turn(c.history.snapshot.round)
+        for c in going: c.turn(c.at.round)
         groups = alike(going, lambda c: (c.line, c.path))
         for group, now in zip(groups, train_together([g[0] for g in groups], executor)):
             lead, *others = group
             note_round(lead.history, now, lead.method, lead.federation, lead.rounds, evaluate, lead.every)
-            for c in others: c.history = History([*lead.history.rows], lead.history.snapshot)
+            for c in others: c.history = History([*lead.history.rows], lead.at)
         for i, c in enumerate(courses):
-            if on_round is not None and c in going: on_round(i, c.history.snapshot)
+            if on_round is not None and c in going: on_round(i, c.at)
         if on_turn is not None: on_turn(courses)
     return [c.history for c in courses]

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle
+from types import FrameType
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -100,7 +101,7 @@ def gap(a, b) -> tuple[float, str]:
     x, y = flat(a), flat(b)
     if odd := [n for n in (x | y) if n not in x or n not in y]: return math.inf, f"{odd[0]}: in one of two only"
     sizes = {n: apart(x[n], y[n]) for n in x}
-    worst = max(sizes, key=sizes.get, default="")
+    worst = max(sizes, key=sizes.__getitem__, default="")
     return (sizes[worst], worst) if worst and sizes[worst] else (0., "")
 
 def copied(message):
@@ -117,13 +118,15 @@ HOST = {f.__code__ for f in (local.plan, rounds.close_round)}  # what these call
 
 def hook_here() -> str:
     "Name and present line of the client's hook that is running; empty if it is none, or one that may wait"
-    frame, inner = sys._getframe(1), None
+    frame: FrameType | None = sys._getframe(1)
+    inner: FrameType | None = None
     while frame is not None and frame.f_code not in CLIENT:
         if frame.f_code in HOST: return ""
         code = frame.f_code
         loop = code.co_filename == rounds.__file__ and code.co_name.startswith("<")  # inside open_round
         frame, inner = frame.f_back, inner if loop else frame
-    if frame is None or inner.f_code.co_filename in (local.__file__, hook_here.__code__.co_filename): return ""
+    own = local.__file__, hook_here.__code__.co_filename
+    if frame is None or inner is None or inner.f_code.co_filename in own: return ""
     if frame.f_code is rounds.open_round.__code__ and inner.f_code.co_name != "survey": return ""
     return f"{inner.f_code.co_name}: `{linecache.getline(inner.f_code.co_filename, inner.f_lineno).strip()}`"
 
