@@ -2,7 +2,8 @@
 # make test   everything that must pass before a change is kept; the demo is its last step
 # make chaos SEED=1..20   sweeps whose workers, drivers, disk and files are attacked at random; every cell must come out whole
 # make site               the documentation under out/site, by quarto where it is installed
-# make nightly            5,000 generated inputs a property, every default changed once, three seeds of chaos
+# make smoke              every table and figure at tier smoke, one seed: run, printed and drawn under out/smoke
+# make nightly            5,000 generated inputs a property, every default changed once, three seeds of chaos, make smoke
 # make dist               the sdist and the wheel, in dist/
 # make canary             does nbdev 3.3 export the same modules and test the same pages? (an environment of its own)
 # All make the environment .venv first: Python 3.11 or newer and a network are all they need.
@@ -38,7 +39,7 @@ TRIED   := nbs/00_trees.ipynb nbs/10_objective.ipynb nbs/34_plots.ipynb
 
 step = @printf '\n== %s  %s\n' "$$(date +%H:%M:%S)" "$(1)"
 
-.PHONY: help env demo test check notebooks pytest numbers chaos nightly dist canary readme lab clean site
+.PHONY: help env demo test check notebooks pytest numbers chaos smoke nightly dist canary readme lab clean site
 .NOTPARALLEL:
 
 help:
@@ -93,10 +94,15 @@ chaos: $(READY)
 	$(call step,chaos: seeds $(SEED))
 	$(PY) tools/chaos.py --seeds $(SEED)
 
+smoke: $(READY)
+	$(call step,smoke: every table and figure)
+	$(PY) tools/smoke.py $(OUT)/smoke
+
 nightly: $(READY)
 	$(call step,nightly: generated inputs and golden bands)
 	FEDREPRO_NIGHTLY=1 $(PY) -m pytest tests/test_input.py tests/test_partition.py tests/test_store.py tests/test_bands.py --durations 5 -n 2
 	@$(MAKE) --no-print-directory chaos SEED=1..3
+	@$(MAKE) --no-print-directory smoke
 
 # build/ would keep modules that are gone
 dist: $(READY)

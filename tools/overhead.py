@@ -3,8 +3,8 @@
     python tools/overhead.py --runs 1000 --workers 2
 
 For each way: seconds in all, the runs' own seconds (as their files say), the seconds in which the workers start (all of
-a pass of one run a worker, but for the run), and what is left of the time a run. Then the speed of the workers over one process, on
-longer runs. Ways take turns; times are of this machine as it is now."""
+a pass of one run a worker, but for the run), and what is left of the time a run. Then the speed of the workers over one
+process, on longer runs. Ways take turns; times are of this machine as it is now."""
 import argparse
 import tempfile
 import time

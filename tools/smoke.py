@@ -1,0 +1,60 @@
+"""Every table and figure at tier smoke: each run with one seed, then printed and drawn; names those that cannot be.
+
+    python tools/smoke.py out/smoke [SPEC ...] [--workers 2]
+
+The results stay in the folder, and a second call goes on from them. Exit code 1 unless every cell of every table is a
+number (or diverged) and every figure is drawn."""
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from fedrepro.experiments import Spec, find_specs, load_spec
+from fedrepro.figures import draw
+from fedrepro.plots import save_figure
+from fedrepro.progress import brief
+from fedrepro.runner import run_cells
+from fedrepro.tables import render
+
+TIER = "smoke"
+
+
+def trouble(spec: Spec, folder: Path) -> str:
+    "What is wrong with a table or figure as it is shown; empty when nothing is"
+    results, name = folder / spec.folder, spec.name.replace("/", "_")
+    try:
+        save_figure(draw(spec, TIER, results), folder / f"{name}.png", dpi=60)
+        if spec.kind != "table": return ""
+        text = render(spec, TIER, "text", results)
+    except Exception as error: return brief(error)
+    (folder / f"{name}.txt").write_text(text)
+    empty = len(re.findall(r"not run", text))
+    return f"{empty} cells have no run" if empty else ""
+
+
+def main(folder: Path, names: list[str], workers: int) -> int:
+    specs = [load_spec(name) for name in names or find_specs()]
+    cells: dict[str, list] = {}
+    for spec in specs: cells.setdefault(spec.folder, []).extend(spec.cells(TIER, seeds=1))
+    failed = {}
+    for paper, runs in cells.items():
+        report = run_cells(runs, folder / paper, workers=workers)
+        print(f"{paper}: {report.summary()}", flush=True)
+        failed |= report.failed
+        if report.interrupted: return report.exit_code
+    found = {spec.name: why for spec in specs if (why := trouble(spec, folder))}
+    for name, why in [*failed.items(), *found.items()]: print(f"{name}: {why}")
+    print(f"{len(specs)} tables and figures, {len(found)} with trouble, {len(failed)} runs failed")
+    return 1 if found or failed else 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("specs", nargs="*")
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    sys.exit(main(given.folder, given.specs, given.workers))
