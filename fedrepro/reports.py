@@ -147,8 +147,8 @@ def figures(paper: str, tiers=("paper", "small"), results=None, root=None) -> It
             try: figure = draw(spec, tier, results)
             except InputError as error: yield f"{heading}{cell(error)}\n",
             else:
-                figure.set_dpi(60)
                 plt.close(figure)  # a page shows it once, by itself
+                figure.set_dpi(70)  # after it was closed, which would undo it: wide pictures stay small
                 yield f"{heading}{cell(figure_alt(spec, tier, results))}\n", figure
 
 # %% ../nbs/37_reports.ipynb #62bea54e
