@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
+from typing import IO, cast
 import torch
 from .contestants import Work, flops_per_sample, works
 from .executors import cores
@@ -49,8 +50,7 @@ class Remote:
         self.kind, self.errors, started = kind, tempfile.TemporaryFile("w+", errors="replace"), time.perf_counter()
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
                                         text=True, env=os.environ | quiet)
-        assert self.process.stdin is not None and self.process.stdout is not None  # pipes, both
-        self.asked, self.said = self.process.stdin, self.process.stdout
+        self.asked, self.said = cast(IO[str], self.process.stdin), cast(IO[str], self.process.stdout)  # both are pipes
         self.settings = self.hear()
         self.startup = time.perf_counter() - started
 

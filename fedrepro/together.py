@@ -38,7 +38,7 @@ class Course:
     @property
     def at(self) -> Snapshot:
         "The federation after the rounds so far; there is none before `start_together`"
-        assert self.history.snapshot is not None, f"{self.line} has not begun"
+        if self.history.snapshot is None: raise RuntimeError(f"{self.line} has not begun")
         return self.history.snapshot
 
     def turn(self, t: int):
