@@ -34,8 +34,15 @@ def events(folder: Path) -> int:
     return sum(p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()) if folder.exists() else 0
 
 
+def half_way(folder: Path) -> bool:
+    "Whether some run has kept a round, and is not over"
+    return any(folder.rglob("checkpoints/*-00000[12].json"))
+
+
 def killed_until_done(folder: Path, workers: int, kills: int, seed: int, names=()) -> int:
-    "Start the sweep, kill it with all its workers at a random moment after it has written something, and again; returns the kills"
+    """Start the sweep, kill it with all its workers, and again; returns the kills
+
+    First when a run is half way, so that one goes on, then at random moments after something has been written."""
     rng, done = random.Random(seed), 0
     while True:
         process, before = started(folder, workers, names), events(folder)
@@ -43,8 +50,14 @@ def killed_until_done(folder: Path, workers: int, kills: int, seed: int, names=(
             said = process.communicate(timeout=300)[1].decode()
             assert process.returncode == 0, said
             return done
+        while done == 0 and process.poll() is None:
+            time.sleep(.005)
+            if not half_way(folder): continue
+            os.killpg(process.pid, signal.SIGSTOP)
+            if half_way(folder): break
+            os.killpg(process.pid, signal.SIGCONT)
         while events(folder) == before and process.poll() is None: time.sleep(.01)
-        time.sleep(rng.uniform(0, 2))
+        if done: time.sleep(rng.uniform(0, 2))
         if process.poll() is not None: return done
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
