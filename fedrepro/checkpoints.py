@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'MINUTE', 'SHARE', 'Unusable', 'outline', 'filled', 'axes', 'to_bytes', 'from_bytes', 'digest', 'save',
-           'about', 'load', 'snapshot_parts', 'snapshot_of', 'save_snapshot', 'load_snapshot', 'Keeper']
+           'about', 'load', 'snapshot_parts', 'snapshot_of', 'save_snapshot', 'load_snapshot', 'forget',
+           'forget_finished', 'Keeper']
 
 # %% ../nbs/09_checkpoints.ipynb #3b589b5e
 import hashlib
@@ -132,6 +133,17 @@ def load_snapshot(path: Path, federation: Federation) -> Snapshot:
 # %% ../nbs/09_checkpoints.ipynb #dc791965
 MINUTE, SHARE = 60., 20  # seconds between checkpoints; how many times longer a run computes than it writes
 
+def forget(paths: list[Path]):
+    "Remove checkpoints: first what makes them one; raises InputError where the disk refuses"
+    for path in [p.with_suffix(suffix) for p in paths for suffix in (".json", ".safetensors")]:
+        with writing(path): path.unlink(missing_ok=True)
+
+def forget_finished(folder: Path, finished: Callable[[str], bool]):
+    "Remove the checkpoints in a folder of which all runs (by run id) are `finished`; raises InputError like `forget`"
+    for path in [head.with_suffix("") for head in folder.glob("*.json")]:
+        with suppress(Unusable):
+            if all(finished(run) for run in about(path)["rounds"]): forget([path])
+
 @dataclass
 class Keeper:
     "The checkpoints of runs that are computed side by side"
@@ -167,7 +179,7 @@ class Keeper:
         started, path = time.monotonic(), self.folder/f"{self.name}-{max(rounds.values()):06}"
         try:
             save(path, {"marks": self.marks, "rounds": rounds}, messages)
-            self.forget([p for p in self.mine() if p.name <= path.name][:-2])
+            forget([p for p in self.mine() if p.name <= path.name][:-2])
         except InputError as error: self.tell(f"{error}; the run goes on without this checkpoint")
         self.last = time.monotonic()
         self.cost = self.last - started
@@ -176,11 +188,6 @@ class Keeper:
         "Checkpoints of exactly these runs, oldest first"
         parts = [p for suffix in (".json", ".safetensors") for p in self.folder.glob(f"{self.name}-*{suffix}")]
         return sorted({p.with_suffix("") for p in parts})
-
-    def forget(self, paths: list[Path]):
-        "Remove checkpoints: first what makes them one; raises InputError where the disk refuses"
-        for path in [p.with_suffix(suffix) for p in paths for suffix in (".json", ".safetensors")]:
-            with writing(path): path.unlink(missing_ok=True)
 
     def find(self, device: str = "cpu") -> dict[str, dict]:
         "The newest state of each run that has one; what is damaged is set aside"
@@ -215,10 +222,8 @@ class Keeper:
 
         Where the disk refuses, it says so, and they stay: the results are there."""
         try:
-            self.forget(self.mine())
-            for path in [head.with_suffix("") for head in self.folder.glob("*.json")]:
-                with suppress(Unusable):
-                    if all(finished(run) for run in about(path)["rounds"]): self.forget([path])
+            forget(self.mine())
+            forget_finished(self.folder, finished)
             for part in self.folder.glob(f".{self.name}-*.partial"):
                 with writing(part): part.unlink(missing_ok=True)
         except InputError as error: self.tell(f"{error}; it stays until the next run")

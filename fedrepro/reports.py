@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['EFFECT', 'cell', 'grid', 'folded', 'specs_of', 'loaded', 'finished', 'started', 'scope', 'standing', 'ours',
-           'cells_of', 'table_part', 'tables', 'claims', 'figures', 'entries_of', 'label', 'measure', 'effects',
-           'said_effect', 'ledger', 'headers', 'cost', 'sources', 'guessed', 'easy_and_hard', 'papers', 'paper_line',
-           'summary']
+           'cells_of', 'table_part', 'tables', 'claims', 'pictured', 'figures', 'entries_of', 'label', 'measure',
+           'effects', 'said_effect', 'ledger', 'headers', 'cost', 'sources', 'guessed', 'easy_and_hard', 'papers',
+           'paper_line', 'summary']
 
 # %% ../nbs/37_reports.ipynb #d25de4bf
 import math
@@ -138,11 +138,20 @@ def claims(paper: str, tier: str = "paper", results=None, root=None) -> str:
     return "\n".join(blocks) + (f"\n{HOW}.\n" if tier == "paper" else "\nReduced settings: shown, not judged.\n")
 
 # %% ../nbs/37_reports.ipynb #7f3f58cf
+def pictured(spec: Spec, tier: str) -> tuple:
+    "Specs for which this is equal have the same picture"
+    return spec.plot, spec.metric, {c.run_id for c in spec.cells(tier)}
+
 def figures(paper: str, tiers=("paper", "small"), results=None, root=None) -> Iterator[tuple]:
-    "(text, figure) of every spec and tier with finished runs; (text,) saying why where they cannot be drawn"
-    for spec in specs_of(paper, root):
+    """(text, figure) of every spec and tier with finished runs; (text,) saying why where they cannot be drawn.
+
+    A table's curves are left out where a figure of the paper shows them."""
+    specs = specs_of(paper, root)
+    for spec in specs:
         for tier in tiers:
             if spec.difference or not started(spec, tier, results): continue
+            if spec.kind == "table" and any(pictured(s, tier) == pictured(spec, tier) for s in specs
+                                            if s.kind == "figure" and tier in s.tiers): continue  # the paper's own figure
             heading = f"### {title(spec)}\n\n" + ("" if tier == "paper" else f"Tier {tier}: reduced, not comparable. ")
             try: figure = draw(spec, tier, results)
             except InputError as error: yield f"{heading}{cell(error)}\n",

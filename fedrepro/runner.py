@@ -21,6 +21,7 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 import torch
 from . import store
+from .checkpoints import forget_finished
 from .executors import calm_worker, executor_names, keep_memory, no_interrupt
 from .experiments import Cell, pick_device
 from .leases import clear, held
@@ -28,7 +29,7 @@ from .packs import TimeUp, packs, prepare, refuse_taken, run_cell, run_pack
 from .progress import Progress, Report, brief
 from .settings import COUNT
 from .store import say
-from .trees import one_of
+from .trees import InputError, one_of
 
 # %% ../nbs/32_runner.ipynb #68c1c624
 Outcome = tuple[Path | None, str]  # (result file, "") of a run, or (None, error)
@@ -177,7 +178,8 @@ def remove_leases(folder: Path):
     for lease in folder.glob(".*.lease"): clear(lease)
 
 def remove_leftovers(folder: Path, age: float = 3600.):
-    """Remove what a kill left half written at least `age` seconds ago, and leases of processes that are no more.
+    """Remove what a kill left half written at least `age` seconds ago, leases of processes that are no more, and
+    checkpoints of runs that have a result.
 
     A checkpoint without its json is half of one."""
     remove_leases(folder)
@@ -186,6 +188,7 @@ def remove_leftovers(folder: Path, age: float = 3600.):
     for part in [*folder.glob(".*.partial"), *kept.glob(".*.partial"), *halves]:
         with contextlib.suppress(OSError):
             if time.time() - part.stat().st_mtime >= age: part.unlink()
+    with contextlib.suppress(InputError): forget_finished(kept, lambda run_id: any(folder.glob(f"*-{run_id}.jsonl")))
     with contextlib.suppress(OSError): kept.rmdir()  # when it is empty
 
 def run_cells(cells: list[Cell], results: str | Path, data=None, device: str = "cpu", workers: int = 1,

@@ -32,6 +32,7 @@ def every_cell(rounds: int = 4, names=None) -> list[Cell]:
 
 if __name__ in ("__main__", "__mp_main__"):  # here and in worker processes
     Keeper.clear = lambda self, finished=None: None  # the last checkpoints stay, so that parameters and states can be compared
+    runner.forget_finished = lambda folder, finished: None
 
 if __name__ == "__main__":
     folder, workers, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]

@@ -73,7 +73,7 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(built):
     for name in ("py.typed", "papers/order.toml", "papers/claims.csv", "papers/fedccfa/table2.toml", "papers/lfd/deviations.toml",
                  "papers/fedccfa/table2.published.csv", "papers/fedccfa/_base.toml", "nbs/24_fedccfa.ipynb", "methods/fedccfa.py"):
         assert f"fedrepro/{name}" in mine
-    assert max(map(len, files.values())) < 700_000 and built[1].stat().st_size < 3_000_000
+    assert max(map(len, files.values())) < 500_000 and built[1].stat().st_size < 3_000_000
     for name in mine: assert files[name] == (ROOT / re.sub("^fedrepro/(?=papers/|nbs/)", "", name)).read_bytes(), name
 
 
