@@ -20,7 +20,7 @@ TIER    := smoke
 METHODS := FedAvg,FedProx,FedRep,FedCCFA
 PAGE    := nbs/24_fedccfa.ipynb
 # notebooks whose committed outputs are numbers a reader may rely on: run again and compared by nbval
-NUMBERS := $(PAGE) nbs/index.ipynb
+NUMBERS := $(PAGE) nbs/index.ipynb nbs/reports/checklists.ipynb nbs/reports/summary.ipynb
 RESULTS := $(OUT)/results
 
 # PIP_REQUIRE_VIRTUALENV: without quarto some nbdev commands run pip by themselves; it must never reach the system.

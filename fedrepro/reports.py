@@ -150,8 +150,8 @@ def figures(paper: str, tiers=("paper", "small"), results=None, root=None) -> It
     for spec in specs:
         for tier in tiers:
             if spec.difference or not started(spec, tier, results): continue
-            if spec.kind == "table" and any(pictured(s, tier) == pictured(spec, tier) for s in specs
-                                            if s.kind == "figure" and tier in s.tiers): continue  # the paper's own figure
+            drawn = [pictured(s, tier) for s in specs if s.kind == "figure" and tier in s.tiers]
+            if spec.kind == "table" and pictured(spec, tier) in drawn: continue
             heading = f"### {title(spec)}\n\n" + ("" if tier == "paper" else f"Tier {tier}: reduced, not comparable. ")
             try: figure = draw(spec, tier, results)
             except InputError as error: yield f"{heading}{cell(error)}\n",
