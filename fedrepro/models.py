@@ -14,7 +14,6 @@ from collections.abc import Callable
 from functools import cached_property, partial
 import torch
 from torch import nn, Tensor
-from torch.func import functional_call
 from .trees import InputError, Tree, one_of
 
 # %% ../nbs/03_models.ipynb #82c20e02
@@ -39,8 +38,15 @@ class Net:
         self.trained = tuple(n for n, _ in self.module.named_parameters())
         self.buffers = tuple(n for n, b in self.module.named_buffers() if b.is_floating_point())  # BN's statistics
         self.feature_dim, self.classes = self.module.feature_dim, self.module.head.out_features
-        self._names = frozenset(self.trained + self.buffers)
-        self._body_names = frozenset(n for n in self._names if n.startswith("body."))
+        self._places = {n: self._place(n) for n in self.trained + self.buffers}
+        self._body_places = {n: place for n, place in self._places.items() if n.startswith("body.")}
+
+    def _place(self, name: str) -> tuple[dict, str, Tensor | None]:
+        "Where the module looks for a tensor: (dict, key, what is there between two calls)"
+        path, _, key = name.rpartition(".")
+        module = self.module.get_submodule(path)
+        held: dict = module._parameters if key in module._parameters else module._buffers
+        return held, key, held[key]
 
     def _fresh(self, seed: int) -> Network:
         "A new module drawn from `seed`; the state of the global generator is put back"
@@ -65,10 +71,14 @@ class Net:
         return nn.functional.linear(features, params["head.weight"], params["head.bias"])
 
     def _run(self, params: Tree, x: Tensor, train: bool, features: bool) -> Tensor:
-        needed = self._body_names if features else self._names
-        if missing := needed - params.keys(): raise KeyError(f"{self.name} misses {', '.join(sorted(missing))}")
+        places = self._body_places if features else self._places
+        if missing := places.keys() - params.keys(): raise KeyError(f"{self.name} misses {', '.join(sorted(missing))}")
         if self.module.training != train: self.module.train(train)
-        return functional_call(self.module, params, (x,), {"features": features})
+        try:  # as torch.func.functional_call, which searches the module for its tensors in every call
+            for name, (held, key, _) in places.items(): held[key] = params[name]
+            return self.module(x, features)
+        finally:
+            for held, key, empty in places.values(): held[key] = empty
 
     def __reduce__(self): return Net, (self.name, self.make)
 
@@ -91,7 +101,12 @@ class Net:
 # %% ../nbs/03_models.ipynb #cea356bd
 class ChannelsLast(nn.Module):
     "The same values (n, C, H, W) in the memory order that convolution and pooling like best on a CPU"
-    def forward(self, x): return x.contiguous(memory_format=torch.channels_last)
+    def forward(self, x):
+        n, c, h, w = x.shape
+        if c == 1 and w > _SMALL: return x.contiguous().view(n, h, w, c).permute(0, 3, 1, 2)  # strides that say so
+        return x.contiguous(memory_format=torch.channels_last)
+
+_SMALL = 8  # up to this width pictures of one channel gain nothing; the digits' runs keep their bits
 
 def convolutions(shape, convs, activation=nn.ReLU, pool=partial(nn.MaxPool2d, 2)) -> tuple[dict[str, nn.Module], int]:
     """Named layers conv, pool, activation, ..., flatten for images of `shape` (C, H, W), and the features they give.
@@ -100,7 +115,7 @@ def convolutions(shape, convs, activation=nn.ReLU, pool=partial(nn.MaxPool2d, 2)
     (c, h, w), layers = shape, dict[str, nn.Module](layout=ChannelsLast())
     for n, (out, kernel, padding) in enumerate(convs, 1):
         layers[f"conv{n}"] = nn.Conv2d(c, out, kernel, padding=padding)
-        if c == 1: layers[f"layout{n}"] = ChannelsLast()  # one channel is in both orders at once, so it settles nothing
+        if c == 1: layers[f"layout{n}"] = ChannelsLast()  # small ones of one channel have settled nothing
         layers |= {f"pool{n}": (p := pool()), f"act{n}": activation()}
         h, w = ((s + 2 * padding - kernel + 1 + 2 * p.padding - p.kernel_size) // p.stride + 1 for s in (h, w))
         if min(h, w) < 1: raise InputError(f"images of {'x'.join(map(str, shape))} are too small for convolution {n}")
