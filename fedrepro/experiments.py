@@ -110,8 +110,8 @@ class Spec:
         return self.tier(tier).columns or self.columns
     def values(self, tier: str, row: str, column: Column) -> dict[str, Value]:
         "Every value of a cell with its source"
-        t = self.tier(tier)
-        return self.base | t.base | column.values | self.rows[row].values | t.methods.get(row, {})
+        t, own = self.tier(tier), self.rows[row].values | column.methods.get(row, {})
+        return self.base | t.base | column.values | own | t.methods.get(row, {})
     def reductions(self, tier: str) -> list[tuple[str, str, object, object]]:
         "What a tier changes: (\"base\" or a row, key, its value, the paper's value)"
         t = self.tier(tier)
@@ -220,7 +220,7 @@ def load_spec(spec: str | Path, root: str | Path | None = None) -> Spec:
     rules = {k: r for row in rows.values() for k, r in field_rules(load_methods()[row.method]).items()} | SETTINGS
     base = read_values(raw.get("base", {}), rules, f"{path}: base")
     tiers = {name: read_tier(name, t, rules, base, rows, f"{path}: tiers") for name, t in given["tiers"].items()}
-    columns = read_columns(raw.get("columns", []), rules, base, f"{path}: columns")
+    columns = read_columns(raw.get("columns", []), rules, base, rows, f"{path}: columns")
     tiers.setdefault("paper", Tier("paper"))
     top |= {"beside": tuple(top.get("beside", ())), "difference": parts_of(top.get("difference", []), path)}
     return check(Spec(path, **top | {"published": published}, base=base, columns=columns, rows=rows, tiers=tiers))

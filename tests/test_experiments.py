@@ -135,16 +135,19 @@ TOY = dict(title="t", paper="p", table="1", kind="table", metric=METRICS[0], sta
 
 def test_layers_from_general_to_special(tmp_path):
     row = dict(lr=.3, source="tuned: toy")
-    raw = TOY | dict(base=BASE | dict(lr=.1, momentum=.1, epochs=1), columns=[dict(lr=.2, momentum=.2, source="paper")],
+    raw = TOY | dict(base=BASE | dict(lr=.1, momentum=.1, epochs=1), columns=[dict(lr=.2, momentum=.2, source="paper", methods={"half": dict(momentum=.6, epochs=7, source="paper")})],
                      methods={"FedAvg": row, "half": {"class": "FedAvg", "momentum": .5, "clients": 5, "source": "paper"}},
                      tiers={"smoke": dict(base=dict(epochs=3, lr=.9, source="tier: x"), methods={"half": dict(epochs=4, source="tier: x")})})
     spec = load_spec(written(tmp_path, raw))
     def fields(tier, row): return {k: v for k, v in spec.cells(tier, methods=[row])[0].settings["method"]["fields"].items()}
     assert [fields("paper", "FedAvg")[k] for k in ("lr", "momentum", "epochs")] == [.3, .2, 1]
     assert [fields("smoke", "FedAvg")[k] for k in ("lr", "momentum", "epochs")] == [.3, .2, 3]
-    assert [fields("smoke", "half")[k] for k in ("lr", "momentum", "epochs")] == [.2, .5, 4]
+    assert [fields("paper", "half")[k] for k in ("lr", "momentum", "epochs")] == [.2, .6, 7]
+    assert [fields("smoke", "half")[k] for k in ("lr", "momentum", "epochs")] == [.2, .6, 4]
     assert spec.cells("smoke", methods=["half"])[0].settings["partition"]["clients"] == 5
     assert spec.reductions("smoke") == [("base", "epochs", 3, 1), ("base", "lr", .9, .1), ("half", "epochs", 4, 1)]
+    wrong = TOY | dict(columns=[dict(methods={"hlaf": dict(lr=.1, source="paper")})], methods={"half": {"class": "FedAvg"}})
+    with pytest.raises(InputError, match="columns 1.methods: row 'hlaf' is unknown; did you mean 'half'"): load_spec(written(tmp_path, wrong))
 
 
 def test_equal_rows_share_their_run(tmp_path):

@@ -184,7 +184,8 @@ def test_fedadc_table_1_is_section_iv_c():
         assert f["momentum"] == (.9 if c.row in ("MOON", "FedGKD", "FedNTD", "FedRS") else 0.)
         want = dict(recipe="sort", shards=2) if data == "CIFAR-10" else dict(recipe="dirichlet-client", sigma=0.)
         assert want.items() <= c.settings["partition"].items()
-        assert c.settings["network"] == {"CIFAR-10": "fedadc_cnn", "CIFAR-100": "fedadc_resnet18"}[data]
+        networks = ("fedadc_moon_cnn", "fedadc_moon_resnet18") if c.row == "MOON" else ("fedadc_cnn", "fedadc_resnet18")
+        assert c.settings["network"] == networks[data == "CIFAR-100"]
 
 
 @pytest.mark.parametrize("row, want", [
