@@ -250,11 +250,11 @@ class Pickler(pickle.Pickler):
         return (_tensor, (value.numpy(), value.stride())) if usual else NotImplemented
 
 def dumps(value) -> bytes:
+    "Pickled, for another process of this program"
     Pickler(out := io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(value)
     return out.getvalue()
 
-# What is unpickled here comes from this program's own processes through a pipe, never from a file. Left to the pool,
-# each tensor would travel through shared memory of its own, and a round of small models take half as long again.
+# What is unpickled here comes from this program's own processes through a pipe, never from a file.
 def _join(federation: bytes):
     global _federation
     calm_worker()
