@@ -95,7 +95,7 @@ def together(remotes: list[Remote], work: Work) -> dict[str, float]:
     return {name: sum(s[name] for s in said) for name in said[0]}
 
 # %% ../nbs/40_bench.ipynb #08cf6e2c
-EXECUTORS = ("sequential", "processes", "stacked")
+EXECUTORS = ("sequential", "processes", "stacked", "stacked-graphs", "graphs")
 PEERS = {"Flower": ("flwr", "ray"), "pfl-research": ("pfl",)}  # what each needs to be importable
 
 def require_peers():
@@ -120,8 +120,8 @@ def entries_of(device: str, workers: int, quick: bool = False) -> list[tuple[str
     "(label, kind, threads) of the plain loop, with one thread and with as many as workers, and of the executors"
     alone, on_cpu = [("plain loop", "plain loop", 1)], device == "cpu"
     if on_cpu and workers > 1 and not quick: alone.append((f"plain loop, {workers} threads", "plain loop", workers))
-    ours = ("sequential", "processes", "stacked") if on_cpu and workers > 1 else ("sequential", "stacked")
-    return alone + [(kind, kind, 1) for kind in ours]
+    more = ("stacked-graphs", "graphs") if not on_cpu else ("processes",) if workers > 1 else ()
+    return alone + [(kind, kind, 1) for kind in EXECUTORS if kind in ("sequential", "stacked", *more)]
 
 # %% ../nbs/40_bench.ipynb #c469057c
 class Bench:
@@ -153,7 +153,7 @@ class Bench:
     def run(self) -> dict:
         "Everything, in order"
         try:
-            for part in (self.w1, self.resnet, self.growth, self.state): part()
+            for part in (self.w1, self.resnet, self.growth, self.state, self.seeds): part()
         finally:
             self.close(*list(self.remotes))
         return self.found
@@ -184,7 +184,7 @@ class Bench:
     def growth(self):
         "The same samples at more and more clients: the loop, and what `auto` stands for here"
         self.say("growth")
-        auto = "stacked" if self.device == "cuda" else "sequential" if self.quick else "processes"
+        auto = "stacked-graphs" if self.device == "cuda" else "sequential" if self.quick else "processes"
         seats = self.seats("growth", lambda label: label in ("sequential", auto))
         self.found["rows"] += compare(seats, self.works["growth"], 1 if self.quick else self.rounds)
 
@@ -196,6 +196,13 @@ class Bench:
         remote.ask(work)
         self.found["state"] = {"clients": work.clients, "bytes": remote.hear()["state_bytes"],
                                "peak_mb": peak_mb(remote.process.pid)}
+
+    def seeds(self):
+        "Three runs in one stack, where there is a GPU"
+        for work in self.works.get("seeds", []):
+            self.say("three seeds")
+            seats = [(label, self.remote(kind, work, label), n) for label, kind, n in self.entries if kind in EXECUTORS[2:]]
+            self.found["rows"] += compare(seats, [work], self.rounds)
 
     def close(self, *names: str):
         "End the processes of these names"
@@ -250,6 +257,8 @@ def targets(found: dict) -> list[tuple[str, float, float, bool]]:
     if others: out.append((f"W1, {best['contestant']} against the better of {' and '.join(PEERS)}",
                            min(median(ratios(best, p)) for p in others), 1.7, True))
     if device != "cpu": out.append(("million samples a second", speed(best) / 1e6, 1.5, True))
+    if many := rows_of(found, "seeds"):
+        out.append(("million samples a second, three seeds", max(map(speed, many)) / 1e6, 2.5, True))
     numbers = [row["clients"] for row in rows_of(found, "growth")]
     out += [(f"growth from {min(numbers)} to {max(numbers)} clients, {name}", grown[-1], 1.3, False)
             for name, grown in growth(found).items()]
@@ -287,8 +296,10 @@ def other_lines(found: dict) -> list[str]:
     rates = [(name, *(f"{limit(found, name, n):,.0f}" for n in numbers)) for name in found["limits"][0]["gflops"]]
     clients = dict.fromkeys(row["clients"] for row in rows_of(found, "growth"))
     grown = [(name, *(f"{x:.2f}" for x in times)) for name, times in growth(found).items()]
-    return ["", "the machine's rates in GFLOP/s, by number of processes", *aligned([("", *map(str, numbers)), *rates]),
-            "", "time of a round by number of clients, the same samples in all",
+    many = [(row["contestant"], f"{speed(row):,.0f}") for row in rows_of(found, "seeds")]
+    seeds = ["", "three seeds together, samples/s", *aligned(many)] if many else []
+    return [*seeds, "", "the machine's rates in GFLOP/s, by number of processes", *aligned([("", *map(str, numbers)),
+            *rates]), "", "time of a round by number of clients, the same samples in all",
             *aligned([("", *map(str, clients)), *grown])]
 
 def report(found: dict) -> str:

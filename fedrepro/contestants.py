@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -24,9 +24,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from . import models, partition
 from .augment import recipe_for
 from .data import Dataset
-from .executors import executor, keep_memory
+from .executors import executor, executor_names, keep_memory
 from .federation import TRAIN, Federation
-from .rounds import FedAvg, begin, next_round
+from .rounds import FedAvg, History, begin
+from .together import Course, train_together
 from .trees import tensors
 
 # %% ../nbs/39_contestants.ipynb #52eaadaa
@@ -44,6 +45,7 @@ class Work:
     lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 1e-5
+    runs: int = 1  # seeds that are trained together
 
     def federation(self, device="cpu", dtype=torch.float32) -> Federation:
         "The clients, with pictures of random bytes and random labels"
@@ -74,7 +76,8 @@ def works(samples: int, device: str = "cpu") -> dict[str, list[Work]]:
     growth = [Work(f"{n} clients", clients=n, samples=total, partition="iid") for n in numbers]
     many = min(1000, samples // 2)
     state = Work("SCAFFOLD", clients=many, samples=2 * many, partition="iid")
-    return {"W1": [Work("W1", samples=samples)], "ResNet-18": [resnet], "growth": growth, "state": [state]}
+    seeds = {"seeds": [Work("three seeds", samples=samples, runs=3)]} if device == "cuda" else {}
+    return {"W1": [Work("W1", samples=samples)], "ResNet-18": [resnet], "growth": growth, "state": [state], **seeds}
 
 # %% ../nbs/39_contestants.ipynb #afe17cc0
 def usual(net) -> nn.Module:
@@ -149,10 +152,13 @@ class Engine(Contestant):
     def build(self, work: Work) -> dict:
         federation, method, stack = work.federation(self.device), work.method(), ExitStack()
         compute = stack.enter_context(executor(self.executor, federation, self.workers))
-        return dict(federation=federation, method=method, compute=compute, stack=stack, at=begin(method, federation))
+        runs = [Course(method, replace(federation, seed=s), sys.maxsize, line=f"seed {s}") for s in range(work.runs)]
+        for run in runs: run.history = History(snapshot=begin(method, run.federation))
+        return dict(federation=federation, compute=compute, stack=stack, runs=runs)
 
     def round(self, work: Work, built: dict):
-        built["at"] = next_round(built["method"], built["federation"], built["at"], built["compute"])
+        for run, now in zip(built["runs"], train_together(built["runs"], built["compute"])):
+            run.history = History(snapshot=now)
 
     def done(self, work: Work, built: dict) -> dict:
         return counted(work, built["federation"])
@@ -165,7 +171,8 @@ class Engine(Contestant):
 def counted(work: Work, federation: Federation) -> dict:
     "Samples and steps of a round in which every client trains one epoch"
     sizes = federation.partition.sizes
-    return {"samples": int(sizes.sum()), "steps": int(sum(-(-n // work.batch_size) for n in sizes))}
+    steps = sum(-(-n // work.batch_size) for n in sizes)
+    return {"samples": work.runs * int(sizes.sum()), "steps": work.runs * int(steps)}
 
 # %% ../nbs/39_contestants.ipynb #9714c94a
 def train_plainly(model: nn.Module, x, y, work: Work, order) -> int:
@@ -261,14 +268,15 @@ class State(Engine):
     def build(self, work: Work) -> dict:
         from fedrepro.methods.memory import SCAFFOLD
         built = super().build(work)
-        built["method"] = SCAFFOLD(lr=work.lr, epochs=1, batch_size=work.batch_size)
-        return built | {"at": begin(built["method"], built["federation"])}
+        run = built["runs"][0]
+        run.method = SCAFFOLD(lr=work.lr, epochs=1, batch_size=work.batch_size)
+        run.history = History(snapshot=begin(run.method, run.federation))
+        return built
 
     def done(self, work: Work, built: dict) -> dict:
-        return super().done(work, built) | {"state_bytes": distinct_bytes(built["at"].states)}
+        return super().done(work, built) | {"state_bytes": distinct_bytes(built["runs"][0].at.states)}
 
-CONTESTANTS = {"plain loop": PlainLoop, "sequential": Engine, "processes": Engine, "stacked": Engine,
-               "limits": Limits, "SCAFFOLD": State}
+CONTESTANTS = {"plain loop": PlainLoop, **dict.fromkeys(executor_names(), Engine), "limits": Limits, "SCAFFOLD": State}
 
 # %% ../nbs/39_contestants.ipynb #01224b9b
 def child():

@@ -101,8 +101,8 @@ def judged(case: Case) -> Iterator[Finding]:
 
 def executors(case: Case) -> Iterator[Finding]:
     "Whoever carries out a round, in whatever order and width, it is the same round"
-    for name, executor in EXECUTORS.items():
-        if executor is not sequential: yield case.differs(f"executor {name}", 1e-10, executor=executor)
+    for name, make in EXECUTORS.items():
+        if (executor := make()) is not sequential: yield case.differs(f"executor {name}", 1e-10, executor=executor)
     if case.federation.net.buffers: yield Finding("padding", None, 0, "not with batch normalisation")
     else: yield case.differs("padding", 1e-10, replace(case.federation, pad=3))
     yield case.differs("order of clients", executor=lambda m, clients: sequential(m, list(clients)[::-1])[::-1])

@@ -84,7 +84,11 @@ class Net:
 
     @cached_property
     def plain(self) -> "Net":
-        "The same network and parameters without `ChannelsLast`, which torch.func.vmap, a stack of clients, has not"
+        "What a stack of clients computes"
+        return self.without_layouts()
+
+    def without_layouts(self) -> "Net":
+        "The same network and parameters, anew, without `ChannelsLast`, which torch.func.vmap has not"
         out = Net(self.name, self.make)
         for module in list(out.module.modules()):
             for name, child in module.named_children():

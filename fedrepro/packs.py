@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['peak_memory_mb', 'header', 'refuse_taken', 'line', 'course_of', 'marks', 'keeper', 'TimeUp', 'run_pack', 'run_ours',
-           'compute_pack', 'run_cell', 'packs', 'prepare']
+           'compute_pack', 'run_cell', 'shape', 'packs', 'prepare']
 
 # %% ../nbs/32_packs.ipynb #4e58d535
 import itertools
@@ -141,13 +141,25 @@ def run_cell(cell: Cell, results: str | Path, data=None, device: str = "cpu", **
     return path
 
 # %% ../nbs/32_packs.ipynb #ebfe44b2
-def packs(cells: list[Cell], stack: bool = False) -> list[list[Cell]]:
-    "The cells in groups to be computed side by side: those of one line; with `stack` also those of other seeds"
-    groups = {}
-    for c in cells:
-        settings = studies.shared(c.settings) | {"drift": None} | ({"seed": None} if stack else {})
-        groups.setdefault(json.dumps(settings, sort_keys=True), []).append(c)
-    return list(groups.values())
+def shape(cell: Cell) -> str:
+    "Equal for cells that differ in nothing but their drift, their seed, and numbers of their method"
+    fields = {n: None if type(v) is float else v for n, v in cell.settings["method"]["fields"].items()}
+    return json.dumps(json.loads(line(cell)) | {"seed": None, "method": cell.settings["method"] | {"fields": fields}},
+                      sort_keys=True)
+
+def packs(cells: list[Cell], stack: bool = False, most: int = 12) -> list[list[Cell]]:
+    """The cells in groups to be computed side by side: those of one line.
+
+    With `stack` also those of other seeds and of other values of a grid, up to `most` where lines allow it."""
+    lines: dict[str, list[Cell]] = {}
+    for c in cells: lines.setdefault(line(c), []).append(c)
+    if not stack: return list(lines.values())
+    found: dict[str, list[list[Cell]]] = {}
+    for group in lines.values():
+        packed = found.setdefault(shape(group[0]), [[]])
+        if packed[-1] and len(packed[-1]) + len(group) > most: packed.append([])
+        packed[-1] += group
+    return [pack for packed in found.values() for pack in packed]
 
 # %% ../nbs/32_packs.ipynb #2a387a12
 def prepare(cells: list[Cell], data, device: str):

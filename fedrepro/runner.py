@@ -214,7 +214,7 @@ def run_cells(cells: list[Cell], results: str | Path, data=None, device: str = "
     for c in todo: refuse_taken(store.run_path(results, c))
     report = Report(skipped=[store.run_path(results, c) for c in cells if c.run_id in there])
     task = partial(attempt, results=results, data=data, device=device, how=how, every=every, until=until)
-    stack, left = how == "stacked" or (how == "auto" and device == "cuda"), todo
+    stack, left = how in ("stacked", "stacked-graphs") or (how == "auto" and device == "cuda"), todo
     with Progress([c for c in wanted if c.run_id not in there], quiet, on_done) as progress:
         try:
             prepare(todo, data, here)

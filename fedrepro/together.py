@@ -64,12 +64,16 @@ def alike(courses: list[Course], key: Callable) -> list[list[Course]]:
 def train_together(leaders: list[Course], executor: Callable) -> list[Snapshot]:
     "The next round of every leader; those with equal methods, data and networks share one call of the executor"
     found = {}
+    grids = getattr(executor, "grids", False)  # whether it takes methods that differ in their settings
     def kind(c):
         alone = id(c) if timed(c.federation.measures) else 0
-        return type(c.method), repr(c.method), id(c.federation.data), c.federation.net.name, c.federation.dtype, alone
+        same = type(c.method) if grids else (type(c.method), repr(c.method))
+        return same, id(c.federation.data), c.federation.net.name, c.federation.dtype, alone
     for group in alike(leaders, kind):
         opened = [open_round(c.method, c.federation, c.at) for c in group]
-        results = iter(executor(group[0].method, [client for now in opened for client in now.clients]))
+        clients = [client for now in opened for client in now.clients]
+        methods = [c.method for c, now in zip(group, opened) for _ in now.clients]
+        results = iter(executor(methods if grids else group[0].method, clients))
         for c, now in zip(group, opened):
             mine = [next(results) for _ in now.clients]
             found[id(c)] = close_round(c.method, c.federation, c.at, now, mine)

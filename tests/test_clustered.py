@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 from fedrepro import data, models, partition
-from fedrepro.executors import stacked
+from fedrepro.stacks import stacked
 from fedrepro.local import work
 from fedrepro.methods.clustered import IFCA, FedDrift, concept_history, merged, names_at, new_model
 from fedrepro.metrics import judged_models

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fedrepro import concepts, data, models, partition, rounds
-from fedrepro.executors import Feed, Processes, cores, dumps, pick_executor, shares, stacked
+from fedrepro.executors import Processes, cores, dumps, pick_executor, shares
+from fedrepro.stacks import Feed, stacked
 from fedrepro.federation import Federation
 from fedrepro.local import plan
 from fedrepro.metrics import evaluate
@@ -125,7 +126,7 @@ def test_what_an_executor_refuses():
         other = replace(TOY, data=data.load("digits", recipe="plain"))
         with Processes(TOY, 1) as pool, pytest.raises(InputError, match="not for other clients"): run(FedAvg(**LOCAL), other, 1, executor=pool)
         with Processes(TOY, 1) as pool, pytest.raises(InputError, match="Mine is defined in a notebook"): run(Mine(**LOCAL), TOY, 1, executor=pool)
-        with pytest.raises(InputError, match="unknown executor 'threads'; accepted: auto, processes"): pick_executor("threads", TOY)
+        with pytest.raises(InputError, match="unknown executor 'threads'; accepted: auto, graphs, processes"): pick_executor("threads", TOY)
     finally: rounds.METHODS.pop("Mine")
     assert cores() >= 1
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from test_by_hand import Points, TinyNet, W, X, Y, logits
-from fedrepro.executors import stacked
+from fedrepro.stacks import stacked
 from fedrepro.federation import TUNE
 from fedrepro.methods.fedadc import FedADC, FedADCPlus, class_presence, covering_cohort, self_confidence_target
 from fedrepro.methods.server import SlowMo

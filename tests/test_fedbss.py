@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from test_by_hand import Points, TinyNet, W, X, Y, logits
 from fedrepro import data, models, partition
-from fedrepro.executors import Processes, stacked
+from fedrepro.executors import Processes
+from fedrepro.stacks import stacked
 from fedrepro.methods.fedbss import SELECTIONS, FedBSS, split, used
 from fedrepro.models import Network
 from fedrepro.rounds import METHODS, FedAvg, Federation, begin, load_methods, next_round, run

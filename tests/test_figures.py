@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from fedrepro import measures, store
 from fedrepro.cli import app
-from fedrepro.executors import pick_executor, stacked
+from fedrepro.executors import pick_executor
+from fedrepro.stacks import stacked
 from fedrepro.experiments import METRICS, PLOTS, build, find_specs, load_spec
 from fedrepro.figures import DRAW, bubbles_figure, distances_figure, draw, figure_alt, points, shown_clients
 from fedrepro.laws import LOCAL, SETTINGS

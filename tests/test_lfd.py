@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from test_by_hand import PARTS, Points, TinyNet, W, X, Y, descend, logits
-from fedrepro.executors import stacked
+from fedrepro.stacks import stacked
 from fedrepro.local import Batch, work
 from fedrepro.methods.constraint import Constraint, outputs, part_modules, part_names
 from fedrepro.methods.lfd import LfD, Union, auxiliary_label, cosines, with_margin

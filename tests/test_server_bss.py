@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from fedrepro import data, models, partition
-from fedrepro.executors import stacked
+from fedrepro.stacks import stacked
 from fedrepro.local import cross_entropy
 from fedrepro.methods.layers import FedCDA, InCo, choose, partners
 from fedrepro.models import Net, Network

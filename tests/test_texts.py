@@ -8,7 +8,7 @@ import torch
 
 from fedrepro import data, texts
 from fedrepro.data import Texts, recipe_for
-from fedrepro.executors import stacked
+from fedrepro.stacks import stacked
 from fedrepro.laws import FEDERATIONS, LOCAL, SETTINGS
 from fedrepro.local import cross_entropy, train
 from fedrepro.metrics import evaluate

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 import fedrepro
-from fedrepro.executors import stacked
+from fedrepro.stacks import stacked
 from fedrepro.files import write_atomic
 from fedrepro.trees import InputError, one_of
 from golden import METHODS, TYPES, cell_of, numbers

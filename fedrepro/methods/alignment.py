@@ -58,9 +58,11 @@ class FedFM(Anchored, FedAvg):
         super().__post_init__()
         if not self.tau > 0: raise InputError(f"FedFM(tau={self.tau!r}): expected a number above 0")
 
-    def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
-        "Cross-entropy plus $\\lambda\\ell_{align}$ from round `align_from` on"
-        if client.round < self.align_from: return super().loss(client, params, batch)
+    def phases(self, client: Client) -> list[Phase]:
+        "One, with alignment from round `align_from` on"
+        return [self.phase(client, loss=self.loss if client.round < self.align_from else self.aligned)]
+    def aligned(self, client: Client, params: Tree, batch: Batch) -> Tensor:
+        "Cross-entropy plus $\\lambda\\ell_{align}$"
         features = client.net.features(params, batch.x, train=True)
         align = alignment_loss(features, batch.y, client.received["anchors"], self.tau)
         return cross_entropy(client.net.classify(params, features), batch) + self.weight * batch.mean(align)

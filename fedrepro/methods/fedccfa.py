@@ -185,7 +185,7 @@ class FedCCFA(Ablations, FedRep):
     def phases(self, client: Client) -> list[Phase]:
         "Balanced head from the initial one (eq. 3); own head; body with alignment"
         head, body = super().phases(client)
-        body = replace(body, loss=self.aligned)
+        if self.anchors != "none" and client.round >= self.align_from: body = replace(body, loss=self.aligned)
         if self.clustering == "local": return [head, body]
         balanced = replace(head, name="balanced", epochs=self.balanced_steps, batch_size=0, start=common_head)
         return [replace(balanced, samples=self.balanced, span=AT_CLIENT), replace(head, start=own_head), body]
@@ -193,8 +193,7 @@ class FedCCFA(Ablations, FedRep):
         "The samples of the balanced head"
         return balanced_rows(client.labels, self.balanced_samples, client.rng)
     def aligned(self, client: Client, params: Tree, batch: Batch) -> Tensor:
-        "Cross-entropy plus $\\omega_k\\ell_{align}$ from round `align_from` on"
-        if self.anchors == "none" or client.round < self.align_from: return self.loss(client, params, batch)
+        "Cross-entropy plus $\\omega_k\\ell_{align}$: the objective from round `align_from` on"
         features = client.net.features(params, batch.x, train=True)
         align = batch.mean(alignment_loss(features, batch.y, client.state["anchors"], self.tau))
         return cross_entropy(client.net.classify(params, features), batch) + self.weight(client.counts) * align

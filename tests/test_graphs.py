@@ -1,0 +1,170 @@
+"Steps with fixed memory: every method's are played, nothing of an earlier phase, client or round stays behind"
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedrepro import data, models, partition
+from fedrepro.executors import EXECUTORS
+from fedrepro.federation import Federation
+from fedrepro.graphs import Graphs, Stage, StackedGraphs, slots_for
+from fedrepro.laws import FEDERATIONS, LOCAL, SETTINGS
+from fedrepro.local import direction, sgd_step
+from fedrepro.rounds import METHODS, FedAvg, load_methods, run, sequential
+from fedrepro.stacks import Stacked
+from fedrepro.together import Course, run_together
+from fedrepro.trees import tensors
+from fedrepro.trials import tiny
+
+torch.set_num_threads(1)
+DIGITS, NET = data.load("digits"), models.network("digits_cnn")
+CUT = partition.Partition([np.arange(100 * k, 100 * k + n) for k, n in enumerate((40, 25, 1, 33, 18))], None)
+TOY = Federation(DIGITS, NET, CUT, dtype=torch.float64)
+FEW = dict(lr=.05, epochs=3, batch_size=8)
+PLAYERS = {"graphs": lambda: Graphs(2), "stacked-graphs": StackedGraphs}
+BRANCHING = {"Flash"}  # a client stops early by what it measures: phases with `go_on` are left to the loop
+
+
+def ends(executor, method=None, federation=TOY, rounds=3):
+    return run(method or FedAvg(**FEW), federation, rounds, executor=executor).snapshot
+
+
+def gap(a, b): return max(float((x - y).abs().max()) for x, y in zip(tensors([a.server, a.states]), tensors([b.server, b.states])))
+
+
+def stages(player):
+    slots = player.slots if isinstance(player, Graphs) else [player.slot]
+    return [stage for slot in slots for stage in slot.stages.values()]
+
+
+@pytest.mark.parametrize("how", PLAYERS)
+@pytest.mark.parametrize("name", sorted(set(load_methods()) - BRANCHING))
+def test_every_method_is_recorded(name, how):
+    "No method's code keeps its steps from being recorded, and most steps are played"
+    method = METHODS[name](**LOCAL | SETTINGS.get(name, {}) | {"epochs": 3})
+    federation = method.arrange(FEDERATIONS.get(name, replace)(tiny()))
+    played, computed = [], []
+    class Counted(Stage):
+        def played(self, n, b): played.append((n, b)); return super().played(n, b)
+        def body(self, n, b): computed.append((n, b)); return super().body(n, b)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setattr("fedrepro.graphs.Stage", Counted)
+        warnings.simplefilter("error")
+        player = PLAYERS[how]()
+        found = run(method, federation, 2, executor=player).snapshot
+    assert gap(found, run(method, federation, 2).snapshot) < 1e-10
+    assert len(played) > 0 and len(computed) >= len(played)  # on a CPU a played step is computed too
+
+
+@pytest.mark.parametrize("how", PLAYERS)
+def test_what_stays_at_its_place_is_set_anew(how):
+    "Momentum, losses and rates of one phase do not reach the next"
+    method = FedAvg(**FEW, momentum=.9, lr_decay=.7)
+    player = PLAYERS[how]()
+    assert gap(ends(player, method), ends(sequential, method)) < 1e-12
+    again = ends(player, method)  # from round 0, with recordings of another run
+    assert gap(again, ends(sequential, method)) < 1e-12
+    assert len({stage.phase.name for stage in stages(player)}) == 1 and all(not stage.failed for stage in stages(player))
+
+
+def test_one_stage_serves_all_rounds_and_rates():
+    player = Graphs(1)
+    ends(player, FedAvg(**FEW, lr_decay=.5))
+    wide, narrow = stages(player)  # of clients whose widest batch has eight samples, and one sample
+    assert {*wide.recordings} >= {(1, 8)} and {*narrow.recordings} == {(1, 1)}
+
+
+def test_a_round_that_is_asked_for_ends_its_recordings():
+    class Rising(FedAvg):
+        def loss(self, client, params, batch): return super().loss(client, params, batch) * (1 + client.round)
+    try:
+        for make in PLAYERS.values():
+            player = make()
+            assert gap(ends(player, Rising(**FEW)), ends(sequential, Rising(**FEW))) < 1e-12
+            assert all(stage.asked for stage in stages(player))
+    finally: METHODS.pop("Rising")
+
+
+def test_a_memory_that_is_no_tensors_is_carried_and_nothing_is_recorded():
+    class Counts(FedAvg):
+        def phases(self, client): return [self.phase(client, step=self.step)]
+        def step(self, client, phase, own, moving, batch, memory):
+            count = 1 if memory is None else memory + 1
+            loss, grads = direction(client, phase, own, moving, batch)
+            sgd_step(moving, grads, None, replace(phase.sgd, lr=phase.sgd.lr / count, momentum=0.))
+            return loss, count
+    try:
+        for make in PLAYERS.values():
+            with pytest.warns(UserWarning, match="phase local: its steps are not recorded: its memory is not always the same tensors"):
+                found = ends(make(), Counts(**FEW))
+            assert gap(found, ends(sequential, Counts(**FEW))) < 1e-12
+    finally: METHODS.pop("Counts")
+
+
+def test_a_step_that_cannot_be_recorded_is_computed(monkeypatch):
+    def refuse(*_): raise RuntimeError("operation not permitted when stream is capturing\nmore")
+    monkeypatch.setattr("fedrepro.graphs.Recording", refuse)
+    with pytest.warns(UserWarning, match="not recorded: operation not permitted when stream is capturing$"): found = ends(Graphs(1))
+    assert gap(found, ends(sequential)) < 1e-12
+
+
+def test_only_fixed_memory_is_read_when_a_step_is_played(monkeypatch):
+    "As on a GPU: whatever a recorded step reads must be where it was when it was recorded"
+    seen = []
+    def body(self, n, b, usual=Stage.body):
+        now = tuple(t.data_ptr() for t in [*self.own.values(), *(self.memory or []), self.total, *(t for t in self.batch if t is not None),
+                                           *(t for t in self.actor.leaves if isinstance(t, torch.Tensor))])
+        if not self.first: seen.append((id(self), now))
+        return usual(self, n, b)
+    monkeypatch.setattr(Stage, "body", body)
+    player = StackedGraphs()
+    ends(player, load_methods()["SCAFFOLD"](**FEW))
+    for stage in stages(player): assert len({now for key, now in seen if key == id(stage)}) <= 1
+    assert len(seen) > 10
+
+
+def test_networks_with_batch_normalisation_keep_their_statistics():
+    net = models.network("resnet18_cifar_plain", 10, (1, 8, 8))
+    federation = Federation(DIGITS, net, partition.Partition([rows[:24] for rows in CUT.train[:2]], None), dtype=torch.float64)
+    method = FedAvg(lr=.01, epochs=1, batch_size=8)
+    assert slots_for(net) == 1 and slots_for(NET) == 8
+    loop, played = (ends(e, method, federation, 1) for e in (sequential, Graphs()))
+    assert gap(loop, played) < 1e-12 and any("running_var" in n for n in loop.server["params"])
+
+
+def test_grids_share_one_stack_and_stay_themselves():
+    "Numbers that differ become tensors; methods that decide by them get stacks of their own, with the same batches"
+    names = {"FedProx": "mu", "FedCCFA": "gamma", "FedDyn": "alpha", "MOON": "mu", "FedGKD": "weight"}
+    for name, knob in names.items():
+        settings = LOCAL | SETTINGS.get(name, {})
+        methods = [load_methods()[name](**settings | {knob: v, "lr": lr}) for v, lr in ((.5, .05), (2., .05), (2., .02))]
+        for executor in (Stacked(), StackedGraphs()):
+            found = run_together([Course(m, TOY, 2) for m in methods], executor)
+            for m, history in zip(methods, found): assert gap(history.snapshot, run(m, TOY, 2).snapshot) < 1e-10, (name, executor)
+
+
+def test_a_method_that_decides_by_a_number_is_not_mixed():
+    class Decides(FedAvg):
+        knob: float = 0.
+        def loss(self, client, params, batch):
+            usual = super().loss(client, params, batch)
+            return usual * 2 if self.knob > 1 else usual
+    try:
+        def make(knob):
+            m = Decides(**FEW)
+            m.knob = knob
+            return m
+        methods, executor, sizes = [make(.5), make(2.)], Stacked(), []
+        plain = executor.train
+        executor.train = lambda clients, *more: sizes.append(len(clients)) or plain(clients, *more)
+        found = run_together([Course(m, TOY, 2) for m in methods], executor)
+        assert executor.branching == {Decides} and sizes == [10, 5, 5, 5, 5]
+        for m, history in zip(methods, found): assert gap(history.snapshot, run(m, TOY, 2).snapshot) < 1e-12
+    finally: METHODS.pop("Decides")
+
+
+def test_every_executor_that_needs_no_processes_has_a_name():
+    assert set(EXECUTORS) == {"sequential", "stacked", "stacked-graphs", "graphs"}
+    for make in EXECUTORS.values(): assert gap(ends(make(), rounds=1), ends(sequential, rounds=1)) < 1e-12
