@@ -108,7 +108,8 @@ DeviceOption = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda",
 WorkersOption = Annotated[int | None, typer.Option(
     "--workers", metavar="N", parser=count, help="Processes, one thread each; default: one a core, or one for a GPU")]
 ExecutorOption = Annotated[str, typer.Option("--executor", metavar="E",
-                                             help="Who trains a round: auto, sequential, processes, stacked, stacked-graphs, graphs")]
+                                             help="auto, sequential, processes, stacked, stacked-graphs, "
+                                                  "graphs: who trains a round")]
 CheckpointOption = Annotated[int | None, typer.Option(
     "--checkpoint", metavar="N", parser=pause, help="Rounds between checkpoints, 0 for none; default: about a minute")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress")]

@@ -201,7 +201,7 @@ class Bench:
         "Three runs in one stack, where there is a GPU"
         for work in self.works.get("seeds", []):
             self.say("three seeds")
-            seats = [(label, self.remote(kind, work, label), n) for label, kind, n in self.entries if kind in EXECUTORS[2:]]
+            seats = [(n, self.remote(k, work, n), threads) for n, k, threads in self.entries if k in EXECUTORS[2:]]
             self.found["rows"] += compare(seats, [work], self.rounds)
 
     def close(self, *names: str):

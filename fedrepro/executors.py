@@ -131,7 +131,7 @@ class Processes:
         if type(method).__module__ == "__main__":
             raise InputError(f"executor processes: {type(method).__name__} is defined in a notebook or script; "
                              "put it into a module, or use the executor sequential")
-        groups = shares([c.n for c in clients], 4 * self.workers)
+        groups = shares([c.n for c in clients], 8 * self.workers)
         bare: dict = {"data": None, "net": None}  # a worker has its own
         visitors = [replace(c, **bare) for c in clients]
         messages = [dumps((method, [visitors[i] for i in group])) for group in groups]

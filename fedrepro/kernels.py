@@ -20,7 +20,7 @@ from .files import write_atomic
 from .models import Net
 from .trees import InputError
 
-# %% ../nbs/07_kernels.ipynb #8426adea
+# %% ../nbs/07_kernels.ipynb #45dec028
 def by_product(layer: nn.Conv2d, x: Tensor) -> Tensor:
     "The convolution of `x` (B, C, H, W) as a matrix product over windows"
     kernel, stride, padding = (getattr(layer, name) for name in ("kernel_size", "stride", "padding"))
@@ -28,7 +28,8 @@ def by_product(layer: nn.Conv2d, x: Tensor) -> Tensor:
     size = [(s + 2 * p - k) // t + 1 for s, k, p, t in zip(x.shape[-2:], kernel, padding, stride)]
     y = windows.flatten(0, 1) @ layer.weight.flatten(1).T
     y = y if layer.bias is None else y + layer.bias
-    return y.unflatten(0, windows.shape[:2]).transpose(1, 2).unflatten(2, size)
+    y = y.unflatten(0, windows.shape[:2]).transpose(1, 2).unflatten(2, size)
+    return y.clone(memory_format=torch.contiguous_format)  # group normalisation under vmap takes nothing else
 
 def fits(layer: nn.Module) -> bool:
     "Whether `by_product` can compute it"

@@ -1,4 +1,5 @@
 "Steps with fixed memory: every method's are played, nothing of an earlier phase, client or round stays behind"
+import json
 import warnings
 from dataclasses import replace
 
@@ -6,12 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedrepro import data, models, partition
+from fedrepro import data, kernels, models, partition
 from fedrepro.executors import EXECUTORS
+from fedrepro.experiments import load_spec
 from fedrepro.federation import Federation
 from fedrepro.graphs import Graphs, Stage, StackedGraphs, slots_for
+from fedrepro.kernels import choose, layers_of, seconds, stack_net, with_products
 from fedrepro.laws import FEDERATIONS, LOCAL, SETTINGS
 from fedrepro.local import direction, sgd_step
+from fedrepro.packs import packs
 from fedrepro.rounds import METHODS, FedAvg, load_methods, run, sequential
 from fedrepro.stacks import Stacked
 from fedrepro.together import Course, run_together
@@ -168,3 +172,70 @@ def test_a_method_that_decides_by_a_number_is_not_mixed():
 def test_every_executor_that_needs_no_processes_has_a_name():
     assert set(EXECUTORS) == {"sequential", "stacked", "stacked-graphs", "graphs"}
     for make in EXECUTORS.values(): assert gap(ends(make(), rounds=1), ends(sequential, rounds=1)) < 1e-12
+
+
+# --- the convolutions of a stack
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    "No choice known, and none kept but here"
+    monkeypatch.setattr(kernels, "_asked", {})
+    monkeypatch.setattr(kernels, "choices_file", lambda: tmp_path / "kept" / "convolutions.json")
+    return tmp_path / "kept" / "convolutions.json"
+
+
+@pytest.mark.parametrize("name", ["fedccfa_cifar", "fedbss_cnn", "digits_cnn", "feddc_resnet18"])
+def test_products_are_convolutions(name):
+    "Every convolution of a network by products, in a stack of two models: outputs and gradients"
+    shape = {"fedbss_cnn": (1, 28, 28), "digits_cnn": (1, 8, 8)}.get(name, (3, 32, 32))
+    net = models.network(name, 10, shape)
+    found = layers_of(net, shape)
+    assert {f"{n}.weight" for n in found} == {n for n, p in net.module.named_parameters() if p.dim() == 4}
+    both = {n: torch.stack([net.init(s, torch.float64)[n] for s in (0, 1)]).requires_grad_() for n in net.init(0)}
+    x, w = torch.randn(2, 3, *shape, dtype=torch.float64), torch.randn(2, 3, 10, dtype=torch.float64)
+    outs = [torch.vmap(n)(both, x) for n in (net.plain, with_products(net, tuple(found)))]
+    grads = [torch.autograd.grad((out * w).sum(), list(both.values())) for out in outs]
+    assert torch.allclose(*outs, atol=1e-10) and all(torch.allclose(a, b, atol=1e-9) for a, b in zip(*grads))
+    assert with_products(net, tuple(found)) is with_products(net, tuple(found)) and with_products(net, ()) is net.plain
+
+
+def test_the_faster_way_is_chosen_once_and_kept(kept):
+    layer, asked = torch.nn.Conv2d(3, 4, 5), []
+    def timer(layer, shape, way, clients, *_):
+        asked.append((way, clients))
+        return {"grouped": 2., "product": 1.}[way]
+    def choice(clients, timer=timer): return choose(layer, (3, 8, 8), clients, 16, torch.float32, torch.device("cpu"), timer)
+    assert choice(20) == "product" and asked == [("grouped", 32), ("product", 32)]
+    assert choice(17) == "product" and len(asked) == 2  # both are thirty-two
+    assert choice(16) == "product" and len(asked) == 4
+    kernels._asked.clear()  # another process
+    assert choice(20, None) == "product" and len(json.loads(kept.read_text())) == 2
+    kernels._asked.clear()
+    for damaged in ("", "[]", "{"):
+        kept.write_text(damaged)
+        kernels._asked.clear()
+        assert choice(20) == "product"
+
+
+def test_a_way_that_needs_too_much_memory_is_not_chosen(kept):
+    def timer(layer, shape, way, *_):
+        if way == "product": raise torch.OutOfMemoryError("CUDA out of memory")
+        return 1.
+    assert choose(torch.nn.Conv2d(1, 2, 3), (1, 8, 8), 5, 4, torch.float32, torch.device("cpu"), timer) == "grouped"
+    kept.parent.rename(kept.parent.parent / "gone")
+    kept.parent.write_text("a file where the folder should be")  # nothing can be kept: no reason to stop
+    assert choose(torch.nn.Conv2d(1, 2, 3), (1, 8, 8), 9, 4, torch.float32, torch.device("cpu"), timer) == "grouped"
+
+
+def test_trials_take_time_and_a_cpu_has_no_choice(kept):
+    layer, shape = layers_of(NET, (1, 8, 8))["body.conv1"]
+    for way in ("grouped", "product"): assert 0 < seconds(layer, shape, way, 2, 4, torch.float32, torch.device("cpu")) < 60
+    assert stack_net(NET, (1, 8, 8), 20, 64, torch.float32, torch.device("cpu")) is NET.plain and not kept.exists()
+
+
+def test_a_grid_of_a_figure_is_one_pack():
+    "Five weights of the alignment, and with more seeds as many as a pack may have"
+    cells = load_spec("fedccfa/figure5").cells("smoke", seeds=1)
+    assert [len(p) for p in packs(cells)] == [1] * 5 and [len(p) for p in packs(cells, stack=True)] == [5]
+    assert [len(p) for p in packs(cells, stack=True, most=2)] == [2, 2, 1]
+    assert sorted(c.run_id for p in packs(cells, stack=True, most=2) for c in p) == sorted(c.run_id for c in cells)
