@@ -70,7 +70,7 @@ LIMITS = {
     "IFCA": law(models=1), "FedDrift": law(models=1, delta=1e9), "SlowMo": law(beta=0., on=equal_shares),
     "Union": law(),
     "FedCDA": law(models=1, warmup=0, on=everybody),
-    "FedExP": law(eps=1e12, hooks=GLOBAL), "Ditto": law(hooks=GLOBAL),
+    "FedExP": law(eps=1e12, hooks={"shown": FedAvg.shown}), "Ditto": law(hooks=GLOBAL),
     "Flash": law(gamma=0., one_in=0, hooks={"aggregate": FedAvg.aggregate}),
     "FedDyn": law(alpha=0., hooks={"aggregate": FedAvg.aggregate}),
     "SCAFFOLD": law(on=equal_shares, hooks={"correct": FedAvg.correct}),

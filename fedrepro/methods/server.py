@@ -87,11 +87,9 @@ class FedExP(FedAvg):
         return server | {"params": mean | new, "before": before, "server_lr": rate}
 
     def shown(self, server: dict) -> dict:
-        "What is judged, without being sent: the model and the one before it"
-        return {"params": server["params"], "before": server["before"]}
-    def judged(self, heard: dict, state: dict) -> Tree:
-        "The mean of the last two iterates, where both are known"
-        return heard["params"] | {n: (heard["params"][n] + t) / 2 for n, t in heard.get("before", {}).items()}
+        "What is judged, without being sent: the mean of the last two iterates"
+        now = server["params"]
+        return {"params": now | {n: (now[n] + before) / 2 for n, before in server["before"].items()}}
     def measures(self, server: dict) -> dict[str, float]:
         "`server_lr`: $\\eta_g$ of the last round"
         return {"server_lr": float(server["server_lr"])}
