@@ -1,8 +1,11 @@
 """The real data sets, where they are present: official sizes, statistics and torchvision's own reading of them."""
+import json
+
 import numpy as np
 import pytest
 import torch
 from fedrepro.data import SOURCES, data_dir, load
+from fedrepro.experiments import build, find_specs, load_spec
 from fedrepro.trees import InputError
 
 torch.set_num_threads(1)
@@ -58,3 +61,15 @@ def test_one_flipped_byte(tmp_path):
     path.unlink()
     path.write_bytes(content)
     with pytest.raises(InputError, match="train-labels-idx1-ubyte is damaged"): load("Fashion-MNIST", data=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["MNIST", "Fashion-MNIST", "CIFAR-10"])
+def test_every_small_run_can_be_built(name):
+    "Reduced data sets are large enough for the clients that share them: each partition of the small tier is made once"
+    present(name)
+    cells = [c for spec in find_specs() for c in load_spec(spec).cells("small", seeds=1) if c.settings["data"]["name"] == name]
+    parts = {json.dumps([c.settings["data"], c.settings["partition"]], sort_keys=True): c for c in cells}
+    assert len(parts) > 2
+    for cell in parts.values():
+        _, federation, _ = build(cell)
+        assert federation.clients == cell.settings["partition"]["clients"] and min(federation.partition.sizes) > 0

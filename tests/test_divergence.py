@@ -128,7 +128,7 @@ def test_who_is_recorded_whoever_computes(what, value, client, executor):
     before = []
     method = Faulty(**SHORT, what=what)
     method.value = value
-    history = run(method, FED, 4, judged_once, on_round=before.append, executor=EXECUTORS[executor])
+    history = run(method, FED, 4, judged_once, on_round=before.append, executor=EXECUTORS[executor]())
     assert history.status == "diverged" and (history.diverged["round"], history.diverged["client"]) == (2, client)
     assert set(history.diverged) == {"round", "client", "norm"} and not 0 <= float(history.diverged["norm"]) <= EXPLODED
     assert [r["round"] for r in history.rows] == [1] and before[-1] is history.snapshot and history.snapshot.round == 2
@@ -176,7 +176,7 @@ def test_a_sane_run_stays_five_orders_below(name):
     method, largest = METHODS[name](**SHORT | SETTINGS.get(name, {})), []
     federation = method.arrange(arranged(name))
     def watched(method, clients):
-        results = EXECUTORS["sequential"](method, clients)
+        results = EXECUTORS["sequential"]()(method, clients)
         largest.extend(max(float(sizes(up)[1]), float(sizes(kept)[1])) / limit(federation.initial) for up, kept, _ in results)
         largest.extend(abs(float(loss)) / EXPLODED for _, _, loss in results)
         return results
