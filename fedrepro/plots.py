@@ -83,10 +83,10 @@ def plot_curves(ax: Axes, long: pd.DataFrame, metric: str, colours: dict, dashes
         ax.plot(run["round"], run[metric], color=colours[row], linewidth=0.8, **end)
 
 def mark_drift(ax: Axes, rounds: tuple[int, ...]) -> None:
-    "A dashed vertical line with a label where labels change: after the first t rounds, t in `rounds`"
-    for t in rounds:
-        ax.axvline(t + 0.5, color="0.35", linewidth=1, linestyle=(0, (4, 3)), zorder=0)
-        ax.annotate("drift", (t + 0.5, 1), xycoords=("data", "axes fraction"), xytext=(3, -3),
+    "A dashed vertical line where labels change: after the first t rounds, t in `rounds`; the first has a label"
+    for t in rounds: ax.axvline(t + 0.5, color="0.35", linewidth=1, linestyle=(0, (4, 3)), zorder=0)
+    for t in rounds[:1]:
+        ax.annotate("drift", (t + 0.5, 1), xycoords=("data", "axes fraction"), xytext=(-3, -3), ha="right",
                     textcoords="offset points", va="top", fontsize=8, color="0.25")
 
 # %% ../nbs/34_plots.ipynb #4f1989e9
