@@ -11,9 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from .local import Batch, Client, Phase, movable, plan, plain_step, stretches, train
 from .stacks import Feed, Ready, Solo, Stacked, each, hook_kind, made, ready, results, some, train_stack
 from .trees import Tree
@@ -44,11 +45,12 @@ class Stage:
         self.actor = r.actor.with_leaves([_copied(leaf) for leaf in r.actor.leaves])
         self.own, self.names = {n: _copied(t) for n, t in r.own.items()}, tuple(r.moving)
         self.total = torch.zeros(len(r.order), dtype=r.actor.dtype, device=self.device)
-        self.batch = [None if part is None else torch.zeros_like(part) for part in r.feed.parts(0)]
+        self.batch = [torch.zeros_like(part) for part in r.feed.parts(0)]
         rate = r.phase.sgd.lr
         lr = torch.as_tensor(rate, dtype=r.actor.dtype).to(self.device).clone() if r.phase.step is None else rate
         self.phase, self.lr = replace(r.phase, sgd=replace(r.phase.sgd, lr=lr)), lr
-        self.memory, self.spec, self.grads = None, None, []  # the optimiser's: leaves, structure, which want gradients
+        self.memory, self.grads = list[Tensor](), list[bool]()  # the optimiser's: tensors, which of them want gradients
+        self.spec: TreeSpec | None = None  # and their structure, once known
         self.loose = None  # a memory that is no tensors: carried from step to step, nothing can be recorded
         self.recordings: dict[tuple, Recording] = {}
         self.met: set[tuple] = set()  # widths computed once
@@ -80,7 +82,7 @@ class Stage:
     def remembered(self, n: int):
         "The optimiser's memory as a step gets it: None before the first"
         if self.first or self.loose is not None: return self.loose
-        leaves = [self.part(t, n).detach().requires_grad_(g) for t, g in zip(self.memory or [], self.grads)]
+        leaves = [self.part(t, n).detach().requires_grad_(g) for t, g in zip(self.memory, self.grads)]
         return None if self.spec is None else tree_unflatten(leaves, self.spec)
 
     def remember(self, memory, n: int):
@@ -95,7 +97,7 @@ class Stage:
             self.memory = [t.new_zeros((*rows, *(t.shape if self.solo else t.shape[1:]))) for t in leaves]
         with torch.no_grad():
             news = [t.detach() for t in leaves]
-            olds = [self.part(t, n) for t in self.memory or []]
+            olds = [self.part(t, n) for t in self.memory]
             moved = [(old, new) for old, new in zip(olds, news) if old.data_ptr() != new.data_ptr()]
             for (old, _), new in zip(moved, [new.clone() for _, new in moved]): old.copy_(new)
 
@@ -115,7 +117,7 @@ class Stage:
         "A step of the first `n` clients on `b` samples each"
         now = {m: self.part(self.own[m], n).detach().requires_grad_() for m in self.names}  # writes reach the places
         own = {m: now[m] if m in now else self.part(t, n) for m, t in self.own.items()}
-        batch = made(self.data, [None if t is None else t[:n, :b] for t in self.batch], self.actor.dtype)
+        batch = made(self.data, [t[:n, :b] for t in self.batch], self.actor.dtype)
         if self.solo: batch = Batch(batch.x[0], batch.y[0], batch.w[0])
         step: Callable = self.phase.step or plain_step
         loss, memory = step(self.actor.first(n), some(self.phase, n), own, now, batch, self.remembered(n))
@@ -125,8 +127,7 @@ class Stage:
     def step(self, feed: Feed, s: int, n: int):
         "Step `s` of a phase, for the first `n` clients"
         b = feed.widths[s]
-        for here, new in zip(self.batch, feed.parts(s)):
-            if here is not None and new is not None: here[:n, :b].copy_(new[:n, :b])
+        for here, new in zip(self.batch, feed.parts(s)): here[:n, :b].copy_(new[:n, :b])
         if self.first or self.failed or (n, b) not in self.met: self.body(n, b)
         else: self.played(n, b)
         self.first = False
@@ -150,7 +151,7 @@ class Stage:
         "The memory of the client at place `i`, as it is now"
         if self.first: return None
         if self.loose is not None: return self.loose if self.solo else each(self.loose, i)
-        leaves = [(t if self.solo else t[i]).clone() for t in self.memory or []]
+        leaves = [(t if self.solo else t[i]).clone() for t in self.memory]
         return None if self.spec is None else tree_unflatten(leaves, self.spec)
 
 # %% ../nbs/07_graphs.ipynb #771dad77
@@ -163,7 +164,7 @@ def stage_kind(r: Ready) -> tuple:
     hooks = tuple(hook_kind(f, tuple(a.varying)) for f in (p.loss, p.correct, p.step))
     trees = (str(a.spec), tuple(a.common), *map(shape, a.leaves), *((n, shape(t)) for n, t in r.own.items()))
     return (type(a), id(a.net), id(r.feed.data), p.name, sgd, rate, p.train, hooks, trees,
-            tuple(None if t is None else tuple(t.shape) for t in r.feed.parts(0)))
+            tuple(tuple(t.shape) for t in r.feed.parts(0)))
 
 class Slot:
     "A stream, graph memory, and the stages whose recordings use them"
@@ -208,7 +209,7 @@ class StackedGraphs(Stacked):
         if self.slot is None: self.slot = Slot(r.actor.device)
         return finished(self.slot.steps(r, starts))
 
-def finished(steps: Generator):
+def finished(steps: Generator[None, None, Any]) -> Any:
     "What a generator returns in the end"
     while True:
         try: next(steps)

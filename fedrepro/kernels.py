@@ -9,8 +9,10 @@ __all__ = ['by_product', 'fits', 'with_products', 'layers_of', 'seconds', 'choic
 import json
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from pathlib import Path
 import torch
@@ -61,11 +63,11 @@ def layers_of(net: Net, shape: tuple[int, ...]) -> dict[str, tuple[nn.Conv2d, tu
 
 def seconds(layer: nn.Conv2d, shape: tuple[int, ...], way: str, clients: int, size: int, dtype, device) -> float:
     "Seconds of a step's share of `layer`: batches of `size` at so many clients"
-    own = {n: torch.randn(clients, *p.shape, dtype=dtype, device=device).requires_grad_()
-           for n, p in layer.named_parameters()}
-    x = torch.randn(clients, size, *shape, dtype=dtype, device=device).requires_grad_()
-    trial = nn.Conv2d(layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, layer.padding,
-                      bias=layer.bias is not None, device="meta")
+    made = dict(dtype=dtype, device=device, generator=torch.Generator(device).manual_seed(0))  # nobody else's chance
+    own = {n: torch.randn(clients, *p.shape, **made).requires_grad_() for n, p in layer.named_parameters()}
+    x = torch.randn(clients, size, *shape, **made).requires_grad_()
+    trial = copy(layer)
+    trial._forward_pre_hooks = OrderedDict()
     if way == "product": trial.forward = partial(by_product, trial)  # type: ignore[method-assign]
     run = torch.vmap(lambda own, x: torch.func.functional_call(trial, own, x))
     def once():

@@ -10,6 +10,7 @@ __all__ = ['Batch', 'cross_entropy', 'Client', 'SGD', 'keep', 'Phase', 'plan', '
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -158,7 +159,7 @@ def clipped(grads: Tree, max_norm: float) -> Tree:
 # %% ../nbs/04_local.ipynb #e85d442d
 def rated(g: list[Tensor], lr: Tensor) -> list[Tensor]:
     "Each of `g` times one rate, or times one a client where both have a leading axis of clients"
-    return torch._foreach_mul(g, lr) if not lr.dim() else [t * lr.view(-1, *[1] * (t.dim() - 1)) for t in g]
+    return list(torch._foreach_mul(g, lr)) if not lr.dim() else [t * lr.view(-1, *[1] * (t.dim() - 1)) for t in g]
 
 def sgd_step(moving: Tree, grads: Tree, buffer: list | None, sgd: SGD) -> list:
     "Move the tensors of `moving` in place; takes and returns the momentum buffer (None before the first step)"
@@ -215,7 +216,7 @@ def train(client: Client, phase: Phase, params: Tree) -> tuple[Tree, Tensor, dic
     return {n: t.detach() for n, t in own.items()}, total / max(steps, 1), {"memory": memory, "seen": seen}
 
 # %% ../nbs/04_local.ipynb #e1f2a041
-def stretches(method, client: Client) -> Generator[tuple[Phase, Tree], tuple, tuple[dict, dict, Tensor]]:
+def stretches(method, client: Client) -> Generator[tuple[Phase, Tree], Any, tuple[dict, dict, Tensor]]:
     "One client's round: asks for each phase to be trained from where it starts, is sent what `train` returns"
     params, done, loss = method.begin(client), {}, torch.zeros((), dtype=client.dtype)
     for phase in method.phases(client):

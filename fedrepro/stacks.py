@@ -86,8 +86,9 @@ class Stack:
 
     def view(self, f: Callable, leaves: list, parts: list):
         "`f` in the view of the client with these leaves"
-        *fields, values = tree_unflatten(leaves, self.spec)
-        return hook_with(f, values)(View(self.net, self.dtype, *fields, self.ask), *parts)
+        received, state, notes, counts, values = tree_unflatten(leaves, self.spec)
+        seen = View(self.net, self.dtype, received, state, notes, counts, self.ask)
+        return hook_with(f, values)(seen, *parts)
 
     def apply(self, f: Callable, *trees):
         "`f(client, *trees)` for each client: `trees` are batches, or trees of tensors with a leading axis of clients"
@@ -132,18 +133,18 @@ class Feed:
         "How many clients take step `s`"
         return sum(steps > s for steps in self.steps)
 
-    def parts(self, s: int) -> list[Tensor | None]:
-        "Rows, labels, weights, draws of step `s`: (clients, B), the draws (clients, B, 4)"
-        return [self.rows[s], self.y[s], self.w[s], None if self.draws is None else self.draws[s]]
+    def parts(self, s: int) -> list[Tensor]:
+        "Rows, labels, weights of step `s`: (clients, B), and draws (clients, B, 4) where there are any"
+        return [self.rows[s], self.y[s], self.w[s], *(() if self.draws is None else (self.draws[s],))]
 
     def batch(self, s: int, n: int) -> Batch:
         "Step `s` of the first `n` clients: x (n, B, C, H, W), y (n, B), w (n, B)"
-        return made(self.data, [None if t is None else t[:n, :self.widths[s]] for t in self.parts(s)], self.dtype)
+        return made(self.data, [t[:n, :self.widths[s]] for t in self.parts(s)], self.dtype)
 
-def made(data, parts: list[Tensor | None], dtype: torch.dtype) -> Batch:
-    "The batch of rows, labels, weights and draws, each (clients, B, ...)"
-    rows, y, w, draws = parts
-    x = data.batch(data.train_x[rows.flatten()], None if draws is None else draws.flatten(0, 1), dtype)
+def made(data, parts: list[Tensor], dtype: torch.dtype) -> Batch:
+    "The batch of rows, labels, weights and perhaps draws, each (clients, B, ...)"
+    rows, y, w, *draws = parts
+    x = data.batch(data.train_x[rows.flatten()], draws[0].flatten(0, 1) if draws else None, dtype)
     return Batch(x.unflatten(0, rows.shape), y, w)
 
 # %% ../nbs/07_stacks.ipynb #cd90d58e
@@ -273,7 +274,8 @@ class Stacked:
         found = {}
         for one in dict.fromkeys(repr(vars(m)) for m in methods):
             mine = [i for i, m in enumerate(methods) if repr(vars(m)) == one]
-            found |= zip(mine, self.work(*([of[i] for i in mine] for of in (methods, clients, params, phases))))
+            some: list = [[of[i] for i in mine] for of in (methods, clients, params, phases)]
+            found |= zip(mine, self.work(*some))
         return [found[i] for i in range(len(methods))]
 
     def __call__(self, method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor]]:

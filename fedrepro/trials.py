@@ -113,7 +113,7 @@ def copied(message):
 OPS = {"_local_scalar_dense": "a tensor becomes a number", "nonzero": "nonzero", "masked_select": "boolean index",
        "equal": "torch.equal", "_unique2": "unique", "unique_dim": "unique", "unique_consecutive": "unique"}
 CALLS = {"numpy", "tolist", "cpu", "__array__"}
-CLIENT = {f.__code__ for f in (local.stretches, local.train, Client.apply, rounds.open_round)}  # they call clients' hooks
+CLIENT = {f.__code__ for f in (local.stretches, local.train, Client.apply, rounds.open_round)}  # they call hooks
 HOST = {f.__code__ for f in (local.plan, rounds.close_round)}  # what these call may wait
 
 def hook_here() -> str:

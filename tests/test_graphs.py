@@ -131,8 +131,8 @@ def test_only_fixed_memory_is_read_when_a_step_is_played(monkeypatch):
 
 def test_networks_with_batch_normalisation_keep_their_statistics():
     net = models.network("resnet18_cifar_plain", 10, (1, 8, 8))
-    federation = Federation(DIGITS, net, partition.Partition([rows[:24] for rows in CUT.train[:2]], None), dtype=torch.float64)
-    method = FedAvg(lr=.01, epochs=1, batch_size=8)
+    federation = Federation(DIGITS, net, partition.Partition([rows[:6] for rows in CUT.train[:2]], None), dtype=torch.float64)
+    method = FedAvg(lr=.01, epochs=1, batch_size=2)
     assert slots_for(net) == 1 and slots_for(NET) == 8
     loop, played = (ends(e, method, federation, 1) for e in (sequential, Graphs()))
     assert gap(loop, played) < 1e-12 and any("running_var" in n for n in loop.server["params"])
@@ -144,9 +144,10 @@ def test_grids_share_one_stack_and_stay_themselves():
     for name, knob in names.items():
         settings = LOCAL | SETTINGS.get(name, {})
         methods = [load_methods()[name](**settings | {knob: v, "lr": lr}) for v, lr in ((.5, .05), (2., .05), (2., .02))]
+        alone = [run(m, TOY, 2).snapshot for m in methods]
         for executor in (Stacked(), StackedGraphs()):
             found = run_together([Course(m, TOY, 2) for m in methods], executor)
-            for m, history in zip(methods, found): assert gap(history.snapshot, run(m, TOY, 2).snapshot) < 1e-10, (name, executor)
+            assert max(gap(history.snapshot, one) for one, history in zip(alone, found)) < 1e-10, (name, executor)
 
 
 def test_a_method_that_decides_by_a_number_is_not_mixed():
@@ -192,7 +193,7 @@ def test_products_are_convolutions(name):
     found = layers_of(net, shape)
     assert {f"{n}.weight" for n in found} == {n for n, p in net.module.named_parameters() if p.dim() == 4}
     both = {n: torch.stack([net.init(s, torch.float64)[n] for s in (0, 1)]).requires_grad_() for n in net.init(0)}
-    x, w = torch.randn(2, 3, *shape, dtype=torch.float64), torch.randn(2, 3, 10, dtype=torch.float64)
+    x, w = torch.randn(2, 1, *shape, dtype=torch.float64), torch.randn(2, 1, 10, dtype=torch.float64)
     outs = [torch.vmap(n)(both, x) for n in (net.plain, with_products(net, tuple(found)))]
     grads = [torch.autograd.grad((out * w).sum(), list(both.values())) for out in outs]
     assert torch.allclose(*outs, atol=1e-10) and all(torch.allclose(a, b, atol=1e-9) for a, b in zip(*grads))

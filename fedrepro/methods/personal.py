@@ -122,7 +122,7 @@ class pFedMe(FedAvg):
             with torch.no_grad():
                 for n, t in theta.items(): t.sub_(grads[n] + self.lam * (t - moving[n]), alpha=rate)
         with torch.no_grad():
-            for n, t in moving.items(): t.sub_(t - theta[n], alpha=phase.sgd.lr * self.lam)
+            for n, t in moving.items(): t.sub_(t - theta[n], alpha=phase.sgd.lr * self.lam)  # type: ignore[arg-type]
         return loss, theta
     def finish(self, client: Client, params: Tree, done: dict) -> tuple[dict, dict]:
         "Uploads the anchor $w^k$, keeps what is judged"
