@@ -131,11 +131,11 @@ def test_only_fixed_memory_is_read_when_a_step_is_played(monkeypatch):
 
 def test_networks_with_batch_normalisation_keep_their_statistics():
     net = models.network("resnet18_cifar_plain", 10, (1, 8, 8))
-    federation = Federation(DIGITS, net, partition.Partition([rows[:6] for rows in CUT.train[:2]], None), dtype=torch.float64)
-    method = FedAvg(lr=.01, epochs=1, batch_size=2)
+    federation = Federation(DIGITS, net, partition.Partition([rows[:12] for rows in CUT.train[:2]], None), dtype=torch.float64)
+    method = FedAvg(lr=.01, epochs=1, batch_size=4)
     assert slots_for(net) == 1 and slots_for(NET) == 8
     loop, played = (ends(e, method, federation, 1) for e in (sequential, Graphs()))
-    assert gap(loop, played) < 1e-12 and any("running_var" in n for n in loop.server["params"])
+    assert gap(loop, played) < 1e-10 and any("running_var" in n for n in loop.server["params"])
 
 
 def test_grids_share_one_stack_and_stay_themselves():
