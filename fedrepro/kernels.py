@@ -116,6 +116,9 @@ def choose(layer: nn.Conv2d, shape: tuple[int, ...], clients: int, size: int, dt
 def stack_net(net: Net, shape: tuple[int, ...], clients: int, size: int, dtype, device) -> Net:
     "`net` as a stack of `clients` computes it on `device`, for batches of `size` images of `shape`"
     if device.type != "cuda" or len(shape) != 3: return net.plain
-    chosen = [name for name, (layer, at) in layers_of(net, shape).items()
-              if choose(layer, at, clients, size, dtype, device) == "product"]
-    return with_products(net, tuple(chosen))
+    kept, question = net.__dict__.setdefault("_in_stacks", {}), (shape, clients, size, dtype, device)
+    if question not in kept:  # a round does not look at the layers again
+        chosen = [name for name, (layer, at) in layers_of(net, shape).items()
+                  if choose(layer, at, clients, size, dtype, device) == "product"]
+        kept[question] = with_products(net, tuple(chosen))
+    return kept[question]

@@ -1,13 +1,14 @@
 "Steps with fixed memory: every method's are played, nothing of an earlier phase, client or round stays behind"
 import json
 import warnings
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 import torch
 
 from fedrepro import data, kernels, models, partition
+from fedrepro.contestants import Engine, Work, counted
 from fedrepro.executors import EXECUTORS
 from fedrepro.experiments import load_spec
 from fedrepro.federation import Federation
@@ -29,7 +30,7 @@ TOY = Federation(DIGITS, NET, CUT, dtype=torch.float64)
 FEW = dict(lr=.05, epochs=3, batch_size=8)
 PLAYERS = {"graphs": lambda: Graphs(2), "stacked-graphs": StackedGraphs}
 OURS = [name for name, method in load_methods().items() if method.__module__.startswith("fedrepro.")]  # other tests have toys
-BRANCHING = {"Flash"}  # a client stops early by what it measures: phases with `go_on` are left to the loop
+TO_THE_LOOP = {"Flash"}  # a client stops early by what it measures: phases with `go_on` are left to the loop
 
 
 def ends(executor, method=None, federation=TOY, rounds=3):
@@ -45,7 +46,7 @@ def stages(player):
 
 
 @pytest.mark.parametrize("how", PLAYERS)
-@pytest.mark.parametrize("name", sorted(set(OURS) - BRANCHING))
+@pytest.mark.parametrize("name", sorted(set(OURS) - TO_THE_LOOP))
 def test_every_method_is_recorded(name, how):
     "No method's code keeps its steps from being recorded, and most steps are played"
     method = METHODS[name](**LOCAL | SETTINGS.get(name, {}) | {"epochs": 3})
@@ -60,7 +61,7 @@ def test_every_method_is_recorded(name, how):
         player = PLAYERS[how]()
         found = run(method, federation, 2, executor=player).snapshot
     assert gap(found, run(method, federation, 2).snapshot) < 1e-10
-    assert len(played) > 0 and len(computed) >= len(played)  # on a CPU a played step is computed too
+    assert len(played) > len(computed) / 2  # which on a CPU has those that are played
 
 
 @pytest.mark.parametrize("how", PLAYERS)
@@ -151,12 +152,33 @@ def test_grids_share_one_stack_and_stay_themselves():
             assert max(gap(history.snapshot, one) for one, history in zip(alone, found)) < 1e-10, (name, executor)
 
 
-def test_a_method_that_decides_by_a_number_is_not_mixed():
+@pytest.mark.parametrize("name", sorted(set(OURS) - {"Union"}))
+def test_any_number_of_any_method_may_be_a_grid(name):
+    "Two values of each field that is a number and not a whole one, side by side: each run is what it is alone"
+    usual = METHODS[name](**LOCAL | SETTINGS.get(name, {}))
+    federation = FEDERATIONS.get(name, replace)(tiny())
+    for knob in [f.name for f in fields(usual) if type(getattr(usual, f.name)) is float]:
+        methods = [usual, replace(usual, **{knob: .75 * getattr(usual, knob)})]
+        found = run_together([Course(m, federation, 2) for m in methods], Stacked())
+        assert max(gap(h.snapshot, run(m, federation, 2).snapshot) for m, h in zip(methods, found)) < 1e-10, knob
+
+
+def test_a_contestant_trains_three_seeds_together():
+    work = Work("small", network="digits_cnn", shape=(1, 8, 8), clients=3, samples=90, batch_size=16, runs=3)
+    engine = Engine({"device": "cpu", "workers": 1, "kind": "stacked-graphs"})
+    built = engine.build(work)
+    engine.round(work, built)
+    alone = [run(work.method(), replace(built["federation"], seed=s), 1).snapshot for s in range(3)]
+    for r, one in zip(built["runs"], alone): assert gap(r.at, one) < 1e-5
+    assert engine.done(work, built) == {"samples": 270, "steps": 3 * counted(replace(work, runs=1), built["federation"])["steps"]}
+
+
+@pytest.mark.parametrize("use", [lambda loss, knob: loss * 2 if knob > 1 else loss, lambda loss, knob: loss * float(knob)], ids=["if", "float"])
+def test_a_method_that_decides_by_a_number_is_not_mixed(use):
     class Decides(FedAvg):
         knob: float = 0.
         def loss(self, client, params, batch):
-            usual = super().loss(client, params, batch)
-            return usual * 2 if self.knob > 1 else usual
+            return use(super().loss(client, params, batch), self.knob)
     try:
         def make(knob):
             m = Decides(**FEW)
