@@ -30,8 +30,13 @@ def started(folder: Path, workers: int, names=()) -> subprocess.Popen:
 
 
 def events(folder: Path) -> int:
-    "How much has been written so far"
-    return sum(p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()) if folder.exists() else 0
+    "Changes whenever something has been written, also while files come and go under the eyes"
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try: total += os.stat(os.path.join(path, name)).st_mtime_ns
+            except FileNotFoundError: continue  # renamed since it was listed, as every file written is
+    return total
 
 
 def half_way(folder: Path) -> bool:
