@@ -41,7 +41,8 @@ def events(folder: Path) -> int:
 
 def half_way(folder: Path) -> bool:
     "Whether some run has kept a round, and is not over"
-    return any(folder.rglob("checkpoints/*-00000[12].json"))
+    try: return any(folder.rglob("checkpoints/*-00000[12].json"))
+    except FileNotFoundError: return False  # the folder went with its last checkpoint
 
 
 def killed_until_done(folder: Path, workers: int, kills: int, seed: int, names=()) -> int:
