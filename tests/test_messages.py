@@ -1,0 +1,121 @@
+"What travels between processes arrives as it was, through a pipe or through memory that both sides see"
+import os
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fedrepro import data, messages, models, partition, rounds
+from fedrepro.executors import Processes
+from fedrepro.federation import Federation
+from fedrepro.messages import LARGE, Shelf, dumps, loads
+from fedrepro.rounds import FedAvg, load_methods, run
+from fedrepro.trees import same_bits
+
+torch.set_num_threads(1)
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory by file is Linux's; elsewhere all travels in the message")
+DIGITS, NET = data.load("digits"), models.network("feddc_mlp", 10, (1, 8, 8))
+WHOLE = partition.partition("iid", DIGITS.train_y.numpy(), DIGITS.test_y.numpy(), clients=5)
+TOY = Federation(DIGITS, NET, partition.Partition([rows[:n] for rows, n in zip(WHOLE.train, (9, 12, 1, 16, 5))], WHOLE.test), dtype=torch.float64)
+LOCAL = dict(lr=.05, epochs=1, batch_size=8)
+
+
+def opened() -> list[str]:
+    "The shelves that this process holds"
+    def target(file):
+        try: return os.readlink(f"/proc/self/fd/{file}")
+        except FileNotFoundError: return ""  # the folder's own
+    return [t for t in map(target, os.listdir("/proc/self/fd")) if "memfd:fedrepro" in t]
+
+
+@pytest.mark.parametrize("shelved", [False, pytest.param(True, marks=LINUX)])
+def test_what_travels_arrives_as_it_was(shelved, monkeypatch):
+    "Tensors of every kind: values, type, strides (which choose the kernel), alignment; one object sent twice is one there too"
+    monkeypatch.setattr(messages, "LARGE", 0)
+    one, picture = torch.randn(3), torch.randn(16, 5, 5, 1)
+    sent = {"twice": [one, one], "scalar": torch.tensor(2.), "empty": torch.zeros(0, 4), "flags": one > 0, "counts": torch.arange(5),
+            "half": one.bfloat16(), "float16": one.half(), "complex": torch.complex(one, one), "double": one.double(), "wide": one.expand(4, 3),
+            "turned": torch.randn(3, 4).T, "part": torch.randn(9)[2:5], "shared": torch.nn.Parameter(torch.randn(2)),
+            "last": torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last), "one channel": picture.permute(0, 3, 1, 2),
+            "leaf": one.clone().requires_grad_(), "array": np.arange(3), "text": "x", "none": None}
+    before = len(opened())
+    shelf = Shelf() if shelved else None
+    message = dumps(sent, shelf)
+    there = Shelf(shelf.place) if shelf else None
+    if shelf: shelf.close()  # who has opened it keeps it
+    found = loads(message, there)
+    assert found.keys() == sent.keys() and found["twice"][0] is found["twice"][1]
+    for name in ("array", "text", "none"): assert np.array_equal(found[name], sent[name])
+    for a, b in [(sent[n], found[n]) for n in sent if isinstance(sent[n], torch.Tensor)] + [(one, found["twice"][0])]:
+        assert torch.equal(a, b) and (a.dtype, a.stride(), a.requires_grad) == (b.dtype, b.stride(), b.requires_grad)
+        assert b.untyped_storage().data_ptr() % 64 == 0
+    found["twice"][0].add_(1)  # it may be written to, and nobody else sees it
+    assert torch.equal(sent["twice"][0], one) and torch.equal(loads(message, there)["twice"][1], one)
+    if there: there.close()
+    assert len(opened()) == before
+    assert len(dumps(torch.zeros(100_000)[:3])) < 1000  # not all that lies behind it
+
+
+@LINUX
+def test_a_large_tensor_lies_there_once_for_every_message():
+    large, small = torch.randn(LARGE // 4), torch.randn(LARGE // 4 - 1)
+    with Shelf() as shelf:
+        first, second = dumps([large, small], shelf), dumps({"again": large}, shelf)
+        assert shelf.end == large.nbytes and len(second) < 500 < small.nbytes < len(first)
+        with pytest.raises(pickle.UnpicklingError, match="read without it"): loads(second)
+        with Shelf(shelf.place) as there:
+            assert torch.equal(loads(second, there)["again"], large)
+            os.truncate(shelf.place[0], LARGE // 2)
+            with pytest.raises(EOFError, match="bytes of a tensor are missing"): loads(first, there)
+
+
+@LINUX
+def test_no_other_file_is_taken_for_a_shelf(tmp_path):
+    "Its number may belong to something else by the time a message is read"
+    with Shelf() as shelf: place = shelf.place
+    with pytest.raises(OSError): Shelf(place)
+    (tmp_path / "precious").write_bytes(b"as it was")
+    file = int(place[0].rsplit("/", 1)[1])
+    other = os.open(tmp_path / "precious", os.O_RDWR)
+    try:
+        os.dup2(other, file)
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(OSError, match="is something else now"): Shelf(place)
+        assert len(os.listdir("/proc/self/fd")) == before and (tmp_path / "precious").read_bytes() == b"as it was"
+    finally:
+        for each in {other, file}: os.close(each)
+
+
+
+def ends(method, executor): return [getattr(run(method, TOY, 2, executor=executor).snapshot, name) for name in ("server", "states")]
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "FedCDA"])
+def test_workers_get_and_give_large_tensors(name, monkeypatch):
+    "The bits of the loop: with shelves, where workers cannot open them, and where there are none"
+    method = load_methods()[name](**LOCAL)
+    alone = ends(method, rounds.sequential)
+    assert max(t.nbytes for t in alone[0]["params"].values()) >= LARGE
+    with Processes(TOY, 2) as pool:
+        assert same_bits(ends(method, pool), alone) and pool.shelves == (sys.platform == "linux")
+        if sys.platform == "linux": assert opened() == []
+        with monkeypatch.context() as patch:
+            make = Shelf.__init__
+            def astray(self, place=None):
+                make(self, place)
+                self.place = "/proc/self/fd/100000", 0, 1
+            patch.setattr(Shelf, "__init__", astray)
+            assert same_bits(ends(method, pool), alone) and not pool.shelves
+        pool.shelves = True
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+        assert same_bits(ends(method, pool), alone) and not pool.shelves
+
+
+@LINUX
+def test_nothing_stays_open_after_an_error(monkeypatch):
+    with Processes(TOY, 2) as pool:
+        with pytest.raises(TypeError): run(FedAvg(**LOCAL | {"lr": "x"}), TOY, 1, executor=pool)
+        assert opened() == [] and pool.shelves
+        assert same_bits(ends(FedAvg(**LOCAL), pool), ends(FedAvg(**LOCAL), rounds.sequential))
