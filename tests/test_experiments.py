@@ -52,6 +52,13 @@ def test_a_smaller_tier_says_that_it_is_one(name):
     assert spec.reductions("paper") == []
 
 
+@pytest.mark.parametrize("name", SPECS)
+def test_no_published_number_stands_beside_part_of_a_data_set(name):
+    spec = load_spec(SPECS[name])
+    where = [(row, column) for column in spec.tier_columns("paper") for row in spec.rows] if "paper" in spec.tiers else []
+    for row, column in where: assert "partial" not in str(spec.values("paper", row, column)["dataset"].value), column.label
+
+
 def test_table_2_at_the_paper_tier_is_section_5_of_the_paper():
     spec = load_spec("fedccfa/table2", ROOT / "papers")
     cells = {(c.row, c.column, c.seed): c.settings for c in spec.cells("paper")}
