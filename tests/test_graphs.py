@@ -1,11 +1,13 @@
 "Steps with fixed memory: every method's are played, nothing of an earlier phase, client or round stays behind"
 import json
 import warnings
+from contextlib import nullcontext
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedrepro import data, kernels, models, partition
 from fedrepro.contestants import Engine, Work, counted
@@ -45,18 +47,44 @@ def stages(player):
     return [stage for slot in slots for stage in slot.stages.values()]
 
 
+class NothingFromTheHost(TorchDispatchMode):
+    "Refuses what a GPU cannot record: numbers brought to the host or from it, and shapes that depend on numbers"
+    WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal", "is_nonzero", "bincount",
+             "repeat_interleave.Tensor", "lift_fresh", "lift_fresh_copy"}
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        name = op.name().removeprefix("aten::")
+        if {name, name.split(".")[0]} & self.WAITS: raise AssertionError(f"{name} cannot be recorded")
+        if name.startswith("index"):
+            where = [t for t in args if isinstance(t, (list, tuple))]
+            if any(t is not None and t.dtype is torch.bool for part in where for t in part): raise AssertionError(f"{name} by a mask cannot be recorded")
+        return op(*args, **(kwargs or {}))
+
+
+def test_what_cannot_be_recorded_is_seen():
+    x, mode = torch.randn(4), NothingFromTheHost()
+    for wrong in (lambda: float(x.sum()), lambda: x[x > 0], lambda: bool((x > 0).any()), lambda: torch.tensor([1., 2.]), lambda: x.nonzero(),
+                  lambda: x.masked_select(x > 0), lambda: torch.as_tensor(np.ones(3)), lambda: x.unique(), lambda: x.masked_fill_(torch.tensor(True), 1.),
+                  lambda: torch.vmap(lambda t: t * torch.tensor(2.))(x)):
+        with pytest.raises(AssertionError, match="cannot be recorded"), mode: wrong()
+    with mode: torch.where(x > 0, x, -1.).mul_(2)[torch.arange(2)].sum()
+
+
 @pytest.mark.parametrize("how", PLAYERS)
 @pytest.mark.parametrize("name", sorted(set(OURS) - TO_THE_LOOP))
 def test_every_method_is_recorded(name, how):
-    "No method's code keeps its steps from being recorded, and most steps are played"
+    "No method's code keeps its steps from being recorded, by what it remembers or by what it asks of the device; most steps are played"
     method = METHODS[name](**LOCAL | SETTINGS.get(name, {}) | {"epochs": 3})
     federation = method.arrange(FEDERATIONS.get(name, replace)(tiny()))
     played, computed = [], []
     class Counted(Stage):
         def played(self, n, b): played.append((n, b)); return super().played(n, b)
-        def body(self, n, b): computed.append((n, b)); return super().body(n, b)
+        def body(self, n, b):
+            computed.append((n, b))
+            with nullcontext() if (n, b) not in self.met else NothingFromTheHost(): return super().body(n, b)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         patch.setattr("fedrepro.graphs.Stage", Counted)
+        patch.setattr("torch.nn.functional.one_hot", lambda y, n: (y[..., None] == torch.arange(n)).long())  # torch's looks at `y`, but not on a GPU
         warnings.simplefilter("error")
         player = PLAYERS[how]()
         found = run(method, federation, 2, executor=player).snapshot
