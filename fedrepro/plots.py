@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['METHOD_COLOURS', 'DASHES', 'SOLID', 'METHOD_DASHES', 'OTHER', 'lighter', 'row_styles', 'curves', 'plot_curves',
            'mark_drift', 'drift_rounds', 'setting', 'axis_label', 'plot_published', 'grid', 'diverged_notes',
-           'refuse_empty', 'accuracy_figure', 'save_figure']
+           'refuse_empty', 'accuracy_figure', 'save_figure', 'small_png']
 
 # %% ../nbs/34_plots.ipynb #c0866378
+import io
 import textwrap
 from itertools import cycle
 from pathlib import Path
@@ -189,3 +190,13 @@ def save_figure(fig: Figure, out: str | Path, dpi: int = 150) -> Path:
     except OSError as e: raise InputError(f"{out}: cannot write the figure ({e.strerror or e})") from None
     finally: plt.close(fig)
     return out
+
+# %% ../nbs/34_plots.ipynb #4947c67d
+def small_png(fig: Figure, colours: int = 128) -> bytes:
+    "`fig` as a PNG file of so many colours (2 to 256), at its own resolution"
+    from PIL import Image  # comes with matplotlib; only pages of results need it
+    whole, out = io.BytesIO(), io.BytesIO()
+    fig.savefig(whole, format="png", dpi=fig.dpi, bbox_inches="tight", metadata={"Software": None})
+    few = Image.open(whole).convert("RGB").quantize(colours, dither=Image.Dither.NONE)
+    few.save(out, format="png", optimize=True)
+    return out.getvalue()

@@ -103,7 +103,7 @@ def imported(path):
 
 def test_the_package_imports_only_what_it_declares():
     distributions = {re.match(r"[\w-]+", need)[0] for need in PROJECT["dependencies"]}
-    allowed = {{"scikit-learn": "sklearn"}.get(d, d) for d in distributions} | {"fedrepro", *sys.stdlib_module_names}
+    allowed = {{"scikit-learn": "sklearn", "pillow": "PIL"}.get(d, d) for d in distributions} | {"fedrepro", *sys.stdlib_module_names}
     found = {f"{path.relative_to(ROOT)}: {name}" for path in MODULES for name in imported(path) if name not in allowed}
     assert not found, f"not a declared dependency (nbdev and fastcore never are): {sorted(found)}"
 
