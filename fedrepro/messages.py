@@ -92,8 +92,8 @@ class Pickler(pickle.Pickler):
         self.shelf = shelf
 
     def persistent_id(self, value) -> tuple | None:
-        if self.shelf is None or type(value) is not Tensor or value.nbytes < LARGE: return None
-        return self.shelf.put(value) if _usual(value) else None
+        if self.shelf is None or not _usual(value) or value.nbytes < LARGE: return None
+        return self.shelf.put(value)
 
     def reducer_override(self, value):
         if not _usual(value): return NotImplemented

@@ -23,7 +23,7 @@ from fedrepro.rounds import METHODS, FedAvg, load_methods, run, sequential
 from fedrepro.stacks import Stacked
 from fedrepro.together import Course, run_together
 from fedrepro.trees import tensors
-from fedrepro.trials import tiny
+from fedrepro.trials import OPS, masked, tiny
 
 torch.set_num_threads(1)
 DIGITS, NET = data.load("digits"), models.network("digits_cnn")
@@ -49,15 +49,11 @@ def stages(player):
 
 class NothingFromTheHost(TorchDispatchMode):
     "Refuses what a GPU cannot record: numbers brought to the host or from it, and shapes that depend on numbers"
-    WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal", "is_nonzero", "bincount",
-             "repeat_interleave.Tensor", "lift_fresh", "lift_fresh_copy"}
+    MORE = {"is_nonzero", "bincount", "repeat_interleave", "lift_fresh", "lift_fresh_copy"}  # the last two: a constant made on the host
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        name = op.name().removeprefix("aten::")
-        if {name, name.split(".")[0]} & self.WAITS: raise AssertionError(f"{name} cannot be recorded")
-        if name.startswith("index"):
-            where = [t for t in args if isinstance(t, (list, tuple))]
-            if any(t is not None and t.dtype is torch.bool for part in where for t in part): raise AssertionError(f"{name} by a mask cannot be recorded")
+        name = op.overloadpacket.__name__
+        if name in {*OPS, *self.MORE} or masked(name, args): raise AssertionError(f"{name} cannot be recorded")
         return op(*args, **(kwargs or {}))
 
 

@@ -88,7 +88,6 @@ def test_no_other_file_is_taken_for_a_shelf(tmp_path):
         for each in {other, file}: os.close(each)
 
 
-
 def ends(method, executor): return [getattr(run(method, TOY, 2, executor=executor).snapshot, name) for name in ("server", "states")]
 
 
@@ -114,7 +113,7 @@ def test_workers_get_and_give_large_tensors(name, monkeypatch):
 
 
 @LINUX
-def test_nothing_stays_open_after_an_error(monkeypatch):
+def test_nothing_stays_open_after_an_error():
     with Processes(TOY, 2) as pool:
         with pytest.raises(TypeError): run(FedAvg(**LOCAL | {"lr": "x"}), TOY, 1, executor=pool)
         assert opened() == [] and pool.shelves
