@@ -8,8 +8,8 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fedrepro import data, models, partition, runner, store
-from fedrepro.divergence import EXPLODED, Diverged, client_diverged, in_words, limit, record, refuse_diverged, server_diverged, sizes
+from fedrepro import data, divergence, models, partition, runner, store
+from fedrepro.divergence import EXPLODED, Diverged, calm, client_diverged, in_words, limit, record, refuse_diverged, server_diverged, sizes
 from fedrepro.executors import EXECUTORS, Processes
 from fedrepro.experiments import build, load_spec
 from fedrepro.federation import Federation
@@ -76,6 +76,25 @@ def test_the_border(share, found):
     assert bool(server_diverged(1, model, 1e6)) == found
     assert bool(client_diverged(1, [0], [(fine, fine, 0)], [EXPLODED * share], 1e6)) == found
     assert bool(client_diverged(1, [0], [(fine, fine, 0)], [-EXPLODED * share], 1e6)) == found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_quick_look_never_passes_what_has_diverged(dtype, monkeypatch):
+    "`calm` decides only where the look at each message would find nothing"
+    rng = torch.Generator().manual_seed(0)
+    def message(size): return {"body.w": torch.nn.functional.normalize(torch.randn(50, generator=rng, dtype=dtype), dim=0) * size, "counts": torch.tensor([9])}
+    def seen(given, losses): return client_diverged(2, [*range(len(given))], given, losses, 1e6)
+    quick = {}
+    for size in (0., 1., 4e5, 6e5, 9.9e5, 1.1e6, 1e30, inf, nan):
+        for clients in (1, 5):
+            for loss in (0., 1.1 * EXPLODED, nan):
+                given = [({"params": message(1.)}, {"own": message(1.)}, 0)] * (clients - 1) + [({"params": message(size)}, {"own": message(2.)}, 0)]
+                losses = [1.] * (clients - 1) + [loss]
+                quick[size, clients, loss], found = calm(given, losses, 1e6), seen(given, losses)
+                with monkeypatch.context() as exact:
+                    exact.setattr(divergence, "calm", lambda *_: False)
+                    assert seen(given, losses) == found
+    assert {case for case, passed in quick.items() if passed} == {(size, clients, 0.) for size in (0., 1., 4e5) for clients in (1, 5)}
 
 
 def test_the_first_of_a_cohort_is_named():
