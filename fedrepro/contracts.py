@@ -8,6 +8,7 @@ __all__ = ['PROMISES', 'Finding', 'ContractError', 'Report', 'Case', 'spread', '
            'check', 'describe']
 
 # %% ../nbs/38_contracts.ipynb #3fcf5a29
+import inspect
 import math
 import pickle
 import tempfile
@@ -17,8 +18,9 @@ from functools import cached_property
 from pathlib import Path
 import torch
 from torch import Tensor
-from .trees import nbytes
+from .trees import InputError, nbytes
 from .checkpoints import load_snapshot, save_snapshot
+from .divergence import in_words
 from .local import Client, work
 from .federation import Federation
 from .rounds import FedAvg, begin, next_round, sequential
@@ -194,7 +196,10 @@ def limit_law(case: Case) -> Iterator[Finding]:
     still = replace(case.federation.data.recipe, crop=0, flip=False, rotate=0.)  # other draws would be other batches
     federation = replace(case.federation, data=replace(case.federation.data, recipe=still))
     if len(law) > 2 and law[2]: federation = law[2](federation)
-    ends = [judged_models(m, m.arrange(federation), play(m, federation).snapshots[-1]) for m in law[:2]]
+    last = [(m, play(m, federation).snapshots[-1]) for m in law[:2]]
+    if lost := [f"{type(m).__name__}: {in_words(at.diverged)}" for m, at in last if at.diverged]:  # then nobody learned
+        return (yield Finding("limit law", math.inf, 1e-10, f"{law_text(law)}; diverged: {', '.join(lost)}"))
+    ends = [judged_models(m, m.arrange(federation), at) for m, at in last]
     size, where = gap(*(dict(enumerate(models)) for models in ends))
     yield Finding("limit law", size, 1e-10, law_text(law) + (f"; client {where}" if size > 1e-10 else ""))
 
@@ -209,7 +214,13 @@ PROMISES: list[Callable[[Case], Iterator[Finding]]] = [
     judged, works, limit_law, executors, untouched, messages, invariants, resume, traffic, waiting]
 
 def examine(method: type, federation: Federation | None = None, **settings) -> Report:
-    "All findings about `method` (a class) with `settings`, in `federation` or in the one made for this"
+    """All findings about `method` (a class) with `settings`, in `federation` or in the one made for this.
+
+    Raises InputError for what is no class of methods, or does not take its settings."""
+    if not (isinstance(method, type) and issubclass(method, FedAvg)):
+        raise InputError(f"method to be checked: expected a subclass of FedAvg, got {method!r}")
+    try: inspect.signature(method).bind(**LOCAL | SETTINGS.get(method.__name__, {}) | settings)
+    except TypeError as e: raise InputError(f"{method.__name__} cannot be made: {e}") from e
     made = method(**LOCAL | SETTINGS.get(method.__name__, {}) | settings)
     federation = federation or FEDERATIONS.get(method.__name__, replace)(tiny())
     case, found = Case(made, made.arrange(federation)), []

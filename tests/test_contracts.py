@@ -13,7 +13,7 @@ from fedrepro.executors import EXECUTORS, Processes
 from fedrepro.laws import FEDERATIONS, LOCAL, SETTINGS, declared_law, declared_traffic
 from fedrepro.metrics import evaluate
 from fedrepro.rounds import Federation, FedAvg, load_methods, run
-from fedrepro.trees import select
+from fedrepro.trees import InputError, select
 from fedrepro.trials import gap, play, tiny
 
 torch.set_num_threads(1)
@@ -135,6 +135,11 @@ class Tied(FedAvg):
     @classmethod
     def limit(cls, **local): return cls(mu=0., **local), FedAvg(**local)
 
+class LostTwice(FedAvg):
+    "Neither side of its law ever learns: two that stay where they began are no evidence"
+    @classmethod
+    def limit(cls, **local): return cls(**local | {"lr": 1e30}), FedAvg(**local | {"lr": 1e30})
+
 class Tires(FedAvg):
     served = 0
     def phases(self, client):
@@ -197,14 +202,14 @@ class Raises(FedAvg):
 BROKEN = {  # method -> the promises that it must be caught to break
     Scales: "nothing changed in place", AddsUp: "nothing changed in place", Writes: "nothing changed in place",
     Peeks: "clients never wait", Masks: "clients never wait", Copies: "clients never wait",
-    SendsMore: "bytes up", SaysTooMuch: "bytes down", SaysNonsense: "traffic", Tied: "limit law",
+    SendsMore: "bytes up", SaysTooMuch: "bytes down", SaysNonsense: "traffic", Tied: "limit law", LostTwice: "limit law",
     Tires: "order of clients", Remembers: "resumed = uninterrupted", Noise: "twice the same bits", CountsPadding: "padding",
     KnowsItsSize: "executor stacked", ByClass: "no NaN, uploads finite", Sparse: "the same names every time",
     Attached: "only detached tensors", Half: "only detached tensors", Plain: "only detached tensors",
     Headless: "judged by complete models", NotConserved: "parameters add up to 0", Raises: "works",
 }
 VIEWS = {f"executor {name}" for name in EXECUTORS if name != "sequential"}  # they show hooks only a part of a client
-ALONE = {Masks, SendsMore, SaysTooMuch, SaysNonsense, Tied, KnowsItsSize, Remembers, NotConserved, Sparse}
+ALONE = {Masks, SendsMore, SaysTooMuch, SaysNonsense, Tied, LostTwice, KnowsItsSize, Remembers, NotConserved, Sparse}
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
@@ -223,6 +228,19 @@ def test_the_remark_says_where():
     assert "loss: `loss.detach().mean().item()`" in examine(Peeks)["clients never wait"].remark
     assert examine(SendsMore)["bytes up"].size == 80 and "KeyError" in examine(Raises)["works"].remark
     assert examine(Tied)["limit law"].size > 1e-6 and "Tied(mu=0.0) = FedAvg()" in examine(Tied)["limit law"].remark
+
+
+class NeedsMore(FedAvg):
+    def __init__(self, mu): super().__init__()
+
+
+@pytest.mark.parametrize("method, settings, words", [
+    (FedAvg(), {}, "expected a subclass of FedAvg, got FedAvg("), ("FedAvg", {}, "expected a subclass of FedAvg, got 'FedAvg'"),
+    (dict, {}, "expected a subclass of FedAvg, got <class 'dict'>"), (FedAvg, {"mu": 1.}, "FedAvg cannot be made: got an unexpected keyword argument 'mu'"),
+    (NeedsMore, {}, "NeedsMore cannot be made: ")])
+def test_what_cannot_be_checked_is_refused_in_one_line(method, settings, words):
+    with pytest.raises(InputError) as refused: check(method, **settings)
+    assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_a_contract_can_be_checked_in_ones_own_federation():
