@@ -34,7 +34,9 @@ def keep_memory():
     "Let glibc keep freed blocks up to 256 MB instead of returning them to the system; does nothing elsewhere"
     if not sys.platform.startswith("linux"): return
     with suppress(OSError, AttributeError):
-        for option in (-3, -1): ctypes.CDLL(None).mallopt(option, 1 << 28)  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+        set_option = ctypes.CDLL(None).mallopt  # says whether it did
+        if set_option(-3, 1 << 28) or set_option(-3, 1 << 25):  # M_MMAP_THRESHOLD: old ones take 32 MB at most, and
+            set_option(-1, 1 << 28)  # M_TRIM_THRESHOLD alone would leave it at 128 kB: worse than doing nothing
 
 @contextmanager
 def one_thread():

@@ -1,11 +1,12 @@
 "Runs side by side, states that wait on the host, and executors asked for by name"
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from fedrepro import concepts, data, models, partition, rounds
+from fedrepro import concepts, data, executors, models, partition, rounds
 from fedrepro.executors import Processes, cores, pick_executor, shares
 from fedrepro.stacks import Feed, stacked
 from fedrepro.federation import Federation
@@ -128,3 +129,18 @@ def test_what_an_executor_refuses():
         with pytest.raises(InputError, match="unknown executor 'threads'; accepted: auto, graphs, processes"): pick_executor("threads", TOY)
     finally: rounds.METHODS.pop("Mine")
     assert cores() >= 1
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's options")
+@pytest.mark.parametrize("most, asked", [
+    (1 << 28, [(-3, 1 << 28), (-1, 1 << 28)]), (1 << 25, [(-3, 1 << 28), (-3, 1 << 25), (-1, 1 << 28)]), (0, [(-3, 1 << 28), (-3, 1 << 25)])])
+def test_memory_is_kept_as_far_as_the_system_lets_it(most, asked, monkeypatch):
+    "Blocks are trimmed late only if large ones stay at all: one option without the other costs a page fault a page"
+    seen = []
+    class Library:
+        def mallopt(self, option, value):
+            seen.append((option, value))
+            return int(option != -3 or value <= most)
+    monkeypatch.setattr(executors.ctypes, "CDLL", lambda name: Library())
+    executors.keep_memory()
+    assert seen == asked
