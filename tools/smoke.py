@@ -3,7 +3,7 @@
     python tools/smoke.py out/smoke [SPEC ...] [--workers 2]
 
 The results stay in the folder, and a second call goes on from them. Exit code 1 unless every cell of every table is a
-number (or diverged) and every figure is drawn."""
+number (or diverged) and every figure is drawn; a table of differences is printed only."""
 import argparse
 import re
 import sys
@@ -26,7 +26,7 @@ def trouble(spec: Spec, folder: Path) -> str:
     "What is wrong with a table or figure as it is shown; empty when nothing is"
     results, name = folder / spec.folder, spec.name.replace("/", "_")
     try:
-        save_figure(draw(spec, TIER, results), folder / f"{name}.png", dpi=60)
+        if not spec.difference: save_figure(draw(spec, TIER, results), folder / f"{name}.png", dpi=60)  # else: no curves of its own
         if spec.kind != "table": return ""
         text = render(spec, TIER, "text", results)
     except Exception as error: return brief(error)
