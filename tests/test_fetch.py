@@ -36,7 +36,7 @@ def md5(content): return hashlib.md5(content).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
-    "Serves `files` (path -> bytes); `asked` lists (path, Range, bytes sent); the other fields are its bad habits"
+    "Serves `files` (path -> bytes); `asked` lists (path, Range, bytes answered); the other fields are its bad habits"
     daemon_threads, ranges, length, cut, status, hold, shift = True, True, True, None, {}, None, 0
 
     def __init__(self, files, **habits):
@@ -68,8 +68,8 @@ class Answer(BaseHTTPRequestHandler):
         self.end_headers()
         body = whole[start:]
         sent = body[:server.cut]
+        server.asked[entry] = (self.path, asked, len(sent))  # before the client has the last byte and looks here
         self.wfile.write(sent)
-        server.asked[entry] = (self.path, asked, len(sent))
         if server.hold is None: return
         server.hold.wait(60)
         self.wfile.write(body[len(sent):])
