@@ -7,7 +7,7 @@ __all__ = ['TRAIN', 'COHORT', 'INIT', 'HEAD', 'TUNE', 'Federation']
 
 # %% ../nbs/05_federation.ipynb #221bd6e2
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ class Federation:
     pad: int = 0  # rows of padding in every batch: changes nothing
     state_limit: int = 4 * 2**30  # bytes that all clients' states may take on a GPU; above, they wait on the host
     measures: tuple[str, ...] = ()  # what is recorded besides accuracy: names in measures.MEASURES
+    predicted: dict = field(default_factory=dict, init=False, repr=False, compare=False)  # see metrics.predictions
 
     def __post_init__(self):
         if not 0 < self.participation <= 1:
@@ -50,6 +51,8 @@ class Federation:
         if self.pad and self.net.buffers:
             raise InputError(f"pad {self.pad}: {self.net.name} has batch normalisation, which would see the padding")
 
+    def __getstate__(self) -> dict:
+        return self.__dict__ | {"predicted": {}}  # it knows models by where they lie in this process
     @property
     def clients(self) -> int:
         "Number of clients K"

@@ -7,8 +7,9 @@ __all__ = ['predictions', 'generalised_accuracy', 'personalised_accuracy', 'judg
            'rounds_to_target']
 
 # %% ../nbs/06_metrics.ipynb #e91970da
-from collections import Counter
+import weakref
 from dataclasses import replace
+from itertools import islice
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,23 +21,28 @@ from .rounds import Snapshot
 
 # %% ../nbs/06_metrics.ipynb #34289e27
 def _key(params: Tree) -> tuple:
-    "Equal for trees that hold the same tensor objects"
-    return tuple(id(t) for t in params.values())
+    "Equal for trees that hold the same tensor objects, none of them changed in place"
+    return tuple((id(t), t._version) for t in params.values())
 
 @torch.no_grad()
 def predictions(federation: Federation, models: list[Tree], chunk: int = 1000) -> list[Tensor]:
-    "For each model the (N_test,) predicted classes on the whole test set; models that share tensors share the work"
-    data, net = federation.data, federation.net
-    bodies, features, out = [_key(select(params, "body.")) for params in models], {}, {}
-    waiting = Counter(bodies)
-    for params, body in zip(models, bodies):
-        if body not in features:
-            parts = (data.batch(x, None, federation.dtype) for x in data.test_x.split(chunk))
-            features[body] = torch.cat([net.features(params, x) for x in parts])
-        if (key := _key(params)) not in out: out[key] = net.classify(params, features[body]).argmax(1)
-        waiting[body] -= 1
-        if not waiting[body]: del features[body]  # a thousand bodies' features would fill the memory
-    return [out[_key(params)] for params in models]
+    """For each model the (N_test,) predicted classes on the whole test set.
+
+    Models that share tensors share the work; one that was among the last call's and is still the same has its
+    predictions from there (`federation.predicted`: by model, with weak references to its tensors)."""
+    data, net, keys = federation.data, federation.net, [_key(params) for params in models]
+    last, out, bodies = federation.predicted, {}, {}  # body -> its models that are new, by key
+    for key, params in zip(keys, models):
+        if key in last and all(tensor() is not None for tensor in last[key][0]): out[key] = last[key][1]
+        else: bodies.setdefault(_key(select(params, "body.")), {})[key] = params
+    for new in bodies.values():  # one after the other: a thousand bodies' features would fill the memory
+        params = next(iter(new.values()))
+        parts = (data.batch(x, None, federation.dtype) for x in data.test_x.split(chunk))
+        features = torch.cat([net.features(params, x) for x in parts])
+        out |= {key: net.classify(params, features).argmax(1) for key, params in new.items()}
+    held = {key: tuple(map(weakref.ref, params.values())) for key, params in zip(keys, models)}
+    federation.predicted = {key: (tensors, out[key]) for key, tensors in held.items()}
+    return [out[key] for key in keys]
 
 # %% ../nbs/06_metrics.ipynb #07210a42
 def generalised_accuracy(predicted: list[Tensor], test_y: Tensor, label_maps: np.ndarray) -> float:
@@ -78,9 +84,9 @@ def finetuned(method, federation: Federation, at: Snapshot, models: list[Tree]) 
     return out
 
 # %% ../nbs/06_metrics.ipynb #dfaeeeec
-def _score(federation: Federation, models: list[Tree], t: int, suffix: str = "") -> dict[str, float]:
+def _score(federation: Federation, predicted: list[Tensor], t: int, suffix: str) -> dict[str, float]:
     "Generalised and, where the test set is partitioned, personalised accuracy of one model per client in round t"
-    predicted, maps, y = predictions(federation, models), federation.label_maps(t), federation.data.test_y
+    maps, y = federation.label_maps(t), federation.data.test_y
     out = {f"generalised_accuracy{suffix}": generalised_accuracy(predicted, y, maps)}
     if federation.partition.test is not None:
         out[f"personalised_accuracy{suffix}"] = personalised_accuracy(predicted, y, maps, federation.partition.test)
@@ -92,16 +98,17 @@ def evaluate(method, federation: Federation, at: Snapshot, final: bool = False) 
     `generalised_accuracy`, `personalised_accuracy`: of the judged models; after the last round of a method that
     fine-tunes, of the fine-tuned ones, with `_untuned` beside them. `_fresh`: with the server's newest part.
     Raises Diverged when the fine-tuning has diverged."""
+    at = replace(at, states=moved(at.states, federation.device))
     t, models = max(at.round - 1, 0), judged_models(method, federation, at)
     tuned = finetuned(method, federation, at, models) if final else None
     if tuned: refuse_diverged(federation.initial, tuned)
-    out = _score(federation, tuned or models, t)
-    if tuned: out |= _score(federation, models, t, "_untuned")
+    sets = {"": tuned, "_untuned": models} if tuned else {"": models}  # suffix -> one model per client
     for suffix, message in method.logged(at.server).items():
-        states = moved(at.states, federation.device)
-        out |= _score(federation, [method.judged(message, state) for state in states], t, suffix)
-    if method.personal: out |= _score(federation, judged_models(method, federation, at, fresh=True), t, "_fresh")
-    return out | method.measures(at.server) | at.measured
+        sets[suffix] = [method.judged(message, state) for state in at.states]
+    if method.personal: sets["_fresh"] = judged_models(method, federation, at, fresh=True)
+    predicted = iter(predictions(federation, [params for models in sets.values() for params in models]))
+    scores = [_score(federation, list(islice(predicted, len(models))), t, suffix) for suffix, models in sets.items()]
+    return {key: value for score in scores for key, value in score.items()} | method.measures(at.server) | at.measured
 
 # %% ../nbs/06_metrics.ipynb #cf487e15
 def summarise(rows: list[dict], metric: str = "generalised_accuracy") -> dict[str, float]:

@@ -1,6 +1,8 @@
 """Every metric against another implementation: scikit-learn, scipy, numpy, the standard library, torch.optim."""
 import math
+import pickle
 import statistics
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -111,7 +113,8 @@ def test_of_equal_logits_the_first_counts():
 def played(name, rounds=4):
     "(method, its federation, the snapshots, cohorts) of a run in which two of five clients miss each round"
     method = METHODS[name](lr=.05, epochs=1, batch_size=8)
-    federation, snapshots, cohorts = tiny(), [], []
+    given = replace(tiny(), drift=None) if name == "Union" else tiny()  # it refuses clients that disagree on labels
+    federation, snapshots, cohorts = method.arrange(given), [], []
     snapshots.append(begin(method, federation))
     for t in range(rounds):
         cohorts.append(federation.cohort(t))
@@ -168,6 +171,68 @@ def test_evaluate_names_every_accuracy(name):
         for end, models in want.items():
             both = row[f"generalised_accuracy{end}"], row[f"personalised_accuracy{end}"]
             assert both == pytest.approx(scores(federation, models, t), abs=1e-9), f"{name} after {rounds} rounds: {end}"
+
+
+def counted(monkeypatch, federation):
+    "A list that gets the number of images of every body's pass over test images"
+    seen, original = [], federation.net.features
+    def features(params, x):
+        seen.append(len(x))
+        return original(params, x)
+    monkeypatch.setattr(federation.net, "features", features)
+    return seen
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_what_was_predicted_before_changes_no_number(name):
+    "A federation that remembers the last models' predictions, beside one that has forgotten them"
+    method, federation, snapshots, _ = played(name)
+    for rounds, at in enumerate(snapshots):
+        again, anew = (evaluate(method, fed, at, rounds == 4) for fed in (federation, replace(federation)))
+        assert again == pytest.approx(anew, rel=0, abs=0, nan_ok=True)
+
+
+@pytest.mark.parametrize("name, models", [("FedAvg", 1), ("Ditto", 3), ("FedRep", 1)])
+def test_a_model_that_did_not_change_is_not_run_again(name, models, monkeypatch):
+    "Three of five clients take part: the three own models are new, or the one body that they heard"
+    method, federation, snapshots, cohorts = played(name)
+    seen = counted(monkeypatch, federation)
+    for at in snapshots:
+        seen.clear()
+        evaluate(method, federation, at)
+        evaluate(method, federation, at)
+        if at.round: assert len(cohorts[at.round - 1]) == 3 and sum(seen) == models * len(federation.data.test_y)
+
+
+def test_a_model_changed_in_place_is_run_again(monkeypatch):
+    federation = tiny()
+    params = {n: t.clone() for n, t in federation.initial.items()}
+    before, seen = predictions(federation, [params])[0], counted(monkeypatch, federation)
+    assert predictions(federation, [params])[0] is before and not seen
+    params["head.bias"][3] += 100
+    assert set(predictions(federation, [params])[0].tolist()) == {3} and seen
+
+
+def test_a_model_that_lies_where_another_lay_is_run():
+    federation = tiny()
+    params = {n: t.clone() for n, t in federation.initial.items()}
+    right = predictions(federation, [params])[0]
+    (key, (_, _)), gone = *federation.predicted.items(), torch.zeros(1)
+    federation.predicted[key] = (weakref.ref(gone),) * len(params), torch.full_like(right, -1)
+    assert set(predictions(federation, [params])[0].tolist()) == {-1}  # as long as it is there
+    federation.predicted[key] = (weakref.ref(gone),) * len(params), torch.full_like(right, -1)
+    del gone
+    assert torch.equal(predictions(federation, [params])[0], right)
+
+
+def test_what_was_predicted_keeps_no_model_and_goes_to_no_worker():
+    federation = tiny()
+    params = {n: t.clone() for n, t in federation.initial.items()}
+    predictions(federation, [params])
+    alive = weakref.ref(params["head.bias"])
+    assert federation.predicted and not pickle.loads(pickle.dumps(federation)).predicted
+    del params
+    assert alive() is None
 
 
 def by_optim(method, federation, at, judged):
