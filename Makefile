@@ -90,7 +90,7 @@ pytest: $(READY)
 
 numbers: $(READY)
 	$(call step,nbval: the committed numbers come out again)
-	$(OLDER) $(PY) -m pytest -p no:cacheprovider --nbval --nbval-current-env $(NUMBERS)
+	$(OLDER) $(PY) -m pytest -p no:cacheprovider --nbval --nbval-current-env -n 2 --dist loadfile $(NUMBERS)
 
 chaos: $(READY)
 	$(call step,chaos: seeds $(SEED))
