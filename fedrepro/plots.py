@@ -110,12 +110,12 @@ def axis_label(metric: str) -> str:
     return metric.replace("_", " ") + unit
 
 def plot_published(ax: Axes, spec: Spec, column: Column, last: int, colours: dict) -> None:
-    "Published mean ± std of every row as an open diamond at the `last` round"
+    "Published mean ± std of the rows in `colours` as an open diamond at the `last` round"
     paper = read_published(spec)
-    for row in spec.rows.values():
-        mean, std = published_cell(paper, {**row.published, **column.published}) if len(paper) else (float("nan"),) * 2
-        ax.errorbar(last, mean, std, fmt="D", markersize=5, markerfacecolor="white", color=colours[row.name],
-                    capsize=2, zorder=5)
+    for name, colour in colours.items():
+        where = {**spec.rows[name].published, **column.published}
+        mean, std = published_cell(paper, where) if len(paper) else (float("nan"),) * 2
+        ax.errorbar(last, mean, std, fmt="D", markersize=5, markerfacecolor="white", color=colour, capsize=2, zorder=5)
 
 # %% ../nbs/34_plots.ipynb #5ebe0f18
 def grid(panels: int, wide: int | None = None) -> tuple[Figure, list[Axes]]:
@@ -164,10 +164,11 @@ def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) ->
     wide = None if len(metrics) == 1 else len(columns) if len(columns) > 1 else len(metrics)
     fig, axes = grid(len(panels), wide)
     for ax, (metric, column) in zip(axes, panels):
-        cell = next(c for c in spec.cells(tier) if c.column == column.label)
-        plot_curves(ax, long[long.column == column.label], metric, colours, dashes)
+        cell, here = next(c for c in spec.cells(tier) if c.column == column.label), long[long.column == column.label]
+        plot_curves(ax, here, metric, colours, dashes)
         mark_drift(ax, drift_rounds(cell))
-        if judged and metric == spec.metric: plot_published(ax, spec, column, cell.rounds, colours)
+        ours = {row: colour for row, colour in colours.items() if row in set(here.row)}  # the others have no legend
+        if judged and metric == spec.metric: plot_published(ax, spec, column, cell.rounds, ours)
         ax.set(xlabel="round", ylabel=axis_label(metric))
         ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         if metric == "used_models":

@@ -97,6 +97,12 @@ def test_published_values_only_in_the_paper_tier(spec, tmp_path, tier, columns, 
     assert bool(diamonds) == drawn == ("published ± std" in [t.get_text() for t in fig.legends[0].get_texts()])
     if drawn: assert diamonds[0].get_ydata()[0] == 67.81
 
+def test_only_what_has_runs_has_its_published_value(spec, tmp_path):
+    "A mark in a colour that the legend does not name says nothing"
+    put(spec, "paper", tmp_path, dict(FedCCFA=[90, 90, 90]))
+    marks = [line for line in accuracy_figure(spec, "paper", tmp_path).axes[0].lines if line.get_marker() == "D"]
+    assert [to_hex(line.get_color()) for line in marks] == [METHOD_COLOURS["FedCCFA"]]
+
 def test_rows_of_one_method_differ(spec):
     from dataclasses import replace
     again = replace(spec.rows["FedCCFA"], name="again")
