@@ -156,6 +156,9 @@ def figure_alt(spec: Spec, tier: str, results: str | Path | None = None) -> str:
     own = dict.fromkeys(c.metric or spec.metric for c in spec.tier_columns(tier))
     if spec.plot in STUDY_PLOTS: return STUDY_PLOTS[spec.plot][1].format(what=listing(map(axis_label, own)), rows=rows)
     what = listing(map(axis_label, (spec.metric, *spec.beside)))
+    if len(found):  # what has no run is not drawn
+        rows = listing(row for row in spec.rows if row in set(found.row))
+        columns = listing(c.label for c in spec.tier_columns(tier) if c.label in set(found.column))
     if spec.plot == "against":
         axis = "" if spec.against == "row" else f" against {spec.against.replace('_', ' ')}"
         return f"Points show {what}{axis} for {rows} on {columns}{best_of(found, spec.metric)}."

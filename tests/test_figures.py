@@ -286,6 +286,13 @@ def test_curves_of_several_metrics(tmp_path):
     assert "used models" in figure_alt(of, "smoke", tmp_path)
 
 
+def test_the_sentence_names_what_has_runs(tmp_path):
+    of = spec("fedccfa/table2")
+    put(of, "smoke", "FedCCFA", [80., 82.], tmp_path)
+    said = figure_alt(of, "smoke", tmp_path)
+    assert " for FedCCFA on digits, 20 clients; the highest is FedCCFA" in said
+
+
 def test_bubbles_are_the_partition_and_are_not_trained(tmp_path):
     of = spec("fedccfa/figure4")
     assert of.cells("smoke") == [] and len(of.grid("smoke", seeds=1)) == 2
