@@ -122,7 +122,8 @@ def blank(frame: pd.DataFrame) -> pd.DataFrame:
 HEADINGS = {"paper": "Published numbers, the published setting (tier paper): judged",
             "small": "Published numbers, reduced settings (tier small): run, not judged"}
 NOTE = ("missing: cannot be run yet, for the reason named; runnable: fedrepro run would compute it; reproduced, close, "
-        "not reproduced: by the rule that `fedrepro table` prints; not comparable: run, but the paper prints no number")
+        "not reproduced: by the rule that `fedrepro table` prints, from the seeds run so far, (n) beside each mean there; "
+        "not comparable: run, but the paper prints no number")
 
 def render_scoreboard(format: str = "text", results: str | Path | None = None, root: str | Path | None = None) -> str:
     "The scoreboard as text | md | csv (one line a number and tier, without the claims) | html; raises InputError"
