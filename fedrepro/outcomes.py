@@ -32,7 +32,7 @@ def stored(spec: Spec, tier: str, results: str | Path | None = None) -> list[tup
     found = dict(tuple(runs.groupby("run_id")))
     kept = [(c, found[c.run_id]) for part in parts for c in spec.cells(tier, seeds=part) if c.run_id in found]
     for metric in (*(c.metric or spec.metric for c in spec.tier_columns(tier)), *spec.beside):
-        if kept and metric not in runs: raise InputError(f"{folder}: no run has the metric {metric!r} of {spec.name}")
+        if kept and metric.removesuffix("_untuned") not in runs: raise InputError(f"{folder}: no run has the metric {metric!r} of {spec.name}")
     return kept
 
 # %% ../nbs/33_outcomes.ipynb #ff4f2137
