@@ -110,6 +110,7 @@ class Spec:
         return self.tier(tier).columns or self.columns
     def values(self, tier: str, row: str, column: Column) -> dict[str, Value]:
         "Every value of a cell with its source"
+        row = column.same_as.get(row, row)
         t, own = self.tier(tier), self.rows[row].values | column.methods.get(row, {})
         return self.base | t.base | column.values | own | t.methods.get(row, {})
     def reductions(self, tier: str) -> list[tuple[str, str, object, object]]:
@@ -137,7 +138,7 @@ class Spec:
             for row in rows:
                 where = f"{self.path}: {row} on {column.label} at tier {tier}"
                 v = {k: value.value for k, value in self.values(tier, row, column).items()}
-                method = make_method(self.rows[row].method, v, where)
+                method = make_method(self.rows[column.same_as.get(row, row)].method, v, where)
                 found += [Cell(folder, tier, row, column.label, s, cell_settings(method, v, s, where), self.name)
                           for s in pick_seeds(v["seeds"], seeds, f"{where}: seeds")]
         return found
@@ -314,7 +315,7 @@ def build(cell: Cell, data=None, device: str = "cpu"):
     given = None if noisy is None else torch.as_tensor(noisy, device=device)
     net = models.network(s["network"], classes=d.classes, shape=d.shape)
     federation = Federation(d, net, cut, schedule, seed=s["seed"], participation=s["participation"],
-                            cohort_seed=s["cohort_seed"], device=device, labels=given,
-                            measures=tuple(s.get("measures", ())))
+                            cohort_seed=s["cohort_seed"], cohort_recipe=s.get("cohorts", "uniform"), device=device,
+                            labels=given, measures=tuple(s.get("measures", ())))
     method = make_method(s["method"]["class"], s["method"]["fields"], cell.describe())
     return method, method.arrange(federation), s["rounds"]
