@@ -298,11 +298,11 @@ def pick_device(device: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 # %% ../nbs/30_experiments.ipynb #65a5b461
-def build(cell: Cell, data=None, device: str = "cpu"):
-    "(method, federation, rounds) of a cell; `data` is the folder of the data sets. Raises InputError"
+def build(cell: Cell, data=None, device: str = "cpu", load=load_data):
+    "(method, federation, rounds) of a cell; `data` is the folder from which `load` reads data sets. Raises InputError"
     load_methods()  # the files of --import may bring data sets too
     s, device = cell.settings, pick_device(device)
-    d = load_data(s["data"]["name"], None if data is None else str(data), s["data"]["recipe"], device)
+    d = load(s["data"]["name"], None if data is None else str(data), s["data"]["recipe"], device)
     d = first(d, s["data"].get("train_samples"), s["data"].get("test_samples"))
     split, drift = dict(s["partition"]), dict(s["drift"])
     labels = d.train_y.cpu().numpy()

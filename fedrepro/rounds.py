@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'Exchange', 'FedAvg', 'load_methods', 'import_file', 'Snapshot', 'sequential', 'stored', 'begin', 'Opened',
-           'open_round', 'close_round', 'next_round', 'History', 'note_round', 'run']
+           'open_round', 'close_round', 'next_round', 'History', 'is_due', 'note_round', 'run']
 
 # %% ../nbs/05_rounds.ipynb #bf04f3f5
 import importlib.util
@@ -272,11 +272,15 @@ class History:
         return "diverged" if self.diverged else "complete"
 
 # %% ../nbs/05_rounds.ipynb #c22d32f6
+def is_due(t: int, rounds: int, every: int, last: int = 1) -> bool:
+    "Whether a run of `rounds` rounds is evaluated after `t` of them: every `every` rounds, and in the `last` ones"
+    return t % every == 0 or t > rounds - last
+
 def note_round(history: History, now: Snapshot, method, federation: Federation, rounds: int, evaluate, every: int,
                last: int = 1):
     "Enter a completed round of a run of `rounds` rounds, with its metrics where they are due: see `run`"
     history.snapshot, final = now, now.round == rounds
-    if evaluate is None or now.diverged or not (now.round > rounds - last or now.round % every == 0): return
+    if evaluate is None or now.diverged or not is_due(now.round, rounds, every, last): return
     cost = {"train_loss": now.train_loss, "bytes_up": now.bytes_up, "bytes_down": now.bytes_down}
     try: history.rows.append({"round": now.round} | evaluate(method, federation, now, final) | cost)
     except Diverged as found:
