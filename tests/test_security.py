@@ -54,7 +54,6 @@ ALLOWED = {  # (file, function, rule) -> why; * stands for anything; an entry th
     ("fedrepro/fetch.py", "*", "network"): "the one module that downloads",
     ("nbs/01_data.ipynb", "Evil.__reduce__", "shell"): "the lesson that such a pickle is refused",
     ("nbs/01_data.ipynb", "*", "weak digest"): "makes the checksums of the lesson's own files",
-    ("nbs/01_fetch.ipynb", "*", "weak digest"): "the same",
     ("nbs/01_images.ipynb", "placed", "weak digest"): "the same",
     ("nbs/01_sources.ipynb", "", "weak digest"): "the same",
     ("nbs/01_texts.ipynb", "put", "weak digest"): "the same",
