@@ -85,7 +85,7 @@ def load(spec: Spec, tier: str, results: str | Path | None = None) -> Runs:
 def statistic(metric: str, name: str) -> Value:
     "The number of a run: its `metric` by the statistic `name` (last, best, ...); nan where it was not measured"
     def value(run: pd.DataFrame) -> float:
-        return summarise(run.to_dict("records"), metric)[name] if metric in run else math.nan
+        return summarise(run.to_dict("records"), metric)[name] if metric.removesuffix("_untuned") in run else math.nan
     return value
 
 def at_round(metric: str, t: int) -> Value:

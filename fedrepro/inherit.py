@@ -66,9 +66,10 @@ def resolved(raw: dict, where) -> dict:
     return out | {"methods": {row: whole[row] for row in rows}} | ({"tiers": tiers} if tiers else {})
 
 def inherited(methods: dict, name: str, chain: list[str]) -> dict:
-    "Row `name` with all it takes from the rows of its `chain`; `published` is its own"
+    "Row `name` with all it takes from the rows of its `chain`; `published`, or `unpublished`, is its own"
     if not chain: return methods[name]
-    rows = [{k: v for k, v in methods[parent].items() if k not in ("like", "published")} for parent in chain[::-1]]
+    own = ("like", "published", "unpublished")
+    rows = [{k: v for k, v in methods[parent].items() if k not in own} for parent in chain[::-1]]
     whole = {"class": chain[-1]}
     for row in [*rows, {k: v for k, v in methods[name].items() if k != "like"}]: whole = merged(whole, row)
     return whole

@@ -149,6 +149,8 @@ def feddc(method, server, states) -> dict:
     return follows("h")(method, server, states) | {"server's g = mean of relative g_k": distance(server["g"], own)}
 
 INVARIANTS = {  # (method, server, states) -> how far from true, by name
+    "FedBSS": lambda m, server, states: {} if m.aggregation != "all" else {
+        "server's model = mean of clients' latest": distance(server["params"], weighted_mean([s["latest"] for s in states]))},
     "SCAFFOLD": follows("c"), "FedDyn": follows("h"), "FedDC": feddc,
     "FedExP": lambda m, server, states: {"server's step at least 1": max(0., 1 - float(server["server_lr"]))},
     "FedCCFA": lambda m, server, states: {"MADD is symmetric": float((server["madd"] - server["madd"].mT).abs().max())},

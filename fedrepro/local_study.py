@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STUDIES', 'CLIENT', 'SAMPLES', 'STUDY_METRICS', 'POINTS', 'LINE', 'parsed', 'position', 'assigned', 'class_means',
-           'class_accuracy', 'confidence', 'learning_performance', 'linear_cka', 'kl', 'losses', 'chosen', 'the_phase',
-           'follow', 'test_logits', 'Ruler', 'local_rows', 'slice_rows', 'pushes', 'sample_rows']
+           'class_accuracy', 'confidence', 'learning_performance', 'group_ratios', 'linear_cka', 'kl', 'losses',
+           'chosen', 'the_phase', 'follow', 'test_logits', 'Ruler', 'local_rows', 'slice_rows', 'pushes', 'sample_rows']
 
 # %% ../nbs/25_local_study.ipynb #199b320f
 import math
@@ -83,6 +83,15 @@ def learning_performance(now: Tensor, before: Tensor, group: Tensor) -> tuple[fl
     usable = group & (before > 0)
     return float((now[usable] / before[usable]).mean()), int(group.sum() - usable.sum())
 
+# %% ../nbs/25_local_study.ipynb #8e2eb96a
+def group_ratios(run: "pd.DataFrame") -> "pd.DataFrame":
+    "The rows of a study, from epoch 0 on, with `lp_means_` of both groups; what follows no client stays as it is"
+    for group in ("existing", "absent"):
+        if (name := f"accuracy_{group}") not in run: continue
+        before = run[name].iloc[0]
+        run = run.assign(**{f"lp_means_{group}": run[name] / before if before > 0 else math.nan})
+    return run
+
 # %% ../nbs/25_local_study.ipynb #f914f04a
 def linear_cka(x: Tensor, y: Tensor) -> float:
     "Linear CKA, 0 to 1, of two sets of features (n, d) and (n, e); nan where one of them is constant"
@@ -130,6 +139,8 @@ STUDY_METRICS = {  # what a table can show of a study -> its definition; without
     "lp_existing": "learning performance, mean over the classes that the client has of their accuracy after its "
                    "local training by that before; 1 = unchanged",
     "lp_absent": "learning performance on the classes that the client has not; 1 = unchanged, 0 = forgotten",
+    "lp_means_existing": "the mean accuracy over the classes that the client has after its local training, by that before",
+    "lp_means_absent": "the mean accuracy over the classes that the client has not, after its local training by that before",
     "accuracy_existing": "%, mean over the classes that the client has of the local model's accuracy",
     "accuracy_absent": "%, mean over the classes that the client has not of the local model's accuracy",
     "cka": "linear CKA of the logits with those of the received model, on the test set; 1 = the same",
@@ -143,7 +154,8 @@ STUDY_METRICS = {  # what a table can show of a study -> its definition; without
     "unbiased_share": "share of the client's samples up to the dividing point (FedBSS, eq. 5), by the received model",
     "rank_correlation": "Spearman's rank correlation, over the client's samples, of loss and norm of its gradient"}
 
-POINTS = {"lp_existing": 100., "lp_absent": 100.}  # ratios of accuracies: how many points of a verdict is 1?
+POINTS = dict.fromkeys(  # ratios of accuracies: how many points of a verdict is 1?
+    (f"lp{of}_{group}" for of in ("", "_means") for group in ("existing", "absent")), 100.)
 
 @torch.no_grad()
 def test_logits(method, federation: Federation, params: Tree, chunk: int = 1000) -> Tensor:

@@ -53,6 +53,8 @@ def bodies(federation, trees: list[Tree]) -> list[Tree]:
     "The trained parameters of the extractor in each of `trees`, in float64; raises InputError where there is no body"
     names = [n for n in trees[0] if n.startswith("body.") and n not in federation.net.buffers]
     if not names: raise InputError("update_norm: this method's server keeps no single model with a body")
+    if any(n not in tree for tree in trees for n in names):
+        raise InputError("update_norm: this method's clients do not upload the parameters of the body")
     return [{n: tree[n].double() for n in names} for tree in trees]
 
 def update_norm(federation, before: dict, after: dict, exchange) -> dict[str, float]:

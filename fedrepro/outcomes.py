@@ -14,6 +14,7 @@ import pandas as pd
 from . import settings
 from .experiments import SEEDS, STATISTICS, Cell, Spec
 from .measures import TIMES
+from .local_study import group_ratios
 from .metrics import rounds_to_target, summarise
 from .store import load_headers, load_results
 from .trees import InputError
@@ -30,9 +31,10 @@ def stored(spec: Spec, tier: str, results: str | Path | None = None) -> list[tup
     seeds = sorted({c.seed for c in spec.cells(tier)} | {int(s) for s in runs.seed.unique() if s <= most})
     parts = [seeds[i:i + int(SEEDS.high)] for i in range(0, len(seeds), int(SEEDS.high))]
     found = dict(tuple(runs.groupby("run_id")))
-    kept = [(c, found[c.run_id]) for part in parts for c in spec.cells(tier, seeds=part) if c.run_id in found]
+    kept = [(c, group_ratios(found[c.run_id])) for part in parts for c in spec.cells(tier, seeds=part) if c.run_id in found]
     for metric in (*(c.metric or spec.metric for c in spec.tier_columns(tier)), *spec.beside):
-        if kept and metric not in runs: raise InputError(f"{folder}: no run has the metric {metric!r} of {spec.name}")
+        if kept and metric.removesuffix("_untuned") not in kept[0][1]:
+            raise InputError(f"{folder}: no run has the metric {metric!r} of {spec.name}")
     return kept
 
 # %% ../nbs/33_outcomes.ipynb #ff4f2137

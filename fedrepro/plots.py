@@ -22,6 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from .experiments import Cell, Column, Spec
 from .measures import TIMES
+from .metrics import series
 from .partition import drift
 from .tables import published_cell, read_published, stored, to
 from .trees import InputError, one_of
@@ -64,8 +65,12 @@ def row_styles(spec: Spec) -> tuple[dict[str, str], dict[str, tuple | str]]:
 
 # %% ../nbs/34_plots.ipynb #2d762eb9
 def curves(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
-    "One line an evaluated round of every finished run: row, column, seed, status, diverged, round, the spec's metrics"
-    kept = [run.assign(row=c.row, column=c.column) for c, run in stored(spec, tier, results)]
+    """One line an evaluated round of every finished run: row, column, seed, status, diverged, round, the spec's metrics
+
+    A final fine-tuning is left out: a curve is of one kind of model."""
+    def untuned(run, metric): return series(run.to_dict("records"), metric.removesuffix("_untuned") + "_untuned")
+    kept = [run.assign(row=c.row, column=c.column, **{m: untuned(run, m) for m in (spec.metric, *spec.beside)})
+            for c, run in stored(spec, tier, results)]
     names = ["row", "column", "seed", "status", "diverged", "round", spec.metric, *spec.beside]
     return pd.concat(kept, ignore_index=True)[names] if kept else pd.DataFrame(columns=names)
 

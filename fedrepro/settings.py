@@ -69,9 +69,11 @@ class Rule:
     high: float = math.inf
     names: Callable | None = None  # returns the accepted names
     above: bool = False  # `low` itself is refused
+    words: tuple[str, ...] = ()  # texts that are accepted in place of a number
 
     def __call__(self, value, where: str):
         "`value`, converted; raises InputError"
+        if self.words and isinstance(value, str): return known(value, self.words, where)
         value = typed(value, self.kind, where)
         if self.names is not None: return self.named(value, self.names(), where)
         for v in value if isinstance(value, (list, tuple)) else (value,):
@@ -90,7 +92,8 @@ class Rule:
         return value
 
 # %% ../nbs/29_settings.ipynb #6c9402c1
-SEED, COUNT, NAME = Rule(int, 0, 2**32 - 100), Rule(int, 1, 10**6), Rule(str, 1, 80)
+SEED = Rule(int, 0, 2**32 - 100, words=("seed",))  # "seed": the run's own, so that every trial has a draw of its own
+COUNT, NAME = Rule(int, 1, 10**6), Rule(str, 1, 80)
 SETTINGS = {  # key of a spec -> its rule
     "rounds": COUNT, "every": COUNT, "evaluate_last": COUNT, "seeds": Rule(list[int], 0, 2**31),
     "dataset": Rule(str, names=datasets.dataset_names), "recipe": Rule(str, names=datasets.data_recipe_names),
@@ -108,7 +111,8 @@ PARTITION = {  # key of a spec -> (argument of the partition recipe, rule)
 STUDY = {  # key of a spec -> (its name in the part `study` of the settings, rule); see local_study
     "study_client": ("client", Rule(str, 1, 40)), "study_epochs": ("epochs", COUNT),
     "study_samples": ("samples", Rule(str, names=lambda: SAMPLES)),
-    "study_rounds": ("rounds", Rule(list[int], 1, 10**6)), "start_accuracy": ("accuracy", Rule(float, 0, 100))}
+    "study_rounds": ("rounds", Rule(list[int], 1, 10**6)), "start_accuracy": ("accuracy", Rule(float, 0, 100)),
+    "start_class_accuracy": ("class_accuracy", Rule(float, 0, 100))}  # 0: asks for nothing
 SETTINGS |= {key: rule for key, (_, rule) in (PARTITION | STUDY).items()}
 SETTINGS |= {"study": Rule(str, names=lambda: STUDIES), "start_method": Rule(str, names=load_methods)}
 DRIFT = {"sudden": ("drift_round",), "incremental": ("drift_round", "drift_step"),  # which settings a drift has
@@ -209,6 +213,7 @@ def method_part(method) -> dict:
 def study_part(method, v: dict, where: str) -> dict:
     "What the settings say about a study of one client, from the values `v` of the spec: nothing for any other run"
     given = {name: v[key] for key, (name, _) in STUDY.items() if key in v}
+    if not given.get("class_accuracy"): given.pop("class_accuracy", None)
     if "study" not in v:
         stray = next((k for k in (*STUDY, "start_method") if k in v), None)
         if stray: raise InputError(f"{where}: {stray} is given, but no study")
@@ -219,6 +224,8 @@ def study_part(method, v: dict, where: str) -> dict:
     late = next((t for t in given.get("rounds", []) if t > v["rounds"]), None)
     if late is not None: raise InputError(f"{where}: study_rounds: {late} comes after the last of {v['rounds']} rounds")
     if v["drift"] != "none": raise InputError(f"{where}: drift {v['drift']!r}: a study has none")
+    if "class_accuracy" in given and "accuracy" not in given:
+        raise InputError(f"{where}: start_class_accuracy is given, but no start_accuracy")
     start = method_part(make_method(v["start_method"], v, where)) if "start_method" in v else method_part(method)
     usual = {"samples": "all"} if "epochs" in given else {}
     other = {"start": start} if start != method_part(method) else {}
@@ -227,6 +234,7 @@ def study_part(method, v: dict, where: str) -> dict:
 def cell_settings(method, v: dict, seed: int, where: str) -> dict:
     "The canonical settings of a run from a method object and the values `v` of the spec; raises InputError"
     v = DEFAULTS | v
+    v |= {key: seed for key in ("partition_seed", "cohort_seed") if v[key] == "seed"}
     for key in ("rounds", "dataset", "recipe", "network", "clients", "partition", *DRIFT.get(v["drift"], ())):
         if key not in v: raise InputError(f"{where}: {key} is not given")
     at = {k.removeprefix("drift_").replace("round", "at"): v[k] for k in DRIFT.get(v["drift"], ())}

@@ -24,6 +24,7 @@ VARIANTS = [  # whatever takes another path through a method's code
     ("FedDC", dict(compat_eta0=True)), ("FedPAC", dict(variant="as_published")),
     ("FedADC", dict(variant="heavy_ball")), ("FedADC", dict(variant="double_momentum", momentum=0.)),
     ("FedADCPlus", dict(temperature=4.)), ("FedBSS", dict(selection="filter")), ("FedBSS", dict(selection="linear")),
+    ("FedBSS", dict(aggregation="all")), ("LfD", dict(own_margins=True)),
     ("FedCCFA", dict(clustering="local")), ("FedCCFA", dict(clustering="oracle", aggregation="weighted")),
     ("FedCCFA", dict(anchors="global", finetune_epochs=1)), ("FedCCFA", dict(anchors="none")),
     ("FedCCFA", dict(variant="as_published", fixed_weight=.1)),

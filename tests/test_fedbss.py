@@ -12,6 +12,7 @@ from torch import nn
 from test_by_hand import Points, TinyNet, W, X, Y, logits
 from fedrepro import data, models, partition
 from fedrepro.executors import Processes
+from fedrepro.local import work
 from fedrepro.stacks import stacked
 from fedrepro.methods.fedbss import SELECTIONS, FedBSS, split, used
 from fedrepro.models import Network
@@ -82,6 +83,38 @@ def gap(method, warm_up=1, selection="cosine", weights=(1, 1)):
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_fedbss(warm_up, selection):
     assert gap(FedBSS(warm_up=warm_up, selection=selection, **SETTINGS), warm_up, selection) < 1e-10
+
+
+def latest_by_hand(fed, rounds, method):
+    "Line 12 to the letter: the mean of every client's last model, the initial one for who has none"
+    last, w = [fed.initial] * fed.clients, fed.initial
+    for t in range(rounds):
+        for k in fed.cohort(t): last[k] = work(method, fed.client(k, t, {"params": w}, {}))[0]["params"]
+        w = {n: sum(v[n] for v in last) / fed.clients for n in w}
+    return w
+
+
+AWAY = dict(parts=[[0, 1, 3], [2, 5], [4, 6, 7, 8], [9]], participation=.5)
+
+
+def test_over_all_clients():
+    fed, m = tiny(**AWAY), FedBSS(warm_up=1, aggregation="all", **SETTINGS)
+    assert len({k for t in range(4) for k in fed.cohort(t)}) > 2 == len(fed.cohort(0))
+    there = latest_by_hand(fed, 4, FedBSS(warm_up=1, **SETTINGS))
+    at = run(m, fed, 4).snapshot
+    assert distance(at.server["params"], there) < 1e-10
+    assert distance(model(FedBSS(warm_up=1, **SETTINGS), fed), there) > 1e-4
+    assert distance(at.server["params"], weighted_mean([s["latest"] for s in at.states])) < 1e-10
+
+
+@pytest.mark.parametrize("warm_up", [0, 9])
+def test_over_all_clients_is_over_the_participants_when_all_take_part(warm_up):
+    fed = tiny()
+    a, b = (model(FedBSS(warm_up=warm_up, aggregation=how, **SETTINGS), fed) for how in ("all", "uniform"))
+    assert distance(a, b) < 1e-10
+    if warm_up: assert distance(a, model(Uniform(**SETTINGS), fed)) < 1e-10
+    equal = tiny(EQUAL)
+    if warm_up: assert distance(*(model(m, equal) for m in (FedBSS(warm_up=9, aggregation="all", **SETTINGS), FedAvg(**SETTINGS)))) < 1e-10
 
 
 def test_weights_by_size(): assert gap(FedBSS(warm_up=1, aggregation="size", **SETTINGS), weights=(7, 3)) < 1e-10
@@ -200,8 +233,9 @@ def digits():
 FAST = dict(lr=.05, momentum=.5, epochs=3, batch_size=16, warm_up=1)
 
 
-def test_every_executor_gives_the_same(digits):
-    m = FedBSS(**FAST)
+@pytest.mark.parametrize("aggregation", ["uniform", "all"])
+def test_every_executor_gives_the_same(digits, aggregation):
+    m = FedBSS(aggregation=aggregation, **FAST)
     there = model(m, digits, 3)
     with Processes(digits, 2) as pool: ends = [run(m, digits, 3, executor=e).snapshot for e in (stacked, pool)]
     assert max(distance(at.server["params"], there) for at in ends) < 1e-10
@@ -232,6 +266,8 @@ def test_one_model_down_and_one_up_and_nothing_kept(digits):
     before = {n: t.clone() for n, t in at.server["params"].items()}
     now = next_round(m, digits, at)
     assert now.bytes_down == now.bytes_up == 5 * nbytes(digits.initial) and not any(now.states)
+    over_all = next_round(replace(m, aggregation="all"), digits, begin(replace(m, aggregation="all"), digits))
+    assert over_all.bytes_down == over_all.bytes_up == 5 * nbytes(digits.initial)
     assert all(torch.equal(at.server["params"][n], t) for n, t in before.items())
 
 
@@ -239,7 +275,7 @@ def test_one_model_down_and_one_up_and_nothing_kept(digits):
 
 @pytest.mark.parametrize("make, says", [
     (lambda: FedBSS(selection="sine"), "unknown FedBSS selection 'sine'; accepted: cosine, filter, linear"),
-    (lambda: FedBSS(aggregation="mean"), "unknown FedBSS aggregation 'mean'; accepted: size, uniform"),
+    (lambda: FedBSS(aggregation="mean"), "unknown FedBSS aggregation 'mean'; accepted: all, size, uniform"),
     (lambda: FedBSS(warm_up=-1), r"FedBSS\(warm_up=-1\)")])
 def test_bad_input(make, says):
     with pytest.raises(InputError, match=says): make()

@@ -35,7 +35,7 @@ def test_names_and_order(name):
     assert net.count() == net.count("body.") + net.count("head.") == sum(tree[n].numel() for n in net.trained)
 
 
-@pytest.mark.parametrize("name", ["resnet18_cifar", "feddc_resnet18", "resnet50_cifar", "resnet18"])
+@pytest.mark.parametrize("name", ["resnet18_cifar", "feddc_resnet18", "resnet50_cifar", "resnet50", "resnet18"])
 def test_large_networks_as_functions(name):
     net, x = network(name), torch.randn(2, *ARCHITECTURES[name][1], generator=torch.Generator().manual_seed(0))
     tree = net.init(0)
@@ -105,7 +105,7 @@ COUNTS = {
     "feddc_mlp": linear(784, 200) + linear(200, 200) + linear(200, 10), "feddc_linear": 30 * 10 + 10,
     "feddc_emnist_mlp": linear(784, 100) + linear(100, 100) + linear(100, 10), "feddc_resnet18": resnet(7, 2, 1) + linear(512, 10),
     "fedbss_cnn": conv(1, 32, 5) + 32 + conv(32, 64, 5) + 64 + linear(7 * 7 * 64, 512) + linear(512, 10),
-    "resnet50_cifar": resnet(3, 3, 4) + linear(2048, 10), "resnet18": resnet(7, 2, 1) + linear(512, 10),
+    "resnet50_cifar": resnet(3, 3, 4) + linear(2048, 10), "resnet50": resnet(7, 3, 4) + linear(2048, 10), "resnet18": resnet(7, 2, 1) + linear(512, 10),
     "fedadc_cnn": ADC + linear(1024, 512) + linear(512, 256) + linear(256, 128) + linear(128, 10),
     "fedadc_moon_cnn": ADC + linear(256, 512) + linear(512, 256) + 2 * linear(256, 256) + linear(256, 10),
     "fedadc_resnet18": resnet(3, 2, 1) + linear(512, 10), "fedadc_moon_resnet18": resnet(3, 2, 1) + HEADER + linear(256, 10),

@@ -40,7 +40,7 @@ EXPECTED = {  # network -> (convolution after the first block, its partner) for 
     "resnet50_cifar": [(f"layer{s}.{b}.conv{c}", f"layer{s}.0.conv{c}") for s, blocks in enumerate((3, 4, 6, 3), 1)
                        for b in range(1, blocks) for c in (2, 3)],
 }
-EXPECTED["feddc_resnet18"] = EXPECTED["resnet18_cifar"]
+EXPECTED |= {"feddc_resnet18": EXPECTED["resnet18_cifar"], "resnet50": EXPECTED["resnet50_cifar"]}
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -50,7 +50,7 @@ def test_an_update_of_a_resnet(name):
     want = {f"body.{l}.weight": f"body.{s}.weight" for l, s in EXPECTED[name]}
     w, noise = net.init(0, torch.float64), torch.Generator().manual_seed(1)
     assert partners(w) == want
-    if name == "resnet50_cifar": w = {n: t for n, t in w.items() if "layer1." in n or "layer" not in n}  # faster
+    if name.startswith("resnet50"): w = {n: t for n, t in w.items() if "layer1." in n or "layer" not in n}  # faster
     def move(t): return t + .02 * torch.randn(t.shape, generator=noise, dtype=t.dtype)
     moved = [{n: move(t) for n, t in w.items()} for _ in range(2)]
     found = InCo().aggregate({"params": w}, Exchange(0, [0, 1], [{"params": u} for u in moved], [1, 3], None, None))

@@ -1,5 +1,6 @@
 "The specs of FedBSS and FedADC: each published number has one place, each tier says what it is, values are as printed"
 import hashlib
+import tomllib
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedrepro.experiments import build, find_specs, load_spec
+from fedrepro.inherit import read_spec
 from fedrepro.settings import SOURCES, line_finder, read_published
 from fedrepro.trees import InputError
 
@@ -14,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SPECS = [n for n in find_specs(ROOT / "papers") if n.startswith(("fedbss/", "fedadc/"))]
 TABLES = {"fedbss/table1": 162, "fedbss/table2": 81, "fedbss/table2_dirichlet": 81, "fedadc/table1": 54}
 CSV = {"fedbss/table1": "998254d4ca7b9282", "fedbss/table2": "6b56a975e22f1973", "fedadc/table1": "a955518a02995ded"}  # sha256
-NO_COUNTERPART = {"FedAvg (momentum 0.9)"}  # rows that the papers have not
+NO_COUNTERPART = {"FedAvg (momentum 0.9)", "FedAvg, no local momentum", "FedAvg on MOON's network"}  # rows that the papers have not
 
 
 @lru_cache(None)
@@ -38,10 +40,10 @@ def hits(s):
 
 def test_all_tables_and_figures_are_there():
     assert {n.split("/")[1] for n in SPECS if n.startswith("fedbss")} == {
-        "table1", "table2", "table2_dirichlet", "figure4", "figure5a", "figure5b", "figure2",
+        "table1", "table2", "table2_dirichlet", "readings", "figure4", "figure5a", "figure5b", "figure2",
         *(f"figure3{x}" for x in "abcd")}
     assert {n.split("/")[1] for n in SPECS if n.startswith("fedadc")} == {
-        "table1", "class_covering", *(f"figure{i}" for i in range(1, 8))}
+        "table1", "readings", "class_covering", *(f"figure{i}" for i in range(1, 8))}
 
 
 @pytest.mark.parametrize("name", CSV)
@@ -135,7 +137,7 @@ def test_fedbss_trains_all_methods_alike(row):
         s = runs("fedbss/table1")[row, column.label]
         assert s["method"]["fields"] | want == s["method"]["fields"]
         assert (s["rounds"], s["every"], s["participation"], s["partition"]["clients"]) == (200, 1, .1, 100)
-        assert s["network"] == ("fedbss_cnn" if s["data"]["name"] == "Fashion-MNIST" else "resnet50_cifar")
+        assert s["network"] == ("fedbss_cnn" if s["data"]["name"] == "Fashion-MNIST" else "resnet50")
 
 
 def test_fedbss_itself_and_the_check_of_its_momentum():
@@ -149,12 +151,40 @@ def test_fedbss_itself_and_the_check_of_its_momentum():
 
 def test_fedbss_partitions_and_noise():
     def split(name, column): return runs(name)["FedAvg", column]["partition"]
+    for seed, name in ((s, n) for s in (0, 2) for n in SPECS if n not in ("fedbss/figure4",)):  # a trial has draws of its own
+        for c in spec(name).cells("paper", seeds=[seed]):
+            assert c.settings["partition"]["seed"] == c.settings["cohort_seed"] == c.seed == seed
     assert split("fedbss/table1", "CIFAR-100, 8 shards") == dict(recipe="shards", clients=100, seed=0, shards=8)
     assert split("fedbss/table1", "CIFAR-10, Dir(0.3)") == dict(recipe="dirichlet-class", clients=100, seed=0, alpha=.3,
                                                                 minimum=10, tries=1000)
     two, other = (runs(n)["FedAvg", "CIFAR-100, noise 0.3"] for n in ("fedbss/table2", "fedbss/table2_dirichlet"))
     assert two["data"]["noise"] == .3 and two["partition"] == dict(recipe="iid", clients=100, seed=0)
     assert other == two | {"partition": split("fedbss/table1", "CIFAR-10, Dir(0.3)") | {"alpha": .5}}
+
+
+def test_fedbss_readings_stand_beside_table_1():
+    "Two rows are Table 1's runs, and stand alone beside its numbers; each other row changes what it says"
+    s, columns = spec("fedbss/readings"), ("Fashion-MNIST, 2 shards", "Fashion-MNIST, Dir(0.5)")
+    named = hits(s)
+    for tier in s.tiers:
+        ids = {c.run_id for c in s.cells(tier, ["FedAvg", "FedBSS"])}
+        assert ids <= {c.run_id for c in spec("fedbss/table1").cells(tier)}
+        for column in s.tier_columns(tier):
+            beside = {r.name: int(named(r, column).sum()) for r in s.rows.values()}
+            assert beside == {name: int(name in ("FedAvg", "FedBSS")) for name in s.rows}
+    assert all(bool(r.unpublished) == (name not in ("FedAvg", "FedBSS")) for name, r in s.rows.items())
+    cells = {c.row: c.settings for c in s.cells("paper", seeds=1) if c.column == columns[1]}
+    assert {c.column for c in s.cells("paper")} == set(columns)
+    method = {row: found["method"] for row, found in cells.items()}
+    base = method["FedBSS"]["fields"]
+    assert method["FedBSS, all clients"]["fields"] == base | {"aggregation": "all"}
+    assert method["FedBSS, by size"]["fields"] == base | {"aggregation": "size"}
+    assert method["FedBSS, one step an epoch"]["fields"] == base | {"batch_size": 0}
+    assert cells["FedBSS, 250 rounds"] == cells["FedBSS"] | {"rounds": 250}
+    for row, how in (("FedAvg, uniform", "uniform"), ("FedAvg, all clients", "all")):
+        assert method[row]["class"] == "FedBSS" and method[row]["fields"] == base | {"warm_up": 1000, "aggregation": how}
+        assert cells[row]["rounds"] <= method[row]["fields"]["warm_up"], "its first stage never ends, so it is FedAvg"
+    assert {c.settings["rounds"] for t in ("smoke", "small") for c in s.cells(t, ["FedBSS, 250 rounds"])} == {15, 25}
 
 
 def test_fedbss_ablations_share_runs_with_table_1():
@@ -175,16 +205,17 @@ def test_fedbss_ablations_share_runs_with_table_1():
 def test_fedadc_table_1_is_section_iv_c():
     s = spec("fedadc/table1")
     cells = s.cells("paper")
-    assert len(cells) == 9 * 6 * 4 == len({c.run_id for c in cells})
+    assert len(cells) == 11 * 6 * 4 == len({c.run_id for c in cells})
     for c in cells:
         f, data = c.settings["method"]["fields"], c.settings["data"]["name"]
         assert (c.rounds, f["epochs"], f["batch_size"], c.settings["partition"]["clients"]) == (500, 2, 50, 100)
         usual = {"CIFAR-10": 5e-5, "CIFAR-100": 5e-4}[data]
         assert f["weight_decay"] == {"FedDyn": 1e-3, "MOON": 1e-5}.get(c.row, usual)
-        assert f["momentum"] == (.9 if c.row in ("MOON", "FedGKD", "FedNTD", "FedRS") else 0.)
+        with_momentum = "MOON", "FedGKD", "FedNTD", "FedRS", "FedAvg", "FedAvg on MOON's network"
+        assert f["momentum"] == (.9 if c.row in with_momentum else 0.)
         want = dict(recipe="sort", shards=2) if data == "CIFAR-10" else dict(recipe="dirichlet-client", sigma=0.)
         assert want.items() <= c.settings["partition"].items()
-        networks = ("fedadc_moon_cnn", "fedadc_moon_resnet18") if c.row == "MOON" else ("fedadc_cnn", "fedadc_resnet18")
+        networks = ("fedadc_moon_cnn", "fedadc_moon_resnet18") if "MOON" in c.row else ("fedadc_cnn", "fedadc_resnet18")
         assert c.settings["network"] == networks[data == "CIFAR-100"]
 
 
@@ -203,6 +234,41 @@ def test_what_was_tuned_and_not_printed_is_called_a_guess():
         for key in keys.split(): assert values[key].source.startswith(("guess:", "tuned:")), (row, key)
 
 
+def test_fedavg_stands_beside_its_numbers_with_a_local_momentum_and_once_alone():
+    s = spec("fedadc/table1")
+    for tier in s.tiers:
+        cells = {(c.row, c.column): c.settings for c in s.cells(tier, seeds=1)}
+        for column in s.tier_columns(tier):
+            own, none, moon = (cells[row, column.label] for row in ("FedAvg", "FedAvg, no local momentum", "FedAvg on MOON's network"))
+            assert (own["method"]["fields"]["momentum"], none["method"]["fields"]["momentum"]) == (.9, 0.)
+            assert moon["method"] == own["method"] and moon["network"] == cells["MOON", column.label]["network"]
+    for row in s.rows.values(): assert bool(row.untuned) and bool(row.unpublished) == (row.name in NO_COUNTERPART)
+    one = {c.settings["method"]["fields"]["momentum"] for c in spec("fedadc/figure1").cells("paper", ["FedAvg"])}
+    assert one == {0.}  # IV-B, section II
+
+
+def test_the_weight_decay_of_iv_a_is_in_the_tuning_tables():
+    grids = read_spec(spec("fedadc/table1").path)["tuning"]
+    found = {row for row, grid in grids.items() if grid.get("weight_decay") == [0., 1e-5, 5e-5, 1e-4]}
+    assert found == set(grids) - {"MOON", "FedDyn"}  # which have a value of their own
+
+
+@pytest.mark.parametrize("paper", ["fedbss", "fedadc", "lfd", "feddc"])
+def test_readings_change_one_thing_of_a_row_that_a_table_has(paper):
+    "And each is measured: an effect of claims.toml subtracts it from the row that it is like"
+    s, effects = load_spec(f"{paper}/readings"), tomllib.loads((ROOT / f"papers/{paper}/claims.toml").read_text())["effect"]
+    measured = {row: base for e in effects if e["spec"] == f"{paper}/readings" for row, base in zip(e["rows"], e["against"])}
+    cells = {(c.row, c.column): c.settings for c in s.cells("paper", seeds=1)}
+    for row, base in measured.items():
+        for column in s.columns:
+            a, b = cells[row, column.label], cells[base, column.label]
+            mine, theirs = a["method"]["fields"], b["method"]["fields"]
+            changed = {k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k)}
+            if a["method"]["class"] == b["method"]["class"]: assert 1 <= len(changed) + (a["rounds"] != b["rounds"]) <= 2
+            assert {k: v for k, v in a.items() if k not in ("method", "rounds")} == {k: v for k, v in b.items() if k not in ("method", "rounds")}
+    assert set(measured) | set(measured.values()) == set(s.rows), "a row that nothing measures"
+
+
 def test_fedrs_on_cifar_100_is_not_published():
     s = spec("fedadc/table1")
     paper = read_published(s.published)
@@ -217,6 +283,7 @@ def test_fedadc_figures_that_repeat_runs(tier):
     assert ids("figure3") <= ids("table1")
     if tier == "paper":
         assert ids("figure3") | ids("figure4") < ids("table1")
+        assert len(ids("table1") & ids("readings")) == 5 * 4
         assert len(ids("table1") & ids("class_covering")) == 8 and len(ids("table1") & ids("figure7")) == 4
 
 

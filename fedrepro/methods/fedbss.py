@@ -13,8 +13,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..trees import one_of, weighted_mean
+from ..trees import Tree, one_of, sub, weighted_mean
 from ..local import Client, Phase
+from .memory import follow
 from ..rounds import Exchange, FedAvg
 
 # %% ../../nbs/23_fedbss.ipynb #7e84f935
@@ -40,14 +41,21 @@ class FedBSS(FedAvg):
     "FedAvg, then local epochs that go from samples of small bias to large (Xu et al., Algorithm 1)"
     warm_up: int = 50  # T_1, rounds of FedAvg before the selection begins
     selection: str = "cosine"  # share of the biased samples in an epoch, eq. 6; "linear", "filter": the ablations
-    aggregation: str = "uniform"  # Algorithm 1, line 12; "size": weighted by the number of samples
+    aggregation: str = "uniform"  # line 12: over participants; "all": over all clients' latest models; "size": weighted
     paper: ClassVar[str] = "Xu et al. (FedBSS)"
 
     def __post_init__(self):
         super().__post_init__()
         one_of(self.selection, SELECTIONS, "FedBSS selection")
-        one_of(self.aggregation, ("uniform", "size"), "FedBSS aggregation")
+        one_of(self.aggregation, ("uniform", "all", "size"), "FedBSS aggregation")
 
+    def init_server(self, federation) -> dict:
+        "`params`; for the mean over all clients, `clients`, N"
+        start, count = super().init_server(federation), torch.tensor(federation.clients, device=federation.device)
+        return start | ({"clients": count} if self.aggregation == "all" else {})
+    def init_client(self, federation, k: int) -> dict:
+        "For the mean over all clients, `latest`: its last model, at first the initial one"
+        return {"latest": federation.initial} if self.aggregation == "all" else {}
     def rate(self, client: Client) -> tuple[Tensor, Tensor]:
         "(n,) loss and (n,) uncertainty (eq. 4) of every sample under the received model"
         loss, uncertainty = [], []
@@ -67,7 +75,14 @@ class FedBSS(FedAvg):
     def phases(self, client: Client) -> list[Phase]:
         "One: of FedAvg in rounds 1 to $T_1$, with selected samples after them"
         return [self.phase(client, samples=None if client.round < self.warm_up else self.select)]
+    def finish(self, client: Client, params: Tree, done: dict) -> tuple[dict, dict]:
+        "Uploads the model (upload 1); for the mean over all clients how it differs from `latest`, which it then is"
+        if self.aggregation != "all": return super().finish(client, params, done)
+        return {"change": sub(params, client.state["latest"])}, {"latest": params}
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
-        "Line 12: the mean of the participants' models"
+        "Line 12: the mean of the participants' models, or of the latest models of all N clients"
         if self.aggregation == "size": return super().aggregate(server, exchange)
+        if self.aggregation == "all":
+            changes = [u["change"] for u in exchange.uploads]
+            return server | {"params": follow(server["params"], changes, server["clients"])}
         return server | {"params": weighted_mean([u["params"] for u in exchange.uploads])}
