@@ -1,7 +1,7 @@
 # make demo   FedCCFA's Table 2 at smoke size, ours beside the published numbers (figure and notebook under out/)
 # make test   everything that must pass before a change is kept; the demo is its last step
 # make chaos SEED=1..20   sweeps whose workers, drivers, disk and files are attacked at random; every cell must come out whole
-# make site               the documentation under out/site, by quarto where it is installed
+# make site               the documentation under out/site, by quarto, which must be installed
 # make smoke              every table and figure at tier smoke, one seed: run, printed and drawn under out/smoke
 # make nightly            5,000 generated inputs a property, every default changed once, three seeds of chaos, make smoke
 # make dist               the sdist and the wheel, in dist/

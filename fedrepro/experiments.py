@@ -110,6 +110,7 @@ class Spec:
         return self.tier(tier).columns or self.columns
     def values(self, tier: str, row: str, column: Column) -> dict[str, Value]:
         "Every value of a cell with its source"
+        row = column.same_as.get(row, row)
         t, own = self.tier(tier), self.rows[row].values | column.methods.get(row, {})
         return self.base | t.base | column.values | own | t.methods.get(row, {})
     def reductions(self, tier: str) -> list[tuple[str, str, object, object]]:
@@ -137,7 +138,7 @@ class Spec:
             for row in rows:
                 where = f"{self.path}: {row} on {column.label} at tier {tier}"
                 v = {k: value.value for k, value in self.values(tier, row, column).items()}
-                method = make_method(self.rows[row].method, v, where)
+                method = make_method(self.rows[column.same_as.get(row, row)].method, v, where)
                 found += [Cell(folder, tier, row, column.label, s, cell_settings(method, v, s, where), self.name)
                           for s in pick_seeds(v["seeds"], seeds, f"{where}: seeds")]
         return found
@@ -298,11 +299,11 @@ def pick_device(device: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 # %% ../nbs/30_experiments.ipynb #65a5b461
-def build(cell: Cell, data=None, device: str = "cpu"):
-    "(method, federation, rounds) of a cell; `data` is the folder of the data sets. Raises InputError"
+def build(cell: Cell, data=None, device: str = "cpu", load=load_data):
+    "(method, federation, rounds) of a cell; `data` is the folder from which `load` reads data sets. Raises InputError"
     load_methods()  # the files of --import may bring data sets too
     s, device = cell.settings, pick_device(device)
-    d = load_data(s["data"]["name"], None if data is None else str(data), s["data"]["recipe"], device)
+    d = load(s["data"]["name"], None if data is None else str(data), s["data"]["recipe"], device)
     d = first(d, s["data"].get("train_samples"), s["data"].get("test_samples"))
     split, drift = dict(s["partition"]), dict(s["drift"])
     labels = d.train_y.cpu().numpy()
@@ -315,7 +316,7 @@ def build(cell: Cell, data=None, device: str = "cpu"):
     given = None if noisy is None else torch.as_tensor(noisy, device=device)
     net = models.network(s["network"], classes=d.classes, shape=d.shape)
     federation = Federation(d, net, cut, schedule, seed=s["seed"], participation=s["participation"],
-                            cohort_seed=s["cohort_seed"], device=device, labels=given,
-                            measures=tuple(s.get("measures", ())))
+                            cohort_seed=s["cohort_seed"], cohort_recipe=s.get("cohorts", "uniform"), device=device,
+                            labels=given, measures=tuple(s.get("measures", ())))
     method = make_method(s["method"]["class"], s["method"]["fields"], cell.describe())
     return method, method.arrange(federation), s["rounds"]

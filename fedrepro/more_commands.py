@@ -168,7 +168,8 @@ def plan_command(
     from fedrepro.trees import InputError
     if rate is not None and not 0 < rate < 1e9: raise InputError(f"--rate {rate}: expected more than 0, less than 1e9")
     device, workers = pick_device(device), workers or usual_workers(device)
-    plans = [plan(s, cells, tier, results, data, device, rate and rate * 1e9, device == "cuda")
+    trials: dict = {}  # one client of a kind is tried once for all tables
+    plans = [plan(s, cells, tier, results, data, device, rate and rate * 1e9, device == "cuda", trials)
              for s, cells in asked_for(specs, tier, methods, datasets, seeds)]
     columns = ["table", "missing", "packs", "samples", "work", "memory", "time", "by"]
     show([asdict(p) for p in plans] if as_json else [line(p, workers) for p in plans], columns, as_json)

@@ -57,7 +57,7 @@ def course_of(cell: Cell, data, device: str) -> Course:
     "The rounds of a run; of a study, those before its client is looked at. Raises InputError"
     if "study" in cell.settings: return studies.prelude(cell, data, device, line(cell))
     method, federation, rounds = build(cell, data, device)
-    return Course(method, federation, rounds, cell.settings["every"], line(cell))
+    return Course(method, federation, rounds, cell.settings["every"], line(cell), last=cell.settings.get("last", 1))
 
 def marks(course: Course, device: str) -> dict | None:
     "What must be equal for a run to go on from a checkpoint; None for a method without a file, never comparable"

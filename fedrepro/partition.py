@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['RECIPES', 'class_counts', 'Partition', 'cut', 'deal', 'follow', 'recipe', 'recipe_names', 'recipe_settings',
            'partition', 'blindly', 'iid', 'iid_class', 'balanced_draw', 'dirichlet_class', 'plot_partition',
-           'reserve_and_draw', 'dirichlet_class_5', 'draw_sizes', 'dirichlet_client', 'hand_out', 'sort', 'shards',
-           'quantity_skew', 'natural', 'DriftSchedule', 'Swap', 'drift', 'drift_names', 'flip_labels', 'plot_timeline']
+           'reserve_and_draw', 'dirichlet_class_5', 'fedccfa_cohort', 'draw_sizes', 'dirichlet_client', 'hand_out',
+           'sort', 'shards', 'quantity_skew', 'natural', 'DriftSchedule', 'Swap', 'drift', 'drift_names', 'flip_labels',
+           'plot_timeline']
 
 # %% ../nbs/02_partition.ipynb #5f3d9664
 import hashlib, inspect, random
@@ -203,6 +204,15 @@ def dirichlet_class_5(labels, test_labels, clients, classes, seed, *, alpha=.5, 
     return train, reserve_and_draw(test_labels, clients, classes, seed, alpha, per_class_test)
 
 RECIPES["dirichlet-class-5"] = dirichlet_class_5
+
+# %% ../nbs/02_partition.ipynb #0a4649e8
+def fedccfa_cohort(split: Partition, size: int, t: int) -> list[int]:
+    "The `size` participants of round `t` in FedCCFA's released code, in drawn order; `split` is dealt by `dirichlet-class-5`"
+    good = split.recipe == "dirichlet-class-5" and split.test is not None
+    require(good, f"cohorts 'fedccfa-code': the partition is {split.recipe!r}, expected 'dirichlet-class-5' with a test set")
+    stream = random.Random(split.settings["seed"] + split.settings["classes"] - 1)
+    for part in split.test or (): stream.shuffle([*range(len(part))])
+    return [stream.sample(range(split.clients), size) for _ in range(t + 1)][t]
 
 # %% ../nbs/02_partition.ipynb #8f550067
 def draw_sizes(clients, total, sigma, rng) -> np.ndarray:

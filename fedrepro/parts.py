@@ -25,6 +25,7 @@ class Column:
     target: Value | None = None  # of the metric: how many rounds does it take? None = nobody asks
     metric: str = ""  # what it shows, where this is not the table's metric
     methods: dict[str, dict[str, Value]] = field(default_factory=dict)  # row -> its own values in this column
+    same_as: dict[str, str] = field(default_factory=dict)  # row -> the row whose runs it shows, being equal here
     unpublished: str = ""  # why no published number stands beside it; empty when one may
 
 @dataclass(frozen=True)
@@ -68,13 +69,14 @@ def read_column(raw, rules: dict, base: dict[str, Value], where: str, rows: dict
     table(raw, where)
     label, missing, metric, alone = (rule(raw[k], f"{where}.{k}") if k in raw else "" for k, rule in texts.items())
     if missing: rules = rules | {"dataset": NAME}
-    more = (*texts, "published", "methods")
+    more = (*texts, "published", "methods", "same_as")
     values = read_values(raw, rules | {"target": Rule(float)}, where, more)
     target = values.pop("target", None)
     get = {k: v.value for k, v in (base | values).items()}
     label = label or f"{get.get('dataset')}, {get.get('clients')} clients"
-    own = read_methods(raw, rows or {}, where)
-    return Column(label, values, read_filter(raw, where), missing, target, metric, own, alone)
+    own, same = read_methods(raw, rows or {}, where), table(raw.get("same_as", {}), f"{where}.same_as")
+    for row in (*same, *same.values()): known(row, rows or {}, f"{where}.same_as: row")
+    return Column(label, values, read_filter(raw, where), missing, target, metric, own, same, alone)
 
 def read_columns(raw, rules: dict, base: dict[str, Value], rows: dict[str, "Row"], where: str) -> tuple[Column, ...]:
     "The columns of a spec or a tier; two may not share a label. Raises InputError"

@@ -18,14 +18,12 @@ from .experiments import Cell
 from .store import say
 from .trees import InputError
 
-# %% ../nbs/32_progress.ipynb #44b6d273
+# %% ../nbs/32_progress.ipynb #b80796db
 def duration(seconds: float) -> str:
     "About how long: `40 s`, `12 min`, `3 h 20 min`"
     if seconds < 100: return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
-
-assert [duration(s) for s in (40.2, 720, 12000)] == ["40 s", "12 min", "3 h 20 min"]
 
 # %% ../nbs/32_progress.ipynb #2365bfc3
 if TYPE_CHECKING: from rich.progress import Progress as Bars  # imported when bars are shown

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'Exchange', 'FedAvg', 'load_methods', 'import_file', 'Snapshot', 'sequential', 'stored', 'begin', 'Opened',
-           'open_round', 'close_round', 'next_round', 'History', 'note_round', 'run']
+           'open_round', 'close_round', 'next_round', 'History', 'is_due', 'note_round', 'run']
 
 # %% ../nbs/05_rounds.ipynb #bf04f3f5
 import importlib.util
@@ -30,7 +30,7 @@ from .federation import Federation
 class Exchange:
     "What the server holds when a round's uploads are in: entry i of every list belongs to client `cohort[i]`"
     round: int  # index of the round, from 0
-    cohort: list[int]  # participating clients, ascending
+    cohort: list[int]  # participating clients, in the order of `Federation.cohort`
     uploads: list[dict]
     sizes: list[int]  # n_k, samples of each participant
     counts: Tensor  # (|S_t|, C) samples per class of each participant
@@ -74,7 +74,7 @@ class FedAvg:
         "The federation this method runs on: the one it is given; twice is as good as once"
         return federation
     def cohort(self, server: dict, federation, t: int) -> list[int]:
-        "The participants of round t, ascending: a uniform draw"
+        "The participants of round t: the federation's draw"
         return federation.cohort(t)
     def init_server(self, federation) -> dict:
         "The server's state before round 0: `params`, the global model"
@@ -272,25 +272,32 @@ class History:
         return "diverged" if self.diverged else "complete"
 
 # %% ../nbs/05_rounds.ipynb #c22d32f6
-def note_round(history: History, now: Snapshot, method, federation: Federation, rounds: int, evaluate, every: int):
-    "Enter a completed round of a run of `rounds` rounds, with its metrics where they are due"
+def is_due(t: int, rounds: int, every: int, last: int = 1) -> bool:
+    "Whether a run of `rounds` rounds is evaluated after `t` of them: every `every` rounds, and in the `last` ones"
+    return t % every == 0 or t > rounds - last
+
+def note_round(history: History, now: Snapshot, method, federation: Federation, rounds: int, evaluate, every: int,
+               last: int = 1):
+    "Enter a completed round of a run of `rounds` rounds, with its metrics where they are due: see `run`"
     history.snapshot, final = now, now.round == rounds
-    if evaluate is None or now.diverged or not (final or now.round % every == 0): return
+    if evaluate is None or now.diverged or not is_due(now.round, rounds, every, last): return
     cost = {"train_loss": now.train_loss, "bytes_up": now.bytes_up, "bytes_down": now.bytes_down}
     try: history.rows.append({"round": now.round} | evaluate(method, federation, now, final) | cost)
     except Diverged as found:
         history.snapshot = replace(now, diverged=record(now.round, found.client, found.norm))
 
 def run(method, federation: Federation, rounds: int, evaluate: Callable | None = None, every: int = 1,
-        on_round: Callable | None = None, start: Snapshot | None = None, executor: Callable = sequential) -> History:
+        on_round: Callable | None = None, start: Snapshot | None = None, executor: Callable = sequential,
+        last: int = 1) -> History:
     """Run `method` until `rounds` rounds are complete, from `start` or from the beginning.
 
-    `evaluate(method, federation, snapshot, final)` returns a dict of metrics, every `every` rounds and after the last.
+    `evaluate(method, federation, snapshot, final)` returns a dict of metrics, every `every` rounds and after each of the
+    `last` ones.
     `on_round(snapshot)` is called after each round (progress, checkpoints)."""
     federation = method.arrange(federation)
     history = History(snapshot=(now := start or begin(method, federation)))
     while now.round < rounds and not history.diverged:
         now = next_round(method, federation, now, executor)
-        note_round(history, now, method, federation, rounds, evaluate, every)
+        note_round(history, now, method, federation, rounds, evaluate, every, last)
         if on_round is not None: on_round(history.snapshot)
     return history

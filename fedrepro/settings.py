@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 from . import data as datasets
 from . import models, partition
+from .federation import COHORTS
 from .concepts import CLIENTS, known, short
 from .measures import MEASURES
 from .local_study import SAMPLES, STUDIES, parsed
@@ -94,11 +95,12 @@ class Rule:
 SEED = Rule(int, 0, 2**32 - 100, words=("seed",))  # "seed": the run's own, so that every trial has a draw of its own
 COUNT, NAME = Rule(int, 1, 10**6), Rule(str, 1, 80)
 SETTINGS = {  # key of a spec -> its rule
-    "rounds": COUNT, "every": COUNT, "seeds": Rule(list[int], 0, 2**31),
+    "rounds": COUNT, "every": COUNT, "evaluate_last": COUNT, "seeds": Rule(list[int], 0, 2**31),
     "dataset": Rule(str, names=datasets.dataset_names), "recipe": Rule(str, names=datasets.data_recipe_names),
     "network": Rule(str, names=models.network_names), "clients": Rule(int, 1, CLIENTS),
     "participation": Rule(float, 0, 1, above=True),
     "partition": Rule(str, names=partition.recipe_names), "partition_seed": SEED, "cohort_seed": SEED,
+    "cohorts": Rule(str, names=lambda: COHORTS),
     "noise": Rule(float, 0, 1), "train_samples": Rule(int, 1, 10**8), "test_samples": Rule(int, 1, 10**8),
     "drift": Rule(str, names=partition.drift_names), "drift_round": Rule(int, 0, 10**6), "drift_step": COUNT,
     "drift_back": COUNT, "measures": Rule(list[str], names=lambda: MEASURES)}
@@ -243,8 +245,13 @@ def cell_settings(method, v: dict, seed: int, where: str) -> dict:
     noise = {"noise": v["noise"]} if v["noise"] else {}
     first = {k: v[k] for k in ("train_samples", "test_samples") if k in v}  # of the data set; all, unless given
     asked = {"measures": sorted(v["measures"])} if v.get("measures") else {}  # they decide what the rows hold
+    asked |= {"last": v["evaluate_last"]} if v.get("evaluate_last", 1) > 1 else {}
+    cohorts = {"cohorts": v["cohorts"]} if v.get("cohorts", "uniform") != "uniform" else {}
+    if cohorts and v["partition"] != "dirichlet-class-5":
+        raise InputError(f"{where}: cohorts {v['cohorts']!r} with partition {v['partition']!r}: they are drawn from the "
+                         "stream that cut the data, expected partition 'dirichlet-class-5'")
     return {"protocol": PROTOCOL, "method": method_part(method),
             "data": {"name": v["dataset"], "recipe": v["recipe"]} | noise | first, "network": v["network"],
             "partition": {"recipe": v["partition"], "clients": v["clients"], "seed": v["partition_seed"]} | split,
             "drift": {"name": v["drift"]} | at, "participation": v["participation"], "cohort_seed": v["cohort_seed"],
-            "rounds": v["rounds"], "every": v["every"], "seed": seed} | asked | study_part(method, v, where)
+            "rounds": v["rounds"], "every": v["every"], "seed": seed} | asked | cohorts | study_part(method, v, where)

@@ -29,6 +29,7 @@ class Course:
     line: str = field(default_factory=lambda: f"run {next(_numbers)}")  # equal where only the drift differs
     history: History = field(default_factory=History)
     path: str = ""  # a digest of all label maps so far
+    last: int = 1  # evaluated after each of the last so many rounds, too
 
     @property
     def ended(self) -> bool:
@@ -101,7 +102,7 @@ def run_together(courses: list[Course], executor: Callable = sequential, evaluat
         groups = alike(going, lambda c: (c.line, c.path))
         for group, now in zip(groups, train_together([g[0] for g in groups], executor)):
             lead, *others = group
-            note_round(lead.history, now, lead.method, lead.federation, lead.rounds, evaluate, lead.every)
+            note_round(lead.history, now, lead.method, lead.federation, lead.rounds, evaluate, lead.every, lead.last)
             for c in others: c.history = History([*lead.history.rows], lead.at)
         for i, c in enumerate(courses):
             if on_round is not None and c in going: on_round(i, c.at)

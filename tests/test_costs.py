@@ -3,11 +3,14 @@ import subprocess
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fedrepro import costs, store
 from fedrepro.costs import Cost, Plan, amount, cut, line, plan, sbatch, trial
-from fedrepro.experiments import build
-from fedrepro.rounds import begin, open_round
+from fedrepro.data import SHAPES, SOURCES, data_dir, load, stand_in
+from fedrepro.experiments import build, load_spec
+from fedrepro.metrics import evaluate
+from fedrepro.rounds import begin, open_round, run
 from fedrepro.trees import InputError
 from test_runner import SPEC, small
 
@@ -35,12 +38,42 @@ def test_work_grows_with_epochs_and_not_with_the_trial(monkeypatch):
     assert cut(client, 8).n == 8 and cut(client, 10**6).n == client.n and set(cut(client, 8).rows.tolist()) <= set(client.rows.tolist())
 
 
-def test_a_personal_method_is_judged_client_by_client():
-    found = trial(CCFA)
-    assert found.personal and not trial(AVG).personal
-    alone = costs.cost(CCFA, found)
-    often = costs.cost(replace(CCFA, settings=CCFA.settings | {"every": 2}), found)
-    assert alone.flops - often.flops == CCFA.rounds / 2 * found.tests * found.clients * found.judging
+@pytest.mark.parametrize("row", ["FedAvg", "Ditto", "FedRep", "FedBABU", "IFCA", "FedCCFA"])
+@pytest.mark.parametrize("every,last", [(1, 1), (3, 1), (3, 2)])
+def test_what_is_judged_is_what_a_run_judges(row, every, last, monkeypatch):
+    "Against the bodies that a run applies to the whole test set, counted in the evaluation itself"
+    cell = small(SPEC.cells("smoke", [row], 1)[0])
+    cell = replace(cell, settings=cell.settings | {"every": every, "last": last, "participation": .8, "rounds": 5})
+    method, federation, rounds = build(cell)
+    planned, counted, tests = costs.judged(cell, trial(cell)), [0], len(federation.data.test_y)
+    features = type(federation.net).features
+    def counting(net, params, x, train=False):
+        counted[0] += 0 if torch.is_grad_enabled() else len(x)
+        return features(net, params, x, train)
+    def judge(*given):
+        monkeypatch.setattr(type(federation.net), "features", counting)
+        try: return evaluate(*given)
+        finally: monkeypatch.setattr(type(federation.net), "features", features)
+    run(method, federation, rounds, judge, every, last=last)
+    found = counted[0] / tests
+    assert found <= planned <= found * (2 if row == "IFCA" else 1.5) + 1, (found, planned)  # models that nobody chose stay
+
+
+@pytest.mark.parametrize("name", ["fedccfa/table1", "lfd/table5"])
+def test_a_plan_needs_no_data(name, monkeypatch, tmp_path):
+    "Published settings, in an empty folder of data"
+    monkeypatch.setenv("FEDREPRO_DATA", str(tmp_path))
+    spec = load_spec(name)
+    cells = spec.cells("paper", ["FedAvg"], 1)[-2:]
+    found = plan(spec, cells, "paper", tmp_path, rate=1e12)
+    assert found.missing == len(cells) and found.cost.flops > 1e12
+
+
+def test_stand_ins_have_the_sizes_of_the_data_sets():
+    for name in SHAPES:
+        if not SOURCES[name].present(data_dir()): continue
+        blank, real = stand_in(name), load(name)
+        assert (blank.shape, blank.classes, len(blank.train_y), len(blank.test_y)) == (real.shape, real.classes, len(real.train_y), len(real.test_y))
 
 
 def test_shared_rounds_are_counted_once(tmp_path):

@@ -1,6 +1,9 @@
-"""Every link, anchor and picture of a page leads somewhere, and every page renders, with quarto or without."""
+"""Every link and anchor of a page leads somewhere, every picture is described; where quarto is, every page renders."""
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,7 +20,6 @@ MARKDOWN = MarkdownIt("commonmark").enable("table")
 BIBLIOGRAPHY = set(re.findall(r"^@\w+\{([\w:-]+),", (ROOT / "nbs/references.bib").read_text(), re.M))
 sys.path.insert(0, str(ROOT / "tools"))
 import website  # noqa: E402  (tools/ is not a package)
-from website import slug  # noqa: E402
 
 ADDRESS = re.compile(r"https://(?:[\w-]+\.)+[a-z]{2,}(?:/[\w.~%/?#=&+,:@()-]*)?|mailto:[\w.+-]+@[\w.-]+\w")
 
@@ -44,6 +46,12 @@ def inline(path):
         tokens = MARKDOWN.parse(text)
         for before, token in zip([None, *tokens], tokens):
             if token.type == "inline": yield before, token
+
+
+def slug(heading):
+    "The anchor that pandoc gives a heading"
+    text = re.sub(r"[^\w\s.-]", "", re.sub(r"`|\*|\$", "", heading).strip().lower())
+    return re.sub(r"^[^a-z]+", "", re.sub(r"\s", "-", text)) or "section"
 
 
 def anchors(path):
@@ -127,27 +135,49 @@ def test_sidebar_lists_every_page_once():
     assert sorted(names) == [p.relative_to(ROOT / "nbs").as_posix() for p in NOTEBOOKS]
 
 
+# --- pictures
+
+def speechless(path):
+    "Pictures of a page without words: nothing, a file's name, or what a program says about every picture"
+    for cell in cells(path):
+        drawn = any("image/png" in out.get("data", {}) for out in cell.get("outputs", []))
+        said = re.search(r"^#\| fig-alt: (\".+\")$", cell["source"], re.M)
+        if drawn and not (said and len(yaml.safe_load(said[1]).split()) > 7): yield f"cell {cell.get('id')}: {said and said[1]}"
+    for _, token in inline(path):
+        for child in token.children or []:
+            alt = child.content if child.type == "image" else "a page tells it in words"
+            if len(alt.split()) < 4 or re.search(r"\.(png|svg|jpe?g)$|^No description", alt): yield f"picture {child.attrGet('src')}: {alt!r}"
+            if child.type == "html_inline" and child.content.startswith("<img"): yield f"{child.content}: write ![...](...)"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_every_picture_is_described(path): assert not list(speechless(path))
+
+
+def test_a_picture_without_words_is_found(tmp_path):
+    page = tmp_path / "page.ipynb"
+    drawn = [{"data": {"image/png": ""}}]
+    page.write_text(json.dumps({"cells": [
+        {"cell_type": "markdown", "source": ["![](p.png) ![p.png](p.png) <img src='p.png'> ![Two curves that cross at round 5](p.png)"]},
+        {"cell_type": "code", "source": ["plot()"], "outputs": drawn, "id": "a"}, {"cell_type": "code", "source": ["#| fig-alt: \"A curve\"\n"], "outputs": drawn, "id": "b"},
+        {"cell_type": "code", "source": ["#| fig-alt: \"Two curves that rise, and then cross at round 5\"\n"], "outputs": drawn, "id": "c"}]}))
+    assert [line.split(":")[0] for line in speechless(page)] == ["cell a", "cell b", "picture p.png", "picture p.png", "<img src='p.png'>"]
+    assert sum("image/png" in out.get("data", {}) for p in NOTEBOOKS for c in cells(p) for out in c.get("outputs", [])) > 50
+
+
 # --- rendering
 
 class Page(HTMLParser):
-    "Links, ids and pictures of an HTML page"
+    "Links and ids of an HTML page"
     def __init__(self, text):
         super().__init__()
-        self.targets, self.pictures, self.ids = [], [], set()
+        self.targets, self.ids = [], set()
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         attrs = dict(attrs)
         self.ids |= {attrs[k] for k in ("id", "name") if attrs.get(k)}
         self.targets += [attrs[k] for k in ("href", "src") if attrs.get(k)]
-        if tag == "img": self.pictures.append(attrs.get("alt"))
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    "(folder of the rendered pages, their HTML by name): by quarto where it is installed, else plainly"
-    folder = website.build(tmp_path_factory.mktemp("site"))
-    return folder, {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*.html")}
 
 
 def wrong_links(folder, pages):
@@ -167,63 +197,30 @@ def wrong_links(folder, pages):
                 if unquote(url.fragment) not in other.ids: yield f"{name}: {target} has no such heading"
 
 
-def speechless(pages):
-    "Pictures of rendered pages without words: nothing, a file's name, or what a program says about every picture"
-    for name, html in pages.items():
-        for alt in Page(html).pictures:
-            machine = not alt or len(alt.split()) < 4 or re.search(r"\.(png|svg|jpe?g)$|^No description", alt)
-            if machine: yield f"{name}: {alt!r}"
-
-
-def test_every_page_is_rendered(site):
+@pytest.mark.skipif(not shutil.which("quarto"), reason="quarto is not on the path; links, anchors and pictures are checked in the sources above")
+def test_the_rendered_site(tmp_path):
     "nbdev names the pages without the number in front when quarto renders them"
-    pages = {re.sub(r"^\d+\w?_", "", Path(name).stem) for name in site[1]}
-    assert {re.sub(r"^\d+\w?_", "", p.stem) for p in NOTEBOOKS} <= pages
-    assert not [name for name, html in site[1].items() if "Traceback (most recent call last)" in html]
+    folder = website.build(tmp_path)
+    html = {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*.html")}
+    assert {re.sub(r"^\d+\w?_", "", p.stem) for p in NOTEBOOKS} <= {re.sub(r"^\d+\w?_", "", Path(name).stem) for name in html}
+    assert not list(wrong_links(folder, html))
 
 
-def test_rendered_links(site): assert not list(wrong_links(*site))
-
-
-def test_every_picture_is_described(site):
-    shown = sum(len(Page(html).pictures) for html in site[1].values())
-    drawn = sum("image/png" in out.get("data", {}) for p in NOTEBOOKS for c in cells(p) for out in c.get("outputs", []))
-    assert shown >= drawn > 50
-    assert not list(speechless(site[1]))
-
-
-def test_every_drawing_cell_says_what_it_shows():
-    "In the notebook itself, for whoever renders it: `#| fig-alt` of a few words in quotes, which is YAML"
-    for path in NOTEBOOKS:
-        for cell in cells(path):
-            if not any("image/png" in out.get("data", {}) for out in cell.get("outputs", [])): continue
-            said = re.search(r"^#\| fig-alt: (\".+\")$", cell["source"], re.M)
-            assert said and len(yaml.safe_load(said[1]).split()) > 7, f"{path.name}, cell {cell['id']}"
+def test_without_quarto_one_line_says_what_is_missing(tmp_path):
+    done = subprocess.run([sys.executable, ROOT / "tools/website.py", tmp_path / "site"], capture_output=True, text=True, env=os.environ | {"PATH": str(tmp_path)})
+    assert done.returncode == 2 and "quarto" in done.stderr and len(done.stderr.splitlines()) == 1 and not (tmp_path / "site").exists()
 
 
 def test_wrong_pages_are_found(tmp_path):
     (tmp_path / "b.html").write_text('<h2 id="here">')
-    (tmp_path / "a.html").write_text(
-        '<a href="b.html#here"> <a href="b.html#gone"> <a href="c.html"> <a href="../out.html"> <a href="http://x.org">'
-        '<a href="#gone"> <img src="p.png" alt="p.png"> <img src="data:," alt=""> <img src="data:,">'
-        '<img src="data:," alt="Two curves that cross at round 5">')
+    (tmp_path / "a.html").write_text('<a href="b.html#here"> <a href="b.html#gone"> <a href="c.html"> <a href="../out.html"> <a href="http://x.org"> <a href="#gone"> <img src="p.png">')
     pages = {p.name: p.read_text() for p in tmp_path.glob("*.html")}
-    assert [line.split()[1] for line in wrong_links(tmp_path, pages)] == [
-        "b.html#gone", "c.html", "../out.html", "http://x.org", "#gone", "p.png"]
-    assert list(speechless(pages)) == ["a.html: 'p.png'", "a.html: ''", "a.html: None"]
+    assert [line.split()[1] for line in wrong_links(tmp_path, pages)] == ["b.html#gone", "c.html", "../out.html", "http://x.org", "#gone", "p.png"]
 
 
-def test_formulas_that_have_no_mathml_are_refused():
-    "Only where pandoc is installed, as on the machine that publishes the site"
-    if not website.shutil.which("pandoc"): assert website.formulas([r"$\frac12$"]) == {}
-    else:
-        assert "<mfrac>" in website.formulas([r"$\frac12$"])[r"\frac12", False]
-        with pytest.raises(RuntimeError): website.formulas([r"$\frac{1$"])
-
-
-def test_pages_show_code_and_hide_the_machinery(site):
+def test_pages_show_code_and_hide_the_machinery(tmp_path):
     "What a page teaches is on it, exported code included; nbdev's directives and hidden cells are not"
-    processed = sorted((site[0].parent if site[0].name == "_docs" else site[0]).rglob("*.ipynb"))
+    processed = sorted(website.prepare(tmp_path).rglob("*.ipynb"))
     assert len(processed) == len(NOTEBOOKS)
     for path in processed:
         code = [c for c in cells(path) if c["cell_type"] == "code"]

@@ -1,6 +1,8 @@
 """Partitions and concepts: what no lesson covers. Refusals, and the sizes of FedCCFA's real data sets. (Any labels and any
 request whatever: test_input.py.)"""
 import gzip
+import hashlib
+import json
 import os
 import pickle
 from pathlib import Path
@@ -9,8 +11,10 @@ import numpy as np
 import pytest
 
 from fedrepro.concepts import DriftSchedule, Swap, drift, drift_names, flip_labels
-from fedrepro.partition import Partition, class_counts, partition, plot_partition, recipe_names
+from fedrepro.experiments import find_specs, load_spec
+from fedrepro.partition import Partition, class_counts, fedccfa_cohort, partition, plot_partition, recipe_names
 from fedrepro.trees import InputError
+from test_data_real import present
 
 DATA = Path(os.environ.get("FEDREPRO_DATA", Path.home() / ".cache/fedrepro/data"))
 DIGITS = np.arange(200) % 10
@@ -169,3 +173,43 @@ def test_fedccfa_reserve_on_fashion_mnist():
     for c in (0, 9):
         members = np.flatnonzero(labels == c)
         assert all(set(members[5 * k:5 * k + 5]) <= set(mine) for k, mine in enumerate(cut.train))
+
+
+# --- what FedCCFA's released code draws: tests/golden/fedccfa_cohorts.json
+
+GOLDEN = json.loads((Path(__file__).parent / "golden/fedccfa_cohorts.json").read_text())
+SORTED = {"Fashion-MNIST": (6000, 1000), "CIFAR-10": (5000, 1000)}  # training and test samples of each class
+
+
+@pytest.mark.parametrize("which", GOLDEN)
+def test_cohorts_of_the_released_code(which):
+    "All 200 rounds, in drawn order. Only the sizes of the test lists move the stream, so sorted labels do as well as the real ones"
+    name, alpha = which.split(", ")[0], float(which.split()[-1])
+    train, test = (np.repeat(np.arange(10), n) for n in SORTED[name])
+    split, drawn = partition("dirichlet-class-5", train, test, clients=100, alpha=alpha), GOLDEN[which]["cohorts_in_drawn_order"]
+    assert len(drawn) == 200 and split.sizes.tolist() == GOLDEN[which]["train_sizes"]
+    assert [fedccfa_cohort(split, 20, t) for t in range(200)] == drawn
+
+
+@pytest.mark.parametrize("which", GOLDEN)
+def test_partitions_of_the_released_code(which):
+    "sha256 over the sorted lists as json, of the official labels in their order"
+    name, alpha = which.split(", ")[0], float(which.split()[-1])
+    d = present(name)
+    split = partition("dirichlet-class-5", d.train_y.numpy(), d.test_y.numpy(), clients=100, alpha=alpha)
+    for lists, key in ((split.train, "train_sha256"), (split.test, "test_sha256")):
+        content = json.dumps([np.sort(rows).tolist() for rows in lists])
+        assert hashlib.sha256(content.encode()).hexdigest() == GOLDEN[which][key]
+
+
+def test_other_partitions_have_no_such_cohorts():
+    labels = np.arange(400) % 10
+    for split in (partition("iid", labels, labels, clients=10), partition("dirichlet-class-5", labels, clients=4)):
+        with pytest.raises(InputError, match="cohorts 'fedccfa-code'"): fedccfa_cohort(split, 2, 0)
+
+
+def test_every_paper_run_with_100_clients_has_these_cohorts():
+    cells = [c for name, path in find_specs().items() if name.startswith("fedccfa/") for c in load_spec(path).cells("paper")]
+    hundred = [c for c in cells if c.settings["partition"]["clients"] == 100]
+    assert len(hundred) > 300 and {c.settings.get("cohorts") for c in hundred} == {"fedccfa-code"}
+    assert not any("cohorts" in c.settings for c in cells if c not in hundred)

@@ -1,13 +1,11 @@
-"""Faults under load: a sweep on two workers while processes are killed, the disk fills and files are damaged.
+"""One storm a seed: a sweep on two workers while processes are killed, the disk fills and files are damaged.
 
-    python tools/chaos.py --seeds 1..20           for each seed a storm of random faults, printed, and a verdict
-    python tools/chaos.py --seeds 7 --faults 40   more of them
-    python tools/chaos.py --seeds 7 --minutes 30  the seeds from 7 on, for so long
-    python tools/chaos.py --seeds 7 --short       a small sweep and few faults: about a minute of one core
+    python tools/chaos.py --seeds 1..20      for each seed the faults as they happen, and a verdict
+    python tools/chaos.py --seeds 7 --short  fewer runs and faults: about a minute
 
 A driver is `fedrepro run` on a table of short runs, of which some share rounds and some diverge; it keeps a checkpoint
-after every round, and half of its runs read files. When it ends early the same command is started again, as a user
-would. In the end there must be what an undisturbed sweep leaves, bit for bit, and nothing else: or exit code 1."""
+after every round. When it ends early the same command is started again, as a user would. In the end there must be
+what an undisturbed sweep leaves, bit for bit, and nothing else: or exit code 1."""
 import argparse
 import os
 import random
@@ -20,290 +18,293 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
+from threading import Thread
 
-from faults import FAULTS, Faults, Ledger, read_only, writable
-from swept import Driver, Sweep, repair
+import psutil
 
-from fedrepro import data
-from fedrepro.trees import InputError, one_of
+from fedrepro import store
 
-MUST = list(FAULTS)[:4]  # are in every storm
+COST = ("wall_seconds", "peak_memory_mb", "resumed", "executor", "together")  # what a fault may change in a header
 PATIENCE = 240  # seconds without anything new, after which a sweep is stuck
+SPEC = """
+title = "Faults under load"
+paper = "none"
+table = "0"
+kind = "table"
+metric = "generalised_accuracy"
+statistic = "last"
+[base]
+source = "guess: seconds a run"
+rounds = 6
+drift = "sudden"
+drift_round = 3
+seeds = [0, 1, 2]
+partition = "dirichlet-class-5"
+alpha_dirichlet = 0.5
+per_class = 2
+per_class_test = 1
+recipe = "FedCCFA"
+dataset = "digits"
+network = "digits_cnn"
+clients = 5
+participation = 0.6
+lr = 0.05
+epochs = 1
+batch_size = 32
+[[columns]]
+source = "guess: small"
+label = "digits"
+[tiers.smoke]
+"""
+ROWS = {"FedAvg": "", "FedAvg calm": 'drift = "none"', "FedAvg wild": "lr = 1e9", "SCAFFOLD": "", "FedCCFA": "",
+        "FedDrift": "", "FedBSS": "", "FedProx": ""}
 
 
-# --- a storm
+class Driver:
+    "A `fedrepro run` in a session of its own, and what it says"
+    def __init__(self, spec: Path, results: Path):
+        command = [sys.executable, "-m", "fedrepro", "run", spec, "--workers", "2", "--device", "cpu",
+                   "--checkpoint", "1", "--results", results]
+        path = os.pathsep.join([str(Path(store.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        ours = {k: v for k, v in os.environ.items() if k != "CI"} | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        self.process = subprocess.Popen(command, env=ours, start_new_session=True, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.PIPE, text=True, errors="replace")
+        self.lines: list[str] = []
+        self.reader = Thread(target=lambda: self.lines.extend(map(str.rstrip, self.process.stderr)), daemon=True)
+        self.reader.start()
 
-HURT = {"damage a result", "damaged before"}
-DAMAGED = r"damaged: its MD5 is|\(missing: |cannot be read"
-REASONS = [  # what a driver may say about a run, a checkpoint or itself, and which faults explain it
-    (r"cannot be written \((No space left on device|File too large)\)", {"fill the disk"}),
-    (r"cannot be written \((Operation not permitted|Permission denied)\)", {"read-only"}),
-    (r"cannot be written \(Is a directory\)|move it away", {"obstacle"}), (DAMAGED, {"damage the data"}),
-    (r"damaged after it was written|move it away", HURT), (r"it is not used$", HURT | {"foreign", "obstacle"}),
-    (r"its worker process died 3 times|no worker process could be started", {"kill a worker", "terminate"})]
-USUAL = re.compile(r"up$|fedrepro: \d+ of \d+ runs(?!.*failed: )|fedrepro: \d+ computed, \d+ were there|"
-                   r"fedrepro: .*set aside( as .*\.damaged)?$|.*resource_tracker: There appear to be|  warnings.warn\(")
+    @property
+    def gone(self) -> bool:
+        "Whether it has ended, and with it every process that it started: all of them hold its stderr"
+        return self.process.poll() is not None and not self.reader.is_alive()
+
+    def workers(self) -> list[int]:
+        with suppress(psutil.Error):
+            children = psutil.Process(self.process.pid).children()
+            return [p.pid for p in children if "spawn_main" in " ".join(p.cmdline())]
+        return []
+
+    def send(self, number: int, everybody: bool = False):
+        if self.gone: return  # its numbers may belong to others
+        with suppress(ProcessLookupError): (os.killpg if everybody else os.kill)(self.process.pid, number)
 
 
-class Stuck(Exception): pass
+def said(head: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
+    "What a result says, but for what it has cost"
+    return {k: v for k, v in head.items() if k not in COST}, rows
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    "Changes whenever a file is written anew: (inode, ns)"
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
+
+
+def damage(path: Path, rng: random.Random) -> str:
+    "Flip a bit of a file in place, cut it off, or add to it; returns how"
+    content, how = bytearray(path.read_bytes()), rng.choice(["a bit flipped", "cut off", "bytes added"])
+    at = rng.randrange(len(content))
+    if how == "a bit flipped": content[at] ^= 1 << rng.randrange(8)
+    with open(path, "r+b") as file:
+        file.write(content + b"?" * (how == "bytes added"))
+        if how == "cut off": file.truncate(at)
+    return f"{how} in {path.name}"
 
 
 class Storm:
-    "One sweep with its faults, and what they have done"
-    def __init__(self, sweep: Sweep, seed: int, faults: int, disk: Path, kinds: list[str]):
-        self.sweep, self.disk, self.rng = sweep, disk, random.Random(seed)
-        self.ledger = Ledger(disk / "results" / "smoke", sweep.reference)
-        self.at = Faults(sweep, self.ledger, self.rng, disk)
-        self.schedule, self.done = self.draw(faults, kinds), Counter()
-        self.most, self.next = 0, 0.  # results so far; the earliest moment of the next fault
-        self.left, self.odd = [], []  # what nobody needs any more; what no fault explains
-        self.began = self.news = time.monotonic()
-
-    def draw(self, faults: int, kinds: list[str]) -> list[tuple[int, bool, str]]:
-        """The faults in random order, those of MUST, then the others, then any: (after how many results,
-        whether in the very moment in which a result appears, which fault)"""
-        first, others = ([kind for kind in kinds if (kind in MUST) == must] for must in (True, False))
-        drawn = [*first, *self.rng.sample(others, len(others)), *self.rng.choices(kinds, k=faults)][:faults]
+    "One sweep with its faults; every result must appear whole, as in the undisturbed sweep, once, and stay"
+    def __init__(self, spec: Path, reference: dict, disk: Path, seed: int, faults: int):
+        self.spec, self.reference, self.disk, self.rng = spec, reference, disk, random.Random(seed)
+        self.tier, self.all, self.full = disk / "results/smoke", [], 0.  # drivers; until when the disk is full
+        self.stamps, self.hurt, self.resumed = {}, {}, set()  # file -> stamp, whole or damaged; from a checkpoint
+        self.lost, self.twice, self.wrong, self.odd, self.done = [], [], [], [], Counter()
+        kinds = [kind for kind in FAULTS if disk.is_mount() or kind != "fill the disk"]
+        drawn = [*kinds, *self.rng.choices(kinds, k=faults)][:faults]
         self.rng.shuffle(drawn)
-        after = [i * len(self.sweep.reference) * 4 // (5 * faults) for i in range(faults)]
-        return [(n, n > 0 and self.rng.random() < .5, kind) for n, kind in zip(after, drawn)]
+        self.schedule = [(i * len(reference) * 4 // (5 * faults), kind) for i, kind in enumerate(drawn)]
+        self.began = self.news = self.next = time.monotonic()  # the last result or fault; the earliest next fault
 
-    @property
-    def seconds(self) -> float: return time.monotonic() - self.began
-    def tell(self, text: str): print(f"  {self.seconds:5.1f} s, {self.most:2} results: {text}", flush=True)
-
-    def run(self):
-        "Faults until none is left, drivers until all is complete; then a look at what remains"
-        self.at.start()
+    def run(self) -> bool:
+        "Faults until none is left, drivers until all is complete; then a look at what remains. Whether all is well"
         try:
-            while not (self.complete() and not self.at.undo): self.turn()
-            self.last_start()
+            while not self.complete(): self.turn()
             self.account()
-        except Stuck as error: self.odd.append(str(error))
-        finally: self.end()
+        except TimeoutError as error: self.odd.append(str(error))
+        finally:
+            for driver in self.all: driver.send(signal.SIGKILL, everybody=True)
+        found = {"lost": self.lost, "duplicated": self.twice, "wrong": self.wrong, "left behind": self.left(),
+                 "unexplained": self.odd}
+        print(f"{self.done.total()} faults ({', '.join(f'{n} {kind}' for kind, n in sorted(self.done.items()))}), "
+              f"{len(self.schedule)} could not happen, {len(self.all)} starts, {len(self.reference)} runs, "
+              f"{len(self.resumed)} from a checkpoint: {', '.join(f'{len(x)} {name}' for name, x in found.items())}; "
+              f"{time.monotonic() - self.began:.0f} s", flush=True)
+        trouble = [f"  {name}: {line}" for name, lines in found.items() for line in lines]
+        for line in trouble: print(line)
+        for driver in self.all if trouble else []: print(f"  -- {driver.process.poll()}:", *driver.lines, sep="\n  ")
+        return not trouble
 
     def complete(self) -> bool:
-        "Whether a user would say so: the last driver has said so, and nothing was damaged since"
-        over = not self.at.drivers and self.at.all[-1].process.returncode == 0
-        return over and not self.ledger.missing and not self.at.obstacle
+        "Whether a user would say so: every driver has ended, the last one well, and all results are whole"
+        over = bool(self.all) and all(d.gone for d in self.all) and self.all[-1].process.returncode == 0
+        return over and not self.full and self.stamps.keys() == self.reference.keys()
+
+    def start(self): self.all.append(Driver(self.spec, self.disk / "results"))
 
     def turn(self):
-        "A hundredth of a second"
+        "A hundredth of a second: look, empty the disk, start what has ended, and let the next fault happen"
         time.sleep(.01)
-        before, now = len(self.ledger.stamps), time.monotonic()
-        self.ledger.look(sum(not d.gone for d in self.at.all) > 1)
-        self.most = max(self.most, len(self.ledger.stamps))
-        for entry in [e for e in self.at.undo if e[0] <= now]:
-            self.at.undo.remove(entry)
-            entry[2]()
-        self.reap()
-        fresh = len(self.ledger.stamps) > before
-        if fresh or now >= self.next: self.fault(fresh)
-        if fresh: self.news = now
-        if now - self.news > PATIENCE: raise Stuck(f"nothing new for {PATIENCE} s: {self.at.all[-1].lines[-1:]}")
+        before, now = len(self.stamps), time.monotonic()
+        self.look()
+        if self.full and now > self.full: self.full = (self.disk / "filler").unlink() or 0.
+        if all(d.process.poll() is not None for d in self.all) and not self.complete(): self.start()
+        if len(self.stamps) > before: self.news = now
+        if now - self.news > PATIENCE: raise TimeoutError(f"nothing new for {PATIENCE} s: {self.all[-1].lines[-1:]}")
+        after, kind = self.schedule[0] if self.schedule else (10**9, "")
+        if len(self.stamps) < after or now < self.next or not (what := FAULTS[kind](self)): return
+        self.done[self.schedule.pop(0)[1]] += 1
+        self.news, self.next = now, now + self.rng.uniform(0, 2)
+        print(f"  {now - self.began:5.1f} s, {len(self.stamps):2} results: {kind}: {what}", flush=True)
 
-    def reap(self):
-        "Look after drivers that have ended; start the next one when there is none"
-        for driver in [d for d in self.at.drivers if d.process.poll() is not None]:
-            if driver.process.returncode >= 0: driver.reader.join(30)  # after such an end no process stays behind
-            self.at.drivers.remove(driver)
-            self.answer(driver)
-            self.ledger.look(False)
-            missing = sorted(set(self.ledger.missing) - driver.suffered)
-            if driver.process.returncode == 0 and missing: self.odd.append(f"a driver was content without {missing}")
-            self.news = time.monotonic()
-        refused = self.at.all[-1].process.returncode == 2 and self.at.undo  # a user waits until the disk is back
-        if not self.at.drivers and not self.complete() and not refused: self.at.start()
+    def look(self):
+        "Take in which results are there now"
+        for name in self.reference:
+            try: now = stamp(self.tier / name)
+            except FileNotFoundError:
+                if self.stamps.pop(name, None): self.lost.append(f"{name} was whole, and vanished")
+                continue
+            if now in (self.stamps.get(name), self.hurt.get(name)): continue
+            try: head, rows = store.decode((self.tier / name).read_bytes())
+            except OSError: continue  # it is just being set aside
+            except store.Damaged as error: self.wrong.append(f"{name} is not whole, and no fault did it: {error}")
+            else:
+                if head["resumed"]: self.resumed.add(name)
+                if said(head, rows) != self.reference[name]: self.wrong.append(f"{name} is not as undisturbed")
+            if name in self.stamps: self.twice.append(name)
+            self.stamps[name] = now
 
-    def answer(self, driver: Driver):
-        "What a user does about what a driver has refused by name"
-        text, at = "\n".join(driver.lines), self.at
-        if at.sick and at.sick.name in text and re.search(DAMAGED, text): self.mend()
-        if at.obstacle and at.obstacle.name in text and "move it away" in text:
-            with suppress(OSError):  # in a locked folder: later
-                at.obstacle.rmdir()
-                at.obstacle = None
-
-    def mend(self):
-        "Get the damaged file of the data set again"
-        repair(self.sweep.archives, self.sweep.data)
-        data.load("MNIST", self.sweep.data)
-        self.tell(f"(refused by name, and got again: {self.at.sick.name})")
-        self.at.sick = None
-
-    def fault(self, fresh: bool):
-        "The first fault whose time has come and that can happen now; a result is `fresh`"
-        for entry in [e for e in self.schedule if e[0] <= self.most and (fresh or not e[1] or e[0] + 2 < self.most)]:
-            alive, kind = [d for d in self.at.all if not d.gone], entry[2]
-            if not (what := FAULTS[kind](self.at)): continue
-            for driver in alive: driver.suffered.add(kind)
-            self.schedule.remove(entry)
-            self.done[kind] += 1
-            self.tell(f"{kind}{' at once' if entry[1] else ''}: {what}")
-            self.next = self.news = time.monotonic()
-            self.next += self.rng.uniform(0, 2)
-            return
-
-    def last_start(self):
-        "An hour later, the same command: it has nothing to compute, and removes what was half written"
-        self.wait_for_all()
-        if self.at.sick: self.refuse()
-        halves = [p for kind in (".*.partial", ".*.lease") for p in self.ledger.folder.glob(kind)]
-        for part in [*halves, *self.at.kept.glob("*")]: os.utime(part, (0, 0))
-        driver = self.at.start()
-        driver.process.wait(PATIENCE)
-        driver.reader.join(30)
-        self.ledger.look(False)
-        if f"fedrepro: 0 computed, {len(self.sweep.reference)} were there" not in driver.lines:
-            self.odd.append(f"started again, a complete sweep ends with {driver.process.poll()}: {driver.lines[-1:]}")
-
-    def wait_for_all(self):
-        "Every process ends soon after its driver"
-        end = time.monotonic() + 30
-        for driver in self.at.all: driver.reader.join(max(0, end - time.monotonic()))
-        self.left += [f"a process of a driver that ended with {d.process.poll()}" for d in self.at.all if not d.gone]
-
-    def refuse(self):
-        "Damaged data that no driver has read must be refused now"
-        try: data.load("MNIST", self.sweep.data)
-        except InputError as error:
-            if self.at.sick.name in str(error): return self.mend()
-        self.odd.append(f"{self.at.sick} is damaged, and not refused by name")
+    def left(self) -> list[str]:
+        "What may not be there in the end"
+        def belongs(p): return p == self.tier or p.suffix == ".damaged" or p.name in self.reference
+        return [str(p.relative_to(self.disk)) for p in (self.disk / "results").rglob("*")
+                if not belongs(p) and not (p.name == "checkpoints" and any(p.iterdir()))]
 
     def account(self):
-        "Compare what the drivers have said, and what is there, with what was done to them"
-        for driver in self.at.all: self.odd += surprises(driver)
-        if not self.ledger.together: self.odd += self.damages("\n".join(line for d in self.at.all for line in d.lines))
-        self.left += [str(p.relative_to(self.disk)) for p in (self.disk / "results").rglob("*") if not self.belongs(p)]
+        "An hour later, the same command: nothing to compute, what was half written goes; what the drivers have said"
+        for part in [*self.tier.glob(".*"), *(self.tier / "checkpoints").glob("*")]: os.utime(part, (0, 0))
+        self.start()
+        self.all[-1].process.wait(PATIENCE)
+        self.all[-1].reader.join(30)
+        self.look()
+        if f"fedrepro: 0 computed, {len(self.reference)} were there" not in self.all[-1].lines:
+            self.odd.append(f"started again, a complete sweep ends with {self.all[-1].lines[-1:]}")
+        codes = {0, 1, 2, 130, -signal.SIGINT, -signal.SIGKILL, -signal.SIGTERM}
+        self.odd += [f"a driver ended with {code}" for d in self.all if (code := d.process.returncode) not in codes]
+        self.odd += [f"a driver said: {line[:300]}" for d in self.all for line in d.lines if not USUAL.match(line)]
 
-    def damages(self, text: str) -> list[str]:
-        "Every damaged result is set aside once, and nothing else is, nor a checkpoint that is whole"
-        aside = Counter(re.sub(r"(\.\d+)?\.damaged$", "", name) for name in re.findall("; set aside as (.+)", text))
-        heads = set(re.findall(r"checkpoint (.+?): .*; it is set aside", text))
-        ours, foreign = self.ledger.damages, {n.encode(errors="backslashreplace").decode() for n in self.at.foreign}
-        found = [f"{name}: damaged {ours[name]} times, set aside {aside[name]} times"
-                 for name in (ours | aside).keys() - foreign if ours[name] != aside[name]]
-        whole = heads - self.at.halves - foreign
-        return found + [f"checkpoint {name} is set aside, and no fault damaged it" for name in whole]
+    # what happens: each returns what it did, or nothing when it cannot happen now
 
-    def belongs(self, path: Path) -> bool:
-        "Whether a path may be there in the end: a result, what was set aside, what a fault left, and their folders"
-        if path == self.ledger.folder or path.name.endswith(".damaged"): return True
-        if path.name == "checkpoints": return any(path.iterdir())
-        return path.name in self.at.foreign or path.parent.name in self.at.foreign or path.name in self.sweep.reference
+    def end(self, number: int, everybody: bool = False) -> str:
+        if not self.all[-1].workers(): return ""  # it has not begun, or has ended
+        self.all[-1].send(number, everybody)
+        return f"{signal.Signals(number).name} to the driver" + " and its workers" * everybody
 
-    def end(self):
-        "Leave no process, and nothing locked or full"
-        for driver in self.at.all:
-            for number in (signal.SIGCONT, signal.SIGKILL): driver.send(number, everybody=True)
-        for _, _, take_back in self.at.undo: take_back()
+    def kill_all(self) -> str:
+        if what := self.end(signal.SIGKILL, True): self.all[-1].reader.join(30)
+        self.look()
+        return what
 
-    @property
-    def lost(self) -> list[str]: return sorted(self.ledger.lost) + self.ledger.missing
-    @property
-    def trouble(self) -> list[str]:
-        "What is not as it must be, one line each"
-        wrong = [f"{name}: {why}" for name, why in self.ledger.wrong.items()]
-        found = [("lost", self.lost), ("computed again", self.ledger.twice), ("wrong", wrong),
-                 ("left behind", self.left), ("unexplained", self.odd)]
-        return [f"{what}: {line}" for what, lines in found for line in lines]
+    def kill_worker(self) -> str:
+        workers = self.all[-1].workers()
+        with suppress(ProcessLookupError, IndexError): os.kill(self.rng.choice(workers), signal.SIGKILL)
+        return "SIGKILL to a worker" if workers else ""
 
-    def verdict(self) -> str:
-        "One line"
-        faults = ", ".join(f"{n} {kind}" for kind, n in sorted(self.done.items()))
-        beside = f", {self.ledger.beside} by two drivers at once" if self.ledger.beside else ""
-        missed = f", {len(self.schedule)} could not happen" if self.schedule else ""
-        ledger, resumed = self.ledger, f"{len(self.ledger.resumed)} from a checkpoint"
-        return (f"{sum(self.done.values())} faults ({faults}){missed}, {len(self.at.all)} starts, "
-                f"{len(self.sweep.reference)} runs, {resumed}{beside}: {len(self.lost)} lost, "
-                f"{len(ledger.twice)} duplicated, {len(ledger.wrong)} wrong, {len(self.left)} left behind, "
-                f"{len(self.odd)} unexplained; {self.seconds:.0f} s")
+    def fill_disk(self) -> str:
+        "Leave no byte, or a few, for a while"
+        filler, spare = self.disk / "filler", self.rng.choice([0, 0, 4096, 20480])
+        if self.full or not self.all[-1].workers(): return ""
+        with open(filler, "wb", buffering=0) as file, suppress(OSError):
+            while True: file.write(bytes(4096))
+        os.truncate(filler, filler.stat().st_size - spare)
+        self.full = time.monotonic() + self.rng.uniform(.3, 3)
+        return f"the disk is full, {spare} bytes are left"
 
+    def damage_result(self) -> str:
+        "With a kill, so that the next driver has to find it"
+        if not self.stamps or not (killed := self.kill_all()): return ""
+        path = self.tier / self.rng.choice(sorted(self.stamps))
+        what = damage(path, self.rng)
+        self.hurt[path.name] = stamp(path)
+        del self.stamps[path.name]
+        return f"{what}, {killed}"
 
-def surprises(driver: Driver) -> list[str]:
-    "What a driver said or did that its faults do not explain"
-    def known(line): return any(re.search(pattern, line) and kinds & driver.suffered for pattern, kinds in REASONS)
-    code, strange = driver.process.returncode, [x for x in driver.lines if x and not USUAL.match(x) and not known(x)]
-    found = [f"a driver said: {line[:300]}" for line in strange[:20]]
-    name = signal.Signals(-code).name if code < 0 else "SIGINT" if code == 130 else None
-    failed = any("failed: " in line for line in driver.lines)
-    fits = name in driver.suffered if name else code == 0 or code == 2 or (code == 1 and failed)
-    return found + ([] if fits else [f"a driver ended with {code}: {driver.lines[-1:]}"])
+    def damage_checkpoint(self) -> str:
+        "With a kill, so that the next driver wants to go on from it"
+        def there(): return sorted(self.tier.glob("checkpoints/*-*.json"))
+        if not there() or not (killed := self.kill_all()) or not there(): return ""
+        path = self.rng.choice(there()).with_suffix(self.rng.choice([".json", ".safetensors"]))
+        return f"{damage(path, self.rng)}, {killed}"
 
 
-# --- the command
+FAULTS = {  # the first six are in every storm
+    "kill a worker": Storm.kill_worker, "kill the driver": lambda at: at.end(signal.SIGKILL),
+    "fill the disk": Storm.fill_disk, "damage a result": Storm.damage_result, "kill all": Storm.kill_all,
+    "damage a checkpoint": Storm.damage_checkpoint, "terminate": lambda at: at.end(signal.SIGTERM),
+    "interrupt": lambda at: at.end(signal.SIGINT, at.rng.random() < .5)}
+USUAL = re.compile(  # what a driver may say
+    r"$|fedrepro: \d+ of \d+ runs(?!.*failed: )|fedrepro: \d+ computed, \d+ were there|  warnings.warn\("
+    r"|fedrepro: .*set aside( as .*\.damaged)?$|.*resource_tracker: There appear|.*cannot be written \(No space left"
+    r"|.*(damaged after it was written|it is not used$)|.*(worker process died 3 times|no worker process could be)")
+
 
 @contextmanager
 def small_disk(folder: Path):
-    "A file system of its own, of 32 MB, where one may be mounted; else a plain folder"
+    "A file system of its own, of 32 MB, where one may be mounted; else a plain folder, that is never full"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", folder]
     mounted = shutil.which("mount") and subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
+    if not mounted: print("no file system can be mounted here: a full disk is LEFT OUT", flush=True)
     try: yield folder
     finally:
         if mounted: subprocess.run(["umount", "-l", folder])
 
 
-def possible(kinds: list[str], disk: Path) -> list[str]:
-    "Those of the faults that can happen here; says how the disk is filled and a folder locked"
-    read_only(disk, True)
-    locks = not writable(disk)
-    read_only(disk, False)
-    how = "chattr +i" if os.geteuid() == 0 else "chmod"
-    full = "a file system of 32 MB" if disk.is_mount() else "a limit on the size of files (RLIMIT_FSIZE)"
-    print(f"a full disk: {full}; a read-only folder: {how if locks else 'not possible here, LEFT OUT'}", flush=True)
-    return [kind for kind in kinds if locks or kind != "read-only"]
-
-
-def storm(sweep: Sweep, seed: int, faults: int, kinds: list[str]) -> bool:
-    "One seed; whether all went well. What is left of a sweep that did not is kept"
-    with small_disk(sweep.folder / f"seed {seed}") as disk:
-        now = Storm(sweep, seed, faults, disk, possible(kinds, disk))
-        print(f"seed {seed}: {', '.join(kind for _, _, kind in now.schedule)}", flush=True)
-        now.run()
-        print(f"seed {seed}: {now.verdict()}", flush=True)
-        if not now.trouble: return True
-        kept = Path(tempfile.mkdtemp(prefix=f"chaos-seed-{seed}-"))
-        shutil.copytree(disk / "results", kept / "results", symlinks=True)
-        said = [[f"exit code {d.process.returncode}, {sorted(d.suffered)}", *d.lines, ""] for d in now.at.all]
-        (kept / "said.txt").write_text("\n".join(line for lines in said for line in lines))
-        print("\n".join([*(f"  {line}" for line in now.trouble), f"  kept: {kept}"]), flush=True)
+def undisturbed(folder: Path, short: bool) -> tuple[Path, dict]:
+    "Make the table, and sweep once: the spec, and file name -> what the result says"
+    text, spec = SPEC.replace(", 1, 2]", "]") if short else SPEC, folder / "faults/table.toml"
+    for row, more in list(ROWS.items())[:5 if short else None]:
+        text += f'\n[methods."{row}"]\nclass = "{row.split()[0]}"\nsource = "guess: small"\n{more}\n'
+    spec.parent.mkdir()
+    spec.write_text(text)
+    driver = Driver(spec, folder / "reference")
+    if driver.process.wait(): raise SystemExit("\n".join(["the undisturbed sweep failed:", *driver.lines]))
+    return spec, {path.name: said(*store.read(path)) for path in (folder / "reference/smoke").iterdir()}
 
 
 def numbers(text: str) -> list[int]:
-    "`7`, `1..20` or `1,4,9`"
-    first, dots, last = text.partition("..")
-    return list(range(int(first), int(last) + 1)) if dots else [int(part) for part in text.split(",")]
-
-
-def kinds(text: str) -> list[str]:
-    "Names of faults"
-    return [one_of(name, list(FAULTS), "fault") for name in text.split(",")]
+    "`7` or `1..20`"
+    first, _, last = text.partition("..")
+    return list(range(int(first), int(last or first) + 1))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", "--seed", type=numbers, default=[0], metavar="1..20")
-    parser.add_argument("--faults", type=int, metavar="N", help="a seed; default: 14, short: 6")
-    parser.add_argument("--minutes", type=float, metavar="M", help="go on with the next seeds for so long")
-    parser.add_argument("--only", type=kinds, default=list(FAULTS), metavar="A,B", help=f"of: {', '.join(FAULTS)}")
+    parser.add_argument("--seeds", type=numbers, default=[0], metavar="1..20")
     parser.add_argument("--short", action="store_true", help="fewer runs and faults")
-    asked, began = parser.parse_args(), time.monotonic()
-    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    asked, good = parser.parse_args(), []
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing is left running or mounted
-    try:
-        sweep = Sweep(folder, asked.short)
-        print(f"the undisturbed sweep: {len(sweep.reference)} runs, {time.monotonic() - began:.0f} s", flush=True)
-        seeds, good = (count(asked.seeds[0]) if asked.minutes else asked.seeds), []
-        for seed in seeds:
-            good.append(bool(storm(sweep, seed, asked.faults or (6 if asked.short else 14), asked.only)))
-            if asked.minutes and time.monotonic() - began > 60 * asked.minutes: break
-        print(f"{len(good)} seeds, {good.count(False)} with trouble; {time.monotonic() - began:.0f} s")
-        return 0 if all(good) else 1
-    except KeyboardInterrupt: return 130
-    finally: shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as top:
+        spec, reference = undisturbed(Path(top), asked.short)
+        for seed in asked.seeds:
+            with small_disk(Path(top, f"seed {seed}")) as disk:
+                print(f"seed {seed}:", flush=True)
+                good.append(Storm(spec, reference, disk, seed, 6 if asked.short else 14).run())
+    print(f"{len(good)} seeds, {good.count(False)} with trouble")
+    return 0 if all(good) else 1
 
 
-if __name__ == "__main__": sys.exit(main())
+if __name__ == "__main__":
+    inside = ["unshare", "--user", "--map-root-user", "--mount"]  # where one who is not root may mount
+    if os.geteuid() and shutil.which("unshare") and not subprocess.run([*inside, "true"], stderr=-3).returncode:
+        sys.exit(subprocess.run([*inside, sys.executable, *sys.argv]).returncode)
+    sys.exit(main())

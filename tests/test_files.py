@@ -1,0 +1,66 @@
+"""Locks of folders: one holder, also across threads and killed processes."""
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+from fedrepro import files
+from fedrepro.files import checksum, locked
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    code = f"import signal\nfrom pathlib import Path\nfrom fedrepro.files import locked\nwith locked(Path({str(tmp_path)!r})): print('held', flush=True); signal.pause()"
+    holder = subprocess.Popen([sys.executable, "-c", code], text=True, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == "held\n"
+    got = threading.Event()
+    def wait():
+        with locked(tmp_path): got.set()
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    assert not got.wait(0.3)
+    holder.send_signal(signal.SIGKILL)
+    waiter.join(60)
+    assert got.is_set() and holder.wait(60) == -signal.SIGKILL and not list(tmp_path.iterdir())
+
+
+def test_only_one_holds_a_lock(tmp_path):
+    "Twenty threads that add to a number as carelessly as possible"
+    total = [0]
+    def add():
+        with locked(tmp_path / "x"):
+            before = total[0]
+            threading.Event().wait(0.002)
+            total[0] = before + 1
+    threads = [threading.Thread(target=add) for _ in range(20)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert total == [20] and not list((tmp_path / "x").iterdir())
+
+
+def test_a_lock_whose_name_is_gone(tmp_path, monkeypatch):
+    "Who opened the lock of the last holder just before it was removed takes the lock that others see"
+    original, first = files._take, []
+    def take(handle):
+        if not first: first.append((tmp_path / ".lock").unlink())
+        return original(handle)
+    monkeypatch.setattr(files, "_take", take)
+    handle = files._wait(tmp_path / ".lock")
+    assert os.path.samestat(os.fstat(handle), os.stat(tmp_path / ".lock"))
+    os.close(handle)
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    "Then there is none, and everything else still holds"
+    def unknown(*_): raise OSError(errno.ENOSYS, "not here")
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    with locked(tmp_path): pass
+
+
+def test_checksums(tmp_path):
+    (tmp_path / "x").write_bytes(b"abc")
+    assert checksum(tmp_path / "x", "0" * 32) == "900150983cd24fb0d6963f7d28e17f72"
+    assert checksum(tmp_path / "x", "0" * 64) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert checksum(tmp_path / "gone", "0" * 64) is None
