@@ -200,7 +200,9 @@ class Storm:
             self.odd.append(f"started again, a complete sweep ends with {self.all[-1].lines[-1:]}")
         codes = {0, 1, 2, 130, -signal.SIGINT, -signal.SIGKILL, -signal.SIGTERM}
         self.odd += [f"a driver ended with {code}" for d in self.all if (code := d.process.returncode) not in codes]
-        self.odd += [f"a driver said: {line[:300]}" for d in self.all for line in d.lines if not USUAL.match(line)]
+        for driver in self.all:  # what a worker says whose driver is killed while it starts is Python's
+            ours = [line for line in driver.lines if driver.process.returncode >= 0 or line.startswith("fedrepro: ")]
+            self.odd += [f"a driver said: {line[:300]}" for line in ours if not USUAL.match(line)]
 
     # what happens: each returns what it did, or nothing when it cannot happen now
 
