@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHOWN', 'DRAW', 'points', 'line_styles', 'plot_against', 'against_figure', 'shown_clients', 'bubbles_figure',
-           'swapped', 'plot_distances', 'distances_figure', 'listing', 'best_of', 'figure_alt', 'draw']
+           'swapped', 'plot_distances', 'distances_figure', 'listing', 'best_of', 'figure_alt', 'in_words', 'draw']
 
 # %% ../nbs/34_figures.ipynb #3787ee98
 import textwrap
@@ -147,7 +147,11 @@ def best_of(found: pd.DataFrame, metric: str) -> str:
     return f"; the highest is {row} on {column} with {mean.max():.2f} %"
 
 def figure_alt(spec: Spec, tier: str, results: str | Path | None = None) -> str:
-    "The figure of `spec` in one sentence, for those who cannot see it"
+    "The figure of `spec` in one sentence, for those who cannot see it; then the caption of its tier"
+    return f"{in_words(spec, tier, results)} {spec.tier(tier).caption}".strip()
+
+def in_words(spec: Spec, tier: str, results: str | Path | None = None) -> str:
+    "What the figure shows, in one sentence"
     rows, columns = listing(spec.rows), listing(c.label for c in spec.tier_columns(tier) if not c.missing)
     if spec.plot == "bubbles": return f"Bubbles show how many samples of each class a client holds: {columns}."
     found = trials(spec, tier, results)

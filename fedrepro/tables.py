@@ -99,6 +99,8 @@ DEFINITIONS = {
                              "on the client's own share of the official test set",
 } | {f"{name}_accuracy_fresh": f"{name}_accuracy, but with the server's newest part in every client's model"
      for name in ("generalised", "personalised")} | {
+    f"{name}_accuracy_untuned": f"{name}_accuracy, but before a method's final fine-tuning"
+    for name in ("generalised", "personalised")} | {
     "update_norm": "Euclidean length of the round's change of the server's extractor",
     "update_norm_clients": "Euclidean length of the change of a participant's extractor, mean over participants",
     "used_models": "how many global models some client was assigned last",
@@ -194,7 +196,10 @@ def header(spec: Spec, tier: str, frame: pd.DataFrame) -> dict[str, str]:
                  **extra_lines(spec, tier, frame),
                  statistic=f"{end}, mean over seeds ± sample standard deviation (n-1)",
                  tier=f"{tier}: {reduced(spec, tier)}", seeds=seeds)
-    return lines | ({"not run": "; ".join(f"{k}: {v}" for k, v in missing.items())} if missing else {})
+    alone = {getattr(part, "label", "") or part.name: part.unpublished
+             for part in (*spec.tier_columns(tier), *spec.rows.values()) if part.unpublished}
+    extra = {"not run": missing, "alone": alone}
+    return lines | {name: "; ".join(f"{k}: {v}" for k, v in found.items()) for name, found in extra.items() if found}
 
 # %% ../nbs/33_tables.ipynb #f4928ca8
 WORDS = ("reproduced", "close", "not reproduced")  # verdicts that compare numbers

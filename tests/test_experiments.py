@@ -258,9 +258,36 @@ def test_mistakes_are_named_in_one_line(tmp_path, old, new, says):
     (dict(base={k: v for k, v in BASE.items() if k != "network"}), "network is not given"),
     (dict(base=BASE | dict(drift="sudden")), "drift_round is not given"),
     (dict(base=BASE | dict(clients=10**9)), "is not in [1, 100000]"),
+    (dict(methods={"FedAvg": {"untuned": True}}), "methods.FedAvg.untuned: True is not a text"),
+    (dict(methods={"FedAvg": {"untuned": ""}}), "untuned: the length of '' is not in [1"),
+    (dict(methods={"FedAvg": {"unpublished": "ours", "published": {"method": "x"}}}), "published and unpublished contradict each other"),
+    (dict(columns=[{"unpublished": 3}]), "unpublished: 3 is not a text"), (dict(tiers={"smoke": {"caption": 3}}), "caption: 3 is not a text"),
+    (dict(tiers={"paper": {"caption": "x"}}), "the tier paper is the published setting"),
+    (dict(base=BASE | dict(partition_seed="trial")), "partition_seed 'trial' is unknown; accepted: seed"),
 ])
 def test_wrong_parts_are_named(tmp_path, change, says):
     assert says in refused(written(tmp_path, TOY | change))
+
+
+def test_what_a_row_says_of_itself(tmp_path):
+    "A row takes `untuned` from the row that it is like; why it stands beside nothing is its own"
+    rows = {"FedProx": {"untuned": "mu: the grid was not searched", "mu": .1, "source": "guess: toy", "unpublished": "a row of ours"},
+            "other": {"like": "FedProx", "mu": .2, "source": "guess: toy"}, "FedAvg": {}}
+    tiers = {"smoke": {"caption": "Too small to tell."}}
+    s = load_spec(written(tmp_path, TOY | dict(methods=rows, tiers=tiers, columns=[{}, {"label": "b", "unpublished": "nothing is printed"}])))
+    assert {n: (r.untuned, r.unpublished) for n, r in s.rows.items()} == {
+        "FedProx": ("mu: the grid was not searched", "a row of ours"), "other": ("mu: the grid was not searched", ""), "FedAvg": ("", "")}
+    assert s.rows["FedProx"].published == s.columns[1].published == NOTHING and s.columns[0].published == {}
+    assert s.tier("smoke").caption == "Too small to tell." and s.tier("paper").caption == ""
+
+
+def test_seeds_that_follow_the_trial_are_the_same_runs_as_if_they_were_written(tmp_path):
+    def ids(**base):
+        s = load_spec(written(tmp_path, TOY | dict(base=BASE | dict(seeds=[0, 3]) | base)))
+        return {c.seed: (c.run_id, c.settings["partition"]["seed"], c.settings["cohort_seed"]) for c in s.cells("paper")}
+    own, fixed = ids(partition_seed="seed", cohort_seed="seed"), ids(partition_seed=3, cohort_seed=3)
+    assert own[0] == ids()[0] and own[3] == fixed[3] != ids()[3] and own[3][1:] == (3, 3)
+    assert own[0] == ids(partition_seed=0, cohort_seed=0)[0] and ids(partition_seed="seed")[3][1:] == (3, 0)
 
 
 def test_unknown_names_and_unreadable_files(tmp_path):

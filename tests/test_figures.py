@@ -266,6 +266,8 @@ def test_a_metric_against_a_setting(tmp_path, name, lines, x):
     first = found[found.line == found.line.iloc[0]].groupby("x", sort=not isinstance(x[0], str)).y.mean()
     assert np.allclose(np.asarray(drawn[found.line.iloc[0]], float), first)
     assert "highest is" in figure_alt(of, "smoke", tmp_path)
+    said = replace(of, tiers=of.tiers | {"smoke": replace(of.tier("smoke"), caption="Too small to tell.")})
+    assert figure_alt(said, "smoke", tmp_path) == figure_alt(of, "smoke", tmp_path) + " Too small to tell."
 
 
 def test_a_point_with_a_diverged_run_is_a_gap(tmp_path):

@@ -13,7 +13,7 @@ from test_by_hand import PARTS, Points, TinyNet, W, X, Y, descend, logits
 from fedrepro.stacks import stacked
 from fedrepro.local import Batch, work
 from fedrepro.methods.constraint import Constraint, outputs, part_modules, part_names
-from fedrepro.methods.lfd import LfD, Union, auxiliary_label, cosines, with_margin
+from fedrepro.methods.lfd import LfD, Union, auxiliary_label, cosines, with_margin, with_own_margins
 from fedrepro.methods.objective import FedProx
 from fedrepro.metrics import evaluate, judged_models, predictions
 from fedrepro.models import Net, Network
@@ -100,6 +100,43 @@ def test_equations(parts, participation, changes):
 @pytest.mark.parametrize("changes", READINGS[1:-2], ids=[str(c) for c in READINGS[1:-2]])
 def test_the_comparison_can_fail(changes):
     assert distance(after(LfD(**FULL, **changes), federation()), after(LfD(**FULL), federation())) > 1e-5
+
+
+def own_margins_by_hand(v, x, y, P, w, margin, tau, weight):
+    "Cross-entropy as ever; in the regulariser each class's probability by eq. 7 to the letter, one class after the other"
+    total, log_softmax = 0., lambda z: z - z.logsumexp(0)
+    def angles(p): return F.normalize(x @ p["body.weight"].T + p["body.bias"], dim=1) @ F.normalize(p["head.weight"], dim=1).T
+    z, z_P, z_G = angles(v), angles(P if P is not None else w).detach(), angles(w).detach()
+    for i, label in enumerate(y.tolist()):
+        y_hat = log_softmax((z_G[i] - z_P[i]) / tau).exp()
+        shifted = [((z[i, c] - margin) / tau, [z[i, d] / tau for d in range(2) if d != c]) for c in range(2)]
+        second = [own - torch.stack([own, *others]).logsumexp(0) for own, others in shifted]
+        total = total - second[label] - weight * sum(a * b for a, b in zip(y_hat, second))
+    return total / len(x)
+
+
+def test_eq_7_to_the_letter():
+    fed, m, w, last = federation(), LfD(own_margins=True, **FULL), W, {}
+    now = begin(m, fed)
+    for t in range(3):
+        ends = []
+        for k in range(2):
+            x, y, P = X[TWO[k]], Y[TWO[k]], last.get(k)
+            last[k] = descend(w, list(W), lambda v: own_margins_by_hand(v, x, y, P, w, .15, .1, 1.) + 0 * v["head.bias"].sum(), .02, 3)
+            ends.append(last[k])
+        w = {n: (7 * ends[0][n] + 3 * ends[1][n]) / 10 for n in W}
+        now = next_round(m, fed, now)
+        assert distance(now.server["params"], w) < 1e-10
+    assert distance(after(LfD(**FULL), fed, 3), w) > 1e-5
+    assert distance(after(LfD(own_margins=True, margin=0., **FULL), fed), after(LfD(margin=0., **FULL), fed)) < 1e-10
+
+
+def test_own_margins_of_the_true_class_are_eq_7s():
+    z = 2 * torch.rand(20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) - 1
+    y = torch.arange(20) % 5
+    usual, own = torch.log_softmax(with_margin(z, y, .3) / .2, 1), with_own_margins(z, .3, .2)
+    assert torch.allclose(own[range(20), y], usual[range(20), y], atol=1e-12) and not torch.allclose(own, usual)
+    with pytest.raises(InputError, match="margins of which term"): LfD(own_margins=True, margin_in_regulariser=False)
 
 
 def test_without_weight_and_margin_it_is_a_cosine_softmax():

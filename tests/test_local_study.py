@@ -3,6 +3,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from fedrepro import data as datasets, models, partition, store
 from fedrepro.cli import main
 from fedrepro.experiments import find_specs, load_spec
 from fedrepro.local import work
-from fedrepro.local_study import (SAMPLES, STUDY_METRICS, assigned, chosen, class_accuracy, confidence, kl,
+from fedrepro.local_study import (SAMPLES, STUDY_METRICS, assigned, chosen, class_accuracy, confidence, group_ratios, kl,
                                   learning_performance, linear_cka, local_rows, losses, parsed, position, sample_rows,
                                   slice_rows)
 from fedrepro.methods.fedbss import split
@@ -21,8 +22,9 @@ from fedrepro.rounds import Federation, load_methods, open_round, run
 from fedrepro.runner import run_cells
 from fedrepro.settings import cell_settings, make_method, run_id
 from fedrepro.store import Damaged
-from fedrepro.studies import check, conclude, prelude, shared, start_notes
+from fedrepro.studies import check, conclude, prelude, shared, start_notes, watcher
 from fedrepro.tables import cell_line, table
+from fedrepro.together import run_together
 from fedrepro.trees import InputError, distance, same_bits
 
 torch.set_num_threads(1)
@@ -218,6 +220,9 @@ def test_what_decides_the_numbers_of_a_study_is_in_its_name():
     changes = [dict(study="slice"), dict(study_client="client 1"), dict(study_epochs=4), dict(study_samples="larger losses"),
                dict(start_accuracy=50.), dict(rounds=21)]
     assert len({run_id(settings(**STUDY | c)) for c in changes} | {run_id(plain)}) == 7
+    asked = STUDY | dict(start_accuracy=50.)
+    assert settings(**asked, start_class_accuracy=0.) == settings(**asked) != settings(**asked, start_class_accuracy=10.)
+    assert shared(settings(**asked, start_class_accuracy=10.))["study"]["class_accuracy"] == 10.
     assert settings("FedProx", **STUDY, start_method="FedAvg")["study"]["start"]["class"] == "FedAvg"
     assert settings(**STUDY, start_method="FedAvg", study_samples="all") == plain
     same = [shared(settings(row, **STUDY, start_method="FedAvg")) for row in ("FedAvg", "FedProx")]
@@ -229,6 +234,7 @@ def test_what_decides_the_numbers_of_a_study_is_in_its_name():
     (dict(study_epochs=3), "study_epochs is given, but no study"), (dict(study="local"), "study_client is not given"),
     (STUDY | dict(study="samples"), "study_rounds is not given"), (STUDY | dict(study_client="me"), "neither like 'client 3'"),
     (STUDY | dict(study="samples", study_rounds=[3, 21]), "21 comes after the last of 20"),
+    (STUDY | dict(start_class_accuracy=10.), "start_class_accuracy is given, but no start_accuracy"),
     (STUDY | dict(drift="sudden", drift_round=3), "a study has none")])
 def test_settings_that_are_no_study_are_refused(more, says):
     with pytest.raises(InputError, match=says): settings(**more)
@@ -299,6 +305,37 @@ def test_the_federation_ends_at_the_accuracy_and_says_when_it_does_not_get_there
     notes = start_notes([(c, long[long.run_id == c.run_id]) for c in (reached, missed)])
     assert "asked for 1 %" in notes[0] and "after 1 rounds" in notes[0] and "not reached" not in notes[0]
     assert "asked for 99.9 %" in notes[1] and "after 3 rounds, not reached" in notes[1]
+
+
+def test_the_federation_goes_on_until_it_knows_every_class(tmp_path):
+    "It ends at the first round with the accuracy, and at least so much on every class; a note says what was asked"
+    cells = {floor: small("lfd/table5", "FedAvg", accuracy=1., class_accuracy=floor) for floor in (.01, 99.9)}
+    method = cells[.01].settings["method"]
+    fast = dict(rounds=8, partition=dict(recipe="iid", clients=5, seed=0),  # else no model knows every class so soon
+                method=method | {"fields": method["fields"] | {"lr": .1}})
+    cells = {floor: replace(cell, settings=cell.settings | fast) for floor, cell in cells.items()}
+    runs = {floor: store.read(run_pack([cell], tmp_path)[0])[1] for floor, cell in cells.items()}
+    least = {floor: min(v for k, v in rows[0].items() if k.startswith("accuracy_") and k[9:].isdecimal()) for floor, rows in runs.items()}
+    assert least[.01] >= .01 and 1 < runs[.01][0]["round"] < runs[99.9][0]["round"] == 8 and least[99.9] < 99.9
+    course = prelude(cells[.01], None, "cpu", "")
+    run_together([course], evaluate=watcher(cells[.01]))
+    before = [row["least_class_accuracy"] for row in course.history.rows]
+    assert len(before) == runs[.01][0]["round"] and all(v < .01 for v in before[:-1]) and before[-1] == pytest.approx(least[.01])
+    long = store.load_results(tmp_path / "smoke")
+    notes = "; ".join(start_notes([(c, long[long.run_id == c.run_id]) for c in cells.values()]))
+    assert "asked for 1 % and 0.01 % on every class" in notes and "asked for 1 % and 99.9 % on every class" in notes
+    assert notes.count("not reached") == 1
+
+
+def test_the_ratio_of_means_is_made_where_rows_are_read(tmp_path):
+    cell = small("lfd/table5", "FedAvg", accuracy=1.)
+    rows = store.read(run_pack([cell], tmp_path)[0])[1]
+    means = group_ratios(pd.DataFrame(rows))
+    for group in ("existing", "absent"):
+        a, b = (rows[i][f"accuracy_{group}"] for i in (0, -1))
+        assert means[f"lp_means_{group}"].iloc[-1] == pytest.approx(b / a) if a > 0 else math.isnan(means[f"lp_means_{group}"].iloc[-1])
+    plain = pd.DataFrame([{"round": 1, "generalised_accuracy": 5.}])
+    assert group_ratios(plain) is plain
 
 
 def test_divergence_of_the_federation_and_of_the_client_is_recorded(tmp_path):

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedrepro.federation import TUNE
 from fedrepro.methods.fedccfa import cluster_scores, label_entropy, madd
-from fedrepro.metrics import evaluate, finetuned, generalised_accuracy, judged_models, personalised_accuracy, predictions, summarise
+from fedrepro.metrics import evaluate, finetuned, generalised_accuracy, judged_models, personalised_accuracy, predictions, rounds_to_target, summarise
 from fedrepro.rounds import begin, load_methods, next_round
 from fedrepro.tables import half_width, mean_std, verdict
 from fedrepro.trials import tiny
@@ -288,6 +288,22 @@ def test_summaries_are_the_standard_librarys(values):
     assert (found["last"], found["best"]) == (values[-1], sorted(values)[-1]) and found.keys() == {"last", "best", "mean_last_10"}
     assert found["mean_last_10"] == pytest.approx(statistics.fmean(list(reversed(values))[:10]), abs=1e-9)
     assert summarise(rows, "other")["best"] == -sorted(values)[0]
+
+
+@SOME
+@given(st.lists(points, min_size=1, max_size=15), points)
+def test_fine_tuned_and_untuned_rounds_are_two_series(values, tuned):
+    "The last row holds both; no best and no mean is of both kinds, and a frame that knows no fine-tuning is as it was"
+    rows = [{"round": t, "a": v} for t, v in enumerate(values, 1)]
+    last = [*rows[:-1], rows[-1] | {"a": tuned, "a_untuned": values[-1]}]
+    framed = [{"a_untuned": math.nan} | r for r in last]  # as read from a file beside others
+    for found in (last, framed):
+        assert summarise(found, "a_untuned") == summarise(rows, "a") == summarise([{"a_untuned": math.nan} | r for r in rows], "a")
+        mine = summarise(found, "a")
+        assert mine["last"] == tuned and (len(values) == 1) == (not math.isnan(mine["best"])) == (not math.isnan(mine["mean_last_10"]))
+        best = max(values)
+        assert rounds_to_target(found, "a_untuned", best) == 1 + values.index(best)
+        assert rounds_to_target(found, "a", tuned) == len(values)
 
 
 @SOME

@@ -1,9 +1,5 @@
 "The specs of FedBSS and FedADC: each published number has one place, each tier says what it is, values are as printed"
-<<<<<<< HEAD
-import hashlib
 import tomllib
-=======
->>>>>>> 22e75db1d0be98f38f31858cbc06596678dc8cec
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
@@ -18,12 +14,7 @@ from fedrepro.trees import InputError
 ROOT = Path(__file__).resolve().parents[1]
 SPECS = [n for n in find_specs(ROOT / "papers") if n.startswith(("fedbss/", "fedadc/"))]
 TABLES = {"fedbss/table1": 162, "fedbss/table2": 81, "fedbss/table2_dirichlet": 81, "fedadc/table1": 54}
-<<<<<<< HEAD
-CSV = {"fedbss/table1": "998254d4ca7b9282", "fedbss/table2": "6b56a975e22f1973", "fedadc/table1": "a955518a02995ded"}  # sha256
 NO_COUNTERPART = {"FedAvg (momentum 0.9)", "FedAvg, no local momentum", "FedAvg on MOON's network"}  # rows that the papers have not
-=======
-NO_COUNTERPART = {"FedAvg (momentum 0.9)"}  # rows that the papers have not
->>>>>>> 22e75db1d0be98f38f31858cbc06596678dc8cec
 
 
 @lru_cache(None)
