@@ -5,7 +5,7 @@ set -u
 out=${1:?folder for the results}; data=${2:-${FEDREPRO_DATA:-$HOME/.cache/fedrepro/data}}; failed=0
 cd "$(dirname "$0")/.." && mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 2
 export PYTHONPATH=$PWD FEDREPRO_DATA=$data
-python tools/equal.py --device cuda --json "$out/equality-cuda.json" || failed=1
+python benchmarks/equal.py --device cuda --json "$out/equality-cuda.json" || failed=1
 python -m fedrepro bench --device cuda --json "$out/cuda.json" || failed=1
 for how in stacked-graphs graphs; do
   mkdir -p "$out/$how"

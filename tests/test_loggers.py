@@ -12,7 +12,7 @@ from fedrepro import loggers as module
 from fedrepro import store
 from fedrepro.cli import main
 from fedrepro.experiments import load_spec
-from fedrepro.loggers import LOGGERS, Loggers, TensorBoard, log_stored, run_of, steps
+from fedrepro.loggers import LOGGERS, Loggers, log_stored, run_of, steps
 from fedrepro.runner import run_cells
 from fedrepro.trees import InputError
 
@@ -41,32 +41,31 @@ def results(cells, tmp_path): return tmp_path / "demo/results"
 
 
 class Listed:
-    "Keeps what it hears"
-    def __init__(self): self.heard = []
-    def start(self, run): self.heard.append(("start", run.run_id))
-    def row(self, run, step, metrics): self.heard.append((step, metrics))
-    def finish(self, run, status): self.heard.append(("finish", status))
+    "Keeps what it is given"
+    def __init__(self): self.runs = []
+    def __call__(self, run): self.runs.append(run)
 
 
-# --- what a logger hears
+# --- what a logger is given
 
-def test_it_hears_what_is_stored(cells, results):
+def test_it_is_given_what_is_stored(cells, results):
     listed = Listed()
     assert log_stored(Loggers.of([listed]), cells, results) == 2
-    assert listed.heard == [
-        ("start", cells[0].run_id), (1, {"generalised_accuracy": 10., "train_loss": 1.}), (2, {"generalised_accuracy": 20.}),
-        (3, {"generalised_accuracy": 30., "train_loss": 1 / 3}), ("finish", "complete"),
-        ("start", cells[1].run_id), (1, {"generalised_accuracy": 10., "train_loss": 1.}), (2, {"generalised_accuracy": 20.}), ("finish", "diverged")]
-    run = run_of(cells[0])
+    assert [(r.run_id, r.status) for r in listed.runs] == [(cells[0].run_id, "complete"), (cells[1].run_id, "diverged")]
+    first = [(1, {"generalised_accuracy": 10., "train_loss": 1.}), (2, {"generalised_accuracy": 20.})]
+    assert [r.rows for r in listed.runs] == [[*first, (3, {"generalised_accuracy": 30., "train_loss": 1 / 3})], first]
+    run = listed.runs[0]
     assert run.settings["row"] == "FedAvg" and run.settings["clients"] == 3 and run.settings["lr"] == .01 and "alpha" not in run.settings
     json.dumps(run.settings)
 
 
 def test_a_run_is_sent_once(cells, results):
-    listed, loggers = Listed(), None
+    listed = Listed()
     loggers = Loggers.of([listed])
     for _ in range(2): log_stored(loggers, cells, results)
-    assert [h[0] for h in listed.heard].count("start") == 2 and len(loggers.sent) == 2
+    assert len(listed.runs) == len(loggers.sent) == 2
+    there = Loggers.of([lambda run: False])
+    assert log_stored(there, cells, results) == 2 and not there.sent
 
 
 def test_rounds_that_come_again_are_counted():
@@ -79,33 +78,27 @@ def test_new_runs_are_sent_by_the_process_that_asked(tmp_path):
     for c in cells: c.settings.update(rounds=1, drift={"name": "none"}, partition=c.settings["partition"] | {"clients": 2})
     listed = Listed()
     report = run_cells(cells, tmp_path, workers=2, quiet=True, on_done=Loggers.of([listed]))
-    assert len(report.done) == 2 and {h[1] for h in listed.heard if h[0] == "start"} == {c.run_id for c in cells}
-    for c in cells:
-        row = store.read(store.run_path(tmp_path, c))[1][0]
-        assert (1, {k: v for k, v in row.items() if k != "round" and v is not None}) in listed.heard
+    assert len(report.done) == 2
+    stored = {c.run_id: store.read(store.run_path(tmp_path, c))[1][0] for c in cells}
+    assert {r.run_id: r.rows for r in listed.runs} == {n: [(1, {k: v for k, v in row.items() if k != "round" and v is not None})] for n, row in stored.items()}
 
 
 # --- what goes wrong stays there
 
-@pytest.mark.parametrize("where", ["start", "row", "finish"])
-def test_a_failing_logger_is_left_out(cells, results, capsys, where):
-    class Broken(Listed): pass
-    def fail(*_): raise RuntimeError("no\nspace")
-    setattr(Broken, where, fail)
-    listed, broken = Listed(), Broken()
+def test_a_failing_logger_is_left_out(cells, results, capsys):
+    def broken(run): raise RuntimeError("no\nspace")
+    listed = Listed()
     loggers = Loggers.of([broken, listed])
     assert log_stored(loggers, cells, results) == 2
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "Broken" in err and "no space" in err and loggers.failed == ["Broken"]
-    assert [h[1] for h in listed.heard if h[0] == "finish"] == ["complete", "diverged"]
+    assert err.count("\n") == 1 and "broken" in err and "no space" in err and loggers.failed == ["broken"]
+    assert [r.status for r in listed.runs] == ["complete", "diverged"]
 
 
 def test_a_run_survives_its_logger(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    class Full(Listed):
-        def __init__(self, where): pass
-        def start(self, run): raise OSError(28, "No space left on device")
-    monkeypatch.setitem(LOGGERS, "full", Full)
+    def full(run): raise OSError(28, "No space left on device")
+    monkeypatch.setitem(LOGGERS, "full", lambda where: full)
     line = "compare FedAvg --clients 2 --rounds 1 --epochs 1 --batch-size 64 --seeds 2 --workers 1 --quiet --log full:x"
     code = main(line.split())
     out, err = capsys.readouterr()
@@ -131,10 +124,8 @@ def test_a_missing_extra_is_named(kind, monkeypatch):
 
 
 def test_a_place_that_cannot_be_opened_is_said_before_anything_runs(monkeypatch):
-    class Closed:
-        "closed:WHERE"
-        def __init__(self, where): raise ConnectionError("refused\nby the server")
-    monkeypatch.setitem(LOGGERS, "closed", Closed)
+    def closed(where): raise ConnectionError("refused\nby the server")
+    monkeypatch.setitem(LOGGERS, "closed", closed)
     with pytest.raises(InputError, match="--log closed:here: ConnectionError: refused by the server"): Loggers.of(["closed:here"])
 
 
@@ -211,13 +202,14 @@ def test_wandb(cells, results, tmp_path, monkeypatch):
 def test_wandb_online_needs_a_login(monkeypatch):
     "Asked before anything is computed, not in the middle of a sweep"
     fake = types.ModuleType("wandb")
+    fake.Settings = dict
     fake.login = lambda timeout: False
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     with pytest.raises(InputError, match="not logged in"): Loggers.of(["wandb:project"])
 
 
-def test_a_kill_leaves_nothing_that_looks_finished(cells, results, tmp_path):
+def test_a_kill_leaves_nothing_that_looks_finished(cells, results, tmp_path, monkeypatch):
     "A folder of TensorBoard gets its name when the run is whole"
     class Writer:
         def __init__(self, folder):
@@ -226,27 +218,24 @@ def test_a_kill_leaves_nothing_that_looks_finished(cells, results, tmp_path):
         def add_text(self, *_): (self.folder / "events").write_text("")
         def add_scalar(self, *_): raise KeyboardInterrupt
         def close(self): pass
-    board = TensorBoard.__new__(TensorBoard)
-    board.make, board.folder = Writer, tmp_path / "tb"
-    with pytest.raises(KeyboardInterrupt): log_stored(Loggers({"tensorboard": board}), cells, results)
-    assert [p.name for p in board.folder.iterdir()] == [f".{run_of(cells[0]).slug}.partial"]
+    monkeypatch.setattr(module, "needed", lambda *_: types.SimpleNamespace(SummaryWriter=Writer))
+    asked, folder = [f"tensorboard:{tmp_path / 'tb'}"], tmp_path / "tb"
+    with pytest.raises(KeyboardInterrupt): log_stored(Loggers.of(asked), cells, results)
+    assert [p.name for p in folder.iterdir()] == [f".{run_of(cells[0]).slug}.partial"]
     Writer.add_scalar = lambda *_: None
-    assert log_stored(Loggers({"tensorboard": board}), cells, results) == 2
-    assert sorted(p.name for p in board.folder.iterdir()) == sorted(run_of(c).slug for c in cells)
+    assert log_stored(Loggers.of(asked), cells, results) == 2
+    assert sorted(p.name for p in folder.iterdir()) == sorted(run_of(c).slug for c in cells)
 
 
 # --- the command
 
 def test_the_command(cells, results, capsys, monkeypatch, tmp_path):
-    heard = []
-    class Kept(Listed):
-        "kept:WHERE"
-        def __init__(self, where): self.heard = heard
-    monkeypatch.setitem(LOGGERS, "kept", Kept)
+    listed = Listed()
+    monkeypatch.setitem(LOGGERS, "kept", lambda where: listed)
     code = main(["log", str(tmp_path / "demo/t.toml"), "--tier", "smoke", "--to", "kept:x"])
     out, err = capsys.readouterr()
-    assert (code, err) == (0, "") and out == "2 runs logged of 2 that are stored\n" and len(heard) == 9
-    monkeypatch.setattr(Kept, "row", lambda *_: 1 / 0)
+    assert (code, err) == (0, "") and out == "2 runs logged of 2 that are stored\n" and len(listed.runs) == 2
+    monkeypatch.setitem(LOGGERS, "kept", lambda where: lambda run: 1 / 0)
     code = main(["log", str(tmp_path / "demo/t.toml"), "--tier", "smoke", "--to", "kept:x"])
     out, err = capsys.readouterr()
     assert code == 1 and err.count("\n") == 1 and out.startswith("0 runs logged")

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 
-from fedrepro import checklists, reports, store
+from fedrepro import reports, store
 from fedrepro.evidence import paper_files
 from fedrepro.experiments import load_spec
 from fedrepro.trees import InputError
@@ -145,28 +145,6 @@ def test_sources_are_counted():
     count = reports.sources("lfd")
     assert count["paper"] > 5 and count["guess"] > 0 and set(count) <= {"paper", "code", "tuned", "guess"}
     assert "rounds" in reports.guessed("lfd") and "lr" not in reports.guessed("fedccfa")
-
-
-# --- checklists
-
-def test_checklists_answer_with_evidence(nothing, some):
-    for name, parts in checklists.LISTS.items():
-        for folder in (nothing, some):
-            found = checklists.checklist(parts, checklists.Facts(ROOT, folder))
-            assert len(found) == sum(map(len, parts.values())) and set(found.answer) <= {"yes", "partly", "no", "not applicable"}
-            assert (found.evidence.str.len() > 10).all()
-    assert [len(q) for q in checklists.NEURIPS.values()] == [3, 2, 5, 5, 6] and len(checklists.CODE) == 5
-
-
-def test_answers_follow_what_is_there(nothing, some, tmp_path):
-    facts = {f: checklists.Facts(ROOT, f) for f in (nothing, some)}
-    for question in (checklists.infrastructure, checklists.runtime, checklists.number_of_runs, checklists.variation):
-        assert [question(facts[f])[0] for f in (nothing, some)] == ["no", "no" if question is checklists.infrastructure else "yes"]
-    assert checklists.dependencies(facts[nothing])[0] == "yes"
-    (tmp_path / "pyproject.toml").write_text("")
-    empty = checklists.Facts(tmp_path, nothing)
-    assert checklists.dependencies(empty)[0] == "partly" and checklists.training(empty)[0] == "no"
-    assert checklists.trained_models(empty)[0] == "no" and checklists.readme(empty)[0] == "no"
 
 
 # --- the pages

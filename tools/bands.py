@@ -1,4 +1,4 @@
-"""Golden numbers: one small run of every method (tools/golden.py), each number inside a band (tests/bands.json).
+"""Golden numbers: one small run of every method (tests/golden.py), each number inside a band (tests/bands.json).
 
     python tools/bands.py --check [METHOD ...]                what left its band, as the test asks; exit code 1
     python tools/bands.py --renew [METHOD ...] --why "TEXT"   measures bands and what they catch anew, and says why
@@ -25,9 +25,10 @@ import fedrepro
 from fedrepro.stacks import stacked
 from fedrepro.files import write_atomic
 from fedrepro.trees import InputError, one_of
-from golden import METHODS, TYPES, cell_of, numbers
 
 BANDS = Path(__file__).resolve().parents[1] / "tests" / "bands.json"
+sys.path.insert(0, str(BANDS.parent))
+from golden import METHODS, TYPES, cell_of, numbers  # noqa: E402
 
 
 # --- how far rounding moves the numbers

@@ -1,5 +1,4 @@
 """The documentation site, rendered by quarto: `python tools/website.py FOLDER`."""
-import configparser
 import os
 import posixpath
 import re
@@ -23,19 +22,13 @@ def do(*command, folder: Path, **how) -> str:
     return done.stdout
 
 
-def address() -> str:
-    "Where the repository's files are shown"
-    settings = configparser.ConfigParser()
-    settings.read(ROOT / "settings.ini")
-    return f"{settings['DEFAULT']['git_url']}/blob/{settings['DEFAULT']['branch']}"
-
-
 def outward(text: str, page: str) -> str:
     "Links of a page in nbs/ to files of the repository that are not in nbs/, as addresses"
+    address = re.search("^git_url = (.+)$", (ROOT / "settings.ini").read_text(), re.M)[1] + "/blob/main"
     def absolute(found):
         path = posixpath.normpath(posixpath.join("nbs", posixpath.dirname(page), found[1]))
         inside = path.startswith("nbs/") or path.startswith("..")
-        return found[0] if inside else f"]({address()}/{path}{found[2] or ''})"
+        return found[0] if inside else f"]({address}/{path}{found[2] or ''})"
     return re.sub(r"\]\((\.\./[^)\s#]+)(#[^)\s]*)?\)", absolute, text)
 
 

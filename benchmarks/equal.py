@@ -4,7 +4,7 @@ In float32 two nearly equal numbers may change places under a maximum, which mov
 happens to the loop as well, against itself in float64. So there the median of three initialisations is judged: a difference
 that is the executor's shows in all of them. All three are kept.
 
-    python tools/equal.py --device cuda --json benchmarks/equality/cuda.json
+    python benchmarks/equal.py --device cuda --json benchmarks/equality/cuda.json
 
 Exit code 1 if a difference is above 1e-10 (float64) or 1e-5 (float32), 2 for bad arguments."""
 import argparse
