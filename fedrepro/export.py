@@ -18,8 +18,9 @@ from .files import write_atomic
 from .outcomes import stored
 from .plots import refuse_empty
 from .store import COLUMNS
-from .tables import SHORT, STATISTICS, WORDS, header, heading, reduced, table, title, to
+from .tables import SHORT, STATISTICS, header, heading, reduced, table, title, to
 from .trees import InputError
+from .verdicts import VERDICTS
 
 # %% ../nbs/35_export.ipynb #a7b16756
 def tidy(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
@@ -44,7 +45,7 @@ def escape(text: object) -> str:
     return "".join(TEX.get(c, c if " " <= c < "ƀ" else "?") for c in str(text))
 
 # %% ../nbs/35_export.ipynb #7bba197e
-MARKS = dict(zip(WORDS, ("$^{=}$", r"$^{\approx}$", r"$^{\neq}$")))  # verdict -> mark
+MARKS = dict(zip(VERDICTS, ("$^{=}$", r"$^{\approx}$", "$^{?}$", r"$^{\sim}$", r"$^{\neq}$")))  # verdict -> mark
 
 def best(part: pd.DataFrame, name: str) -> set[str]:
     "The rows of one setting whose `name` is the highest, as printed with two decimals; none where more is not better"
@@ -93,7 +94,7 @@ def legend(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     n = to(sorted({len(s.split()) for s in frame.seeds} - {0}))
     out = [rf"Mean $\pm$ sample standard deviation over seeds ($n$ = {n}), {STATISTICS[spec.statistic]}."]
     if "accuracy" in spec.metric: out.append("Bold: the highest of a column.")
-    marks = [f"{MARKS[word]} {word}" for word in WORDS if word in set(frame.verdict)]
+    marks = [f"{MARKS[word]} {word}" for word in VERDICTS if word in set(frame.verdict)]
     if marks: out.append("Against the published number: " + ", ".join(marks) + ".")
     if spec.published is not None and tier != "paper": out.append(escape(f"Tier {tier}: {reduced(spec, tier)}."))
     beside = {c.label: heading(c, tier == "paper").removeprefix(c.label).strip(" []") for c in spec.tier_columns(tier)}

@@ -24,10 +24,11 @@ from .evidence import Comparison, load, paper_files, places, statistic, subtract
 from .experiments import Spec, find_specs, load_spec
 from .figures import draw, figure_alt
 from .pages import deviations
-from .scoreboard import blank, missing_lines, scoreboard, totals
+from .scoreboard import STATUSES, blank, independent, missing_lines, scoreboard, totals
 from .settings import read_toml
 from .store import load_headers, load_results
-from .tables import footer, half_width, header, mean_std, plus_minus, read_published, table, title
+from .tables import (footer, half_width, header, in_words, mean_std, plus_minus, read_published, signed, table,
+                             title)
 from .trees import InputError
 
 # %% ../nbs/37_reports.ipynb #fa70372e
@@ -104,8 +105,8 @@ def cells_of(frame: pd.DataFrame, judged: bool) -> pd.DataFrame:
                         "ours ± std (n)": [ours(r) for r in frame.itertuples()]})
     if not judged: return out
     run = frame.verdict != "not run"
-    return out.assign(difference=["" if math.isnan(d) else f"{d:+.2f}" for d in frame.difference],
-                      verdict=frame.verdict.where(run, ""))
+    return out.assign(**{"difference ± 95 %": [signed(d, h) for d, h in zip(frame.difference, frame.interval)],
+                         "verdict": pd.Series(list(map(in_words, frame.itertuples())), frame.index).where(run, "")})
 
 def table_part(spec: Spec, tier: str, results=None) -> str:
     "One table with its heading; one without runs is folded"
@@ -281,15 +282,15 @@ def papers(root: str | Path | None = None) -> list[str]:
 def paper_line(paper: str, results=None, root=None) -> dict:
     "The numbers of one paper: published, missing, run, verdicts, claims, values that are guesses, hours"
     board, found = scoreboard(results, root, paper=paper), verdicts("paper", results, root, paper)
-    judged, small = (Counter(board.status[board.tier == t]) for t in ("paper", "small"))
+    alone = independent(board)
+    judged, small = (Counter(alone.status[alone.tier == t]) for t in ("paper", "small"))
     words = Counter(found.verdict[found.listed].str.split(" (", regex=False).str[0])
     stored = headers(paper, results, root)
-    return {"paper": specs_of(paper, root)[0].paper, "published": sum(judged.values()), "missing": judged["missing"],
-            "runnable": judged["runnable"], "reproduced": judged["reproduced"], "close": judged["close"],
-            "not reproduced": judged["not reproduced"], "diverged": judged["diverged"],
-            "not comparable": judged["not comparable"], "run at small": small["run"],
-            "claims": int(found.listed.sum()), "supported": words["supported"], "contradicted": words["contradicted"],
-            "no claim": words["no claim"], "guessed values": sources(paper, root)["guess"],
+    return {"paper": specs_of(paper, root)[0].paper, "published": int((board.tier == "paper").sum()),
+            "independent": sum(judged.values())} | {word: judged[word] for word in STATUSES if word != "run"} | {
+            "run at small": small["run"],
+            "claims": int(found.listed.sum()), "claims supported": words["supported"],
+            "claims contradicted": words["contradicted"], "claims open": words["no claim"], "guessed values": sources(paper, root)["guess"],
             "deviations": len(entries_of(paper, root)), "stored runs": len(stored),
             "hours": round(stored.wall_seconds.sum() / 3600, 1)}
 

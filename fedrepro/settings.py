@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SOURCES', 'NAMES', 'SEED', 'COUNT', 'NAME', 'SETTINGS', 'PARTITION', 'STUDY', 'DRIFT', 'DEFAULTS', 'PROTOCOL',
-           'Value', 'typed', 'Rule', 'table', 'read_values', 'read_toml', 'read_published', 'line_finder',
+           'Value', 'typed', 'Rule', 'table', 'read_values', 'read_toml', 'last_digit', 'read_published', 'line_finder',
            'field_rules', 'run_id', 'make_method', 'method_settings', 'method_part', 'study_part', 'cell_settings']
 
 # %% ../nbs/29_settings.ipynb #9f1a0293
@@ -16,6 +16,7 @@ import operator
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache, reduce
 from pathlib import Path
 from types import NoneType
@@ -148,8 +149,14 @@ def read_toml(path: Path) -> dict:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid TOML: {' '.join(str(error).split())[-200:]}") from None
 
+def last_digit(text: str) -> float:
+    "The unit of the last printed digit of a number: 0.01 for '1.98'"
+    return 10. ** int(Decimal(text).as_tuple().exponent)
+
 def read_published(path: Path) -> pd.DataFrame:
-    "Published numbers, one line a cell: method, mean, std (nan: not stated), what else names a cell. Raises InputError"
+    """Published numbers, a line a cell: method, mean, std (nan: not stated), what else names a cell. Raises InputError
+
+    `std_step` is the unit of the last printed digit of std."""
     try: paper = pd.read_csv(path, compression=None, dtype={"mean": str, "std": str})
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read as csv ({' '.join(str(error).split())[:200]})") from None
@@ -160,6 +167,7 @@ def read_published(path: Path) -> pd.DataFrame:
         numbers = pd.to_numeric(paper[column], errors="coerce").astype(float)
         wrong = paper[column][paper[column].notna() & ~numbers.between(low, 1e300)]
         if len(wrong): raise InputError(f"{path}: {column} {short(wrong.iloc[0])} is not {what}")
+        if column == "std": paper["std_step"] = paper["std"].map(last_digit, na_action="ignore").astype(float)
         paper[column] = numbers
     for name in paper: NAME(name, f"{path}: column")
     for name in paper["method"]: NAME(name, f"{path}: method")

@@ -15,8 +15,9 @@ from fedrepro.cli import main
 from fedrepro.experiments import load_spec
 from fedrepro.export import EXPORTS, MARKS, as_csv, as_parquet, escape, export, latex, tidy
 from fedrepro.result import result
-from fedrepro.tables import WORDS, table
+from fedrepro.tables import table
 from fedrepro.trees import InputError
+from fedrepro.verdicts import VERDICTS
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = '''
@@ -166,11 +167,11 @@ def test_the_table(spec):
     first, second = structure(text)
     cells = {line[0]: line[1:] for line in first[2:]}
     assert first[1] == ["method", "ours", "published", "ours", "published"] and len(second[1]) == 4  # the third has nothing published
-    assert cells["FedAvg"] == [r"\textbf{70.40} $\pm$ 0.20$^{=}$", r"70.00 $\pm$ 0.60", r"\textbf{10.00} $\pm$ 0.00$^{\neq}$", r"\textbf{60.00} $\pm$ 0.50"]
+    assert cells["FedAvg"] == [r"\textbf{70.40} $\pm$ 0.20$^{\approx}$", r"70.00 $\pm$ 0.60", r"\textbf{10.00} $\pm$ 0.00$^{\neq}$", r"\textbf{60.00} $\pm$ 0.50"]
     assert cells[r"prox\_\&\_\%"][:2] == [r"\textbf{70.40} $\pm$ 0.01$^{\neq}$", r"\textbf{75.00}"], "equal as printed: both are the best"
     assert cells["MOON"] == ["diverged (1 of 2)", r"60.00 $\pm$ 1.00", "--", "--"]
     assert "100\\% of a\\_b \\& $<$c$>$ \\#1 \\{x\\} \\textasciitilde{}\\textasciicircum{} $\\pm$ $\\lambda$" in text
-    assert "$^{=}$ reproduced" in text and r"$^{\neq}$ not reproduced" in text and "close" not in text and "No mean is taken" in text
+    assert r"$^{\approx}$ consistent" in text and r"$^{\neq}$ contradicted" in text and "reproduced" not in text and "No mean is taken" in text
     assert text.count(r"\caption{") == text.count(r"\label{tab:demo-t-1-paper-") == 2 and r"generalised\_accuracy" in text
     assert set(re.findall(r"\\([a-zA-Z]+)", text)) <= set(
         "usepackage begin end centering small setlength tabcolsep caption label toprule midrule bottomrule cmidrule multicolumn textbf pm smallskip linewidth "
@@ -180,7 +181,7 @@ def test_the_table(spec):
 def test_only_the_paper_tier_has_marks(spec):
     text = latex(spec, "smoke")
     structure(text)
-    assert not any(f"{MARKS[word]}" in text for word in WORDS) and "not comparable" in text and "rounds 3 (paper 12)" in text and "$n$ = 2 to 3" in text
+    assert not any(f"{MARKS[word]}" in text for word in VERDICTS) and "not comparable" in text and "rounds 3 (paper 12)" in text and "$n$ = 2 to 3" in text
 
 
 def test_every_published_table_closes(spec):

@@ -23,7 +23,7 @@ from fedrepro.runner import run_cells
 from fedrepro.settings import cell_settings, make_method, run_id
 from fedrepro.store import Damaged
 from fedrepro.studies import check, conclude, prelude, shared, start_notes, watcher
-from fedrepro.tables import cell_line, table
+from fedrepro.tables import UNKNOWN, cell_line, table
 from fedrepro.together import run_together
 from fedrepro.trees import InputError, distance, same_bits
 
@@ -381,13 +381,14 @@ def test_a_start_from_another_method_has_the_state_of_a_new_client():
 
 # --- tables and the command line
 
-def test_a_ratio_is_judged_in_hundredths():
+def test_a_ratio_is_judged_by_its_own_margin():
+    "1.02, 1.03, 1.04: SE = 0.01 sqrt(4/3), so PI = 4.303 SE = 0.0497 and E = |D| + 2.920 SE = |D| + 0.0337; margin 0.05"
     import pandas as pd
     spec = load_spec("lfd/table5")
-    runs = pd.DataFrame([dict(seed=s, status="complete", diverged="", last=v, best=v, mean_last_10=v, rounds=100)
-                         for s, v in enumerate((1.03, 1.03, 1.03))])
-    words = {p: cell_line(spec, "paper", runs, (p, float("nan")), 100.)["verdict"] for p in (1.04, 1.05, 1.06)}
-    assert words == {1.04: "reproduced", 1.05: "close", 1.06: "not reproduced"}
+    runs = pd.DataFrame([dict(seed=s, run_id=str(s), status="complete", diverged="", last=v, best=v, mean_last_10=v, rounds=100, swing=0.)
+                         for s, v in enumerate((1.02, 1.03, 1.04))])
+    words = {p: cell_line(spec, "paper", runs, UNKNOWN | {"mean": p}, "lp_existing")["verdict"] for p in (1.04, 1.05, 1.07, 1.09)}
+    assert words == {1.04: "reproduced", 1.05: "consistent", 1.07: "consistent", 1.09: "contradicted"}
 
 
 def test_run_table_and_figure_from_the_command_line(tmp_path, capsys):

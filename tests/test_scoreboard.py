@@ -11,6 +11,7 @@ from fedrepro.claims import read_claims, verdicts
 from fedrepro.evidence import places
 from fedrepro.experiments import find_specs, load_spec
 from fedrepro.scoreboard import STATUSES, TIERS, published_tables, render_scoreboard, scoreboard, status, totals
+from fedrepro.independent import REACH
 from fedrepro.settings import read_published
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
@@ -23,6 +24,9 @@ kind = "table"
 metric = "generalised_accuracy"
 statistic = "last"
 published = "table1.published.csv"
+spread = "trials"
+trials = 3
+pairing = "pooled"
 [base]
 source = "guess: a test"
 rounds = 3
@@ -101,10 +105,11 @@ def test_every_published_number_is_there_once_a_tier(ours):
 
 def test_totals_add_up(ours):
     count = totals(ours)
-    assert (count[list(STATUSES)].sum(axis=1) == count.numbers).all()
+    assert (count[list(STATUSES)].sum(axis=1) == count.independent).all() and (count.decided <= count.reachable).all()
     for tier, part in count.groupby("tier"):
         whole = part.set_index("paper")
         assert whole.loc["all"].numbers == 1024 and whole.drop("all").numbers.sum() == 1024, tier
+        assert whole.loc["all"].independent == 918
     claims = sb.claim_totals(verdicts(root=PAPERS)).set_index("paper")
     assert claims.loc["all"].claims == 11 == sum(c.listed for c in read_claims(PAPERS))
     assert claims.drop(columns="claims").loc["all"].sum() == 11
@@ -116,7 +121,7 @@ def test_every_published_csv_is_counted_and_none_of_a_third_party():
 
 
 def test_small_tiers_are_never_judged(ours):
-    assert set(ours[ours.tier == "small"].status) <= {"missing", "runnable", "run"}
+    assert set(ours[ours.tier == "small"].status) <= {"missing", "runnable", "run", *REACH.values()}
 
 
 def test_beside_a_number_stands_the_row_of_its_name():
@@ -136,8 +141,8 @@ def test_missing_and_runnable(demo):
     assert "other" not in set(board.table)  # a third party's
 
 
-@pytest.mark.parametrize("values, word", [([70., 70.5], "reproduced"), ([71.9, 71.9], "close"), ([40., 40.1], "not reproduced"),
-                                          ([70., None], "diverged")])
+@pytest.mark.parametrize("values, word", [([70., 70.5], "consistent"), ([73.9, 73.9], "contradicted"), ([70., 82.], "undecided"),
+                                          ([70.], "undecided"), ([70., None], "diverged")])
 def test_verdicts(demo, values, word):
     put(demo, "FedAvg", values)
     assert statuses(demo)[0] == word and statuses(demo)[2] == "runnable"
@@ -163,7 +168,7 @@ def test_small_runs_are_run_and_not_judged(demo):
 
 def test_a_deleted_result_makes_its_cell_blank_again(demo):
     files = put(demo, "FedAvg", [70., 70.5])
-    assert statuses(demo)[0] == "reproduced" and scoreboard(root=demo).n.max() == 2
+    assert statuses(demo)[0] == "consistent" and scoreboard(root=demo).n.max() == 2
     files[0].unlink()
     assert scoreboard(root=demo).n.max() == 1
     files[1].unlink()
@@ -175,7 +180,7 @@ def test_a_stale_result_is_not_counted(demo):
     (demo / "demo/table1.toml").write_text(SPEC.replace("rounds = 3", "rounds = 4"))
     assert statuses(demo)[0] == "runnable"
     (demo / "demo/table1.toml").write_text(SPEC)
-    assert statuses(demo)[0] == "reproduced"
+    assert statuses(demo)[0] == "consistent"
 
 
 def test_results_of_another_folder(demo, tmp_path):
@@ -199,9 +204,11 @@ def test_a_result_that_changes_is_read_again(demo):
 
 
 def test_status_of_a_cell():
-    cell = lambda **k: pd.Series(dict(verdict="not run", n=0, diverged=0) | k)
+    cell = lambda **k: pd.Series(dict(verdict="not run", n=0, diverged=0, untuned="") | k)
     assert status(cell(verdict="not measured"), "paper") == ("not comparable", "a run lacks the metric")
-    assert status(cell(verdict="close"), "paper") == ("close", "") and status(cell(), "small") == ("runnable", "")
+    assert status(cell(verdict="consistent"), "paper") == ("consistent", "")
+    assert status(cell(verdict="contradicted", untuned="mu"), "paper") == ("contradicted", "untuned: mu")
+    assert status(cell(), "small") == ("runnable", "")
     assert status(cell(verdict="not comparable", n=1), "small") == ("run", "")
 
 
@@ -211,7 +218,7 @@ def test_status_of_a_cell():
 def test_formats(demo, format):
     put(demo, "FedAvg", [70., 70.5])
     out = render_scoreboard(format, root=demo)
-    assert "reproduced" in out and "nobody has the data" in out
+    assert "consistent" in out and "nobody has the data" in out
     if format != "csv": assert "5 in 2 tables" in out
 
 

@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 from fedrepro import store
 from fedrepro.experiments import load_spec
-from fedrepro.tables import (STATISTICS, half_width, judge, matching, mean_std, published_cell, read_published, render,
-                             stored, table, table_rows, trials, verdict)
+from fedrepro.tables import (STATISTICS, half_width, matching, mean_std, published_cell, read_published, render,
+                             stored, table, table_rows, trials, unjudged)
 from fedrepro.trees import InputError
 
 SPEC = '''
@@ -20,6 +20,9 @@ kind = "table"
 metric = "generalised_accuracy"
 statistic = "last"
 published = "t.published.csv"
+spread = "trials"
+trials = 3
+pairing = "pooled"
 [base]
 source = "guess: a test"
 rounds = 12
@@ -94,26 +97,13 @@ def test_interval_by_hand():
     assert abs(half_width([1, 3]) - 12.706) < 1e-3 and abs(half_width([1., 2., 3.]) - 2.4841) < 1e-4
     assert math.isnan(half_width([1.])) and math.isnan(half_width([])) and math.isnan(mean_std([])[0])
 
-@pytest.mark.parametrize("values, published, std, word", [
-    ([69, 70, 71], 72.48, math.nan, "reproduced"), ([69, 70, 71], 72.49, math.nan, "not reproduced"),
-    ([69, 70, 71], 72.98, .5, "reproduced"), ([69, 70, 71], 72.99, .5, "not reproduced"),
-    ([69, 70, 71], 67.52, 0., "reproduced"), ([69, 70, 71], 67.51, 0., "not reproduced"),
-    ([70, 70, 70], 71, 0., "reproduced"), ([70, 70, 70], 71.001, 0., "close"), ([70, 70, 70], 72, 0., "close"),
-    ([70, 70, 70], 72.001, 0., "not reproduced"), ([70, 70, 70], 72.001, 2.1, "reproduced"),
-    ([70], 71, 9., "reproduced"), ([70], 71.5, 9., "close"), ([70], 75, 9., "not reproduced"),
-    ([70], 75, math.nan, "not reproduced"),
-    ([68.81], 67.81, 0., "reproduced"), ([67.61], 65.61, 0., "close")])  # borders that are not exact in binary
-def test_verdict(values, published, std, word):
-    assert verdict(values, published, std) == word
-    assert verdict([140 - v for v in values], 140 - published, std) == word  # above or below: the same
-
-def test_judge():
-    assert judge([70.] * 3, 0, 70., 0., False) == "not comparable"
-    assert judge([70.] * 3, 1, 70., 0., True) == judge([], 1, 70., 0., False) == "diverged"
-    assert judge([], 0, 70., 0., True) == judge([], 0, math.nan, math.nan, False) == "not run"
-    assert judge([70.], 0, math.nan, math.nan, True) == "not published"
-    assert judge([70., math.nan], 0, 70., 0., True) == judge([math.nan], 0, 70., 0., False) == "not measured"
-    assert judge([math.nan], 1, 70., 0., True) == "diverged"
+def test_what_has_no_verdict():
+    assert unjudged([70.] * 3, 0, 70., False) == "not comparable"
+    assert unjudged([70.] * 3, 1, 70., True) == unjudged([], 1, 70., False) == "diverged"
+    assert unjudged([], 0, 70., True) == unjudged([], 0, math.nan, False) == "not run"
+    assert unjudged([70.], 0, math.nan, True) == "not published" and unjudged([70.], 0, 70., True) == ""
+    assert unjudged([70., math.nan], 0, 70., True) == unjudged([math.nan], 0, 70., False) == "not measured"
+    assert unjudged([math.nan], 1, 70., True) == "diverged"
 
 def test_matching_and_one_line_only():
     paper = pd.DataFrame(dict(method=list("AAB"), clients=["20", "100", "?"], mean=[1., 2., 3.], std=[.1, np.nan, .3]))
@@ -143,10 +133,10 @@ def test_table(spec):
     put(spec, "paper", "prox", ONE, [72.5])
     long = table(spec, "paper").set_index(["column", "row"])
     avg = long.loc[ONE, "FedAvg"]
-    assert (avg["mean"], avg["std"], avg.n, avg.difference, avg.verdict) == (70., 1., 3, 0., "reproduced")
+    assert (avg["mean"], avg["std"], avg.n, avg.difference, avg.verdict) == (70., 1., 3, 0., "consistent")
     assert (avg["last"], avg.best, avg["values"], avg.seeds) == (70., 71., "69.00 70.00 71.00", "0 1 2")
     assert math.isclose(avg.mean_last_10, 70.)
-    assert long.loc[ONE, "prox"].verdict == "not reproduced" and math.isnan(long.loc[ONE, "prox"]["std"])
+    assert long.loc[ONE, "prox"].verdict == "undecided" and math.isnan(long.loc[ONE, "prox"]["std"])
     assert long.loc[ONE, "IFCA"].verdict == long.loc["digits, 4 clients", "FedAvg"].verdict == "not run"
     assert long.loc[ONE, "IFCA"].published_mean == 50. and long.loc["digits, 4 clients", "FedAvg"].published_mean == 60.
 
@@ -226,7 +216,7 @@ def test_text(spec):
     assert max(map(len, text.splitlines())) <= 120
     for said in ["FedCCFA, table 2: A small one", "generalised_accuracy: %, mean over all clients",
                  "last evaluated round", "paper: the published setting", "CINIC-10, 5 clients: no loader",
-                 "1 reproduced", "95 % t interval"]:
+                 "1 consistent", "95 % prediction interval"]:
         assert said in " ".join(text.split())
     assert re.search(r"FedAvg +70\.00 ± 1\.00 \(3\) +70\.00|FedAvg +70\.00 ± 1\.00 \(3\) +71\.00", text)
 
@@ -236,7 +226,7 @@ def test_markdown_and_html_are_escaped(spec):
     md, html = render(spec, "paper", "md"), render(spec, "paper", "html")
     assert "| <script>\\|x |" in md and "<script>" not in html and "&lt;script&gt;|x" in html
     rows = [line for line in md.splitlines() if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", r)) for r in rows} == {8}
+    assert {len(re.findall(r"(?<!\\)\|", r)) for r in rows} == {7}
 
 def test_csv_is_the_long_form(spec):
     put(spec, "paper", "FedAvg", ONE, [69.125, 70, 71])

@@ -1,0 +1,374 @@
+"The rule of verdicts: by hand, against scipy and statsmodels, its limits, its error rates; declared, counted once"
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.weightstats import ttost_ind
+
+from fedrepro import store
+from fedrepro.agreement import agreement, combined, coverage, forest, order, orders, tau_b, z_scores
+from fedrepro.experiments import find_specs, load_spec
+from fedrepro.independent import own_table, places, read_reach, same_runs
+from fedrepro.scoreboard import independent, judged, scoreboard, totals
+from fedrepro.settings import last_digit, read_published
+from fedrepro.tables import render, table
+from fedrepro.trees import InputError
+from fedrepro.verdicts import (VERDICTS, default_margin, error_rates, false_discovery, floored, seeds_needed, standard_error,
+                               verdict, words)
+
+PAPERS = Path(__file__).resolve().parents[1] / "papers"
+NAN = math.nan
+
+
+# --- the rule
+
+def test_one_run_by_hand():
+    "FedAvg in FedCCFA's Table 2: SE = 1.98 sqrt(4/3) = 2.2863, t(.975, 2) = 4.3027, so 2.84 lies within 9.837"
+    v = verdict([70.99], 68.15, 1.98, 3, pairing="pooled")
+    assert v.word == "undecided" and v.difference == 2.84 and v.df == 2
+    assert abs(v.se - 2.28631) < 1e-5 and abs(v.interval - 9.8372) < 1e-4
+    other = verdict([70.99], 68.15, 1.98, 3, pairing="welch")
+    assert (other.se, other.word, other.needed, v.needed) == (v.se, "undecided", math.inf, 9)
+
+
+def test_three_runs_by_hand():
+    "s = s0 = 0.5: SE = 0.5 sqrt(2/3) = 0.40825, nu = 4, t = 2.77645 and 2.13185"
+    v = verdict([69.5, 70., 70.5], 70.2, .5, 3, pairing="pooled")
+    assert np.allclose([v.se, v.interval, v.reach], [.408248, 1.133479, 1.070323], atol=1e-6) and v.df == 4
+    assert v.word == "consistent" and verdict([69.5, 70., 70.5], 70.1, .5, 3, pairing="pooled").word == "reproduced"
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("pairing", ["pooled", "welch"])
+@pytest.mark.parametrize("n, n0", [(2, 3), (3, 3), (5, 4), (7, 2)])
+def test_p_is_scipys(seed, pairing, n, n0):
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(70, 1, n), rng.normal(71, 3, n0)
+    v = verdict(x, y.mean(), y.std(ddof=1), n0, pairing=pairing)
+    oracle = stats.ttest_ind(x, y, equal_var=pairing == "pooled")
+    assert math.isclose(v.p, oracle.pvalue, rel_tol=1e-6) and math.isclose(v.df, oracle.df, rel_tol=1e-9)
+    low, high = oracle.confidence_interval(.95)
+    assert math.isclose(v.interval, (high - low) / 2, rel_tol=1e-9)
+    low, high = oracle.confidence_interval(.9)
+    assert math.isclose(v.reach, max(abs(low), abs(high)), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_reproduced_is_statsmodels_equivalence(seed):
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(70, .5, 4), rng.normal(70.3, .5, 3)
+    v = verdict(x, y.mean(), y.std(ddof=1), 3, pairing="pooled")
+    assert (v.word == "reproduced") == (ttost_ind(x, y, -1., 1.)[0] <= .05)
+
+
+def test_a_new_observation_where_the_published_spread_is_not_used():
+    "SE = s sqrt(1 + 1/n): scipy's t quantile of a prediction interval for one more value"
+    x = np.array([69.1, 70.4, 70.9])
+    a, b = verdict(x, 71., 6.3, 0), verdict(x, 71.)
+    assert a == b and a.df == 2 and math.isclose(a.se, x.std(ddof=1) * math.sqrt(4 / 3))
+    alone = verdict([71.], 71.)
+    assert alone.word == "undecided" and math.isnan(alone.interval) and alone.needed == 2
+
+
+def test_the_words():
+    tight = lambda gap, n=3: str(words(gap, .1, 4, 1., n))
+    assert [tight(g) for g in (0., .5, .9, 1.1)] == ["reproduced", "reproduced", "differs slightly", "contradicted"]
+    assert tight(0., 1) == "consistent" and str(words(2., 5., 4, 1., 3)) == "undecided"
+    assert str(words(0., NAN, 0, 1., 1)) == "undecided" and words(np.array([0., 9.]), .1, 4, 1., 3).tolist() == ["reproduced", "contradicted"]
+
+
+@pytest.mark.parametrize("values, published, std", [([70., 71., 72.], 70.4, .3), ([68.], 75., 1.), ([60., 60.1], 70., .2)])
+def test_above_and_below_are_the_same(values, published, std):
+    a = verdict(values, published, std, 3)
+    b = verdict([140 - v for v in values], 140 - published, std, 3)
+    assert (a.word, a.interval, a.difference) == (b.word, pytest.approx(b.interval), pytest.approx(-b.difference))
+
+
+@pytest.mark.parametrize("gap, word", [(0., "reproduced"), (.9, "reproduced"), (1.1, "contradicted"), (-1.1, "contradicted")])
+@pytest.mark.parametrize("pairing", ["pooled", "welch"])
+def test_with_many_seeds_only_the_margin_is_left(gap, word, pairing):
+    values = np.tile([69. + gap, 71. + gap], 20_000)
+    assert verdict(values, 70., 1., 40_000, pairing=pairing).word == word
+
+
+def test_a_large_margin_reproduces_all_that_is_known():
+    assert verdict([10., 90.], 50., 20., 3, margin=1e6).word == "reproduced" and verdict([10.], 50., 20., 3, margin=1e6).word == "consistent"
+
+
+def test_a_printed_zero_is_rounded():
+    assert floored(0., .01) == .005 and floored(.3, .1) == .3
+    v = verdict([10.], 10., 0., 3, .3, step=.01)
+    assert v.word == "consistent" and 0 < v.interval < .03
+    assert [last_digit(t) for t in ("0.00", "6.3", "2", "1e-3")] == [.01, .1, 1., .001]
+
+
+def test_margins():
+    assert [default_margin(m) for m in (99., 50., 49., 15., 10., 0.)] == [1., 1., .98, .3, .3, .3]
+    assert default_margin(1.06, True) == .05 and default_margin(90., declared=2.) == 2.
+    assert default_margin(90., gap=-.35) == .175 and default_margin(90., gap=9.) == 1. and default_margin(90., gap=0.) == default_margin(90., gap=NAN) == 1.
+
+
+@pytest.mark.parametrize("pairing", ["pooled", "welch"])
+@pytest.mark.parametrize("gap, s, s0", [(0., 1., .8), (1., 2., .5), (2., 1.5, .2)])
+def test_the_seeds_that_are_said_to_decide_do(pairing, gap, s, s0):
+    n = seeds_needed(gap, s, 2, s0, 3, 1., pairing)
+    said = lambda k: str(words(gap, *standard_error(s, k, s0, 3, pairing), 1., k))
+    assert said(n) != "undecided" and all(said(k) == "undecided" for k in range(3, int(n)))
+
+
+def test_sometimes_no_number_of_seeds_decides():
+    "Welch: t(.975, 2) s0 / sqrt(3) > 3 margins whatever our n"
+    assert seeds_needed(0., 1., 2, 1.98, 3, 1., "welch") == math.inf and stats.t.ppf(.975, 2) * 1.98 / 3**.5 > 3
+    assert verdict([30., 40.], 33.7, 41.05, 3, default_margin(33.7), "pooled").needed == math.inf
+
+
+@pytest.mark.parametrize("pairing", ["pooled", "welch"])
+@pytest.mark.parametrize("sd", [.2, 1., 3.])
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_error_rates(pairing, sd, n):
+    noise = 3 * math.sqrt(.05 * .95 / 20_000)
+    exact, off = (error_rates(n, sd, miss, pairing, draws=20_000, seed=n) for miss in (0., 3.))
+    assert exact["contradicted"] <= .05 + noise and off["reproduced"] <= .05 + noise
+    assert math.isclose(sum(exact.values()), 1) and set(exact) == set(VERDICTS)
+
+
+def test_q_is_statsmodels():
+    ps = np.random.default_rng(0).uniform(size=20) ** 2
+    assert np.allclose(false_discovery(ps), multipletests(ps, method="fdr_bh")[1])
+    assert false_discovery([NAN, .02])[1] == .02 and math.isnan(false_discovery([NAN])[0]) and false_discovery([]) == []
+
+
+# --- declared in the specs
+
+SPEC = '''
+title = "A small one"
+paper = "Demo"
+table = "{table}"
+kind = "table"
+metric = "generalised_accuracy"
+statistic = "last"
+published = "table{table}.published.csv"
+{top}
+[base]
+source = "guess: a test"
+rounds = 3
+seeds = [0, 1, 2]
+partition = "iid"
+recipe = "plain"
+dataset = "digits"
+network = "digits_cnn"
+clients = 3
+[[columns]]
+label = "A"
+[methods.FedAvg]
+[methods.FedProx]
+{row}
+[methods.second]
+class = "FedAvg"
+epochs = {{value = 2, source = "guess: another reading"}}
+published = {{method = "FedAvg"}}
+'''
+CSV = "paper,table,method,dataset,mean,std\nDemo,{table},FedAvg,digits,70.0,0.5\nDemo,{table},FedProx,digits,{mean},0.50\n"
+TRIALS = 'spread = "trials"\ntrials = 3\npairing = "pooled"'
+
+
+@pytest.fixture
+def demo(tmp_path):
+    (tmp_path / "papers/demo").mkdir(parents=True)
+    def write(table=1, top=TRIALS, row="", mean="71.0"):
+        file = tmp_path / f"papers/demo/table{table}.toml"
+        file.write_text(SPEC.format(table=table, top=top, row=row))
+        file.with_name(f"table{table}.published.csv").write_text(CSV.format(table=table, mean=mean))
+        return load_spec(file)
+    return write
+
+
+def put(spec, row, values):
+    for c in spec.cells("paper", [row], seeds=len(values)):
+        head = dict(settings=c.settings, run_id=c.run_id, status="complete")
+        if values[c.seed] is None: head |= dict(status="diverged", diverged=dict(round=1, client=0, norm="nan"))
+        rows = [dict(round=t, generalised_accuracy=values[c.seed] + t - 3) for t in (1, 2, 3)] if values[c.seed] is not None else []
+        store.write(store.run_path(spec.results, c), head, rows)
+
+
+@pytest.mark.parametrize("top, word", [
+    ('spread = "seeds"', "spread 'seeds'"), ('spread = "trials"', "trials"), ("trials = 3", "trials"), ('spread = "trials"\ntrials = 1', r"\[2, 1000\]"),
+    ('pairing = "paired"', "pairing"), ("margin = 0.0", "margin"), ('margin = "one"', "margin"), ("margin = nan", "margin"), ('gap = ["FedAvg"]', "two rows"),
+    ('gap = ["FedAvg", "FedAvg"]', "two rows"), ('gap = ["FedAvg", "Nobody"]', "gap"), ("nan_model = 101.0", "nan_model")])
+def test_wrong_declarations_are_refused(demo, top, word):
+    with pytest.raises(InputError, match=word) as error: demo(top=top)
+    assert "\n" not in str(error.value)
+
+
+def test_wrong_rows_are_refused(demo):
+    with pytest.raises(InputError, match="untuned"): demo(row="untuned = true")
+
+
+def test_declarations_name_no_run(demo):
+    ids = [{c.run_id for c in demo(top=top, row=row).cells("paper")} for top, row in
+           [("", ""), (TRIALS, ""), ('spread = "last rounds"\nmargin = 3.0\ngap = ["FedAvg", "FedProx"]\nnan_model = 10.0', 'untuned = "mu"')]]
+    assert ids[0] == ids[1] == ids[2] and len(ids[0]) == 9
+
+
+def line(spec, row): return table(spec, "paper").set_index("row").loc[row]
+
+
+def test_what_the_spec_declares_is_used(demo):
+    values = [70., 70.5, 71.]
+    cells = {}
+    for name, top in dict(pooled=TRIALS, welch=TRIALS.replace("pooled", "welch"), last='spread = "last rounds"', own="", gap=TRIALS + '\ngap = ["FedAvg", "FedProx"]',
+                          margin=TRIALS + "\nmargin = 4.0").items():
+        spec = demo(top=top)
+        put(spec, "FedAvg", values)
+        cells[name] = line(spec, "FedAvg")
+    assert cells["pooled"].df == 4 and cells["last"].df == cells["own"].df == 2 and 3.9 < cells["welch"].df <= 4
+    assert (cells["pooled"].margin, cells["gap"].margin, cells["margin"].margin) == (1., .5, 4.)
+    assert cells["margin"].verdict == "reproduced" and cells["pooled"].verdict == "consistent"
+
+
+def test_rows_that_were_not_tuned_say_so(demo):
+    spec = demo(row='untuned = "mu"')
+    put(spec, "FedProx", [60., 60.1])
+    put(spec, "FedAvg", [70., 70.1])
+    text = render(spec, "paper")
+    assert "contradicted, p < 0.001, untuned" in text and text.count("untuned") == 1
+
+
+def test_undecided_cells_say_how_many_seeds_would_decide(demo):
+    spec = demo()
+    put(spec, "FedAvg", [71., 68.])
+    found = line(spec, "FedAvg")
+    assert found.verdict == "undecided" and f"undecided: {found.needed:.0f} seeds" in render(spec, "paper", "md")
+    (spec.path.with_name("table1.published.csv")).write_text(CSV.format(table=1, mean=71).replace("0.50\n", "41.05\n"))
+    put(spec, "FedProx", [70.])
+    assert "undecided: none can" in render(spec, "paper")
+
+
+def test_a_diverged_run_beside_what_the_code_would_print(demo):
+    spec = demo(top=TRIALS + "\nnan_model = 10.0")
+    put(spec, "FedAvg", [None, None, 81.1])
+    assert "33.70 ± 41.05 (3)" in render(spec, "paper") and line(spec, "FedAvg").verdict == "diverged"
+    assert "would print" not in render(demo(), "paper")
+
+
+def test_the_swing_of_the_last_rounds(demo):
+    spec = demo()
+    put(spec, "FedAvg", [70., 71.])
+    assert math.isclose(line(spec, "FedAvg").swing, 1.)  # each run: v - 2, v - 1, v
+
+
+# --- counted once
+
+def test_two_rows_never_share_a_number(demo):
+    spec = demo()
+    for row in ("FedAvg", "second"): put(spec, row, [70., 70.2, 70.4])
+    assert line(spec, "second").verdict == "number of FedAvg" and line(spec, "FedAvg").verdict in VERDICTS
+    board = scoreboard(root=spec.path.parents[1], tiers=("paper",))
+    assert len(judged(board)) == 1 and totals(board).consistent.sum() + totals(board).reproduced.sum() == 1
+
+
+def test_a_number_printed_twice_counts_once(demo):
+    first, second = demo(1), demo(2, mean="72.0")
+    put(first, "FedAvg", [70., 70.2, 70.4])
+    assert same_runs(first) == {} and same_runs(second) == {0: "table 1"}  # FedProx's numbers differ
+    assert line(second, "FedAvg").same_runs == "table 1" and "(same runs as table 1)" in render(second, "paper")
+    board = scoreboard(root=first.path.parents[1], tiers=("paper",))
+    assert len(board) == 4 and len(independent(board)) == 3 and len(judged(board)) == 1
+
+
+def test_a_neighbour_that_cannot_be_read_does_not_stop_a_table(demo):
+    spec = demo(1)
+    demo(2).path.write_text("not toml [")
+    assert same_runs(spec) == {} and len(table(spec, "paper")) == 3
+
+
+def test_the_papers_numbers():
+    "An oracle from the csv files alone: equal numbers of one setting in two tables of a paper, by what the notes say"
+    specs = [s for s in (load_spec(p) for n, p in find_specs(PAPERS).items() if own_table(p)) if s.paper != "FedCADS README"]
+    printed = {s.name: read_published(s.published) for s in specs}
+    same = {s.name: same_runs(s) for s in specs}
+    assert sum(map(len, printed.values())) == 1024 and sum(int(p["mean"].isna().sum()) for p in printed.values()) == 6
+    assert {n: len(v) for n, v in same.items() if v} == {"fedccfa/table8": 84, "fedccfa/table11": 6, "fedccfa/table3": 1, "fedccfa/table4": 1,
+                                                         "fedccfa/table5": 2, "lfd/table1": 1, "lfd/table3": 5}
+    for spec in (s for s in specs if same[s.name] and not s.difference):
+        for i, origin in same[spec.name].items():
+            there = printed[f"{spec.folder}/table{origin.removeprefix('table ')}"]
+            mine = printed[spec.name].iloc[i]
+            twin = there[(there["mean"] == mine["mean"]) & (there["std"] == mine["std"]) & (there.dataset == mine.dataset)]
+            assert len(twin) == 1, (spec.name, i)
+    minus = printed["fedccfa/table8"]["mean"] - (printed["fedccfa/table2"]["mean"] - printed["fedccfa/table1"]["mean"])
+    assert minus.abs().max() < .06  # they are the differences that they say they are
+
+
+def test_out_of_reach():
+    board = scoreboard(root=PAPERS, tiers=("paper",))
+    asked = board[board.status.isin(["no data here", "beyond a CPU"])]
+    kinds = asked.groupby("dataset").status.agg(set)
+    assert kinds.to_dict() == {"AGNews": {"no data here"}, "BindingDB": {"no data here"}, "CIFAR-10": {"beyond a CPU"},
+                               "CIFAR-100": {"no data here"}, "CINIC-10": {"no data here"}}
+    assert (board[board.dataset.isin(["CINIC-10", "CIFAR-100"])].status == "no data here").all()
+    assert set(board[(board.status == "beyond a CPU")].folder) == {"fedbss"}
+
+
+@pytest.mark.parametrize("text, word", [("[data]\nX = 1", "reason"), ("[dat]\nX = 'y'", "dat"), ("data = 3", "data"), ("[data", "TOML")])
+def test_a_wrong_list_of_what_is_out_of_reach(tmp_path, text, word):
+    (tmp_path / "reach.toml").write_text(text)
+    with pytest.raises(InputError, match=word): read_reach(tmp_path)
+
+
+def test_every_row_with_a_grid_and_a_guess_says_untuned():
+    "The specs declare what a paper tuned; where the value is still a guess the row must say so"
+    from fedrepro.inherit import read_spec
+    for name, path in ((n, p) for n, p in find_specs(PAPERS).items() if own_table(p)):
+        spec, grids = load_spec(path), read_spec(path).get("tuning", {})
+        for row, grid in ((r, g) for r, g in grids.items() if r in spec.rows):
+            values = spec.base | spec.rows[row].values
+            guess = any(values[k].source.startswith("guess:") for k in grid if k in values)
+            assert bool(spec.rows[row].untuned) == guess, (name, row)
+
+
+# --- a whole paper
+
+def test_coverage_is_clopper_and_pearson():
+    found = coverage([0.] * 37 + [9.] * 3 + [NAN], [1.] * 41)
+    exact = stats.binomtest(37, 40).proportion_ci(method="exact")
+    assert (found["cells"], found["inside"]) == (40, 37) and np.allclose([found["low"], found["high"]], exact)
+    assert math.isnan(coverage([], [])["share"]) and coverage([], [])["high"] == 1.
+
+
+def test_mean_difference_by_hand():
+    "0 and 2 with SE 1: Q = 2, tau^2 = 1, mean 1 with SE 1"
+    found = combined([0., 2., NAN], [1., 1., 1.])
+    assert np.allclose([found["mean"], found["low"], found["high"], found["tau"], found["i2"]], [1, -.96, 2.96, 1, .5], atol=1e-2)
+    assert math.isnan(combined([1.], [1.])["mean"]) and combined([1., 1.], [.1, .1])["tau"] == 0
+
+
+def test_z_scores_have_one_scale():
+    df = np.array([1., 2., 30.])
+    assert np.allclose(z_scores(stats.t.ppf(.9, df), np.ones(3), df), stats.norm.ppf(.9)) and len(z_scores([1., NAN], [1., 1.], [2, 2])) == 1
+
+
+def test_order_of_methods():
+    assert math.isclose(tau_b([1, 2, 3, 4], [1, 2, 4, 3]), 4 / 6) and math.isnan(tau_b([1, 1], [1, 2]))
+    ours = np.array([[1., 2., 3.], [2., 3., 1.], [1., 2., 3.]])
+    found = order([1., 2., 3.], ours, draws=300)
+    assert found["n"] == 3 and found["low"] <= found["tau"] <= found["high"] and found == order([1., 2., 3.], ours, draws=300)
+    assert math.isnan(order([1., 2., 3.], ours[:1])["low"])
+
+
+def test_a_paper_from_files(demo):
+    spec = demo()
+    put(spec, "FedAvg", [70., 70.2, 70.4])
+    put(spec, "FedProx", [71., 71.2, 71.4])
+    board = scoreboard(root=spec.path.parents[1], tiers=("paper",))
+    found = agreement(board).set_index("paper").loc["Demo"]
+    assert (found.judged, found.inside) == (2, 2) and math.isclose(found["mean"], .2, abs_tol=1e-9)
+    assert orders(spec, "paper", least=2).tau.tolist() == [pytest.approx(1.)]
+    fig = forest(judged(board), "Demo")
+    assert len(fig.axes[0].get_yticklabels()) == 3
+    assert agreement(board[:0]).empty
+    with pytest.raises(InputError, match="no judged cell"): forest(judged(board)[:0], "Demo")
