@@ -397,7 +397,8 @@ def test_run_table_and_figure_from_the_command_line(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "lp_existing" in text and "lp_absent" in text and "starting models, asked for 75 %: FedAvg, seed 0" in text
     frame = table(load_spec("lfd/table5"), "smoke", tmp_path).set_index(["column", "row"])
-    assert set(frame.metric) == {"lp_existing", "lp_absent"} and frame.n.sum() == 4
+    groups = {f"{name}_{group}" for name in ("lp", "lp_means") for group in ("existing", "absent")}  # two readings of LP
+    assert set(frame.metric) == groups and frame.n.sum() == 8
     rows = {h["settings"]["method"]["class"]: r for h, r in map(store.read, tmp_path.rglob("*.jsonl"))}
     for (column, row), line in frame[frame.n > 0].iterrows():
         assert line["mean"] == rows[row][-1][f"lp_{column.split()[0]}"]
