@@ -3,7 +3,7 @@
 # make chaos SEED=1..20   sweeps whose workers, drivers, disk and files are attacked at random; every cell must come out whole
 # make site               the documentation under out/site, by quarto, which must be installed
 # make smoke              every table and figure at tier smoke, one seed: run, printed and drawn under out/smoke
-# make nightly            5,000 generated inputs a property, every default changed once, three seeds of chaos, make smoke
+# make nightly            5,000 generated inputs a property, every default changed once, what tests repeat, three seeds of chaos, make smoke
 # make dist               the sdist and the wheel, in dist/
 # make canary             does nbdev 3.3 export the same modules and test the same pages? (an environment of its own)
 # All make the environment .venv first: Python 3.11 or newer and a network are all they need.
@@ -103,6 +103,7 @@ smoke: $(READY)
 nightly: $(READY)
 	$(call step,nightly: generated inputs and golden bands)
 	FEDREPRO_NIGHTLY=1 $(PY) -m pytest tests/test_input.py tests/test_partition.py tests/test_store.py tests/test_bands.py --durations 5 -n 2
+	FEDREPRO_NIGHTLY=1 $(PY) -m pytest tests -m nightly --durations 12 -n 2 --dist loadfile
 	@$(MAKE) --no-print-directory chaos SEED=1..3
 	@$(MAKE) --no-print-directory smoke
 

@@ -20,7 +20,7 @@ from chaos import FAULTS, Storm, damage, said  # noqa: E402
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and mounts of Linux")
 
 
-@pytest.mark.skipif("FEDREPRO_NIGHTLY" not in os.environ, reason="nightly: a minute of two cores, and `make chaos` does the same")
+@pytest.mark.nightly("a minute of two cores, and `make chaos` does the same")
 def test_a_short_storm():
     "Pays for a sweep that is started again after every fault"
     done = subprocess.run([sys.executable, TOOLS / "chaos.py", "--short", "--seeds", "0"], capture_output=True, text=True)

@@ -69,6 +69,7 @@ def started(folder, workers):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
+    "A scheduler and two workers, started once for this file"
     with started(tmp_path_factory.mktemp("cluster"), 2) as made: yield made
 
 
@@ -187,7 +188,9 @@ def test_what_became_of_a_task():
 
 
 def test_workers_and_scheduler_die(alone, tmp_path, tmp_path_factory):
-    "A worker is killed: its run is computed by another. The scheduler is killed: what is finished stays, and the next call computes the rest alone"
+    """A worker is killed: its run is computed by another. The scheduler is killed: what is finished stays, and the next call computes the rest alone.
+
+    Pays for a cluster of its own, three processes."""
     results = tmp_path / "r"
     with started(tmp_path_factory.mktemp("dying"), 2) as made:
         first, second = made.processes[1:]
@@ -213,6 +216,7 @@ def test_workers_and_scheduler_die(alone, tmp_path, tmp_path_factory):
     assert len(again.skipped) == there and len(again.done) == 8 - there and rows(results, many()) == rows(alone, many())
 
 
+@pytest.mark.nightly("a cluster of its own; that a lost worker costs nothing is tested above")
 def test_a_slow_worker_holds_up_its_own_run_alone(alone, tmp_path, tmp_path_factory):
     "One of two stands still while the other computes five runs; nothing is computed twice"
     with started(tmp_path_factory.mktemp("slow"), 2) as made:

@@ -186,6 +186,7 @@ def test_what_others_finish_is_counted_as_theirs(alone, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX sessions")
 def test_three_drivers_share_the_work(alone, tmp_path):
+    "Pays for three drivers, one with a pool"
     folder = tmp_path / "r"
     drivers = [driver(folder, workers) for workers in (1, 1, 2)]
     counts = []
@@ -199,7 +200,7 @@ def test_three_drivers_share_the_work(alone, tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_what_a_killed_driver_held_is_taken_over(tmp_path):
-    "It dies while it computes a run, and while the other one waits for that run or is at another"
+    "It dies while it computes a run, and while the other one waits for that run or is at another. Pays for two drivers of eight runs"
     folder = tmp_path / "r"
     killed = driver(folder, rounds=9)
     until(lambda: list(folder.rglob("*-000001.json")))  # a checkpoint: it is in the middle of a run

@@ -56,9 +56,11 @@ def test_two_workers_give_the_same_bits_in_any_order(reference, tmp_path):
     assert heads[0] == heads[1] and names(tmp_path) == names(reference)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.nightly("a pool of processes for each of five calls"))])
 def test_when_time_is_up_the_rest_is_left_for_another_time(reference, tmp_path, workers):
-    "Nothing starts, or a run stops at a round with a checkpoint; nobody has failed, and the next call ends with the same bits"
+    """Nothing starts, or a run stops at a round with a checkpoint; nobody has failed, and the next call ends with the same bits.
+
+    Pays for five calls of a second and more."""
     report = runner.run_cells(CELLS, tmp_path, workers=workers, quiet=True, until=time.time() - 1)
     assert len(report.later) == 4 and not report.failed and report.exit_code == 0 and not names(tmp_path)
     assert report.summary() == "0 computed, 0 were there, 4 left for another time"
@@ -146,8 +148,9 @@ def dies(pack, on_round, victim, times, folder):
     return runner.attempt(pack, on_round, results=folder)
 
 
-@pytest.mark.parametrize("times, done", [(1, 4), (9, 3)])
+@pytest.mark.parametrize("times, done", [pytest.param(1, 4, marks=pytest.mark.nightly("one death is a part of nine")), (9, 3)])
 def test_a_killed_worker_loses_no_run(reference, tmp_path, times, done):
+    "The runs beside it are whole, and its own is tried again before it fails. Pays for a new pool after each death"
     report = runner.Report()
     task = partial(dies, victim=CELLS[1].run_id, times=times, folder=tmp_path)
     with runner.Progress(CELLS, quiet=True) as progress: runner.run_apart([[c] for c in CELLS], 2, report, progress, task, tries=2)
@@ -204,8 +207,9 @@ def test_an_interrupt_between_a_result_and_its_note(tmp_path, monkeypatch, momen
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly("with two workers there is more to end")), 2])
 def test_ctrl_c_keeps_what_is_finished(tmp_path, workers):
+    "Pays for the start of a driver and of its two workers"
     process = started(tmp_path, workers)
     os.killpg(process.pid, signal.SIGINT)
     said = process.communicate(timeout=60)[1].decode()
@@ -218,6 +222,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path, workers):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_workers_end_with_a_killed_parent(tmp_path):
+    "Pays for the start of a driver and of its two workers"
     process = started(tmp_path, 2, stderr=subprocess.DEVNULL)
     assert len(group(process.pid)) >= 3
     process.kill()
@@ -228,6 +233,7 @@ def test_workers_end_with_a_killed_parent(tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_a_person_sees_bars(tmp_path):
+    "Pays for a driver at a terminal"
     ours, theirs = pty.openpty()
     process = started(tmp_path, 1, rounds=3, stderr=theirs)
     os.close(theirs)
