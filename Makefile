@@ -3,6 +3,7 @@
 # make chaos SEED=1..20   sweeps whose workers, drivers, disk and files are attacked at random; every cell must come out whole
 # make site               the documentation under out/site, by quarto, which must be installed
 # make smoke              every table and figure at tier smoke, one seed: run, printed and drawn under out/smoke
+# make bench              samples a second of every executor, a plain loop, other simulators
 # make nightly            5,000 generated inputs a property, every default changed once, what tests repeat, three seeds of chaos, make smoke
 # make dist               the sdist and the wheel, in dist/
 # make canary             does nbdev 3.3 export the same modules and test the same pages? (an environment of its own)
@@ -18,9 +19,9 @@ OUT     ?= out
 SPEC    := papers/fedccfa/table2.toml
 TIER    := smoke
 METHODS := FedAvg,FedProx,FedRep,FedCCFA
-PAGE    := nbs/24_fedccfa.ipynb
+PAGE    := nbs/06_methods/14_fedccfa.ipynb
 # notebooks whose committed outputs are numbers a reader may rely on: run again and compared by nbval
-NUMBERS := $(PAGE) nbs/index.ipynb nbs/reports/checklists.ipynb nbs/reports/summary.ipynb
+NUMBERS := $(PAGE) nbs/index.ipynb nbs/12_results/06_checklists.ipynb nbs/12_results/00_summary.ipynb
 # with the kernels of an older processor: committed digits must not be those of one machine
 OLDER   := MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
 RESULTS := $(OUT)/results
@@ -32,16 +33,17 @@ export JUPYTER_PREFER_ENV_PATH := 1
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export PATH := $(abspath $(BIN)):$(PATH)
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 SEED    ?= 1
 
 CANARY  := .venv-nbdev3
 # what nbdev 3.3 is tried on: plain functions, a method's class, pictures
-TRIED   := nbs/00_trees.ipynb nbs/10_objective.ipynb nbs/34_plots.ipynb
+TRIED   := nbs/01_core/01_trees.ipynb nbs/06_methods/00_objective.ipynb nbs/09_reporting/00_curves.ipynb
 
 step = @printf '\n== %s  %s\n' "$$(date +%H:%M:%S)" "$(1)"
 
-.PHONY: help env demo test check notebooks pytest numbers chaos smoke nightly dist canary readme lab clean site
+.PHONY: help env demo test check notebooks pytest numbers chaos smoke nightly bench dist canary readme lab clean site
 .NOTPARALLEL:
 
 help:
@@ -64,11 +66,11 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 demo: $(READY)
 	@mkdir -p $(OUT)
 	$(call step,demo: $(SPEC) at tier $(TIER))
-	$(BIN)/papermill $(if $(CI),--no-progress-bar,--progress-bar) $(PAGE) $(OUT)/24_fedccfa_table2_$(TIER).ipynb -p spec $(SPEC) -p tier $(TIER) -p methods $(METHODS) -p results $(RESULTS)
+	$(BIN)/papermill $(if $(CI),--no-progress-bar,--progress-bar) $(PAGE) $(OUT)/14_fedccfa_table2_$(TIER).ipynb -p spec $(SPEC) -p tier $(TIER) -p methods $(METHODS) -p results $(RESULTS)
 	$(BIN)/fedrepro figure $(SPEC) --tier $(TIER) --results $(RESULTS) --out $(OUT)/fedccfa_table2_$(TIER).png
 	@echo
 	$(BIN)/fedrepro table $(SPEC) --tier $(TIER) --results $(RESULTS)
-	@printf '%s\n' "" "executed notebook: $(OUT)/24_fedccfa_table2_$(TIER).ipynb" "figure:            $(OUT)/fedccfa_table2_$(TIER).png" "raw results:       $(RESULTS)/"
+	@printf '%s\n' "" "executed notebook: $(OUT)/14_fedccfa_table2_$(TIER).ipynb" "figure:            $(OUT)/fedccfa_table2_$(TIER).png" "raw results:       $(RESULTS)/"
 
 # the demo of the test starts from nothing, in a folder of its own
 test: $(READY) check notebooks pytest numbers
@@ -83,6 +85,7 @@ check: $(READY)
 notebooks: $(READY)
 	$(call step,nbdev_test: every notebook)
 	$(BIN)/nbdev_test --n_workers 2 --do_print
+	$(BIN)/nbdev_test --path benchmarks --n_workers 2 --do_print
 
 pytest: $(READY)
 	$(call step,pytest)
@@ -107,6 +110,9 @@ nightly: $(READY)
 	@$(MAKE) --no-print-directory chaos SEED=1..3
 	@$(MAKE) --no-print-directory smoke
 
+bench: $(READY)
+	$(PY) -m benchmarks
+
 # build/ would keep modules that are gone
 dist: $(READY)
 	@rm -rf build dist
@@ -121,7 +127,7 @@ canary: $(READY)
 	$(call step,export: fedrepro/ must come out the same)
 	@rm -rf $(OUT)/canary && mkdir -p $(OUT)/canary
 	@git ls-files -coz --exclude-standard -- nbs fedrepro papers settings.ini pyproject.toml _quarto.yml | xargs -0 cp --parents -P -t $(OUT)/canary
-	@find $(OUT)/canary/fedrepro -name '*.py' ! -name __init__.py -delete
+	@find $(OUT)/canary/fedrepro -name '*.py' ! -path '*/fedrepro/__init__.py' ! -name __main__.py -delete
 	cd $(OUT)/canary && $(abspath $(CANARY))/bin/nbdev-export
 	diff -r -x __pycache__ -x '*.egg-info' fedrepro $(OUT)/canary/fedrepro
 	$(call step,test)

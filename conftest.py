@@ -1,4 +1,4 @@
-"""nbval on notebooks that nbdev has cleaned: `pytest --nbval nbs/24_fedccfa.ipynb`; tests that run nightly alone."""
+"""nbval on notebooks that nbdev has cleaned: `pytest --nbval nbs/06_methods/14_fedccfa.ipynb`; tests that run nightly alone."""
 import os
 import re
 

@@ -18,13 +18,17 @@ from statistics import median
 
 import torch
 
-from fedrepro import bench, data, models, partition
-from fedrepro.executors import EXECUTORS, cores
-from fedrepro.federation import Federation
-from fedrepro.laws import FEDERATIONS, LOCAL, SETTINGS
-from fedrepro.rounds import load_methods, run
-from fedrepro.trees import InputError, one_of, tensors
-from fedrepro.trials import tiny
+from benchmarks import bench
+from fedrepro.checks.declarations import CHECK_SETTINGS, FEDERATIONS, LOCAL
+from fedrepro.checks.harness import tiny
+from fedrepro.core.errors import InputError, choice
+from fedrepro.core.trees import tensors
+from fedrepro.data import datasets, partition
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.method import load_methods
+from fedrepro.engine.rounds import run
+from fedrepro.executors.executors import EXECUTORS, cores
+from fedrepro.models import networks
 
 ALLOWED = {"float64": 1e-10, "float32": 1e-5}
 
@@ -36,9 +40,9 @@ def on(federation: Federation, device: str, dtype: torch.dtype) -> Federation:
 
 def convolutional() -> Federation:
     "Five clients of unequal size with a small convolutional network"
-    digits = data.load("digits")
+    digits = datasets.load("digits")
     whole = partition.partition("dirichlet-class-5", digits.train_y.numpy(), digits.test_y.numpy(), clients=5, alpha=.5, per_class=2)
-    return Federation(digits, models.network("digits_cnn"), whole)
+    return Federation(digits, networks.network("digits_cnn"), whole)
 
 
 def gap(a, b) -> float:
@@ -51,7 +55,7 @@ def rows(device: str, names: list[str]):
     "One for each method, network, precision and executor"
     for name in names:
         for network, federation in (("mlp", tiny()), ("cnn", convolutional())):
-            method = load_methods()[name](**LOCAL | SETTINGS.get(name, {}))
+            method = load_methods()[name](**LOCAL | CHECK_SETTINGS.get(name, {}))
             federation = FEDERATIONS.get(name, replace)(federation)
             if name == "Union" and network == "cnn": continue  # one client: the first network says it all
             for precision, rounds, seeds in (("float64", 3, 1), ("float32", 1, 3)):
@@ -79,7 +83,7 @@ def main(argv=None) -> int:
     asked = parser.parse_args(argv)
     torch.set_num_threads(1)
     if asked.device == "cuda" and not torch.cuda.is_available(): parser.error("--device cuda: PyTorch sees no GPU here")
-    try: names = [one_of(n, load_methods(), "method") for n in filter(None, asked.methods.split(","))] or sorted(load_methods())
+    try: names = [choice(n, load_methods(), "method") for n in filter(None, asked.methods.split(","))] or sorted(load_methods())
     except InputError as error: parser.error(str(error))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # float32 is to be compared, not TF32
     found = []

@@ -6,7 +6,7 @@ out=${1:?folder for the results}; data=${2:-${FEDREPRO_DATA:-$HOME/.cache/fedrep
 cd "$(dirname "$0")/.." && mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 2
 export PYTHONPATH=$PWD FEDREPRO_DATA=$data
 python benchmarks/equal.py --device cuda --json "$out/equality-cuda.json" || failed=1
-python -m fedrepro bench --device cuda --json "$out/cuda.json" || failed=1
+python -m benchmarks --device cuda --json "$out/cuda.json" || failed=1
 for how in stacked-graphs graphs; do
   mkdir -p "$out/$how"
   python -m fedrepro run fedccfa/table1 --tier paper --methods FedAvg --datasets "Fashion-MNIST, 20 clients" --seeds 1 \

@@ -3,24 +3,24 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fedrepro import runner
-from fedrepro.checkpoints import Keeper
-from fedrepro.experiments import Cell, load_spec
-from fedrepro.laws import SETTINGS
-from fedrepro.rounds import load_methods
-from fedrepro.settings import method_settings
+from fedrepro.checks.declarations import CHECK_SETTINGS
+from fedrepro.engine.checkpoints import CheckpointWriter
+from fedrepro.engine.method import load_methods
+from fedrepro.experiments import runner
+from fedrepro.experiments.runs import PlannedRun, method_settings
+from fedrepro.experiments.specs import load_spec
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCAL = dict(lr=.05, epochs=1, batch_size=32)
 
 
-def every_cell(rounds: int = 4, names=None) -> list[Cell]:
+def every_cell(rounds: int = 4, names=None) -> list[PlannedRun]:
     "A run of each method on digits: five clients, three a round, sudden drift before the third; FedAvg and FedCCFA without drift too"
-    base = load_spec("fedccfa/table2", ROOT / "papers").cells("smoke", methods=["FedAvg"], seeds=1)[0]
+    base = load_spec("fedccfa/table2", ROOT / "papers").runs("smoke", methods=["FedAvg"], seeds=1)[0]
     cells = []
     for name, cls in load_methods().items():
         if not cls.__module__.startswith("fedrepro.") or (names and name not in names): continue
-        method = cls(**LOCAL | SETTINGS.get(name, {}))
+        method = cls(**LOCAL | CHECK_SETTINGS.get(name, {}))
         settings = base.settings | dict(
             method={"class": name, "version": cls.version, "fields": method_settings(method)}, rounds=rounds, participation=.6,
             partition=base.settings["partition"] | dict(clients=5), drift={"name": "sudden", "at": 2})
@@ -31,10 +31,10 @@ def every_cell(rounds: int = 4, names=None) -> list[Cell]:
 
 
 if __name__ in ("__main__", "__mp_main__"):  # here and in worker processes
-    Keeper.clear = lambda self, finished=None: None  # the last checkpoints stay, so that parameters and states can be compared
+    CheckpointWriter.clear = lambda self, finished=None: None  # the last checkpoints stay, so that parameters and states can be compared
     runner.forget_finished = lambda folder, finished: None
 
 if __name__ == "__main__":
     folder, workers, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    report = runner.run_cells(every_cell(names=names), folder, workers=workers, quiet=True, how="sequential", every=1)
+    report = runner.compute_runs(every_cell(names=names), folder, workers=workers, quiet=True, how="sequential", every=1)
     sys.exit(report.exit_code)

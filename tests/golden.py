@@ -9,15 +9,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedrepro import data, models, partition
-from fedrepro.federation import Federation
-from fedrepro.laws import FEDERATIONS
-from fedrepro.local import Batch, cross_entropy
-from fedrepro.metrics import evaluate, finetuned, judged_models
-from fedrepro.models import Net, Network
-from fedrepro.partition import DriftSchedule, Swap
-from fedrepro.rounds import begin, load_methods, run, sequential
-from fedrepro.trees import squared_norm, sub
+from fedrepro.checks.declarations import FEDERATIONS
+from fedrepro.core.trees import squared_norm, sub
+from fedrepro.data import datasets, partition
+from fedrepro.data.concept_drift import DriftSchedule, Swap
+from fedrepro.engine.client import Batch, cross_entropy
+from fedrepro.engine.evaluation import evaluate, finetuned, judged_models
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.method import load_methods
+from fedrepro.engine.rounds import begin, run, sequential
+from fedrepro.models import networks
+from fedrepro.models.architectures import Net, Network
 
 TYPES = {"float32": torch.float32, "float64": torch.float64}
 METHODS = {name: cls for name, cls in sorted(load_methods().items()) if cls.__module__.startswith("fedrepro.")}
@@ -72,9 +74,9 @@ def cell_of(name: str) -> Cell: return CELLS.get(name, Cell())
 
 
 @cache
-def digits(samples: int) -> data.Dataset:
+def digits(samples: int) -> datasets.Dataset:
     "The first training images of digits, shifted by up to a pixel, and its test set"
-    whole = data.load("digits")
+    whole = datasets.load("digits")
     return replace(whole, train_x=whole.train_x[:samples], train_y=whole.train_y[:samples],
                    recipe=replace(whole.recipe, name="golden", crop=1))
 
@@ -103,7 +105,7 @@ def federation(name: str, dtype: torch.dtype, nudge: int = 0) -> Federation:
     d, swaps = digits(cell.samples), tuple(Swap(cell.first + t, (k,), labels) for t, k, labels in cell.swaps)
     split = partition.partition("dirichlet-class", d.train_y.numpy(), d.test_y.numpy(), clients=cell.clients,
                                 seed=cell.seed, alpha=cell.alpha)
-    usual = models.network("digits_cnn", shape=d.shape)
+    usual = networks.network("digits_cnn", shape=d.shape)
     net = Start(cell.network.__name__, cell.network) if cell.network else Start(usual.name, usual.make)
     net.nudge = nudge
     drift = DriftSchedule("golden", cell.clients, 10, swaps)

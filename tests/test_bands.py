@@ -144,7 +144,7 @@ def said(*words):
 
 @pytest.mark.parametrize("words, error", [
     (["--renew", "FedAvg"], '--renew without a reason: expected --why "TEXT"\n'), (["--renew", "--why", " "], '--renew without a reason'),
-    (["--check", "FedAvgg"], "unknown method 'FedAvgg'; accepted: "), ([], "expected one of --check, "),
+    (["--check", "FedAvgg"], "method 'FedAvgg' is unknown; did you mean 'FedAvg'? accepted: "), ([], "expected one of --check, "),
     (["--check", "--renew", "--why", "x"], "expected one of --check, "), (["--check", "FedAvg", "--file", "FOLDER"], "cannot be read")])
 def test_wrong_input_is_refused_in_a_line(words, error, tmp_path, capsys):
     before = bands.BANDS.read_bytes()

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedrepro import bench
-from fedrepro.cli import main
-from fedrepro.contestants import Engine, PlainLoop, Work, counted, flops_per_sample, read_work, works
-from fedrepro.executors import executor
-from fedrepro.rounds import begin, next_round
-from fedrepro.trees import InputError, distance
+from benchmarks import bench
+from benchmarks.__main__ import main
+from benchmarks.workloads import Engine, PlainLoop, Work, counted, flops_per_sample, read_work, works
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import distance
+from fedrepro.engine.rounds import begin, next_round
+from fedrepro.executors.executors import executor
 
 FILES = sorted((Path(__file__).resolve().parent.parent / "benchmarks").glob("*.json"))
 SMALL = Work("small", network="digits_cnn", shape=(1, 8, 8), clients=3, samples=300, batch_size=32)
@@ -40,7 +41,7 @@ def check(found):
 @pytest.fixture
 def said(capsys):
     def said(*argv):
-        code = main(["bench", *map(str, argv)])
+        code = main([*map(str, argv)])
         return code, *capsys.readouterr()
     return said
 

@@ -5,9 +5,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.method import FedAvg
+from fedrepro.engine.rounds import begin, next_round
 from fedrepro.methods.fedccfa import FedCCFA
-from fedrepro.models import Net, Network
-from fedrepro.rounds import FedAvg, Federation, begin, next_round
+from fedrepro.models.architectures import Net, Network
 
 torch.set_num_threads(1)
 X = torch.tensor([[1., 0.], [0., 1.], [2., 1.], [1., 3.], [-1., 2.], [0., -1.], [2., 2.], [-2., 1.], [1., -1.], [3., 0.]], dtype=torch.float64)

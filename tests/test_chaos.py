@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from everybody import every_cell
-from fedrepro import store
-from fedrepro.settings import run_id
+from fedrepro.experiments import store
+from fedrepro.experiments.runs import run_id
 
 CELL = every_cell(names=["FedAvg"])[0]
 TOOLS = Path(__file__).resolve().parents[1] / "tools"

@@ -8,15 +8,18 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedrepro import claims, store
-from fedrepro.claims import Claim, effect, examine, in_words, interval, joint, read_claims, render_claims, verdicts
-from fedrepro.evidence import Comparison, contestants, first_round, holm, load, paired_test, places
-from fedrepro.experiments import find_specs, load_spec
-from fedrepro.settings import read_published
-from fedrepro.trees import InputError
+from fedrepro.core.errors import InputError
+from fedrepro.experiments import store
+from fedrepro.experiments.rules import read_published_csv
+from fedrepro.experiments.specs import find_specs, load_spec
+from fedrepro.verdicts import claims
+from fedrepro.verdicts.claims import (
+    Claim, effect, examine_claim, interval, joint, read_claims, render_claims, verdict_in_words, verdicts)
+from fedrepro.verdicts.comparisons import Comparison, contestants, first_round, holm, load_stored_runs, paired_test
+from fedrepro.verdicts.independent import places
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
-LINES = read_published(PAPERS / "claims.csv")
+LINES = read_published_csv(PAPERS / "claims.csv")
 SPEC = '''
 title = "A small one"
 paper = "Demo"
@@ -77,7 +80,7 @@ def demo(tmp_path):
 def put(demo, row, values, column="A", tier="paper", curve=None):
     "One run a seed of `row`, which ends in its value; None = diverged in round 1"
     spec = load_spec("demo/t", demo)
-    for c in spec.cells(tier, methods=[row], seeds=len(values)):
+    for c in spec.runs(tier, methods=[row], seeds=len(values)):
         if c.column != column: continue
         head, v = dict(settings=c.settings, run_id=c.run_id, status="complete"), values[c.seed]
         if v is None: head |= dict(status="diverged", diverged=dict(round=1, client=0, norm="inf"))
@@ -144,7 +147,7 @@ def test_every_claim_names_rows_and_columns_that_exist():
 def test_the_gains_in_the_text_are_those_of_the_published_table():
     "the second best of the paper is among the rows that are compared, and the gain over it is the claimed one"
     spec, seen = load_spec("fedccfa/table2"), 0
-    paper = read_published(spec.published)
+    paper = read_published_csv(spec.published)
     for claim in (c for c in read_claims() if c.listed and c.spec == spec.name):
         column = next(c for c in spec.columns if c.label == claim.columns[0])
         mean = {row: paper["mean"][i] for i, (row, _) in places(spec, (column,)).items()}
@@ -186,7 +189,7 @@ def test_supported_contradicted_and_no_claim(demo):
     assert math.isclose(found.effect, np.mean([3., 3.1, 2.8])) and found.p_holm < .01
     put(demo, "FedCCFA", [70.3, 71., 69.9])  # above FedAvg, below IFCA
     found = only(demo)
-    assert found.verdict == "contradicted" and found.effect < 0 and "p = 0.0" in in_words(found)
+    assert found.verdict == "contradicted" and found.effect < 0 and "p = 0.0" in verdict_in_words(found)
     put(demo, "FedCCFA", [75., 71., 72.3])
     assert only(demo).verdict.startswith("no claim (p = 0.")
 
@@ -261,19 +264,19 @@ def test_values_at_a_round(demo, kind, rounds, stated, word):
     "the curve ends at v and is v-1 in round 2"
     put(demo, "FedCCFA", [75., 75.2, 74.7])
     claim = Claim("Demo", "x", "y", kind, "demo/t", ("FedCCFA",), ("A",), published=stated, rounds=rounds)
-    found = claims.settle([examine(claim, load(load_spec("demo/t", demo), "paper"))])[0]
+    found = claims.settle([examine_claim(claim, load_stored_runs(load_spec("demo/t", demo), "paper"))])[0]
     assert found["verdict"].startswith(word)
     last = 0 if rounds > 2 or kind == "within" else 1
     assert math.isclose(found["effect"], np.mean([75., 75.2, 74.7]) - last - stated)
     margin = Claim(**{**claim.__dict__, "margin": 3.})
-    wide = claims.settle([examine(margin, load(load_spec("demo/t", demo), "paper"))])[0]
+    wide = claims.settle([examine_claim(margin, load_stored_runs(load_spec("demo/t", demo), "paper"))])[0]
     assert wide["verdict"] == "supported" and math.isclose(wide["effect"], found["effect"])
 
 
 def test_a_round_that_was_not_evaluated_is_not_measured(demo):
     put(demo, "FedCCFA", [75., 75.2, 74.7])
     claim = Claim("Demo", "x", "y", "at round", "demo/t", ("FedCCFA",), ("A",), published=1., rounds=9)
-    assert examine(claim, load(load_spec("demo/t", demo), "paper"))["verdict"] == "not run"
+    assert examine_claim(claim, load_stored_runs(load_spec("demo/t", demo), "paper"))["verdict"] == "not run"
 
 
 def test_fewer_rounds_to_the_references_last_accuracy(demo):
@@ -283,9 +286,9 @@ def test_fewer_rounds_to_the_references_last_accuracy(demo):
     put(demo, "IFCA", [60.] * 3, curve=[40, 50, 60, 60, 60, 60])
     put(demo, "FedCCFA", [75.] * 3, curve=[60, 70, 72, 73, 74, 75])
     spec = load_spec("demo/t", demo)
-    found = claims.fewer_rounds(claim, load(spec, "paper"))
+    found = claims.fewer_rounds(claim, load_stored_runs(spec, "paper"))
     assert {c.label.split(" against ")[1]: set(c.differences.values()) for c in found} == {"FedAvg, A": {4.}, "IFCA, A": {5.}}
-    assert examine(claim, load(spec, "paper"))["verdict"] == "no claim (no spread over seeds)"
+    assert examine_claim(claim, load_stored_runs(spec, "paper"))["verdict"] == "no claim (no spread over seeds)"
 
 
 # --- printed

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import fedrepro
-from fedrepro.cli import main
+from fedrepro.cli.main import main
 
 SPEC = '''
 title = "A small one"
@@ -81,12 +81,12 @@ def test_lists(said, spec):
         assert code == 0 and word in out
 
 def test_some_columns_alone(said, spec, monkeypatch):
-    from fedrepro import runner
+    from fedrepro.experiments import runner
     asked = []
     def note(cells, *_, **__):
         asked.append([c.column for c in cells])
-        return runner.Report()
-    monkeypatch.setattr(runner, "run_cells", note)
+        return runner.SweepReport()
+    monkeypatch.setattr(runner, "compute_runs", note)
     more = '[[columns]]\nlabel = "again, with 5"\ndataset = "digits"\nclients = 5\nsource = "guess: a test"\n[methods.FedAvg]'
     two = spec.with_name("two.toml")
     two.write_text(spec.read_text().replace("[methods.FedAvg]", more))
@@ -115,7 +115,7 @@ def test_two_specs_share_runs(said, spec):
 
 OWN = '''
 from dataclasses import dataclass
-from fedrepro.rounds import FedAvg
+from fedrepro.engine.method import FedAvg
 @dataclass
 class Halfway(FedAvg):
     "Goes half of FedAvg's way"
@@ -200,8 +200,6 @@ def test_help_and_version(said):
     (["run", "SPEC", "--seeds", "9" * 5000], ["--seeds", "at most 1000000"]),
     (["run", "SPEC", "--seeds", "1001"], ["seeds", "1001", "[1, 1000]"]),
     (["--import", "a:b.py", "run", "SPEC"], ["'a:b.py'", "':'"]),
-    (["bench", "--json", "."], ["--json .", "no file"]),
-    (["bench", "--json", "nowhere/x.json"], ["--json nowhere/x.json"]),
     (["run", "SPEC", "--tier", "big"], ["'big'", "paper", "smoke"]),
     (["run", "SPEC", "--device", "gpu"], ["'gpu'", "auto", "cpu", "cuda"]),
     (["run", "nowhere.toml"], ["nowhere.toml"]),
@@ -268,21 +266,21 @@ def test_cuda_without_a_gpu(said, spec):
     refused(said("run", spec, "--device", "cuda"), "'cuda'", "accepted: auto, cpu")
 
 def test_a_failed_run_is_exit_1(said, spec, monkeypatch):
-    from fedrepro import runner
+    from fedrepro.experiments import runner
     def broken(*_, **__): raise RuntimeError("broken")
-    monkeypatch.setattr(runner, "run_pack", broken)
+    monkeypatch.setattr(runner, "run_job", broken)
     code, out, err = said("run", spec, "--seeds", 1, "--workers", 1)
     assert code == 1 and "broken" in err and "not run" in out
 
 def test_interrupted_is_130(said, spec, monkeypatch):
-    from fedrepro import runner
+    from fedrepro.experiments import runner
     def stop(*_, **__): raise KeyboardInterrupt
-    monkeypatch.setattr(runner, "run_pack", stop)
+    monkeypatch.setattr(runner, "run_job", stop)
     code, out, err = said("run", spec, "--workers", 1)
     assert code == 130 and out == "" and "finished runs are kept" in err
 
 def test_our_own_mistakes_are_not_hidden(spec, monkeypatch):
-    from fedrepro import tables
+    from fedrepro.verdicts import tables
     def broken(*_): raise ValueError("a bug")
     monkeypatch.setattr(tables, "render", broken)
     with pytest.raises(ValueError, match="a bug"): main(["table", str(spec)])
@@ -300,7 +298,7 @@ def test_process(spec):
 
 def test_help_has_groups_in_order(said):
     out = said("--help")[1]
-    groups = {"Start here": ["compare", "data"], "Reproduce": ["run", "sweep", "table", "figure"], "Your own": ["bench", "export", "log"],
+    groups = {"Start here": ["compare", "data"], "Reproduce": ["run", "sweep", "table", "figure"], "Your own": ["export", "log"],
               "Look up": ["methods", "datasets", "tables", "scoreboard", "claims"]}
     at = [out.index(title) for title in groups]
     assert at == sorted(at) and "Commands" not in out and "fedrepro compare FedAvg FedCCFA" in out and "fedrepro run fedccfa/table2" in out
@@ -310,7 +308,7 @@ def test_help_has_groups_in_order(said):
 
 def completed(*words):
     "What a shell would offer for the last of the words, and the modules that were loaded for it"
-    code = ("import sys; from fedrepro.cli import main; code = main(); "
+    code = ("import sys; from fedrepro.cli.main import main; code = main(); "
             "print('torch' in sys.modules, 'pandas' in sys.modules, file=sys.stderr); sys.exit(code)")
     env = os.environ | {"_FEDREPRO_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
@@ -333,7 +331,7 @@ def test_completion_can_be_shown(said, monkeypatch):
     assert "--install-completion" in said("--help")[1]
 
 def test_help_needs_no_torch():
-    code = ("import sys; from fedrepro.cli import main; main(['--help']); "
+    code = ("import sys; from fedrepro.cli.main import main; main(['--help']); "
             "assert not {'torch', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

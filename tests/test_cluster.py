@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedrepro import cluster, runner, store
-from fedrepro.cluster import DIED, LOST, Order, Pool, connect, outcome, slurm_settings, unfit
-from fedrepro.files import code_digest
-from fedrepro.trees import InputError
+from fedrepro.core.errors import InputError
+from fedrepro.core.files import code_digest
+from fedrepro.experiments import cluster, runner, store
+from fedrepro.experiments.cluster import DIED, LOST, DriverTicket, Pool, connect, outcome, slurm_settings, unfit
 from test_leases import many
 from test_runner import CELLS, names, rows
 
@@ -76,7 +76,7 @@ def two(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    runner.run_cells(many(), folder, quiet=True)
+    runner.compute_runs(many(), folder, quiet=True)
     return folder
 
 
@@ -89,11 +89,11 @@ def plain(folder, cells):
 def test_two_workers_over_tcp_write_the_same_files(two, alone, tmp_path):
     heard, progress = [], runner.Progress.round
     runner.Progress.round = lambda self, *what: heard.append(what) or progress(self, *what)
-    try: report = runner.run_cells(many(), tmp_path, quiet=True, pool=two.pool)
+    try: report = runner.compute_runs(many(), tmp_path, quiet=True, pool=two.pool)
     finally: runner.Progress.round = progress
     assert report.summary() == "8 computed, 0 were there" and plain(tmp_path, many()) == plain(alone, many())
     assert names(tmp_path) == names(alone) and {run for run, _ in heard} <= {c.run_id for c in many()} and len(heard) > 8
-    assert runner.run_cells(many(), tmp_path, quiet=True, pool=two.pool).summary() == "0 computed, 8 were there"
+    assert runner.compute_runs(many(), tmp_path, quiet=True, pool=two.pool).summary() == "0 computed, 8 were there"
 
 
 def test_a_failing_run_does_not_stop_the_others(two, alone, tmp_path):
@@ -101,21 +101,21 @@ def test_a_failing_run_does_not_stop_the_others(two, alone, tmp_path):
     def obstacle(groups, *more):  # since the driver has looked, something stands in the place of a result
         broken.mkdir(parents=True)
         two.pool(groups, *more)
-    report = runner.run_cells(many(), tmp_path, quiet=True, pool=obstacle)
+    report = runner.compute_runs(many(), tmp_path, quiet=True, pool=obstacle)
     assert len(report.done) == 7 and report.exit_code == 1 and "move it away" in report.failed[many()[0].describe()]
     assert rows(tmp_path, many()[1:]) == rows(alone, many()[1:])
 
 
 def test_what_is_asked_for_first_is_computed_first(two, tmp_path):
     cells, before = many(), []
-    runner.run_cells(cells, tmp_path, quiet=True, pool=lambda groups, *more: two.pool(groups[::-1], *more))
+    runner.compute_runs(cells, tmp_path, quiet=True, pool=lambda groups, *more: two.pool(groups[::-1], *more))
     ended = sorted(cells, key=lambda c: store.run_path(tmp_path, c).stat().st_mtime_ns)
     before = [cells.index(c) for c in ended]
     assert before[0] >= 4 and before[-1] <= 3, before
 
 
 def test_a_time_budget_counts_for_workers(two, tmp_path):
-    report = runner.run_cells(many(), tmp_path, quiet=True, pool=two.pool, until=time.time() - 1)
+    report = runner.compute_runs(many(), tmp_path, quiet=True, pool=two.pool, until=time.time() - 1)
     assert len(report.later) == 8 and names(tmp_path) == []
 
 
@@ -123,7 +123,7 @@ def test_a_time_budget_counts_for_workers(two, tmp_path):
 
 def test_workers_that_cannot_work_are_refused(two, tmp_path, monkeypatch):
     def said():
-        with pytest.raises(InputError) as error: runner.run_cells(CELLS, tmp_path, quiet=True, pool=two.pool)
+        with pytest.raises(InputError) as error: runner.compute_runs(CELLS, tmp_path, quiet=True, pool=two.pool)
         assert "\n" not in str(error.value) and names(tmp_path) == []
         return str(error.value)
     monkeypatch.setattr(cluster, "code_digest", lambda: "other")
@@ -143,9 +143,9 @@ checked = Pool.check
 
 
 def test_a_worker_that_comes_later_is_looked_at_too(tmp_path):
-    assert unfit(Order(code_digest(), tmp_path)) == ""
-    assert unfit(Order("other", tmp_path)) == "has other code than the driver"
-    assert unfit(Order(code_digest(), tmp_path / "gone")).startswith(f"does not see {tmp_path}")
+    assert unfit(DriverTicket(code_digest(), tmp_path)) == ""
+    assert unfit(DriverTicket("other", tmp_path)) == "has other code than the driver"
+    assert unfit(DriverTicket(code_digest(), tmp_path / "gone")).startswith(f"does not see {tmp_path}")
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense://x", ""])
@@ -208,11 +208,11 @@ def test_workers_and_scheduler_die(alone, tmp_path, tmp_path_factory):
             Pool.listen = watched
             try: made.pool(groups, report, progress, task)
             finally: Pool.listen = listen
-        report = runner.run_cells(many(), results, quiet=True, pool=assail)
+        report = runner.compute_runs(many(), results, quiet=True, pool=assail)
         assert second.poll() is None
     assert len(report.done) >= 3 and report.failed and set(report.failed.values()) == {LOST} and report.exit_code == 1
     there = len(list(results.rglob("*.jsonl")))
-    again = runner.run_cells(many(), results, quiet=True)
+    again = runner.compute_runs(many(), results, quiet=True)
     assert len(again.skipped) == there and len(again.done) == 8 - there and rows(results, many()) == rows(alone, many())
 
 
@@ -230,7 +230,7 @@ def test_a_slow_worker_holds_up_its_own_run_alone(alone, tmp_path, tmp_path_fact
             progress.on_done = hold
             try: made.pool(groups, report, progress, task)
             finally: os.killpg(slow.pid, signal.SIGCONT)
-        report = runner.run_cells(many(), tmp_path, quiet=True, pool=crawl)
+        report = runner.compute_runs(many(), tmp_path, quiet=True, pool=crawl)
     assert report.summary() == "8 computed, 0 were there" and rows(tmp_path, many()) == rows(alone, many())
 
 
@@ -244,11 +244,11 @@ def test_a_full_disk_costs_the_runs_that_found_no_room(two, alone, tmp_path):
             free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
             (disk / "filler").write_bytes(bytes(free - 20_480))  # room for a few results
             two.pool(groups, *more)
-        report = runner.run_cells(many(), disk / "r", quiet=True, pool=fill)
+        report = runner.compute_runs(many(), disk / "r", quiet=True, pool=fill)
         assert report.done and report.failed and report.exit_code == 1 and len(report.done) + len(report.failed) == 8
         assert all("No space left on device" in why for why in report.failed.values()), report.failed
         (disk / "filler").unlink()
-        again = runner.run_cells(many(), disk / "r", quiet=True, pool=two.pool)
+        again = runner.compute_runs(many(), disk / "r", quiet=True, pool=two.pool)
         assert len(again.skipped) == len(report.done) and len(again.done) == len(report.failed)
         assert rows(disk / "r", many()) == rows(alone, many())
         left = [p.name for p in (disk / "r/smoke").iterdir() if p.suffix not in (".jsonl", "")]

@@ -6,23 +6,27 @@ import torch
 import torch.nn.functional as F
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
-from fedrepro import data, models, partition
-from fedrepro.stacks import stacked
-from fedrepro.local import work
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import distance, same_bits, weighted_mean
+from fedrepro.data import concept_drift, datasets, partition
+from fedrepro.engine.client import client_round
+from fedrepro.engine.evaluation import judged_models
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.method import Exchange, FedAvg
+from fedrepro.engine.rounds import begin, next_round, run, sequential
+from fedrepro.executors.stacks import stacked
 from fedrepro.methods.clustered import IFCA, FedDrift, concept_history, merged, names_at, new_model
-from fedrepro.metrics import judged_models
-from fedrepro.rounds import Exchange, FedAvg, Federation, begin, next_round, run, sequential
-from fedrepro.trees import InputError, distance, same_bits, weighted_mean
+from fedrepro.models import networks
 
 torch.set_num_threads(1)
 K, LOCAL, LONGER = 8, dict(lr=.05, epochs=2, batch_size=16), dict(lr=.05, epochs=5, batch_size=12)
 
 
 def federation(drift="sudden", participation=.5, recipe="iid-class"):
-    digits = data.load("digits")
+    digits = datasets.load("digits")
     cut = partition.partition(recipe, digits.train_y.numpy(), digits.test_y.numpy(), clients=K, seed=0)
-    schedule = partition.drift(drift, clients=K, classes=10, at=2, back=2, step=1)
-    net = models.network("digits_cnn")
+    schedule = concept_drift.drift(drift, clients=K, classes=10, at=2, back=2, step=1)
+    net = networks.network("digits_cnn")
     return Federation(digits, net, cut, schedule, participation=participation, dtype=torch.float64)
 
 
@@ -71,7 +75,7 @@ def released(fed, rounds, delta, keep_previous):
             identity[k] = len(trees)
             trees.append(new_model(fed.client(k, t, {}, {})))
         heard = {k: {"params": trees[identity[k]]} for k in cohort}
-        local = {k: work(FedAvg(**LONGER), fed.client(k, t, heard[k], {}))[0]["params"] for k in cohort}
+        local = {k: client_round(FedAvg(**LONGER), fed.client(k, t, heard[k], {}))[0]["params"] for k in cohort}
         for m in range(len(trees)):
             on = [k for k in cohort if identity[k] == m]
             if on: trees[m] = weighted_mean([local[k] for k in on], [sizes[k] for k in on])
@@ -169,7 +173,7 @@ def test_nobody_drifts_where_nothing_changes():
 
 class Dimmed:
     "Digits whose samples are dimmed at random in training"
-    def __init__(self): self.digits = data.load("digits")
+    def __init__(self): self.digits = datasets.load("digits")
     def __getattr__(self, name): return getattr(self.digits, name)
     def draw(self, n, rng): return rng.integers(0, 4, (n, 4))
     def batch(self, x, draws=None, dtype=torch.float32):
@@ -205,7 +209,7 @@ def test_executors_and_resume(method):
 
 
 @dataclass(frozen=True)
-class Merged(partition.DriftSchedule):
+class Merged(concept_drift.DriftSchedule):
     "Classes 0 and 1 are called the same"
     def label_maps(self, t): return np.maximum(super().label_maps(t), 1)
 

@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrepro import runner
-from fedrepro.cli import main
-from fedrepro.compare import NETWORKS, OWN, as_toml, compare, rows_of, scaled
-from fedrepro.data import dataset_names
-from fedrepro.experiments import find_specs, load_spec
-from fedrepro.models import network_names
-from fedrepro.result import result
-from fedrepro.rounds import load_methods
-from fedrepro.tables import DEFINITIONS
-from fedrepro.trees import InputError
+from fedrepro.cli.main import main
+from fedrepro.core.errors import InputError
+from fedrepro.data.transforms import dataset_names
+from fedrepro.engine.method import load_methods
+from fedrepro.experiments import runner
+from fedrepro.experiments.specs import find_specs, load_spec
+from fedrepro.models.networks import network_names
+from fedrepro.reporting.compare import NETWORKS, OWN_TIER, as_toml, compare, rows_of, scaled
+from fedrepro.reporting.notebook import result
+from fedrepro.verdicts.tables import DEFINITIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = dict(clients=3, rounds=2, epochs=1, batch_size=64, seeds=2, quiet=True)
@@ -40,10 +40,10 @@ def said(capsys, tmp_path, monkeypatch):
 
 def test_the_file_that_is_written_asks_for_the_same_runs(found):
     again = load_spec(found.spec.path)
-    assert [(c.row, c.column, c.settings) for c in again.cells(OWN)] == [(c.row, c.column, c.settings) for c in found.spec.cells(OWN)]
-    assert again.results == found.results and again.cells(OWN)[0].settings["method"]["fields"]["epochs"] == 1
-    assert {c.row: c.settings["method"]["fields"].get("mu") for c in again.cells(OWN)} == {"FedAvg": None, "FedProx:mu=0.1": .1}
-    stored = result(found.spec.path, OWN)
+    assert [(c.row, c.column, c.settings) for c in again.runs(OWN_TIER)] == [(c.row, c.column, c.settings) for c in found.spec.runs(OWN_TIER)]
+    assert again.results == found.results and again.runs(OWN_TIER)[0].settings["method"]["fields"]["epochs"] == 1
+    assert {c.row: c.settings["method"]["fields"].get("mu") for c in again.runs(OWN_TIER)} == {"FedAvg": None, "FedProx:mu=0.1": .1}
+    stored = result(found.spec.path, OWN_TIER)
     assert repr(stored) == repr(found) and stored.frame.equals(found.frame)
 
 
@@ -53,7 +53,7 @@ def test_a_finished_run_is_never_computed_again(found, folder, monkeypatch):
     more = compare(["FedAvg", "FedProx:mu=0.1", "FedAvgM"], folder=folder, **TINY)
     assert len(more.report.done) == 2 and len(more.report.skipped) == 4
     assert all(p.read_bytes() == content for p, content in before.items())
-    monkeypatch.setattr(runner, "run_pack", None)  # nothing may be computed now
+    monkeypatch.setattr(runner, "run_job", None)  # nothing may be computed now
     again = compare(["FedAvg", "FedProx:mu=0.1"], folder=folder, **TINY)
     assert (len(again.report.done), len(again.report.skipped), again.report.failed) == (0, 4, {})
 
@@ -101,7 +101,7 @@ def test_every_wait_is_found():
 def test_every_data_set_has_a_network_that_fits_it():
     assert set(NETWORKS) == set(dataset_names()) and set(NETWORKS.values()) <= set(network_names())
     papers = [load_spec(p) for p in find_specs(ROOT / "papers").values()]
-    used = {(c.settings["data"]["name"], c.settings["network"]) for s in papers for t in s.tiers for c in s.cells(t, seeds=1)}
+    used = {(c.settings["data"]["name"], c.settings["network"]) for s in papers for t in s.tiers for c in s.runs(t, seeds=1)}
     alike = {"MNIST", "CIFAR-100", "EMNIST-letters", "EMNIST-letters-10", "Tiny-ImageNet"}  # as Fashion-MNIST, as CIFAR-10, as ImageNet
     assert {pair for pair in NETWORKS.items() if pair not in used and pair[0] not in alike} == set()
 
@@ -128,7 +128,7 @@ def test_the_command(said):
     assert figure.parent == Path("out/compare") and figure.stat().st_size > 5000 and figure.with_suffix(".toml").exists()
     code, again, err = said("compare", "FedAvg", *LINE, "--alpha", "1", "--drift", "sudden", "--quiet", "--out", "mine.svg")
     assert (code, err) == (0, "") and again.splitlines()[:-1] == out.splitlines()[:-1] and Path("mine.svg").exists()
-    code, table, _ = said("table", figure.with_suffix(".toml"), "--tier", OWN, "--format", "csv")
+    code, table, _ = said("table", figure.with_suffix(".toml"), "--tier", OWN_TIER, "--format", "csv")
     assert code == 0 and table.count("\n") == 2
     for wrong, word in [("--alpha x", "--alpha"), ("--clients 0", "'0'"), ("--dataset digit", "did you mean 'digits'"), ("--participation 2", "participation")]:
         code, out, err = said("compare", "FedAvg", *LINE, *wrong.split())
@@ -137,7 +137,7 @@ def test_the_command(said):
 
 def test_the_command_and_the_function_have_the_same_defaults():
     import inspect
-    from fedrepro.more_commands import compare_command
+    from fedrepro.cli.own import compare_command
     ours, theirs = (inspect.signature(f).parameters for f in (compare, compare_command))
     same = set(ours) & set(theirs) - {"methods", "folder", "workers"}  # a command may use all cores; a notebook's own methods are here alone
     assert len(same) > 14 and {n: ours[n].default for n in same} == {n: theirs[n].default for n in same}
@@ -146,17 +146,17 @@ def test_the_command_and_the_function_have_the_same_defaults():
 
 def test_a_failed_and_an_interrupted_comparison(said, monkeypatch):
     def broken(*_, **__): raise RuntimeError("broken")
-    monkeypatch.setattr(runner, "run_pack", broken)
+    monkeypatch.setattr(runner, "run_job", broken)
     code, out, err = said("compare", "FedAvg", *LINE)
     assert code == 1 and "broken" in err and ".png" not in out
     def stop(*_, **__): raise KeyboardInterrupt
-    monkeypatch.setattr(runner, "run_pack", stop)
+    monkeypatch.setattr(runner, "run_job", stop)
     code, out, err = said("compare", "FedAvg", *LINE)
     assert (code, out) == (130, "") and "finished runs are kept" in err
 
 
 def test_a_method_of_ones_own(folder):
-    from fedrepro.rounds import METHODS, FedAvg
+    from fedrepro.engine.method import METHODS, FedAvg
     class Lazy(FedAvg):
         "Keeps its first model"
         def aggregate(self, server, exchange): return server

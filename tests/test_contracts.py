@@ -7,14 +7,18 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fedrepro import data, models, partition
-from fedrepro.contracts import ContractError, check, describe, examine
-from fedrepro.executors import EXECUTORS, Processes
-from fedrepro.laws import FEDERATIONS, LOCAL, SETTINGS, declared_law, declared_traffic
-from fedrepro.metrics import evaluate
-from fedrepro.rounds import Federation, FedAvg, load_methods, run
-from fedrepro.trees import InputError, select
-from fedrepro.trials import gap, play, tiny
+from fedrepro.checks.contract import ContractError, check, describe_method, examine
+from fedrepro.checks.declarations import CHECK_SETTINGS, FEDERATIONS, LOCAL, declared_law, declared_traffic
+from fedrepro.checks.harness import gap, play, tiny
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import select
+from fedrepro.data import concept_drift, datasets, partition
+from fedrepro.engine.evaluation import evaluate
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.method import FedAvg, load_methods
+from fedrepro.engine.rounds import run
+from fedrepro.executors.executors import EXECUTORS, Processes
+from fedrepro.models import networks
 
 torch.set_num_threads(1)
 METHODS = {name: cls for name, cls in load_methods().items() if cls.__module__.startswith("fedrepro.")}
@@ -46,7 +50,7 @@ def test_every_variant_keeps_its_contract(name, settings):
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_declares_itself(name):
-    found = describe(METHODS[name])
+    found = describe_method(METHODS[name])
     assert json.loads(json.dumps(found)) == found and found["paper"] and found["communication"]
     assert name == "FedAvg" or (found["hooks"] and found["limit"].startswith(name))
     assert declared_traffic(METHODS[name]()) and (name == "FedAvg" or declared_law(METHODS[name]))
@@ -59,16 +63,16 @@ def workers():
 
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - FEDERATIONS.keys()))
 def test_worker_processes_change_nothing(name, workers):
-    method = METHODS[name](**LOCAL | SETTINGS.get(name, {}))
+    method = METHODS[name](**LOCAL | CHECK_SETTINGS.get(name, {}))
     assert gap(play(method, tiny()).message(), play(method, tiny(), workers).message()) == (0., "")
 
 
 @pytest.fixture(scope="module")
 def federation():
-    digits = data.load("digits")
+    digits = datasets.load("digits")
     split = partition.partition("dirichlet-class-5", digits.train_y.numpy(), digits.test_y.numpy(), clients=10, seed=0, alpha=.5)
-    drift = partition.drift("sudden", clients=10, classes=10, at=1)
-    return Federation(digits, models.network("digits_cnn"), split, drift, participation=.5)
+    drift = concept_drift.drift("sudden", clients=10, classes=10, at=1)
+    return Federation(digits, networks.network("digits_cnn"), split, drift, participation=.5)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -5,16 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedrepro import costs, store
-from fedrepro.costs import Cost, Plan, amount, cut, line, plan, sbatch, trial
-from fedrepro.data import SHAPES, SOURCES, data_dir, load, stand_in
-from fedrepro.experiments import build, load_spec
-from fedrepro.metrics import evaluate
-from fedrepro.rounds import begin, open_round, run
-from fedrepro.trees import InputError
+from fedrepro.core.errors import InputError
+from fedrepro.data.datasets import SHAPES, SOURCES, data_dir, load, stand_in
+from fedrepro.engine.evaluation import evaluate
+from fedrepro.engine.rounds import begin, open_round, run
+from fedrepro.experiments import plan as costs, store
+from fedrepro.experiments.plan import Cost, Plan, amount, cut_client, plan, plan_row, sbatch, trial
+from fedrepro.experiments.runs import build
+from fedrepro.experiments.specs import load_spec
 from test_runner import SPEC, small
 
-AVG, CCFA = (small(c) for c in SPEC.cells("smoke", ["FedAvg", "FedCCFA"], 1))
+AVG, CCFA = (small(c) for c in SPEC.runs("smoke", ["FedAvg", "FedCCFA"], 1))
 
 
 def with_fields(cell, **fields):
@@ -33,19 +34,19 @@ def test_operations_of_a_network_by_hand():
 def test_work_grows_with_epochs_and_not_with_the_trial(monkeypatch):
     one, two = trial(with_fields(AVG, epochs=1)), trial(with_fields(AVG, epochs=2))
     assert two.flops == 2 * one.flops and one.sizes == two.sizes and one.clients == 4
-    monkeypatch.setattr(costs, "SAMPLES", 8)
+    monkeypatch.setattr(costs, "TRIAL_SAMPLES", 8)
     client = open_round(*build(AVG)[:2], begin(*build(AVG)[:2])).clients[0]
-    assert cut(client, 8).n == 8 and cut(client, 10**6).n == client.n and set(cut(client, 8).rows.tolist()) <= set(client.rows.tolist())
+    assert cut_client(client, 8).n == 8 and cut_client(client, 10**6).n == client.n and set(cut_client(client, 8).rows.tolist()) <= set(client.rows.tolist())
 
 
 @pytest.mark.parametrize("row", ["FedAvg", "Ditto", "FedRep", "FedBABU", "IFCA", "FedCCFA"])
 @pytest.mark.parametrize("every,last", [(1, 1), (3, 1), (3, 2)])
 def test_what_is_judged_is_what_a_run_judges(row, every, last, monkeypatch):
     "Against the bodies that a run applies to the whole test set, counted in the evaluation itself"
-    cell = small(SPEC.cells("smoke", [row], 1)[0])
+    cell = small(SPEC.runs("smoke", [row], 1)[0])
     cell = replace(cell, settings=cell.settings | {"every": every, "last": last, "participation": .8, "rounds": 5})
     method, federation, rounds = build(cell)
-    planned, counted, tests = costs.judged(cell, trial(cell)), [0], len(federation.data.test_y)
+    planned, counted, tests = costs.judged_bodies(cell, trial(cell)), [0], len(federation.data.test_y)
     features = type(federation.net).features
     def counting(net, params, x, train=False):
         counted[0] += 0 if torch.is_grad_enabled() else len(x)
@@ -64,7 +65,7 @@ def test_a_plan_needs_no_data(name, monkeypatch, tmp_path):
     "Published settings, in an empty folder of data"
     monkeypatch.setenv("FEDREPRO_DATA", str(tmp_path))
     spec = load_spec(name)
-    cells = spec.cells("paper", ["FedAvg"], 1)[-2:]
+    cells = spec.runs("paper", ["FedAvg"], 1)[-2:]
     found = plan(spec, cells, "paper", tmp_path, rate=1e12)
     assert found.missing == len(cells) and found.cost.flops > 1e12
 
@@ -84,13 +85,13 @@ def test_shared_rounds_are_counted_once(tmp_path):
 
 
 def test_what_is_there_costs_nothing_and_tells_the_time_of_its_like(tmp_path):
-    from fedrepro.runner import run_cells
+    from fedrepro.experiments.runner import compute_runs
     other = replace(AVG, settings=AVG.settings | {"seed": 1})
-    run_cells([AVG], tmp_path, quiet=True)
+    compute_runs([AVG], tmp_path, quiet=True)
     head = store.read(store.run_path(tmp_path, AVG))[0]
     found = plan(SPEC, [AVG, other], "smoke", tmp_path)
     assert (found.runs, found.missing, found.known) == (2, 1, 1) and found.cost.seconds == pytest.approx(head["wall_seconds"])
-    assert line(found, 2)["missing"] == "1 of 2" and line(found, 2)["by"] == "stored runs"
+    assert plan_row(found, 2)["missing"] == "1 of 2" and plan_row(found, 2)["by"] == "stored runs"
     assert plan(SPEC, [AVG, other], "smoke", tmp_path, rate=1e3).cost.seconds == found.cost.flops / 1e3
 
 

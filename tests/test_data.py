@@ -14,9 +14,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fedrepro import data
-from fedrepro.fetch import Archive
-from fedrepro.trees import InputError
+from fedrepro.core.errors import InputError
+from fedrepro.data import datasets, download, sources, transforms
+from fedrepro.data.download import Archive
 from test_fetch import md5, names, quick, served  # noqa: F401 (fixtures)
 
 torch.set_num_threads(1)
@@ -30,42 +30,42 @@ def small(tmp_path):
     (tmp_path / "small").mkdir()
     for f, content in files.items(): (tmp_path / "small" / f).write_bytes(content)
     md5s = {f: hashlib.md5(c).hexdigest() for f, c in files.items()}
-    return data.Source("MNIST", "small", data.read_idx, md5s, md5s, (4, 4), (), class_names=tuple("0123"))
+    return sources.Source("MNIST", "small", datasets.read_idx, md5s, md5s, (4, 4), (), class_names=tuple("0123"))
 
 
 @pytest.mark.parametrize("wrong, said", [
-    (dict(name="CIFAR10"), f"unknown data set 'CIFAR10'; accepted: {', '.join(sorted({*data.SOURCES, *data.MADE}))}"),
-    (dict(name="digits", recipe="FedNone"), "unknown recipe 'FedNone'; accepted: FedADC"),
+    (dict(name="CIFAR10"), f"data set 'CIFAR10' is unknown; did you mean 'CIFAR-10'? accepted: {', '.join(sorted({*datasets.SOURCES, *datasets.MADE}))}"),
+    (dict(name="digits", recipe="FedNone"), "recipe 'FedNone' is unknown; accepted: FedADC"),
     (dict(name="digits", device="tpu7"), "device 'tpu7' cannot be used"),
     (dict(name="digits", device="cuda:99"), "device 'cuda:99' cannot be used"),
 ])
 def test_unknown_names(wrong, said):
-    with pytest.raises(InputError) as e: data.load(**wrong)
+    with pytest.raises(InputError) as e: datasets.load(**wrong)
     assert said in str(e.value) and "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize("name", data.SOURCES)
+@pytest.mark.parametrize("name", datasets.SOURCES)
 def test_nothing_there(name, tmp_path):
     "An empty folder, no folder, and a file in its place: what is missing and how to get it"
     (tmp_path / "file").touch()
     for root in (tmp_path, tmp_path / "none", tmp_path / "file"):
-        with pytest.raises(InputError) as e: data.load(name, data=root)
-        source = data.SOURCES[name]
+        with pytest.raises(InputError) as e: datasets.load(name, data=root)
+        source = datasets.SOURCES[name]
         how = f"fedrepro data {shlex.quote(name)}" if source.archives else "it cannot be downloaded"
         for part in (str(root / source.folder), *source.files, how, "--data DIR"):
             assert part in str(e.value)
 
 
 def test_unknown_download():
-    with pytest.raises(InputError, match="unknown data set 'EMNIST'"): data.download("EMNIST")
+    with pytest.raises(InputError, match="data set 'EMNIST' is unknown"): datasets.download("EMNIST")
 
 
 def test_data_folder(monkeypatch, tmp_path):
     "--data comes before FEDREPRO_DATA, which comes before the cache"
     monkeypatch.setenv("FEDREPRO_DATA", str(tmp_path))
-    assert data.data_dir() == tmp_path and data.data_dir("~/x") == data.Path("~/x").expanduser()
+    assert datasets.data_dir() == tmp_path and datasets.data_dir("~/x") == datasets.Path("~/x").expanduser()
     monkeypatch.delenv("FEDREPRO_DATA")
-    assert data.data_dir().parts[-3:] == (".cache", "fedrepro", "data")
+    assert datasets.data_dir().parts[-3:] == (".cache", "fedrepro", "data")
 
 
 @pytest.mark.parametrize("at", [0, 3, 16, 500, -1])
@@ -93,18 +93,18 @@ def test_unreadable_file(small, tmp_path):
 
 
 def test_a_pickle_is_not_opened_before_its_checksum(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "_Batch", lambda *a, **k: pytest.fail("unpickled an unchecked file"))
-    source = data.SOURCES["CIFAR-10"]
+    monkeypatch.setattr(datasets, "_Batch", lambda *a, **k: pytest.fail("unpickled an unchecked file"))
+    source = datasets.SOURCES["CIFAR-10"]
     (tmp_path / source.folder).mkdir()
     for f in source.files: (tmp_path / source.folder / f).write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    with pytest.raises(InputError, match="is damaged"): data.load("CIFAR-10", data=tmp_path)
+    with pytest.raises(InputError, match="is damaged"): datasets.load("CIFAR-10", data=tmp_path)
 
 
 def test_a_home_that_is_not_known(monkeypatch):
     for asked in ("~nosuch/data", None):
         monkeypatch.setenv("FEDREPRO_DATA", "~nosuch/data")
         with pytest.raises(InputError, match="~nosuch/data.*--data DIR or FEDREPRO_DATA"):
-            data.load("MNIST", data=asked)
+            datasets.load("MNIST", data=asked)
 
 
 def test_a_home_that_is_not_known_on_the_command_line():
@@ -156,10 +156,10 @@ def made(kind, tmp_path, served, seed=0):
             packed = {"batches.tar.gz": ({f"batches/{f}": f for f in content}, raw.getvalue())}
     server = served({name: c for name, (_, c) in packed.items()})
     def part(*begins): return {f: d for f, d in sums.items() if f.startswith(begins)}
-    source = data.Source("MNIST", "made", data.read_idx if kind == "idx" else data.read_cifar,
-                         part("train", "batch"), part("test"), (30, 10) if kind == "idx" else (10, 4),
-                         tuple(Archive((server.url(n),), md5(c), members) for n, (members, c) in packed.items()),
-                         part("meta"), class_names=tuple("0123456789"))
+    source = sources.Source("MNIST", "made", datasets.read_idx if kind == "idx" else datasets.read_cifar,
+                            part("train", "batch"), part("test"), (30, 10) if kind == "idx" else (10, 4),
+                            tuple(Archive((server.url(n),), md5(c), members) for n, (members, c) in packed.items()),
+                            part("meta"), class_names=tuple("0123456789"))
     (tmp_path / "made").mkdir()
     for f, c in content.items(): (tmp_path / "made" / f).write_bytes(c)
     return source, content, server
@@ -168,7 +168,7 @@ def made(kind, tmp_path, served, seed=0):
 @pytest.fixture(params=["idx", "cifar"])
 def whole(request, tmp_path, served, monkeypatch):  # noqa: F811
     source, content, server = made(request.param, tmp_path, served)
-    monkeypatch.setitem(data.SOURCES, "MNIST", source)
+    monkeypatch.setitem(datasets.SOURCES, "MNIST", source)
     return source, content, server
 
 
@@ -186,37 +186,37 @@ def test_the_made_cifar_is_like_the_real_one(tmp_path, served):  # noqa: F811
 def test_a_hundred_flipped_bytes(whole, tmp_path):
     "Each is refused by name; `download` repairs it, from one archive, and then the same numbers are read"
     source, content, server = whole
-    before = data.load("MNIST", data=tmp_path).fingerprint
+    before = datasets.load("MNIST", data=tmp_path).fingerprint
     r, refused = random.Random(7), 0
     for i in range(100):
         name = r.choice(sorted(content)) if i >= len(content) else sorted(content)[i]
         path, damaged = tmp_path / "made" / name, bytearray(content[name])
         damaged[r.randrange(len(damaged))] ^= r.randrange(1, 256)
         path.write_bytes(damaged)
-        with pytest.raises(InputError) as e: data.load("MNIST", data=tmp_path)
+        with pytest.raises(InputError) as e: datasets.load("MNIST", data=tmp_path)
         refused += all(s in str(e.value) for s in (str(path), "is damaged", "`fedrepro data MNIST`"))
         server.asked.clear()
-        assert data.download("MNIST", tmp_path) == tmp_path / "made"
+        assert datasets.download("MNIST", tmp_path) == tmp_path / "made"
         assert len(server.asked) == 1 and path.read_bytes() == content[name]
-    assert refused == 100 and data.load("MNIST", data=tmp_path).fingerprint == before
+    assert refused == 100 and datasets.load("MNIST", data=tmp_path).fingerprint == before
     assert names(tmp_path) == ["made"] and names(tmp_path / "made") == sorted(content)
 
 
 def test_download_from_nothing_and_again(whole, tmp_path):
     source, content, server = whole
-    data.download("MNIST", tmp_path / "new")
+    datasets.download("MNIST", tmp_path / "new")
     assert {f: (tmp_path / "new/made" / f).read_bytes() for f in names(tmp_path / "new/made")} == content
     assert len(server.asked) == len(source.archives)
-    data.download("MNIST", tmp_path / "new")
+    datasets.download("MNIST", tmp_path / "new")
     assert len(server.asked) == len(source.archives)
-    assert data.load("MNIST", tmp_path / "other", download=True).fingerprint == data.load("MNIST", tmp_path).fingerprint
+    assert datasets.load("MNIST", tmp_path / "other", download=True).fingerprint == datasets.load("MNIST", tmp_path).fingerprint
 
 
 def test_what_is_whole_is_used_where_nothing_can_be_written(whole, tmp_path, monkeypatch):
     "No lock, no folder, no network"
-    monkeypatch.setattr(data, "bring", lambda *_: pytest.fail("asked for a download"))
-    data.download("MNIST", tmp_path)
-    data.load("MNIST", tmp_path, download=True)
+    monkeypatch.setattr(download, "bring", lambda *_: pytest.fail("asked for a download"))
+    datasets.download("MNIST", tmp_path)
+    datasets.load("MNIST", tmp_path, download=True)
 
 
 def test_download_delivers_the_wrong_bytes(whole, tmp_path):
@@ -226,7 +226,7 @@ def test_download_delivers_the_wrong_bytes(whole, tmp_path):
     wanted = replace(source, test={**source.test, victim: "0" * 32})
     (tmp_path / "made" / victim).write_bytes(b"old")
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    with pytest.raises(InputError, match=f"checksum of {victim}"): data._present(wanted, tmp_path)
+    with pytest.raises(InputError, match=f"checksum of {victim}"): datasets._present(wanted, tmp_path)
     after = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     assert {p: c for p, c in after.items() if p.suffix != ".gz"} == before
 
@@ -237,7 +237,7 @@ def test_download_fails(whole, tmp_path):
     victim = next(iter(source.test))
     (tmp_path / "made" / victim).write_bytes(b"old")
     server.files.clear()
-    with pytest.raises(InputError) as e: data.download("MNIST", tmp_path)
+    with pytest.raises(InputError) as e: datasets.download("MNIST", tmp_path)
     for said in ("MNIST is not complete in", str(tmp_path / "made"), "could not be downloaded", "HTTP 404", "--data"):
         assert said in str(e.value)
     assert (tmp_path / "made" / victim).read_bytes() == b"old" and "\n" not in str(e.value)
@@ -245,13 +245,13 @@ def test_download_fails(whole, tmp_path):
 
 def test_no_archive_is_known(small, tmp_path):
     (tmp_path / "small/x").unlink()
-    with pytest.raises(InputError, match="missing: x"): data._present(small, tmp_path)
+    with pytest.raises(InputError, match="missing: x"): datasets._present(small, tmp_path)
 
 
 def test_download_into_a_file(small, tmp_path):
     (tmp_path / "file").touch()
-    archived = replace(small, archives=data.SOURCES["MNIST"].archives)
-    with pytest.raises(InputError, match="cannot be written"): data._present(archived, tmp_path / "file")
+    archived = replace(small, archives=datasets.SOURCES["MNIST"].archives)
+    with pytest.raises(InputError, match="cannot be written"): datasets._present(archived, tmp_path / "file")
 
 
 # --- pickles
@@ -274,7 +274,7 @@ def evil_pickles(mark):
     yield b"cos\nsystem\n(S'" + command.encode() + b"'\ntR."
     yield b"(S'" + command.encode() + b"'\nios\nsystem\n."
     for module, name in (("builtins", "getattr"), ("numpy", "load"), ("numpy.core.multiarray", "scalar"),
-                         ("copyreg", "_reconstructor"), ("numpy", "dtype.__class__"), ("fedrepro.data", "os"),
+                         ("copyreg", "_reconstructor"), ("numpy", "dtype.__class__"), ("fedrepro.data.datasets", "os"),
                          ("_codecs", "lookup")): yield said(module, name)
     yield b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.ctypes\x93."
     yield said("_codecs", "encode", b"X\x01\0\0\0aX\x05\0\0\0rot13\x86R.")
@@ -286,8 +286,8 @@ def test_evil_pickles_whose_checksums_agree(tmp_path, served, monkeypatch):  # n
     source, _, _ = made("cifar", tmp_path, served)
     for i, content in enumerate(evil_pickles(tmp_path / "mark")):
         (tmp_path / "made/test").write_bytes(content)
-        monkeypatch.setitem(data.SOURCES, "MNIST", replace(source, test={"test": md5(content)}))
-        with pytest.raises(InputError) as e: data.load("MNIST", data=tmp_path)
+        monkeypatch.setitem(datasets.SOURCES, "MNIST", replace(source, test={"test": md5(content)}))
+        with pytest.raises(InputError) as e: datasets.load("MNIST", data=tmp_path)
         assert f"{tmp_path / 'made/test'} is refused: " in str(e.value) and "\n" not in str(e.value), i
         assert not (tmp_path / "mark").exists(), i
 
@@ -303,12 +303,12 @@ def test_an_array_of_anything_but_bytes(tmp_path):
         content = pickle.dumps({b"data": array}, 2)
         (tmp_path / "x").write_bytes(content)
         with pytest.raises(InputError, match="is refused: its array is"):
-            data.read_batch(tmp_path / "x", md5(content), "x")
+            datasets.read_batch(tmp_path / "x", md5(content), "x")
     content = pickle.dumps({b"data": np.arange(6, dtype=np.uint8).reshape(2, 3)}, 2)
     (tmp_path / "x").write_bytes(content)
-    assert data.read_batch(tmp_path / "x", md5(content), "x")[b"data"].bytes.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert datasets.read_batch(tmp_path / "x", md5(content), "x")[b"data"].bytes.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_unknown_pad():
-    with pytest.raises(InputError, match="unknown pad 'white'; accepted: black, mean, reflect"):
-        data.Recipe("x", (0.,), (1.,), pad="white")
+    with pytest.raises(InputError, match="pad 'white' is unknown; accepted: black, mean, reflect"):
+        transforms.Recipe("x", (0.,), (1.,), pad="white")

@@ -17,14 +17,14 @@ import torchvision
 from PIL import Image
 from torchvision.io import encode_jpeg, encode_png
 
-from fedrepro import data, images, sources
-from fedrepro.augment import measured, recipe_for
-from fedrepro.fetch import Archive
-from fedrepro.images import DOMAINS, picture
-from fedrepro.partition import partition
-from fedrepro.sources import complete
-from fedrepro.synthetic import logistic_clients
-from fedrepro.trees import InputError
+from fedrepro.core.errors import InputError
+from fedrepro.data import datasets, images, sources, transforms
+from fedrepro.data.download import Archive
+from fedrepro.data.images import DOMAINS, picture
+from fedrepro.data.partition import partition
+from fedrepro.data.sources import complete
+from fedrepro.data.synthetic import logistic_clients
+from fedrepro.data.transforms import pixel_statistics, recipe_for
 from test_fetch import md5, names, quick, served  # noqa: F401 (fixtures)
 
 torch.set_num_threads(1)
@@ -65,7 +65,7 @@ def shuffled(files, r):
 
 def made_cinic(r):
     "Three pictures of each class in each part, in any order, some grey"
-    classes = data.SOURCES["CINIC-10"].class_names
+    classes = datasets.SOURCES["CINIC-10"].class_names
     files = {f"{part}/{name}/{kind}-{n}.png": png(random_picture(r, 32, 32, 1 if n == 10 else 3))
              for part in ("train", "valid", "test") for name in classes for kind, n in (("cifar", 2), ("n021", 10), ("n021", 9))}
     return {"CINIC-10.tar.gz": tar_gz(shuffled(files, r) | {"./README": b"text"})}, (30, 30), files
@@ -105,7 +105,7 @@ def made_domains(r, per_class=2):
 
 def placed(name, files, root, sizes):
     "The source `name` for these `files` in place of the published ones, written under `root`"
-    source = data.SOURCES[name]
+    source = datasets.SOURCES[name]
     (root / source.folder).mkdir(parents=True, exist_ok=True)
     for f, content in files.items(): (root / source.folder / f).write_bytes(content)
     return replace(source, train={f: md5(c) for f, c in files.items()}, sizes=sizes)
@@ -126,7 +126,7 @@ def rng(): return np.random.default_rng(7)
 # --- what is published
 
 def test_every_set_has_one_source_and_known_statistics():
-    assert {*data.SOURCES, *data.MADE} == {*data.dataset_names()} == {*data.STATISTICS}
+    assert {*datasets.SOURCES, *datasets.MADE} == {*transforms.dataset_names()} == {*transforms.PIXEL_STATISTICS}
     for s in images.PICTURES:
         assert s.pack == f"{s.name}.npz" and {a.name: a.digest for a in s.archives} == s.files
         assert all(url.startswith(("http://", "https://")) for a in s.archives for url in a.urls)
@@ -136,7 +136,7 @@ def test_every_set_has_one_source_and_known_statistics():
 def test_emnist_is_torchvisions():
     theirs = torchvision.datasets.EMNIST
     for name, letters in (("EMNIST-letters", 26), ("EMNIST-letters-10", 10)):
-        s = data.SOURCES[name]
+        s = datasets.SOURCES[name]
         assert s.archives == (Archive((theirs.url,), theirs.md5),)
         assert s.class_names == tuple(theirs.classes_split_dict["letters"][1:letters + 1])
 
@@ -229,12 +229,12 @@ def test_domainnet_takes_the_first_of_each_class_in_turns(tmp_path, rng, monkeyp
 
 
 def test_fedbss_has_500_training_pictures_a_domain():
-    assert images.PER_CLASS * len(data.SOURCES["DomainNet"].class_names) == 500 and len(DOMAINS) == 6
+    assert images.PER_CLASS * len(datasets.SOURCES["DomainNet"].class_names) == 500 and len(DOMAINS) == 6
 
 
 def test_a_domain_is_a_client(tmp_path, rng, monkeypatch):
-    monkeypatch.setitem(data.SOURCES, "DomainNet", made("DomainNet", tmp_path, rng))
-    d = data.load("DomainNet", tmp_path, "FedBSS")
+    monkeypatch.setitem(datasets.SOURCES, "DomainNet", made("DomainNet", tmp_path, rng))
+    d = datasets.load("DomainNet", tmp_path, "FedBSS")
     cut = partition("natural", d.train_y.numpy(), d.test_y.numpy(), clients=6, classes=d.classes, groups=d.groups)
     assert [d.train_groups[mine].unique().tolist() for mine in cut.train] == [[k] for k in range(6)]
     assert cut.sizes.tolist() == [6] * 6 and d.shape == (3, 64, 64) and d.classes == 10
@@ -251,20 +251,20 @@ def test_a_domain_is_a_client(tmp_path, rng, monkeypatch):
 
 def test_statistics_that_nobody_published_are_measured(tmp_path, monkeypatch):
     for name in ("EMNIST-letters-10", "Tiny-ImageNet", "DomainNet"):
-        monkeypatch.setitem(data.SOURCES, name, made(name, tmp_path))
-        d = data.load(name, tmp_path, "FedDC")
+        monkeypatch.setitem(datasets.SOURCES, name, made(name, tmp_path))
+        d = datasets.load(name, tmp_path, "FedDC")
         x = d.train_x.double() / 255
         assert np.allclose(d.recipe.mean, x.mean((0, 2, 3)), rtol=1e-12) and np.allclose(d.recipe.std, x.std((0, 2, 3), correction=0), rtol=1e-12)
         z = d.batch(d.train_x, None, torch.float64)
         assert z.mean((0, 2, 3)).abs().max() < 1e-9 and (z.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-9
     own = replace(recipe_for("plain", "MNIST"), name="own")
-    assert data.load("EMNIST-letters-10", tmp_path, own).recipe == own
+    assert datasets.load("EMNIST-letters-10", tmp_path, own).recipe == own
 
 
 def test_measuring_in_pieces():
     x = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2050, 1, 3, 2), np.uint8))
-    assert np.isclose(measured(x, 16.)["std"][0], (x.double() / 16).std(correction=0), rtol=1e-12)
-    assert measured(torch.full((3, 2, 2, 2), 51, dtype=torch.uint8)) == {"mean": (.2, .2), "std": (0., 0.)}
+    assert np.isclose(pixel_statistics(x, 16.)["std"][0], (x.double() / 16).std(correction=0), rtol=1e-12)
+    assert pixel_statistics(torch.full((3, 2, 2, 2), 51, dtype=torch.uint8)) == {"mean": (.2, .2), "std": (0., 0.)}
 
 
 def test_recipes_of_cinic():
@@ -292,8 +292,8 @@ def test_a_pack_stands_for_the_archives(name, tmp_path, monkeypatch):
     after = source.read(source, tmp_path)
     assert len(calls) == n and before.keys() == after.keys()
     for k, v in before.items(): assert torch.equal(v, after[k]) if torch.is_tensor(v) else v == after[k]
-    monkeypatch.setitem(data.SOURCES, name, source)
-    assert data.download(name, tmp_path) == tmp_path / source.folder  # nobody is asked
+    monkeypatch.setitem(datasets.SOURCES, name, source)
+    assert datasets.download(name, tmp_path) == tmp_path / source.folder  # nobody is asked
 
 
 def test_any_damage_of_a_pack_is_found(tmp_path):
@@ -346,7 +346,7 @@ def test_another_format_is_decoded_again(tmp_path, monkeypatch):
     source = made("EMNIST-letters", tmp_path)
     source.read(source, tmp_path)
     with np.load(tmp_path / source.folder / source.pack) as packed: said = json.loads(str(packed["made_of"]))
-    monkeypatch.setattr(sources, "FORMAT", said[0] + 1)
+    monkeypatch.setattr(sources, "CACHE_FORMAT", said[0] + 1)
     (tmp_path / source.folder / "gzip.zip").unlink()
     with pytest.raises(InputError, match="missing: gzip.zip"): source.read(source, tmp_path)
 
@@ -396,7 +396,7 @@ def test_damaged_archives_are_not_opened(name, how, tmp_path, monkeypatch):
 
 def test_a_damaged_sha256_is_called_so(tmp_path):
     source = placed("DomainNet", made_domains(np.random.default_rng(0))[0], tmp_path, (0, 0))
-    source = replace(source, train=source.train | {"real.zip": data.SOURCES["DomainNet"].files["real.zip"]})
+    source = replace(source, train=source.train | {"real.zip": datasets.SOURCES["DomainNet"].files["real.zip"]})
     with pytest.raises(InputError, match="real.zip is damaged: its sha256 is .*, expected d7fe010b430c"): source.read(source, tmp_path)
 
 
@@ -457,13 +457,13 @@ def test_whole_archives_are_downloaded_and_kept(tmp_path, served):  # noqa: F811
     files = made_domains(np.random.default_rng(0))[0]
     server = served(files)
     archives = tuple(Archive((server.url(f),), md5(c)) for f, c in files.items())
-    source = replace(data.SOURCES["DomainNet"], train={a.name: a.digest for a in archives}, archives=archives)
-    data._present(source, tmp_path)
+    source = replace(datasets.SOURCES["DomainNet"], train={a.name: a.digest for a in archives}, archives=archives)
+    datasets._present(source, tmp_path)
     assert len(server.asked) == 18 and {f: (tmp_path / "DomainNet" / f).read_bytes() for f in names(tmp_path / "DomainNet")} == files
     server.asked.clear()
     (tmp_path / "DomainNet/real_test.txt").write_bytes(b"damaged")
     (tmp_path / "DomainNet/sketch.zip").unlink()
-    data._present(source, tmp_path)
+    datasets._present(source, tmp_path)
     assert sorted(Path(a[0] if isinstance(a, tuple) else a).name for a in server.asked) == ["real_test.txt", "sketch.zip"]
     assert len(source.read(source, tmp_path)["train_y"]) == 36
 
@@ -483,7 +483,7 @@ def test_synthetic_data_are_the_released_codes():
 
 
 def test_synthetic_data_as_a_data_set():
-    d = data.load("synthetic", recipe="FedDC")
+    d = datasets.load("synthetic", recipe="FedDC")
     assert (d.shape, d.classes, len(d.train_y), d.train_x.dtype) == ((1, 1, 30), 5, 4000, torch.float32)
     assert d.train_x is d.test_x and d.train_y is d.test_y and d.draw(3, None) is None
     assert torch.equal(d.batch(d.train_x), d.train_x), "features are not normalised"
@@ -491,7 +491,7 @@ def test_synthetic_data_as_a_data_set():
     assert np.array_equal(d.train_x.flatten(1).numpy(), x.astype(np.float32)) and np.bincount(d.groups[0]).tolist() == [200] * 20
     spread = x.std(0) / np.arange(1, 31) ** -.6
     assert np.abs(spread - 1).max() < .05 and np.abs(x.mean(0)).max() < .05
-    assert d.fingerprint == data.load("synthetic").fingerprint and data.download("synthetic").is_dir()
+    assert d.fingerprint == datasets.load("synthetic").fingerprint and datasets.download("synthetic").is_dir()
     before = np.random.get_state()[1].copy()
     logistic_clients(seed=3)
     assert (np.random.get_state()[1] == before).all(), "the global generator was touched"

@@ -4,9 +4,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from fedrepro.data import SOURCES, data_dir, load
-from fedrepro.experiments import build, find_specs, load_spec
-from fedrepro.trees import InputError
+from fedrepro.core.errors import InputError
+from fedrepro.data.datasets import SOURCES, data_dir, load
+from fedrepro.experiments.runs import build
+from fedrepro.experiments.specs import find_specs, load_spec
 
 torch.set_num_threads(1)
 NAMES = {"MNIST": "MNIST", "Fashion-MNIST": "FashionMNIST",  # ours -> torchvision's
@@ -67,7 +68,7 @@ def test_one_flipped_byte(tmp_path):
 def test_every_small_run_can_be_built(name):
     "Reduced data sets are large enough for the clients that share them: each partition of the small tier is made once"
     present(name)
-    cells = [c for spec in find_specs() for c in load_spec(spec).cells("small", seeds=1) if c.settings["data"]["name"] == name]
+    cells = [c for spec in find_specs() for c in load_spec(spec).runs("small", seeds=1) if c.settings["data"]["name"] == name]
     parts = {json.dumps([c.settings["data"], c.settings["partition"]], sort_keys=True): c for c in cells}
     assert len(parts) > 2
     for cell in parts.values():

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedrepro.contracts import flat
-from fedrepro.laws import LOCAL, SETTINGS
-from fedrepro.rounds import load_methods, run
-from fedrepro.trials import gap, tiny
+from fedrepro.checks.declarations import CHECK_SETTINGS, LOCAL
+from fedrepro.checks.harness import flat, gap, tiny
+from fedrepro.engine.method import load_methods
+from fedrepro.engine.rounds import run
 
 torch.set_num_threads(1)
 METHODS = sorted(name for name, cls in load_methods().items() if cls.__module__.startswith("fedrepro."))
@@ -25,12 +25,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 import numpy as np
 import torch
-from fedrepro import data, models, partition
-from fedrepro.contracts import flat
-from fedrepro.executors import Processes
-from fedrepro.laws import FEDERATIONS, SETTINGS
-from fedrepro.metrics import evaluate
-from fedrepro.rounds import Federation, load_methods, run, sequential
+from fedrepro.data import datasets, partition; from fedrepro.models import networks
+from fedrepro.checks.harness import flat
+from fedrepro.executors.executors import Processes
+from fedrepro.checks.declarations import FEDERATIONS, CHECK_SETTINGS
+from fedrepro.engine.evaluation import evaluate
+from fedrepro.engine.federation import Federation; from fedrepro.engine.method import load_methods; from fedrepro.engine.rounds import run, sequential
 
 def digest(message):
     "sha256 over the paths, types, shapes and bytes of everything inside nested dicts"
@@ -50,16 +50,16 @@ def backwards(method, clients): return sequential(method, clients[::-1])[::-1]
 
 def main(how, names):
     torch.set_num_threads(1)
-    digits = data.load("digits")
+    digits = datasets.load("digits")
     digits = replace(digits, train_x=digits.train_x[:300], train_y=digits.train_y[:300], recipe=replace(digits.recipe, name="own", crop=1))
     split = partition.partition("dirichlet-class", digits.train_y.numpy(), digits.test_y.numpy(), clients=5, seed=3, alpha=.5)
-    usual = Federation(digits, models.network("digits_cnn"), split, partition.drift("sudden", clients=5, classes=10, at=1), seed=7,
+    usual = Federation(digits, networks.network("digits_cnn"), split, partition.drift("sudden", clients=5, classes=10, at=1), seed=7,
                        participation=.6)
     out = {}
     with Processes(usual, 2) if how == "workers" else nullcontext({"plain": sequential, "backwards": backwards}.get(how)) as executor:
         for name in names:
             federation = FEDERATIONS.get(name, replace)(usual)
-            method = load_methods()[name](lr=.05, epochs=1, batch_size=32, **SETTINGS.get(name, {}))
+            method = load_methods()[name](lr=.05, epochs=1, batch_size=32, **CHECK_SETTINGS.get(name, {}))
             done = run(method, federation, 3, evaluate, executor=executor, on_round=disturb if how == "backwards" else None)
             s = done.snapshot
             parts = {"server": s.server, "states": dict(enumerate(s.states)), "heard": dict(enumerate(s.heard)),
@@ -104,7 +104,7 @@ def test_the_digests_tell_methods_and_parts_apart(first):
 # --- what a user does meanwhile
 
 def ends(name, on_round=None, seed=0):
-    method = load_methods()[name](**LOCAL | SETTINGS.get(name, {}))
+    method = load_methods()[name](**LOCAL | CHECK_SETTINGS.get(name, {}))
     s = run(method, replace(tiny(), seed=seed), 3, on_round=on_round).snapshot
     return {"server": s.server, "states": dict(enumerate(s.states)), "heard": dict(enumerate(s.heard))}
 

@@ -8,17 +8,23 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fedrepro import data, divergence, models, partition, runner, store
-from fedrepro.divergence import EXPLODED, Diverged, calm, client_diverged, in_words, limit, record, refuse_diverged, server_diverged, sizes
-from fedrepro.executors import EXECUTORS, Processes
-from fedrepro.experiments import build, load_spec
-from fedrepro.federation import Federation
-from fedrepro.laws import FEDERATIONS, SETTINGS
-from fedrepro.local import SGD
-from fedrepro.metrics import evaluate
-from fedrepro.rounds import METHODS, FedAvg, load_methods, run
-from fedrepro.together import Course, run_together
-from fedrepro.trees import same_bits
+from fedrepro.checks.declarations import CHECK_SETTINGS, FEDERATIONS
+from fedrepro.core.trees import same_bits
+from fedrepro.data import concept_drift, datasets, partition
+from fedrepro.engine import divergence
+from fedrepro.engine.client import SGD
+from fedrepro.engine.divergence import (
+    EXPLODED, Diverged, calm, client_diverged, in_words, limit, record, refuse_diverged, server_diverged, sizes)
+from fedrepro.engine.evaluation import evaluate
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.lockstep import ActiveRun, run_lockstep
+from fedrepro.engine.method import METHODS, FedAvg, load_methods
+from fedrepro.engine.rounds import run
+from fedrepro.executors.executors import EXECUTORS, Processes
+from fedrepro.experiments import runner, store
+from fedrepro.experiments.runs import build
+from fedrepro.experiments.specs import load_spec
+from fedrepro.models import networks
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,9 +34,9 @@ nan, inf = math.nan, math.inf
 
 
 def federation(clients=4, **more):
-    digits = data.load("digits")
+    digits = datasets.load("digits")
     cut = partition.partition("dirichlet-class", digits.train_y.numpy(), digits.test_y.numpy(), clients=clients, seed=0, alpha=.5)
-    return Federation(digits, models.network("digits_cnn"), cut, **more)
+    return Federation(digits, networks.network("digits_cnn"), cut, **more)
 
 
 FED = federation()
@@ -184,7 +190,7 @@ def test_the_nan_of_a_quotient():
 @pytest.mark.parametrize("name", ALL)
 def test_a_wild_learning_rate_is_an_outcome(name):
     for lr in (1e3, 1e30):
-        history = run(METHODS[name](**SHORT | SETTINGS.get(name, {}) | dict(lr=lr)), arranged(name), 2, evaluate)
+        history = run(METHODS[name](**SHORT | CHECK_SETTINGS.get(name, {}) | dict(lr=lr)), arranged(name), 2, evaluate)
         if lr == 1e30: assert history.status == "diverged"
         assert history.status == "complete" or (history.diverged["round"] in (1, 2) and history.diverged["client"] in (None, 0, 1, 2, 3))
         assert all(math.isfinite(r["generalised_accuracy"]) for r in history.rows)
@@ -192,7 +198,7 @@ def test_a_wild_learning_rate_is_an_outcome(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_sane_run_stays_five_orders_below(name):
-    method, largest = METHODS[name](**SHORT | SETTINGS.get(name, {})), []
+    method, largest = METHODS[name](**SHORT | CHECK_SETTINGS.get(name, {})), []
     federation = method.arrange(arranged(name))
     def watched(method, clients):
         results = EXECUTORS["sequential"]()(method, clients)
@@ -249,24 +255,24 @@ def test_methods_whose_fine_tuning_diverges(name, wild):
 # --- beside others
 
 def test_a_course_that_diverges_leaves_the_others_their_bits():
-    makes = [lambda: Course(FedAvg(**SHORT), FED, 3, line="calm"), lambda: Course(Faulty(**SHORT), FED, 3, line="wild"),
-             lambda: Course(FedAvg(**SHORT), replace(FED, seed=1), 3, line="other")]
-    together = run_together([make() for make in makes], evaluate=evaluate)
-    alone = [run_together([make()], evaluate=evaluate)[0] for make in makes]
+    makes = [lambda: ActiveRun(FedAvg(**SHORT), FED, 3, line="calm"), lambda: ActiveRun(Faulty(**SHORT), FED, 3, line="wild"),
+             lambda: ActiveRun(FedAvg(**SHORT), replace(FED, seed=1), 3, line="other")]
+    together = run_lockstep([make() for make in makes], evaluate=evaluate)
+    alone = [run_lockstep([make()], evaluate=evaluate)[0] for make in makes]
     assert [h.status for h in together] == ["complete", "diverged", "complete"]
     for a, b in zip(together, alone): assert a.rows == b.rows and same_bits(a.snapshot.server, b.snapshot.server) and repr(a.diverged) == repr(b.diverged)
 
 
 def drifting(at):
-    swap = partition.DriftSchedule("test", FED.clients, 10, (partition.Swap(at, tuple(range(FED.clients)), (0, 1)),))
+    swap = concept_drift.DriftSchedule("test", FED.clients, 10, (concept_drift.Swap(at, tuple(range(FED.clients)), (0, 1)),))
     return replace(FED, drift=swap)
 
 
 @pytest.mark.parametrize("when", [1, 2])
 def test_runs_that_share_their_first_rounds_diverge_alone(when):
     "The drifts begin in round 2: what happens before belongs to both"
-    makes = [lambda d=d: Course(Faulty(**SHORT, when=when), d, 4, line="one") for d in (drifting(2), drifting(3))]
-    for history in run_together([make() for make in makes], evaluate=evaluate):
+    makes = [lambda d=d: ActiveRun(Faulty(**SHORT, when=when), d, 4, line="one") for d in (drifting(2), drifting(3))]
+    for history in run_lockstep([make() for make in makes], evaluate=evaluate):
         assert history.diverged == record(when + 1, 2, nan) and [r["round"] for r in history.rows] == list(range(1, when + 1))
 
 
@@ -274,7 +280,7 @@ def test_an_evaluation_that_finds_divergence_ends_all_who_share_it():
     def judge(method, federation, at, final):
         refuse_diverged(START, [{"body.w": torch.tensor([nan if at.round == 2 and k == 3 else 1.])} for k in range(4)])
         return {}
-    ends = run_together([Course(FedAvg(**SHORT), d, 4, line="one") for d in (drifting(2), drifting(3))], evaluate=judge)
+    ends = run_lockstep([ActiveRun(FedAvg(**SHORT), d, 4, line="one") for d in (drifting(2), drifting(3))], evaluate=judge)
     assert [(h.status, h.diverged, len(h.rows)) for h in ends] == [("diverged", record(2, 3, nan), 1)] * 2
 
 
@@ -282,7 +288,7 @@ def test_an_evaluation_that_finds_divergence_ends_all_who_share_it():
 
 def cells(lrs):
     "Cells of a spec on four clients, with these learning rates"
-    found = load_spec("fedccfa/table2", ROOT / "papers").cells("smoke", methods=["FedAvg"], seeds=1)[0]
+    found = load_spec("fedccfa/table2", ROOT / "papers").runs("smoke", methods=["FedAvg"], seeds=1)[0]
     s = found.settings
     s = s | dict(rounds=2, drift=dict(name="none"), partition=s["partition"] | dict(clients=4))
     return [replace(found, settings=s | dict(method=s["method"] | dict(fields=s["method"]["fields"] | dict(lr=lr)))) for lr in lrs]
@@ -291,12 +297,12 @@ def cells(lrs):
 @pytest.mark.parametrize("how", [dict(), dict(how="stacked"), dict(workers=2)], ids=str)
 def test_a_sweep_goes_on(tmp_path, how):
     sweep = cells([1e9, .05, 1e3])
-    report = runner.run_cells(sweep, tmp_path, quiet=True, **how)
+    report = runner.compute_runs(sweep, tmp_path, quiet=True, **how)
     assert len(report.done) == 3 and report.exit_code == 0 and not report.failed
     heads = [store.read(store.run_path(tmp_path, c))[0] for c in sweep]
     assert [h["status"] for h in heads] == ["diverged", "complete", "diverged"] and heads[1]["diverged"] is None
     for h in (heads[0], heads[2]): assert h["diverged"]["round"] == 1 and h["diverged"]["client"] == 0 and not float(h["diverged"]["norm"]) < 1e6
-    again = runner.run_cells(sweep, tmp_path, quiet=True)
+    again = runner.compute_runs(sweep, tmp_path, quiet=True)
     assert not again.done and len(again.skipped) == 3  # an outcome, not something to try again
 
 
@@ -327,8 +333,8 @@ def uses(tree):
 def test_one_place_clips():
     files = [p for p in sorted((ROOT / "fedrepro").rglob("*.py"))]
     found = {(p.stem, *use) for p in files for use in uses(ast.parse(p.read_text()))}
-    assert found == {("local", "direction", "clip_norm"), ("local", "direction", "clipped"), ("rounds", "phase", "clip_norm"),
-                     ("clustered", "cluster_distances", "nan_to_num"), ("trials", "apart", "nan_to_num")}
+    assert found == {("client", "direction", "clip_norm"), ("client", "direction", "clipped"), ("method", "phase", "clip_norm"),
+                     ("clustered", "cluster_distances", "nan_to_num"), ("harness", "apart", "nan_to_num")}
 
 
 @pytest.mark.parametrize("code", ["def f(g): torch.nn.utils.clip_grad_norm_(g, 1)", "def f(g):\n from torch.nn.utils import clip_grad_value_",
@@ -362,7 +368,7 @@ source = "guess: a test"
 def test_a_spec_that_clips(tmp_path):
     (tmp_path / "demo").mkdir()
     for name, line in dict(plain="", clips="clip_norm = 0.5").items(): (tmp_path / f"demo/{name}.toml").write_text(SPEC.replace("CLIP", line))
-    plain, clips = (load_spec(tmp_path / f"demo/{name}.toml").cells("paper")[0] for name in ("plain", "clips"))
+    plain, clips = (load_spec(tmp_path / f"demo/{name}.toml").runs("paper")[0] for name in ("plain", "clips"))
     assert plain.run_id != clips.run_id
     assert (plain.settings["method"]["fields"]["clip_norm"], clips.settings["method"]["fields"]["clip_norm"]) == (None, .5)
     method, fed, rounds = build(clips)

@@ -238,14 +238,14 @@ def test_pages_show_code_and_hide_the_machinery(tmp_path):
 def test_api_reference_is_up_to_date(monkeypatch):
     "The stored page says what its code makes of the package now"
     monkeypatch.chdir(ROOT / "nbs")
-    page = [c for c in cells(ROOT / "nbs/63_api.ipynb") if c["cell_type"] == "code"]
+    page = [c for c in cells(ROOT / "nbs/13_reference/02_api.ipynb") if c["cell_type"] == "code"]
     names = {"__name__": "api"}
     for cell in page:
         if not re.search(r"^Markdown\(", cell["source"], re.M): exec(cell["source"], names)
     stored = ["".join(out["data"]["text/markdown"]) for cell in page for out in cell["outputs"]
               if "text/markdown" in out.get("data", {})]
     made = [names["index"](), "\n\n".join(map(names["reference"], names["modules"]))]
-    assert stored == made, "nbs/63_api.ipynb is older than the package: run it again"
+    assert stored == made, "nbs/13_reference/02_api.ipynb is older than the package: run it again"
     assert len(json.dumps(stored)) < 400_000
 
 

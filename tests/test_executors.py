@@ -6,25 +6,30 @@ import numpy as np
 import pytest
 import torch
 
-from fedrepro import concepts, data, executors, models, partition, rounds
-from fedrepro.executors import Processes, cores, pick_executor, shares
-from fedrepro.stacks import Feed, stacked
-from fedrepro.federation import Federation
-from fedrepro.local import plan
-from fedrepro.metrics import evaluate
-from fedrepro.rounds import FedAvg, load_methods, run, sequential, stored
-from fedrepro.together import Course, run_together
-from fedrepro.trees import InputError, distance, moved, same_bits, tensors
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import distance, moved, same_bits, tensors
+from fedrepro.data import concept_drift, datasets, partition
+from fedrepro.engine import method as method_module, rounds
+from fedrepro.engine.client import plan_batches
+from fedrepro.engine.evaluation import evaluate
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.lockstep import ActiveRun, run_lockstep
+from fedrepro.engine.method import FedAvg, load_methods
+from fedrepro.engine.rounds import park_states, run, sequential
+from fedrepro.executors import executors
+from fedrepro.executors.executors import Processes, cores, pick_executor, shares
+from fedrepro.executors.stacks import BatchPlan, stacked
+from fedrepro.models import networks
 
 torch.set_num_threads(1)
-DIGITS, NET = data.load("digits"), models.network("digits_cnn")
+DIGITS, NET = datasets.load("digits"), networks.network("digits_cnn")
 WHOLE = partition.partition("dirichlet-class-5", DIGITS.train_y.numpy(), DIGITS.test_y.numpy(), clients=5, alpha=.5, per_class=2)
 CUT = partition.Partition([rows[:n] for rows, n in zip(WHOLE.train, (40, 25, 1, 33, 18))], WHOLE.test)
 TOY = Federation(DIGITS, NET, CUT, dtype=torch.float64)
 LOCAL = dict(lr=.05, epochs=2, batch_size=8)
 
 
-def drifting(at): return replace(TOY, drift=concepts.drift("sudden", clients=5, classes=10, at=at))
+def drifting(at): return replace(TOY, drift=concept_drift.drift("sudden", clients=5, classes=10, at=at))
 
 
 def same(a, b): return a.rows == b.rows and same_bits([a.snapshot.server, a.snapshot.states], [b.snapshot.server, b.snapshot.states])
@@ -34,7 +39,7 @@ def same(a, b): return a.rows == b.rows and same_bits([a.snapshot.server, a.snap
 def test_forks_have_the_bits_of_runs_alone(name):
     method = load_methods()[name](**LOCAL)
     federations = [TOY, drifting(1), drifting(2), drifting(2)]
-    together = run_together([Course(method, fed, 3, line="one") for fed in federations], evaluate=evaluate)
+    together = run_lockstep([ActiveRun(method, fed, 3, line="one") for fed in federations], evaluate=evaluate)
     assert all(same(run(method, fed, 3, evaluate), ours) for fed, ours in zip(federations, together))
 
 
@@ -44,7 +49,7 @@ def test_only_equal_lines_share_rounds():
         calls.append(len(clients))
         return sequential(method, clients)
     slow, fast = FedAvg(**LOCAL), FedAvg(**LOCAL | dict(lr=.1))
-    ends = run_together([Course(slow, TOY, 2, line="slow"), Course(fast, TOY, 1, line="fast"), Course(slow, TOY, 2, line="slow")], counting)
+    ends = run_lockstep([ActiveRun(slow, TOY, 2, line="slow"), ActiveRun(fast, TOY, 1, line="fast"), ActiveRun(slow, TOY, 2, line="slow")], counting)
     assert calls == [5, 5, 5] and [h.snapshot.round for h in ends] == [2, 1, 2]
     assert distance(ends[0].snapshot.server["params"], ends[1].snapshot.server["params"]) > 1e-3
 
@@ -52,7 +57,7 @@ def test_only_equal_lines_share_rounds():
 @pytest.mark.parametrize("name", ["FedAvg", "FedCCFA", "pFedMe"])
 def test_seeds_in_one_stack_are_seeds_alone(name):
     method, federations = load_methods()[name](**LOCAL), [replace(TOY, seed=s) for s in (0, 1)]
-    together = run_together([Course(method, fed, 2, line=str(fed.seed)) for fed in federations], stacked)
+    together = run_lockstep([ActiveRun(method, fed, 2, line=str(fed.seed)) for fed in federations], stacked)
     for fed, ours in zip(federations, together):
         alone = run(method, fed, 2).snapshot
         gaps = [float((x - y).abs().max()) for x, y in zip(tensors([alone.server, alone.states]), tensors([ours.snapshot.server, ours.snapshot.states]))]
@@ -62,8 +67,8 @@ def test_seeds_in_one_stack_are_seeds_alone(name):
 def test_a_feed_holds_every_batch_once():
     method, at = FedAvg(**LOCAL), rounds.begin(FedAvg(**LOCAL), TOY)
     clients = [TOY.client(k, 0, at.server, {}) for k in (0, 3, 1, 4, 2)]
-    plans = [[batch for epoch in plan(c, method.phase(c)) for batch in epoch] for c in clients]
-    feed = Feed(clients, plans)
+    plans = [[batch for epoch in plan_batches(c, method.phase(c)) for batch in epoch] for c in clients]
+    feed = BatchPlan(clients, plans)
     assert feed.steps == sorted(feed.steps, reverse=True) == [10, 10, 8, 6, 2]
     seen = [0] * 5
     for s in range(feed.steps[0]):
@@ -80,7 +85,7 @@ def test_states_wait_on_the_host_above_a_limit(monkeypatch):
     states = [{"c": torch.zeros(100)}] * 2  # 400 bytes each, five clients: 2,000
     for limit, device, goes in [(1999, "cuda", True), (2000, "cuda", False), (10, "cpu", False)]:
         asked.clear()
-        out = stored(replace(TOY, device=device, state_limit=limit), states)
+        out = park_states(replace(TOY, device=device, state_limit=limit), states)
         assert (asked == ["cpu"]) is goes and same_bits(out, states)
 
 
@@ -97,13 +102,13 @@ def test_processes_serve_every_run_of_a_pack(name):
     method = load_methods()[name](**LOCAL)
     federations = [TOY, replace(TOY, seed=1)] if name == "Union" else [TOY, drifting(1), replace(TOY, seed=1)]
     with Processes(TOY, 2) as pool:
-        together = run_together([Course(method, fed, 3, line=str(fed.seed)) for fed in federations], pool, evaluate)
+        together = run_lockstep([ActiveRun(method, fed, 3, line=str(fed.seed)) for fed in federations], pool, evaluate)
     assert all(same(run(method, fed, 3, evaluate), ours) for fed, ours in zip(federations, together))
 
 
 def test_courses_without_a_line_share_nothing():
     avg, tied = FedAvg(**LOCAL), load_methods()["FedProx"](mu=1., **LOCAL)
-    ends = run_together([Course(avg, TOY, 1), Course(tied, TOY, 1), Course(avg, replace(TOY, seed=1), 1)])
+    ends = run_lockstep([ActiveRun(avg, TOY, 1), ActiveRun(tied, TOY, 1), ActiveRun(avg, replace(TOY, seed=1), 1)])
     assert all(same(run(c, fed, 1), ours) for c, fed, ours in zip((avg, tied, avg), (TOY, TOY, replace(TOY, seed=1)), ends))
 
 
@@ -115,7 +120,7 @@ def test_a_phase_of_ones_own_is_not_taken_for_anothers():
     try:
         loop, stack = (run(Closing(**LOCAL), TOY, 2, executor=e).snapshot.server["params"] for e in (sequential, stacked))
         assert distance(loop, stack) < 1e-10
-    finally: rounds.METHODS.pop("Closing")
+    finally: method_module.METHODS.pop("Closing")
 
 
 def test_what_an_executor_refuses():
@@ -123,11 +128,11 @@ def test_what_an_executor_refuses():
     Mine.__module__ = "__main__"
     try:
         with pytest.raises(InputError, match="processes: needs the device cpu, not cuda"): Processes(replace(TOY, device="cuda"), 2)
-        other = replace(TOY, data=data.load("digits", recipe="plain"))
+        other = replace(TOY, data=datasets.load("digits", recipe="plain"))
         with Processes(TOY, 1) as pool, pytest.raises(InputError, match="not for other clients"): run(FedAvg(**LOCAL), other, 1, executor=pool)
         with Processes(TOY, 1) as pool, pytest.raises(InputError, match="Mine is defined in a notebook"): run(Mine(**LOCAL), TOY, 1, executor=pool)
-        with pytest.raises(InputError, match="unknown executor 'threads'; accepted: auto, graphs, processes"): pick_executor("threads", TOY)
-    finally: rounds.METHODS.pop("Mine")
+        with pytest.raises(InputError, match="executor 'threads' is unknown; accepted: auto, graphs, processes"): pick_executor("threads", TOY)
+    finally: method_module.METHODS.pop("Mine")
     assert cores() >= 1
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fedrepro.experiments import METRICS, STATISTICS, build, find_specs, load_spec, pick_device
-from fedrepro.parts import NOTHING, Column
-from fedrepro.rounds import load_methods
-from fedrepro.settings import SETTINGS, SOURCES, field_rules, line_finder, read_published, run_id
-from fedrepro.tables import render
-from fedrepro.trees import InputError
+from fedrepro.core.errors import InputError
+from fedrepro.engine.method import load_methods
+from fedrepro.experiments.rules import SETTINGS, SOURCE_KINDS, field_rules, line_finder, read_published_csv
+from fedrepro.experiments.runs import build, pick_device, run_id
+from fedrepro.experiments.specs import METRICS, NOTHING, STATISTICS, Column, find_specs, load_spec
+from fedrepro.verdicts.tables import render
 
 ROOT = Path(__file__).resolve().parents[1]
 SPECS = find_specs(ROOT / "papers")
@@ -28,7 +28,7 @@ def test_every_spec_loads_by_name_and_by_path(name):
     for tier in spec.tiers:
         for column in spec.tier_columns(tier):
             for row in spec.rows:
-                assert all(v.source.startswith(SOURCES) for v in spec.values(tier, row, column).values())
+                assert all(v.source.startswith(SOURCE_KINDS) for v in spec.values(tier, row, column).values())
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -36,7 +36,7 @@ def test_every_published_number_is_found_exactly_once(name):
     "Every column is in the paper, and a row that is, or that says where, is there once for each column; or they say why not"
     spec = load_spec(SPECS[name])
     if spec.published is None: return
-    lines = line_finder(read_published(spec.published), name)
+    lines = line_finder(read_published_csv(spec.published), name)
     def found(where): return lines(where).sum()
     for part in [*spec.columns, *spec.rows.values(), *(c for tier in spec.tiers.values() for c in tier.columns)]:
         if part.unpublished: assert part.published == NOTHING and not found(part.published)
@@ -65,8 +65,8 @@ def test_no_published_number_stands_beside_part_of_a_data_set(name):
 
 def test_table_2_at_the_paper_tier_is_section_5_of_the_paper():
     spec = load_spec("fedccfa/table2", ROOT / "papers")
-    cells = {(c.row, c.column, c.seed): c.settings for c in spec.cells("paper")}
-    assert len(cells) == 19 * 6 * 3 and len({c.run_id for c in spec.cells("paper")}) == 18 * 6 * 3  # AdapFedAvg's are FedAvg's
+    cells = {(c.row, c.column, c.seed): c.settings for c in spec.runs("paper")}
+    assert len(cells) == 19 * 6 * 3 and len({c.run_id for c in spec.runs("paper")}) == 18 * 6 * 3  # AdapFedAvg's are FedAvg's
     for seed in (0, 1, 2): assert cells["AdapFedAvg", "CIFAR-10, 20 clients", seed] == cells["FedAvg", "CIFAR-10, 20 clients", seed]
     s = cells["FedCCFA", "CIFAR-10, 100 clients", 2]
     assert (s["rounds"], s["participation"], s["seed"], s["network"]) == (200, .2, 2, "fedccfa_cifar")
@@ -84,26 +84,26 @@ def test_rows_beside_published_numbers_are_what_was_run():
     "The released code's algorithms (second review, 2); what repairs them is a row of its own, without a published number"
     for name in ("table1", "table2", "table6", "table7", "table9", "table10"):
         spec = load_spec(SPECS[f"fedccfa/{name}"])
-        paper = set(read_published(spec.published)["method"])
-        variants = {c.row: c.settings["method"]["fields"].get("variant") for c in spec.cells("paper")}
+        paper = set(read_published_csv(spec.published)["method"])
+        variants = {c.row: c.settings["method"]["fields"].get("variant") for c in spec.runs("paper")}
         for row in ("FedPAC", "Flash", "FedDrift", "FedCCFA"): assert row in paper and variants[row] == "as_published"
         mended = {row: variants[row] for row in spec.rows if row not in paper}
         assert len(mended) == 5 and set(mended.values()) == {"corrected", "adaptive", None}  # None: Flash's default, honest
 
 
 def test_table_1_is_table_2_without_drift():
-    one, two = (load_spec(f"fedccfa/table{n}", ROOT / "papers").cells("paper") for n in (1, 2))
+    one, two = (load_spec(f"fedccfa/table{n}", ROOT / "papers").runs("paper") for n in (1, 2))
     assert [a.settings | {"drift": 0} for a in one] == [b.settings | {"drift": 0} for b in two]
     assert {a.settings["drift"]["name"] for a in one} == {"none"}
 
 
 def test_the_most_valuable_runs_come_first():
-    seeds = [c.seed for c in load_spec("fedccfa/table2", ROOT / "papers").cells("paper")]
+    seeds = [c.seed for c in load_spec("fedccfa/table2", ROOT / "papers").runs("paper")]
     assert seeds == sorted(seeds)
 
 
 def test_small_tier_keeps_the_federation_and_scales_the_rounds():
-    small = load_spec("fedccfa/table2", ROOT / "papers").cells("small", methods=["FedCCFA"], seeds=1)[0].settings
+    small = load_spec("fedccfa/table2", ROOT / "papers").runs("small", methods=["FedCCFA"], seeds=1)[0].settings
     assert (small["rounds"], small["drift"]["at"], small["method"]["fields"]["align_from"]) == (40, 20, 4)
     assert small["data"]["name"] == "Fashion-MNIST" and small["partition"]["clients"] == 20 and small["participation"] == 1.
 
@@ -116,15 +116,15 @@ def test_no_hyper_parameter_is_called_like_a_setting():
 
 
 def test_run_ids_are_the_same_in_a_fresh_process():
-    code = "from fedrepro.experiments import load_spec; print(*(c.run_id for c in load_spec('fedccfa/table2').cells('paper')))"
+    code = "from fedrepro.experiments.specs import load_spec; print(*(c.run_id for c in load_spec('fedccfa/table2').runs('paper')))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={"PYTHONHASHSEED": "7"}, capture_output=True, text=True)
-    assert done.stdout.split() == [c.run_id for c in load_spec("fedccfa/table2", ROOT / "papers").cells("paper")]
+    assert done.stdout.split() == [c.run_id for c in load_spec("fedccfa/table2", ROOT / "papers").runs("paper")]
 
 
 def test_a_new_version_of_a_method_is_a_new_run(monkeypatch):
-    before = load_spec(SPECS["fedccfa/table2"]).cells("smoke", methods=["FedProx"])[0]
+    before = load_spec(SPECS["fedccfa/table2"]).runs("smoke", methods=["FedProx"])[0]
     monkeypatch.setattr(load_methods()["FedProx"], "version", 2)
-    after = load_spec(SPECS["fedccfa/table2"]).cells("smoke", methods=["FedProx"])[0]
+    after = load_spec(SPECS["fedccfa/table2"]).runs("smoke", methods=["FedProx"])[0]
     assert before.run_id != after.run_id and run_id(before.settings) == before.run_id
 
 
@@ -164,12 +164,12 @@ def test_layers_from_general_to_special(tmp_path):
                      methods={"FedAvg": row, "half": {"class": "FedAvg", "momentum": .5, "clients": 5, "source": "paper"}},
                      tiers={"smoke": dict(base=dict(epochs=3, lr=.9, source="tier: x"), methods={"half": dict(epochs=4, source="tier: x")})})
     spec = load_spec(written(tmp_path, raw))
-    def fields(tier, row): return {k: v for k, v in spec.cells(tier, methods=[row])[0].settings["method"]["fields"].items()}
+    def fields(tier, row): return {k: v for k, v in spec.runs(tier, methods=[row])[0].settings["method"]["fields"].items()}
     assert [fields("paper", "FedAvg")[k] for k in ("lr", "momentum", "epochs")] == [.3, .2, 1]
     assert [fields("smoke", "FedAvg")[k] for k in ("lr", "momentum", "epochs")] == [.3, .2, 3]
     assert [fields("paper", "half")[k] for k in ("lr", "momentum", "epochs")] == [.2, .6, 7]
     assert [fields("smoke", "half")[k] for k in ("lr", "momentum", "epochs")] == [.2, .6, 4]
-    assert spec.cells("smoke", methods=["half"])[0].settings["partition"]["clients"] == 5
+    assert spec.runs("smoke", methods=["half"])[0].settings["partition"]["clients"] == 5
     assert spec.reductions("smoke") == [("base", "epochs", 3, 1), ("base", "lr", .9, .1), ("half", "epochs", 4, 1)]
     wrong = TOY | dict(columns=[dict(methods={"hlaf": dict(lr=.1, source="paper")})], methods={"half": {"class": "FedAvg"}})
     with pytest.raises(InputError, match="columns 1.methods: row 'hlaf' is unknown; did you mean 'half'"): load_spec(written(tmp_path, wrong))
@@ -177,13 +177,13 @@ def test_layers_from_general_to_special(tmp_path):
 
 def test_equal_rows_share_their_run(tmp_path):
     raw = TOY | dict(methods={"a": {"class": "FedAvg"}, "b": {"class": "FedAvg", "lr": .01, "source": "paper"}})
-    a, b = load_spec(written(tmp_path, raw)).cells("paper")
+    a, b = load_spec(written(tmp_path, raw)).runs("paper")
     assert a.run_id == b.run_id and a.row != b.row
 
 
 def test_noise_and_drift_reach_the_federation(tmp_path):
     raw = TOY | dict(base=BASE | dict(noise=.3, drift="reoccurring", drift_round=0, drift_back=1, partition="dirichlet-class", alpha_dirichlet=.7))
-    method, federation, rounds = build(load_spec(written(tmp_path, raw)).cells("paper")[0])
+    method, federation, rounds = build(load_spec(written(tmp_path, raw)).runs("paper")[0])
     wrong = (federation.labels != federation.data.train_y).double().mean().item()
     assert rounds == 2 and abs(wrong - .3) < .01 and federation.drift.change_rounds == (0, 1)
     assert federation.partition.settings["alpha"] == .7
@@ -284,7 +284,7 @@ def test_what_a_row_says_of_itself(tmp_path):
 def test_seeds_that_follow_the_trial_are_the_same_runs_as_if_they_were_written(tmp_path):
     def ids(**base):
         s = load_spec(written(tmp_path, TOY | dict(base=BASE | dict(seeds=[0, 3]) | base)))
-        return {c.seed: (c.run_id, c.settings["partition"]["seed"], c.settings["cohort_seed"]) for c in s.cells("paper")}
+        return {c.seed: (c.run_id, c.settings["partition"]["seed"], c.settings["cohort_seed"]) for c in s.runs("paper")}
     own, fixed = ids(partition_seed="seed", cohort_seed="seed"), ids(partition_seed=3, cohort_seed=3)
     assert own[0] == ids()[0] and own[3] == fixed[3] != ids()[3] and own[3][1:] == (3, 3)
     assert own[0] == ids(partition_seed=0, cohort_seed=0)[0] and ids(partition_seed="seed")[3][1:] == (3, 0)
@@ -298,8 +298,8 @@ def test_unknown_names_and_unreadable_files(tmp_path):
     (tmp_path / "deep.toml").write_text("x = " + "[" * 100_000)
     assert "not valid TOML" in refused(tmp_path / "deep.toml")
     spec = load_spec(SPECS["fedccfa/table2"])
-    for call in (lambda: spec.cells("smal"), lambda: spec.cells("smoke", methods=["FedAvgg"]), lambda: spec.cells("smoke", seeds=0),
-                 lambda: spec.cells("smoke", seeds=[1, 1]), lambda: spec.cells("smoke", seeds=[-1]), lambda: pick_device("tpu")):
+    for call in (lambda: spec.runs("smal"), lambda: spec.runs("smoke", methods=["FedAvgg"]), lambda: spec.runs("smoke", seeds=0),
+                 lambda: spec.runs("smoke", seeds=[1, 1]), lambda: spec.runs("smoke", seeds=[-1]), lambda: pick_device("tpu")):
         with pytest.raises(InputError) as error: call()
         assert "\n" not in str(error.value)
 
@@ -360,6 +360,6 @@ def test_what_is_hard_to_print_is_said_in_one_line(tmp_path, raw):
 
 def test_how_many_seeds(tmp_path):
     spec = load_spec(written(tmp_path, TOY))
-    assert len(spec.cells("paper", seeds=1000)) == 1000
+    assert len(spec.runs("paper", seeds=1000)) == 1000
     for seeds in (1001, 2.5, "2", True, [], list(range(1001)), [2**31 + 1]):
-        with pytest.raises(InputError): spec.cells("paper", seeds=seeds)
+        with pytest.raises(InputError): spec.runs("paper", seeds=seeds)

@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedrepro import store
-from fedrepro.cli import main
-from fedrepro.experiments import load_spec
-from fedrepro.export import EXPORTS, MARKS, as_csv, as_parquet, escape, export, latex, tidy
-from fedrepro.result import result
-from fedrepro.tables import table
-from fedrepro.trees import InputError
-from fedrepro.verdicts import VERDICTS
+from fedrepro.cli.main import main
+from fedrepro.core.errors import InputError
+from fedrepro.experiments import store
+from fedrepro.experiments.specs import load_spec
+from fedrepro.reporting.export import EXPORTS, MARKS, as_csv, as_parquet, escape, export, latex, tidy
+from fedrepro.reporting.notebook import result
+from fedrepro.verdicts.tables import table
+from fedrepro.verdicts.verdicts import VERDICTS
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = '''
@@ -62,7 +62,7 @@ CSV = "method,clients,mean,std\nFedAvg,20,70.0,0.6\nFedProx,20,75.0,\nMOON,20,60
 
 def put(spec, tier, row, column, values):
     "Runs of `row` whose last rounds are `values`, one a seed; None = diverged in round 2"
-    for c in spec.cells(tier, methods=[row], seeds=len(values)):
+    for c in spec.runs(tier, methods=[row], seeds=len(values)):
         if c.column != column: continue
         v, head = values[c.seed], dict(settings=c.settings, run_id=c.run_id, status="complete")
         curve = [50.] if v is None else ([v - 3, v + 1] + [v] * 10)[:c.rounds]
@@ -90,7 +90,7 @@ def test_csv_is_what_is_stored(spec):
     frame = pd.read_csv(io.BytesIO(as_csv(spec, "paper")))
     assert len(frame) == 12 * (3 + 2 + 1 + 2) + 1 and set(frame["table"]) == {"demo/t_1"} and set(frame.tier) == {"paper"}
     for (row, column, seed), run in frame.groupby(["row", "column", "seed"]):
-        cell, = [c for c in spec.cells("paper") if (c.row, c.column, c.seed) == (row, column, seed)]
+        cell, = [c for c in spec.runs("paper") if (c.row, c.column, c.seed) == (row, column, seed)]
         head, rows = store.read(store.run_path(spec.results, cell))
         assert list(run.generalised_accuracy) == [r["generalised_accuracy"] for r in rows] and list(run["round"]) == [r["round"] for r in rows]
         assert set(run.run_id) == {cell.run_id} and set(run.status) == {head["status"]} and set(run.clients) == {cell.settings["partition"]["clients"]}

@@ -8,15 +8,17 @@ import pytest
 import torch
 from torch import nn
 from test_by_hand import Points, TinyNet, W, X, Y, logits
-from fedrepro.stacks import stacked
-from fedrepro.federation import TUNE
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import distance, nbytes, same_bits, select, weighted_mean
+from fedrepro.engine.evaluation import evaluate, finetuned, judged_models
+from fedrepro.engine.federation import TUNE, Federation
+from fedrepro.engine.method import METHODS, FedAvg, load_methods
+from fedrepro.engine.rounds import begin, next_round, run, sequential
+from fedrepro.executors.stacks import stacked
+from fedrepro.experiments.runs import method_settings
 from fedrepro.methods.fedadc import FedADC, FedADCPlus, class_presence, covering_cohort, self_confidence_target
 from fedrepro.methods.server import SlowMo
-from fedrepro.metrics import evaluate, finetuned, judged_models
-from fedrepro.models import Network
-from fedrepro.rounds import METHODS, FedAvg, Federation, begin, load_methods, next_round, run, sequential
-from fedrepro.settings import method_settings
-from fedrepro.trees import InputError, distance, nbytes, same_bits, select, weighted_mean
+from fedrepro.models.architectures import Network
 
 torch.set_num_threads(1)
 PARTS = [[0, 1, 3, 4, 6, 7, 8], [2, 5, 9]]  # labels 0 1 1 1 1 0 1 and 0 0 0; batches of 2: 4 and 2 steps an epoch
@@ -347,11 +349,11 @@ def test_a_round_changes_nothing_it_was_given():
 
 
 @pytest.mark.parametrize("make, says", [
-    (lambda: FedADC(variant="red"), "unknown FedADC variant 'red'; accepted: double_momentum, heavy_ball, nesterov"),
+    (lambda: FedADC(variant="red"), "FedADC variant 'red' is unknown; accepted: double_momentum, heavy_ball, nesterov"),
     (lambda: FedADC(lr=0.), r"FedADC\(lr=0.0\)"), (lambda: FedADC(epochs=0), r"FedADC\(epochs=0\)"), (lambda: FedADC(beta=-.1), r"FedADC\(beta=-0.1\)"),
     (lambda: FedADC(beta_local=-.1), r"FedADC\(beta_local=-0.1\)"), (lambda: FedADC(phi=1.1), r"FedADC\(phi=1.1\)"),
     (lambda: FedADC(variant="double_momentum", momentum=.9), r"FedADC\(momentum=0.9\)"),
-    (lambda: FedADCPlus(calibration="head"), "unknown FedADCPlus calibration 'head'; accepted: plain, proximal, self-confidence"),
+    (lambda: FedADCPlus(calibration="head"), "FedADCPlus calibration 'head' is unknown; accepted: plain, proximal, self-confidence"),
     (lambda: FedADCPlus(calibration_mu=-1.), r"FedADCPlus\(calibration_mu=-1.0\)"),
     (lambda: FedADCPlus(lam=1.5), r"FedADCPlus\(lam=1.5\)"), (lambda: FedADCPlus(temperature=0.), r"FedADCPlus\(temperature=0.0\)")])
 def test_bad_input(make, says):

@@ -10,14 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from test_by_hand import Points, TinyNet, W, X, Y, logits
-from fedrepro import data, models, partition
-from fedrepro.executors import Processes
-from fedrepro.local import work
-from fedrepro.stacks import stacked
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import distance, nbytes, weighted_mean
+from fedrepro.data import datasets, partition
+from fedrepro.engine.client import client_round
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.method import METHODS, FedAvg, load_methods
+from fedrepro.engine.rounds import begin, next_round, run
+from fedrepro.executors.executors import Processes
+from fedrepro.executors.stacks import stacked
 from fedrepro.methods.fedbss import SELECTIONS, FedBSS, split, used
-from fedrepro.models import Network
-from fedrepro.rounds import METHODS, FedAvg, Federation, begin, load_methods, next_round, run
-from fedrepro.trees import InputError, distance, nbytes, weighted_mean
+from fedrepro.models import networks
+from fedrepro.models.architectures import Network
 
 torch.set_num_threads(1)
 PARTS = [[0, 1, 3, 4, 6, 7, 8], [2, 5, 9]]
@@ -89,7 +93,7 @@ def latest_by_hand(fed, rounds, method):
     "Line 12 to the letter: the mean of every client's last model, the initial one for who has none"
     last, w = [fed.initial] * fed.clients, fed.initial
     for t in range(rounds):
-        for k in fed.cohort(t): last[k] = work(method, fed.client(k, t, {"params": w}, {}))[0]["params"]
+        for k in fed.cohort(t): last[k] = client_round(method, fed.client(k, t, {"params": w}, {}))[0]["params"]
         w = {n: sum(v[n] for v in last) / fed.clients for n in w}
     return w
 
@@ -224,10 +228,10 @@ def test_selection_depends_on_the_received_model_alone():
 
 @pytest.fixture(scope="module")
 def digits():
-    loaded = data.load("digits")
+    loaded = datasets.load("digits")
     cut = partition.partition("dirichlet-class", loaded.train_y.numpy(), clients=10, seed=0, alpha=.3)
     few = SimpleNamespace(train=tuple(rows[:n] for rows, n in zip(cut.train, range(9, 59, 5))), test=None)
-    return Federation(loaded, models.network("digits_cnn"), few, participation=.5, dtype=torch.float64)
+    return Federation(loaded, networks.network("digits_cnn"), few, participation=.5, dtype=torch.float64)
 
 
 FAST = dict(lr=.05, momentum=.5, epochs=3, batch_size=16, warm_up=1)
@@ -274,8 +278,8 @@ def test_one_model_down_and_one_up_and_nothing_kept(digits):
 # --- the rest
 
 @pytest.mark.parametrize("make, says", [
-    (lambda: FedBSS(selection="sine"), "unknown FedBSS selection 'sine'; accepted: cosine, filter, linear"),
-    (lambda: FedBSS(aggregation="mean"), "unknown FedBSS aggregation 'mean'; accepted: all, size, uniform"),
+    (lambda: FedBSS(selection="sine"), "FedBSS selection 'sine' is unknown; did you mean 'cosine'. accepted: cosine, filter, linear"),
+    (lambda: FedBSS(aggregation="mean"), "FedBSS aggregation 'mean' is unknown; accepted: all, size, uniform"),
     (lambda: FedBSS(warm_up=-1), r"FedBSS\(warm_up=-1\)")])
 def test_bad_input(make, says):
     with pytest.raises(InputError, match=says): make()

@@ -17,10 +17,10 @@ from pathlib import Path
 import pooch
 import pytest
 
-from fedrepro import fetch
-from fedrepro.fetch import Archive, bring, download_file, unpack
-from fedrepro.files import checksum
-from fedrepro.trees import InputError
+from fedrepro.core.errors import InputError
+from fedrepro.core.files import checksum
+from fedrepro.data import download
+from fedrepro.data.download import Archive, bring, download_file, unpack
 
 BYTES = random.Random(0).randbytes(300_000)
 FILES = {"one": BYTES[:70_000], "two": BYTES[70_000:150_000], "three": BYTES[150_000:]}
@@ -145,11 +145,11 @@ def test_only_http(served, tmp_path):
 
 
 def test_a_server_that_is_silent_or_drips_is_given_up(served, tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch, "TIMEOUT", 0.3)
-    monkeypatch.setattr(fetch, "RETRIES", 0)
+    monkeypatch.setattr(download, "TIMEOUT", 0.3)
+    monkeypatch.setattr(download, "RETRIES", 0)
     server = served({"x": BYTES}, cuts=[0, 0], hold=threading.Event())
     with pytest.raises(InputError, match="timed out, only .* bytes came in 0 s"): get(server, tmp_path / "x")
-    monkeypatch.setattr(fetch, "TIMEOUT", 0.02)
+    monkeypatch.setattr(download, "TIMEOUT", 0.02)
     with pytest.raises(InputError, match="timed out"): get(server, tmp_path / "x")
     assert names(tmp_path) == []
 
@@ -230,11 +230,11 @@ def test_no_archive(tmp_path):
 START = """
 import os, shutil, signal, sys
 from pathlib import Path
-from fedrepro import fetch, files
-from fedrepro.trees import InputError
+from fedrepro.data import download; from fedrepro.core import files
+from fedrepro.core.errors import InputError
 folder, url, of_archive, sums = Path(sys.argv[1]), *sys.argv[2:5]
 FILES = dict(item.split("=") for item in sums.split(","))
-def bring(): fetch.bring([fetch.Archive((url,), of_archive, {f"set/{f}": f for f in FILES})], folder, FILES)
+def bring(): download.bring([download.Archive((url,), of_archive, {f"set/{f}": f for f in FILES})], folder, FILES)
 def refused():
     try: bring(); print("done")
     except InputError as e: print(e)

@@ -13,22 +13,26 @@ from matplotlib import pyplot as plt
 from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
-from fedrepro import measures, store
-from fedrepro.cli import app
-from fedrepro.executors import pick_executor
-from fedrepro.stacks import stacked
-from fedrepro.experiments import METRICS, PLOTS, build, find_specs, load_spec
-from fedrepro.figures import DRAW, bubbles_figure, distances_figure, draw, figure_alt, points, shown_clients
-from fedrepro.laws import LOCAL, SETTINGS
-from fedrepro.measures import MEASURES, TIMES, distance_matrix
-from fedrepro.metrics import evaluate, rounds_to_target
-from fedrepro.outcomes import trials
-from fedrepro.plots import axis_label
-from fedrepro.rounds import load_methods, run
-from fedrepro.settings import Value
-from fedrepro.tables import DEFINITIONS, render, table
-from fedrepro.trees import InputError, norm, select, sub
-from fedrepro.trials import tiny
+from fedrepro.checks.declarations import CHECK_SETTINGS, LOCAL
+from fedrepro.checks.harness import tiny
+from fedrepro.cli.main import app
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import norm, select, sub
+from fedrepro.engine import probes
+from fedrepro.engine.evaluation import evaluate, rounds_to_target
+from fedrepro.engine.method import load_methods
+from fedrepro.engine.probes import MEASURES, TIMES, distance_matrix
+from fedrepro.engine.rounds import run
+from fedrepro.executors.executors import pick_executor
+from fedrepro.executors.stacks import stacked
+from fedrepro.experiments import store
+from fedrepro.experiments.rules import Value
+from fedrepro.experiments.runs import build
+from fedrepro.experiments.specs import METRICS, PLOTS, find_specs, load_spec
+from fedrepro.reporting.curves import axis_label
+from fedrepro.reporting.figures import DRAW, bubbles_figure, distances_figure, draw, figure_alt, points, shown_clients
+from fedrepro.verdicts.summaries import seed_values
+from fedrepro.verdicts.tables import DEFINITIONS, render, table
 
 ROOT = Path(__file__).resolve().parents[1]
 torch.set_num_threads(1)
@@ -46,7 +50,7 @@ def spec(name): return load_spec(name, ROOT / "papers")
 def played(name, asked=(), rounds=2, **more):
     "A short run of a method in the federation of the contracts, and its snapshots"
     snapshots = []
-    method = load_methods()[name](**LOCAL | SETTINGS.get(name, {}))
+    method = load_methods()[name](**LOCAL | CHECK_SETTINGS.get(name, {}))
     history = run(method, replace(tiny(), measures=asked), rounds, evaluate, on_round=snapshots.append, **more)
     return history.rows, snapshots
 
@@ -96,14 +100,14 @@ def test_two_runs_agree_but_for_the_declared_times():
 
 
 def test_asking_for_a_measure_is_another_run_and_asking_for_none_is_the_same(tmp_path):
-    cell = spec("fedccfa/figure1").cells("smoke")[0]
+    cell = spec("fedccfa/figure1").runs("smoke")[0]
     assert cell.settings["measures"] == ["update_norm"] and build(cell)[1].measures == ("update_norm",)
-    assert "measures" not in spec("fedccfa/table2").cells("smoke")[0].settings
+    assert "measures" not in spec("fedccfa/table2").runs("smoke")[0].settings
     (tmp_path / "p").mkdir()
     text = (ROOT / "tests/spec.toml").read_text().replace('published = "table2.published.csv"', "")
     def with_measures(value):
         (tmp_path / "p/t.toml").write_text(text.replace("[base]", f'[base]\nmeasures = {{value = {value}, source = "paper"}}', 1))
-        return load_spec(tmp_path / "p/t.toml").cells("smoke")[0].run_id
+        return load_spec(tmp_path / "p/t.toml").runs("smoke")[0].run_id
     assert with_measures("[]") != with_measures('["update_norm"]')
     for wrong, says in (('["update_nrom"]', "did you mean 'update_norm'"), ('["update_norm", "update_norm"]', "twice"), ('"x"', "not a list")):
         with pytest.raises(InputError, match=says): with_measures(wrong)
@@ -114,14 +118,14 @@ def test_asking_for_a_measure_is_another_run_and_asking_for_none_is_the_same(tmp
 def test_no_run_that_was_committed_has_another_name():
     "One cell of every row at the paper tier, as it was before there were measures; a method's new `version` renews its ids"
     for name, was in json.loads((ROOT / "tests/run_ids.json").read_text()).items():
-        cells = [c for c in spec(name).cells("paper", list(was["ids"]), [was["seed"]]) if c.column == was["column"]]
+        cells = [c for c in spec(name).runs("paper", list(was["ids"]), [was["seed"]]) if c.column == was["column"]]
         assert {c.row: c.run_id[:8] for c in cells} == was["ids"], name
 
 
 def test_every_committed_result_belongs_to_a_spec():
     kept = {p.parent.parent.parent.name: [] for p in ROOT.glob("papers/*/results/*/*.jsonl")}
     for name in find_specs(ROOT / "papers"):
-        if name.split("/")[0] in kept: kept[name.split("/")[0]] += [c.run_id for t in spec(name).tiers for c in spec(name).cells(t)]
+        if name.split("/")[0] in kept: kept[name.split("/")[0]] += [c.run_id for t in spec(name).tiers for c in spec(name).runs(t)]
     for path in ROOT.glob("papers/*/results/*/*.jsonl"):
         assert path.stem.rsplit("-", 1)[1] in kept[path.parent.parent.parent.name], path.name
 
@@ -131,7 +135,7 @@ def test_every_committed_result_belongs_to_a_spec():
 def put(of, tier, row, values, results, seeds=None, metric="generalised_accuracy", column=0):
     "Runs of `row` that end with `values`, one a seed (None = diverged in round 3)"
     label = of.tier_columns(tier)[column].label
-    for c in of.cells(tier, [row], seeds if seeds is not None else len(values)):
+    for c in of.runs(tier, [row], seeds if seeds is not None else len(values)):
         if c.column != label: continue
         v = values[c.seed]
         head = dict(settings=c.settings, run_id=c.run_id, status="complete")
@@ -142,8 +146,8 @@ def put(of, tier, row, values, results, seeds=None, metric="generalised_accuracy
 
 def test_table_8_is_table_2_minus_table_1_run_by_run(tmp_path):
     one, two, eight = (spec(f"fedccfa/table{n}") for n in (1, 2, 8))
-    ours = {c.run_id for c in eight.cells("small")}
-    assert ours == {c.run_id for s in (one, two) for c in s.cells("small")}
+    ours = {c.run_id for c in eight.runs("small")}
+    assert ours == {c.run_id for s in (one, two) for c in s.runs("small")}
     put(one, "paper", "FedAvg", [90., 92., 93.], tmp_path)
     put(two, "paper", "FedAvg", [67., 70.], tmp_path)
     put(two, "paper", "FedProx", [70., 70., 70.], tmp_path)  # no partner
@@ -231,7 +235,7 @@ def test_seconds_are_never_judged(tmp_path):
     text = " ".join(render(of, "paper", results=tmp_path).split())
     assert "reproduced" not in text and "processors Processor X" in text and "published 2.76" in text and " best " not in text
     assert "is not judged" in text or "not judged" in text
-    assert of.cells("paper")[0].settings["rounds"] - of.cells("paper")[0].settings["drift"]["at"] == 10  # the last ten
+    assert of.runs("paper")[0].settings["rounds"] - of.runs("paper")[0].settings["drift"]["at"] == 10  # the last ten
 
 
 # --- figures
@@ -255,7 +259,7 @@ def test_fedccfa_has_all_its_tables_and_figures():
     ("fedadc/figure7", ["digits, Dir(0.1), C=0.2"], ["global model", "plain", "proximal", "self-confidence"])])
 def test_a_metric_against_a_setting(tmp_path, name, lines, x):
     of = spec(name)
-    for i, c in enumerate(of.cells("smoke")):
+    for i, c in enumerate(of.runs("smoke")):
         head = dict(settings=c.settings, run_id=c.run_id, status="complete")
         store.write(store.run_path(tmp_path, c), head, [{"round": t, of.metric: 50. + i + t / c.rounds} for t in range(1, c.rounds + 1)])
     found = points(of, "smoke", tmp_path)
@@ -280,7 +284,7 @@ def test_a_point_with_a_diverged_run_is_a_gap(tmp_path):
 
 def test_curves_of_several_metrics(tmp_path):
     of = spec("fedccfa/figure8")
-    for c in of.cells("smoke", seeds=1):
+    for c in of.runs("smoke", seeds=1):
         head = dict(settings=c.settings, run_id=c.run_id, status="complete")
         store.write(store.run_path(tmp_path, c), head, [dict(round=t, generalised_accuracy=50., used_models=3) for t in range(1, c.rounds + 1)])
     axes = [ax for ax in draw(of, "smoke", tmp_path).axes if ax.get_title()]
@@ -299,7 +303,7 @@ def test_the_sentence_names_what_has_runs(tmp_path):
 
 def test_bubbles_are_the_partition_and_are_not_trained(tmp_path):
     of = spec("fedccfa/figure4")
-    assert of.cells("smoke") == [] and len(of.grid("smoke", seeds=1)) == 2
+    assert of.runs("smoke") == [] and len(of.grid("smoke", seeds=1)) == 2
     cell = of.grid("smoke")[0]
     shown = shown_clients(cell)
     assert len(shown) == 20 == len(set(shown)) and shown == sorted(shown) and shown_clients(spec("fedccfa/figure3").grid("smoke")[0]) == [*range(20)]
@@ -312,7 +316,7 @@ def test_bubbles_are_the_partition_and_are_not_trained(tmp_path):
 
 def test_matrices_are_drawn_as_they_were_kept(tmp_path):
     of = spec("fedccfa/figure7")
-    c, = of.cells("smoke")
+    c, = of.runs("smoke")
     pairs = {f"distance_{k}_{i}_{j}": .01 * (i + j) * k for k in (1, 5) for i in range(20) for j in range(i + 1, 20)}
     store.write(store.run_path(tmp_path, c), dict(settings=c.settings, run_id=c.run_id, status="complete"), [dict(round=c.rounds, generalised_accuracy=50.) | pairs])
     fig = distances_figure(of, "smoke", tmp_path)

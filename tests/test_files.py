@@ -7,12 +7,12 @@ import subprocess
 import sys
 import threading
 
-from fedrepro import files
-from fedrepro.files import checksum, locked
+from fedrepro.core import files
+from fedrepro.core.files import checksum, locked
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
-    code = f"import signal\nfrom pathlib import Path\nfrom fedrepro.files import locked\nwith locked(Path({str(tmp_path)!r})): print('held', flush=True); signal.pause()"
+    code = f"import signal\nfrom pathlib import Path\nfrom fedrepro.core.files import locked\nwith locked(Path({str(tmp_path)!r})): print('held', flush=True); signal.pause()"
     holder = subprocess.Popen([sys.executable, "-c", code], text=True, stdout=subprocess.PIPE)
     assert holder.stdout.readline() == "held\n"
     got = threading.Event()

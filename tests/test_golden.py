@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from fedrepro.engine.evaluation import judged_models
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.method import FedAvg
+from fedrepro.engine.rounds import begin, next_round, sequential
 from fedrepro.methods.fedccfa import FedCCFA, class_classifiers, label_entropy
 from fedrepro.methods.objective import FedProx
 from fedrepro.methods.personal import FedRep
-from fedrepro.metrics import judged_models
-from fedrepro.models import Net, Network
-from fedrepro.rounds import FedAvg, Federation, begin, next_round, sequential
+from fedrepro.models.architectures import Net, Network
 
 torch.set_num_threads(1)
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "fedccfa_code.json").read_text())

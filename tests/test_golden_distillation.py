@@ -6,12 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from fedrepro import data, models, partition
-from fedrepro.local import Batch
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import distance, nbytes, same_bits
+from fedrepro.data import datasets, partition
+from fedrepro.engine.client import Batch
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.method import FedAvg
+from fedrepro.engine.rounds import begin, next_round, run, sequential
 from fedrepro.methods.distillation import MOON, FedGKD, FedNTD, contrast, distillation, not_true
-from fedrepro.models import Net, Network
-from fedrepro.rounds import FedAvg, Federation, begin, next_round, run, sequential
-from fedrepro.trees import InputError, distance, nbytes, same_bits
+from fedrepro.models import networks
+from fedrepro.models.architectures import Net, Network
 
 torch.set_num_threads(1)
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "losses.json").read_text())
@@ -112,9 +116,9 @@ def test_the_terms_stay_finite_at_their_edges():
 
 @pytest.fixture(scope="module")
 def part():
-    digits = data.load("digits")
+    digits = datasets.load("digits")
     cut = partition.partition("dirichlet-class", digits.train_y.numpy(), clients=7, seed=1, alpha=.3)
-    return Federation(digits, models.network("digits_cnn"), cut, participation=.4, dtype=torch.float64)
+    return Federation(digits, networks.network("digits_cnn"), cut, participation=.4, dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,17 @@ import torch
 from torch import nn
 from test_golden import close
 from test_golden_memory import FEDDC, SGD, feddc_federation, same_as_feddc
-from fedrepro import data, models, partition
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import all_finite, distance, nbytes, same_bits, weighted_mean
+from fedrepro.data import datasets, partition
+from fedrepro.engine.evaluation import evaluate
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.method import METHODS, load_methods
+from fedrepro.engine.rounds import begin, next_round, run, sequential
 from fedrepro.methods.feddc import FedDC
 from fedrepro.methods.memory import FedDyn
-from fedrepro.metrics import evaluate
-from fedrepro.models import Net, Network
-from fedrepro.rounds import METHODS, Federation, begin, load_methods, next_round, run, sequential
-from fedrepro.trees import InputError, all_finite, distance, nbytes, same_bits, weighted_mean
+from fedrepro.models import networks
+from fedrepro.models.architectures import Net, Network
 
 torch.set_num_threads(1)
 ALPHA = FEDDC["config"]["alpha"]
@@ -118,9 +122,9 @@ LOCAL = dict(lr=.05, epochs=1, batch_size=64, alpha=.1)
 
 @pytest.fixture(scope="module")
 def part():
-    digits = data.load("digits")
+    digits = datasets.load("digits")
     cut = partition.partition("dirichlet-class", digits.train_y.numpy(), clients=7, seed=1, alpha=.3)
-    return Federation(digits, models.network("digits_cnn"), cut, participation=.4, dtype=torch.float64)
+    return Federation(digits, networks.network("digits_cnn"), cut, participation=.4, dtype=torch.float64)
 
 
 def test_without_the_linear_term_it_is_feddyn(part):

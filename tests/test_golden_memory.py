@@ -8,13 +8,17 @@ import pytest
 import torch
 from torch import nn
 from test_golden import CONFIG, GOLDEN, check, close, federation, tree
-from fedrepro import data, models, partition
-from fedrepro.local import work
-from fedrepro.methods.memory import SCAFFOLD, FedDyn, follow
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import all_finite, distance, nbytes, same_bits, weighted_mean
+from fedrepro.data import datasets, partition
+from fedrepro.engine.client import client_round
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.method import FedAvg
+from fedrepro.engine.rounds import begin, next_round, run, sequential
+from fedrepro.methods.memory import SCAFFOLD, FedDyn, follow_changes
 from fedrepro.methods.server import FedAvgM, FedExP, SlowMo
-from fedrepro.models import Net, Network
-from fedrepro.rounds import FedAvg, Federation, begin, next_round, run, sequential
-from fedrepro.trees import InputError, all_finite, distance, nbytes, same_bits, weighted_mean
+from fedrepro.models import networks
+from fedrepro.models.architectures import Net, Network
 
 torch.set_num_threads(1)
 
@@ -105,9 +109,9 @@ def test_scaffold_with_its_departures_undone_equals_feddcs_code():
 
 @pytest.fixture(scope="module")
 def part():
-    digits = data.load("digits")
+    digits = datasets.load("digits")
     cut = partition.partition("dirichlet-class", digits.train_y.numpy(), clients=7, seed=1, alpha=.3)
-    return Federation(digits, models.network("digits_cnn"), cut, participation=.4, dtype=torch.float64)
+    return Federation(digits, networks.network("digits_cnn"), cut, participation=.4, dtype=torch.float64)
 
 
 LOCAL = dict(lr=.05, epochs=1, batch_size=64)
@@ -145,7 +149,7 @@ def test_scaffolds_variate_uses_the_rounds_rate_and_own_steps(part):
     server = m.init_server(part)
     for t in (0, 2):
         client = part.client(0, t, m.broadcast(server), m.init_client(part, 0))
-        upload, state, _ = work(m, client)
+        upload, state, _ = client_round(m, client)
         way = -(-client.n // 64) * .05 * .5 ** t
         by_hand = {n: (part.initial[n] - w) / way for n, w in upload["params"].items()}
         assert distance(state["c"], by_hand) < 1e-10
@@ -230,4 +234,4 @@ def test_impossible_settings_are_refused(make):
 
 def test_follow_is_exact_for_odd_counts():
     three, by = torch.tensor([.1, .2, .7]).double(), torch.tensor([.3, 0., 0.]).double()
-    assert abs(float(follow({"m": three.mean()}, [{"m": by[0]}], torch.tensor(3))["m"] - (three + by).mean())) < 1e-15
+    assert abs(float(follow_changes({"m": three.mean()}, [{"m": by[0]}], torch.tensor(3))["m"] - (three + by).mean())) < 1e-15

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 import test_golden
+from fedrepro.core.errors import InputError
 from fedrepro.methods.adaptive import Flash
 from fedrepro.methods.personal import Ditto, FedBABU, pFedMe
-from fedrepro.trees import InputError
 from test_golden import CONFIG, GOLDEN, check, close, tree
 
 torch.set_num_threads(1)
@@ -80,4 +80,4 @@ def test_flash(name, monkeypatch):
 
 def test_flash_as_published_needs_test_shares():
     with pytest.raises(InputError, match="does not divide the test set"): Flash(variant="as_published").init_server(test_golden.federation())
-    with pytest.raises(InputError, match="unknown Flash variant 'literal'"): Flash(variant="literal")
+    with pytest.raises(InputError, match="Flash variant 'literal' is unknown"): Flash(variant="literal")

@@ -9,24 +9,27 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedrepro import data, kernels, models, partition
-from fedrepro.contestants import Engine, Work, counted
-from fedrepro.executors import EXECUTORS
-from fedrepro.experiments import load_spec
-from fedrepro.federation import Federation
-from fedrepro.graphs import Graphs, Stage, StackedGraphs, slots_for
-from fedrepro.kernels import choose, layers_of, seconds, stack_net, with_products
-from fedrepro.laws import FEDERATIONS, LOCAL, SETTINGS
-from fedrepro.local import direction, sgd_step
-from fedrepro.packs import packs
-from fedrepro.rounds import METHODS, FedAvg, load_methods, run, sequential
-from fedrepro.stacks import Stacked
-from fedrepro.together import Course, run_together
-from fedrepro.trees import tensors
-from fedrepro.trials import OPS, masked, tiny
+from benchmarks.workloads import Engine, Work, counted
+from fedrepro.checks.declarations import CHECK_SETTINGS, FEDERATIONS, LOCAL
+from fedrepro.checks.harness import OPS, masked, tiny
+from fedrepro.core.trees import tensors
+from fedrepro.data import datasets, partition
+from fedrepro.engine.client import direction, sgd_step
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.lockstep import ActiveRun, run_lockstep
+from fedrepro.engine.method import METHODS, FedAvg, load_methods
+from fedrepro.engine.rounds import run, sequential
+from fedrepro.executors import kernels
+from fedrepro.executors.executors import EXECUTORS
+from fedrepro.executors.graphs import Graphs, RecordedPhase, StackedGraphs, slots_for
+from fedrepro.executors.kernels import choose_kernel, layers_of, seconds, stack_net, with_products
+from fedrepro.executors.stacks import Stacked
+from fedrepro.experiments.jobs import make_jobs
+from fedrepro.experiments.specs import load_spec
+from fedrepro.models import networks
 
 torch.set_num_threads(1)
-DIGITS, NET = data.load("digits"), models.network("digits_cnn")
+DIGITS, NET = datasets.load("digits"), networks.network("digits_cnn")
 CUT = partition.Partition([np.arange(100 * k, 100 * k + n) for k, n in enumerate((40, 25, 1, 33, 18))], None)
 TOY = Federation(DIGITS, NET, CUT, dtype=torch.float64)
 FEW = dict(lr=.05, epochs=3, batch_size=8)
@@ -70,16 +73,16 @@ def test_what_cannot_be_recorded_is_seen():
 @pytest.mark.parametrize("name", sorted(set(OURS) - TO_THE_LOOP))
 def test_every_method_is_recorded(name, how):
     "No method's code keeps its steps from being recorded, by what it remembers or by what it asks of the device; most steps are played"
-    method = METHODS[name](**LOCAL | SETTINGS.get(name, {}) | {"epochs": 3})
+    method = METHODS[name](**LOCAL | CHECK_SETTINGS.get(name, {}) | {"epochs": 3})
     federation = method.arrange(FEDERATIONS.get(name, replace)(tiny()))
     played, computed = [], []
-    class Counted(Stage):
+    class Counted(RecordedPhase):
         def played(self, n, b): played.append((n, b)); return super().played(n, b)
         def body(self, n, b):
             computed.append((n, b))
             with nullcontext() if (n, b) not in self.met else NothingFromTheHost(): return super().body(n, b)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        patch.setattr("fedrepro.graphs.Stage", Counted)
+        patch.setattr("fedrepro.executors.graphs.RecordedPhase", Counted)
         patch.setattr("torch.nn.functional.one_hot", lambda y, n: (y[..., None] == torch.arange(n)).long())  # torch's looks at `y`, but not on a GPU
         warnings.simplefilter("error")
         player = PLAYERS[how]()
@@ -135,7 +138,7 @@ def test_a_memory_that_is_no_tensors_is_carried_and_nothing_is_recorded():
 
 def test_a_step_that_cannot_be_recorded_is_computed(monkeypatch):
     def refuse(*_): raise RuntimeError("operation not permitted when stream is capturing\nmore")
-    monkeypatch.setattr("fedrepro.graphs.Recording", refuse)
+    monkeypatch.setattr("fedrepro.executors.graphs.Recording", refuse)
     with pytest.warns(UserWarning, match="not recorded: operation not permitted when stream is capturing$"): found = ends(Graphs(1))
     assert gap(found, ends(sequential)) < 1e-12
 
@@ -143,12 +146,12 @@ def test_a_step_that_cannot_be_recorded_is_computed(monkeypatch):
 def test_only_fixed_memory_is_read_when_a_step_is_played(monkeypatch):
     "As on a GPU: whatever a recorded step reads must be where it was when it was recorded"
     seen = []
-    def body(self, n, b, usual=Stage.body):
+    def body(self, n, b, usual=RecordedPhase.body):
         now = tuple(t.data_ptr() for t in [*self.own.values(), *(self.memory or []), self.total, *(t for t in self.batch if t is not None),
                                            *(t for t in self.actor.leaves if isinstance(t, torch.Tensor))])
         if not self.first: seen.append((id(self), now))
         return usual(self, n, b)
-    monkeypatch.setattr(Stage, "body", body)
+    monkeypatch.setattr(RecordedPhase, "body", body)
     player = StackedGraphs()
     ends(player, load_methods()["SCAFFOLD"](**FEW))
     for stage in stages(player): assert len({now for key, now in seen if key == id(stage)}) <= 1
@@ -156,7 +159,7 @@ def test_only_fixed_memory_is_read_when_a_step_is_played(monkeypatch):
 
 
 def test_networks_with_batch_normalisation_keep_their_statistics():
-    net = models.network("resnet18_cifar_plain", 10, (1, 8, 8))
+    net = networks.network("resnet18_cifar_plain", 10, (1, 8, 8))
     federation = Federation(DIGITS, net, partition.Partition([rows[:12] for rows in CUT.train[:2]], None), dtype=torch.float64)
     method = FedAvg(lr=.01, epochs=1, batch_size=4)
     assert slots_for(net) == 1 and slots_for(NET) == 8
@@ -168,22 +171,22 @@ def test_grids_share_one_stack_and_stay_themselves():
     "Numbers that differ become tensors; methods that decide by them get stacks of their own, with the same batches"
     names = {"FedProx": "mu", "FedCCFA": "gamma", "FedDyn": "alpha", "MOON": "mu", "FedGKD": "weight"}
     for name, knob in names.items():
-        settings = LOCAL | SETTINGS.get(name, {})
+        settings = LOCAL | CHECK_SETTINGS.get(name, {})
         methods = [load_methods()[name](**settings | {knob: v, "lr": lr}) for v, lr in ((.5, .05), (2., .05), (2., .02))]
         alone = [run(m, TOY, 2).snapshot for m in methods]
         for executor in (Stacked(), StackedGraphs()):
-            found = run_together([Course(m, TOY, 2) for m in methods], executor)
+            found = run_lockstep([ActiveRun(m, TOY, 2) for m in methods], executor)
             assert max(gap(history.snapshot, one) for one, history in zip(alone, found)) < 1e-10, (name, executor)
 
 
 @pytest.mark.parametrize("name", sorted(set(OURS) - {"Union"}))
 def test_any_number_of_any_method_may_be_a_grid(name):
     "Two values of each field that is a number and not a whole one, side by side: each run is what it is alone"
-    usual = METHODS[name](**LOCAL | SETTINGS.get(name, {}))
+    usual = METHODS[name](**LOCAL | CHECK_SETTINGS.get(name, {}))
     federation = FEDERATIONS.get(name, replace)(tiny())
     for knob in [f.name for f in fields(usual) if type(getattr(usual, f.name)) is float]:
         methods = [usual, replace(usual, **{knob: .75 * getattr(usual, knob)})]
-        found = run_together([Course(m, federation, 2) for m in methods], Stacked())
+        found = run_lockstep([ActiveRun(m, federation, 2) for m in methods], Stacked())
         assert max(gap(h.snapshot, run(m, federation, 2).snapshot) for m, h in zip(methods, found)) < 1e-10, knob
 
 
@@ -211,7 +214,7 @@ def test_a_method_that_decides_by_a_number_is_not_mixed(use):
         methods, executor, sizes = [make(.5), make(2.)], Stacked(), []
         plain = executor.train
         executor.train = lambda clients, *more: sizes.append(len(clients)) or plain(clients, *more)
-        found = run_together([Course(m, TOY, 2) for m in methods], executor)
+        found = run_lockstep([ActiveRun(m, TOY, 2) for m in methods], executor)
         assert executor.branching == {Decides} and sizes == [10, 5, 5, 5, 5]
         for m, history in zip(methods, found): assert gap(history.snapshot, run(m, TOY, 2).snapshot) < 1e-12
     finally: METHODS.pop("Decides")
@@ -236,7 +239,7 @@ def kept(monkeypatch, tmp_path):
 def test_products_are_convolutions(name):
     "Every convolution of a network by products, in a stack of two models: outputs and gradients"
     shape = {"fedbss_cnn": (1, 28, 28), "digits_cnn": (1, 8, 8)}.get(name, (3, 32, 32))
-    net = models.network(name, 10, shape)
+    net = networks.network(name, 10, shape)
     found = layers_of(net, shape)
     assert {f"{n}.weight" for n in found} == {n for n, p in net.module.named_parameters() if p.dim() == 4}
     both = {n: torch.stack([net.init(s, torch.float64)[n] for s in (0, 1)]).requires_grad_() for n in net.init(0)}
@@ -252,7 +255,7 @@ def test_the_faster_way_is_chosen_once_and_kept(kept):
     def timer(layer, shape, way, clients, *_):
         asked.append((way, clients))
         return {"grouped": 2., "product": 1.}[way]
-    def choice(clients, timer=timer): return choose(layer, (3, 8, 8), clients, 16, torch.float32, torch.device("cpu"), timer)
+    def choice(clients, timer=timer): return choose_kernel(layer, (3, 8, 8), clients, 16, torch.float32, torch.device("cpu"), timer)
     assert choice(20) == "product" and asked == [("grouped", 32), ("product", 32)]
     assert choice(17) == "product" and len(asked) == 2  # both are thirty-two
     assert choice(16) == "product" and len(asked) == 4
@@ -269,10 +272,10 @@ def test_a_way_that_needs_too_much_memory_is_not_chosen(kept):
     def timer(layer, shape, way, *_):
         if way == "product": raise torch.OutOfMemoryError("CUDA out of memory")
         return 1.
-    assert choose(torch.nn.Conv2d(1, 2, 3), (1, 8, 8), 5, 4, torch.float32, torch.device("cpu"), timer) == "grouped"
+    assert choose_kernel(torch.nn.Conv2d(1, 2, 3), (1, 8, 8), 5, 4, torch.float32, torch.device("cpu"), timer) == "grouped"
     kept.parent.rename(kept.parent.parent / "gone")
     kept.parent.write_text("a file where the folder should be")  # nothing can be kept: no reason to stop
-    assert choose(torch.nn.Conv2d(1, 2, 3), (1, 8, 8), 9, 4, torch.float32, torch.device("cpu"), timer) == "grouped"
+    assert choose_kernel(torch.nn.Conv2d(1, 2, 3), (1, 8, 8), 9, 4, torch.float32, torch.device("cpu"), timer) == "grouped"
 
 
 def test_trials_take_time_and_a_cpu_has_no_choice(kept):
@@ -283,7 +286,7 @@ def test_trials_take_time_and_a_cpu_has_no_choice(kept):
 
 def test_a_grid_of_a_figure_is_one_pack():
     "Five weights of the alignment, and with more seeds as many as a pack may have"
-    cells = load_spec("fedccfa/figure5").cells("smoke", seeds=1)
-    assert [len(p) for p in packs(cells)] == [1] * 5 and [len(p) for p in packs(cells, stack=True)] == [5]
-    assert [len(p) for p in packs(cells, stack=True, most=2)] == [2, 2, 1]
-    assert sorted(c.run_id for p in packs(cells, stack=True, most=2) for c in p) == sorted(c.run_id for c in cells)
+    cells = load_spec("fedccfa/figure5").runs("smoke", seeds=1)
+    assert [len(p) for p in make_jobs(cells)] == [1] * 5 and [len(p) for p in make_jobs(cells, stack=True)] == [5]
+    assert [len(p) for p in make_jobs(cells, stack=True, most=2)] == [2, 2, 1]
+    assert sorted(c.run_id for p in make_jobs(cells, stack=True, most=2) for c in p) == sorted(c.run_id for c in cells)

@@ -22,13 +22,20 @@ from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from test_experiments import toml
 
-from fedrepro import bench, cli, concepts, contracts, data, executors, experiments, pages, runner, store, tables
-from fedrepro.concepts import DriftSchedule, Swap, drift, drift_names, flip_labels
-from fedrepro.experiments import Spec, find_specs, load_spec
-from fedrepro.inherit import read_spec
-from fedrepro.partition import partition, recipe_names, recipe_settings
-from fedrepro.settings import COUNT, run_id
-from fedrepro.trees import InputError, one_of
+from fedrepro.checks import contract
+from fedrepro.cli import app, main
+from fedrepro.core.errors import InputError, choice
+from fedrepro.data import concept_drift, datasets, transforms
+from fedrepro.data.concept_drift import DriftSchedule, Swap, drift, drift_names, flip_labels
+from fedrepro.data.partition import partition, recipe_names, recipe_settings
+from fedrepro.executors import executors
+from fedrepro.experiments import runner, specs, store
+from fedrepro.experiments.rules import COUNT
+from fedrepro.experiments.runs import run_id
+from fedrepro.experiments.spec_files import read_spec
+from fedrepro.experiments.specs import Spec, find_specs, load_spec
+from fedrepro.reporting import notebook
+from fedrepro.verdicts import tables
 
 NIGHTLY = os.environ.get("FEDREPRO_NIGHTLY") == "1"
 settings.register_profile("input", max_examples=5000 if NIGHTLY else 200, deadline=None, print_blob=True,
@@ -140,7 +147,7 @@ def check_partition(cut, recipe, labels, test, clients, asked):
     if recipe != "dirichlet-class-5": assert all((np.diff(mine) > 0).all() for mine in cut.train)
     if test is None: return
     deals_every_sample_once(cut.test, len(test))
-    shares = concepts.as_labels(test)
+    shares = concept_drift.as_labels(test)
     shares = np.stack([np.bincount(shares[mine], minlength=classes) for mine in cut.test])
     if recipe == "dirichlet-class-5": assert shares.min() >= given["per_class_test"]
     else: follows(counts, shares)
@@ -157,7 +164,7 @@ def test_a_partition_is_disjoint_and_complete_or_refused(recipe):
         test = draw.draw(st.none() | some_labels(1))
         clients, seed = draw.draw(st.integers(1, min(len(labels), 12)) | st.integers(1, len(labels) + 5)), draw.draw(st.integers(0, 99) | st.integers(0, 2**33))
         asked = draw.draw(st.fixed_dictionaries({}, optional={k: ARGUMENTS[k] for k in recipe_settings(recipe)}) if recipe != "quantity-skew" else one_or_two)
-        before = concepts.as_labels(labels)
+        before = concept_drift.as_labels(labels)
         with answered_in_time():
             try: cut = partition(recipe, labels, test, clients=clients, seed=seed, **asked)
             except InputError as error:
@@ -167,7 +174,7 @@ def test_a_partition_is_disjoint_and_complete_or_refused(recipe):
                 return
             seen["dealt"] += 1
             check_partition(cut, recipe, before, test, clients, asked)
-            assert (concepts.as_labels(labels) == before).all()
+            assert (concept_drift.as_labels(labels) == before).all()
             assert partition(recipe, before.tolist(), test, clients=clients, seed=seed, **asked).fingerprint == cut.fingerprint
 
     holds()
@@ -190,7 +197,7 @@ def test_odd_requests_for_a_partition_are_refused_or_kept(draw):
         try: cut = partition(recipe, labels, test, **{"clients": clients, **asked})
         except InputError as error: return clear(error)
         assert not any(isinstance(v, (bool, np.bool_)) for v in [clients, *asked.values()]), "true is no number"
-        check_partition(cut, recipe, concepts.as_labels(labels), test, int(clients), {k: v for k, v in asked.items() if k in names})
+        check_partition(cut, recipe, concept_drift.as_labels(labels), test, int(clients), {k: v for k, v in asked.items() if k in names})
 
 
 # --- label noise and concept drift
@@ -198,11 +205,11 @@ def test_odd_requests_for_a_partition_are_refused_or_kept(draw):
 @inputs
 @given(some_labels(1), most_often(st.floats(0, 1)), most_often(st.integers(1, 30)), st.integers(0, 99))
 def test_noise_hits_exactly_its_share_or_is_refused(labels, ratio, classes, seed):
-    before = concepts.as_labels(labels)
+    before = concept_drift.as_labels(labels)
     try: noisy = flip_labels(labels, ratio, classes, np.random.default_rng(seed))
     except InputError as error: return clear(error)
     assert not isinstance(ratio, bool) and (noisy != before).sum() == round(float(ratio) * len(before)) and 0 <= noisy.min() <= noisy.max() < classes
-    assert (concepts.as_labels(labels) == before).all()
+    assert (concept_drift.as_labels(labels) == before).all()
 
 
 def check_schedule(s, around):
@@ -313,7 +320,7 @@ def check_spec(path: Path) -> Spec | None:
         try: spec = load_spec(path)
         except InputError as error: return clear(error, path.parent.name, most=560 + len(str(path)))
         for tier in spec.tiers:
-            cells = spec.cells(tier)
+            cells = spec.runs(tier)
             assert len({(c.row, c.column, c.seed) for c in cells}) == len(cells)
             for c in cells:
                 s = c.settings
@@ -407,7 +414,7 @@ VALUES = {"tier": ["smoke", "paper", "smok"], "methods": ["FedAvg", "FedAvg,FedP
           "executor": ["auto", "stacked", "processes", "threads"], "format": ["text", "md", "csv", "html", "pdf"], "out": ["folder/x.png", "x.pdf", "file/x.png"],
           "spec": ["own/t", "papers/own/t.toml", "fedccfa/table1"], "specs": ["own/t", "papers/own/t.toml"], "name": ["digits", "MNIST", "minst"],
           "imports": ["own.py", "wrong.py", "stops.py"], "file": ["x.json", "folder"], "rounds": ["1", "2"], "samples": ["100"]}
-COMMANDS = typer.main.get_command(cli.app)
+COMMANDS = typer.main.get_command(app.app)
 
 
 @st.composite
@@ -437,21 +444,19 @@ def own(tmp_path, monkeypatch):
     (tmp_path / "ours/papers/fedccfa").mkdir(parents=True)
     for name, content in FILES.items():
         if name[0] == "_" or "table1." in name: (tmp_path / "ours/papers/fedccfa" / name).write_bytes(content)
-    monkeypatch.setattr(experiments, "roots", lambda: [tmp_path, tmp_path / "ours"])  # few tables: `tables` reads them all
+    monkeypatch.setattr(specs, "roots", lambda: [tmp_path, tmp_path / "ours"])  # few tables: `tables` reads them all
     done = []
 
     def run_cells(cells, results, data=None, device="cpu", workers=1, quiet=False, how="auto", **_):
         COUNT(workers, "workers")
-        one_of(how, executors.executor_names(), "executor")
+        choice(how, executors.executor_names(), "executor")
         for t in {c.tier for c in cells}: store.check_writable(Path(results) / t)
         done.append(cells)
-        return runner.Report(failed={"x": "y"} if len(cells) == 2 else {}, interrupted=len(cells) == 4)
+        return runner.SweepReport(failed={"x": "y"} if len(cells) == 2 else {}, interrupted=len(cells) == 4)
 
-    monkeypatch.setattr(runner, "run_cells", run_cells)
-    monkeypatch.setattr(contracts, "describe", lambda method: {})
-    monkeypatch.setattr(bench, "bench", lambda *_: done.append("bench") or {})
-    monkeypatch.setattr(bench, "report", lambda found: "a table\n")
-    monkeypatch.setattr(data, "download", lambda name, folder=None: one_of(name, data.dataset_names(), "data set"))
+    monkeypatch.setattr(runner, "compute_runs", run_cells)
+    monkeypatch.setattr(contract, "describe_method", lambda method: {})
+    monkeypatch.setattr(datasets, "download", lambda name, folder=None: choice(name, transforms.dataset_names(), "data set"))
     return done
 
 
@@ -463,7 +468,7 @@ def said(argv):
     "Exit code, stdout and stderr of a command; the code and the lines are as they must be"
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace")
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), answered_in_time(): code = cli.main(argv)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), answered_in_time(): code = main.main(argv)
     finally: os.environ.pop("FEDREPRO_METHODS", None)
     out, err = ((f.flush(), f.buffer.getvalue().decode())[1] for f in (out, err))
     assert code in (0, 1, 2, 130), code
@@ -497,20 +502,20 @@ def test_a_process_says_one_line(argv, tmp_path):
 
 # --- papermill parameters
 
-PAGES = ["20_lfd", "21_feddc", "22_fedadc", "23_fedbss", "24_fedccfa"]
+PAGES = ["10_lfd", "11_feddc", "12_fedadc", "13_fedbss", "14_fedccfa"]
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_hands_all_its_parameters_over(page):
-    "The cell's names, types and defaults are those of `table_job`, which the next cell calls with each of them"
-    cells = [c for c in nbformat.read(ROOT / f"nbs/{page}.ipynb", 4).cells if c.cell_type == "code"]
+    "The cell's names, types and defaults are those of `planned_table`, which the next cell calls with each of them"
+    cells = [c for c in nbformat.read(ROOT / f"nbs/06_methods/{page}.ipynb", 4).cells if c.cell_type == "code"]
     at = next(i for i, c in enumerate(cells) if "parameters" in c.metadata.get("tags", []))
     names = {}
     exec(cells[at].source, names)
     types, defaults = names["__annotations__"], {k: v for k, v in names.items() if not k.startswith("__")}
-    wanted = inspect.signature(pages.table_job).parameters
+    wanted = inspect.signature(notebook.planned_table).parameters
     assert defaults == {n: p.default for n, p in wanted.items()} and types == {n: p.annotation for n, p in wanted.items()}
-    assert "".join(cells[at + 1].source.split()).endswith(f"job=table_job({','.join(f'{n}={n}' for n in wanted)})")
+    assert "".join(cells[at + 1].source.split()).endswith(f"job=planned_table({','.join(f'{n}={n}' for n in wanted)})")
 
 
 given_json = st.none() | st.booleans() | numbers.map(lambda n: int(n) if type(n) is Long else n) | texts | st.lists(st.integers(), max_size=2) | st.dictionaries(texts, st.integers(), max_size=2)
@@ -525,7 +530,7 @@ parameters = st.fixed_dictionaries({
 @given(parameters)
 def test_any_parameters_are_a_job_or_one_clear_line(own, given):
     with answered_in_time():
-        try: job = pages.table_job(**given)
+        try: job = notebook.planned_table(**given)
         except InputError as error: return clear(error, most=560)
     event("accepted")
     assert (job is None) == (given["spec"] == "")

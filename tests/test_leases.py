@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fedrepro import leases, runner, store
-from fedrepro.leases import clear, gone, held, judged, lease_of, leases as block, me, take
+from fedrepro.experiments import leases, runner, store
+from fedrepro.experiments.leases import clear, gone, held, lease_of, leases as block, me, stale_stat, take
 from test_runner import CELLS, SPEC, names, rows, small
 
 TESTS = Path(__file__).parent
@@ -21,14 +21,14 @@ DRIVER = """
 import json, sys
 sys.path.insert(0, {tests!r})
 from test_leases import many
-from fedrepro import runner
+from fedrepro.experiments import runner
 if __name__ == "__main__":
-    report = runner.run_cells(many({rounds}), {folder!r}, workers={workers}, quiet=True, every=1)
+    report = runner.compute_runs(many({rounds}), {folder!r}, workers={workers}, quiet=True, every=1)
     print(json.dumps([len(report.done), len(report.theirs), len(report.skipped), len(report.failed)]))
 """
 
 
-def many(rounds=2): return [small(c, rounds) for c in SPEC.cells("smoke", methods=["FedAvg", "FedProx"], seeds=4)]
+def many(rounds=2): return [small(c, rounds) for c in SPEC.runs("smoke", methods=["FedAvg", "FedProx"], seeds=4)]
 
 
 def driver(folder, workers=1, rounds=2):
@@ -49,7 +49,7 @@ def until(true, seconds=60):
 @pytest.fixture
 def dead():
     "What a process that has ended wrote into its lease"
-    process = subprocess.run([sys.executable, "-c", "import json; from fedrepro.leases import me; print(json.dumps(me()))"],
+    process = subprocess.run([sys.executable, "-c", "import json; from fedrepro.experiments.leases import me; print(json.dumps(me()))"],
                              capture_output=True, text=True, check=True, cwd=TESTS.parent)
     return json.loads(process.stdout)
 
@@ -113,7 +113,7 @@ def test_a_strange_lease_counts_until_its_age(tmp_path, content):
     lease_of(path).write_bytes(content)
     assert held(path) and not take(path)
     os.utime(lease_of(path), (0, 0))
-    assert judged(lease_of(path)) and not held(path) and take(path)
+    assert stale_stat(lease_of(path)) and not held(path) and take(path)
 
 
 def test_signs_of_life(tmp_path, monkeypatch):
@@ -150,7 +150,7 @@ def test_leftovers_of_the_dead_are_removed(tmp_path, dead):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    runner.run_cells(many(), folder, quiet=True)
+    runner.compute_runs(many(), folder, quiet=True)
     return folder
 
 
@@ -159,15 +159,15 @@ def test_what_others_compute_is_left_to_them_and_waited_for(tmp_path, monkeypatc
     lease = lease_of(store.run_path(tmp_path, first))
     lease.parent.mkdir(parents=True)
     lease.write_text(json.dumps(me() | {"machine": "elsewhere"}))
-    report = runner.run_cells(CELLS, tmp_path, quiet=True, wait=False)
+    report = runner.compute_runs(CELLS, tmp_path, quiet=True, wait=False)
     assert report.summary() == "3 computed, 0 were there, 1 in the hands of others" and report.elsewhere == [first] and report.exit_code == 0
-    report = runner.run_cells(CELLS, tmp_path, quiet=True, until=time.time() + 2)
+    report = runner.compute_runs(CELLS, tmp_path, quiet=True, until=time.time() + 2)
     assert report.summary() == "0 computed, 3 were there, 1 left for another time"
     def glance(_):  # it fails there: its lease ends without a result
         looks.append(held(store.run_path(tmp_path, first)))
         lease.unlink()
     monkeypatch.setattr(runner.time, "sleep", glance)
-    report = runner.run_cells(CELLS, tmp_path, quiet=True)
+    report = runner.compute_runs(CELLS, tmp_path, quiet=True)
     assert report.summary() == "1 computed, 3 were there" and looks == [True]
 
 
@@ -180,7 +180,7 @@ def test_what_others_finish_is_counted_as_theirs(alone, tmp_path, monkeypatch):
         path.write_bytes(store.run_path(alone, cells[0]).read_bytes())
         lease_of(path).unlink()
     monkeypatch.setattr(runner.time, "sleep", glance)
-    report = runner.run_cells(cells, tmp_path, quiet=True)
+    report = runner.compute_runs(cells, tmp_path, quiet=True)
     assert report.summary() == "7 computed, 0 were there, 1 computed by others" and rows(tmp_path, cells) == rows(alone, cells)
 
 

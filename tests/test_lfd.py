@@ -10,16 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from test_by_hand import PARTS, Points, TinyNet, W, X, Y, descend, logits
-from fedrepro.stacks import stacked
-from fedrepro.local import Batch, work
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import distance, nbytes, same_bits
+from fedrepro.data.concept_drift import drift
+from fedrepro.data.partition import Partition
+from fedrepro.engine.client import Batch, client_round
+from fedrepro.engine.evaluation import evaluate, judged_models, predictions
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.method import METHODS, FedAvg, load_methods
+from fedrepro.engine.rounds import begin, next_round, run
+from fedrepro.executors.stacks import stacked
 from fedrepro.methods.constraint import Constraint, outputs, part_modules, part_names
 from fedrepro.methods.lfd import LfD, Union, auxiliary_label, cosines, with_margin, with_own_margins
 from fedrepro.methods.objective import FedProx
-from fedrepro.metrics import evaluate, judged_models, predictions
-from fedrepro.models import Net, Network
-from fedrepro.partition import Partition, drift
-from fedrepro.rounds import METHODS, FedAvg, Federation, begin, load_methods, next_round, run
-from fedrepro.trees import InputError, distance, nbytes, same_bits
+from fedrepro.models.architectures import Net, Network
 
 torch.set_num_threads(1)
 TWO = [[0, 1, 3, 4, 6, 7, 8], [2, 5, 9]]  # labels 0 1 1 1 1 0 1 and 0 0 0
@@ -225,7 +229,7 @@ def test_frozen_models_run_in_eval_mode():
     want = -((F.one_hot(batch.y, 2) + auxiliary_label(zP, zG, .1)) * log_sigma).sum(1).mean()
     assert torch.allclose(loss, want, atol=1e-10)
     assert same_bits(kept, [fed.initial, old]) and not same_bits(own, fed.initial)  # only the trained model's statistics move
-    upload, state, _ = work(m, c)
+    upload, state, _ = client_round(m, c)
     assert same_bits(state["model"], upload["params"])
 
 
@@ -355,9 +359,9 @@ def test_a_network_without_header():
 
 @pytest.mark.parametrize("make, says", [
     (lambda: LfD(tau=0.), r"LfD\(tau=0.0\)"), (lambda: LfD(outer_tau=0.), r"LfD\(outer_tau=0.0\)"), (lambda: LfD(margin=1.1), r"LfD\(margin=1.1\)"),
-    (lambda: LfD(weight=-1.), r"LfD\(weight=-1.0\)"), (lambda: LfD(first="none"), "unknown LfD first 'none'; accepted: skip, uniform"),
-    (lambda: Constraint(kind="logits"), "unknown Constraint kind 'logits'; accepted: feature, parameter"),
-    (lambda: Constraint(part="body"), "unknown Constraint part 'body'; accepted: all, classifier, extractor, header"),
+    (lambda: LfD(weight=-1.), r"LfD\(weight=-1.0\)"), (lambda: LfD(first="none"), "LfD first 'none' is unknown; accepted: skip, uniform"),
+    (lambda: Constraint(kind="logits"), "Constraint kind 'logits' is unknown; accepted: feature, parameter"),
+    (lambda: Constraint(part="body"), "Constraint part 'body' is unknown; accepted: all, classifier, extractor, header"),
     (lambda: Constraint(mu=-1.), r"Constraint\(mu=-1.0\)"), (lambda: Union(epochs=-1), r"Union\(epochs=-1\)")])
 def test_bad_input(make, says):
     with pytest.raises(InputError, match=says): make()

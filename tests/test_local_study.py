@@ -9,23 +9,28 @@ import torch
 import torch.nn.functional as F
 from sklearn.metrics import recall_score
 
-from fedrepro import data as datasets, models, partition, store
-from fedrepro.cli import main
-from fedrepro.experiments import find_specs, load_spec
-from fedrepro.local import work
-from fedrepro.local_study import (SAMPLES, STUDY_METRICS, assigned, chosen, class_accuracy, confidence, group_ratios, kl,
-                                  learning_performance, linear_cka, local_rows, losses, parsed, position, sample_rows,
-                                  slice_rows)
+from fedrepro.cli.main import main
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import distance, same_bits
+from fedrepro.data import datasets, partition
+from fedrepro.engine.client import client_round
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.lockstep import run_lockstep
+from fedrepro.engine.method import load_methods
+from fedrepro.engine.rounds import open_round, run
+from fedrepro.experiments import store
+from fedrepro.experiments.jobs import make_jobs, run_job
+from fedrepro.experiments.local_study import (
+    STUDY_METRICS, STUDY_SAMPLES, assigned, chosen, class_accuracy, confidence, group_ratios, kl, learning_performance,
+    linear_cka, local_rows, losses, parse_client, position, sample_rows, slice_rows)
+from fedrepro.experiments.runner import compute_runs
+from fedrepro.experiments.runs import make_method, run_id, run_settings
+from fedrepro.experiments.specs import find_specs, load_spec
+from fedrepro.experiments.store import Damaged
+from fedrepro.experiments.studies import check_study, conclude, prelude, shared, start_notes, watcher
 from fedrepro.methods.fedbss import split
-from fedrepro.packs import packs, run_pack
-from fedrepro.rounds import Federation, load_methods, open_round, run
-from fedrepro.runner import run_cells
-from fedrepro.settings import cell_settings, make_method, run_id
-from fedrepro.store import Damaged
-from fedrepro.studies import check, conclude, prelude, shared, start_notes, watcher
-from fedrepro.tables import UNKNOWN, cell_line, table
-from fedrepro.together import run_together
-from fedrepro.trees import InputError, distance, same_bits
+from fedrepro.models import networks
+from fedrepro.verdicts.tables import UNKNOWN_VALUE, cell_line, table
 
 torch.set_num_threads(1)
 LOCAL = dict(lr=.05, epochs=2, batch_size=16)
@@ -42,7 +47,7 @@ def toy():
     d = replace(d, train_x=d.train_x[:360], train_y=d.train_y[:360], test_x=d.test_x[:120], test_y=d.test_y[:120])
     cut = partition.partition("dirichlet-class", d.train_y.numpy(), clients=6, seed=1, alpha=.5)
     half = assigned(cut, d.train_y.numpy(), "classes 0-4", 0)
-    return Federation(d, models.network("digits_cnn"), half, dtype=torch.float64)
+    return Federation(d, networks.network("digits_cnn"), half, dtype=torch.float64)
 
 
 def client_after(toy, method, rounds=3, client="classes 0-4"):
@@ -118,7 +123,7 @@ def test_a_client_that_cannot_be_is_refused():
     for client, says in (("client 2", "clients 0 to 1"), ("classes 1-0", "comes after"), ("one", "neither like"),
                          ("classes 0-2", "no sample of class 2"), ("classes 7-9", "others have only 0")):
         with pytest.raises(InputError, match=says): assigned(cut, labels, client, 0)
-    assert parsed("client 3") == (3, range(0)) and parsed("classes 2-4") == (None, range(2, 5))
+    assert parse_client("client 3") == (3, range(0)) and parse_client("classes 2-4") == (None, range(2, 5))
 
 
 def test_halves_by_loss_are_passed_as_often_as_all(toy):
@@ -143,7 +148,7 @@ def test_at_the_start_nothing_has_changed_and_at_the_end_it_is_the_clients_model
     assert first["lp_existing"] == first["lp_absent"] == 1 and abs(first["cka"] - 1) < 1e-12
     assert max(abs(first[key]) for key in ("kl", "kl_reverse", "drift_norm", "gap_majority", "gap_minority")) < 1e-12
     assert last["kl"] > 1e-6 and last["cka"] < 1 - 1e-6 and last["drift_norm"] > 1e-3
-    sent = work(method, client_after(toy, method))[0]["params"]  # what it would upload
+    sent = client_round(method, client_after(toy, method))[0]["params"]  # what it would upload
     assert last["drift_norm"] == distance(sent, client.received["params"])
     z = method.predict(toy.net, sent, toy.data.batch(toy.data.test_x, None, torch.float64))
     y = toy.data.test_y
@@ -167,7 +172,7 @@ def test_lfd_predicts_with_the_softmax_that_it_trains(toy):
     assert torch.equal(made("FedAvg").predict(toy.net, w, batch.x), toy.net(w, batch.x))
 
 
-@pytest.mark.parametrize("samples", SAMPLES)
+@pytest.mark.parametrize("samples", STUDY_SAMPLES)
 def test_a_slice_goes_straight_through_both_models(toy, samples):
     method = made("FedAvg")
     rows = slice_rows(method, toy, client_after(toy, method), samples)
@@ -205,14 +210,14 @@ STUDY = dict(study="local", study_client="classes 0-4", study_epochs=3)
 
 def settings(row="FedAvg", **more):
     values = VALUES | more
-    return cell_settings(make_method(row, values, "here"), values, 0, "here")
+    return run_settings(make_method(row, values, "here"), values, 0, "here")
 
 
 def test_no_other_run_has_the_part_study_or_another_name():
     assert run_id(settings()) == "e0c475135b230f95" and run_id(settings("LfD", tau=.2)) == "b4b535ff269cb7d8"  # from before there were studies
     for name in find_specs():
         spec = load_spec(name)
-        for tier in spec.tiers: assert {"study" in c.settings for c in spec.cells(tier)} <= {name in STUDIES}, name
+        for tier in spec.tiers: assert {"study" in c.settings for c in spec.runs(tier)} <= {name in STUDIES}, name
 
 
 def test_what_decides_the_numbers_of_a_study_is_in_its_name():
@@ -245,7 +250,7 @@ def test_settings_that_are_no_study_are_refused(more, says):
 def small(name, row=None, **changes):
     "A cell of a spec at the smoke tier on few samples; `changes` go into the part `study`"
     spec = load_spec(name)
-    cell = next(c for c in spec.cells("smoke", row and [row], seeds=1))
+    cell = next(c for c in spec.runs("smoke", row and [row], seeds=1))
     data = cell.settings["data"] | {"train_samples": 300, "test_samples": 100}
     s = cell.settings | {"data": data, "network": "digits_cnn", "rounds": 3, "study": cell.settings["study"] | changes}
     return replace(cell, settings=s)
@@ -256,12 +261,12 @@ class Killed(Exception): pass
 
 def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, monkeypatch):
     pack = [small("lfd/figure1", row, epochs=2) for row in ("Parameter constraint: all", "Feature constraint: all", "No constraint")]
-    assert [len(p) for p in packs(pack)] == [3]
+    assert [len(p) for p in make_jobs(pack)] == [3]
     opened = []
-    monkeypatch.setattr("fedrepro.together.open_round", lambda *a: opened.append(a[2].round) or open_round(*a))
-    whole = [store.read(p) for p in run_pack(pack, tmp_path / "whole")]
+    monkeypatch.setattr("fedrepro.engine.lockstep.open_round", lambda *a: opened.append(a[2].round) or open_round(*a))
+    whole = [store.read(p) for p in run_job(pack, tmp_path / "whole")]
     assert opened == [0, 1, 2], "one federation is computed more than once"
-    alone = [store.read(run_pack([c], tmp_path / "alone")[0])[1] for c in pack]
+    alone = [store.read(run_job([c], tmp_path / "alone")[0])[1] for c in pack]
     assert [rows for _, rows in whole] == alone and len({str(rows[-1]) for rows in alone}) == 3
     assert all([(r["round"], r["epoch"]) for r in rows] == [(3, 0), (3, 1), (3, 2)] for rows in alone)
     real, calls = conclude, []
@@ -270,26 +275,26 @@ def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, mo
         calls.append(cell.row)
         if len(calls) == 2: raise Killed
         real(cell, course)
-    monkeypatch.setattr("fedrepro.studies.conclude", dies)
-    with pytest.raises(Killed): run_pack(pack, tmp_path / "killed", every=1)
+    monkeypatch.setattr("fedrepro.experiments.studies.conclude", dies)
+    with pytest.raises(Killed): run_job(pack, tmp_path / "killed", every=1)
     monkeypatch.undo()
     rounds = []
-    again = [store.read(p) for p in run_pack(pack, tmp_path / "killed", on_round=lambda i, t: rounds.append(t))]
+    again = [store.read(p) for p in run_job(pack, tmp_path / "killed", on_round=lambda i, t: rounds.append(t))]
     assert [rows for _, rows in again] == alone and rounds == [3, 3, 3], "the federation was computed again"
     assert [h["resumed"][0]["round"] for h, _ in again] == [3, 3, 3]
     before = [p.stat().st_mtime_ns for p in (tmp_path / "whole").rglob("*.jsonl")]
-    assert run_cells(pack, tmp_path / "whole", quiet=True).summary() == "0 computed, 3 were there"
+    assert compute_runs(pack, tmp_path / "whole", quiet=True).summary() == "0 computed, 3 were there"
     assert before == [p.stat().st_mtime_ns for p in (tmp_path / "whole").rglob("*.jsonl")]
 
 
 def test_a_study_that_was_killed_in_its_federation_goes_on(tmp_path):
     cell = small("fedbss/figure3b", rounds=[1, 3])
-    _, rows = store.read(run_pack([cell], tmp_path / "whole")[0])
+    _, rows = store.read(run_job([cell], tmp_path / "whole")[0])
 
     def kill(run, done):
         if done == 2: raise Killed
-    with pytest.raises(Killed): run_pack([cell], tmp_path / "killed", every=1, on_round=kill)
-    head, again = store.read(run_pack([cell], tmp_path / "killed")[0])
+    with pytest.raises(Killed): run_job([cell], tmp_path / "killed", every=1, on_round=kill)
+    head, again = store.read(run_job([cell], tmp_path / "killed")[0])
     assert again == rows and head["resumed"][0]["round"] == 1
     assert {r["round"] for r in rows} == {1, 3} and {r["epoch"] for r in rows} == {0}
 
@@ -298,7 +303,7 @@ def test_the_federation_ends_at_the_accuracy_and_says_when_it_does_not_get_there
     reached, missed = small("lfd/table5", "FedAvg", accuracy=1.), small("lfd/table5", "FedAvg", accuracy=99.9)
     runs = {}
     for cell in (reached, missed):
-        path, = run_pack([cell], tmp_path)
+        path, = run_job([cell], tmp_path)
         runs[cell.run_id] = store.read(path)[1]
     assert runs[reached.run_id][0]["round"] == 1 and runs[missed.run_id][0]["round"] == 3
     long = store.load_results(tmp_path / "smoke")
@@ -314,11 +319,11 @@ def test_the_federation_goes_on_until_it_knows_every_class(tmp_path):
     fast = dict(rounds=8, partition=dict(recipe="iid", clients=5, seed=0),  # else no model knows every class so soon
                 method=method | {"fields": method["fields"] | {"lr": .1}})
     cells = {floor: replace(cell, settings=cell.settings | fast) for floor, cell in cells.items()}
-    runs = {floor: store.read(run_pack([cell], tmp_path)[0])[1] for floor, cell in cells.items()}
+    runs = {floor: store.read(run_job([cell], tmp_path)[0])[1] for floor, cell in cells.items()}
     least = {floor: min(v for k, v in rows[0].items() if k.startswith("accuracy_") and k[9:].isdecimal()) for floor, rows in runs.items()}
     assert least[.01] >= .01 and 1 < runs[.01][0]["round"] < runs[99.9][0]["round"] == 8 and least[99.9] < 99.9
     course = prelude(cells[.01], None, "cpu", "")
-    run_together([course], evaluate=watcher(cells[.01]))
+    run_lockstep([course], evaluate=watcher(cells[.01]))
     before = [row["least_class_accuracy"] for row in course.history.rows]
     assert len(before) == runs[.01][0]["round"] and all(v < .01 for v in before[:-1]) and before[-1] == pytest.approx(least[.01])
     long = store.load_results(tmp_path / "smoke")
@@ -329,7 +334,7 @@ def test_the_federation_goes_on_until_it_knows_every_class(tmp_path):
 
 def test_the_ratio_of_means_is_made_where_rows_are_read(tmp_path):
     cell = small("lfd/table5", "FedAvg", accuracy=1.)
-    rows = store.read(run_pack([cell], tmp_path)[0])[1]
+    rows = store.read(run_job([cell], tmp_path)[0])[1]
     means = group_ratios(pd.DataFrame(rows))
     for group in ("existing", "absent"):
         a, b = (rows[i][f"accuracy_{group}"] for i in (0, -1))
@@ -342,10 +347,10 @@ def test_divergence_of_the_federation_and_of_the_client_is_recorded(tmp_path):
     cell = small("lfd/table5", "FedAvg", accuracy=1.)
     fields = cell.settings["method"]["fields"]
     hot = cell.settings["method"] | {"fields": fields | {"lr": 1e6}}
-    head, rows = store.read(run_pack([replace(cell, settings=cell.settings | {"method": hot})], tmp_path)[0])
+    head, rows = store.read(run_job([replace(cell, settings=cell.settings | {"method": hot})], tmp_path)[0])
     assert head["status"] == "diverged" and head["diverged"]["round"] == 1 and rows == []
     start = cell.settings["study"] | {"start": cell.settings["method"]}
-    head, rows = store.read(run_pack([replace(cell, settings=cell.settings | {"method": hot, "study": start})], tmp_path)[0])
+    head, rows = store.read(run_job([replace(cell, settings=cell.settings | {"method": hot, "study": start})], tmp_path)[0])
     k = head["diverged"]["client"]
     assert head["status"] == "diverged" and head["diverged"]["round"] == 1 and 0 <= k < 5
     assert [r["epoch"] for r in rows] == [0] and rows[0]["drift_norm"] == 0
@@ -353,7 +358,7 @@ def test_divergence_of_the_federation_and_of_the_client_is_recorded(tmp_path):
 
 def test_rows_that_are_no_study_are_neither_written_nor_read(tmp_path):
     cell = small("lfd/table5", "FedAvg", accuracy=1.)
-    head, rows = store.read(run_pack([cell], tmp_path)[0])
+    head, rows = store.read(run_job([cell], tmp_path)[0])
     assert store.decode(store.encode(head, rows))[1] == rows
     wrong = {"last row is of local epoch": rows[:-1], "row after round": rows[::-1], "last row is of local": [],
              "is no metric": [rows[0] | {"drift": 1.}, *rows[1:]], "row after round 1, epoch 0": [rows[0], rows[1] | {"epoch": 9}]}
@@ -367,8 +372,8 @@ def test_rows_that_are_no_study_are_neither_written_nor_read(tmp_path):
     (dict(method=dict(**{"class": "FedCCFA"}, version=1, fields={})), "FedCCFA has no one global model")])
 def test_methods_that_cannot_be_studied_are_refused_before_the_first_round(changes, says):
     cell = small("lfd/table5", "FedAvg")
-    with pytest.raises(InputError, match=says): check(replace(cell, settings=cell.settings | changes), None, "cpu")
-    check(cell, None, "cpu")
+    with pytest.raises(InputError, match=says): check_study(replace(cell, settings=cell.settings | changes), None, "cpu")
+    check_study(cell, None, "cpu")
 
 
 def test_a_start_from_another_method_has_the_state_of_a_new_client():
@@ -387,7 +392,7 @@ def test_a_ratio_is_judged_by_its_own_margin():
     spec = load_spec("lfd/table5")
     runs = pd.DataFrame([dict(seed=s, run_id=str(s), status="complete", diverged="", last=v, best=v, mean_last_10=v, rounds=100, swing=0.)
                          for s, v in enumerate((1.02, 1.03, 1.04))])
-    words = {p: cell_line(spec, "paper", runs, UNKNOWN | {"mean": p}, "lp_existing")["verdict"] for p in (1.04, 1.05, 1.07, 1.09)}
+    words = {p: cell_line(spec, "paper", runs, UNKNOWN_VALUE | {"mean": p}, "lp_existing")["verdict"] for p in (1.04, 1.05, 1.07, 1.09)}
     assert words == {1.04: "reproduced", 1.05: "consistent", 1.07: "consistent", 1.09: "contradicted"}
 
 
@@ -412,7 +417,7 @@ def test_run_table_and_figure_from_the_command_line(tmp_path, capsys):
 def test_every_study_can_be_run_at_every_tier_that_has_its_data(name):
     spec = load_spec(name)
     for tier in ("smoke", "small", "paper"):
-        cells = spec.cells(tier)
+        cells = spec.runs(tier)
         assert {c.row for c in cells} == set(spec.rows) and not [c for c in spec.tier_columns(tier) if c.missing]
         assert len({c.run_id for c in cells}) == len(spec.rows) * len({c.seed for c in cells})
-    for cell in {c.run_id: c for c in spec.cells("smoke", seeds=1)}.values(): check(cell, None, "cpu")
+    for cell in {c.run_id: c for c in spec.runs("smoke", seeds=1)}.values(): check_study(cell, None, "cpu")

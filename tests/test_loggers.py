@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fedrepro import loggers as module
-from fedrepro import store
-from fedrepro.cli import main
-from fedrepro.experiments import load_spec
-from fedrepro.loggers import LOGGERS, Loggers, log_stored, run_of, steps
-from fedrepro.runner import run_cells
-from fedrepro.trees import InputError
+from fedrepro.cli.main import main
+from fedrepro.core.errors import InputError
+from fedrepro.experiments import loggers as module, store
+from fedrepro.experiments.loggers import LOGGERS, Loggers, log_stored, logged_run, steps
+from fedrepro.experiments.runner import compute_runs
+from fedrepro.experiments.specs import load_spec
 
 from test_export import SPEC, installed
 
@@ -28,7 +27,7 @@ def cells(tmp_path):
     text = "\n".join(line for line in SPEC.splitlines() if not line.startswith("published = \"t."))
     (tmp_path / "demo/t.toml").write_text(text)
     spec = load_spec(tmp_path / "demo/t.toml")
-    cells = spec.cells("smoke", methods=["FedAvg"], seeds=2)[::3]
+    cells = spec.runs("smoke", methods=["FedAvg"], seeds=2)[::3]
     for c, status in zip(cells, ("complete", "diverged")):
         rows = [dict(round=t, generalised_accuracy=10. * t, train_loss=None if t == 2 else 1 / t) for t in range(1, 4 if status == "complete" else 3)]
         head = dict(settings=c.settings, run_id=c.run_id, status=status, diverged=None if status == "complete" else dict(round=3, client=0, norm="inf"))
@@ -74,10 +73,10 @@ def test_rounds_that_come_again_are_counted():
 
 
 def test_new_runs_are_sent_by_the_process_that_asked(tmp_path):
-    cells = load_spec("fedccfa/table2", ROOT / "papers").cells("smoke", methods=["FedAvg"], seeds=2)
+    cells = load_spec("fedccfa/table2", ROOT / "papers").runs("smoke", methods=["FedAvg"], seeds=2)
     for c in cells: c.settings.update(rounds=1, drift={"name": "none"}, partition=c.settings["partition"] | {"clients": 2})
     listed = Listed()
-    report = run_cells(cells, tmp_path, workers=2, quiet=True, on_done=Loggers.of([listed]))
+    report = compute_runs(cells, tmp_path, workers=2, quiet=True, on_done=Loggers.of([listed]))
     assert len(report.done) == 2
     stored = {c.run_id: store.read(store.run_path(tmp_path, c))[1][0] for c in cells}
     assert {r.run_id: r.rows for r in listed.runs} == {n: [(1, {k: v for k, v in row.items() if k != "round" and v is not None})] for n, row in stored.items()}
@@ -140,13 +139,13 @@ def test_tensorboard(cells, results, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     there = tmp_path / "tb"
     for _ in range(2): log_stored(Loggers.of([f"tensorboard:{there}"]), cells, results)
-    assert sorted(p.name for p in there.iterdir()) == sorted(run_of(c).slug for c in cells)
-    read = EventAccumulator(str(there / run_of(cells[0]).slug))
+    assert sorted(p.name for p in there.iterdir()) == sorted(logged_run(c).slug for c in cells)
+    read = EventAccumulator(str(there / logged_run(cells[0]).slug))
     read.Reload()
     assert [(e.step, e.value) for e in read.Scalars("generalised_accuracy")] == [(1, 10.), (2, 20.), (3, 30.)]
     assert [e.step for e in read.Scalars("train_loss")] == [1, 3]
     text = read.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert json.loads(text.strip("`\n")) == run_of(cells[0]).settings
+    assert json.loads(text.strip("`\n")) == logged_run(cells[0]).settings
 
 
 def test_mlflow(cells, results, tmp_path, monkeypatch):
@@ -221,10 +220,10 @@ def test_a_kill_leaves_nothing_that_looks_finished(cells, results, tmp_path, mon
     monkeypatch.setattr(module, "needed", lambda *_: types.SimpleNamespace(SummaryWriter=Writer))
     asked, folder = [f"tensorboard:{tmp_path / 'tb'}"], tmp_path / "tb"
     with pytest.raises(KeyboardInterrupt): log_stored(Loggers.of(asked), cells, results)
-    assert [p.name for p in folder.iterdir()] == [f".{run_of(cells[0]).slug}.partial"]
+    assert [p.name for p in folder.iterdir()] == [f".{logged_run(cells[0]).slug}.partial"]
     Writer.add_scalar = lambda *_: None
     assert log_stored(Loggers.of(asked), cells, results) == 2
-    assert sorted(p.name for p in folder.iterdir()) == sorted(run_of(c).slug for c in cells)
+    assert sorted(p.name for p in folder.iterdir()) == sorted(logged_run(c).slug for c in cells)
 
 
 # --- the command

@@ -7,16 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-from fedrepro import data, messages, models, partition, rounds
-from fedrepro.executors import Processes
-from fedrepro.federation import Federation
-from fedrepro.messages import LARGE, Shelf, dumps, loads
-from fedrepro.rounds import FedAvg, load_methods, run
-from fedrepro.trees import same_bits
+from fedrepro.core.trees import same_bits
+from fedrepro.data import datasets, partition
+from fedrepro.engine import rounds
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.method import FedAvg, load_methods
+from fedrepro.engine.rounds import run
+from fedrepro.executors import messages
+from fedrepro.executors.executors import Processes
+from fedrepro.executors.messages import LARGE, SharedBuffer, dumps, loads
+from fedrepro.models import networks
 
 torch.set_num_threads(1)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory by file is Linux's; elsewhere all travels in the message")
-DIGITS, NET = data.load("digits"), models.network("feddc_mlp", 10, (1, 8, 8))
+DIGITS, NET = datasets.load("digits"), networks.network("feddc_mlp", 10, (1, 8, 8))
 WHOLE = partition.partition("iid", DIGITS.train_y.numpy(), DIGITS.test_y.numpy(), clients=5)
 TOY = Federation(DIGITS, NET, partition.Partition([rows[:n] for rows, n in zip(WHOLE.train, (9, 12, 1, 16, 5))], WHOLE.test), dtype=torch.float64)
 LOCAL = dict(lr=.05, epochs=1, batch_size=8)
@@ -41,9 +45,9 @@ def test_what_travels_arrives_as_it_was(shelved, monkeypatch):
             "last": torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last), "one channel": picture.permute(0, 3, 1, 2),
             "leaf": one.clone().requires_grad_(), "array": np.arange(3), "text": "x", "none": None}
     before = len(opened())
-    shelf = Shelf() if shelved else None
+    shelf = SharedBuffer() if shelved else None
     message = dumps(sent, shelf)
-    there = Shelf(shelf.place) if shelf else None
+    there = SharedBuffer(shelf.place) if shelf else None
     if shelf: shelf.close()  # who has opened it keeps it
     found = loads(message, there)
     assert found.keys() == sent.keys() and found["twice"][0] is found["twice"][1]
@@ -61,11 +65,11 @@ def test_what_travels_arrives_as_it_was(shelved, monkeypatch):
 @LINUX
 def test_a_large_tensor_lies_there_once_for_every_message():
     large, small = torch.randn(LARGE // 4), torch.randn(LARGE // 4 - 1)
-    with Shelf() as shelf:
+    with SharedBuffer() as shelf:
         first, second = dumps([large, small], shelf), dumps({"again": large}, shelf)
         assert shelf.end == large.nbytes and len(second) < 500 < small.nbytes < len(first)
         with pytest.raises(pickle.UnpicklingError, match="read without it"): loads(second)
-        with Shelf(shelf.place) as there:
+        with SharedBuffer(shelf.place) as there:
             assert torch.equal(loads(second, there)["again"], large)
             os.truncate(shelf.place[0], LARGE // 2)
             with pytest.raises(EOFError, match="bytes of a tensor are missing"): loads(first, there)
@@ -74,15 +78,15 @@ def test_a_large_tensor_lies_there_once_for_every_message():
 @LINUX
 def test_no_other_file_is_taken_for_a_shelf(tmp_path):
     "Its number may belong to something else by the time a message is read"
-    with Shelf() as shelf: place = shelf.place
-    with pytest.raises(OSError): Shelf(place)
+    with SharedBuffer() as shelf: place = shelf.place
+    with pytest.raises(OSError): SharedBuffer(place)
     (tmp_path / "precious").write_bytes(b"as it was")
     file = int(place[0].rsplit("/", 1)[1])
     other = os.open(tmp_path / "precious", os.O_RDWR)
     try:
         os.dup2(other, file)
         before = len(os.listdir("/proc/self/fd"))
-        with pytest.raises(OSError, match="is something else now"): Shelf(place)
+        with pytest.raises(OSError, match="is something else now"): SharedBuffer(place)
         assert len(os.listdir("/proc/self/fd")) == before and (tmp_path / "precious").read_bytes() == b"as it was"
     finally:
         for each in {other, file}: os.close(each)
@@ -101,11 +105,11 @@ def test_workers_get_and_give_large_tensors(name, monkeypatch):
         assert same_bits(ends(method, pool), alone) and pool.shelves == (sys.platform == "linux")
         if sys.platform == "linux": assert opened() == []
         with monkeypatch.context() as patch:
-            make = Shelf.__init__
+            make = SharedBuffer.__init__
             def astray(self, place=None):
                 make(self, place)
                 self.place = "/proc/self/fd/100000", 0, 1
-            patch.setattr(Shelf, "__init__", astray)
+            patch.setattr(SharedBuffer, "__init__", astray)
             assert same_bits(ends(method, pool), alone) and not pool.shelves
         pool.shelves = True
         monkeypatch.delattr(os, "memfd_create", raising=False)

@@ -15,12 +15,16 @@ from scipy import stats
 from sklearn.metrics import accuracy_score, adjusted_rand_score, confusion_matrix
 from torch import nn
 
-from fedrepro.federation import TUNE
+from fedrepro.checks.harness import tiny
+from fedrepro.engine.evaluation import (
+    evaluate, finetuned, generalised_accuracy, judged_models, personalised_accuracy, predictions, rounds_to_target,
+    summarise)
+from fedrepro.engine.federation import TUNE
+from fedrepro.engine.method import load_methods
+from fedrepro.engine.rounds import begin, next_round
 from fedrepro.methods.fedccfa import cluster_scores, label_entropy, madd
-from fedrepro.metrics import evaluate, finetuned, generalised_accuracy, judged_models, personalised_accuracy, predictions, rounds_to_target, summarise
-from fedrepro.rounds import begin, load_methods, next_round
-from fedrepro.tables import half_width, mean_std, verdict
-from fedrepro.trials import tiny
+from fedrepro.verdicts.tables import half_width, mean_std
+from fedrepro.verdicts.verdicts import verdict
 
 torch.set_num_threads(1)
 METHODS = load_methods()

@@ -3,15 +3,17 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from fedrepro.models import ARCHITECTURES, Net, Network, network, network_names
-from fedrepro.trees import InputError, same_bits
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import same_bits
+from fedrepro.models.architectures import ARCHITECTURES, Net, Network
+from fedrepro.models.networks import network, network_names
 
 torch.set_num_threads(1)
 SMALL = [n for n in network_names() if "resnet" not in n and len(ARCHITECTURES[n][1]) % 2]  # of pictures and numbers
 
 
 @pytest.mark.parametrize("wrong, said", [
-    (dict(name="LeNet"), "unknown network 'LeNet'; accepted: digits_cnn"),
+    (dict(name="LeNet"), "network 'LeNet' is unknown; did you mean 'feddc_lenet'? accepted: digits_cnn"),
     (dict(name="fedccfa_fmnist", shape=(1, 8, 8)), "network fedccfa_fmnist: images of 1x8x8 are too small"),
     (dict(name="feddc_lenet", shape=(3, 4, 4)), "network feddc_lenet: images of 3x4x4 are too small for convolution 1"),
     (dict(name="moon_cnn", shape=(3072,)), "network moon_cnn needs a shape (channels, height, width), got (3072,)"),
@@ -122,7 +124,7 @@ def test_every_parameter_is_accounted_for(name):
 
 
 def test_no_network_for_pictures_is_left_out():
-    assert set(COUNTS) == {n for n, (build, _) in ARCHITECTURES.items() if build.__module__ == "fedrepro.models"}
+    assert set(COUNTS) == {n for n, (build, _) in ARCHITECTURES.items() if build.__module__ == "fedrepro.models.architectures"}
 
 
 def test_what_moon_compares_is_the_projection():

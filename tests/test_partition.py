@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrepro.concepts import DriftSchedule, Swap, drift, drift_names, flip_labels
-from fedrepro.experiments import find_specs, load_spec
-from fedrepro.partition import Partition, class_counts, fedccfa_cohort, partition, plot_partition, recipe_names
-from fedrepro.trees import InputError
+from fedrepro.core.errors import InputError
+from fedrepro.data.concept_drift import DriftSchedule, Swap, drift, drift_names, flip_labels
+from fedrepro.data.partition import Partition, class_counts, fedccfa_cohort, partition, plot_partition, recipe_names
+from fedrepro.experiments.specs import find_specs, load_spec
 from test_data_real import present
 
 DATA = Path(os.environ.get("FEDREPRO_DATA", Path.home() / ".cache/fedrepro/data"))
@@ -209,7 +209,7 @@ def test_other_partitions_have_no_such_cohorts():
 
 
 def test_every_paper_run_with_100_clients_has_these_cohorts():
-    cells = [c for name, path in find_specs().items() if name.startswith("fedccfa/") for c in load_spec(path).cells("paper")]
+    cells = [c for name, path in find_specs().items() if name.startswith("fedccfa/") for c in load_spec(path).runs("paper")]
     hundred = [c for c in cells if c.settings["partition"]["clients"] == 100]
     assert len(hundred) > 300 and {c.settings.get("cohorts") for c in hundred} == {"fedccfa-code"}
     assert not any("cohorts" in c.settings for c in cells if c not in hundred)

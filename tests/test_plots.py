@@ -4,11 +4,11 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib.colors import to_hex, to_rgb
-from fedrepro import store
-from fedrepro.experiments import load_spec
-from fedrepro.plots import (METHOD_COLOURS, METHOD_DASHES, accuracy_figure, curves, diverged_notes, drift_rounds, row_styles,
-                            save_figure)
-from fedrepro.trees import InputError
+from fedrepro.core.errors import InputError
+from fedrepro.experiments import store
+from fedrepro.experiments.specs import load_spec
+from fedrepro.reporting.curves import (
+    METHOD_COLOURS, METHOD_DASHES, accuracy_figure, curves, diverged_notes, drift_rounds, row_styles, save_figure)
 
 METHODS = """Union FedAvg FedAvgM FedProx MOON LfD Constraint SCAFFOLD FedDyn FedDC SlowMo FedExP FedFM AdaptiveFedAvg
 Flash pFedMe Ditto FedRep FedBABU FedPAC IFCA FedDrift FedCCFA FedRS FedLC InCo FedCDA FedBSS FedGKD FedNTD FedADC
@@ -22,7 +22,7 @@ def spec():
 def put(spec, tier, results, values, columns=1):
     "Runs with the constant accuracies `values`: row -> one a seed, (v, rounds) = diverged after so many rounds"
     labels = [c.label for c in spec.tier_columns(tier)][:columns]
-    for c in spec.cells(tier, methods=list(values)):
+    for c in spec.runs(tier, methods=list(values)):
         if c.column not in labels: continue
         v = values[c.row][c.seed]
         v, end = v if isinstance(v, tuple) else (v, c.rounds)
@@ -53,7 +53,7 @@ def test_mean_and_band(spec, tmp_path):
 
 def test_drift_stands_between_the_rounds(spec, tmp_path):
     put(spec, "smoke", tmp_path, dict(FedAvg=[60, 64]))
-    at, = drift_rounds(spec.cells("smoke")[0])
+    at, = drift_rounds(spec.runs("smoke")[0])
     ax = accuracy_figure(spec, "smoke", tmp_path).axes[0]
     assert [line.get_xdata() for line in ax.lines if len(line.get_xdata()) == 2] == [[at + .5] * 2]
     assert [t.get_text() for t in ax.texts] == ["drift"]

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from fedrepro import progress, runner
-from fedrepro.experiments import load_spec
-from fedrepro.progress import Progress
+from fedrepro.experiments import progress, runner
+from fedrepro.experiments.progress import Progress
+from fedrepro.experiments.specs import load_spec
 
-CELLS = load_spec("fedccfa/table2").cells("smoke", ["FedAvg", "FedCCFA"], 2)
+CELLS = load_spec("fedccfa/table2").runs("smoke", ["FedAvg", "FedCCFA"], 2)
 MORE = [replace(c, table="fedccfa/table6") for c in CELLS[2:]] + [replace(CELLS[0], table="fedccfa/table6", seed=9, settings=CELLS[0].settings | {"seed": 9})]
 
 
@@ -78,6 +78,6 @@ def test_rounds_that_were_there_do_not_count_for_the_pace(clock):
 
 def test_runs_of_several_tables_are_told_apart_when_computed(tmp_path, clock, capsys, monkeypatch):
     cells = [replace(c, settings=c.settings | {"rounds": 1, "every": 1, "drift": {"name": "none"}}) for c in CELLS[:2]]
-    runner.run_cells([*cells, replace(cells[0], table="fedccfa/table6")], tmp_path, how="sequential")
+    runner.compute_runs([*cells, replace(cells[0], table="fedccfa/table6")], tmp_path, how="sequential")
     said = capsys.readouterr().err
     assert "fedccfa/table2 2 of 2 runs" in said and said.count("fedccfa/table6 1 of 1 runs") == 1

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import fedrepro
-from fedrepro import experiments, store
+from fedrepro.experiments import specs, store
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -62,7 +62,7 @@ def content(wheel: Path) -> dict[str, bytes]:
 def expected() -> set[str]:
     "What a wheel must hold: modules, specs, published numbers, ledgers, the papers' pages, and no result"
     names = [n for n in known_to_git() if n.startswith("fedrepro/")]
-    carried = [n for n in known_to_git() if re.fullmatch(r"papers/([a-z]+/)?[^/]+\.(toml|csv)|nbs/2[0-4]_[^/]+\.ipynb", n)]
+    carried = [n for n in known_to_git() if re.fullmatch(r"papers/([a-z]+/)?[^/]+\.(toml|csv)|nbs/06_methods/1[0-4]_[^/]+\.ipynb", n)]
     return {*names, *(f"fedrepro/{n}" for n in carried)}
 
 
@@ -71,7 +71,7 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(built):
     mine = {name for name in files if ".dist-info/" not in name}
     assert mine == expected()
     for name in ("py.typed", "papers/order.toml", "papers/claims.csv", "papers/fedccfa/table2.toml", "papers/lfd/deviations.toml",
-                 "papers/fedccfa/table2.published.csv", "papers/fedccfa/_base.toml", "nbs/24_fedccfa.ipynb", "methods/fedccfa.py"):
+                 "papers/fedccfa/table2.published.csv", "papers/fedccfa/_base.toml", "nbs/06_methods/14_fedccfa.ipynb", "methods/fedccfa.py"):
         assert f"fedrepro/{name}" in mine
     assert max(map(len, files.values())) < 500_000 and built[1].stat().st_size < 3_000_000
     for name in mine: assert files[name] == (ROOT / re.sub("^fedrepro/(?=papers/|nbs/)", "", name)).read_bytes(), name
@@ -103,10 +103,10 @@ import torch
 torch.set_num_threads(1)
 matplotlib.use("Agg")
 import fedrepro
-from fedrepro.cli import main
-from fedrepro.experiments import find_specs, load_spec, roots
-from fedrepro.pages import copy_page, deviations, table_job
-from fedrepro.store import provenance
+from fedrepro.cli.main import main
+from fedrepro.experiments.specs import find_specs, load_spec, roots
+from fedrepro.reporting.notebook import copy_page, deviations, planned_table
+from fedrepro.experiments.store import provenance
 
 def said(*arguments):
     with redirect_stdout(StringIO()) as out: code = main([*arguments])
@@ -119,9 +119,9 @@ found = {
     "tables": said("tables"), "scoreboard": said("scoreboard"), "claims": said("claims"), "plan": said("sweep", *few, "--plan"),
     "other": said("table", "lfd/table1", "--tier", "paper"),
     "specs": len(find_specs()), "results": load_spec("lfd/table1").results.as_posix(), "ledgers": len(deviations("feddc")),
-    "page": copy_page("24_fedccfa", "mine").as_posix(), "commit": provenance()["git_commit"],
-    "job": [c.describe() for c in table_job("papers/fedccfa/table2.toml", methods="FedAvg", seeds=1).cells],
-    "skipped": len(table_job("fedccfa/table2", methods="FedAvg", seeds=1).run().skipped),
+    "page": copy_page("14_fedccfa", "mine").as_posix(), "commit": provenance()["git_commit"],
+    "job": [c.describe() for c in planned_table("papers/fedccfa/table2.toml", methods="FedAvg", seeds=1).cells],
+    "skipped": len(planned_table("fedccfa/table2", methods="FedAvg", seeds=1).run().skipped),
     "package": fedrepro.__file__, "roots": [str(r) for r in roots()],
     "modules": sorted({m.__file__ for m in list(sys.modules.values()) if (getattr(m, "__file__", None) or "").endswith(".py")}),
     "files": sorted(p.as_posix() for p in Path().rglob("*") if p.is_file())}
@@ -151,22 +151,22 @@ def test_the_demo_runs_without_the_repository(alone):
     assert not [r for r in said["roots"] if Path(r) == ROOT]
     for command in ("run", "table", "figure", "tables", "scoreboard", "claims", "plan", "other"): assert said[command][0] == 0, command
     for text in (said["run"][1], said["table"][1]): assert re.search(r"FedProx .*\d\d\.\d\d", text) and "published" in text.lower()
-    assert said["specs"] == len(experiments.find_specs(ROOT / "papers")) and said["ledgers"] > 500
+    assert said["specs"] == len(specs.find_specs(ROOT / "papers")) and said["ledgers"] > 500
     assert "1024" in said["scoreboard"][1].replace(",", "") and "fedccfa/table2" in said["tables"][1]
     assert said["job"] == ["FedAvg on digits, 20 clients, seed 0 (smoke)"] and said["skipped"] == 1
 
 
 def test_results_of_an_installed_package_lie_in_the_working_folder(alone):
     _, said = alone
-    assert said["results"] == "papers/lfd/results" and said["page"] == "mine/24_fedccfa.ipynb"
+    assert said["results"] == "papers/lfd/results" and said["page"] == "mine/14_fedccfa.ipynb"
     kept = [f for f in said["files"] if f.endswith(".jsonl")]
     assert len(kept) == 2 and all(f.startswith("papers/fedccfa/results/smoke/Fed") for f in kept)
     assert "out/fedccfa_table2_smoke.png" in said["files"] and said["commit"] is None
 
 
 def test_results_of_the_repository_lie_beside_the_spec():
-    assert not experiments.INSTALLED and experiments.PACKAGE == ROOT / "fedrepro"
-    assert experiments.load_spec("fedccfa/table2", ROOT / "papers").results.resolve() == ROOT / "papers/fedccfa/results"
+    assert not specs.INSTALLED and specs.PACKAGE == ROOT / "fedrepro"
+    assert specs.load_spec("fedccfa/table2", ROOT / "papers").results.resolve() == ROOT / "papers/fedccfa/results"
 
 
 # --- upgrading: tests/old holds results as they were written by older versions
@@ -184,7 +184,7 @@ def test_results_of_another_format_are_refused_in_one_line_and_left_alone(tmp_pa
     before = {p.name: p.read_bytes() for p in (tmp_path / "small").iterdir()}
     assert not len(store.load_results(tmp_path / "small"))
     line, *others = capsys.readouterr().err.splitlines()
-    assert line.endswith(f"format 0, not {store.FORMAT}: written by another version; it is not used") and not others
+    assert line.endswith(f"format 0, not {store.RESULT_FORMAT}: written by another version; it is not used") and not others
     assert {p.name: p.read_bytes() for p in (tmp_path / "small").iterdir()} == before
 
 

@@ -9,14 +9,15 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 
-from fedrepro import reports, store
-from fedrepro.evidence import paper_files
-from fedrepro.experiments import load_spec
-from fedrepro.trees import InputError
+from fedrepro.core.errors import InputError
+from fedrepro.experiments import store
+from fedrepro.experiments.specs import load_spec
+from fedrepro.reporting import paper_page
+from fedrepro.verdicts.comparisons import paper_files
 
 matplotlib.use("Agg")
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted((ROOT / "nbs/reports").glob("*.ipynb"))
+PAGES = sorted((ROOT / "nbs/12_results").glob("*.ipynb"))
 PAPERS = ["fedadc", "fedbss", "fedccfa", "feddc", "lfd"]
 RUNS = 6
 
@@ -31,7 +32,7 @@ def some(tmp_path_factory):
     folder, spec = tmp_path_factory.mktemp("some results"), load_spec("fedccfa/table2")
     for tier in ("paper", "small"):
         for row, value in (("AdapFedAvg", 67.), ("AdapFedAvg (rate used)", 70.), ("FedRep", 60.)):
-            for c in spec.cells(tier, [row], seeds=2):
+            for c in spec.runs(tier, [row], seeds=2):
                 if c.column != spec.columns[0].label: continue
                 v = value + c.seed
                 rows = [dict(round=t, generalised_accuracy=v, generalised_accuracy_fresh=v + 2 + c.seed)
@@ -48,11 +49,11 @@ def lines_with(text, *words): return [line for line in text.splitlines() if all(
 # --- words and tables
 
 def test_cells_are_safe():
-    assert reports.cell("a|b <i>") == "a\\|b &lt;i&gt;" and reports.cell(math.nan) == "" and reports.cell(0) == "0"
+    assert paper_page.cell("a|b <i>") == "a\\|b &lt;i&gt;" and paper_page.cell(math.nan) == "" and paper_page.cell(0) == "0"
 
 
 def test_a_grid_is_a_markdown_table_that_scrolls():
-    text = reports.grid(pd.DataFrame({"a": ["x|y", "<b>"], "n": [1, math.nan]}))
+    text = paper_page.scroll_table(pd.DataFrame({"a": ["x|y", "<b>"], "n": [1, math.nan]}))
     html = MarkdownIt("commonmark").enable("table").render(text)
     assert html.count("<tr>") == 3 and "x|y" in html and "<b>" not in html and "overflow: auto" in html
 
@@ -61,20 +62,20 @@ def test_a_grid_is_a_markdown_table_that_scrolls():
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_part_without_results(paper, nothing):
-    scope, published = reports.scope(paper, nothing), reports.tables(paper, "paper", nothing)
-    specs = reports.specs_of(paper)
+    scope, published = paper_page.scope(paper, nothing), paper_page.tables(paper, "paper", nothing)
+    specs = paper_page.specs_of(paper)
     assert all(s.name in scope for s in specs)
     drawn = [s for s in specs if s.plot != "bubbles"]
     assert published.count("### ") == len(drawn) and published.count("No run") == len(drawn)
-    assert reports.tables(paper, "small", nothing) == "No run at tier small yet.\n"
-    assert list(reports.figures(paper, results=nothing)) == [] and "No stored run" in reports.cost(paper, nothing)
-    assert "0 have runs" in reports.ledger(paper, nothing) and "*Measured:*" not in reports.ledger(paper, nothing)
-    assert "**Easy**" in reports.easy_and_hard(paper) and "reproduced" not in reports.standing(paper, nothing)
-    assert "supported" not in "".join(lines_with(reports.claims(paper, results=nothing), "|"))
+    assert paper_page.tables(paper, "small", nothing) == "No run at tier small yet.\n"
+    assert list(paper_page.figures(paper, results=nothing)) == [] and "No stored run" in paper_page.paper_cost(paper, nothing)
+    assert "0 have runs" in paper_page.ledger(paper, nothing) and "*Measured:*" not in paper_page.ledger(paper, nothing)
+    assert "**Easy**" in paper_page.easy_and_hard(paper) and "reproduced" not in paper_page.paper_standing(paper, nothing)
+    assert "supported" not in "".join(lines_with(paper_page.claims(paper, results=nothing), "|"))
 
 
 def test_summary_without_results(nothing):
-    rows = lines_with(reports.summary(nothing), "| ")
+    rows = lines_with(paper_page.summary(nothing), "| ")
     names, last = ([c.strip() for c in r.strip("|").split("|")] for r in (rows[0], rows[-1]))
     total = dict(zip(names, last))
     assert (total["paper"], total["published"], total["claims in texts"], total["stored runs"]) == ("all", "1024", "11", "0")
@@ -82,13 +83,13 @@ def test_summary_without_results(nothing):
 
 
 def test_an_unknown_paper_is_refused():
-    with pytest.raises(InputError, match="'fedavg'.*fedccfa"): reports.scope("fedavg")
+    with pytest.raises(InputError, match="'fedavg'.*fedccfa"): paper_page.scope("fedavg")
 
 
 # --- with some
 
 def test_published_and_reduced_are_apart(some):
-    judged, reduced = (reports.tables("fedccfa", tier, some) for tier in ("paper", "small"))
+    judged, reduced = (paper_page.tables("fedccfa", tier, some) for tier in ("paper", "small"))
     row = lines_with(judged, "| AdapFedAvg |", "67.50 ± 0.71 (2)")
     assert len(row) == 1 and row[0].count("|") == 7 and "reproduced" in row[0]
     assert "verdict" not in reduced and "difference |" not in reduced and "not comparable" in reduced
@@ -98,24 +99,24 @@ def test_published_and_reduced_are_apart(some):
 
 
 def test_the_scope_counts_finished_runs(some):
-    assert lines_with(reports.scope("fedccfa", some), "fedccfa/table2", "6 of")
+    assert lines_with(paper_page.scope("fedccfa", some), "fedccfa/table2", "6 of")
 
 
 def test_effects_are_differences_over_seeds(some):
-    found = reports.effects("fedccfa", "paper", some)
+    found = paper_page.effects("fedccfa", "paper", some)
     done = found[found.n > 0].set_index("deviation")
     rate, stale = done.loc["Adaptive learning rate of AdapFedAvg"], done.loc["Stale bodies"]
     assert (rate.n, rate.points) == (2, 3.) and "rate used" in rate.what
     assert stale.points == 2.5 and math.isclose(stale.half, 12.706 * .5, rel_tol=1e-3)
     assert done.index.nunique() == 2 and set(found.deviation) > set(done.index)
-    text = reports.ledger("fedccfa", some)
+    text = paper_page.ledger("fedccfa", some)
     assert text.count("*Measured:*") == 2 and "+3.00" in text and "FedRep (generalised_accuracy_fresh minus" in text
 
 
 def test_every_effect_names_an_entry_rows_and_specs():
     for paper in PAPERS:
-        for given in reports.claim_tables(ROOT / f"papers/{paper}/claims.toml", "effect", reports.EFFECT):
-            assert given["deviation"] in [e["name"] for e in reports.entries_of(paper)]
+        for given in paper_page.claim_tables(ROOT / f"papers/{paper}/claims.toml", "effect", paper_page.EFFECT):
+            assert given["deviation"] in [e["name"] for e in paper_page.entries_of(paper)]
             rows = set(given["rows"]) | (set(given.get("against", ())) if "against_spec" not in given else set())
             assert rows <= set(load_spec(given["spec"]).rows), given
             assert set(given.get("against", given["rows"])) <= set(load_spec(given.get("against_spec", given["spec"])).rows)
@@ -127,30 +128,30 @@ def test_an_effect_of_an_unknown_entry_is_refused(tmp_path):
     folder.mkdir(parents=True)
     (folder / "deviations.toml").write_text('[[deviation]]\nname = "One"\n')
     (folder / "claims.toml").write_text('[[effect]]\ndeviation = "Two"\nspec = "demo/t"\nrows = ["FedAvg"]\n')
-    with pytest.raises(InputError, match="'Two'.*One"): reports.effects("demo", "paper", None, tmp_path / "papers")
+    with pytest.raises(InputError, match="'Two'.*One"): paper_page.effects("demo", "paper", None, tmp_path / "papers")
 
 
 def test_cost_sums_headers(some):
-    rows = lines_with(reports.cost("fedccfa", some), "A processor")
+    rows = lines_with(paper_page.paper_cost("fedccfa", some), "A processor")
     assert len(rows) == 2 and all("| 6 | 6 | 0 | 3.00 | 30.0 | 500 | 6.0 |" in r for r in rows)
 
 
 def test_figures_are_drawn_where_there_are_runs(some):
-    found = list(reports.figures("fedccfa", results=some))
+    found = list(paper_page.figures("fedccfa", results=some))
     assert len(found) >= 2 and all(text.startswith("### ") for text, *_ in found)
     assert sum(len(f) == 2 for f in found) >= 2 and any("reduced, not comparable" in text for text, *_ in found)
 
 
 def test_sources_are_counted():
-    count = reports.sources("lfd")
+    count = paper_page.sources("lfd")
     assert count["paper"] > 5 and count["guess"] > 0 and set(count) <= {"paper", "code", "tuned", "guess"}
-    assert "rounds" in reports.guessed("lfd") and "lr" not in reports.guessed("fedccfa")
+    assert "rounds" in paper_page.guessed("lfd") and "lr" not in paper_page.guessed("fedccfa")
 
 
 # --- the pages
 
 def test_there_is_a_page_for_every_paper():
-    assert [p.stem for p in PAGES] == sorted([*PAPERS, "summary", "checklists"])
+    assert sorted(p.stem.split("_", 1)[1] for p in PAGES) == sorted([*PAPERS, "summary", "checklists"])
     assert set(paper_files("*/claims.toml")) == {f"{p}/claims.toml" for p in PAPERS}
 
 

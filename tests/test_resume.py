@@ -13,11 +13,14 @@ import pytest
 import torch
 
 from everybody import every_cell
-from fedrepro import checkpoints, packs, runner, store
-from fedrepro.checkpoints import Keeper, Unusable, load_snapshot, save_snapshot
-from fedrepro.rounds import FedAvg, begin, load_methods, run
-from fedrepro.trees import InputError, same_bits
-from fedrepro.trials import tiny
+from fedrepro.checks.harness import tiny
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import same_bits
+from fedrepro.engine import checkpoints
+from fedrepro.engine.checkpoints import CheckpointWriter, Unusable, load_snapshot, save_snapshot
+from fedrepro.engine.method import FedAvg, load_methods
+from fedrepro.engine.rounds import begin, run
+from fedrepro.experiments import jobs, runner, store
 
 SCRIPT = Path(__file__).with_name("everybody.py")
 COST = ("wall_seconds", "peak_memory_mb", "resumed", "executor")
@@ -80,8 +83,8 @@ def last_states(folder: Path) -> dict:
     "Parameters, states and all else that the last checkpoint of every pack holds, without costs; the tensors by their digest"
     found = {}
     for path in sorted((folder / "smoke" / "checkpoints").glob("*.json")):
-        about = checkpoints.about(path.with_suffix(""))
-        checkpoints.load(path.with_suffix(""))  # whole
+        about = checkpoints.read_description(path.with_suffix(""))
+        checkpoints.load_message(path.with_suffix(""))  # whole
         text = json.dumps([[run, [part for part in state["dict"] if part[0] != "cost"]] for run, state in about["message"]["dict"]])
         found[path.name.rsplit("-", 1)[0]] = about["rounds"], about["sha256"], text
     return found
@@ -135,15 +138,15 @@ def killing(at):
 
 @pytest.fixture(scope="module")
 def forked(fork, tmp_path_factory):
-    return [store.read(p)[1] for p in packs.run_pack(fork, tmp_path_factory.mktemp("fork"))]
+    return [store.read(p)[1] for p in jobs.run_job(fork, tmp_path_factory.mktemp("fork"))]
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_forked_pack_goes_on(fork, forked, tmp_path, at, every):
-    with pytest.raises(Killed): packs.run_pack(fork, tmp_path, every=every, on_round=killing(at))
+    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=every, on_round=killing(at))
     seen = []
-    found = [store.read(p) for p in packs.run_pack(fork, tmp_path, every=every, on_round=lambda run, done: seen.append(done))]
+    found = [store.read(p) for p in jobs.run_job(fork, tmp_path, every=every, on_round=lambda run, done: seen.append(done))]
     assert [rows for _, rows in found] == forked
     last = (at - 1) // every * every
     assert seen[0] == (last or 1) and [[r["round"] for r in head["resumed"]] for head, _ in found] == [[last] if last else []] * 2
@@ -151,11 +154,11 @@ def test_a_forked_pack_goes_on(fork, forked, tmp_path, at, every):
 
 
 def test_each_of_a_pack_may_go_on_alone(fork, forked, tmp_path):
-    with pytest.raises(Killed): packs.run_pack(fork, tmp_path, every=1, on_round=killing(4))
-    first = store.read(packs.run_pack(fork[1:], tmp_path)[0])
+    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=1, on_round=killing(4))
+    first = store.read(jobs.run_job(fork[1:], tmp_path)[0])
     assert first[1] == forked[1] and [r["round"] for r in first[0]["resumed"]] == [3]
     assert (tmp_path / "smoke" / "checkpoints").exists()  # the other still needs it
-    assert store.read(packs.run_pack(fork, tmp_path)[0])[1] == forked[0]
+    assert store.read(jobs.run_job(fork, tmp_path)[0])[1] == forked[0]
     assert not (tmp_path / "smoke" / "checkpoints").exists()
 
 
@@ -163,21 +166,21 @@ def test_each_of_a_pack_may_go_on_alone(fork, forked, tmp_path):
 
 @pytest.fixture
 def stopped(fork, tmp_path):
-    with pytest.raises(Killed): packs.run_pack(fork, tmp_path, every=1, on_round=killing(4))
+    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=1, on_round=killing(4))
     return tmp_path
 
 
 def rounds_of(fork, folder):
     "The rounds that a second call reports, and its rows"
     seen = []
-    paths = packs.run_pack(fork, folder, on_round=lambda run, done: seen.append(done))
+    paths = jobs.run_job(fork, folder, on_round=lambda run, done: seen.append(done))
     return seen[0], [store.read(p)[1] for p in paths]
 
 
 @pytest.mark.parametrize("what", ["code", "versions", "device", "method"])
 def test_other_code_starts_anew(fork, forked, stopped, monkeypatch, capsys, what):
-    real = packs.marks
-    monkeypatch.setattr(packs, "marks", lambda *a: real(*a) | {what: "other"})
+    real = jobs.marks
+    monkeypatch.setattr(jobs, "marks", lambda *a: real(*a) | {what: "other"})
     assert rounds_of(fork, stopped) == (1, forked)
     assert "checkpoints of other code, other versions or another device are not used" in capsys.readouterr().err
 
@@ -210,7 +213,7 @@ def test_a_hundred_damages_of_a_checkpoint_are_all_found(tmp_path):
 
 def test_nothing_is_executed_by_a_foreign_file(tmp_path):
     (tmp_path / "x.json").write_text(json.dumps({"format": 1, "message": {"dict": []}}) + "\n" + "0" * 64)
-    with pytest.raises(Unusable, match="damaged"): checkpoints.load(tmp_path / "x")
+    with pytest.raises(Unusable, match="damaged"): checkpoints.load_message(tmp_path / "x")
 
 
 # --- where nothing can be kept
@@ -218,7 +221,7 @@ def test_nothing_is_executed_by_a_foreign_file(tmp_path):
 def test_a_full_disk_does_not_stop_a_run(fork, forked, tmp_path, monkeypatch, capsys):
     def full(path, content): raise InputError(f"{path}: cannot be written (No space left on device)")
     monkeypatch.setattr(checkpoints, "write_atomic", full)
-    paths = packs.run_pack(fork, tmp_path, every=1)
+    paths = jobs.run_job(fork, tmp_path, every=1)
     assert [store.read(p)[1] for p in paths] == forked
     assert "No space left on device); the run goes on without this checkpoint" in capsys.readouterr().err
 
@@ -231,52 +234,52 @@ def test_checkpoints_that_cannot_be_removed_cost_no_result(fork, forked, tmp_pat
         unlink(path, missing_ok)
     with monkeypatch.context() as m:
         m.setattr(Path, "unlink", refuse)
-        paths = packs.run_pack(fork, tmp_path, every=1)
+        paths = jobs.run_job(fork, tmp_path, every=1)
     assert [store.read(p)[1] for p in paths] == forked
     said = capsys.readouterr().err
     assert "cannot be written (Operation not permitted); it stays until the next run" in said
     left = list((tmp_path / "smoke" / "checkpoints").iterdir())
     assert left and said.count("goes on without this checkpoint") == len(left) // 2 - 2  # from the third on, none could go
     paths[0].unlink()
-    packs.run_pack(fork, tmp_path, every=0)
+    jobs.run_job(fork, tmp_path, every=0)
     assert not (tmp_path / "smoke" / "checkpoints").exists()
 
 
 def test_a_checkpoint_of_a_run_with_a_result_is_removed_when_nothing_is_left_to_compute(fork, tmp_path, monkeypatch):
     "What a kill left between the result and the removal, or a folder that was read-only; not that of an unfinished run"
     with monkeypatch.context() as m:
-        m.setattr(checkpoints.Keeper, "clear", lambda self, finished: None)
-        packs.run_pack(fork[:1], tmp_path, every=1)
+        m.setattr(checkpoints.CheckpointWriter, "clear", lambda self, finished: None)
+        jobs.run_job(fork[:1], tmp_path, every=1)
     kept = tmp_path / "smoke" / "checkpoints"
-    with pytest.raises(Killed): packs.run_pack(fork[1:2], tmp_path, every=1, on_round=killing(3))
-    heads = {p: set(checkpoints.about(p.with_suffix(""))["rounds"]) for p in kept.glob("*.json")}
+    with pytest.raises(Killed): jobs.run_job(fork[1:2], tmp_path, every=1, on_round=killing(3))
+    heads = {p: set(checkpoints.read_description(p.with_suffix(""))["rounds"]) for p in kept.glob("*.json")}
     assert {fork[0].run_id} in heads.values() and {fork[1].run_id} in heads.values()
-    runner.run_cells(fork[:1], tmp_path, quiet=True)
+    runner.compute_runs(fork[:1], tmp_path, quiet=True)
     assert {p for p in kept.glob("*.json")} == {p for p, runs in heads.items() if runs == {fork[1].run_id}}
-    packs.run_pack(fork[1:2], tmp_path, every=0)
+    jobs.run_job(fork[1:2], tmp_path, every=0)
     assert not kept.exists()
 
 
 def test_no_checkpoints_when_none_are_asked_for(fork, tmp_path):
-    with pytest.raises(Killed): packs.run_pack(fork, tmp_path, every=0, on_round=killing(4))
+    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=0, on_round=killing(4))
     assert not list(tmp_path.rglob("*.*"))
 
 
 def test_a_method_from_a_notebook_is_not_kept(fork, tmp_path, monkeypatch):
     monkeypatch.setattr(load_methods()["FedCCFA"], "__module__", "__main__")
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
-    with pytest.raises(Killed): packs.run_pack(fork, tmp_path, every=1, on_round=killing(4))
+    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=1, on_round=killing(4))
     assert not list(tmp_path.rglob("*.json"))
 
 
 def test_by_default_about_once_a_minute_and_a_twentieth_of_the_time(monkeypatch, tmp_path):
     now = [100.]
     monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
-    keeper = Keeper(tmp_path, ["a"], {}, last=now[0])
+    keeper = CheckpointWriter(tmp_path, ["a"], {}, last=now[0])
     now[0] += 59; assert not keeper.due(1)
     now[0] += 1; assert keeper.due(2)
     def slow(*_): now[0] += 10
-    monkeypatch.setattr(checkpoints, "save", slow)
+    monkeypatch.setattr(checkpoints, "save_message", slow)
     keeper.keep({"a": {}}, {"a": 2})
     now[0] += 199; assert not keeper.due(3)
     now[0] += 1; assert keeper.due(4)
@@ -297,16 +300,16 @@ def test_a_diverged_run_beside_others_goes_on_as_diverged(tmp_path):
         s = cell.settings
         return replace(cell, settings=s | dict(method=s["method"] | dict(fields=s["method"]["fields"] | dict(lr=1e6))))
     pair = [wild(calm), wild(still)]
-    reference = [store.read(p) for p in packs.run_pack(pair, tmp_path / "a")]
+    reference = [store.read(p) for p in jobs.run_job(pair, tmp_path / "a")]
     assert [head["status"] for head, _ in reference] == ["diverged"] * 2
     at = reference[0][0]["diverged"]["round"]
     if at > 1:
-        with pytest.raises(Killed): packs.run_pack(pair, tmp_path / "b", every=1, on_round=killing(at))
-        again = [store.read(p) for p in packs.run_pack(pair, tmp_path / "b")]
+        with pytest.raises(Killed): jobs.run_job(pair, tmp_path / "b", every=1, on_round=killing(at))
+        again = [store.read(p) for p in jobs.run_job(pair, tmp_path / "b")]
         assert [(h["status"], h["diverged"], rows) for h, rows in again] == [(h["status"], h["diverged"], rows) for h, rows in reference]
 
 
 def test_the_report_of_a_sweep_says_what_went_on(fork, tmp_path, capsys, monkeypatch):
-    with pytest.raises(Killed): packs.run_pack(fork, tmp_path, every=1, on_round=killing(4))
-    report = runner.run_cells(fork, tmp_path, quiet=True, how="sequential")
+    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=1, on_round=killing(4))
+    report = runner.compute_runs(fork, tmp_path, quiet=True, how="sequential")
     assert len(report.done) == 2 and not report.failed

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fedrepro import runner, store
-from fedrepro.experiments import load_spec
-from fedrepro.trees import InputError
+from fedrepro.core.errors import InputError
+from fedrepro.experiments import runner, store
+from fedrepro.experiments.specs import load_spec
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = load_spec("fedccfa/table2", ROOT / "papers")
@@ -25,7 +25,7 @@ def small(cell, rounds=2):
     return replace(cell, settings=s | dict(rounds=rounds, drift=dict(name="none"), partition=s["partition"] | dict(clients=4)))
 
 
-CELLS = [small(c) for c in SPEC.cells("smoke", methods=["FedAvg", "FedCCFA"])]
+CELLS = [small(c) for c in SPEC.runs("smoke", methods=["FedAvg", "FedCCFA"])]
 
 
 def rows(folder, cells=CELLS): return [store.read(store.run_path(folder, c))[1] for c in cells]
@@ -36,7 +36,7 @@ def names(folder): return sorted(p.name for p in Path(folder).rglob("*") if p.is
 def reference(tmp_path_factory):
     "The results of one process, one run after the other"
     folder = tmp_path_factory.mktemp("reference")
-    report = runner.run_cells(CELLS, folder, quiet=True)
+    report = runner.compute_runs(CELLS, folder, quiet=True)
     assert len(report.done) == len(CELLS) == 4 and report.exit_code == 0
     return folder
 
@@ -50,7 +50,7 @@ def test_what_a_result_says(reference):
 
 
 def test_two_workers_give_the_same_bits_in_any_order(reference, tmp_path):
-    report = runner.run_cells(CELLS[::-1], tmp_path, workers=2, quiet=True)
+    report = runner.compute_runs(CELLS[::-1], tmp_path, workers=2, quiet=True)
     assert len(report.done) == 4 and not report.failed and rows(tmp_path) == rows(reference)
     heads = [[store.read(store.run_path(f, c))[0]["partition_fingerprint"] for c in CELLS] for f in (tmp_path, reference)]
     assert heads[0] == heads[1] and names(tmp_path) == names(reference)
@@ -61,15 +61,15 @@ def test_when_time_is_up_the_rest_is_left_for_another_time(reference, tmp_path, 
     """Nothing starts, or a run stops at a round with a checkpoint; nobody has failed, and the next call ends with the same bits.
 
     Pays for five calls of a second and more."""
-    report = runner.run_cells(CELLS, tmp_path, workers=workers, quiet=True, until=time.time() - 1)
+    report = runner.compute_runs(CELLS, tmp_path, workers=workers, quiet=True, until=time.time() - 1)
     assert len(report.later) == 4 and not report.failed and report.exit_code == 0 and not names(tmp_path)
     assert report.summary() == "0 computed, 0 were there, 4 left for another time"
     done = []
     while len(done) < 4:  # a second a call: some calls stop in the middle
-        report = runner.run_cells(CELLS, tmp_path, workers=workers, quiet=True, until=time.time() + 1 + len(done))
+        report = runner.compute_runs(CELLS, tmp_path, workers=workers, quiet=True, until=time.time() + 1 + len(done))
         assert not report.failed and len(report.done) + len(report.skipped) + len(report.later) == 4
         done.append(report)
-    runner.run_cells(CELLS, tmp_path, workers=workers, quiet=True)
+    runner.compute_runs(CELLS, tmp_path, workers=workers, quiet=True)
     assert rows(tmp_path) == rows(reference) and names(tmp_path) == names(reference)
 
 
@@ -97,7 +97,7 @@ def test_nothing_is_computed_twice_and_damage_is_repaired(reference, tmp_path, c
     broken = store.run_path(tmp_path, CELLS[1])
     broken.write_bytes(broken.read_bytes()[:100])
     stamps = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.jsonl") if p != broken}
-    report = runner.run_cells(CELLS + CELLS, tmp_path, quiet=True)
+    report = runner.compute_runs(CELLS + CELLS, tmp_path, quiet=True)
     assert report.done == [broken] and len(report.skipped) == 3 and rows(tmp_path) == rows(reference)
     assert all(p.stat().st_mtime_ns == t for p, t in stamps.items()) and "set aside" in capsys.readouterr().err
 
@@ -105,13 +105,13 @@ def test_nothing_is_computed_twice_and_damage_is_repaired(reference, tmp_path, c
 # --- refused before anything is computed
 
 def test_bad_input_is_refused_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "run_pack", lambda *_, **__: pytest.fail("something was computed"))
+    monkeypatch.setattr(runner, "run_job", lambda *_, **__: pytest.fail("something was computed"))
     (tmp_path / "file").write_text("")
-    fashion = SPEC.cells("small", methods=["FedAvg"], seeds=1)
+    fashion = SPEC.runs("small", methods=["FedAvg"], seeds=1)
     three = replace(CELLS[-1], settings=CELLS[-1].settings | dict(participation=.5))
     for cells, given in [(CELLS, dict(results=tmp_path / "file")), (fashion, dict(data=tmp_path / "nothing")), (CELLS, dict(device="gpu")),
                          (CELLS, dict(workers=0)), (CELLS, dict(workers=True)), ([three], {})]:
-        with pytest.raises(InputError) as error: runner.run_cells(cells, **dict(results=tmp_path / "r") | given)
+        with pytest.raises(InputError) as error: runner.compute_runs(cells, **dict(results=tmp_path / "r") | given)
         assert "\n" not in str(error.value)
     assert names(tmp_path / "r") == []
 
@@ -119,12 +119,12 @@ def test_bad_input_is_refused_at_once(tmp_path, monkeypatch):
 # --- failures
 
 def test_a_failing_run_does_not_stop_the_others(reference, tmp_path, monkeypatch, capsys):
-    real = runner.run_pack
+    real = runner.run_job
     def fails(pack, *args, **more):
         if pack == [CELLS[0]]: raise ZeroDivisionError("a slip\nof the pen")
         return real(pack, *args, **more)
-    monkeypatch.setattr(runner, "run_pack", fails)
-    report = runner.run_cells(CELLS, tmp_path, quiet=True)
+    monkeypatch.setattr(runner, "run_job", fails)
+    report = runner.compute_runs(CELLS, tmp_path, quiet=True)
     assert report.exit_code == 1 and len(report.done) == 3 and list(report.failed) == [CELLS[0].describe()]
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and CELLS[0].describe() in said and "ZeroDivisionError: a slip of the pen (test_runner.py:" in said
@@ -133,7 +133,7 @@ def test_a_failing_run_does_not_stop_the_others(reference, tmp_path, monkeypatch
 def test_divergence_is_a_result(tmp_path):
     s = CELLS[0].settings
     wild = replace(CELLS[0], settings=s | dict(method=s["method"] | dict(fields=s["method"]["fields"] | dict(lr=1e9))))
-    report = runner.run_cells([wild], tmp_path, quiet=True)
+    report = runner.compute_runs([wild], tmp_path, quiet=True)
     head, found = store.read(report.done[0])
     assert report.exit_code == 0 and head["status"] == "diverged" and set(head["diverged"]) == {"round", "client", "norm"}
     assert len(found) < wild.rounds and store.load_results(tmp_path / "smoke").status.unique().tolist() == ["diverged"]
@@ -151,7 +151,7 @@ def dies(pack, on_round, victim, times, folder):
 @pytest.mark.parametrize("times, done", [pytest.param(1, 4, marks=pytest.mark.nightly("one death is a part of nine")), (9, 3)])
 def test_a_killed_worker_loses_no_run(reference, tmp_path, times, done):
     "The runs beside it are whole, and its own is tried again before it fails. Pays for a new pool after each death"
-    report = runner.Report()
+    report = runner.SweepReport()
     task = partial(dies, victim=CELLS[1].run_id, times=times, folder=tmp_path)
     with runner.Progress(CELLS, quiet=True) as progress: runner.run_apart([[c] for c in CELLS], 2, report, progress, task, tries=2)
     assert len(report.done) == done and len(set(report.done)) == done
@@ -166,11 +166,11 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {tests!r})
 from test_runner import SPEC, small
-from fedrepro import runner
+from fedrepro.experiments import runner
 if __name__ == "__main__":
-    cells = [small(c, 2) for c in SPEC.cells("smoke", methods=["FedAvg"], seeds=1)]
-    cells += [small(c, {rounds}) for c in SPEC.cells("smoke", methods=["FedAvg"], seeds=3)]
-    sys.exit(runner.run_cells(cells, {folder!r}, workers={workers}).exit_code)
+    cells = [small(c, 2) for c in SPEC.runs("smoke", methods=["FedAvg"], seeds=1)]
+    cells += [small(c, {rounds}) for c in SPEC.runs("smoke", methods=["FedAvg"], seeds=3)]
+    sys.exit(runner.compute_runs(cells, {folder!r}, workers={workers}).exit_code)
 """
 
 
@@ -202,7 +202,7 @@ def group(pid):
 def test_an_interrupt_between_a_result_and_its_note(tmp_path, monkeypatch, moment):
     def interrupt(*_): raise KeyboardInterrupt
     monkeypatch.setattr(*((runner, "note") if moment == "note" else (runner.Progress, "finish")), interrupt)
-    report = runner.run_cells(CELLS[:2], tmp_path, quiet=True)
+    report = runner.compute_runs(CELLS[:2], tmp_path, quiet=True)
     assert report.exit_code == 130 and report.done == [store.run_path(tmp_path, CELLS[0])]
 
 
@@ -250,9 +250,9 @@ def test_a_person_sees_bars(tmp_path):
 def test_quiet_and_ci_are_silent(reference, tmp_path, capsys, monkeypatch):
     for n, (given, ci) in enumerate([(dict(quiet=True), ""), ({}, "true")]):
         monkeypatch.setenv("CI", ci)
-        assert runner.run_cells(CELLS[:1], tmp_path / str(n), **given).exit_code == 0
+        assert runner.compute_runs(CELLS[:1], tmp_path / str(n), **given).exit_code == 0
         assert capsys.readouterr() == ("", "")
     monkeypatch.delenv("CI")
-    runner.run_cells(CELLS[:1], tmp_path / "loud")
+    runner.compute_runs(CELLS[:1], tmp_path / "loud")
     out, err = capsys.readouterr()
     assert out == "" and err == f"fedrepro: 1 of 1 runs: {CELLS[0].describe()}: complete\n"

@@ -5,14 +5,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedrepro import scoreboard as sb
-from fedrepro import store
-from fedrepro.claims import read_claims, verdicts
-from fedrepro.evidence import places
-from fedrepro.experiments import find_specs, load_spec
-from fedrepro.scoreboard import STATUSES, TIERS, published_tables, render_scoreboard, scoreboard, status, totals
-from fedrepro.independent import REACH
-from fedrepro.settings import read_published
+from fedrepro.experiments import store
+from fedrepro.experiments.rules import read_published_csv
+from fedrepro.experiments.specs import find_specs, load_spec
+from fedrepro.verdicts import scoreboard as sb
+from fedrepro.verdicts.claims import read_claims, verdicts
+from fedrepro.verdicts.independent import REACH, places
+from fedrepro.verdicts.scoreboard import (
+    BOARD_TIERS, STATUSES, published_tables, render_scoreboard, scoreboard, status, totals)
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
 PUBLISHED = {"fedadc": 54, "fedbss": 243, "fedccfa": 644, "lfd": 83}  # numbers in the papers' tables
@@ -74,7 +74,7 @@ def demo(tmp_path):
 def put(demo, row, values, tier="paper"):
     "One run a seed; None = diverged. Returns the files"
     spec, files = load_spec("demo/table1", demo), []
-    for c in spec.cells(tier, methods=[row], seeds=len(values)):
+    for c in spec.runs(tier, methods=[row], seeds=len(values)):
         head, v = dict(settings=c.settings, run_id=c.run_id, status="complete"), values[c.seed]
         if v is None: head |= dict(status="diverged", diverged=dict(round=1, client=0, norm="inf"))
         rows = [] if v is None else [dict(round=c.rounds, generalised_accuracy=v)]
@@ -95,11 +95,11 @@ def ours(): return scoreboard(root=PAPERS)
 
 
 def test_every_published_number_is_there_once_a_tier(ours):
-    lines = {name: len(read_published(file)) for name, file in published_tables(PAPERS).items()}
+    lines = {name: len(read_published_csv(file)) for name, file in published_tables(PAPERS).items()}
     count = Counter()
     for name, n in lines.items(): count[name.split("/")[0]] += n
     assert dict(count) == PUBLISHED and sum(count.values()) == 1024
-    assert len(ours) == len(TIERS) * 1024 and not ours.duplicated(["folder", "table", "line", "tier"]).any()
+    assert len(ours) == len(BOARD_TIERS) * 1024 and not ours.duplicated(["folder", "table", "line", "tier"]).any()
     assert set(ours.status) <= set(STATUSES) and (ours.why[ours.status == "missing"].str.len() > 5).all()
 
 

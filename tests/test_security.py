@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fedrepro import store
-from fedrepro.experiments import load_spec
-from fedrepro.tables import FORMATS, render
-from fedrepro.trees import InputError
+from fedrepro.core.errors import InputError
+from fedrepro.experiments import store
+from fedrepro.experiments.specs import load_spec
+from fedrepro.verdicts.tables import FORMATS, render
 
 ROOT = Path(__file__).resolve().parents[1]
 RUFF = [Path(sys.executable).with_name("ruff"), "check", "--no-cache", "--output-format", "json"]
@@ -22,7 +22,7 @@ EXCEPTIONS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"
 
 def ruff(*more, code=None):
     "(file, rule) of what ruff finds in the package, its pages and tools, or in `code` as a module of the package"
-    where = ["fedrepro", "nbs", "tools", "conftest.py"] if code is None else ["--stdin-filename", "fedrepro/planted.py", "-"]
+    where = ["fedrepro", "nbs", "benchmarks", "tools", "conftest.py"] if code is None else ["--stdin-filename", "fedrepro/planted.py", "-"]
     done = subprocess.run([*RUFF, *more, *where], cwd=ROOT, input=code, capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stderr
     return {(Path(f["filename"]).relative_to(ROOT).as_posix(), f["code"]) for f in json.loads(done.stdout)}
@@ -82,7 +82,7 @@ def test_text_in_files_stays_text(tmp_path):
             f"network = 'digits_cnn'\nclients = 2\n[[columns]]\nlabel = {json.dumps(evil[3][:70])}\n[methods.FedAvg]\npublished = {{method = {json.dumps(name)}}}\n")
     (tmp_path / "papers/t.toml").write_text(spec)
     loaded = load_spec(tmp_path / "papers/t.toml")
-    cell = loaded.cells("paper")[0]
+    cell = loaded.runs("paper")[0]
     head = dict(settings=cell.settings, run_id=cell.run_id, status="complete", cpu=evil[0], executor=evil[1], versions={evil[2]: evil[3]})
     store.write(store.run_path(loaded.results, cell), head, [dict(round=1, generalised_accuracy=1., **{evil[4]: 2.})])
     for format in FORMATS: assert evil[3][:20] in render(loaded, "paper", format) or format == "html"
@@ -94,7 +94,7 @@ def test_text_in_files_stays_text(tmp_path):
 def test_files_with_methods_run_when_methods_are_looked_up_and_not_before(tmp_path):
     (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('x')")
     env = os.environ | {"FEDREPRO_METHODS": str(tmp_path / "mine.py")}
-    for code, runs in [("import fedrepro.store, fedrepro.tables, fedrepro.runner", 0), ("from fedrepro.rounds import load_methods; load_methods(); load_methods()", 1)]:
+    for code, runs in [("import fedrepro.experiments.store, fedrepro.verdicts.tables, fedrepro.experiments.runner", 0), ("from fedrepro.engine.method import load_methods; load_methods(); load_methods()", 1)]:
         assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, timeout=120).returncode == 0
         assert (len((tmp_path / "ran").read_text()) if (tmp_path / "ran").exists() else 0) == runs
 

@@ -5,13 +5,17 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from fedrepro import data, models, partition
-from fedrepro.stacks import stacked
-from fedrepro.local import cross_entropy
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import distance, nbytes, same_bits, weighted_mean
+from fedrepro.data import datasets, partition
+from fedrepro.engine.client import cross_entropy
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.method import Exchange, FedAvg
+from fedrepro.engine.rounds import begin, next_round, run, sequential
+from fedrepro.executors.stacks import stacked
 from fedrepro.methods.layers import FedCDA, InCo, choose, partners
-from fedrepro.models import Net, Network
-from fedrepro.rounds import Exchange, FedAvg, Federation, begin, next_round, run, sequential
-from fedrepro.trees import InputError, distance, nbytes, same_bits, weighted_mean
+from fedrepro.models import networks
+from fedrepro.models.architectures import Net, Network
 
 torch.set_num_threads(1)
 LOCAL = dict(lr=.05, epochs=1, batch_size=64)
@@ -19,9 +23,9 @@ LOCAL = dict(lr=.05, epochs=1, batch_size=64)
 
 @pytest.fixture(scope="module")
 def part():
-    digits = data.load("digits")
+    digits = datasets.load("digits")
     cut = partition.partition("dirichlet-class", digits.train_y.numpy(), clients=7, seed=1, alpha=.3)
-    return Federation(digits, models.network("digits_cnn"), cut, participation=.6, dtype=torch.float64)
+    return Federation(digits, networks.network("digits_cnn"), cut, participation=.6, dtype=torch.float64)
 
 
 # --- InCo
@@ -46,7 +50,7 @@ EXPECTED |= {"feddc_resnet18": EXPECTED["resnet18_cifar"], "resnet50": EXPECTED[
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_update_of_a_resnet(name):
     "Two clients, random moves of a tenth of each layer's scale: mixed where a partner is, the mean by size elsewhere"
-    net = models.network(name)
+    net = networks.network(name)
     want = {f"body.{l}.weight": f"body.{s}.weight" for l, s in EXPECTED[name]}
     w, noise = net.init(0, torch.float64), torch.Generator().manual_seed(1)
     assert partners(w) == want
@@ -70,13 +74,13 @@ def test_an_update_of_a_resnet(name):
 
 
 def test_nothing_moves_without_updates():
-    w = models.network("resnet18_cifar").init(0)
+    w = networks.network("resnet18_cifar").init(0)
     still = InCo().aggregate({"params": w}, Exchange(0, [0], [{"params": w}], [1], None, None))
     assert same_bits(still["params"], w)
 
 
 @pytest.mark.parametrize("name", ["digits_cnn", "fedbss_cnn", "feddc_lenet", "moon_cnn"])
-def test_plain_networks_have_no_partners(name): assert partners(models.network(name).init(0)) == {}
+def test_plain_networks_have_no_partners(name): assert partners(networks.network(name).init(0)) == {}
 
 
 def test_inco_on_a_cnn_is_fedavg_to_the_bit(part):

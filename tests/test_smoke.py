@@ -6,13 +6,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 import smoke  # noqa: E402
 
-from fedrepro.experiments import load_spec  # noqa: E402
-from fedrepro import store  # noqa: E402
+from fedrepro.experiments.specs import load_spec  # noqa: E402
+from fedrepro.experiments import store  # noqa: E402
 
 
 def test_what_was_not_run_is_named(tmp_path, capsys):
     spec = load_spec("feddc/synthetic", ROOT / "papers")
-    cells = spec.cells("smoke", seeds=1)
+    cells = spec.runs("smoke", seeds=1)
     assert "no finished run" in smoke.trouble(spec, tmp_path)
     assert smoke.main(tmp_path, [spec.name], 1) == 0 and "1 tables and figures, 0 with trouble, 0 runs failed" in capsys.readouterr().out
     store.run_path(tmp_path / "feddc", cells[1]).unlink()

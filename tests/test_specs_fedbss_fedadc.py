@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fedrepro.experiments import build, find_specs, load_spec
-from fedrepro.inherit import read_spec
-from fedrepro.settings import SOURCES, line_finder, read_published
-from fedrepro.trees import InputError
+from fedrepro.core.errors import InputError
+from fedrepro.experiments.rules import SOURCE_KINDS, line_finder, read_published_csv
+from fedrepro.experiments.runs import build
+from fedrepro.experiments.spec_files import read_spec
+from fedrepro.experiments.specs import find_specs, load_spec
 
 ROOT = Path(__file__).resolve().parents[1]
 SPECS = [n for n in find_specs(ROOT / "papers") if n.startswith(("fedbss/", "fedadc/"))]
@@ -24,7 +25,7 @@ def spec(name): return load_spec(name, ROOT / "papers")
 @lru_cache(None)
 def runs(name, tier="paper"):
     "The settings of the first seed's runs, by row and column"
-    return {(c.row, c.column): c.settings for c in spec(name).cells(tier, seeds=1)}
+    return {(c.row, c.column): c.settings for c in spec(name).runs(tier, seeds=1)}
 
 
 def fields(name, row, column): return runs(name)[row, column]["method"]["fields"]
@@ -32,7 +33,7 @@ def fields(name, row, column): return runs(name)[row, column]["method"]["fields"
 
 def hits(s):
     "A function from a row and a column to how often each published line is named, (N,)"
-    lines = line_finder(read_published(s.published), s.published)
+    lines = line_finder(read_published_csv(s.published), s.published)
     return lambda row, column: lines({**row.published, **column.published}).astype(int)
 
 
@@ -66,7 +67,7 @@ def test_each_row_of_a_column_stands_beside_one_line_at_every_tier(name):
 @pytest.mark.parametrize("name", TABLES)
 def test_a_column_runs_what_its_published_lines_say(name):
     s = spec(name)
-    paper = read_published(s.published)
+    paper = read_published_csv(s.published)
     lines = line_finder(paper, s.published)
     for column in s.columns:
         run = runs(name)[next(iter(s.rows)), column.label]
@@ -87,7 +88,7 @@ def test_every_value_has_a_source_and_a_smaller_tier_says_so(name):
     assert set(s.tiers) == {"smoke", "small", "paper"} and s.reductions("paper") == []
     for tier in s.tiers:
         for column in s.tier_columns(tier):
-            for row in s.rows: assert all(v.source.startswith(SOURCES) for v in s.values(tier, row, column).values())
+            for row in s.rows: assert all(v.source.startswith(SOURCE_KINDS) for v in s.values(tier, row, column).values())
         changed = [v for layer in (s.tiers[tier].base, *s.tiers[tier].methods.values()) for v in layer.values()]
         assert all(v.source.startswith("tier:") for v in changed) and bool(changed) == (tier != "paper")
 
@@ -97,7 +98,7 @@ def test_smaller_tiers_have_data_that_are_there_and_no_resnet(name):
     s = spec(name)
     small = {"DomainNet"} if name == "fedbss/figure4" else {"Fashion-MNIST", "CIFAR-10"}
     for tier, sets in {"smoke": {"digits"}, "small": small}.items():
-        cells = s.cells(tier)
+        cells = s.runs(tier)
         assert {c.settings["data"]["name"] for c in cells} <= sets
         assert not [c for c in cells if "resnet" in c.settings["network"]]
         runnable = [c for c in s.tier_columns(tier) if not c.missing]
@@ -109,7 +110,7 @@ def test_domainnet_is_a_domain_a_client(tmp_path):
     "And without its files it is refused before anything runs, in one line that says how to get them"
     s = spec("fedbss/figure4")
     for tier, network in (("paper", "resnet18"), ("small", "fedccfa_cifar")):
-        cells = s.cells(tier, seeds=1)
+        cells = s.runs(tier, seeds=1)
         assert [c.row for c in cells] == ["FedAvg", "FedBSS"]
         for c in cells:
             assert c.settings["partition"] == dict(recipe="natural", clients=6, seed=0)
@@ -145,7 +146,7 @@ def test_fedbss_itself_and_the_check_of_its_momentum():
 def test_fedbss_partitions_and_noise():
     def split(name, column): return runs(name)["FedAvg", column]["partition"]
     for seed, name in ((s, n) for s in (0, 2) for n in SPECS if n not in ("fedbss/figure4",)):  # a trial has draws of its own
-        for c in spec(name).cells("paper", seeds=[seed]):
+        for c in spec(name).runs("paper", seeds=[seed]):
             assert c.settings["partition"]["seed"] == c.settings["cohort_seed"] == c.seed == seed
     assert split("fedbss/table1", "CIFAR-100, 8 shards") == dict(recipe="shards", clients=100, seed=0, shards=8)
     assert split("fedbss/table1", "CIFAR-10, Dir(0.3)") == dict(recipe="dirichlet-class", clients=100, seed=0, alpha=.3,
@@ -160,14 +161,14 @@ def test_fedbss_readings_stand_beside_table_1():
     s, columns = spec("fedbss/readings"), ("Fashion-MNIST, 2 shards", "Fashion-MNIST, Dir(0.5)")
     named = hits(s)
     for tier in s.tiers:
-        ids = {c.run_id for c in s.cells(tier, ["FedAvg", "FedBSS"])}
-        assert ids <= {c.run_id for c in spec("fedbss/table1").cells(tier)}
+        ids = {c.run_id for c in s.runs(tier, ["FedAvg", "FedBSS"])}
+        assert ids <= {c.run_id for c in spec("fedbss/table1").runs(tier)}
         for column in s.tier_columns(tier):
             beside = {r.name: int(named(r, column).sum()) for r in s.rows.values()}
             assert beside == {name: int(name in ("FedAvg", "FedBSS")) for name in s.rows}
     assert all(bool(r.unpublished) == (name not in ("FedAvg", "FedBSS")) for name, r in s.rows.items())
-    cells = {c.row: c.settings for c in s.cells("paper", seeds=1) if c.column == columns[1]}
-    assert {c.column for c in s.cells("paper")} == set(columns)
+    cells = {c.row: c.settings for c in s.runs("paper", seeds=1) if c.column == columns[1]}
+    assert {c.column for c in s.runs("paper")} == set(columns)
     method = {row: found["method"] for row, found in cells.items()}
     base = method["FedBSS"]["fields"]
     assert method["FedBSS, all clients"]["fields"] == base | {"aggregation": "all"}
@@ -177,19 +178,19 @@ def test_fedbss_readings_stand_beside_table_1():
     for row, how in (("FedAvg, uniform", "uniform"), ("FedAvg, all clients", "all")):
         assert method[row]["class"] == "FedBSS" and method[row]["fields"] == base | {"warm_up": 1000, "aggregation": how}
         assert cells[row]["rounds"] <= method[row]["fields"]["warm_up"], "its first stage never ends, so it is FedAvg"
-    assert {c.settings["rounds"] for t in ("smoke", "small") for c in s.cells(t, ["FedBSS, 250 rounds"])} == {15, 25}
+    assert {c.settings["rounds"] for t in ("smoke", "small") for c in s.runs(t, ["FedBSS, 250 rounds"])} == {15, 25}
 
 
 def test_fedbss_ablations_share_runs_with_table_1():
-    def ids(name, rows): return Counter(c.run_id for c in spec(name).cells("paper", methods=rows))
-    ours = Counter(c.run_id for c in spec("fedbss/table1").cells("paper", methods=["FedBSS"])
+    def ids(name, rows): return Counter(c.run_id for c in spec(name).runs("paper", methods=rows))
+    ours = Counter(c.run_id for c in spec("fedbss/table1").runs("paper", methods=["FedBSS"])
                    if c.column == "CIFAR-10, Dir(0.5)")
     assert ids("fedbss/figure5a", ["warm-up 50"]) == ours == ids("fedbss/figure3d", ["warm-up 50"])
     for tier, warm_ups in dict(smoke=[0, 1, 3, 6], small=[0, 3, 5, 10], paper=[0, 25, 50, 100]).items():
         s = spec("fedbss/figure5a")
-        found = [c.settings["method"]["fields"]["warm_up"] for c in s.cells(tier, seeds=1)]
+        found = [c.settings["method"]["fields"]["warm_up"] for c in s.runs(tier, seeds=1)]
         assert found == warm_ups
-    assert [c.settings["method"]["fields"]["selection"] for c in spec("fedbss/figure5b").cells("paper", seeds=1)] == [
+    assert [c.settings["method"]["fields"]["selection"] for c in spec("fedbss/figure5b").runs("paper", seeds=1)] == [
         "filter", "linear", "cosine"]
 
 
@@ -197,7 +198,7 @@ def test_fedbss_ablations_share_runs_with_table_1():
 
 def test_fedadc_table_1_is_section_iv_c():
     s = spec("fedadc/table1")
-    cells = s.cells("paper")
+    cells = s.runs("paper")
     assert len(cells) == 11 * 6 * 4 == len({c.run_id for c in cells})
     for c in cells:
         f, data = c.settings["method"]["fields"], c.settings["data"]["name"]
@@ -230,13 +231,13 @@ def test_what_was_tuned_and_not_printed_is_called_a_guess():
 def test_fedavg_stands_beside_its_numbers_with_a_local_momentum_and_once_alone():
     s = spec("fedadc/table1")
     for tier in s.tiers:
-        cells = {(c.row, c.column): c.settings for c in s.cells(tier, seeds=1)}
+        cells = {(c.row, c.column): c.settings for c in s.runs(tier, seeds=1)}
         for column in s.tier_columns(tier):
             own, none, moon = (cells[row, column.label] for row in ("FedAvg", "FedAvg, no local momentum", "FedAvg on MOON's network"))
             assert (own["method"]["fields"]["momentum"], none["method"]["fields"]["momentum"]) == (.9, 0.)
             assert moon["method"] == own["method"] and moon["network"] == cells["MOON", column.label]["network"]
     for row in s.rows.values(): assert bool(row.untuned) and bool(row.unpublished) == (row.name in NO_COUNTERPART)
-    one = {c.settings["method"]["fields"]["momentum"] for c in spec("fedadc/figure1").cells("paper", ["FedAvg"])}
+    one = {c.settings["method"]["fields"]["momentum"] for c in spec("fedadc/figure1").runs("paper", ["FedAvg"])}
     assert one == {0.}  # IV-B, section II
 
 
@@ -251,7 +252,7 @@ def test_readings_change_one_thing_of_a_row_that_a_table_has(paper):
     "And each is measured: an effect of claims.toml subtracts it from the row that it is like"
     s, effects = load_spec(f"{paper}/readings"), tomllib.loads((ROOT / f"papers/{paper}/claims.toml").read_text())["effect"]
     measured = {row: base for e in effects if e["spec"] == f"{paper}/readings" for row, base in zip(e["rows"], e["against"])}
-    cells = {(c.row, c.column): c.settings for c in s.cells("paper", seeds=1)}
+    cells = {(c.row, c.column): c.settings for c in s.runs("paper", seeds=1)}
     for row, base in measured.items():
         for column in s.columns:
             a, b = cells[row, column.label], cells[base, column.label]
@@ -264,14 +265,14 @@ def test_readings_change_one_thing_of_a_row_that_a_table_has(paper):
 
 def test_fedrs_on_cifar_100_is_not_published():
     s = spec("fedadc/table1")
-    paper = read_published(s.published)
+    paper = read_published_csv(s.published)
     blank = paper[paper["mean"].isna()]
     assert len(blank) == 4 and set(zip(blank["method"], blank["dataset"])) == {("FedRS", "CIFAR-100")}
 
 
 @pytest.mark.parametrize("tier", ["smoke", "small", "paper"])
 def test_fedadc_figures_that_repeat_runs(tier):
-    def ids(name): return {c.run_id for c in spec(f"fedadc/{name}").cells(tier)}
+    def ids(name): return {c.run_id for c in spec(f"fedadc/{name}").runs(tier)}
     assert ids("figure2") < ids("figure1")
     assert ids("figure3") <= ids("table1")
     if tier == "paper":
@@ -281,11 +282,11 @@ def test_fedadc_figures_that_repeat_runs(tier):
 
 
 def test_fedadc_figures_1_and_2_are_section_iv_b():
-    for c in spec("fedadc/figure1").cells("paper"):
+    for c in spec("fedadc/figure1").runs("paper"):
         f = c.settings["method"]["fields"]
         assert (f["epochs"], f["batch_size"], f["weight_decay"], f["momentum"]) == (1, 64, 4e-4, 0.)
         assert (c.settings["participation"], c.rounds) == (.2, 500)
-    assert {c.seed for c in spec("fedadc/figure2").cells("paper")} == set(range(10))
+    assert {c.seed for c in spec("fedadc/figure2").runs("paper")} == set(range(10))
     both = [(r["partition"]["shards"], r["method"]["fields"].get("variant")) for r in runs("fedadc/figure2").values()]
     assert both == [(s, variant) for s in (2, 3, 4) for variant in ("heavy_ball", "nesterov")]
 
@@ -293,7 +294,7 @@ def test_fedadc_figures_1_and_2_are_section_iv_b():
 @pytest.mark.parametrize("name, clients, share, epochs", [
     ("figure5", 500, .02, [2, 2, 5, 5]), ("figure6", 1000, .01, [10, 10])])
 def test_fedadc_with_many_clients(name, clients, share, epochs):
-    cells = [c.settings for c in spec(f"fedadc/{name}").cells("paper", seeds=1)]
+    cells = [c.settings for c in spec(f"fedadc/{name}").runs("paper", seeds=1)]
     assert [c["method"]["fields"]["epochs"] for c in cells] == epochs
     assert {(c["partition"]["clients"], c["participation"]) for c in cells} == {(clients, share)}
     assert {(c["method"]["class"], c["method"]["fields"]["weight_decay"]) for c in cells} == {
@@ -302,7 +303,7 @@ def test_fedadc_with_many_clients(name, clients, share, epochs):
 
 def test_fedadc_calibration_is_judged_on_the_clients_own_test_shares():
     s = spec("fedadc/figure7")
-    cells = {c.row: c.settings["method"] for c in s.cells("paper", seeds=1)}
+    cells = {c.row: c.settings["method"] for c in s.runs("paper", seeds=1)}
     assert s.metric == "personalised_accuracy" and {m["class"] for m in cells.values()} == {"FedADCPlus"}
     assert "calibration" not in cells["global model"]["fields"]
     assert {row: m["fields"].get("calibration") for row, m in cells.items() if row != "global model"} == {
@@ -310,5 +311,5 @@ def test_fedadc_calibration_is_judged_on_the_clients_own_test_shares():
 
 
 def test_fedadc_cohorts_that_cover():
-    cells = {c.row: c.settings["method"]["fields"] for c in spec("fedadc/class_covering").cells("paper", seeds=1)}
+    cells = {c.row: c.settings["method"]["fields"] for c in spec("fedadc/class_covering").runs("paper", seeds=1)}
     for row in ("FedADC", "FedADC+"): assert cells[f"{row}, covering"] == cells[row] | {"covering": True}

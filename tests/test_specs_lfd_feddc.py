@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedrepro.data import dataset_names
-from fedrepro.experiments import build, find_specs, load_spec
-from fedrepro.inherit import read_spec
-from fedrepro.rounds import load_methods
-from fedrepro.settings import field_rules
-from fedrepro.trees import InputError
-from fedrepro.tables import matching, published_cell, read_published, table_rows
+from fedrepro.core.errors import InputError
+from fedrepro.data.transforms import dataset_names
+from fedrepro.engine.method import load_methods
+from fedrepro.experiments.rules import field_rules
+from fedrepro.experiments.runs import build
+from fedrepro.experiments.spec_files import read_spec
+from fedrepro.experiments.specs import find_specs, load_spec
+from fedrepro.verdicts.tables import matching, published_cell, read_published, table_rows
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
 SPECS = {n: p for n, p in find_specs(PAPERS).items() if n.startswith(("lfd/", "feddc/"))}
@@ -32,7 +33,7 @@ def specs():
 
 def cells(spec, tier="paper"):
     "Settings by (row, column), first seed"
-    return {(c.row, c.column): c for c in reversed(spec.cells(tier))}
+    return {(c.row, c.column): c for c in reversed(spec.runs(tier))}
 
 
 # --- beside the published numbers
@@ -68,7 +69,7 @@ def test_what_is_missing_says_why_and_all_else_can_be_run(specs, name):
         want = MISSING.get(name, set()) if tier == "paper" else set()
         assert gone == want
         assert all(len(c.missing.split()) > 3 for c in columns if c.missing)
-        used = {c.settings["data"]["name"] for c in specs[name].cells(tier)}
+        used = {c.settings["data"]["name"] for c in specs[name].runs(tier)}
         assert used <= ({"digits", "synthetic"} if tier == "smoke" else {*dataset_names()} - {"digits"})
 
 
@@ -76,17 +77,17 @@ def test_what_is_missing_says_why_and_all_else_can_be_run(specs, name):
 def test_smaller_tiers_have_every_row_on_one_seed_and_fewer_steps(specs, name):
     spec = specs[name]
     for tier in ("smoke", "small"):
-        found = spec.cells(tier)
+        found = spec.runs(tier)
         assert {c.row for c in found} == set(spec.rows)
         assert {c.seed for c in found} == ({0} if tier == "small" else {0, 1})
-        assert max(c.rounds for c in found) < min(c.rounds for c in spec.cells("paper"))
+        assert max(c.rounds for c in found) < min(c.rounds for c in spec.runs("paper"))
         assert len({(c.row, c.column) for c in found}) == len(spec.rows) * len({c.column for c in found})
 
 
 @pytest.mark.parametrize("name", RUN)
 def test_every_smoke_run_can_begin(specs, name):
     torch.set_num_threads(1)
-    for cell in specs[name].cells("smoke"):
+    for cell in specs[name].runs("smoke"):
         method, federation, rounds = build(cell)
         server = method.init_server(federation)  # here a network without the part that is tied would be refused
         assert rounds == cell.rounds and set(method.broadcast(server)) <= set(server)
@@ -154,7 +155,7 @@ def test_cells_that_are_one_setting_are_one_run(specs):
     assert cells(specs["lfd/table1"])["No constraint", "CIFAR-10"].run_id in {c.run_id for c in two.values()}
     for name, spec in specs.items():
         for tier in spec.tiers:
-            ids = Counter(c.run_id for c in spec.cells(tier))
+            ids = Counter(c.run_id for c in spec.runs(tier))
             same = len(spec.tier_columns(tier)) if name in LOCAL else 1
             assert not ids or set(ids.values()) == {same}, f"{name}, {tier}: two cells are the same run"
 
@@ -170,10 +171,10 @@ def test_table_1_ties_each_part_in_both_ways(specs):
 
 
 def test_table_4_and_figure_5_have_their_grids(specs):
-    four = [c.settings for c in specs["lfd/table4"].cells("paper")]
+    four = [c.settings for c in specs["lfd/table4"].runs("paper")]
     shares = {(s["partition"]["clients"], s["participation"]) for s in four}
     assert shares == {(50, .25), (50, .5), (100, .25), (100, .5)}
-    epochs = {c.settings["method"]["fields"]["epochs"] for c in specs["lfd/figure5"].cells("paper")}
+    epochs = {c.settings["method"]["fields"]["epochs"] for c in specs["lfd/figure5"].runs("paper")}
     assert epochs == {1, 5, 10, 20, 30}
 
 
@@ -200,7 +201,7 @@ def test_rows_that_the_paper_tuned_and_we_did_not_say_so(specs):
 
 def test_table_5_asks_its_start_for_every_class_and_shows_both_ratios(specs):
     for name in ("lfd/table5", "lfd/figure4"):
-        asked = {tier: {c.settings["study"].get("class_accuracy") for c in specs[name].cells(tier)} for tier in specs[name].tiers}
+        asked = {tier: {c.settings["study"].get("class_accuracy") for c in specs[name].runs(tier)} for tier in specs[name].tiers}
         assert asked == {"paper": {10.}, "small": {None}, "smoke": {None}}
     metrics = [(c.metric, bool(c.unpublished)) for c in specs["lfd/table5"].columns]
     assert metrics == [("lp_existing", False), ("lp_absent", False), ("lp_means_existing", True), ("lp_means_absent", True)]
@@ -238,7 +239,7 @@ def test_feddc_on_synthetic_data_is_as_in_its_released_code(specs):
 
 def test_synthetic_data_reach_the_clients_as_they_were_made(specs):
     for tier, rounds in (("smoke", 12), ("small", 60)):
-        cell = next(c for c in specs["feddc/synthetic"].cells(tier) if c.row == "FedDC")
+        cell = next(c for c in specs["feddc/synthetic"].runs(tier) if c.row == "FedDC")
         _, federation, asked = build(cell)
         assert asked == rounds and [len(p) for p in federation.partition.train] == [200] * 20
         assert federation.net.count() == 155 and not any(t.any() for t in federation.net.init(0).values())

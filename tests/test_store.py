@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrepro import store
-from fedrepro.experiments import load_spec
-from fedrepro.settings import run_id
-from fedrepro.tables import table
-from fedrepro.trees import InputError
+from fedrepro.core.errors import InputError
+from fedrepro.experiments import store
+from fedrepro.experiments.runs import run_id
+from fedrepro.experiments.specs import load_spec
+from fedrepro.verdicts.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = load_spec("fedccfa/table2", ROOT / "papers")
-CELLS = SPEC.cells("smoke")
+CELLS = SPEC.runs("smoke")
 CELL = CELLS[0]
 SMALL = replace(SPEC, rows={"FedAvg": SPEC.rows["FedAvg"]})  # quickly resolved
 HEAD = dict(settings=CELL.settings, run_id=CELL.run_id, status="complete")
@@ -53,7 +53,7 @@ def test_numbers_come_back_bit_for_bit(values):
 
 def test_provenance_is_in_the_header(path):
     head, rows = store.read(store.write(path, HEAD | store.provenance() | dict(wall_seconds=1.5, device="cpu"), ROWS))
-    assert rows == ROWS and head["settings"] == CELL.settings and head["format"] == store.FORMAT
+    assert rows == ROWS and head["settings"] == CELL.settings and head["format"] == store.RESULT_FORMAT
     assert head["versions"]["torch"] and head["cpu"] and list(head["versions"])
     assert set(head) == set(store.HEADER)
 
@@ -129,7 +129,7 @@ def test_a_renamed_copy_is_not_counted_twice(path):
 
 
 def test_a_file_of_another_format_is_left_alone(path, monkeypatch, capsys):
-    monkeypatch.setattr(store, "FORMAT", store.FORMAT + 1)
+    monkeypatch.setattr(store, "RESULT_FORMAT", store.RESULT_FORMAT + 1)
     assert not store.is_complete(path) and path.exists() and "another version" in capsys.readouterr().err
 
 
@@ -402,7 +402,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(path, monkeypatch):
 
 
 def test_killed_while_writing_shows_no_file(tmp_path):
-    code = ("import os, signal; from pathlib import Path; from fedrepro import store\n"
+    code = ("import os, signal; from pathlib import Path; from fedrepro.experiments import store\n"
             "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
             f"store.write_atomic(Path({str(tmp_path)!r}) / 'a.jsonl', b'x' * 10000)")
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == -signal.SIGKILL

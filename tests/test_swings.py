@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from scipy.stats import f as fisher
 
-from fedrepro import store
-from fedrepro.experiments import load_spec
-from fedrepro.swings import DIGIT, f_test, pooled, swing, swings
+from fedrepro.experiments import store
+from fedrepro.experiments.specs import load_spec
+from fedrepro.verdicts.swings import DIGIT, f_test, pooled, swing, swings
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -49,7 +49,7 @@ def test_what_cannot_be_compared_is_not_a_number():
 def test_a_table_of_swings(tmp_path):
     of = load_spec("fedbss/readings", ROOT / "papers")
     def put(row, swing, seed=0, status="complete"):
-        cell = next(c for c in of.cells("small", [row], [seed]) if "2 shards" in c.column)
+        cell = next(c for c in of.runs("small", [row], [seed]) if "2 shards" in c.column)
         rows = [{"round": t, "generalised_accuracy": 50. + swing * (-1) ** t} for t in range(1, cell.rounds + 1)]
         head = dict(settings=cell.settings, run_id=cell.run_id, status=status, cpu="x", device="cpu")
         if status == "diverged": head |= dict(diverged=dict(round=cell.rounds, client=1, norm="inf"))

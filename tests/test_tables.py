@@ -6,11 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from fedrepro import store
-from fedrepro.experiments import load_spec
-from fedrepro.tables import (STATISTICS, half_width, matching, mean_std, published_cell, read_published, render,
-                             stored, table, table_rows, trials, unjudged)
-from fedrepro.trees import InputError
+from fedrepro.core.errors import InputError
+from fedrepro.experiments import store
+from fedrepro.experiments.specs import load_spec
+from fedrepro.verdicts.summaries import seed_values, stored_runs
+from fedrepro.verdicts.tables import (
+    STATISTIC_WORDS, half_width, matching, mean_std, published_cell, read_published, render, table, table_rows,
+    unjudged)
 
 SPEC = '''
 title = "A small one"
@@ -70,7 +72,7 @@ def put(spec, tier, row, column, values, results=None):
     """Write runs of `row` whose last rounds are `values`: v-3, v+1, v, then v again
 
     One a seed; None = diverged in round 1 at client 0, nan = complete without the metric, {...} = diverged so after v-3"""
-    for c in spec.cells(tier, methods=[row], seeds=len(values)):
+    for c in spec.runs(tier, methods=[row], seeds=len(values)):
         if c.column != column: continue
         v, head = values[c.seed], dict(settings=c.settings, run_id=c.run_id, status="complete")
         curve = [] if v is None else [50.] if isinstance(v, dict) else ([v - 3, v + 1] + [v] * 10)[:c.rounds]
@@ -142,13 +144,13 @@ def test_table(spec):
 
 def test_rows_with_equal_settings_share_their_runs(spec):
     put(spec, "paper", "prox", ONE, [72.5, 73.])
-    assert set(trials(spec, "paper").row) == {"prox", "twin"}
+    assert set(seed_values(spec, "paper").row) == {"prox", "twin"}
 
 def test_a_diverged_trial_is_not_averaged_away(spec):
     put(spec, "paper", "FedAvg", ONE, [69, None, 71])
     avg = table(spec, "paper").set_index(["column", "row"]).loc[ONE, "FedAvg"]
     assert math.isnan(avg["mean"]) and (avg.n, avg.diverged, avg.verdict) == (2, 1, "diverged")
-    assert all(math.isnan(avg[s]) for s in STATISTICS) and avg["values"] == "69.00 diverged 71.00"
+    assert all(math.isnan(avg[s]) for s in STATISTIC_WORDS) and avg["values"] == "69.00 diverged 71.00"
     assert "diverged (1 of 3)" in render(spec, "paper")
 
 RECORDS = [(dict(round=2, client=2, norm="1.5e+30"), "round 2, client 2, norm 1.5e+30"),
@@ -157,7 +159,7 @@ RECORDS = [(dict(round=2, client=2, norm="1.5e+30"), "round 2, client 2, norm 1.
 @pytest.mark.parametrize("tier", ["smoke", "paper"])
 @pytest.mark.parametrize("record, words", RECORDS)
 def test_every_format_says_who_diverged_where(spec, tier, record, words):
-    record = record | dict(round=min(record["round"], spec.cells(tier)[0].rounds))
+    record = record | dict(round=min(record["round"], spec.runs(tier)[0].rounds))
     words = words.replace("round 12", f"round {record['round']}")
     put(spec, tier, "FedAvg", ONE, [69., record, None])
     long = table(spec, tier).set_index(["column", "row"])
@@ -171,12 +173,12 @@ def test_every_format_says_who_diverged_where(spec, tier, record, words):
     assert f"\n\n{note}\n\n" in render(spec, tier, "md")  # a paragraph of its own
     csv = pd.read_csv(io.StringIO(render(spec, tier, "csv")), keep_default_na=False).set_index(["column", "row"])
     assert csv.loc[ONE, "FedAvg"].diverged_runs == line.diverged_runs and csv.loc[ONE, "FedAvg"]["mean"] == ""
-    run = trials(spec, tier).set_index(["row", "seed"]).loc["FedAvg"]
+    run = seed_values(spec, tier).set_index(["row", "seed"]).loc["FedAvg"]
     assert run.diverged.tolist() == ["", words, "round 1, client 0, norm inf"]
 
 def test_no_statistic_is_one_of_the_survivors(spec):
     put(spec, "paper", "FedAvg", ONE, [70., None, 72.])
-    for statistic in STATISTICS:
+    for statistic in STATISTIC_WORDS:
         frame = table(spec, "paper").set_index(["column", "row"]).loc[ONE, "FedAvg"]
         assert all(math.isnan(frame[f"{statistic}{end}"]) for end in ("", "_std")) and math.isnan(frame.difference)
     text = render(spec, "paper")
@@ -208,7 +210,7 @@ def test_seeds_beyond_the_specs_count(spec):
 
 def test_results_of_another_folder(spec, tmp_path):
     put(spec, "paper", "FedAvg", ONE, [69], tmp_path / "other")
-    assert not stored(spec, "paper") and len(stored(spec, "paper", tmp_path / "other")) == 1
+    assert not stored_runs(spec, "paper") and len(stored_runs(spec, "paper", tmp_path / "other")) == 1
 
 def test_text(spec):
     put(spec, "paper", "FedAvg", ONE, [69, 70, 71])

@@ -6,18 +6,21 @@ from functools import cache, partial
 import pytest
 import torch
 
-from fedrepro import data, texts
-from fedrepro.data import Texts, recipe_for
-from fedrepro.stacks import stacked
-from fedrepro.laws import FEDERATIONS, LOCAL, SETTINGS
-from fedrepro.local import cross_entropy, train
-from fedrepro.metrics import evaluate
-from fedrepro.models import network
-from fedrepro.partition import partition
-from fedrepro.rounds import Federation, FedAvg, load_methods, run, sequential
-from fedrepro.sources import Source
-from fedrepro.trees import InputError
-from fedrepro.trials import gap
+from fedrepro.checks.declarations import CHECK_SETTINGS, FEDERATIONS, LOCAL
+from fedrepro.checks.harness import gap
+from fedrepro.core.errors import InputError
+from fedrepro.data import datasets, texts
+from fedrepro.data.datasets import Texts
+from fedrepro.data.partition import partition
+from fedrepro.data.sources import Source
+from fedrepro.data.transforms import recipe_for
+from fedrepro.engine.client import cross_entropy, train
+from fedrepro.engine.evaluation import evaluate
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.method import FedAvg, load_methods
+from fedrepro.engine.rounds import run, sequential
+from fedrepro.executors.stacks import stacked
+from fedrepro.models.networks import network
 
 torch.set_num_threads(1)
 METHODS = {name: cls for name, cls in load_methods().items() if cls.__module__.startswith("fedrepro.")}
@@ -127,28 +130,28 @@ def test_files_that_are_no_text(news, tmp_path):
 
 
 def test_what_cannot_be_downloaded_says_what_to_copy(tmp_path):
-    with pytest.raises(InputError) as e: data.download("BindingDB", tmp_path)
+    with pytest.raises(InputError) as e: datasets.download("BindingDB", tmp_path)
     for said in (str(tmp_path / "bindingdb"), "train.csv, test.csv", "cannot be downloaded", "DrugBAN", "--data DIR"):
         assert said in str(e.value)
-    with pytest.raises(InputError, match="`fedrepro data 'AG News'` downloads it"): data.load("AG News", tmp_path)
+    with pytest.raises(InputError, match="`fedrepro data 'AG News'` downloads it"): datasets.load("AG News", tmp_path)
 
 
 def test_the_declared_format_of_bindingdb(tmp_path):
     "Taken as it is, and read to see whether it can be"
     put(tmp_path / "bindingdb/train.csv", "SMILES,Protein,Y\nCCO,MKV,1\n")
     put(tmp_path / "bindingdb/test.csv", "SMILES,Protein,Y\nCCO,MKV,0\n")
-    assert data.download("BindingDB", tmp_path) == tmp_path / "bindingdb"
-    assert data.load("BindingDB", tmp_path, recipe="LfD").shape == (100, 4, 1000, 5)
+    assert datasets.download("BindingDB", tmp_path) == tmp_path / "bindingdb"
+    assert datasets.load("BindingDB", tmp_path, recipe="LfD").shape == (100, 4, 1000, 5)
     put(tmp_path / "bindingdb/test.csv", "nothing\n")
-    with pytest.raises(InputError, match="no column SMILES"): data.download("BindingDB", tmp_path)
+    with pytest.raises(InputError, match="no column SMILES"): datasets.download("BindingDB", tmp_path)
 
 
 @pytest.mark.parametrize("name, train, test", [("AG News (partial)", [2514, 2504, 2518, 2457], [1900] * 4),
                                                ("BindingDB (partial)", [6163, 4635], [2903, 2017])])
 def test_the_partial_copies(name, train, test):
     "The balance that the page states"
-    if not data.SOURCES[name].present(data.data_dir()): pytest.skip(f"{name} is not in {data.data_dir()}")
-    d = data.load(name)
+    if not datasets.SOURCES[name].present(datasets.data_dir()): pytest.skip(f"{name} is not in {datasets.data_dir()}")
+    d = datasets.load(name)
     assert d.train_y.bincount().tolist() == train and d.test_y.bincount().tolist() == test
     assert d.train_x.shape[1] == sum(d.lengths) and all(len(v) <= n for v, n in zip(d.vocabularies, d.shape[1::2]))
 
@@ -197,7 +200,7 @@ def test_training_lowers_the_loss(net):
                                        *(("dta_cnn", name) for name in ("FedFM", "LfD", "MOON"))])
 def test_every_method_has_a_round_on_texts(net, name):
     "With whatever it does to features and weights, alone and in one stack"
-    method = METHODS[name](**LOCAL | SETTINGS.get(name, {}) | dict(epochs=1))
+    method = METHODS[name](**LOCAL | CHECK_SETTINGS.get(name, {}) | dict(epochs=1))
     federation = method.arrange(FEDERATIONS.get(name, replace)(toy(net)))
     ends = [run(method, federation, 2, evaluate, executor=e) for e in (sequential, stacked)]
     for h in ends: assert h.status == "complete" and 0 <= h.rows[-1]["generalised_accuracy"] <= 100

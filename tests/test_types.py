@@ -35,9 +35,9 @@ def test_the_package_has_no_type_error():
 
 
 @pytest.mark.parametrize("code, said", [
-    ("from fedrepro.data import load\nload('digits').fingerprint.upper()\n", None),
-    ("from fedrepro.data import load\nload('digits').train_z\n", 'has no attribute "train_z"'),
-    ("from fedrepro.rounds import FedAvg, run\nrun(FedAvg(lr='0.1'), 1, 2)\n", '"FedAvg" has incompatible type "str"'),
+    ("from fedrepro.data.datasets import load\nload('digits').fingerprint.upper()\n", None),
+    ("from fedrepro.data.datasets import load\nload('digits').train_z\n", 'has no attribute "train_z"'),
+    ("from fedrepro.engine.method import FedAvg; from fedrepro.engine.rounds import run\nrun(FedAvg(lr='0.1'), 1, 2)\n", '"FedAvg" has incompatible type "str"'),
 ])
 def test_a_user_is_told(tmp_path, code, said):
     "The types arrive in the code of others"

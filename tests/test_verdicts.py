@@ -9,16 +9,17 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_ind
 
-from fedrepro import store
-from fedrepro.agreement import agreement, combined, coverage, forest, order, orders, tau_b, z_scores
-from fedrepro.experiments import find_specs, load_spec
-from fedrepro.independent import own_table, places, read_reach, same_runs
-from fedrepro.scoreboard import independent, judged, scoreboard, totals
-from fedrepro.settings import last_digit, read_published
-from fedrepro.tables import render, table
-from fedrepro.trees import InputError
-from fedrepro.verdicts import (VERDICTS, default_margin, error_rates, false_discovery, floored, seeds_needed, standard_error,
-                               verdict, words)
+from fedrepro.core.errors import InputError
+from fedrepro.experiments import store
+from fedrepro.experiments.rules import last_digit, read_published_csv
+from fedrepro.experiments.specs import find_specs, load_spec
+from fedrepro.verdicts.agreement import agreement, combined, coverage, forest, order, orders, tau_b, z_scores
+from fedrepro.verdicts.independent import own_table, places, read_reach, same_runs
+from fedrepro.verdicts.scoreboard import independent, judged_lines, scoreboard, totals
+from fedrepro.verdicts.tables import render, table
+from fedrepro.verdicts.verdicts import (
+    VERDICTS, default_margin, error_rates, false_discovery, floored, seeds_needed, standard_error, verdict,
+    verdict_words)
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
 NAN = math.nan
@@ -75,10 +76,10 @@ def test_a_new_observation_where_the_published_spread_is_not_used():
 
 
 def test_the_words():
-    tight = lambda gap, n=3: str(words(gap, .1, 4, 1., n))
+    tight = lambda gap, n=3: str(verdict_words(gap, .1, 4, 1., n))
     assert [tight(g) for g in (0., .5, .9, 1.1)] == ["reproduced", "reproduced", "differs slightly", "contradicted"]
-    assert tight(0., 1) == "consistent" and str(words(2., 5., 4, 1., 3)) == "undecided"
-    assert str(words(0., NAN, 0, 1., 1)) == "undecided" and words(np.array([0., 9.]), .1, 4, 1., 3).tolist() == ["reproduced", "contradicted"]
+    assert tight(0., 1) == "consistent" and str(verdict_words(2., 5., 4, 1., 3)) == "undecided"
+    assert str(verdict_words(0., NAN, 0, 1., 1)) == "undecided" and verdict_words(np.array([0., 9.]), .1, 4, 1., 3).tolist() == ["reproduced", "contradicted"]
 
 
 @pytest.mark.parametrize("values, published, std", [([70., 71., 72.], 70.4, .3), ([68.], 75., 1.), ([60., 60.1], 70., .2)])
@@ -116,7 +117,7 @@ def test_margins():
 @pytest.mark.parametrize("gap, s, s0", [(0., 1., .8), (1., 2., .5), (2., 1.5, .2)])
 def test_the_seeds_that_are_said_to_decide_do(pairing, gap, s, s0):
     n = seeds_needed(gap, s, 2, s0, 3, 1., pairing)
-    said = lambda k: str(words(gap, *standard_error(s, k, s0, 3, pairing), 1., k))
+    said = lambda k: str(verdict_words(gap, *standard_error(s, k, s0, 3, pairing), 1., k))
     assert said(n) != "undecided" and all(said(k) == "undecided" for k in range(3, int(n)))
 
 
@@ -188,7 +189,7 @@ def demo(tmp_path):
 
 
 def put(spec, row, values):
-    for c in spec.cells("paper", [row], seeds=len(values)):
+    for c in spec.runs("paper", [row], seeds=len(values)):
         head = dict(settings=c.settings, run_id=c.run_id, status="complete")
         if values[c.seed] is None: head |= dict(status="diverged", diverged=dict(round=1, client=0, norm="nan"))
         rows = [dict(round=t, generalised_accuracy=values[c.seed] + t - 3) for t in (1, 2, 3)] if values[c.seed] is not None else []
@@ -209,7 +210,7 @@ def test_wrong_rows_are_refused(demo):
 
 
 def test_declarations_name_no_run(demo):
-    ids = [{c.run_id for c in demo(top=top, row=row).cells("paper")} for top, row in
+    ids = [{c.run_id for c in demo(top=top, row=row).runs("paper")} for top, row in
            [("", ""), (TRIALS, ""), ('spread = "last rounds"\nmargin = 3.0\ngap = ["FedAvg", "FedProx"]\nnan_model = 10.0', 'untuned = "mu"')]]
     assert ids[0] == ids[1] == ids[2] and len(ids[0]) == 9
 
@@ -268,7 +269,7 @@ def test_two_rows_never_share_a_number(demo):
     for row in ("FedAvg", "second"): put(spec, row, [70., 70.2, 70.4])
     assert line(spec, "second").verdict == "number of FedAvg" and line(spec, "FedAvg").verdict in VERDICTS
     board = scoreboard(root=spec.path.parents[1], tiers=("paper",))
-    assert len(judged(board)) == 1 and totals(board).consistent.sum() + totals(board).reproduced.sum() == 1
+    assert len(judged_lines(board)) == 1 and totals(board).consistent.sum() + totals(board).reproduced.sum() == 1
 
 
 def test_a_number_printed_twice_counts_once(demo):
@@ -277,7 +278,7 @@ def test_a_number_printed_twice_counts_once(demo):
     assert same_runs(first) == {} and same_runs(second) == {0: "table 1"}  # FedProx's numbers differ
     assert line(second, "FedAvg").same_runs == "table 1" and "(same runs as table 1)" in render(second, "paper")
     board = scoreboard(root=first.path.parents[1], tiers=("paper",))
-    assert len(board) == 4 and len(independent(board)) == 3 and len(judged(board)) == 1
+    assert len(board) == 4 and len(independent(board)) == 3 and len(judged_lines(board)) == 1
 
 
 def test_a_neighbour_that_cannot_be_read_does_not_stop_a_table(demo):
@@ -289,7 +290,7 @@ def test_a_neighbour_that_cannot_be_read_does_not_stop_a_table(demo):
 def test_the_papers_numbers():
     "An oracle from the csv files alone: equal numbers of one setting in two tables of a paper, by what the notes say"
     specs = [s for s in (load_spec(p) for n, p in find_specs(PAPERS).items() if own_table(p)) if s.paper != "FedCADS README"]
-    printed = {s.name: read_published(s.published) for s in specs}
+    printed = {s.name: read_published_csv(s.published) for s in specs}
     same = {s.name: same_runs(s) for s in specs}
     assert sum(map(len, printed.values())) == 1024 and sum(int(p["mean"].isna().sum()) for p in printed.values()) == 6
     assert {n: len(v) for n, v in same.items() if v} == {"fedccfa/table8": 84, "fedccfa/table11": 6, "fedccfa/table3": 1, "fedccfa/table4": 1,
@@ -322,7 +323,7 @@ def test_a_wrong_list_of_what_is_out_of_reach(tmp_path, text, word):
 
 def test_every_row_with_a_grid_and_a_guess_says_untuned():
     "The specs declare what a paper tuned; where the value is still a guess the row must say so"
-    from fedrepro.inherit import read_spec
+    from fedrepro.experiments.spec_files import read_spec
     for name, path in ((n, p) for n, p in find_specs(PAPERS).items() if own_table(p)):
         spec, grids = load_spec(path), read_spec(path).get("tuning", {})
         for row, grid in ((r, g) for r, g in grids.items() if r in spec.rows):
@@ -368,7 +369,7 @@ def test_a_paper_from_files(demo):
     found = agreement(board).set_index("paper").loc["Demo"]
     assert (found.judged, found.inside) == (2, 2) and math.isclose(found["mean"], .2, abs_tol=1e-9)
     assert orders(spec, "paper", least=2).tau.tolist() == [pytest.approx(1.)]
-    fig = forest(judged(board), "Demo")
+    fig = forest(judged_lines(board), "Demo")
     assert len(fig.axes[0].get_yticklabels()) == 3
     assert agreement(board[:0]).empty
-    with pytest.raises(InputError, match="no judged cell"): forest(judged(board)[:0], "Demo")
+    with pytest.raises(InputError, match="no judged cell"): forest(judged_lines(board)[:0], "Demo")

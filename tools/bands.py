@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 
 import fedrepro
-from fedrepro.stacks import stacked
-from fedrepro.files import write_atomic
-from fedrepro.trees import InputError, one_of
+from fedrepro.core.errors import InputError, choice
+from fedrepro.core.files import write_atomic
+from fedrepro.executors.stacks import stacked
 
 BANDS = Path(__file__).resolve().parents[1] / "tests" / "bands.json"
 sys.path.insert(0, str(BANDS.parent))
@@ -249,7 +249,7 @@ def main(words: list[str] | None = None) -> int:
     set_up()
     try:
         if len(chosen) != 1: raise InputError(f"expected one of --{', --'.join(does)}")
-        names, why = [one_of(n, METHODS, "method") for n in given[chosen[0]]] or list(METHODS), given["why"].split()
+        names, why = [choice(n, METHODS, "method") for n in given[chosen[0]]] or list(METHODS), given["why"].split()
         if chosen == ["renew"] and not why: raise InputError('--renew without a reason: expected --why "TEXT"')
         if chosen == ["check"]: return print_check(names, given["file"])
         if chosen == ["renew"]: renew(names, " ".join(why), given["file"])

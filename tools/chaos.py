@@ -23,7 +23,7 @@ from threading import Thread
 
 import psutil
 
-from fedrepro import store
+from fedrepro.experiments import store
 
 COST = ("wall_seconds", "peak_memory_mb", "resumed", "executor", "together")  # what a fault may change in a header
 PATIENCE = 240  # seconds without anything new, after which a sweep is stuck

@@ -12,12 +12,12 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
-from fedrepro.experiments import Spec, find_specs, load_spec
-from fedrepro.figures import draw
-from fedrepro.plots import save_figure
-from fedrepro.progress import brief
-from fedrepro.runner import run_cells
-from fedrepro.tables import render
+from fedrepro.experiments.progress import brief
+from fedrepro.experiments.runner import compute_runs
+from fedrepro.experiments.specs import Spec, find_specs, load_spec
+from fedrepro.reporting.curves import save_figure
+from fedrepro.reporting.figures import draw
+from fedrepro.verdicts.tables import render
 
 TIER = "smoke"
 
@@ -38,10 +38,10 @@ def trouble(spec: Spec, folder: Path) -> str:
 def main(folder: Path, names: list[str], workers: int) -> int:
     specs = [load_spec(name) for name in names or find_specs()]
     cells: dict[str, list] = {}
-    for spec in specs: cells.setdefault(spec.folder, []).extend(spec.cells(TIER, seeds=1))
+    for spec in specs: cells.setdefault(spec.folder, []).extend(spec.runs(TIER, seeds=1))
     failed = {}
     for paper, runs in cells.items():
-        report = run_cells(runs, folder / paper, workers=workers)
+        report = compute_runs(runs, folder / paper, workers=workers)
         print(f"{paper}: {report.summary()}", flush=True)
         failed |= report.failed
         if report.interrupted: return report.exit_code

@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools.command.build_py import build_py
 from setuptools.errors import FileError
 
-CARRIED = ("papers/*.toml", "papers/*.csv", "papers/*/*.toml", "papers/*/*.csv", "nbs/2[0-4]_*.ipynb")
+CARRIED = ("papers/*.toml", "papers/*.csv", "papers/*/*.toml", "papers/*/*.csv", "nbs/06_methods/1[0-4]_*.ipynb")
 
 
 class BuildPy(build_py):
