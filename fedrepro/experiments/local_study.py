@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -86,7 +87,7 @@ def learning_performance(now: Tensor, before: Tensor, group: Tensor) -> tuple[fl
     return float((now[usable] / before[usable]).mean()), int(group.sum() - usable.sum())
 
 # %% ../../nbs/07_experiments/00_local_study.ipynb #8e2eb96a
-def group_ratios(run: "pd.DataFrame") -> "pd.DataFrame":
+def group_ratios(run: pd.DataFrame) -> pd.DataFrame:
     "The rows of a study, from epoch 0 on, with `lp_means_` of both groups; what follows no client stays as it is"
     for group in ("existing", "absent"):
         if (name := f"accuracy_{group}") not in run: continue

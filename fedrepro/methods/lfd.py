@@ -44,7 +44,7 @@ def auxiliary_label(local: Tensor, received: Tensor, tau: float, outer_tau: floa
 
 # %% ../../nbs/06_methods/10_lfd.ipynb #ddc4dfca
 def log_sigmas(method, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    "(B, C) $\\log\\sigma$ of cross-entropy and of the regulariser, by the readings that `method` has, from cosines `z` and labels"
+    "(B, C) $\\log\\sigma$ of cross-entropy and of the regulariser, by `method`'s readings, from cosines `z` and labels"
     first = F.log_softmax(with_margin(z, y, method.margin) / method.tau, dim=1)
     if method.own_margins: return first, with_own_margins(z, method.margin, method.tau)
     return first, first if method.margin_in_regulariser else F.log_softmax(z / method.tau, dim=1)

@@ -154,11 +154,11 @@ def blank(frame: pd.DataFrame) -> pd.DataFrame:
 
 HEADINGS = {"paper": "Published numbers, the published setting (tier paper): judged",
             "small": "Published numbers, reduced settings (tier small): run, not judged"}
-NOTE = ("numbers: printed; independent: without dashes, repeats and differences of two others, and only these are "
-        "counted on the right; missing: cannot be run yet, for the reason named; no data here, beyond a CPU: fedrepro run "
-        "would compute it, but not on the machines where these runs are made; runnable: it would; reproduced to "
-        "contradicted: by the rule that `fedrepro table` prints, from the seeds run so far; decided: with one of these, "
-        "but for undecided")
+NOTE = ("numbers: printed; independent: without dashes, repeats and differences of two others, and only these "
+        "are counted on the right; missing: cannot be run yet, for the reason named; no data here, beyond a "
+        "CPU: fedrepro run would compute it, but not on the machines where these runs are made; runnable: it "
+        "would; reproduced to contradicted: by the rule that `fedrepro table` prints, from the seeds run so "
+        "far; decided: with one of these, but for undecided")
 
 def render_scoreboard(format: str = "text", results: str | Path | None = None, root: str | Path | None = None) -> str:
     "The scoreboard as text | md | csv (one line a number and tier, without the claims) | html; raises InputError"

@@ -36,7 +36,7 @@ DIGIT = 0.005  # half of the last digit of a deviation printed with two decimals
 def f_test(ours: Sequence[float], published: float, runs: int = 1, last: int = LAST) -> dict[str, float]:
     """Our pooled deviation over the published one: `ratio`, its 95 % interval `low` to `high`, two-sided `p`.
 
-    `ours`: a deviation of `last` rounds a run; `published`: one of so many rounds in each of `runs`. nan without either."""
+    `ours`: a deviation of `last` rounds a run; `published`: one of as many in each of `runs`. nan without either."""
     mine, theirs = pooled(ours), max(published, DIGIT)
     if not (len(ours) and mine > 0 and theirs > 0): return dict.fromkeys(("ratio", "low", "high", "p"), math.nan)
     df, ratio = (len(ours) * (last - 1), runs * (last - 1)), mine / theirs
@@ -52,7 +52,7 @@ def word(p: float, ratio: float) -> str:
 
 def swings(spec: Spec, tier: str, results: str | Path | None = None,
            beside: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """A line a row and column with complete runs: deviation of the last ten rounds, published, ratio, interval, p, word.
+    """A line a row and column with complete runs: deviation of the last ten, published, ratio, interval, p, word.
 
     `beside`: row -> row whose published numbers it is compared with. A column that misses a number is left out."""
     runs: dict[tuple, list] = {}

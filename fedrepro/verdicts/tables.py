@@ -122,7 +122,7 @@ def judgement(spec: Spec, metric: str, values: list[float], beside: dict, gap: f
     return dict(verdict=found.word) | {k: getattr(found, k) for k in JUDGED}
 
 def cell_line(spec: Spec, tier: str, runs: pd.DataFrame, beside: dict, metric: str = "", gap: float = math.nan) -> dict:
-    "The numbers of one cell of the table from its `runs` (lines of `seed_values`), `beside` a published line or UNKNOWN"
+    "The numbers of one cell from its `runs` (lines of `seed_values`), `beside` a published line or UNKNOWN"
     runs = runs.sort_values("seed")
     done, gone = runs[runs.status == "complete"], runs[runs.status == "diverged"]
     values, diverged = list(done[spec.statistic]), len(gone)
