@@ -109,7 +109,7 @@ def machine(device: str, workers: int) -> dict:
     "What the times depend on, and the commit that they belong to"
     import platform
     from fedrepro.experiments.store import git, processor
-    changes = git("status", "--porcelain", "--untracked-files=no", "--", "fedrepro")
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", ":/fedrepro")
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     return {"cpu": processor(), "cores": cores(), "device": name, "workers": workers, "torch": torch.__version__,
             "python": platform.python_version(), "system": platform.system(), "commit": git("rev-parse", "HEAD"),

@@ -420,7 +420,7 @@ COMMANDS = typer.main.get_command(app.app)
 @st.composite
 def command_lines(draw):
     "A command with its own options and values that mostly fit, then at most two changes"
-    name = draw(st.sampled_from([*sorted(COMMANDS.commands), *["run"] * 6]))
+    name = draw(st.sampled_from([*sorted(COMMANDS.commands), *["run"] * 12]))
     def values(p): return most_often(st.sampled_from(VALUES.get(p.name, ["1"])), junk)
     def words(p):
         if p.param_type_name == "argument": return [draw(values(p)) for _ in range(draw(st.sampled_from([1, 1, 1, 1, 2] if p.nargs < 0 else [1, 1, 1, 1, 0])))]
