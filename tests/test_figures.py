@@ -156,7 +156,7 @@ def test_table_8_is_table_2_minus_table_1_run_by_run(tmp_path):
     frame = table(eight, "paper", tmp_path).set_index(["column", "row"]).loc["Fashion-MNIST, 20 clients"]
     avg = frame.loc["FedAvg"]
     assert (avg["values"], avg.n, avg.seeds, avg["mean"], avg["std"]) == ("-23.00 -22.00", 2, "0 1", -22.5, pytest.approx(.5 ** .5))
-    assert avg.published_mean == -22.76 and avg.verdict == "reproduced"
+    assert avg.published_mean == -22.76 and avg.verdict == "undecided"  # the paper prints no spread of a difference, and two are few
     assert frame.loc["FedProx"].verdict == "not run" and frame.loc["FedRep"].verdict == "diverged" and frame.loc["FedRep"].n == 1
     assert "fedccfa/table2 minus fedccfa/table1, points, run by run" in " ".join(render(eight, "paper", results=tmp_path).split())
     with pytest.raises(InputError, match="no curves of its own"): draw(eight, "paper", tmp_path)

@@ -236,8 +236,8 @@ def header(spec: Spec, tier: str, frame: pd.DataFrame) -> dict[str, str]:
                  **extra_lines(spec, tier, frame),
                  statistic=f"{end}, mean over seeds ± sample standard deviation (n-1)",
                  tier=f"{tier}: {reduced(spec, tier)}", seeds=seeds)
-    alone = {getattr(part, "label", "") or part.name: part.unpublished
-             for part in (*spec.tier_columns(tier), *spec.rows.values()) if part.unpublished}
+    alone = {c.label: c.unpublished for c in spec.tier_columns(tier) if c.unpublished}
+    alone |= {row.name: row.unpublished for row in spec.rows.values() if row.unpublished}
     extra = {"not run": missing, "alone": alone}
     return lines | {name: "; ".join(f"{k}: {v}" for k, v in found.items()) for name, found in extra.items() if found}
 
