@@ -70,11 +70,16 @@ def test_a_plan_needs_no_data(name, monkeypatch, tmp_path):
     assert found.missing == len(cells) and found.cost.flops > 1e12
 
 
-def test_stand_ins_have_the_sizes_of_the_data_sets():
-    for name in SHAPES:
-        if not SOURCES[name].present(data_dir()): continue
-        blank, real = stand_in(name), load(name)
-        assert (blank.shape, blank.classes, len(blank.train_y), len(blank.test_y)) == (real.shape, real.classes, len(real.train_y), len(real.test_y))
+@pytest.mark.parametrize("name", SHAPES)
+def test_stand_ins_have_the_sizes_of_the_data_sets(name):
+    "Against what the source declares; against the files, where they are"
+    blank, source = stand_in(name), SOURCES[name]
+    assert (len(blank.train_y), len(blank.test_y)) == source.sizes and blank.classes == SHAPES[name][-1]
+    if source.class_names: assert blank.class_names == source.class_names and len(source.class_names) == blank.classes
+    assert int(blank.train_y.bincount().max() - blank.train_y.bincount().min()) <= 1
+    if not source.present(data_dir()): pytest.skip(f"{name} is not here: compared with its declaration only")
+    real = load(name)
+    assert (blank.shape, blank.classes, len(blank.train_y), len(blank.test_y)) == (real.shape, real.classes, len(real.train_y), len(real.test_y))
 
 
 def test_shared_rounds_are_counted_once(tmp_path):

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -236,7 +235,8 @@ def test_the_facade_is_typed_as_it_loads():
 
 
 def test_the_facade_loads_nothing_until_it_is_used():
-    code = ("import sys, time; start = time.perf_counter(); import fedrepro; took = time.perf_counter() - start\n"
-            "assert not {'torch', 'pandas', 'numpy', 'typer'} & set(sys.modules); print(took)")
-    best = min(float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout) for _ in range(3))
-    assert best < .05
+    "No module of the package but itself, and none of the large libraries: what an import costs, without a clock"
+    code = "import sys, fedrepro; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+    assert [name for name in loaded if name.startswith("fedrepro")] == ["fedrepro"]
+    assert not {"torch", "pandas", "numpy", "scipy", "typer", "rich"} & set(loaded)
