@@ -69,7 +69,7 @@ def test_lists(said, spec):
     assert methods["FedProx"]["hooks"] == ["loss"] and methods["FedProx"]["fields"]["mu"] == .01
     assert methods["FedRep"]["personal"] and not methods["FedAvg"]["personal"]
     assert len(methods) >= 32 and methods["SCAFFOLD"]["state"] == {"server": ["params", "c", "clients"], "client": ["c"]}
-    assert methods["SCAFFOLD"]["communication"] == {"down": "2", "up": "2"} and "FedAvg" in methods["FedProx"]["limit"]
+    assert methods["SCAFFOLD"]["communication"]["upload"] == {"params": "model", "change": "trained"} and "FedAvg" in methods["FedProx"]["limit"]
     code, out, _ = said("datasets", "--json")
     assert {d["name"]: d["present"] for d in json.loads(out)}["digits"] is True
     code, out, _ = said("tables", "--json")

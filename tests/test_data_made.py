@@ -3,7 +3,6 @@ and one clear line for whatever is wrong."""
 import gzip
 import io
 import json
-import os
 import random
 import tarfile
 import zipfile

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fedrepro.checks.declarations import CHECK_SETTINGS, FEDERATIONS
+from fedrepro.checks.contract import suited
 from fedrepro.core.trees import same_bits
 from fedrepro.data import concept_drift, datasets, partition
 from fedrepro.engine import divergence
@@ -43,7 +43,7 @@ FED = federation()
 START = FED.initial
 
 
-def arranged(name): return FEDERATIONS.get(name, replace)(FED)
+def arranged(name): return suited(METHODS[name], FED)
 
 
 def judged_once(method, federation, at, final): return {"generalised_accuracy": 50.}
@@ -126,7 +126,7 @@ class Faulty(FedAvg):
 
     def broken(self, client): return client.id == self.who and client.round >= self.when
     def init_client(self, federation, k): return {"own": torch.zeros(2)}
-    def finish(self, client, params, done):
+    def client_result(self, client, params, results):
         wrong = {n: torch.full_like(w, self.value) for n, w in params.items()} if self.broken(client) else params
         return ({"params": wrong if self.what == "upload" else params},
                 {"own": wrong["head.bias"][:2] if self.what == "state" else client.state["own"]})
@@ -162,7 +162,7 @@ def test_who_is_recorded_whoever_computes(what, value, client, executor):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_client_is_its_number_not_its_place_in_the_cohort(seed):
-    part = federation(8, participation=.25, cohort_seed=seed)
+    part = federation(8, participation=.25, cohorts=seed)
     method = Faulty(**SHORT, who=next(k for k in part.cohort(1) if k not in part.cohort(0)), when=0)
     assert run(method, part, 2).diverged == record(2, method.who, nan)
 
@@ -190,7 +190,7 @@ def test_the_nan_of_a_quotient():
 @pytest.mark.parametrize("name", ALL)
 def test_a_wild_learning_rate_is_an_outcome(name):
     for lr in (1e3, 1e30):
-        history = run(METHODS[name](**SHORT | CHECK_SETTINGS.get(name, {}) | dict(lr=lr)), arranged(name), 2, evaluate)
+        history = run(METHODS[name](**SHORT | METHODS[name].check_settings | dict(lr=lr)), arranged(name), 2, evaluate)
         if lr == 1e30: assert history.status == "diverged"
         assert history.status == "complete" or (history.diverged["round"] in (1, 2) and history.diverged["client"] in (None, 0, 1, 2, 3))
         assert all(math.isfinite(r["generalised_accuracy"]) for r in history.rows)
@@ -198,8 +198,8 @@ def test_a_wild_learning_rate_is_an_outcome(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_sane_run_stays_five_orders_below(name):
-    method, largest = METHODS[name](**SHORT | CHECK_SETTINGS.get(name, {})), []
-    federation = method.arrange(arranged(name))
+    method, largest = METHODS[name](**SHORT | METHODS[name].check_settings), []
+    federation = arranged(name)
     def watched(method, clients):
         results = EXECUTORS["sequential"]()(method, clients)
         largest.extend(max(float(sizes(up)[1]), float(sizes(kept)[1])) / limit(federation.initial) for up, kept, _ in results)
@@ -228,9 +228,9 @@ def test_a_judged_model_that_diverged_is_refused(k, value):
 @dataclass
 class Tuned(FedAvg):
     "FedAvg with a final fine-tuning that breaks client 1"
-    def finetune(self, client):
+    def local_phases(self, client):
         def loss(client, params, batch): return super(Tuned, self).loss(client, params, batch) * (nan if client.id == 1 else 1.)
-        return [self.phase(client, "tune", loss=loss)]
+        return [*super().local_phases(client), self.phase(client, "tune", loss=loss, final=True)]
 
 
 METHODS.pop("Tuned")
@@ -255,10 +255,10 @@ def test_methods_whose_fine_tuning_diverges(name, wild):
 # --- beside others
 
 def test_a_course_that_diverges_leaves_the_others_their_bits():
-    makes = [lambda: ActiveRun(FedAvg(**SHORT), FED, 3, line="calm"), lambda: ActiveRun(Faulty(**SHORT), FED, 3, line="wild"),
-             lambda: ActiveRun(FedAvg(**SHORT), replace(FED, seed=1), 3, line="other")]
-    together = run_lockstep([make() for make in makes], evaluate=evaluate)
-    alone = [run_lockstep([make()], evaluate=evaluate)[0] for make in makes]
+    makes = [lambda: ActiveRun(FedAvg(**SHORT), FED, 3, line="calm", evaluate=evaluate), lambda: ActiveRun(Faulty(**SHORT), FED, 3, line="wild", evaluate=evaluate),
+             lambda: ActiveRun(FedAvg(**SHORT), replace(FED, seed=1), 3, line="other", evaluate=evaluate)]
+    together = run_lockstep([make() for make in makes])
+    alone = [run_lockstep([make()])[0] for make in makes]
     assert [h.status for h in together] == ["complete", "diverged", "complete"]
     for a, b in zip(together, alone): assert a.rows == b.rows and same_bits(a.snapshot.server, b.snapshot.server) and repr(a.diverged) == repr(b.diverged)
 
@@ -271,8 +271,8 @@ def drifting(at):
 @pytest.mark.parametrize("when", [1, 2])
 def test_runs_that_share_their_first_rounds_diverge_alone(when):
     "The drifts begin in round 2: what happens before belongs to both"
-    makes = [lambda d=d: ActiveRun(Faulty(**SHORT, when=when), d, 4, line="one") for d in (drifting(2), drifting(3))]
-    for history in run_lockstep([make() for make in makes], evaluate=evaluate):
+    makes = [lambda d=d: ActiveRun(Faulty(**SHORT, when=when), d, 4, line="one", evaluate=evaluate) for d in (drifting(2), drifting(3))]
+    for history in run_lockstep([make() for make in makes]):
         assert history.diverged == record(when + 1, 2, nan) and [r["round"] for r in history.rows] == list(range(1, when + 1))
 
 
@@ -280,7 +280,7 @@ def test_an_evaluation_that_finds_divergence_ends_all_who_share_it():
     def judge(method, federation, at, final):
         refuse_diverged(START, [{"body.w": torch.tensor([nan if at.round == 2 and k == 3 else 1.])} for k in range(4)])
         return {}
-    ends = run_lockstep([ActiveRun(FedAvg(**SHORT), d, 4, line="one") for d in (drifting(2), drifting(3))], evaluate=judge)
+    ends = run_lockstep([ActiveRun(FedAvg(**SHORT), d, 4, line="one", evaluate=judge) for d in (drifting(2), drifting(3))])
     assert [(h.status, h.diverged, len(h.rows)) for h in ends] == [("diverged", record(2, 3, nan), 1)] * 2
 
 
@@ -333,7 +333,7 @@ def uses(tree):
 def test_one_place_clips():
     files = [p for p in sorted((ROOT / "fedrepro").rglob("*.py"))]
     found = {(p.stem, *use) for p in files for use in uses(ast.parse(p.read_text()))}
-    assert found == {("client", "direction", "clip_norm"), ("client", "direction", "clipped"), ("method", "phase", "clip_norm"),
+    assert found == {("client", "grad", "clip_norm"), ("client", "grad", "clipped"), ("method", "phase", "clip_norm"),
                      ("clustered", "cluster_distances", "nan_to_num"), ("harness", "apart", "nan_to_num")}
 
 

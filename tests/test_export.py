@@ -14,7 +14,7 @@ from fedrepro.cli.main import main
 from fedrepro.core.errors import InputError
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
-from fedrepro.reporting.export import EXPORTS, MARKS, as_csv, as_parquet, escape, export, latex, tidy
+from fedrepro.reporting.export import EXPORTS, MARKS, as_csv, escape, export, latex, tidy
 from fedrepro.reporting.notebook import result
 from fedrepro.verdicts.tables import table
 from fedrepro.verdicts.verdicts import VERDICTS

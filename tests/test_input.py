@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import nbformat
@@ -18,8 +17,7 @@ import numpy as np
 import pytest
 import torch
 import typer
-from hypothesis import HealthCheck, event, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, event, example, given, settings, strategies as st
 from test_experiments import toml
 
 from fedrepro.checks import contract
@@ -33,7 +31,7 @@ from fedrepro.experiments import runner, specs, store
 from fedrepro.experiments.rules import COUNT
 from fedrepro.experiments.runs import run_id
 from fedrepro.experiments.spec_files import read_spec
-from fedrepro.experiments.specs import Spec, find_specs, load_spec
+from fedrepro.experiments.specs import Spec, load_spec
 from fedrepro.reporting import notebook
 from fedrepro.verdicts import tables
 

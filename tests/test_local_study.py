@@ -27,7 +27,7 @@ from fedrepro.experiments.runner import compute_runs
 from fedrepro.experiments.runs import make_method, run_id, run_settings
 from fedrepro.experiments.specs import find_specs, load_spec
 from fedrepro.experiments.store import Damaged
-from fedrepro.experiments.studies import check_study, conclude, prelude, shared, start_notes, watcher
+from fedrepro.experiments.studies import check_study, conclude, prelude, shared, start_notes
 from fedrepro.methods.fedbss import split
 from fedrepro.models import networks
 from fedrepro.verdicts.tables import UNKNOWN_VALUE, cell_line, table
@@ -150,7 +150,7 @@ def test_at_the_start_nothing_has_changed_and_at_the_end_it_is_the_clients_model
     assert last["kl"] > 1e-6 and last["cka"] < 1 - 1e-6 and last["drift_norm"] > 1e-3
     sent = client_round(method, client_after(toy, method))[0]["params"]  # what it would upload
     assert last["drift_norm"] == distance(sent, client.received["params"])
-    z = method.predict(toy.net, sent, toy.data.batch(toy.data.test_x, None, torch.float64))
+    z = method.logits(toy.net, sent, toy.data.batch(toy.data.test_x, None, torch.float64))
     y = toy.data.test_y
     assert last["generalised_accuracy"] == pytest.approx(100 * float((z.argmax(1) == y).double().mean()), abs=1e-9)
     few = client.counts == 0
@@ -167,9 +167,9 @@ def test_lfd_predicts_with_the_softmax_that_it_trains(toy):
     client = client_after(toy, method)
     batch, w = client.batch(np.arange(client.n)), client.received["params"]
     assert method.loss(client, w, batch).item() == pytest.approx(
-        F.cross_entropy(method.predict(toy.net, w, batch.x), batch.y).item(), abs=1e-12)
-    assert torch.equal(method.predict(toy.net, w, batch.x).argmax(1), toy.net(method.judged({"params": w}, {}), batch.x).argmax(1))
-    assert torch.equal(made("FedAvg").predict(toy.net, w, batch.x), toy.net(w, batch.x))
+        F.cross_entropy(method.logits(toy.net, w, batch.x), batch.y).item(), abs=1e-12)
+    assert torch.equal(method.logits(toy.net, w, batch.x).argmax(1), toy.net(method.eval_params({"params": w}, {}), batch.x).argmax(1))
+    assert torch.equal(made("FedAvg").logits(toy.net, w, batch.x), toy.net(w, batch.x))
 
 
 @pytest.mark.parametrize("samples", STUDY_SAMPLES)
@@ -323,7 +323,7 @@ def test_the_federation_goes_on_until_it_knows_every_class(tmp_path):
     least = {floor: min(v for k, v in rows[0].items() if k.startswith("accuracy_") and k[9:].isdecimal()) for floor, rows in runs.items()}
     assert least[.01] >= .01 and 1 < runs[.01][0]["round"] < runs[99.9][0]["round"] == 8 and least[99.9] < 99.9
     course = prelude(cells[.01], None, "cpu", "")
-    run_lockstep([course], evaluate=watcher(cells[.01]))
+    run_lockstep([course])
     before = [row["least_class_accuracy"] for row in course.history.rows]
     assert len(before) == runs[.01][0]["round"] and all(v < .01 for v in before[:-1]) and before[-1] == pytest.approx(least[.01])
     long = store.load_results(tmp_path / "smoke")

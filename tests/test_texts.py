@@ -6,8 +6,8 @@ from functools import cache, partial
 import pytest
 import torch
 
-from fedrepro.checks.declarations import CHECK_SETTINGS, FEDERATIONS, LOCAL
-from fedrepro.checks.harness import gap
+from fedrepro.checks.contract import suited
+from fedrepro.checks.harness import LOCAL, gap
 from fedrepro.core.errors import InputError
 from fedrepro.data import datasets, texts
 from fedrepro.data.datasets import Texts
@@ -187,7 +187,7 @@ def toy(net):
 def test_training_lowers_the_loss(net):
     start, method = toy(net).initial, FedAvg(lr=.05, epochs=12, batch_size=8)
     client = toy(net).client(0, 0, {"params": start}, {})
-    after, _, _ = train(client, method.phase(client), start)
+    after = train(client, method.phase(client), start).params
     (batch,) = client.chunks()
     losses = [cross_entropy(client.net(w, batch.x), batch).item() for w in (start, after)]
     assert batch.x.dtype == torch.int64 and losses[1] < .5 * losses[0]
@@ -200,8 +200,8 @@ def test_training_lowers_the_loss(net):
                                        *(("dta_cnn", name) for name in ("FedFM", "LfD", "MOON"))])
 def test_every_method_has_a_round_on_texts(net, name):
     "With whatever it does to features and weights, alone and in one stack"
-    method = METHODS[name](**LOCAL | CHECK_SETTINGS.get(name, {}) | dict(epochs=1))
-    federation = method.arrange(FEDERATIONS.get(name, replace)(toy(net)))
+    method = METHODS[name](**LOCAL | METHODS[name].check_settings | dict(epochs=1))
+    federation = suited(METHODS[name], toy(net))
     ends = [run(method, federation, 2, evaluate, executor=e) for e in (sequential, stacked)]
     for h in ends: assert h.status == "complete" and 0 <= h.rows[-1]["generalised_accuracy"] <= 100
     assert gap(*(h.snapshot.server for h in ends))[0] < 1e-9

@@ -3,7 +3,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
@@ -14,7 +13,7 @@ from fedrepro.experiments import store
 from fedrepro.experiments.rules import last_digit, read_published_csv
 from fedrepro.experiments.specs import find_specs, load_spec
 from fedrepro.verdicts.agreement import agreement, combined, coverage, forest, order, orders, tau_b, z_scores
-from fedrepro.verdicts.independent import own_table, places, read_reach, same_runs
+from fedrepro.verdicts.independent import own_table, read_reach, same_runs
 from fedrepro.verdicts.scoreboard import independent, judged_lines, scoreboard, totals
 from fedrepro.verdicts.tables import render, table
 from fedrepro.verdicts.verdicts import (

@@ -58,7 +58,8 @@ def active_run(cell: PlannedRun, data, device: str) -> ActiveRun:
     if "study" in cell.settings: return studies.prelude(cell, data, device, stack_key(cell))
     method, federation, rounds = build(cell, data, device)
     return ActiveRun(method, federation, rounds, cell.settings["every"], stack_key(cell),
-                     last=cell.settings.get("last", 1))
+                     last=cell.settings.get("last", 1), measures=tuple(cell.settings.get("measures", ())),
+                     evaluate=studies.watcher(cell))
 
 def marks(course: ActiveRun, device: str) -> dict | None:
     "What must be equal for a run to go on from a checkpoint; None for a method without a file, never comparable"
@@ -102,7 +103,7 @@ def run_ours(todo: list[PlannedRun], results: str | Path, data, device: str, how
     store.provenance()  # of the code as it is now, not when the run ends
     courses = [active_run(c, data, device) for c in todo]
     if torch.cuda.is_initialized(): torch.cuda.reset_peak_memory_stats()
-    how = pick_executor(how, courses[0].federation, workers)
+    how = pick_executor(how, courses[0].federation, workers, courses[0].measures)
     with one_thread(), executor(how, courses[0].federation, workers) as compute:
         kept = keeper(todo, results, courses, device, every, until)
         cost = compute_job(todo, courses, kept, compute, on_round or (lambda run_id, rounds: None))
@@ -132,7 +133,7 @@ def compute_job(todo: list[PlannedRun], courses: list[ActiveRun], kept: Checkpoi
             states = {c.run_id: course.kept() | {"cost": cost} for c, course, cost in zip(todo, courses, costs())}
             kept.keep(states, {c.run_id: course.at.round for c, course in zip(todo, courses)})
         if over: raise TimeUp
-    run_lockstep(courses, compute, studies.watcher(todo[0]), lambda i, at: on_round(todo[i].run_id, at.round),
+    run_lockstep(courses, compute, lambda i, at: on_round(todo[i].run_id, at.round),
                  {i: found[c.run_id] for i, c in enumerate(todo) if c.run_id in found}, keep)
     for c, course in zip(todo, courses): studies.conclude(c, course)
     return costs()

@@ -15,7 +15,7 @@ from ..core.errors import InputError
 from ..core.trees import moved
 from ..engine.client import Client
 from ..engine.divergence import limit, record
-from ..engine.evaluation import evaluate
+from ..engine.evaluation import Evaluator, evaluate
 from ..engine.lockstep import ActiveRun
 from ..engine.method import FedAvg
 from ..engine.rounds import History, begin
@@ -52,12 +52,13 @@ def prelude(cell: PlannedRun, data, device: str, line: str) -> ActivePrelude:
     "The federation of a study; `line` is equal for those that share it. Raises InputError"
     study, (method, federation, rounds) = cell.settings["study"], build(cell, data, device)
     if "start" in study: method = make_method(study["start"]["class"], study["start"]["fields"], cell.describe())
-    return ActivePrelude(method, method.arrange(federation), max(study.get("rounds", [rounds])), 1, line, study=study)
+    return ActivePrelude(method, federation.pooled() if method.pooled else federation,
+                         max(study.get("rounds", [rounds])), 1, line, evaluate=watcher(cell), study=study)
 
 def watcher(cell: PlannedRun) -> Callable:
     "What is evaluated after a round: of a study, only what it needs"
     study = cell.settings.get("study")
-    if study is None: return evaluate
+    if study is None: return Evaluator()
     def watch(method, federation, at, final=False) -> dict:
         if at.round in study.get("rounds", ()):
             k = position(federation.partition, study["client"])
@@ -109,7 +110,7 @@ def check_study(cell: PlannedRun, data, device: str):
     settings = cell.settings["study"]
     named = make_method(cell.settings["method"]["class"], cell.settings["method"]["fields"], cell.describe())
     for method in (course.method, named):
-        asks = type(method).survey is not FedAvg.survey
+        asks = method.survey() is not None
         if method.personal or asks or "params" not in course.at.server:
             raise InputError(f"{cell.describe()}: {type(method).__name__} has no one global model that clients receive "
                              "and trains; a study needs one")
