@@ -9,7 +9,7 @@ __all__ = ['ActiveRun', 'grouped', 'train_lockstep', 'start_lockstep', 'run_lock
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
+from uuid import uuid4
 from ..core.trees import same_bits
 from .checkpoints import snapshot_of, snapshot_parts
 from .federation import Federation
@@ -18,8 +18,6 @@ from .probes import Profiler, timed
 from .rounds import History, Snapshot, begin, close_round, note_round, open_round, sequential
 
 # %% ../../nbs/04_engine/08_lockstep.ipynb #28e554bf
-_numbers = count()  # so that courses which nobody put on one line stay apart
-
 @dataclass
 class ActiveRun:
     "One of several runs that are computed side by side"
@@ -27,7 +25,7 @@ class ActiveRun:
     federation: Federation
     rounds: int
     every: int = 1  # evaluated every so many rounds, and after the last
-    line: str = field(default_factory=lambda: f"run {next(_numbers)}")  # equal where only the drift differs
+    line: str = field(default_factory=lambda: uuid4().hex)  # equal where only the drift differs; else its own
     history: History = field(default_factory=History)
     path: str = ""  # a digest of all label maps so far
     last: int = 1  # evaluated after each of the last so many rounds, too
