@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from fedrepro.data import datasets, partition; from fedrepro.models import networks
 from fedrepro.checks.harness import flat
-from fedrepro.executors.executors import Processes
+from fedrepro.executors.processes import Processes
 from fedrepro.checks.declarations import FEDERATIONS, CHECK_SETTINGS
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.federation import Federation; from fedrepro.engine.method import load_methods; from fedrepro.engine.rounds import run, sequential

@@ -59,7 +59,7 @@ def compare_command(
     "Compare methods in a setting of your own: run what is missing, print a table, draw a figure."
     import matplotlib
     matplotlib.use("Agg")
-    from fedrepro.executors.executors import cores
+    from fedrepro.executors.processes import cores
     from fedrepro.experiments.progress import SweepReport
     from fedrepro.experiments.runs import pick_device
     from fedrepro.reporting.compare import OWN_TIER as TIER, compare

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from ..core.errors import InputError, choice, short
 from ..core.files import code_digest
-from ..executors.executors import cores, keep_memory, no_interrupt
+from ..executors.processes import cores, keep_memory, no_interrupt
 from .loggers import needed
 from .progress import Progress, SweepReport
 from .runner import Outcome, gpus, note

@@ -20,7 +20,8 @@ from ..core.errors import InputError
 from ..core.files import code_digest
 from ..engine.checkpoints import CheckpointWriter, digest
 from ..engine.lockstep import ActiveRun, run_lockstep
-from ..executors.executors import executor, one_thread, pick_executor
+from ..executors.executors import executor, pick_executor
+from ..executors.processes import one_thread
 from . import store, studies
 from .leases import leases
 from .runs import PlannedRun, build, pick_device

@@ -20,7 +20,7 @@ from ..core.trees import nbytes, select, tensors
 from ..data.datasets import MADE, SHAPES, SOURCES, data_dir, stand_in
 from ..engine.client import Client, client_round, train
 from ..engine.rounds import begin, is_due, open_round
-from ..executors.executors import one_thread
+from ..executors.processes import one_thread
 from . import store
 from .jobs import make_jobs
 from .progress import duration

@@ -22,7 +22,8 @@ from pathlib import Path
 import torch
 from ..core.errors import InputError, choice
 from ..engine.checkpoints import forget_finished
-from ..executors.executors import calm_worker, executor_names, keep_memory, no_interrupt
+from ..executors.executors import executor_names
+from ..executors.processes import calm_worker, keep_memory, no_interrupt
 from . import store
 from .jobs import TimeUp, compute_run, make_jobs, prepare, refuse_taken, run_job
 from .leases import clear, held
