@@ -21,10 +21,14 @@ from fedrepro.engine.checkpoints import CheckpointWriter, Unusable, load_snapsho
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import begin, run
 from fedrepro.experiments import jobs, runner, store
+from fedrepro.experiments.jobs import Job
 
 SCRIPT = Path(__file__).with_name("everybody.py")
 COST = ("wall_seconds", "peak_memory_mb", "resumed", "executor")
 torch.set_num_threads(1)
+
+
+def run_job(cells, results, on_round=None, **how): return jobs.run_job(Job(cells, results, **how), on_round)
 
 
 def started(folder: Path, workers: int, names=()) -> subprocess.Popen:
@@ -138,15 +142,15 @@ def killing(at):
 
 @pytest.fixture(scope="module")
 def forked(fork, tmp_path_factory):
-    return [store.read(p)[1] for p in jobs.run_job(fork, tmp_path_factory.mktemp("fork"))]
+    return [store.read(p)[1] for p in run_job(fork, tmp_path_factory.mktemp("fork"))]
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_forked_pack_goes_on(fork, forked, tmp_path, at, every):
-    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=every, on_round=killing(at))
+    with pytest.raises(Killed): run_job(fork, tmp_path, every=every, on_round=killing(at))
     seen = []
-    found = [store.read(p) for p in jobs.run_job(fork, tmp_path, every=every, on_round=lambda run, done: seen.append(done))]
+    found = [store.read(p) for p in run_job(fork, tmp_path, every=every, on_round=lambda run, done: seen.append(done))]
     assert [rows for _, rows in found] == forked
     last = (at - 1) // every * every
     assert seen[0] == (last or 1) and [[r["round"] for r in head["resumed"]] for head, _ in found] == [[last] if last else []] * 2
@@ -154,11 +158,11 @@ def test_a_forked_pack_goes_on(fork, forked, tmp_path, at, every):
 
 
 def test_each_of_a_pack_may_go_on_alone(fork, forked, tmp_path):
-    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=1, on_round=killing(4))
-    first = store.read(jobs.run_job(fork[1:], tmp_path)[0])
+    with pytest.raises(Killed): run_job(fork, tmp_path, every=1, on_round=killing(4))
+    first = store.read(run_job(fork[1:], tmp_path)[0])
     assert first[1] == forked[1] and [r["round"] for r in first[0]["resumed"]] == [3]
     assert (tmp_path / "smoke" / "checkpoints").exists()  # the other still needs it
-    assert store.read(jobs.run_job(fork, tmp_path)[0])[1] == forked[0]
+    assert store.read(run_job(fork, tmp_path)[0])[1] == forked[0]
     assert not (tmp_path / "smoke" / "checkpoints").exists()
 
 
@@ -166,14 +170,14 @@ def test_each_of_a_pack_may_go_on_alone(fork, forked, tmp_path):
 
 @pytest.fixture
 def stopped(fork, tmp_path):
-    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=1, on_round=killing(4))
+    with pytest.raises(Killed): run_job(fork, tmp_path, every=1, on_round=killing(4))
     return tmp_path
 
 
 def rounds_of(fork, folder):
     "The rounds that a second call reports, and its rows"
     seen = []
-    paths = jobs.run_job(fork, folder, on_round=lambda run, done: seen.append(done))
+    paths = run_job(fork, folder, on_round=lambda run, done: seen.append(done))
     return seen[0], [store.read(p)[1] for p in paths]
 
 
@@ -221,7 +225,7 @@ def test_nothing_is_executed_by_a_foreign_file(tmp_path):
 def test_a_full_disk_does_not_stop_a_run(fork, forked, tmp_path, monkeypatch, capsys):
     def full(path, content): raise InputError(f"{path}: cannot be written (No space left on device)")
     monkeypatch.setattr(checkpoints, "write_atomic", full)
-    paths = jobs.run_job(fork, tmp_path, every=1)
+    paths = run_job(fork, tmp_path, every=1)
     assert [store.read(p)[1] for p in paths] == forked
     assert "No space left on device); the run goes on without this checkpoint" in capsys.readouterr().err
 
@@ -234,14 +238,14 @@ def test_checkpoints_that_cannot_be_removed_cost_no_result(fork, forked, tmp_pat
         unlink(path, missing_ok)
     with monkeypatch.context() as m:
         m.setattr(Path, "unlink", refuse)
-        paths = jobs.run_job(fork, tmp_path, every=1)
+        paths = run_job(fork, tmp_path, every=1)
     assert [store.read(p)[1] for p in paths] == forked
     said = capsys.readouterr().err
     assert "cannot be written (Operation not permitted); it stays until the next run" in said
     left = list((tmp_path / "smoke" / "checkpoints").iterdir())
     assert left and said.count("goes on without this checkpoint") == len(left) // 2 - 2  # from the third on, none could go
     paths[0].unlink()
-    jobs.run_job(fork, tmp_path, every=0)
+    run_job(fork, tmp_path, every=0)
     assert not (tmp_path / "smoke" / "checkpoints").exists()
 
 
@@ -249,26 +253,26 @@ def test_a_checkpoint_of_a_run_with_a_result_is_removed_when_nothing_is_left_to_
     "What a kill left between the result and the removal, or a folder that was read-only; not that of an unfinished run"
     with monkeypatch.context() as m:
         m.setattr(checkpoints.CheckpointWriter, "clear", lambda self, finished: None)
-        jobs.run_job(fork[:1], tmp_path, every=1)
+        run_job(fork[:1], tmp_path, every=1)
     kept = tmp_path / "smoke" / "checkpoints"
-    with pytest.raises(Killed): jobs.run_job(fork[1:2], tmp_path, every=1, on_round=killing(3))
+    with pytest.raises(Killed): run_job(fork[1:2], tmp_path, every=1, on_round=killing(3))
     heads = {p: set(checkpoints.read_description(p.with_suffix(""))["rounds"]) for p in kept.glob("*.json")}
     assert {fork[0].run_id} in heads.values() and {fork[1].run_id} in heads.values()
     runner.compute_runs(fork[:1], tmp_path, quiet=True)
     assert {p for p in kept.glob("*.json")} == {p for p, runs in heads.items() if runs == {fork[1].run_id}}
-    jobs.run_job(fork[1:2], tmp_path, every=0)
+    run_job(fork[1:2], tmp_path, every=0)
     assert not kept.exists()
 
 
 def test_no_checkpoints_when_none_are_asked_for(fork, tmp_path):
-    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=0, on_round=killing(4))
+    with pytest.raises(Killed): run_job(fork, tmp_path, every=0, on_round=killing(4))
     assert not list(tmp_path.rglob("*.*"))
 
 
 def test_a_method_from_a_notebook_is_not_kept(fork, tmp_path, monkeypatch):
     monkeypatch.setattr(load_methods()["FedCCFA"], "__module__", "__main__")
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
-    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=1, on_round=killing(4))
+    with pytest.raises(Killed): run_job(fork, tmp_path, every=1, on_round=killing(4))
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -300,16 +304,16 @@ def test_a_diverged_run_beside_others_goes_on_as_diverged(tmp_path):
         s = cell.settings
         return replace(cell, settings=s | dict(method=s["method"] | dict(fields=s["method"]["fields"] | dict(lr=1e6))))
     pair = [wild(calm), wild(still)]
-    reference = [store.read(p) for p in jobs.run_job(pair, tmp_path / "a")]
+    reference = [store.read(p) for p in run_job(pair, tmp_path / "a")]
     assert [head["status"] for head, _ in reference] == ["diverged"] * 2
     at = reference[0][0]["diverged"]["round"]
     if at > 1:
-        with pytest.raises(Killed): jobs.run_job(pair, tmp_path / "b", every=1, on_round=killing(at))
-        again = [store.read(p) for p in jobs.run_job(pair, tmp_path / "b")]
+        with pytest.raises(Killed): run_job(pair, tmp_path / "b", every=1, on_round=killing(at))
+        again = [store.read(p) for p in run_job(pair, tmp_path / "b")]
         assert [(h["status"], h["diverged"], rows) for h, rows in again] == [(h["status"], h["diverged"], rows) for h, rows in reference]
 
 
 def test_the_report_of_a_sweep_says_what_went_on(fork, tmp_path, capsys, monkeypatch):
-    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=1, on_round=killing(4))
+    with pytest.raises(Killed): run_job(fork, tmp_path, every=1, on_round=killing(4))
     report = runner.compute_runs(fork, tmp_path, quiet=True, how="sequential")
     assert len(report.done) == 2 and not report.failed

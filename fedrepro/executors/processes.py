@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TRIES', 'keep_memory', 'one_thread', 'calm_worker', 'end_with', 'no_interrupt', 'cores', 'portable', 'answer_to',
-           'serve', 'report', 'Worker', 'Workers', 'shares', 'Processes']
+           'serve', 'report', 'NoWorker', 'Worker', 'Workers', 'shares', 'Processes']
 
 # %% ../../nbs/05_executors/05_processes.ipynb #dad2ae54
 import ctypes
@@ -109,6 +109,9 @@ def report(*what):
 
 
 # %% ../../nbs/05_executors/05_processes.ipynb #6a10b531
+class NoWorker(RuntimeError):
+    "No process can be started"
+
 @dataclass(eq=False)
 class Worker:
     "A process, and our end of the pipe to it"
@@ -146,7 +149,7 @@ class Workers:
         """Hand out the tasks; what is heard of them, as (position, kind, content).
 
         `report`: something that the task tells; `done`: its result; `failed`: its error; `died`: its worker, and it is
-        tried again; `lost`: its worker has died `TRIES` times. Raises RuntimeError if no worker can be started."""
+        tried again; `lost`: its worker has died `TRIES` times. Raises NoWorker if none can be started."""
         waiting, deaths, busy, left = deque(range(len(tasks))), Counter[int](), dict[Worker, int](), len(tasks)
         def hand_out(worker: Worker):
             if not waiting: return
@@ -175,13 +178,13 @@ class Workers:
             if left: self.close()  # what they compute nobody waits for
 
     def bury(self, worker: Worker) -> tuple[str, bool]:
-        "(`died`, whether it had begun its task); raises RuntimeError when the last few had not even started"
+        "(`died`, whether it had begun its task); raises NoWorker when the last few had not even started"
         del self.staff[worker.number]
         worker.pipe.close()
         worker.process.join(10)
         self.unborn += not worker.ready
         if self.unborn < TRIES * self.most: return "died", worker.ready
-        raise RuntimeError("no worker process could be started (killed, or out of memory?)")
+        raise NoWorker("no worker process could be started (killed, or out of memory?)")
 
     def close(self):
         "End all processes, also those that compute"

@@ -143,7 +143,8 @@ def compare(methods, dataset: str = "digits", clients: int = 20, alpha: float | 
     raw["table"] = f"{dataset.replace(' ', '')}-{run_id({'text': written(raw)})[:8]}"
     spec, loggers = checked(raw, folder), Loggers.of(log)
     cells = spec.runs(OWN_TIER)
-    report = compute_runs(cells, folder/"results", data, device, workers, quiet, executor, on_done=loggers)
+    report = compute_runs(cells, folder/"results", data=data, device=device, workers=workers, quiet=quiet, how=executor,
+                          on_done=loggers)
     log_stored(loggers, cells, folder/"results")
     write_atomic(spec.path, written(raw).encode())
     return StoredTable(spec, OWN_TIER, folder/"results", report)
