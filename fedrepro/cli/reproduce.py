@@ -30,6 +30,7 @@ def run_command(
     from fedrepro.experiments.cluster import pool, usual_workers
     from fedrepro.experiments.loggers import Loggers, log_stored
     from fedrepro.experiments.runner import compute_runs
+    from fedrepro.experiments.store import say
     from fedrepro.experiments.sweep import budget
     from fedrepro.verdicts.tables import render
     loggers, code = Loggers.of(log), 0
@@ -42,7 +43,7 @@ def run_command(
             report = compute_runs(cells, folder, data=data, device=device, workers=workers, quiet=quiet, how=executor,
                                   every=checkpoint, until=until, pool=tasks, wait=not no_wait, on_done=loggers)
             log_stored(loggers, cells, folder)
-            if not (quiet or report.interrupted): typer.echo(f"fedrepro: {report.summary()}", err=True)
+            if not (quiet or report.interrupted): say(report.summary())
             code = max(code, report.exit_code)
             if report.interrupted: raise typer.Exit(code)
     for i, (s, _) in enumerate(found): typer.echo("\n" * (i > 0) + render(s, tier, results=results), nl=False)
@@ -65,6 +66,7 @@ def sweep_command(
     from fedrepro.experiments import sweep
     from fedrepro.experiments.cluster import pool, usual_workers
     from fedrepro.experiments.loggers import Loggers
+    from fedrepro.experiments.store import say
     seconds = None if time_budget is None else sweep.budget(time_budget)
     steps, planned = sweep.everything(tier, order, results)
     if only_plan: return show(list(sweep.outlook(steps, planned)), ["step", "missing", "time", "what"], False)
@@ -72,7 +74,7 @@ def sweep_command(
     with pool(scheduler, slurm, workers, quiet) as tasks:
         report = sweep.sweep(planned, seconds, quiet, device=device, data=data, how=executor, every=checkpoint,
                              workers=workers, pool=tasks, wait=not no_wait, on_done=Loggers.of(log))
-    if not quiet: typer.echo(f"fedrepro: {report.summary()}", err=True)
+    if not (quiet or report.interrupted): say(report.summary())
     raise typer.Exit(report.exit_code)
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #4e49a69e

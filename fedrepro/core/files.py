@@ -84,7 +84,8 @@ def _wait(path: Path) -> int:
         if _take(handle) and _named(handle, path): return handle
         os.close(handle)
         if not told and time.monotonic() - since > 1:
-            print(f"fedrepro: waiting for another process that fills {path.parent}", file=sys.stderr, flush=True)
+            with suppress(OSError):
+                print(f"fedrepro: waiting for another process that fills {path.parent}", file=sys.stderr, flush=True)
             told = True
         time.sleep(0.05)
 

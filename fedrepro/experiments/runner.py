@@ -176,8 +176,8 @@ def compute_runs(cells: list[PlannedRun], results: str | Path, *, data=None, dev
                 jobs = [Job(group, results, data, device, how, 1, every, until) for group in make_jobs(left, stack)]
                 (pool or partial(run_near, workers=workers))(jobs, report, progress)
                 left = awaited(report, progress, results, until, wait)
-        except KeyboardInterrupt:  # it may have come between a result's last byte and our note of it: the files decide
-            report.interrupted = True
+        except KeyboardInterrupt as stop:  # perhaps between a result's last byte and our note of it: the files decide
+            report.interrupted, report.signal = True, (*stop.args, 2)[0]
             report.done = [p for p in (store.run_path(results, c) for c in todo) if store.is_complete(p)]
     for tier in {c.tier for c in todo}: remove_leases(Path(results)/tier)  # of workers that were killed
     for run, error in report.failed.items(): say(f"{run} failed: {error}")

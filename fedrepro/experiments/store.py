@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -248,9 +249,13 @@ def read(path: str | Path) -> tuple[dict, list[dict]]:
 
 # %% ../../nbs/07_experiments/07_store.ipynb #d503000f
 def say(message: str):
-    "One line on stderr; what cannot be printed, in a file's name say, is escaped"
+    """One line on stderr; what cannot be printed, in a file's name say, is escaped.
+
+    A reader who has gone, or a full disk behind stderr, stops nothing."""
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(message))
-    print(f"fedrepro: {line}\n", end="", file=sys.stderr, flush=True)  # in one piece: others write there too
+    with suppress(OSError, ValueError, AttributeError):  # None has no `write`: closed before the program began
+        sys.stderr.write(f"fedrepro: {line}\n")  # in one piece: others write there too
+        sys.stderr.flush()
 
 def set_aside(path: Path, why: Exception):
     "Rename a damaged result to `*.damaged` (numbered when there is one already) and say so"
