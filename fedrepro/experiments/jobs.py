@@ -24,7 +24,7 @@ from ..engine.lockstep import ActiveRun, run_lockstep
 from ..executors.executors import executor, pick_executor
 from ..executors.processes import one_thread
 from . import store, studies
-from .leases import leases
+from .leases import Held, leases
 from .runs import PlannedRun, build, pick_device
 from .store import say
 
@@ -103,18 +103,19 @@ def run_job(job: Job, on_round: Callable | None = None) -> list[Path | None]:
     """The result files of a job, whose runs are computed but for those that are there.
 
     None stands for a run that another process computes now. `on_round(run_id, rounds)` tells how many rounds of a run
-    are complete. Raises InputError, and TimeUp before a round that would end after the job's time."""
+    are complete. Raises InputError, TimeUp before a round that would end after the job's time, and Lost if somebody else
+    has taken a run that was ours."""
     paths = [job.path(c) for c in job.cells]
     missing = [path for path in paths if not store.is_complete(path)]
     if not missing: return [*paths]
     if time.time() >= job.until: raise TimeUp
     with leases(missing) as ours:  # somebody may have finished one before we took it
         todo = [c for c, path in zip(job.cells, paths) if path in ours and not store.is_complete(path)]
-        if todo: run_ours(replace(job, cells=todo, device=pick_device(job.device)), on_round or (lambda *_: None))
+        if todo: run_ours(replace(job, cells=todo, device=pick_device(job.device)), on_round or (lambda *_: None), ours)
         return [None if path in missing and path not in ours else path for path in paths]
 
-def run_ours(job: Job, on_round: Callable):
-    "Compute a job whose runs nobody else computes"
+def run_ours(job: Job, on_round: Callable, ours: Held):
+    "Compute a job whose runs nobody else computes; raises Lost when somebody does"
     for c in job.cells: refuse_taken(job.path(c))
     store.provenance()  # of the code as it is now, not when the run ends
     courses = [active_run(c, job.data, job.device) for c in job.cells]
@@ -122,9 +123,13 @@ def run_ours(job: Job, on_round: Callable):
     how = pick_executor(job.how, courses[0].federation, job.workers)
     with one_thread(), executor(how, courses[0].federation, job.workers) as train:
         kept = keeper(job, courses)
-        cost = run_rounds(job.cells, courses, kept, train, on_round)
+        def told(run_id: str, rounds: int):
+            ours.progress()
+            on_round(run_id, rounds)
+        cost = run_rounds(job.cells, courses, kept, train, told)
         for c, course, more in zip(job.cells, courses, cost):
             more |= {"executor": how, "together": len(job.cells)}
+            ours.check(job.path(c))
             store.write(job.path(c), run_header(c, course, job.device, **more), course.history.rows)
     kept.clear(lambda run_id: any(job.folder.glob(f"*-{run_id}.jsonl")))
 
