@@ -41,7 +41,8 @@ def answer(argv: list[str] | None) -> tuple[int, str]:
     except ClickError as e: return 2, usage_line(e)
     except (typer.Abort, KeyboardInterrupt): return 130, ""
     except SystemExit as e:
-        if e.code or "_FEDREPRO_COMPLETE" in os.environ: return e.code if isinstance(e.code, int) else 0, ""
+        names = "_FEDREPRO_COMPLETE" in os.environ or any(a.endswith("-completion") for a in argv or sys.argv)
+        if e.code or names: return e.code if isinstance(e.code, int) else 0, ""  # what completes names ends this way
         return 1, "something that was imported ended the program (sys.exit?); what was asked for is not done"
     except ValueError as e:
         from fedrepro.core.errors import InputError
@@ -52,8 +53,8 @@ def answer(argv: list[str] | None) -> tuple[int, str]:
 
 def open_streams():
     "A closed stream becomes the null device, before a file of ours gets its number"
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None: setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None: setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode))
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
