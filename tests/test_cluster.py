@@ -1,9 +1,12 @@
 "A Dask cluster over TCP: the same results as without one; what dies loses nothing; what cannot work is refused"
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +20,8 @@ from fedrepro.experiments import cluster, runner, store
 from fedrepro.experiments.cluster import DIED, LOST, DriverTicket, Pool, connect, outcomes, slurm_settings, unfit
 from fedrepro.experiments.jobs import Job
 from fedrepro.experiments.runner import failed
-from test_leases import many
+from fedrepro.experiments.leases import lease_of, leases, me
+from test_leases import dead, many  # noqa: F401
 from test_runner import CELLS, names, rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -131,7 +135,7 @@ def test_workers_that_cannot_work_are_refused(two, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "code_digest", lambda: "other")
     assert said().startswith("worker tcp://127.0.0.1:") and "has other code than the driver" in said()
     monkeypatch.undo()
-    monkeypatch.setattr(Pool, "check", lambda pool, order: order.flag.unlink() or checked(pool, order))
+    monkeypatch.setattr(Pool, "check", lambda pool, order: lease_of(order.flag).unlink() or checked(pool, order))
     assert "does not see" in said()
     monkeypatch.undo()
     extra = two.worker(threads=2)
@@ -139,20 +143,53 @@ def test_workers_that_cannot_work_are_refused(two, tmp_path, monkeypatch):
     assert "has 2 threads; start it with --nthreads 1" in said()
     os.killpg(extra.pid, signal.SIGKILL)
     two.workers(two.pool.client, 2)
+    monkeypatch.setattr(cluster, "ANSWER", 1.)
+    os.killpg(two.processes[1].pid, signal.SIGSTOP)
+    try: assert "does not answer for 1 s" in said()
+    finally: os.killpg(two.processes[1].pid, signal.SIGCONT)
 
 
 checked = Pool.check
 
 
 def test_a_worker_that_comes_later_is_looked_at_too(tmp_path):
-    assert unfit(DriverTicket(code_digest(), tmp_path)) == ""
-    assert unfit(DriverTicket("other", tmp_path)) == "has other code than the driver"
-    assert unfit(DriverTicket(code_digest(), tmp_path / "gone")).startswith(f"does not see {tmp_path}")
+    with leases([tmp_path / "driver"]):
+        assert unfit(DriverTicket(code_digest(), tmp_path / "driver")) == ""
+        assert unfit(DriverTicket("other", tmp_path / "driver")) == "has other code than the driver"
+    assert unfit(DriverTicket(code_digest(), tmp_path / "driver")).startswith(f"does not see {tmp_path}")
+
+
+def test_the_worker_of_a_killed_driver_stops(tmp_path, dead, monkeypatch):
+    "At the end of a round, without a result; nobody else has failed"
+    flag, seen = tmp_path / "driver", []
+    lease_of(flag).write_text(json.dumps(me()))
+    def log_event(topic, event):
+        seen.append(event[1])
+        lease_of(flag).write_text(json.dumps(dead))
+    monkeypatch.setattr(cluster, "dask", lambda: SimpleNamespace(get_worker=lambda: SimpleNamespace(address="here", log_event=log_event)))
+    monkeypatch.setattr(cluster, "GLANCE", 0.)
+    assert [o.status for o in cluster.work_there(Job(CELLS[:1], tmp_path), DriverTicket(code_digest(), flag))] == ["elsewhere"] and seen == [1]
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense://x", ""])
 def test_an_address_where_nobody_answers(address):
     with pytest.raises(InputError, match="no scheduler answers there"): connect(address or "tcp://", .5)
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"\xff" * 4096])
+def test_an_address_where_somebody_else_answers(answer):
+    "One that accepts and says nothing, a web server, and garbage"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(server.accept()[0])
+                    held[-1].sendall(answer)
+        held, began = [], time.monotonic()
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(InputError, match="no scheduler answers there"): connect(f"127.0.0.1:{server.getsockname()[1]}", 1.)
+        assert time.monotonic() - began < 10
+        for each in held: each.close()
 
 
 def test_without_dask(monkeypatch):
@@ -199,7 +236,7 @@ def test_workers_and_scheduler_die(alone, tmp_path, tmp_path_factory):
         first, second = made.processes[1:]
         def assail(jobs, report, progress):
             listen = Pool.listen
-            def watched(pool, heard, futures, report, progress):
+            def watched(pool, heard, futures, report, progress, ours):
                 real, seen = heard.get, []
                 def get(timeout):
                     what = real(timeout=timeout)
@@ -207,7 +244,7 @@ def test_workers_and_scheduler_die(alone, tmp_path, tmp_path_factory):
                     if len(seen) == 2: os.killpg(first.pid, signal.SIGKILL)
                     if len(report.done) == 3: os.killpg(made.scheduler.pid, signal.SIGKILL)
                     return what
-                listen(pool, SimpleNamespace(get=get), futures, report, progress)
+                listen(pool, SimpleNamespace(get=get), futures, report, progress, ours)
             Pool.listen = watched
             try: made.pool(jobs, report, progress)
             finally: Pool.listen = listen

@@ -72,7 +72,8 @@ def age(lease: Path) -> float:
 
 def unmoved(lease: Path) -> float:
     "For how many seconds we have seen no sign of life, by our own clock"
-    if WATCHED.get(lease, (None, 0))[0] != (now := mark(lease)): WATCHED[lease] = now, time.monotonic()
+    now = mark(lease)
+    if lease not in WATCHED or WATCHED[lease][0] != now: WATCHED[lease] = now, time.monotonic()
     return time.monotonic() - WATCHED[lease][1]
 
 def void(lease: Path) -> tuple[int, int] | None:
