@@ -127,3 +127,28 @@ def test_nobody_reads_what_is_said(spec, tmp_path, monkeypatch, where):
         assert main(command) == 0
         with suppress(OSError): stream.close()
     assert len(list(tmp_path.rglob("*.jsonl"))) == 1
+
+
+# --- specs that an adversary writes
+
+def test_long_chains_end(tmp_path):
+    "Rows that are like each other, and files that extend each other, however many; a circle is named"
+    from fedrepro.core.errors import InputError
+    from fedrepro.experiments.spec_files import ancestors, extended
+    rows = {f"r{i}": {"like": f"r{i + 1}"} for i in range(3000)} | {"r3000": {}}
+    assert len(ancestors(rows, "r0", "here")) == 3000
+    with pytest.raises(InputError, match=r"methods.r3000.like: r0 is like r3000 itself"): ancestors(rows | {"r3000": {"like": "r0"}}, "r0", "here")
+    for i in range(1200): (tmp_path / f"{i}.toml").write_text(f'v{i} = 1\nextends = "{i + 1}.toml"')
+    (tmp_path / "1200.toml").write_text("v1200 = 1")
+    assert len(extended(tmp_path / "0.toml")) == 1201
+    (tmp_path / "1200.toml").write_text('extends = "7.toml"')
+    with pytest.raises(InputError, match="7.toml: extends itself"): extended(tmp_path / "0.toml")
+
+
+def test_a_name_may_not_begin_a_formula(spec):
+    "matplotlib would read it as one, and fail where it is none"
+    from fedrepro.core.errors import InputError
+    from fedrepro.experiments.specs import load_spec
+    spec.write_text(SPEC.replace("[methods.FedAvg]", '[methods."$\\\\frac$"]\nclass = "FedAvg"'))
+    with pytest.raises(InputError, match=r"has a '\$'") as error: load_spec(spec)
+    assert "\n" not in str(error.value)
