@@ -114,6 +114,11 @@ def test_workers_get_and_give_large_tensors(name, monkeypatch):
             patch.setattr(SharedBuffer, "__init__", astray)
             assert same_bits(ends(method, pool), alone) and not pool.shelves
         pool.shelves = True
+        with monkeypatch.context() as patch:
+            def full(self, t): raise OSError(28, "No space left on device")
+            patch.setattr(SharedBuffer, "put", full)
+            assert same_bits(ends(method, pool), alone) and not pool.shelves
+        pool.shelves = True
         monkeypatch.delattr(os, "memfd_create", raising=False)
         assert same_bits(ends(method, pool), alone) and not pool.shelves
 

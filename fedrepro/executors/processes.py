@@ -221,14 +221,15 @@ def _join(federation: bytes):
     _federation = loads(federation)
 
 def _visit(message: bytes, places: list[tuple[str, int, int]]) -> bytes | None:
-    "The work of a share's clients; None if this process cannot open its parent's shelves"
+    "The work of a share's clients; None if this process cannot open its parent's shelves, or finds no room there"
     with ExitStack() as stack:
         try: shelves = [stack.enter_context(SharedBuffer(place)) for place in places]
         except OSError: return None
         here, back = shelves or (None, None)
         method, visitors = loads(message, here)
-        return dumps([client_round(method, replace(c, data=_federation.data, net=_federation.net)) for c in visitors],
-                     back)
+        found = [client_round(method, replace(c, data=_federation.data, net=_federation.net)) for c in visitors]
+        try: return dumps(found, back)
+        except OSError: return None
 
 class Processes:
     "An executor that shares clients out to worker processes, which hold one data set; close it, or use it in a `with`"
@@ -271,8 +272,9 @@ class Processes:
                 places = [s.place for s in (here, back) if s is not None]
                 return dumps((_visit, (dumps((method, part), here), places)))
             answers, astray = {}, False
-            heard = stack.enter_context(closing(self.pool.work([task(p, back) for p, back in zip(parts, backs)])))
-            for i, kind, content in heard:
+            try: tasks = [task(part, back) for part, back in zip(parts, backs)]
+            except OSError: return None  # no room
+            for i, kind, content in stack.enter_context(closing(self.pool.work(tasks))):
                 if kind == "failed": raise content
                 if kind == "lost": raise RuntimeError(f"a worker process died {TRIES} times (killed, or out of memory?)")
                 if kind == "done" and content is None: astray = True
