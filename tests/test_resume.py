@@ -181,12 +181,60 @@ def rounds_of(fork, folder):
     return seen[0], [store.read(p)[1] for p in paths]
 
 
-@pytest.mark.parametrize("what", ["code", "versions", "device", "method"])
+@pytest.mark.parametrize("what", ["code", "versions", "device", "data"])
 def test_other_code_starts_anew(fork, forked, stopped, monkeypatch, capsys, what):
     real = jobs.marks
     monkeypatch.setattr(jobs, "marks", lambda *a: real(*a) | {what: "other"})
     assert rounds_of(fork, stopped) == (1, forked)
-    assert "checkpoints of other code, other versions or another device are not used" in capsys.readouterr().err
+    assert "checkpoints of other code, versions, data, device or executor are not used" in capsys.readouterr().err
+
+
+def test_another_executor_starts_anew(fork, forked, stopped, capsys):
+    "A run has the bits of one executor; those of worker processes are those of the loop"
+    course = jobs.active_run(fork[0], None, "cpu")
+    assert jobs.marks(course, "cpu", "processes") == jobs.marks(course, "cpu") != jobs.marks(course, "cpu", "stacked")
+    seen = []
+    paths = run_job(fork, stopped, on_round=lambda run, done: seen.append(done), how="stacked")
+    assert seen[0] == 1 and {store.read(p)[0]["executor"] for p in paths} == {"stacked"} and "executor are not used" in capsys.readouterr().err
+
+
+def test_a_truncated_result_does_not_take_its_checkpoint_along(fork, forked, stopped):
+    "It is read before the checkpoint goes: the run goes on from there"
+    kept = {p.name: p.read_bytes() for p in (stopped / "smoke" / "checkpoints").iterdir()}
+    paths = run_job(fork, stopped)
+    (stopped / "smoke" / "checkpoints").mkdir()
+    for name, content in kept.items(): (stopped / "smoke" / "checkpoints" / name).write_bytes(content)
+    for path in paths: path.write_bytes(path.read_bytes()[:-20])
+    runner.remove_leftovers(stopped / "smoke")
+    assert rounds_of(fork, stopped) == (3, forked)
+
+
+def sealed(body): return f"{body}\n{checkpoints.digest(body.encode())}\n"
+
+
+MALFORMED = ["[]", "3", "{}", '{"format": 1, "rounds": [1]}', '{"format": 1, "rounds": {"a": "b"}}', "[" * 100_000 + "]" * 100_000, '{"format": 1, "format"']
+
+
+@pytest.mark.parametrize("body", MALFORMED, ids=range(len(MALFORMED)))
+def test_a_sealed_but_malformed_checkpoint_is_set_aside(tmp_path, body, capsys):
+    (tmp_path / "x-1.json").write_text(sealed(body))
+    assert CheckpointWriter(tmp_path, ["a"], {}).find() == {} and "malformed; it is set aside" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["x-1.json.damaged"]
+
+
+def test_what_a_malformed_checkpoint_holds_is_not_used(tmp_path):
+    for i, (message, axes) in enumerate([({"dict": 3}, []), ({"tensor": 7}, []), ({"tensor": 0}, [[5]]), ({"x": 1, "y": 2}, []), ({"dict": [["a", {"dict": []}]]}, [])]):
+        content, _ = checkpoints.to_bytes([torch.zeros(2)])
+        (tmp_path / f"{i}.safetensors").write_bytes(content)
+        about = {"format": 1, "sha256": checkpoints.digest(content), "axes": axes, "message": message, "rounds": {"a": 1}, "marks": {}}
+        (tmp_path / f"{i}.json").write_text(sealed(json.dumps(about)))
+    assert CheckpointWriter(tmp_path, ["a"], {}).find() == {}
+
+
+def test_a_checkpoint_of_a_newer_format_is_left_alone(tmp_path, capsys):
+    (tmp_path / "x-1.json").write_text(sealed('{"format": 2}'))
+    assert CheckpointWriter(tmp_path, ["a"], {}).find() == {} and "format 2, not 1; it is not used" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["x-1.json"]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
@@ -267,13 +315,6 @@ def test_a_checkpoint_of_a_run_with_a_result_is_removed_when_nothing_is_left_to_
 def test_no_checkpoints_when_none_are_asked_for(fork, tmp_path):
     with pytest.raises(Killed): run_job(fork, tmp_path, every=0, on_round=killing(4))
     assert not list(tmp_path.rglob("*.*"))
-
-
-def test_a_method_from_a_notebook_is_not_kept(fork, tmp_path, monkeypatch):
-    monkeypatch.setattr(load_methods()["FedCCFA"], "__module__", "__main__")
-    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
-    with pytest.raises(Killed): run_job(fork, tmp_path, every=1, on_round=killing(4))
-    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_by_default_about_once_a_minute_and_a_twentieth_of_the_time(monkeypatch, tmp_path):

@@ -165,6 +165,65 @@ def test_a_killed_worker_loses_no_run(reference, tmp_path, monkeypatch):
     assert list(report.failed) == [CELLS[1].describe()]
 
 
+# --- methods of one's own
+
+OWN = """
+from fedrepro.engine.method import FedAvg
+class {name}(FedAvg):
+    def init_server(self, federation):
+        {line}
+        return super().init_server(federation)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    "Writes a file with a method, loads it as --import does, and gives a planned run of it"
+    from fedrepro.engine import method
+    from fedrepro.experiments.runs import make_method, method_part, own_source
+    known = dict(method.METHODS)
+    monkeypatch.setenv("FEDREPRO_METHODS", str(tmp_path / "own_methods.py"))
+    def own(name="Spoils", line="pass"):
+        sys.modules.pop("own_methods", None)
+        own_source.cache_clear()
+        (tmp_path / "own_methods.py").write_text(OWN.format(name=name, line=line))
+        method.load_methods()
+        return replace(CELLS[0], settings=CELLS[0].settings | dict(method=method_part(make_method(name, dict(lr=.01), "own"))))
+    yield own
+    sys.modules.pop("own_methods", None)
+    method.METHODS.clear()
+    method.METHODS.update(known)
+
+
+def test_a_method_that_changes_the_data_writes_no_result_and_spoils_no_other(own, reference, tmp_path):
+    spoils = own(line="federation.data.train_x.zero_()")
+    report = runner.compute_runs([spoils, CELLS[1]], tmp_path / "r", quiet=True)
+    assert list(report.failed.values()) == ["RuntimeError: the data digits were changed while Spoils ran; its result is void (jobs.py:"
+                                            + next(iter(report.failed.values())).rsplit(":", 1)[1]]
+    assert report.done == [store.run_path(tmp_path / "r", CELLS[1])] and rows(tmp_path / "r", CELLS[1:2]) == rows(reference, CELLS[1:2])
+
+
+def test_the_name_of_a_method_of_the_package_is_refused(own):
+    with pytest.raises(InputError, match="SCAFFOLD of own_methods has the name of a method of the package"): own("SCAFFOLD")
+
+
+def test_an_edited_method_is_computed_again(own):
+    first, same, edited = own(), own(), own(line="None")
+    assert first.run_id == same.run_id != edited.run_id and len(first.settings["method"]["source"]) == 16
+    assert store.encode(dict(settings=first.settings, run_id=first.run_id, status="diverged"), []) and "source" not in CELLS[0].settings["method"]
+
+
+def test_the_source_of_a_method_from_a_notebook(monkeypatch):
+    from fedrepro.engine.method import METHODS, FedAvg
+    from fedrepro.experiments.runs import own_source
+    found = []
+    for line in ("1", "2"):
+        exec(f"class Typed(FedAvg):\n    def cohort(self, *a): return [{line}]", {"FedAvg": FedAvg, "__name__": "nowhere"}, spaces := {})
+        found.append(own_source(spaces["Typed"]))
+    METHODS.pop("Typed")
+    assert found[0] and found[0] != found[1]
+
+
 # --- Ctrl-C and kills, from outside
 
 SCRIPT = """

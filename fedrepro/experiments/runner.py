@@ -162,7 +162,7 @@ def remove_leftovers(folder: Path, age: float = 3600.):
     for part in [*folder.glob(".*.partial"), *kept.glob(".*.partial"), *halves]:
         with contextlib.suppress(OSError):
             if time.time() - part.stat().st_mtime >= age: part.unlink()
-    with contextlib.suppress(InputError): forget_finished(kept, lambda run_id: any(folder.glob(f"*-{run_id}.jsonl")))
+    with contextlib.suppress(InputError): forget_finished(kept, lambda run_id: store.has_run(folder, run_id))
     with contextlib.suppress(OSError): kept.rmdir()  # when it is empty
 
 def compute_runs(cells: list[PlannedRun], results: str | Path, *, data=None, device: str = "cpu", workers: int = 1,
