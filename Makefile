@@ -108,6 +108,7 @@ nightly: $(READY)
 	FEDREPRO_NIGHTLY=1 $(PY) -m pytest tests/test_input.py tests/test_partition.py tests/test_store.py tests/test_bands.py --durations 5 -n 2
 	FEDREPRO_NIGHTLY=1 $(PY) -m pytest tests -m nightly --durations 12 -n 2 --dist loadfile
 	@$(MAKE) --no-print-directory chaos SEED=1..3
+	$(PY) tools/chaos.py --runs 400
 	@$(MAKE) --no-print-directory smoke
 
 bench: $(READY)

@@ -10,7 +10,7 @@ import typer
 from benchmarks.bench import bench, report
 from fedrepro.cli.options import DeviceOption, WorkersOption, count, place
 from fedrepro.core.errors import InputError
-from fedrepro.executors.executors import cores
+from fedrepro.executors.processes import cores
 from fedrepro.experiments.runs import pick_device
 
 PeersOption = Annotated[bool, typer.Option("--peers",

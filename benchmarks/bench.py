@@ -22,7 +22,7 @@ from typing import IO, cast
 import torch
 from .workloads import Work, flops_per_sample, works
 from fedrepro.core.errors import InputError
-from fedrepro.executors.executors import cores
+from fedrepro.executors.processes import cores
 
 # %% bench.ipynb #36337021
 def peak_mb(pid: int) -> float | None:

@@ -27,7 +27,8 @@ from fedrepro.data import datasets, partition
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import load_methods
 from fedrepro.engine.rounds import run
-from fedrepro.executors.executors import EXECUTORS, cores
+from fedrepro.executors.executors import EXECUTORS
+from fedrepro.executors.processes import cores
 from fedrepro.models import networks
 
 ALLOWED = {"float64": 1e-10, "float32": 1e-5}

@@ -28,7 +28,8 @@ from fedrepro.engine.federation import TRAIN, Federation
 from fedrepro.engine.lockstep import ActiveRun, train_lockstep
 from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import History, begin
-from fedrepro.executors.executors import executor, executor_names, keep_memory
+from fedrepro.executors.executors import executor, executor_names
+from fedrepro.executors.processes import keep_memory
 from fedrepro.models import architectures, networks
 
 # %% workloads.ipynb #52eaadaa

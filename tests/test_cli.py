@@ -1,6 +1,7 @@
 "The command line: what it prints, its exit codes, and one clear line for everything a person can get wrong"
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -335,3 +336,14 @@ def test_help_needs_no_torch():
             "assert not {'torch', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_list_of_commands_is_the_whole_table(said, spec, tmp_path):
+    "One line a job for any engine; each computes its runs alone, and prints no table"
+    code, out, _ = said("plan", spec, "--list", "--results", tmp_path / "r")
+    lines = [shlex.split(line) for line in out.splitlines()]
+    assert code == 0 and len(lines) == 4 and all(line[:2] == ["fedrepro", "run"] for line in lines)
+    assert said(*lines[0][1:]) == (0, "", "") and len(list((tmp_path / "r").rglob("*.jsonl"))) == 1
+    code, out, _ = said("plan", spec, "--list", "--results", tmp_path / "r")
+    assert [shlex.split(line) for line in out.splitlines()] == lines[1:]
+    refused(said("run", spec, "--runs", "0123", "--results", tmp_path / "r"), "--runs: at tier smoke, run '0123' is unknown")

@@ -1,9 +1,12 @@
 "A Dask cluster over TCP: the same results as without one; what dies loses nothing; what cannot work is refused"
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +17,11 @@ import pytest
 from fedrepro.core.errors import InputError
 from fedrepro.core.files import code_digest
 from fedrepro.experiments import cluster, runner, store
-from fedrepro.experiments.cluster import DIED, LOST, DriverTicket, Pool, connect, outcome, slurm_settings, unfit
-from test_leases import many
+from fedrepro.experiments.cluster import DIED, LOST, DriverTicket, Pool, connect, outcomes, slurm_settings, unfit
+from fedrepro.experiments.jobs import Job
+from fedrepro.experiments.runner import failed
+from fedrepro.experiments.leases import lease_of, leases, me
+from test_leases import dead, many  # noqa: F401
 from test_runner import CELLS, names, rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -98,9 +104,9 @@ def test_two_workers_over_tcp_write_the_same_files(two, alone, tmp_path):
 
 def test_a_failing_run_does_not_stop_the_others(two, alone, tmp_path):
     broken = store.run_path(tmp_path, many()[0])
-    def obstacle(groups, *more):  # since the driver has looked, something stands in the place of a result
+    def obstacle(jobs, *more):  # since the driver has looked, something stands in the place of a result
         broken.mkdir(parents=True)
-        two.pool(groups, *more)
+        two.pool(jobs, *more)
     report = runner.compute_runs(many(), tmp_path, quiet=True, pool=obstacle)
     assert len(report.done) == 7 and report.exit_code == 1 and "move it away" in report.failed[many()[0].describe()]
     assert rows(tmp_path, many()[1:]) == rows(alone, many()[1:])
@@ -108,7 +114,7 @@ def test_a_failing_run_does_not_stop_the_others(two, alone, tmp_path):
 
 def test_what_is_asked_for_first_is_computed_first(two, tmp_path):
     cells, before = many(), []
-    runner.compute_runs(cells, tmp_path, quiet=True, pool=lambda groups, *more: two.pool(groups[::-1], *more))
+    runner.compute_runs(cells, tmp_path, quiet=True, pool=lambda jobs, *more: two.pool(jobs[::-1], *more))
     ended = sorted(cells, key=lambda c: store.run_path(tmp_path, c).stat().st_mtime_ns)
     before = [cells.index(c) for c in ended]
     assert before[0] >= 4 and before[-1] <= 3, before
@@ -129,7 +135,7 @@ def test_workers_that_cannot_work_are_refused(two, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "code_digest", lambda: "other")
     assert said().startswith("worker tcp://127.0.0.1:") and "has other code than the driver" in said()
     monkeypatch.undo()
-    monkeypatch.setattr(Pool, "check", lambda pool, order: order.flag.unlink() or checked(pool, order))
+    monkeypatch.setattr(Pool, "check", lambda pool, order: lease_of(order.flag).unlink() or checked(pool, order))
     assert "does not see" in said()
     monkeypatch.undo()
     extra = two.worker(threads=2)
@@ -137,20 +143,53 @@ def test_workers_that_cannot_work_are_refused(two, tmp_path, monkeypatch):
     assert "has 2 threads; start it with --nthreads 1" in said()
     os.killpg(extra.pid, signal.SIGKILL)
     two.workers(two.pool.client, 2)
+    monkeypatch.setattr(cluster, "ANSWER", 1.)
+    os.killpg(two.processes[1].pid, signal.SIGSTOP)
+    try: assert "does not answer for 1 s" in said()
+    finally: os.killpg(two.processes[1].pid, signal.SIGCONT)
 
 
 checked = Pool.check
 
 
 def test_a_worker_that_comes_later_is_looked_at_too(tmp_path):
-    assert unfit(DriverTicket(code_digest(), tmp_path)) == ""
-    assert unfit(DriverTicket("other", tmp_path)) == "has other code than the driver"
-    assert unfit(DriverTicket(code_digest(), tmp_path / "gone")).startswith(f"does not see {tmp_path}")
+    with leases([tmp_path / "driver"]):
+        assert unfit(DriverTicket(code_digest(), tmp_path / "driver")) == ""
+        assert unfit(DriverTicket("other", tmp_path / "driver")) == "has other code than the driver"
+    assert unfit(DriverTicket(code_digest(), tmp_path / "driver")).startswith(f"does not see {tmp_path}")
+
+
+def test_the_worker_of_a_killed_driver_stops(tmp_path, dead, monkeypatch):
+    "At the end of a round, without a result; nobody else has failed"
+    flag, seen = tmp_path / "driver", []
+    lease_of(flag).write_text(json.dumps(me()))
+    def log_event(topic, event):
+        seen.append(event[1])
+        lease_of(flag).write_text(json.dumps(dead))
+    monkeypatch.setattr(cluster, "dask", lambda: SimpleNamespace(get_worker=lambda: SimpleNamespace(address="here", log_event=log_event)))
+    monkeypatch.setattr(cluster, "GLANCE", 0.)
+    assert [o.status for o in cluster.work_there(Job(CELLS[:1], tmp_path), DriverTicket(code_digest(), flag))] == ["elsewhere"] and seen == [1]
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense://x", ""])
 def test_an_address_where_nobody_answers(address):
     with pytest.raises(InputError, match="no scheduler answers there"): connect(address or "tcp://", .5)
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"\xff" * 4096])
+def test_an_address_where_somebody_else_answers(answer):
+    "One that accepts and says nothing, a web server, and garbage"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(server.accept()[0])
+                    held[-1].sendall(answer)
+        held, began = [], time.monotonic()
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(InputError, match="no scheduler answers there"): connect(f"127.0.0.1:{server.getsockname()[1]}", 1.)
+        assert time.monotonic() - began < 10
+        for each in held: each.close()
 
 
 def test_without_dask(monkeypatch):
@@ -179,12 +218,13 @@ def test_what_a_job_of_slurm_is_told(tmp_path):
 
 def test_what_became_of_a_task():
     killed = type("KilledWorker", (Exception,), {})("twice")
-    ends = {"finished": [("path", "")], "error": [(None, DIED)], "cancelled": [(None, LOST)], "lost": [(None, LOST)]}
+    one, done = Job(CELLS[:1], ""), [runner.Outcome("done", Path("path"))]
+    ends = {"finished": done, "error": failed(one.cells, DIED), "cancelled": failed(one.cells, LOST), "lost": failed(one.cells, LOST)}
     for status, said in ends.items():
-        future = SimpleNamespace(status=status, result=lambda: [("path", "")], exception=lambda: killed)
-        assert outcome(future, CELLS[:1]) == said
+        future = SimpleNamespace(status=status, result=lambda: done, exception=lambda: killed)
+        assert outcomes(future, one) == said
     future = SimpleNamespace(status="error", exception=lambda: ValueError("a\nb"))
-    assert outcome(future, CELLS[:2]) == [(None, "ValueError: a b")] * 2
+    assert outcomes(future, Job(CELLS[:2], "")) == failed(CELLS[:2], "ValueError: a b")
 
 
 def test_workers_and_scheduler_die(alone, tmp_path, tmp_path_factory):
@@ -194,9 +234,9 @@ def test_workers_and_scheduler_die(alone, tmp_path, tmp_path_factory):
     results = tmp_path / "r"
     with started(tmp_path_factory.mktemp("dying"), 2) as made:
         first, second = made.processes[1:]
-        def assail(groups, report, progress, task):
+        def assail(jobs, report, progress):
             listen = Pool.listen
-            def watched(pool, heard, futures, report, progress):
+            def watched(pool, heard, futures, report, progress, ours):
                 real, seen = heard.get, []
                 def get(timeout):
                     what = real(timeout=timeout)
@@ -204,9 +244,9 @@ def test_workers_and_scheduler_die(alone, tmp_path, tmp_path_factory):
                     if len(seen) == 2: os.killpg(first.pid, signal.SIGKILL)
                     if len(report.done) == 3: os.killpg(made.scheduler.pid, signal.SIGKILL)
                     return what
-                listen(pool, SimpleNamespace(get=get), futures, report, progress)
+                listen(pool, SimpleNamespace(get=get), futures, report, progress, ours)
             Pool.listen = watched
-            try: made.pool(groups, report, progress, task)
+            try: made.pool(jobs, report, progress)
             finally: Pool.listen = listen
         report = runner.compute_runs(many(), results, quiet=True, pool=assail)
         assert second.poll() is None
@@ -220,7 +260,7 @@ def test_workers_and_scheduler_die(alone, tmp_path, tmp_path_factory):
 def test_a_slow_worker_holds_up_its_own_run_alone(alone, tmp_path, tmp_path_factory):
     "One of two stands still while the other computes five runs; nothing is computed twice"
     with started(tmp_path_factory.mktemp("slow"), 2) as made:
-        def crawl(groups, report, progress, task):
+        def crawl(jobs, report, progress):
             slow, done, seen = made.processes[1], progress.on_done, []
             def hold(*finished):
                 done(*finished)
@@ -228,7 +268,7 @@ def test_a_slow_worker_holds_up_its_own_run_alone(alone, tmp_path, tmp_path_fact
                 if len(seen) == 1: os.killpg(slow.pid, signal.SIGSTOP)
                 if len(seen) == 6: os.killpg(slow.pid, signal.SIGCONT)
             progress.on_done = hold
-            try: made.pool(groups, report, progress, task)
+            try: made.pool(jobs, report, progress)
             finally: os.killpg(slow.pid, signal.SIGCONT)
         report = runner.compute_runs(many(), tmp_path, quiet=True, pool=crawl)
     assert report.summary() == "8 computed, 0 were there" and rows(tmp_path, many()) == rows(alone, many())
@@ -240,10 +280,10 @@ def test_a_full_disk_costs_the_runs_that_found_no_room(two, alone, tmp_path):
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, text=True)
     if mounted.returncode: pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
     try:
-        def fill(groups, *more):
+        def fill(jobs, *more):
             free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
             (disk / "filler").write_bytes(bytes(free - 20_480))  # room for a few results
-            two.pool(groups, *more)
+            two.pool(jobs, *more)
         report = runner.compute_runs(many(), disk / "r", quiet=True, pool=fill)
         assert report.done and report.failed and report.exit_code == 1 and len(report.done) + len(report.failed) == 8
         assert all("No space left on device" in why for why in report.failed.values()), report.failed

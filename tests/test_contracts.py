@@ -16,7 +16,8 @@ from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import run
-from fedrepro.executors.executors import EXECUTORS, Processes
+from fedrepro.executors.executors import EXECUTORS
+from fedrepro.executors.processes import Processes
 from fedrepro.models import networks
 
 torch.set_num_threads(1)

@@ -105,11 +105,16 @@ def test_amounts():
 
 
 def test_a_job_array_is_a_script_that_bash_reads(tmp_path):
-    some = Plan("x", "smoke", 9, 9, 5, Cost(memory=4e9), 0)
-    path = sbatch(tmp_path / "jobs.sh", ["fedrepro", "run", "it's a spec", "--no-wait"], [some], 99, 2.5, "cuda")
+    some = Plan("x", "smoke", 9, 9, 5, Cost(memory=4e9, seconds=4000.), 0)
+    path = sbatch(tmp_path / "jobs.sh", ["fedrepro", "run", "it's a spec", "--no-wait"], [some], 99, 2.5, "cuda", 2, account="ml", partition=None)
     text = path.read_text()
     assert subprocess.run(["bash", "-n", path]).returncode == 0
-    for part in ("--array=0-4\n", "--time=2:30:00\n", "--mem=5722M\n", "--gres=gpu:1\n", """exec fedrepro run 'it'"'"'s a spec' --no-wait\n"""): assert part in text, text
+    for part in ("--array=0-2%3\n", "--time=2:30:00\n", "--mem=11444M\n", "--cpus-per-task=2\n", "--gres=gpu:1\n", "--account=ml\n", "--requeue\n", "--open-mode=append\n",
+                 "--signal=B:TERM@120\n", """exec fedrepro run 'it'"'"'s a spec' --no-wait --workers 2\n"""): assert part in text, text
+    assert "partition" not in text
+    for seconds, jobs, throttle, array in ((10., 99, None, "0-0%1"), (1e6, 99, 2, "0-4%2"), (1e6, 4, 9, "0-3%4")):  # ten minutes a job, and no more jobs than packs
+        assert f"--array={array}\n" in sbatch(tmp_path / "jobs.sh", ["x"], [replace(some, cost=Cost(seconds=seconds))], jobs, 1., throttle=throttle).read_text()
     for hours in (0, -1, 1001, float("nan")):
         with pytest.raises(InputError, match="--hours"): sbatch(tmp_path / "no.sh", ["x"], [some], 1, hours)
+    with pytest.raises(InputError, match="--account"): sbatch(tmp_path / "no.sh", ["x"], [some], 1, 1., account="a\n#SBATCH --uid=0")
     assert not (tmp_path / "no.sh").exists()

@@ -25,7 +25,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 from fedrepro.data import datasets, partition; from fedrepro.models import networks
-from fedrepro.executors.executors import Processes
+from fedrepro.checks.harness import flat
+from fedrepro.executors.processes import Processes
 from fedrepro.checks.contract import suited
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.federation import Federation; from fedrepro.engine.method import load_methods; from fedrepro.engine.rounds import run, sequential

@@ -20,7 +20,8 @@ from fedrepro.engine.federation import Federation
 from fedrepro.engine.lockstep import ActiveRun, run_lockstep
 from fedrepro.engine.method import METHODS, FedAvg, load_methods
 from fedrepro.engine.rounds import run
-from fedrepro.executors.executors import EXECUTORS, Processes
+from fedrepro.executors.executors import EXECUTORS
+from fedrepro.executors.processes import Processes
 from fedrepro.experiments import runner, store
 from fedrepro.experiments.runs import build
 from fedrepro.experiments.specs import load_spec

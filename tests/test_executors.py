@@ -16,8 +16,9 @@ from fedrepro.engine.federation import Federation
 from fedrepro.engine.lockstep import ActiveRun, run_lockstep
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import park_states, run, sequential
-from fedrepro.executors import executors
-from fedrepro.executors.executors import Processes, cores, pick_executor, shares
+from fedrepro.executors import processes
+from fedrepro.executors.executors import pick_executor
+from fedrepro.executors.processes import Processes, cores, shares
 from fedrepro.executors.stacks import BatchPlan, stacked
 from fedrepro.models import networks
 from types import SimpleNamespace
@@ -147,6 +148,6 @@ def test_memory_is_kept_as_far_as_the_system_lets_it(most, asked, monkeypatch):
         def mallopt(self, option, value):
             seen.append((option, value))
             return int(option != -3 or value <= most)
-    monkeypatch.setattr(executors.ctypes, "CDLL", lambda name: Library())
-    executors.keep_memory()
+    monkeypatch.setattr(processes.ctypes, "CDLL", lambda name: Library())
+    processes.keep_memory()
     assert seen == asked

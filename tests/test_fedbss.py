@@ -18,7 +18,7 @@ from fedrepro.engine.client import client_round
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import METHODS, FedAvg, load_methods
 from fedrepro.engine.rounds import begin, next_round, run
-from fedrepro.executors.executors import Processes
+from fedrepro.executors.processes import Processes
 from fedrepro.executors.stacks import stacked
 from fedrepro.methods.fedbss import SELECTIONS, FedBSS, split, used
 from fedrepro.models import networks

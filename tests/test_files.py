@@ -64,3 +64,11 @@ def test_checksums(tmp_path):
     assert checksum(tmp_path / "x", "0" * 32) == "900150983cd24fb0d6963f7d28e17f72"
     assert checksum(tmp_path / "x", "0" * 64) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert checksum(tmp_path / "gone", "0" * 64) is None
+
+
+def test_a_file_is_as_open_as_the_umask_says(tmp_path):
+    for mask, mode in ((0o077, 0o600), (0o027, 0o640), (0o022, 0o644)):
+        before = os.umask(mask)
+        try: files.write_atomic(tmp_path / "x", b"1")
+        finally: os.umask(before)
+        assert (tmp_path / "x").stat().st_mode & 0o777 == mode and [p.name for p in tmp_path.iterdir()] == ["x"]

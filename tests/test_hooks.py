@@ -8,12 +8,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import torch
 
 import fedrepro
 from fedrepro.checks.harness import LOCAL, tiny
 from fedrepro.engine.federation import Federation
-from fedrepro.engine.method import HOOKS, METHODS, FedAvg, load_methods
+from fedrepro.engine.method import HOOKS, FedAvg, load_methods
 from fedrepro.engine.rounds import run
 
 PACKAGE = Path(fedrepro.__file__).parent

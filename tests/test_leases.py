@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedrepro.experiments import leases, runner, store
-from fedrepro.experiments.leases import clear, gone, held, lease_of, leases as block, me, stale_stat, take
+from fedrepro.experiments.jobs import Job
+from fedrepro.experiments.leases import Lost, clear, gone, held, holder, lease_of, leases as block, mark, me, take, void
 from test_runner import CELLS, SPEC, names, rows, small
 
 TESTS = Path(__file__).parent
@@ -103,17 +104,73 @@ def test_a_newer_lease_is_not_cleared_in_place_of_the_judged_one(tmp_path, dead,
 def test_who_counts_for_dead(dead):
     assert gone(dead) and not gone(me())
     assert gone(me() | {"born": "1"})  # the number is used again
-    assert not gone(dead | {"machine": "elsewhere"}) and not gone({}) and not gone([]) and not gone(None)
+    assert not gone(dead | {"machine": "elsewhere"}) and not gone({})
     assert not gone(me() | {"pid": 10**30}) and not gone(me() | {"pid": "7"})
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"{}"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"{}", b"[" * 9999 + b"]" * 9999])
 def test_a_strange_lease_counts_until_its_age(tmp_path, content):
     path = tmp_path / "a.jsonl"
     lease_of(path).write_bytes(content)
     assert held(path) and not take(path)
     os.utime(lease_of(path), (0, 0))
-    assert stale_stat(lease_of(path)) and not held(path) and take(path)
+    assert void(lease_of(path)) and not held(path) and take(path)
+
+
+def test_a_lease_from_the_future_is_void_when_it_has_not_moved_for_long(tmp_path, monkeypatch):
+    "So is one that nobody may read, in a folder that tells no time; one that moves is not"
+    path, now = tmp_path / "a.jsonl", [0.]
+    lease_of(path).write_text(json.dumps(me() | {"machine": "elsewhere"}))
+    os.utime(lease_of(path), (4e9, 4e9))
+    def no_time(_): raise PermissionError
+    monkeypatch.setattr(leases, "age", no_time)
+    monkeypatch.setattr(leases.time, "monotonic", lambda: now[0])
+    for passed, there in ((0, True), (80, True), (80, False)):
+        now[0] += passed
+        assert held(path) is there
+    os.utime(lease_of(path), (4e9 + 10, 4e9 + 10))
+    assert held(path)
+    now[0] += 91
+    assert take(path) and holder(lease_of(path)) == me()
+
+
+def test_a_claim_of_one_who_died_taking_over_is_in_nobodys_way(tmp_path, dead):
+    path = tmp_path / "a.jsonl"
+    lease_of(path).write_text(json.dumps(dead))
+    inode, stamp = mark(lease_of(path))
+    (tmp_path / f".a.jsonl.lease.{inode}-{stamp}.partial").write_text(json.dumps(dead))
+    assert take(path) and names(tmp_path) == [".a.jsonl.lease"]
+
+
+def test_ones_own_alone_is_released_and_kept_alive(tmp_path):
+    path, other = tmp_path / "a.jsonl", json.dumps(me() | {"machine": "elsewhere"})
+    with block([path]) as ours:
+        ours.check()
+        lease_of(path).write_text(other)
+        os.utime(lease_of(path), (0, 0))
+        ours.beat()
+        assert lease_of(path).stat().st_mtime == 0
+        with pytest.raises(Lost, match="a.jsonl has passed to somebody else"): ours.check()
+    assert lease_of(path).read_text() == other
+
+
+def test_a_holder_without_progress_gives_no_sign_of_life(tmp_path, monkeypatch):
+    path, now = tmp_path / "a.jsonl", [0.]
+    monkeypatch.setattr(leases.time, "monotonic", lambda: now[0])
+    def lives():
+        os.utime(lease_of(path), (0, 0))
+        ours.beat()
+        return lease_of(path).stat().st_mtime > 0
+    with block([path]) as ours:
+        now[0] += 3000
+        assert lives()
+        ours.progress()
+        now[0] += 20_000
+        assert lives()  # a round has taken 3,000 s
+        now[0] += 20_000
+        assert not lives()
+        ours.progress()
+        assert lives()
 
 
 def test_signs_of_life(tmp_path, monkeypatch):
@@ -146,6 +203,52 @@ def test_leftovers_of_the_dead_are_removed(tmp_path, dead):
 
 
 # --- many drivers
+
+@pytest.mark.parametrize("there", ["a lease", "a result"])
+def test_one_that_stood_still_leaves_what_others_took(alone, tmp_path, there):
+    "Between two rounds its lease passes to somebody, or somebody has even finished: it writes nothing, and removes nothing"
+    cell, = many()[:1]
+    path, other = store.run_path(tmp_path, cell), json.dumps(me() | {"machine": "elsewhere"})
+    def stand_still(run_id, rounds):
+        lease_of(path).unlink()
+        if there == "a lease": lease_of(path).write_text(other)
+        else: path.write_bytes(store.run_path(alone, cell).read_bytes())
+        os.utime(lease_of(path) if there == "a lease" else path, (1, 1))
+    found = runner.attempt(Job([cell], tmp_path), lambda *round: round[1] == 1 and stand_still(*round))
+    assert [o.status for o in found] == ["elsewhere"]
+    left = lease_of(path) if there == "a lease" else path
+    assert names(tmp_path) == [left.name] and left.stat().st_mtime == 1
+
+
+def test_a_void_lease_that_cannot_be_taken_is_named(tmp_path, monkeypatch, dead):
+    "Somebody else's folder, say: the run has failed at the second look, the others are computed"
+    lease = lease_of(store.run_path(tmp_path, CELLS[0]))
+    lease.parent.mkdir(parents=True)
+    lease.write_text(json.dumps(dead))
+    def refuse(*_): raise PermissionError(1, "Operation not permitted")
+    def take_over(lease):
+        with monkeypatch.context() as m:
+            m.setattr(os, "replace", refuse)
+            return real(lease)
+    real = leases.take_over
+    monkeypatch.setattr(leases, "take_over", take_over)
+    report = runner.compute_runs(CELLS[:2], tmp_path, quiet=True)
+    why, = report.failed.values()
+    assert report.exit_code == 1 and len(report.done) == 1 and list(report.failed) == [CELLS[0].describe()]
+    assert f"the lease of process {dead['pid']} on " in why and str(lease) in why and "remove the file" in why and "last sign of life 20" in why
+
+
+def test_it_is_said_who_is_waited_for(tmp_path, monkeypatch, capsys):
+    lease = lease_of(store.run_path(tmp_path, CELLS[0]))
+    lease.parent.mkdir(parents=True)
+    lease.write_text(json.dumps(me() | {"machine": "elsewhere now"}))
+    monkeypatch.setattr(runner, "QUIETLY", -1.)
+    monkeypatch.setattr(runner.time, "sleep", lambda _: lease.unlink())
+    monkeypatch.delenv("CI", raising=False)
+    runner.compute_runs(CELLS[:1], tmp_path)
+    said = [line for line in capsys.readouterr().err.splitlines() if "waiting" in line]
+    assert len(said) == 1 and f"{CELLS[0].describe()} is held by process {os.getpid()} on elsewhere, last sign of life 20" in said[0] and "after 90 s" in said[0]
+
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):

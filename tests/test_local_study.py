@@ -18,8 +18,8 @@ from fedrepro.engine.federation import Federation
 from fedrepro.engine.lockstep import run_lockstep
 from fedrepro.engine.method import load_methods
 from fedrepro.engine.rounds import open_round, run
-from fedrepro.experiments import store
-from fedrepro.experiments.jobs import make_jobs, run_job
+from fedrepro.experiments import jobs, store
+from fedrepro.experiments.jobs import Job, make_jobs
 from fedrepro.experiments.local_study import (
     STUDY_METRICS, STUDY_SAMPLES, assigned, chosen, class_accuracy, confidence, group_ratios, kl, learning_performance,
     linear_cka, local_rows, losses, parse_client, position, sample_rows, slice_rows)
@@ -38,6 +38,9 @@ METHODS = {"FedAvg": {}, "FedProx": {"mu": .1}, "FedAvgM": {"beta": .5}, "MOON":
            "Constraint": {"kind": "parameter", "part": "classifier", "mu": .1}}
 STUDIES = ("lfd/table5", "lfd/figure1", "lfd/figure3", "lfd/figure4", "fedbss/figure2", "fedbss/figure3a", "fedbss/figure3b",
            "fedbss/figure3c")
+
+
+def run_job(cells, results, on_round=None, **how): return jobs.run_job(Job(cells, results, **how), on_round)
 
 
 @pytest.fixture(scope="module")

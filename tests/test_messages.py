@@ -1,7 +1,9 @@
 "What travels between processes arrives as it was, through a pipe or through memory that both sides see"
 import os
 import pickle
+import signal
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -13,8 +15,8 @@ from fedrepro.engine import rounds
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import run
-from fedrepro.executors import messages
-from fedrepro.executors.executors import Processes
+from fedrepro.executors import messages, processes
+from fedrepro.executors.processes import Processes, Workers, report
 from fedrepro.executors.messages import LARGE, SharedBuffer, dumps, loads
 from fedrepro.models import networks
 
@@ -112,6 +114,11 @@ def test_workers_get_and_give_large_tensors(name, monkeypatch):
             patch.setattr(SharedBuffer, "__init__", astray)
             assert same_bits(ends(method, pool), alone) and not pool.shelves
         pool.shelves = True
+        with monkeypatch.context() as patch:
+            def full(self, t): raise OSError(28, "No space left on device")
+            patch.setattr(SharedBuffer, "put", full)
+            assert same_bits(ends(method, pool), alone) and not pool.shelves
+        pool.shelves = True
         monkeypatch.delattr(os, "memfd_create", raising=False)
         assert same_bits(ends(method, pool), alone) and not pool.shelves
 
@@ -122,3 +129,50 @@ def test_nothing_stays_open_after_an_error():
         with pytest.raises(TypeError): run(FedAvg(**LOCAL | {"lr": "x"}), TOY, 1, executor=pool)
         assert opened() == [] and pool.shelves
         assert same_bits(ends(FedAvg(**LOCAL), pool), ends(FedAvg(**LOCAL), rounds.sequential))
+        victims = []
+        def kill(_):
+            victims.append(next(iter(pool.pool.staff.values())).process.pid)
+            os.kill(victims[-1], signal.SIGKILL)
+        late = run(FedAvg(**LOCAL), TOY, 2, executor=pool, on_round=kill).snapshot
+        assert same_bits(late.server, run(FedAvg(**LOCAL), TOY, 2).snapshot.server) and len(set(victims)) == 2 and opened() == []
+
+
+# --- workers that die: module level, because workers import what they compute
+
+def slowly_big():
+    "Its answer fills the pipe, so that it can be killed while it writes"
+    report(os.getpid())
+    return bytes(10_000_000)
+
+
+def half_an_answer(folder, times):
+    "Dies `times` times after the first bytes of an answer"
+    seen = len(list(folder.glob("half*")))
+    if seen < times:
+        (folder / f"half{seen}").touch()
+        os.write(processes._parent.fileno(), b"\0\0\1\0half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return seen
+
+
+def ends_the_program(code): sys.exit(code)
+
+
+@LINUX
+def test_a_worker_that_dies_while_it_writes_holds_up_nobody(tmp_path, monkeypatch):
+    "Its task is tried again, here twice at most, and no other task knows of it; pays for a worker after each death"
+    monkeypatch.setattr(processes, "TRIES", 2)
+    tasks = [(slowly_big, ()), (half_an_answer, (tmp_path / "a", 1)), (half_an_answer, (tmp_path / "b", 9)), (ends_the_program, (0,)), (pow, (2, 3))]
+    for name in "ab": (tmp_path / name).mkdir()
+    heard = {i: [] for i in range(len(tasks))}
+    with Workers(2, lambda number: dumps((pow, (number, 2)))) as staff:
+        for i, kind, content in staff.work([dumps(task) for task in tasks]):
+            if kind == "report" and not heard[0]:
+                time.sleep(.3)  # nobody reads: it stands in the middle of its answer
+                os.kill(content[0], signal.SIGKILL)
+            heard[i].append((kind, content if kind == "done" and i != 0 else None))
+    assert [k for k, _ in heard[0]] == ["report", "died", "report", "done"]
+    assert heard[1] == [("died", None), ("done", 1)] and [k for k, _ in heard[2]] == ["died", "lost"]
+    assert heard[3] == [("failed", None)] and heard[4] == [("done", 8)]
+    with Workers(1, lambda number: dumps((os._exit, (1,)))) as staff, pytest.raises(RuntimeError, match="no worker process could be started"):
+        list(staff.work([dumps((pow, (2, 3)))]))

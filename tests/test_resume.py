@@ -21,10 +21,14 @@ from fedrepro.engine.checkpoints import CheckpointWriter, Unusable, load_snapsho
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import begin, run
 from fedrepro.experiments import jobs, runner, store
+from fedrepro.experiments.jobs import Job
 
 SCRIPT = Path(__file__).with_name("everybody.py")
 COST = ("wall_seconds", "peak_memory_mb", "resumed", "executor")
 torch.set_num_threads(1)
+
+
+def run_job(cells, results, on_round=None, **how): return jobs.run_job(Job(cells, results, **how), on_round)
 
 
 def started(folder: Path, workers: int, names=()) -> subprocess.Popen:
@@ -138,15 +142,15 @@ def killing(at):
 
 @pytest.fixture(scope="module")
 def forked(fork, tmp_path_factory):
-    return [store.read(p)[1] for p in jobs.run_job(fork, tmp_path_factory.mktemp("fork"))]
+    return [store.read(p)[1] for p in run_job(fork, tmp_path_factory.mktemp("fork"))]
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_forked_pack_goes_on(fork, forked, tmp_path, at, every):
-    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=every, on_round=killing(at))
+    with pytest.raises(Killed): run_job(fork, tmp_path, every=every, on_round=killing(at))
     seen = []
-    found = [store.read(p) for p in jobs.run_job(fork, tmp_path, every=every, on_round=lambda run, done: seen.append(done))]
+    found = [store.read(p) for p in run_job(fork, tmp_path, every=every, on_round=lambda run, done: seen.append(done))]
     assert [rows for _, rows in found] == forked
     last = (at - 1) // every * every
     assert seen[0] == (last or 1) and [[r["round"] for r in head["resumed"]] for head, _ in found] == [[last] if last else []] * 2
@@ -154,11 +158,11 @@ def test_a_forked_pack_goes_on(fork, forked, tmp_path, at, every):
 
 
 def test_each_of_a_pack_may_go_on_alone(fork, forked, tmp_path):
-    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=1, on_round=killing(4))
-    first = store.read(jobs.run_job(fork[1:], tmp_path)[0])
+    with pytest.raises(Killed): run_job(fork, tmp_path, every=1, on_round=killing(4))
+    first = store.read(run_job(fork[1:], tmp_path)[0])
     assert first[1] == forked[1] and [r["round"] for r in first[0]["resumed"]] == [3]
     assert (tmp_path / "smoke" / "checkpoints").exists()  # the other still needs it
-    assert store.read(jobs.run_job(fork, tmp_path)[0])[1] == forked[0]
+    assert store.read(run_job(fork, tmp_path)[0])[1] == forked[0]
     assert not (tmp_path / "smoke" / "checkpoints").exists()
 
 
@@ -166,23 +170,71 @@ def test_each_of_a_pack_may_go_on_alone(fork, forked, tmp_path):
 
 @pytest.fixture
 def stopped(fork, tmp_path):
-    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=1, on_round=killing(4))
+    with pytest.raises(Killed): run_job(fork, tmp_path, every=1, on_round=killing(4))
     return tmp_path
 
 
 def rounds_of(fork, folder):
     "The rounds that a second call reports, and its rows"
     seen = []
-    paths = jobs.run_job(fork, folder, on_round=lambda run, done: seen.append(done))
+    paths = run_job(fork, folder, on_round=lambda run, done: seen.append(done))
     return seen[0], [store.read(p)[1] for p in paths]
 
 
-@pytest.mark.parametrize("what", ["code", "versions", "device", "method"])
+@pytest.mark.parametrize("what", ["code", "versions", "device", "data"])
 def test_other_code_starts_anew(fork, forked, stopped, monkeypatch, capsys, what):
     real = jobs.marks
     monkeypatch.setattr(jobs, "marks", lambda *a: real(*a) | {what: "other"})
     assert rounds_of(fork, stopped) == (1, forked)
-    assert "checkpoints of other code, other versions or another device are not used" in capsys.readouterr().err
+    assert "checkpoints of other code, versions, data, device or executor are not used" in capsys.readouterr().err
+
+
+def test_another_executor_starts_anew(fork, forked, stopped, capsys):
+    "A run has the bits of one executor; those of worker processes are those of the loop"
+    course = jobs.active_run(fork[0], None, "cpu")
+    assert jobs.marks(course, "cpu", "processes") == jobs.marks(course, "cpu") != jobs.marks(course, "cpu", "stacked")
+    seen = []
+    paths = run_job(fork, stopped, on_round=lambda run, done: seen.append(done), how="stacked")
+    assert seen[0] == 1 and {store.read(p)[0]["executor"] for p in paths} == {"stacked"} and "executor are not used" in capsys.readouterr().err
+
+
+def test_a_truncated_result_does_not_take_its_checkpoint_along(fork, forked, stopped):
+    "It is read before the checkpoint goes: the run goes on from there"
+    kept = {p.name: p.read_bytes() for p in (stopped / "smoke" / "checkpoints").iterdir()}
+    paths = run_job(fork, stopped)
+    (stopped / "smoke" / "checkpoints").mkdir()
+    for name, content in kept.items(): (stopped / "smoke" / "checkpoints" / name).write_bytes(content)
+    for path in paths: path.write_bytes(path.read_bytes()[:-20])
+    runner.remove_leftovers(stopped / "smoke")
+    assert rounds_of(fork, stopped) == (3, forked)
+
+
+def sealed(body): return f"{body}\n{checkpoints.digest(body.encode())}\n"
+
+
+MALFORMED = ["[]", "3", "{}", '{"format": 1, "rounds": [1]}', '{"format": 1, "rounds": {"a": "b"}}', "[" * 100_000 + "]" * 100_000, '{"format": 1, "format"']
+
+
+@pytest.mark.parametrize("body", MALFORMED, ids=range(len(MALFORMED)))
+def test_a_sealed_but_malformed_checkpoint_is_set_aside(tmp_path, body, capsys):
+    (tmp_path / "x-1.json").write_text(sealed(body))
+    assert CheckpointWriter(tmp_path, ["a"], {}).find() == {} and "malformed; it is set aside" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["x-1.json.damaged"]
+
+
+def test_what_a_malformed_checkpoint_holds_is_not_used(tmp_path):
+    for i, (message, axes) in enumerate([({"dict": 3}, []), ({"tensor": 7}, []), ({"tensor": 0}, [[5]]), ({"x": 1, "y": 2}, []), ({"dict": [["a", {"dict": []}]]}, [])]):
+        content, _ = checkpoints.to_bytes([torch.zeros(2)])
+        (tmp_path / f"{i}.safetensors").write_bytes(content)
+        about = {"format": 1, "sha256": checkpoints.digest(content), "axes": axes, "message": message, "rounds": {"a": 1}, "marks": {}}
+        (tmp_path / f"{i}.json").write_text(sealed(json.dumps(about)))
+    assert CheckpointWriter(tmp_path, ["a"], {}).find() == {}
+
+
+def test_a_checkpoint_of_a_newer_format_is_left_alone(tmp_path, capsys):
+    (tmp_path / "x-1.json").write_text(sealed('{"format": 2}'))
+    assert CheckpointWriter(tmp_path, ["a"], {}).find() == {} and "format 2, not 1; it is not used" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["x-1.json"]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
@@ -221,7 +273,7 @@ def test_nothing_is_executed_by_a_foreign_file(tmp_path):
 def test_a_full_disk_does_not_stop_a_run(fork, forked, tmp_path, monkeypatch, capsys):
     def full(path, content): raise InputError(f"{path}: cannot be written (No space left on device)")
     monkeypatch.setattr(checkpoints, "write_atomic", full)
-    paths = jobs.run_job(fork, tmp_path, every=1)
+    paths = run_job(fork, tmp_path, every=1)
     assert [store.read(p)[1] for p in paths] == forked
     assert "No space left on device); the run goes on without this checkpoint" in capsys.readouterr().err
 
@@ -234,14 +286,14 @@ def test_checkpoints_that_cannot_be_removed_cost_no_result(fork, forked, tmp_pat
         unlink(path, missing_ok)
     with monkeypatch.context() as m:
         m.setattr(Path, "unlink", refuse)
-        paths = jobs.run_job(fork, tmp_path, every=1)
+        paths = run_job(fork, tmp_path, every=1)
     assert [store.read(p)[1] for p in paths] == forked
     said = capsys.readouterr().err
     assert "cannot be written (Operation not permitted); it stays until the next run" in said
     left = list((tmp_path / "smoke" / "checkpoints").iterdir())
     assert left and said.count("goes on without this checkpoint") == len(left) // 2 - 2  # from the third on, none could go
     paths[0].unlink()
-    jobs.run_job(fork, tmp_path, every=0)
+    run_job(fork, tmp_path, every=0)
     assert not (tmp_path / "smoke" / "checkpoints").exists()
 
 
@@ -249,27 +301,20 @@ def test_a_checkpoint_of_a_run_with_a_result_is_removed_when_nothing_is_left_to_
     "What a kill left between the result and the removal, or a folder that was read-only; not that of an unfinished run"
     with monkeypatch.context() as m:
         m.setattr(checkpoints.CheckpointWriter, "clear", lambda self, finished: None)
-        jobs.run_job(fork[:1], tmp_path, every=1)
+        run_job(fork[:1], tmp_path, every=1)
     kept = tmp_path / "smoke" / "checkpoints"
-    with pytest.raises(Killed): jobs.run_job(fork[1:2], tmp_path, every=1, on_round=killing(3))
+    with pytest.raises(Killed): run_job(fork[1:2], tmp_path, every=1, on_round=killing(3))
     heads = {p: set(checkpoints.read_description(p.with_suffix(""))["rounds"]) for p in kept.glob("*.json")}
     assert {fork[0].run_id} in heads.values() and {fork[1].run_id} in heads.values()
     runner.compute_runs(fork[:1], tmp_path, quiet=True)
     assert {p for p in kept.glob("*.json")} == {p for p, runs in heads.items() if runs == {fork[1].run_id}}
-    jobs.run_job(fork[1:2], tmp_path, every=0)
+    run_job(fork[1:2], tmp_path, every=0)
     assert not kept.exists()
 
 
 def test_no_checkpoints_when_none_are_asked_for(fork, tmp_path):
-    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=0, on_round=killing(4))
+    with pytest.raises(Killed): run_job(fork, tmp_path, every=0, on_round=killing(4))
     assert not list(tmp_path.rglob("*.*"))
-
-
-def test_a_method_from_a_notebook_is_not_kept(fork, tmp_path, monkeypatch):
-    monkeypatch.setattr(load_methods()["FedCCFA"], "__module__", "__main__")
-    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
-    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=1, on_round=killing(4))
-    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_by_default_about_once_a_minute_and_a_twentieth_of_the_time(monkeypatch, tmp_path):
@@ -300,16 +345,16 @@ def test_a_diverged_run_beside_others_goes_on_as_diverged(tmp_path):
         s = cell.settings
         return replace(cell, settings=s | dict(method=s["method"] | dict(fields=s["method"]["fields"] | dict(lr=1e6))))
     pair = [wild(calm), wild(still)]
-    reference = [store.read(p) for p in jobs.run_job(pair, tmp_path / "a")]
+    reference = [store.read(p) for p in run_job(pair, tmp_path / "a")]
     assert [head["status"] for head, _ in reference] == ["diverged"] * 2
     at = reference[0][0]["diverged"]["round"]
     if at > 1:
-        with pytest.raises(Killed): jobs.run_job(pair, tmp_path / "b", every=1, on_round=killing(at))
-        again = [store.read(p) for p in jobs.run_job(pair, tmp_path / "b")]
+        with pytest.raises(Killed): run_job(pair, tmp_path / "b", every=1, on_round=killing(at))
+        again = [store.read(p) for p in run_job(pair, tmp_path / "b")]
         assert [(h["status"], h["diverged"], rows) for h, rows in again] == [(h["status"], h["diverged"], rows) for h, rows in reference]
 
 
 def test_the_report_of_a_sweep_says_what_went_on(fork, tmp_path, capsys, monkeypatch):
-    with pytest.raises(Killed): jobs.run_job(fork, tmp_path, every=1, on_round=killing(4))
+    with pytest.raises(Killed): run_job(fork, tmp_path, every=1, on_round=killing(4))
     report = runner.compute_runs(fork, tmp_path, quiet=True, how="sequential")
     assert len(report.done) == 2 and not report.failed

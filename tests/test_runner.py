@@ -1,4 +1,5 @@
 "A sweep: the same bits on any number of workers; failures, Ctrl-C and kills lose nothing that is finished"
+import multiprocessing.synchronize
 import os
 import pty
 import signal
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from fedrepro.core.errors import InputError
+from fedrepro.executors import processes
 from fedrepro.experiments import runner, store
+from fedrepro.experiments.jobs import Job
 from fedrepro.experiments.specs import load_spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,9 +123,9 @@ def test_bad_input_is_refused_at_once(tmp_path, monkeypatch):
 
 def test_a_failing_run_does_not_stop_the_others(reference, tmp_path, monkeypatch, capsys):
     real = runner.run_job
-    def fails(pack, *args, **more):
-        if pack == [CELLS[0]]: raise ZeroDivisionError("a slip\nof the pen")
-        return real(pack, *args, **more)
+    def fails(job, on_round):
+        if job.cells == [CELLS[0]]: raise ZeroDivisionError("a slip\nof the pen")
+        return real(job, on_round)
     monkeypatch.setattr(runner, "run_job", fails)
     report = runner.compute_runs(CELLS, tmp_path, quiet=True)
     assert report.exit_code == 1 and len(report.done) == 3 and list(report.failed) == [CELLS[0].describe()]
@@ -139,25 +142,86 @@ def test_divergence_is_a_result(tmp_path):
     assert len(found) < wild.rounds and store.load_results(tmp_path / "smoke").status.unique().tolist() == ["diverged"]
 
 
-def dies(pack, on_round, victim, times, folder):
-    "A task whose worker is killed the first `times` times that it comes to `victim`; module level, because workers import it"
-    seen = len(list(folder.glob("death*")))
-    if pack[0].run_id == victim and seen < times:
-        (folder / f"death{seen}").touch()
+def dies(job, on_round, deaths, folder):
+    "A task whose worker is killed the first `deaths[run_id]` times that it comes to that run; module level, because workers import it"
+    run = job.cells[0].run_id
+    if (seen := len(list(folder.glob(f"{run}*")))) < deaths.get(run, 0):
+        (folder / f"{run}{seen}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return runner.attempt(pack, on_round, results=folder)
+    return runner.attempt(job, on_round)
 
 
-@pytest.mark.parametrize("times, done", [pytest.param(1, 4, marks=pytest.mark.nightly("one death is a part of nine")), (9, 3)])
-def test_a_killed_worker_loses_no_run(reference, tmp_path, times, done):
-    "The runs beside it are whole, and its own is tried again before it fails. Pays for a new pool after each death"
-    report = runner.SweepReport()
-    task = partial(dies, victim=CELLS[1].run_id, times=times, folder=tmp_path)
-    with runner.Progress(CELLS, quiet=True) as progress: runner.run_apart([[c] for c in CELLS], 2, report, progress, task, tries=2)
-    assert len(report.done) == done and len(set(report.done)) == done
-    kept = [c for c in CELLS if store.run_path(tmp_path, c) in report.done]
-    assert rows(tmp_path, kept) == rows(reference, kept)
-    assert list(report.failed) == ([] if done == 4 else [CELLS[1].describe()])
+def test_a_killed_worker_loses_no_run(reference, tmp_path, monkeypatch):
+    """The runs beside it are whole, and its own is tried again before it fails, here twice; there need be no semaphores.
+
+    Pays for a new worker after each death"""
+    def none(*_, **__): raise OSError(38, "Function not implemented")
+    monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", none)
+    monkeypatch.setattr(processes, "TRIES", 2)
+    report, task = runner.SweepReport(), partial(dies, deaths={CELLS[0].run_id: 1, CELLS[1].run_id: 9}, folder=tmp_path)
+    with runner.Progress(CELLS, quiet=True) as progress: runner.run_apart([Job([c], tmp_path) for c in CELLS], 2, report, progress, task)
+    kept = [c for c in CELLS if c != CELLS[1]]
+    assert sorted(report.done) == sorted(store.run_path(tmp_path, c) for c in kept) and rows(tmp_path, kept) == rows(reference, kept)
+    assert list(report.failed) == [CELLS[1].describe()]
+
+
+# --- methods of one's own
+
+OWN = """
+from fedrepro.engine.method import FedAvg
+class {name}(FedAvg):
+    def init_server(self, federation):
+        {line}
+        return super().init_server(federation)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    "Writes a file with a method, loads it as --import does, and gives a planned run of it"
+    from fedrepro.engine import method
+    from fedrepro.experiments.runs import make_method, method_part, own_source
+    known = dict(method.METHODS)
+    monkeypatch.setenv("FEDREPRO_METHODS", str(tmp_path / "own_methods.py"))
+    def own(name="Spoils", line="pass"):
+        sys.modules.pop("own_methods", None)
+        own_source.cache_clear()
+        (tmp_path / "own_methods.py").write_text(OWN.format(name=name, line=line))
+        method.load_methods()
+        return replace(CELLS[0], settings=CELLS[0].settings | dict(method=method_part(make_method(name, dict(lr=.01), "own"))))
+    yield own
+    sys.modules.pop("own_methods", None)
+    method.METHODS.clear()
+    method.METHODS.update(known)
+
+
+def test_a_method_that_changes_the_data_writes_no_result_and_spoils_no_other(own, reference, tmp_path):
+    spoils = own(line="federation.data.train_x.zero_()")
+    report = runner.compute_runs([spoils, CELLS[1]], tmp_path / "r", quiet=True)
+    assert list(report.failed.values()) == ["RuntimeError: the data digits were changed while Spoils ran; its result is void (jobs.py:"
+                                            + next(iter(report.failed.values())).rsplit(":", 1)[1]]
+    assert report.done == [store.run_path(tmp_path / "r", CELLS[1])] and rows(tmp_path / "r", CELLS[1:2]) == rows(reference, CELLS[1:2])
+
+
+def test_the_name_of_a_method_of_the_package_is_refused(own):
+    with pytest.raises(InputError, match="SCAFFOLD of own_methods has the name of a method of the package"): own("SCAFFOLD")
+
+
+def test_an_edited_method_is_computed_again(own):
+    first, same, edited = own(), own(), own(line="None")
+    assert first.run_id == same.run_id != edited.run_id and len(first.settings["method"]["source"]) == 16
+    assert store.encode(dict(settings=first.settings, run_id=first.run_id, status="diverged"), []) and "source" not in CELLS[0].settings["method"]
+
+
+def test_the_source_of_a_method_from_a_notebook(monkeypatch):
+    from fedrepro.engine.method import METHODS, FedAvg
+    from fedrepro.experiments.runs import own_source
+    found = []
+    for line in ("1", "2"):
+        exec(f"class Typed(FedAvg):\n    def cohort(self, *a): return [{line}]", {"FedAvg": FedAvg, "__name__": "nowhere"}, spaces := {})
+        found.append(own_source(spaces["Typed"]))
+    METHODS.pop("Typed")
+    assert found[0] and found[0] != found[1]
 
 
 # --- Ctrl-C and kills, from outside

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -419,3 +420,43 @@ def test_an_unwritable_folder_is_refused_at_once(tmp_path):
 def test_a_read_only_folder_is_refused_at_once(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(InputError, match="cannot be written"): store.check_writable(tmp_path)
+
+
+# --- what an adversary found
+
+def test_a_small_file_asks_for_little_memory(path):
+    store.read(path)
+    tracemalloc.start()
+    try:
+        store.content_of(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally: tracemalloc.stop()
+
+
+def test_another_repository_is_not_taken_for_ours(tmp_path, monkeypatch):
+    here = store.git("rev-parse", "--show-toplevel")
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path))
+    assert store.git("rev-parse", "--show-toplevel") == here
+
+
+def test_what_differs_between_runs_that_are_averaged_is_said():
+    one = HEAD | dict(code="a", git_commit="1", versions={"torch": "2"}, device="cpu", executor="sequential", data_fingerprint="x", file="one.jsonl")
+    assert store.mixed([]) == store.mixed([one, one | dict(executor="processes", git_commit="2")]) == []
+    assert store.mixed([one, one | dict(code="b"), one | dict(executor="stacked")]) == ["code", "executor"]
+    assert store.mixed([one | dict(code=None), one | dict(code=None, git_commit="2", versions={"torch": "3"}, device="H100")]) == ["code", "versions", "device"]
+    with pytest.raises(InputError, match="one.jsonl and two.jsonl were computed on different data"): store.mixed([one, one | dict(data_fingerprint="y", file="two.jsonl")])
+
+
+def test_runs_of_one_cell_are_compared(tmp_path):
+    "As a table does, from the files"
+    from fedrepro.verdicts.summaries import mixed_cells, seed_values
+    first, second = [c for c in SPEC.runs("smoke", ["FedAvg"], 2) if c.column == CELL.column]
+    for cell, more in ((first, dict(code="a", data_fingerprint="x")), (second, dict(code="b", data_fingerprint="x"))):
+        store.write(store.run_path(tmp_path, cell), dict(settings=cell.settings, run_id=cell.run_id, status="complete") | more, ROWS)
+    values = seed_values(SPEC, "smoke", tmp_path)
+    cells = len(values) // 2  # two columns share these runs
+    assert mixed_cells(SPEC, "smoke", tmp_path, values) == [f"runs of one cell differ in their code: {cells} of {cells} cells"]
+    store.write(store.run_path(tmp_path, second), dict(settings=second.settings, run_id=second.run_id, status="complete", data_fingerprint="y"), ROWS)
+    with pytest.raises(InputError, match="different data"): mixed_cells(SPEC, "smoke", tmp_path, values)

@@ -2,6 +2,7 @@
 import io
 import math
 import re
+from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
@@ -225,8 +226,9 @@ def test_text(spec):
 def test_markdown_and_html_are_escaped(spec):
     put(spec, "paper", "FedAvg", ONE, [69, 70, 71])
     spec.published.write_text(CSV + "<script>|x,20,1,1\n")
+    spec = replace(spec, title="<script>alert(1)</script> <!-- < 1 and > 2")
     md, html = render(spec, "paper", "md"), render(spec, "paper", "html")
-    assert "| <script>\\|x |" in md and "<script>" not in html and "&lt;script&gt;|x" in html
+    assert "| &lt;script>\\|x |" in md and "&lt;/script> &lt;!-- < 1 and > 2" in md and not re.search(r"<[a-z/!?]", md) and "<script>" not in html and "&lt;script&gt;|x" in html
     rows = [line for line in md.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", r)) for r in rows} == {7}
 

@@ -2,6 +2,7 @@
 
     python tools/chaos.py --seeds 1..20      for each seed the faults as they happen, and a verdict
     python tools/chaos.py --seeds 7 --short  fewer runs and faults: about a minute
+    python tools/chaos.py --runs 4000        a rehearsal: so many short runs by three drivers and a Dask cluster at once
 
 A driver is `fedrepro run` on a table of short runs, of which some share rounds and some diverge; it keeps a checkpoint
 after every round. When it ends early the same command is started again, as a user would. In the end there must be
@@ -63,9 +64,9 @@ ROWS = {"FedAvg": "", "FedAvg calm": 'drift = "none"', "FedAvg wild": "lr = 1e9"
 
 class Driver:
     "A `fedrepro run` in a session of its own, and what it says"
-    def __init__(self, spec: Path, results: Path):
+    def __init__(self, spec: Path, results: Path, *more: str):
         command = [sys.executable, "-m", "fedrepro", "run", spec, "--workers", "2", "--device", "cpu",
-                   "--checkpoint", "1", "--results", results]
+                   "--checkpoint", "1", "--results", results, *more]
         path = os.pathsep.join([str(Path(store.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
         ours = {k: v for k, v in os.environ.items() if k != "CI"} | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         self.process = subprocess.Popen(command, env=ours, start_new_session=True, stdout=subprocess.DEVNULL,
@@ -114,9 +115,10 @@ def damage(path: Path, rng: random.Random) -> str:
 
 class Storm:
     "One sweep with its faults; every result must appear whole, as in the undisturbed sweep, once, and stay"
-    def __init__(self, spec: Path, reference: dict, disk: Path, seed: int, faults: int):
+    def __init__(self, spec: Path, reference: dict, disk: Path, seed: int, faults: int, drivers: int = 1):
         self.spec, self.reference, self.disk, self.rng = spec, reference, disk, random.Random(seed)
         self.tier, self.all, self.full = disk / "results/smoke", [], 0.  # drivers; until when the disk is full
+        self.drivers = drivers  # at once; of several every fourth has a Dask cluster
         self.stamps, self.hurt, self.resumed = {}, {}, set()  # file -> stamp, whole or damaged; from a checkpoint
         self.lost, self.twice, self.wrong, self.odd, self.done = [], [], [], [], Counter()
         kinds = [kind for kind in FAULTS if disk.is_mount() or kind != "fill the disk"]
@@ -151,12 +153,14 @@ class Storm:
 
     def turn(self):
         "A hundredth of a second: look, empty the disk, start what has ended, and let the next fault happen"
-        time.sleep(.01)
+        time.sleep(.01 + len(self.reference) / 10_000)
         before, now = len(self.stamps), time.monotonic()
         self.look()
         if self.full and now > self.full: self.full = (self.disk / "filler").unlink() or 0.
-        if all(d.process.poll() is not None for d in self.all) and not self.complete():
-            self.all.append(Driver(self.spec, self.disk / "results"))
+        want = 0 if self.complete() else self.drivers if self.stamps.keys() != self.reference.keys() else 1
+        for _ in range(want - len(self.alive())):
+            cluster = ["--scheduler", "local"] if self.drivers > 1 and len(self.all) % 4 == 3 else []
+            self.all.append(Driver(self.spec, self.disk / "results", *cluster))
         if len(self.stamps) > before: self.news = now
         if now - self.news > PATIENCE: raise TimeoutError(f"nothing new for {PATIENCE} s: {self.all[-1].lines[-1:]}")
         after, kind = self.schedule[0] if self.schedule else (10**9, "")
@@ -164,6 +168,12 @@ class Storm:
         self.done[self.schedule.pop(0)[1]] += 1
         self.news, self.next = now, now + self.rng.uniform(0, 2)
         print(f"  {now - self.began:5.1f} s, {len(self.stamps):2} results: {kind}: {what}", flush=True)
+
+    def alive(self) -> list[Driver]: return [d for d in self.all if d.process.poll() is None]
+
+    def one(self) -> Driver:
+        "A driver at random, of those that live"
+        return self.rng.choice(self.alive() or self.all)
 
     def look(self):
         "Take in which results are there now"
@@ -197,7 +207,7 @@ class Storm:
         self.look()
         if f"fedrepro: 0 computed, {len(self.reference)} were there" not in self.all[-1].lines:
             self.odd.append(f"started again, a complete sweep ends with {self.all[-1].lines[-1:]}")
-        codes = {0, 1, 2, 130, -signal.SIGINT, -signal.SIGKILL, -signal.SIGTERM}
+        codes = {0, 1, 2, 130, 143, -signal.SIGINT, -signal.SIGKILL, -signal.SIGTERM}
         self.odd += [f"a driver ended with {code}" for d in self.all if (code := d.process.returncode) not in codes]
         for driver in self.all:  # what a worker says whose driver is killed while it starts is Python's
             ours = [line for line in driver.lines if driver.process.returncode >= 0 or line.startswith("fedrepro: ")]
@@ -206,24 +216,27 @@ class Storm:
     # what happens: each returns what it did, or nothing when it cannot happen now
 
     def end(self, number: int, everybody: bool = False) -> str:
-        if not self.all[-1].workers(): return ""  # it has not begun, or has ended
-        self.all[-1].send(number, everybody)
+        driver = self.one()
+        if not driver.workers(): return ""  # it has not begun, or has ended
+        driver.send(number, everybody)
         return f"{signal.Signals(number).name} to the driver" + " and its workers" * everybody
 
     def kill_all(self) -> str:
-        if what := self.end(signal.SIGKILL, True): self.all[-1].reader.join(30)
+        hit = [d for d in self.alive() if d.workers()]
+        for driver in self.alive() if hit else []: driver.send(signal.SIGKILL, everybody=True)
+        for driver in self.all if hit else []: driver.reader.join(30)
         self.look()
-        return what
+        return f"SIGKILL to {len(hit)} drivers and their workers" if hit else ""
 
     def kill_worker(self) -> str:
-        workers = self.all[-1].workers()
+        workers = self.one().workers()
         with suppress(ProcessLookupError, IndexError): os.kill(self.rng.choice(workers), signal.SIGKILL)
         return "SIGKILL to a worker" if workers else ""
 
     def fill_disk(self) -> str:
         "Leave no byte, or a few, for a while"
         filler, spare = self.disk / "filler", self.rng.choice([0, 0, 4096, 20480])
-        if self.full or not self.all[-1].workers(): return ""
+        if self.full or not self.one().workers(): return ""
         with open(filler, "wb", buffering=0) as file, suppress(OSError):
             while True: file.write(bytes(4096))
         os.truncate(filler, filler.stat().st_size - spare)
@@ -255,14 +268,15 @@ FAULTS = {  # the first six are in every storm
 USUAL = re.compile(  # what a driver may say
     r"$|fedrepro: \d+ of \d+ runs(?!.*failed: )|fedrepro: \d+ computed, \d+ were there|  warnings.warn\("
     r"|fedrepro: .*set aside( as .*\.damaged)?$|.*resource_tracker: There appear|.*cannot be written \(No space left"
-    r"|.*(damaged after it was written|it is not used$)|.*(worker process died 3 times|no worker process could be)")
+    r"|fedrepro: (waiting for|ended by SIG|\d+ workers; dashboard)|fedrepro: 0 computed"
+    r"|.*(damaged after it was written|it is not used$)|.*(worker process died|no worker process could be|scheduler has gone|driver has gone)")
 
 
 @contextmanager
-def small_disk(folder: Path):
-    "A file system of its own, of 32 MB, where one may be mounted; else a plain folder, that is never full"
+def small_disk(folder: Path, size: int = 32):
+    "A file system of its own, of `size` MB, where one may be mounted; else a plain folder, that is never full"
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", folder]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}m", "tmpfs", folder]
     mounted = shutil.which("mount") and subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
     if not mounted: print("no file system can be mounted here: a full disk is LEFT OUT", flush=True)
     try: yield folder
@@ -270,31 +284,40 @@ def small_disk(folder: Path):
         if mounted: subprocess.run(["umount", "-l", folder])
 
 
-def undisturbed(folder: Path, short: bool) -> tuple[Path, dict]:
+def undisturbed(folder: Path, short: bool, runs: int = 0) -> tuple[Path, dict]:
     "Make the table, and sweep once: the spec, and file name -> what the result says"
     text, spec = SPEC.replace(", 1, 2]", "]") if short else SPEC, folder / "faults/table.toml"
+    if runs:
+        seeds = list(range(-(-runs // len(ROWS))))
+        text = text.replace("[0, 1, 2]", str(seeds)).replace("rounds = 6", "rounds = 2").replace("round = 3", "round = 1")
     for row, more in list(ROWS.items())[:5 if short else None]:
         text += f'\n[methods."{row}"]\nclass = "{row.split()[0]}"\nsource = "guess: small"\n{more}\n'
     spec.parent.mkdir()
     spec.write_text(text)
-    driver = Driver(spec, folder / "reference")
+    driver, began = Driver(spec, folder / "reference"), time.monotonic()
     if driver.process.wait(): raise SystemExit("\n".join(["the undisturbed sweep failed:", *driver.lines]))
-    return spec, {path.name: said(*store.read(path)) for path in (folder / "reference/smoke").iterdir()}
+    took, found = time.monotonic() - began, {p.name: store.read(p) for p in (folder / "reference/smoke").iterdir()}
+    spent = sum(head["wall_seconds"] for head, _ in found.values())
+    print(f"{len(found)} runs in {took:.0f} s by 2 workers: {(2 * took - spent) / len(found) * 1000:.0f} ms a run beside "
+          f"{spent / len(found) * 1000:.0f} ms of its own", flush=True)
+    return spec, {name: said(*run) for name, run in found.items()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0", metavar="1..20")
     parser.add_argument("--short", action="store_true", help="fewer runs and faults")
+    parser.add_argument("--runs", type=int, default=0, help="a rehearsal with so many")
     asked, good = parser.parse_args(), []
     first, _, last = asked.seeds.partition("..")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing is left running or mounted
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as top:
-        spec, reference = undisturbed(Path(top), asked.short)
+        spec, reference = undisturbed(Path(top), asked.short, asked.runs)
         for seed in range(int(first), int(last or first) + 1):
-            with small_disk(Path(top, f"seed {seed}")) as disk:
+            with small_disk(Path(top, f"seed {seed}"), 32 + asked.runs // 40) as disk:
                 print(f"seed {seed}:", flush=True)
-                good.append(Storm(spec, reference, disk, seed, 6 if asked.short else 14).run())
+                faults = max(14, asked.runs // 40) if asked.runs else 6 if asked.short else 14
+                good.append(Storm(spec, reference, disk, seed, faults, 4 if asked.runs else 1).run())
     print(f"{len(good)} seeds, {good.count(False)} with trouble")
     return 0 if all(good) else 1
 

@@ -74,11 +74,17 @@ def in_places(cells: list, asked: str | None, tier: str) -> set[str]:
     return places if names is None else {choice(n, places, f"--datasets: at tier {tier},") for n in names}
 
 # %% ../../nbs/11_cli/01_app.ipynb #ad68f87d
-def asked_for(specs: list[str], tier: str, methods: str | None, datasets: str | None, seeds: int | None) -> list[tuple]:
-    "(spec, its cells) for each of `specs`, of the rows, places and seeds asked for; raises InputError"
+def asked_for(specs: list[str], tier: str, methods: str | None, datasets: str | None, seeds: int | None,
+              runs: str | None = None) -> list[tuple]:
+    "(spec, its cells) for each of `specs`, of the rows, places, seeds and run ids asked for; raises InputError"
+    from fedrepro.core.errors import choice
     from fedrepro.experiments.specs import load_spec
     loaded = [load_spec(s) for s in dict.fromkeys(specs)]
     rows = set().union(*(s.rows for s in loaded))
     found = [s.runs(tier, picked(methods, s.rows, rows), seeds) for s in loaded]
     chosen = in_places([c for cells in found for c in cells], datasets, tier)
-    return [(s, [c for c in cells if c.places & chosen]) for s, cells in zip(loaded, found)]
+    every = [(s, [c for c in cells if c.places & chosen]) for s, cells in zip(loaded, found)]
+    if runs is None: return every
+    known = {c.run_id for _, cells in every for c in cells}
+    ids = {choice(run.strip(), known, f"--runs: at tier {tier}, run") for run in runs.split(",")}
+    return [(s, [c for c in cells if c.run_id in ids]) for s, cells in every]

@@ -59,9 +59,10 @@ def compare_command(
     "Compare methods in a setting of your own: run what is missing, print a table, draw a figure."
     import matplotlib
     matplotlib.use("Agg")
-    from fedrepro.executors.executors import cores
+    from fedrepro.executors.processes import cores
     from fedrepro.experiments.progress import SweepReport
     from fedrepro.experiments.runs import pick_device
+    from fedrepro.experiments.store import say
     from fedrepro.reporting.compare import OWN_TIER as TIER, compare
     from fedrepro.reporting.curves import save_figure
     device = pick_device(device)
@@ -69,12 +70,12 @@ def compare_command(
                     metric, partition=partition, network=network, folder=folder, data=data, device=device,
                     executor=executor, workers=workers or (1 if device == "cuda" else cores()), quiet=quiet, log=log)
     report = found.report or SweepReport()
-    if not (quiet or report.interrupted): typer.echo(f"fedrepro: {report.summary()}", err=True)
+    if not (quiet or report.interrupted): say(report.summary())
     if report.interrupted: raise typer.Exit(report.exit_code)
     typer.echo(found.show())
     if len(found.summary.query("seeds != ''")):
         typer.echo(save_figure(found.plot(), out or found.spec.path.with_suffix(".png")))
-    if not quiet: typer.echo(f"fedrepro: also: fedrepro export {found.spec.path} --tier {TIER} --to latex", err=True)
+    if not quiet: say(f"also: fedrepro export {found.spec.path} --tier {TIER} --to latex")
     raise typer.Exit(report.exit_code)
 
 # %% ../../nbs/11_cli/03_own.ipynb #ba25982a

@@ -8,8 +8,8 @@ __all__ = ['write_atomic', 'sync_folder', 'checksum', 'writing', 'locked', 'code
 # %% ../../nbs/01_core/02_files.ipynb #e8dc9d2a
 import hashlib
 import os
+import secrets
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import contextmanager, suppress
@@ -22,17 +22,16 @@ def write_atomic(path: Path, content: bytes | Iterable[bytes]):
     "Write a file in one step: all of it appears under `path`, or nothing. Raises InputError when it cannot be written"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        names: dict = {"dir": path.parent, "prefix": f".{path.name}.", "suffix": ".partial"}
-        with tempfile.NamedTemporaryFile(**names, delete=False) as temporary:
-            try:
+        part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+        try:
+            with open(part, "xb") as temporary:  # as the umask says
                 temporary.writelines([content] if isinstance(content, (bytes, bytearray)) else content)
                 temporary.flush()
                 os.fsync(temporary.fileno())
-                os.chmod(temporary.name, 0o644)
-                os.replace(temporary.name, path)
-            except BaseException:
-                with suppress(FileNotFoundError): os.unlink(temporary.name)
-                raise
+            os.replace(part, path)
+        except BaseException:
+            with suppress(FileNotFoundError): os.unlink(part)
+            raise
         sync_folder(path.parent)
     except OSError as error: raise InputError(f"{path}: cannot be written ({error.strerror})") from None
 
@@ -84,7 +83,8 @@ def _wait(path: Path) -> int:
         if _take(handle) and _named(handle, path): return handle
         os.close(handle)
         if not told and time.monotonic() - since > 1:
-            print(f"fedrepro: waiting for another process that fills {path.parent}", file=sys.stderr, flush=True)
+            with suppress(OSError):
+                print(f"fedrepro: waiting for another process that fills {path.parent}", file=sys.stderr, flush=True)
             told = True
         time.sleep(0.05)
 

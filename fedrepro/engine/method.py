@@ -172,6 +172,6 @@ def import_file(path: Path):
         raise InputError(f"methods file {path}: no such Python file (.py)")
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     try: spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[path.stem]
         raise InputError(f"methods file {path}: {type(error).__name__}: {' '.join(str(error).split())}") from error

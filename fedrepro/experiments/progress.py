@@ -119,11 +119,12 @@ class SweepReport:
     theirs: list[Path] = field(default_factory=list)  # computed meanwhile, by others on the same folder
     elsewhere: list[PlannedRun] = field(default_factory=list)  # others were at it, and were not waited for
     interrupted: bool = False
+    signal: int = 2  # which interrupted: 2 Ctrl-C, 15 SIGTERM, 1 SIGHUP
 
     @property
     def exit_code(self) -> int:
-        "0, 1 when a run failed, 130 when interrupted"
-        return 130 if self.interrupted else 1 if self.failed else 0
+        "0, 1 when a run failed, 130 when interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP"
+        return 128 + self.signal if self.interrupted else 1 if self.failed else 0
     def summary(self) -> str:
         "One line"
         failed = f", {len(self.failed)} failed" if self.failed else ""

@@ -6,6 +6,7 @@
 __all__ = ['merge_tables', 'extended', 'is_table', 'ancestors', 'resolved', 'inherited', 'read_spec']
 
 # %% ../../nbs/07_experiments/02_spec_files.ipynb #df9d9da4
+from functools import reduce
 from pathlib import Path
 from ..core.errors import InputError, choice, short
 from .rules import read_toml
@@ -21,16 +22,19 @@ def merge_tables(parent: dict, child: dict) -> dict:
     return out
 
 # %% ../../nbs/07_experiments/02_spec_files.ipynb #77c59422
-def extended(path: Path, below: tuple[Path, ...] = ()) -> dict:
+def extended(path: Path) -> dict:
     "The file at `path` merged onto the file beside it that its key `extends` names, and so on; raises InputError"
-    if path.resolve() in below: raise InputError(f"{path}: extends itself")
-    raw = read_toml(path)
-    if "extends" not in raw: return raw
-    parent = raw.pop("extends")
-    if not isinstance(parent, str) or Path(parent).name != parent:
-        raise InputError(f"{path}: extends: {short(parent)} is not the name of a file in the same folder")
-    if not (path.parent/parent).is_file(): raise InputError(f"{path}: extends: {path.parent/parent} does not exist")
-    return merge_tables(extended(path.parent/parent, (*below, path.resolve())), raw)
+    chain, below = [read_toml(path)], {path.resolve()}
+    while "extends" in chain[-1]:
+        parent = chain[-1].pop("extends")
+        if not isinstance(parent, str) or Path(parent).name != parent:
+            raise InputError(f"{path}: extends: {short(parent)} is not the name of a file in the same folder")
+        if not (path.parent/parent).is_file(): raise InputError(f"{path}: extends: {path.parent/parent} does not exist")
+        path = path.parent/parent
+        if path.resolve() in below: raise InputError(f"{path}: extends itself")
+        below.add(path.resolve())
+        chain.append(read_toml(path))
+    return reduce(merge_tables, chain[::-1])
 
 # %% ../../nbs/07_experiments/02_spec_files.ipynb #2b56c8ee
 def is_table(raw: dict, key: str, where) -> dict:
@@ -39,14 +43,14 @@ def is_table(raw: dict, key: str, where) -> dict:
     if not isinstance(found, dict): raise InputError(f"{where}: {key}: {short(found)} is not a table of keys")
     return found
 
-def ancestors(methods: dict, name: str, where, seen: tuple[str, ...] = ()) -> list[str]:
+def ancestors(methods: dict, name: str, where) -> list[str]:
     "The rows that `name` is like, nearest first; raises InputError for a circle or an unknown row"
-    if not isinstance(methods[name], dict): return []
-    like = methods[name].get("like")
-    if like is None: return []
-    choice(like, methods, f"{where}: methods.{name}.like: row")
-    if like in (name, *seen): raise InputError(f"{where}: methods.{name}.like: {like} is like {name} itself")
-    return [like, *ancestors(methods, like, where, (name, *seen))]
+    chain = [name]
+    while isinstance(row := methods[chain[-1]], dict) and (like := row.get("like")) is not None:
+        at = f"{where}: methods.{chain[-1]}.like: "
+        if choice(like, methods, f"{at}row") in chain: raise InputError(f"{at}{like} is like {chain[-1]} itself")
+        chain.append(like)
+    return chain[1:]
 
 def resolved(raw: dict, where) -> dict:
     "`raw` without `like` and `rows`: every row complete, only those of this table. Raises InputError"

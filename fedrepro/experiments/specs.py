@@ -6,7 +6,8 @@
 __all__ = ['PACKAGE', 'INSTALLED', 'SENTENCE', 'NOTHING', 'SEEDS', 'STATISTICS', 'ENDS', 'METRICS', 'PLOTS', 'TOP', 'SPREADS',
            'PAIRINGS', 'MAY', 'PARTS', 'roots', 'Column', 'Row', 'Tier', 'read_filter', 'read_column', 'read_columns',
            'read_row', 'read_methods', 'read_tier', 'Spec', 'pick_seeds', 'find_specs', 'spec_path', 'check_tuning',
-           'load_spec', 'read_gap', 'parts_of', 'check_published', 'check_spec', 'check_alike', 'check_axis']
+           'load_spec', 'spec_from', 'read_gap', 'parts_of', 'check_published', 'check_spec', 'check_alike',
+           'check_axis']
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #2155c2c7
 import os
@@ -286,7 +287,10 @@ def check_tuning(raw, where: str):
 def load_spec(spec: str | Path, root: str | Path | None = None) -> Spec:
     "The spec in a file (or called `fedccfa/table2`), with all it names checked; raises InputError"
     path = spec_path(spec, root)
-    raw = read_spec(path)
+    return spec_from(read_spec(path), path)
+
+def spec_from(raw: dict, path: Path) -> Spec:
+    "The spec that `raw` says, with all it names checked, as if it stood in a file at `path`; raises InputError"
     for key in raw: choice(key, [*TOP, *MAY, *PARTS], f"{path}: key")
     check_tuning(raw.get("tuning", {}), f"{path}: tuning")
     top = {k: rule(raw[k], f"{path}: {k}") for k, rule in (TOP | MAY).items() if k in raw}

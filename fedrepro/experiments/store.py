@@ -7,7 +7,8 @@ __all__ = ['RESULT_FORMAT', 'NUMBER', 'HEADER', 'ALWAYS', 'STATUS', 'SHAPE', 'AB
            'run_path', 'git', 'processor', 'provenance', 'Damaged', 'Foreign', 'demand', 'is_a', 'check_settings',
            'check_header', 'check_rows', 'check_study_rows', 'check_metrics', 'check_end', 'json_line', 'encode',
            'write', 'check_writable', 'decode', 'parse_lines', 'content_of', 'read', 'say', 'set_aside',
-           'read_or_set_aside', 'is_complete', 'settings_columns', 'load_runs', 'state', 'load_headers', 'load_results']
+           'read_or_set_aside', 'is_complete', 'has_run', 'settings_columns', 'load_runs', 'state', 'load_headers',
+           'load_results', 'mixed']
 
 # %% ../../nbs/07_experiments/07_store.ipynb #f68f48b0
 import errno
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,8 @@ def git(*arguments: str) -> str | None:
     if INSTALLED: return None
     try: folder = Path(__file__).resolve().parent
     except NameError: folder = Path.cwd()  # in the notebook
-    try: done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10)
+    ours = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}  # they may name another repository
+    try: done = subprocess.run(["git", *arguments], cwd=folder, env=ours, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError): return None
     return done.stdout.strip() if done.returncode == 0 else None
 
@@ -78,7 +81,7 @@ HEADER = {  # key -> accepted types; all but `ALWAYS` may be null
 ALWAYS = ("format", "run_id", "status", "settings")  # may not be null
 STATUS = ("complete", "diverged")
 SHAPE = {  # what the settings of every run have, as types; "?": may be missing. Other keys may stand beside them
-    "protocol": int, "method": {"class": str, "version": int, "fields": dict}, "data": {"name": str, "recipe": str},
+    "protocol": int, "method": {"class": str, "version": int, "fields": dict, "source?": str}, "data": {"name": str, "recipe": str},
     "network": str, "partition": {"recipe": str, "clients": int, "seed": int, "alpha?": NUMBER},
     "drift": {"name": str, "at?": int}, "participation": NUMBER, "cohort_seed": int, "rounds": int, "every": int,
     "seed": int, "cohorts?": str, "last?": int,
@@ -237,7 +240,7 @@ def content_of(path: str | Path) -> bytes:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode): raise OSError(errno.EINVAL, "not a regular file")
         demand(about.st_size <= LONGEST, f"{about.st_size} bytes, more than {LONGEST}")
-        return file.read(LONGEST)
+        return file.read(about.st_size)  # no more: a buffer is made for what is asked
 
 def read(path: str | Path) -> tuple[dict, list[dict]]:
     "(header, rows) of the result at `path`; raises Damaged when it is not whole, or bears the name of another run"
@@ -248,9 +251,13 @@ def read(path: str | Path) -> tuple[dict, list[dict]]:
 
 # %% ../../nbs/07_experiments/07_store.ipynb #d503000f
 def say(message: str):
-    "One line on stderr; what cannot be printed, in a file's name say, is escaped"
+    """One line on stderr; what cannot be printed, in a file's name say, is escaped.
+
+    A reader who has gone, or a full disk behind stderr, stops nothing."""
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(message))
-    print(f"fedrepro: {line}\n", end="", file=sys.stderr, flush=True)  # in one piece: others write there too
+    with suppress(OSError, ValueError, AttributeError):  # None has no `write`: closed before the program began
+        sys.stderr.write(f"fedrepro: {line}\n")  # in one piece: others write there too
+        sys.stderr.flush()
 
 def set_aside(path: Path, why: Exception):
     "Rename a damaged result to `*.damaged` (numbered when there is one already) and say so"
@@ -271,6 +278,10 @@ def is_complete(path: str | Path) -> bool:
     "Whether the run at `path` is finished (complete or diverged) and whole; a damaged file is set aside"
     return read_or_set_aside(Path(path)) is not None
 
+def has_run(folder: Path, run_id: str) -> bool:
+    "Whether a tier's folder has the whole result of a run"
+    return any(map(is_complete, folder.glob(f"*-{run_id}.jsonl")))
+
 # %% ../../nbs/07_experiments/07_store.ipynb #83944aff
 def settings_columns(settings: dict) -> dict:
     "The settings of a run that a table selects by, flat"
@@ -288,7 +299,7 @@ def load_runs(folder: str | Path) -> list[tuple[Path, dict, list[dict]]]:
     return [(path, *run) for path, run in found if run is not None]
 
 # %% ../../nbs/07_experiments/07_store.ipynb #e9b53674
-LOADED = {}  # folder -> (its files, their rows): a page of tables asks for the same files again and again
+LOADED = {}  # folder -> (its files, their headers and rows): a page of tables asks for the same files again and again
 
 def state(folder: str | Path) -> list[tuple]:
     "Name, size, time and inode of each result in a folder; empty when one changed in the last two seconds"
@@ -299,21 +310,35 @@ def state(folder: str | Path) -> list[tuple]:
 
 def load_headers(folder: str | Path) -> list[dict]:
     "The headers of a tier's folder, each with its `file`"
-    return [header | {"file": path.name} for path, header, _ in load_runs(folder)]
+    return [dict(head) for head in _loaded(folder)[0]]
 
 def load_results(folder: str | Path) -> pd.DataFrame:
     """All results in a tier's folder: one row an evaluated round; the columns of an empty folder are `COLUMNS`.
 
     `diverged` is empty, or where the run diverged; if before its first evaluation, it has one row, without metrics."""
+    return _loaded(folder)[1].copy()
+
+def _loaded(folder: str | Path) -> tuple[list[dict], pd.DataFrame]:
+    "(headers, rows) of a folder, read again when one of its files has changed"
     def about(h):
         where = in_words(h["diverged"]) if h["status"] == "diverged" else ""
         return {"run_id": h["run_id"], "status": h["status"], "diverged": where, **settings_columns(h["settings"])}
     where, now = os.path.realpath(folder), state(folder)
-    if now and LOADED.get(where, [None])[0] == now: return LOADED[where][1].copy()
+    if now and LOADED.get(where, [None])[0] == now: return LOADED[where][1:]
     runs = load_runs(folder)
     frame = pd.DataFrame([{**about(header), "file": path.name, **row}
                           for path, header, rows in runs for row in (rows or [{"round": 0}])])
     for name in frame.columns.difference(ABOUT): frame[name] = pd.to_numeric(frame[name])  # null becomes NaN
     frame = frame.reindex(columns=[*COLUMNS, *(c for c in frame.columns if c not in COLUMNS)])
-    if len(runs) == len(now): LOADED[where] = now, frame  # all of them whole
-    return frame.copy()
+    heads = [header | {"file": path.name} for path, header, _ in runs]
+    if len(runs) == len(now): LOADED[where] = now, heads, frame  # all of them whole
+    return heads, frame
+
+def mixed(heads: list[dict]) -> list[str]:
+    "In what runs that are averaged differ, by their headers; raises InputError where it is the data"
+    seen = [{"code": h.get("code") or h["git_commit"], "versions": h["versions"], "device": h["device"],
+             "executor": "sequential" if h["executor"] == "processes" else h["executor"]} for h in heads]  # the same bits
+    data = {h["data_fingerprint"]: h["file"] for h in heads if h["data_fingerprint"]}
+    if len(data) > 1: raise InputError(f"{' and '.join(sorted(data.values())[:2])} were computed on different data "
+                                       f"({heads[0]['settings']['data']['name']}); move one of them away")
+    return [key for key in (seen[0] if seen else ()) if any(h[key] != seen[0][key] for h in seen)]

@@ -142,7 +142,7 @@ def sweep(planned: list[list[SweepPart]], seconds: float | None = None, quiet: b
             continue
         for name in ("done", "later", "theirs", "elsewhere"): getattr(whole, name).extend(getattr(report, name))
         whole.failed |= report.failed
-        whole.interrupted = report.interrupted
+        whole.interrupted, whole.signal = report.interrupted, report.signal
         if whole.interrupted: break
     return whole
 

@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['SOURCE', 'ROUND_FIELDS', 'PUBLISHED_ROUNDS', 'OWN_TIER', 'NETWORKS', 'COMPARED_METRICS', 'literal', 'method_named',
-           'rows_of', 'scaled', 'base_of', 'label_of', 'as_toml', 'written', 'said_of', 'checked', 'compare']
+           'rows_of', 'scaled', 'base_of', 'label_of', 'plain', 'as_toml', 'written', 'checked', 'compare']
 
 # %% ../../nbs/09_reporting/05_compare.ipynb #a4dbd5d5
 import json
-import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,8 @@ from ..experiments.loggers import Loggers, log_stored
 from ..experiments.rules import COUNT, DRIFT, SETTINGS, field_rules
 from ..experiments.runner import compute_runs
 from ..experiments.runs import run_id
-from ..experiments.specs import Spec, load_spec
+from ..experiments.spec_files import resolved
+from ..experiments.specs import Spec, spec_from
 from .notebook import StoredTable
 
 # %% ../../nbs/09_reporting/05_compare.ipynb #b60eb4a9
@@ -93,38 +93,35 @@ def label_of(base: dict[str, Any]) -> str:
     return f"{base['dataset']}, {base['clients']} clients, {kind}, {drift}"
 
 # %% ../../nbs/09_reporting/05_compare.ipynb #7a24e781
+def plain(value):
+    "`value` as a spec holds it; raises InputError for what TOML does not have"
+    if value is None: return "none"
+    if hasattr(value, "item"): value = value.item()  # of numpy
+    if isinstance(value, dict): return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)): return [plain(v) for v in value]
+    if isinstance(value, (str, bool, int, float)): return value
+    raise InputError(f"compare: {short(value)} is neither a number, a text, nor a list of them")
+
 def as_toml(value) -> str:
     "`value` as TOML on one line; raises InputError for what TOML does not have"
-    if value is None: return '"none"'
-    if hasattr(value, "item"): value = value.item()  # of numpy
+    value = plain(value)
     if isinstance(value, dict): return f"{{{', '.join(f'{k} = {as_toml(v)}' for k, v in value.items())}}}"
-    if isinstance(value, (list, tuple)): return "[" + ", ".join(map(as_toml, value)) + "]"
-    if isinstance(value, (str, bool)): return json.dumps(value)
-    if isinstance(value, (int, float)): return repr(value)
-    raise InputError(f"compare: {short(value)} is neither a number, a text, nor a list of them")
+    if isinstance(value, list): return "[" + ", ".join(map(as_toml, value)) + "]"
+    return json.dumps(value) if isinstance(value, (str, bool)) else repr(value)
 
 def written(raw: dict[str, Any]) -> str:
     "A spec as the text of a file: its plain keys, then its tables"
-    plain = [f"{key} = {as_toml(value)}" for key, value in raw.items() if not isinstance(value, (dict, list))]
+    top = [f"{key} = {as_toml(value)}" for key, value in raw.items() if not isinstance(value, (dict, list))]
     tables = [("base", raw["base"]), *((f"methods.{json.dumps(n)}", row) for n, row in raw["methods"].items())]
-    parts = [f"[{name}]\nsource = {as_toml(SOURCE)}\n" + "".join(f"{k} = {as_toml(v)}\n" for k, v in table.items())
-             for name, table in tables]
+    parts = [f"[{name}]\n" + "".join(f"{k} = {as_toml(v)}\n" for k, v in table.items()) for name, table in tables]
     columns = "".join(f"[[columns]]\n{k} = {as_toml(v)}\n" for c in raw["columns"] for k, v in c.items())
-    return "\n".join([*plain, "", columns, *parts, f"[tiers.{OWN_TIER}]\n"])
+    return "\n".join([*top, "", columns, *parts, f"[tiers.{OWN_TIER}]\n"])
 
-def said_of(error: InputError, file: Path) -> InputError:
-    "`error` without the name of a file that nobody has written"
-    return InputError(str(error).replace(f"{file}: ", "compare: ").replace("compare: base.", "compare: "))
-
-def checked(raw: dict[str, Any], folder: Path) -> tuple[Spec, str]:
-    "(spec, its text) of a comparison that is to be kept in `folder`; raises InputError"
-    text, name = written(raw), f"{raw['table']}.toml"
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place)/name
-        file.write_text(text, encoding="utf-8")
-        try: spec = load_spec(file)
-        except InputError as error: raise said_of(error, file) from None
-    return replace(spec, path=folder/name), text
+def checked(raw: dict[str, Any], folder: Path) -> Spec:
+    "The spec of a comparison that is to be kept in `folder`; raises InputError"
+    try: spec = spec_from(resolved(plain(raw), "compare"), Path("compare"))
+    except InputError as error: raise InputError(str(error).replace("compare: base.", "compare: ")) from None
+    return replace(spec, path=folder/f"{raw['table']}.toml")
 
 # %% ../../nbs/09_reporting/05_compare.ipynb #cd5def31
 def compare(methods, dataset: str = "digits", clients: int = 20, alpha: float | None = None, drift: str = "none",
@@ -140,12 +137,14 @@ def compare(methods, dataset: str = "digits", clients: int = 20, alpha: float | 
     computed again; `workers`: processes; `log`: loggers, or texts like tensorboard:DIR."""
     base, rows, folder = base_of(locals()), rows_of(methods), Path(folder).expanduser()  # locals: the arguments
     raw = {"title": f"{', '.join(rows)} on {dataset}"[:200], "paper": "Comparison", "kind": "table",
-           "metric": choice(metric, COMPARED_METRICS, "compare: metric"), "statistic": "last", "base": base,
-           "columns": [{"label": label_of(base)[:80]}], "methods": {k: scaled(row, rounds) for k, row in rows.items()}}
+           "metric": choice(metric, COMPARED_METRICS, "compare: metric"), "statistic": "last",
+           "base": {"source": SOURCE} | base, "columns": [{"label": label_of(base)[:80]}],
+           "methods": {k: {"source": SOURCE} | scaled(row, rounds) for k, row in rows.items()}, "tiers": {OWN_TIER: {}}}
     raw["table"] = f"{dataset.replace(' ', '')}-{run_id({'text': written(raw)})[:8]}"
-    (spec, text), loggers = checked(raw, folder), Loggers.of(log)
+    spec, loggers = checked(raw, folder), Loggers.of(log)
     cells = spec.runs(OWN_TIER)
-    report = compute_runs(cells, folder/"results", data, device, workers, quiet, executor, on_done=loggers)
+    report = compute_runs(cells, folder/"results", data=data, device=device, workers=workers, quiet=quiet, how=executor,
+                          on_done=loggers)
     log_stored(loggers, cells, folder/"results")
-    write_atomic(spec.path, text.encode())
+    write_atomic(spec.path, written(raw).encode())
     return StoredTable(spec, OWN_TIER, folder/"results", report)

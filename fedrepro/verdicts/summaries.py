@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WINDOWS', 'stored_runs', 'to_target', 'run_swing', 'seed_values', 'paired', 'arrivals', 'arrival_text', 'processors',
-           'ratios']
+           'mixed_cells', 'ratios']
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #a7b0ca2c
 import math
@@ -19,7 +19,7 @@ from ..experiments import rules
 from ..experiments.local_study import group_ratios
 from ..experiments.runs import PlannedRun
 from ..experiments.specs import SEEDS, STATISTICS, Spec
-from ..experiments.store import load_headers, load_results
+from ..experiments.store import load_headers, load_results, mixed
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #71228f44
 def stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -> list[tuple[PlannedRun, pd.DataFrame]]:
@@ -107,6 +107,15 @@ def processors(spec: Spec, tier: str, results: str | Path | None, run_ids) -> st
     heads = load_headers(Path(results or spec.results) / tier)
     return "; ".join(sorted({h["cpu"] + (f", {h['device']}" if h["device"] not in ("cpu", None) else "")
                              for h in heads if h["run_id"] in set(run_ids) and h["cpu"]}))
+
+def mixed_cells(spec: Spec, tier: str, results: str | Path | None, runs: pd.DataFrame) -> list[str]:
+    """Notes for below a table: in what runs of one cell differ but for their seed. Raises InputError for other data
+
+    `runs` has the columns row, column and run_id, as `seed_values`."""
+    heads = {h["run_id"]: h for h in load_headers(Path(results or spec.results) / tier)}
+    cells = [mixed([heads[run] for run in part.run_id if run in heads]) for _, part in runs.groupby(["row", "column"])]
+    found = {key: sum(key in cell for cell in cells) for key in dict.fromkeys(key for cell in cells for key in cell)}
+    return [f"runs of one cell differ in their {key}: {n} of {len(cells)} cells" for key, n in found.items()]
 
 def ratios(frame: pd.DataFrame) -> list[str]:
     "For each column of a table of times (lines of `tables.table`): the first row over each other, ours and published"

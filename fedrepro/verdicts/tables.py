@@ -11,6 +11,7 @@ __all__ = ['DEFINITIONS', 'STATISTIC_WORDS', 'SHORT', 'JUDGED', 'UNKNOWN_VALUE',
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #976c4c21
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from html import escape
@@ -26,7 +27,8 @@ from ..experiments.local_study import POINTS, STUDY_METRICS
 from ..experiments.specs import Column, Spec
 from ..experiments.studies import start_notes
 from .independent import places, same_runs
-from .summaries import WINDOWS, arrival_text, arrivals, processors, ratios, seed_values, stored_runs
+from .summaries import (
+    WINDOWS, arrival_text, arrivals, mixed_cells, processors, ratios, seed_values, stored_runs)
 from .verdicts import VERDICTS, default_margin, verdict
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #061206ea
@@ -314,7 +316,8 @@ def _md(title: str, lines: dict, blocks: dict, foot: list) -> str:
     for name, frame in blocks.items():
         rows = [list(frame.columns), ["---"] * frame.shape[1], *frame.values.tolist()]
         out += ["", f"**{name}**", "", *("| " + " | ".join(map(safe, r)) + " |" for r in rows)]
-    return "\n".join([*out, "", *(["\n\n".join(foot)] if foot else [])]) + "\n"
+    text = "\n".join([*out, "", *(["\n\n".join(foot)] if foot else [])]) + "\n"
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)  # Markdown lets tags of HTML pass
 
 def _html(title: str, lines: dict, blocks: dict, foot: list) -> str:
     items = [f"<li><b>{escape(k)}</b>: {escape(v)}</li>" for k, v in lines.items()]
@@ -332,4 +335,5 @@ def render(spec: Spec, tier: str, format: str = "text", results: str | Path | No
     blocks = {heading(c, tier == "paper"): block(frame[frame.column == c.label], spec.statistic)
               for c in spec.tier_columns(tier)}
     notes = start_notes(stored_runs(spec, tier, results)) if "study" in spec.base else []
+    notes += mixed_cells(spec, tier, results, seed_values(spec, tier, results))
     return FORMATS[format](title(spec), header(spec, tier, frame), blocks, [*notes, *footer(spec, tier, frame)])

@@ -1,0 +1,154 @@
+"Every way of ending is like Ctrl-C: what is finished is kept, nothing is left behind, and the same command goes on"
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from fedrepro.experiments import store
+from test_cli import CSV, SPEC
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+LONG = SPEC.replace("clients = 3", "clients = 3\nevery = 500").replace("{value = 1, source", "{value = 500, source")
+
+
+@pytest.fixture
+def spec(tmp_path):
+    path = tmp_path / "papers/demo/t.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(LONG)
+    (path.parent / "t.published.csv").write_text(CSV)
+    return path
+
+
+def listen():
+    "As from a terminal, whatever this process has been told"
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP): signal.signal(number, signal.SIG_DFL)
+
+
+def started(*command, **more):
+    env = {k: v for k, v in os.environ.items() if k != "CI"} | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listen) | more
+    return subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, env=env, text=True, start_new_session=True, **pipes)
+
+
+def until(true, seconds=90):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(.05)
+
+
+def alive(session):
+    with suppress(ProcessLookupError):
+        os.killpg(session, 0)
+        return True
+    return False
+
+
+def left(results):
+    "Names of what is neither a result nor a checkpoint"
+    return [p.name for p in results.rglob("*") if p.is_file() and p.suffix != ".jsonl" and p.parent.name != "checkpoints"]
+
+
+@pytest.mark.parametrize("number, workers, everybody", [(signal.SIGTERM, 2, False), (signal.SIGHUP, 1, True)])
+def test_a_scheduler_and_a_closed_terminal(spec, tmp_path, number, workers, everybody):
+    "One line, its own exit code, no lease, no semaphore; a run goes on from its checkpoint. Pays for a driver and its workers"
+    results = tmp_path / "r"
+    command = ("-m", "fedrepro", "run", spec, "--workers", workers, "--results", results, "--checkpoint", 1, "--device", "cpu")
+    process = started(*command)
+    until(lambda: len(list(results.rglob("*-00000*.json"))) >= workers or process.poll() is not None)
+    (os.killpg if everybody else os.kill)(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number and out == "", err
+    assert len(err.splitlines()) == 1 and "0 computed, 0 were there; interrupted" in err and "the same command goes on" in err
+    until(lambda: not alive(process.pid), 20)
+    assert left(results) == [] and len(list(results.rglob("checkpoints/*.json"))) >= workers
+
+
+LATE = """
+import os, signal, sys
+from fedrepro.cli.main import interrupts
+with interrupts():
+    try: os.kill(os.getpid(), signal.SIGTERM); signal.pause()
+    except KeyboardInterrupt: os.kill(os.getpid(), signal.SIGINT); signal.pause()
+"""
+
+
+def test_a_second_signal_ends_at_once():
+    process = started("-c", LATE)
+    assert process.communicate(timeout=60) == ("", "") and process.returncode == 130
+
+
+def test_what_nohup_ignores_stays_ignored():
+    script = "import os, signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\nfrom fedrepro.cli.main import interrupts\nwith interrupts(): os.kill(os.getpid(), signal.SIGHUP)"
+    assert started("-c", script).wait(60) == 0
+
+
+METHODS = "import sys\nfrom fedrepro.engine.method import FedAvg\n{}class Mine(FedAvg):\n    def init_server(self, federation): {}\n"
+
+
+@pytest.mark.parametrize("top, hook, words", [("sys.exit(0)\n", "pass", "SystemExit: 0"), ("", "sys.exit(0)", "ended the program"),
+                                              ("", "sys.exit(0) if federation.seed else None; return super().init_server(federation)", "SystemExit: 0")])
+def test_what_ends_the_program_is_no_success(spec, tmp_path, monkeypatch, capsys, top, hook, words):
+    "`sys.exit(0)` in a file of methods, in a method before anything is computed, and in one of its runs"
+    from fedrepro.cli.main import main
+    from fedrepro.engine.method import METHODS as known
+    (tmp_path / "mine_ends.py").write_text(METHODS.format(top, hook))
+    spec.write_text(SPEC.replace("[methods.FedProx]\nmu = {value = 0.1, source = \"guess: a test\"}", "[methods.Mine]"))
+    monkeypatch.setenv("FEDREPRO_METHODS", "")
+    try: code = main(["--import", str(tmp_path / "mine_ends.py"), "run", str(spec), "--workers", "1", "--results", str(tmp_path / "r")])
+    finally:
+        known.pop("Mine", None)
+        sys.modules.pop("mine_ends", None)
+    done = [store.read(p)[0]["settings"]["seed"] for p in (tmp_path / "r").rglob("Mine*.jsonl")]
+    assert code and words in capsys.readouterr().err and done == ([0] if "seed" in hook else [])
+
+
+@pytest.mark.parametrize("where", ["closed", "gone", "full"])
+def test_nobody_reads_what_is_said(spec, tmp_path, monkeypatch, where):
+    "Stderr closed, or its reader gone, or its disk full: the run is computed all the same. Pays for a driver whose stderr is closed"
+    from fedrepro.cli.main import main
+    spec.write_text(SPEC.replace("[methods.FedProx]\nmu = {value = 0.1, source = \"guess: a test\"}\n", ""))
+    command = ["run", str(spec), "--workers", "1", "--seeds", "1", "--results", str(tmp_path / "r")]
+    monkeypatch.delenv("CI", raising=False)
+    if where == "closed":
+        started("-m", "fedrepro", *command, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.close(2)).wait(60)
+    else:
+        read, write = os.pipe()
+        os.close(read)
+        stream = open(write if where == "gone" else "/dev/full", "w")
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert main(command) == 0
+        with suppress(OSError): stream.close()
+    assert len(list(tmp_path.rglob("*.jsonl"))) == 1
+
+
+# --- specs that an adversary writes
+
+def test_long_chains_end(tmp_path):
+    "Rows that are like each other, and files that extend each other, however many; a circle is named"
+    from fedrepro.core.errors import InputError
+    from fedrepro.experiments.spec_files import ancestors, extended
+    rows = {f"r{i}": {"like": f"r{i + 1}"} for i in range(3000)} | {"r3000": {}}
+    assert len(ancestors(rows, "r0", "here")) == 3000
+    with pytest.raises(InputError, match=r"methods.r3000.like: r0 is like r3000 itself"): ancestors(rows | {"r3000": {"like": "r0"}}, "r0", "here")
+    for i in range(1200): (tmp_path / f"{i}.toml").write_text(f'v{i} = 1\nextends = "{i + 1}.toml"')
+    (tmp_path / "1200.toml").write_text("v1200 = 1")
+    assert len(extended(tmp_path / "0.toml")) == 1201
+    (tmp_path / "1200.toml").write_text('extends = "7.toml"')
+    with pytest.raises(InputError, match="7.toml: extends itself"): extended(tmp_path / "0.toml")
+
+
+def test_a_name_may_not_begin_a_formula(spec):
+    "matplotlib would read it as one, and fail where it is none"
+    from fedrepro.core.errors import InputError
+    from fedrepro.experiments.specs import load_spec
+    spec.write_text(SPEC.replace("[methods.FedAvg]", '[methods."$\\\\frac$"]\nclass = "FedAvg"'))
+    with pytest.raises(InputError, match=r"has a '\$'") as error: load_spec(spec)
+    assert "\n" not in str(error.value)
