@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -40,12 +41,11 @@ def texts(path):
             if "text/markdown" in out.get("data", {}): yield "".join(out["data"]["text/markdown"])
 
 
+@cache
 def inline(path):
     "Every inline token of a page, with its text's block token"
-    for text in texts(path):
-        tokens = MARKDOWN.parse(text)
-        for before, token in zip([None, *tokens], tokens):
-            if token.type == "inline": yield before, token
+    parsed = [MARKDOWN.parse(text) for text in texts(path)]
+    return [pair for tokens in parsed for pair in zip([None, *tokens], tokens) if pair[1].type == "inline"]
 
 
 def slug(heading):
@@ -54,6 +54,7 @@ def slug(heading):
     return re.sub(r"^[^a-z]+", "", re.sub(r"\s", "-", text)) or "section"
 
 
+@cache
 def anchors(path):
     "Every anchor of a page: its headings, and ids written as {#id}"
     headings = [token.content for before, token in inline(path) if before and before.type == "heading_open"]

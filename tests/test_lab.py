@@ -17,7 +17,7 @@ import websocket
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
-PAGES = ["nbs/01_core/01_trees.ipynb", "nbs/06_methods/11_feddc.ipynb", "nbs/12_results/00_summary.ipynb"]
+PAGES = ["nbs/01_core/01_trees.ipynb", "nbs/12_results/00_summary.ipynb"]  # code and values; tables, pictures and the store
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 WHY = f"none of {', '.join(BROWSERS)} is installed: JupyterLab is not looked at"
