@@ -1,6 +1,6 @@
 # make demo   FedCCFA's Table 2 at smoke size, ours beside the published numbers (figure and notebook under out/)
 # make test   everything that must pass before a change is kept; the demo is its last step
-# make chaos SEED=1..20   sweeps whose workers, drivers, disk and files are attacked at random; every cell must come out whole
+# make chaos SEED=1..20   sweeps whose workers, drivers, disk and files are attacked at random; every run must come out whole
 # make site               the documentation under out/site, by quarto, which must be installed
 # make smoke              every table and figure at tier smoke, one seed: run, printed and drawn under out/smoke
 # make bench              samples a second of every executor, a plain loop, other simulators

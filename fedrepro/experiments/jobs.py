@@ -50,7 +50,7 @@ def refuse_taken(path: Path):
         raise InputError(f"{path} is there but cannot be used; move it away or choose another folder with --results")
 
 def stack_key(cell: PlannedRun) -> str:
-    "Equal for cells that differ in nothing but their drift, and for studies of one federation"
+    "Equal for runs that differ in nothing but their drift, and for studies of one federation"
     return json.dumps(studies.shared(cell.settings) | {"drift": None}, sort_keys=True)
 
 def active_run(cell: PlannedRun, data, device: str) -> ActiveRun:
@@ -97,7 +97,7 @@ def run_job(cells: list[PlannedRun], results: str | Path, data=None, device: str
 
 def run_ours(todo: list[PlannedRun], results: str | Path, data, device: str, how: str, workers: int,
              on_round: Callable | None, every: int | None, until: float):
-    "Compute cells that nobody else computes; the arguments are those of `run_job`"
+    "Compute runs that nobody else computes; the arguments are those of `run_job`"
     for c in todo: refuse_taken(store.run_path(results, c))
     store.provenance()  # of the code as it is now, not when the run ends
     courses = [active_run(c, data, device) for c in todo]
@@ -144,7 +144,7 @@ def compute_run(cell: PlannedRun, results: str | Path, data=None, device: str = 
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #ebfe44b2
 def shape(cell: PlannedRun) -> str:
-    "Equal for cells that differ in nothing but their drift, their seed, and numbers of their method"
+    "Equal for runs that differ in nothing but their drift, their seed, and numbers of their method"
     fields = {n: None if type(v) is float else v for n, v in cell.settings["method"]["fields"].items()}
     return json.dumps(json.loads(stack_key(cell)) | {"seed": None,
                                                      "method": cell.settings["method"] | {"fields": fields}},
