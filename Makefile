@@ -107,7 +107,7 @@ smoke: $(READY)
 
 nightly: $(READY)
 	$(call step,nightly: generated inputs and golden bands)
-	FEDREPRO_NIGHTLY=1 $(PY) -m pytest tests/test_input.py tests/test_partition.py tests/test_store.py tests/test_bands.py --durations 5 -n 2
+	FEDREPRO_NIGHTLY=1 $(PY) -m pytest tests/test_input.py tests/test_bands.py --durations 5 -n 2
 	FEDREPRO_NIGHTLY=1 $(PY) -m pytest tests -m nightly --durations 12 -n 2 --dist loadfile --no-loadscope-reorder
 	@$(MAKE) --no-print-directory chaos SEED=1..3
 	@$(MAKE) --no-print-directory smoke

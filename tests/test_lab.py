@@ -131,6 +131,7 @@ def looked_at(tab: Tab, page: str, folder: Path):
 @needs_browser
 @pytest.mark.parametrize("page", PAGES)
 def test_run_all_in_jupyterlab(tab, lab, page, folder, tmp_path):
+    "Pays for JupyterLab and chromium, started once, and for the cells of the page"
     saved = run_all(tab, lab, page)
     code = [c for c in saved["cells"] if c["cell_type"] == "code" and "".join(c["source"]).strip()]
     errors = [o for c in code for o in c["outputs"] if o["output_type"] == "error"]

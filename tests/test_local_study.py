@@ -329,6 +329,7 @@ def test_a_ratio_is_judged_by_its_own_margin():
 
 
 def test_run_table_and_figure_from_the_command_line(tmp_path, capsys):
+    "Pays for the federations from which two studies start"
     where = ["--tier", "smoke", "--results", str(tmp_path)]
     assert main(["run", "lfd/table5", *where, "--methods", "FedAvg,LfD", "--seeds", "1", "--quiet", "--workers", "1"]) == 0
     text = capsys.readouterr().out
