@@ -1,6 +1,5 @@
 "The command line: what it prints, its exit codes, and one clear line for everything a person can get wrong"
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
