@@ -87,6 +87,7 @@ def first(tmp_path_factory): return result(tmp_path_factory.mktemp("first"), "pl
     ("workers", dict(PYTHONHASHSEED="2", LC_ALL="C", TZ="Asia/Kathmandu")),  # two worker processes
     ("backwards", dict(PYTHONHASHSEED="1", LC_ALL="C.UTF-8", TZ="America/St_Johns", PYTHONUTF8="1"))])  # and global draws between rounds
 def test_fresh_processes_agree_for_every_method(first, tmp_path, how, env):
+    "Pays for three processes that run every method, one with two workers"
     again = result(tmp_path, how, **env)
     assert set(again) == set(METHODS)
     assert not [f"{name}: {part}" for name in METHODS for part in first[name] if again[name][part] != first[name][part]]

@@ -119,7 +119,7 @@ def run_cost(cell: PlannedRun, of: Trial) -> Cost:
     return Cost(samples, flops, of.seconds / of.flops * flops if of.flops else 0., BASE + of.data + states)
 
 def work_key(cell: PlannedRun) -> str:
-    "Equal for cells whose first clients have the same work"
+    "Equal for runs whose first clients have the same work"
     left = ("seed", "cohort_seed", "cohorts", "rounds", "every", "last", "drift", "study")
     return json.dumps({k: v for k, v in cell.settings.items() if k not in left}, sort_keys=True)
 

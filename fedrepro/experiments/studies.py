@@ -104,7 +104,7 @@ def conclude(cell: PlannedRun, course: ActiveRun):
 
 # %% ../../nbs/07_experiments/05_studies.ipynb #b1b6925b
 def check_study(cell: PlannedRun, data, device: str):
-    "Raises InputError unless the study of this cell can be run"
+    "Raises InputError unless the study of this run can be computed"
     course = prelude(cell, data, device, "")
     course.history = History(snapshot=begin(course.method, course.federation))
     settings = cell.settings["study"]
@@ -121,7 +121,7 @@ def check_study(cell: PlannedRun, data, device: str):
 
 # %% ../../nbs/07_experiments/05_studies.ipynb #ef86ce04
 def start_notes(runs: list[tuple[PlannedRun, pd.DataFrame]]) -> list[str]:
-    "Lines for below a table of studies, from its cells with their rows: accuracy and round of the starting models"
+    "Lines for below a table of studies, from its runs with their rows: accuracy and round of the starting models"
     lines, mine = {}, {c.run_id: (c, run) for c, run in runs if "accuracy" in c.settings.get("study", {})}
     for cell, run in mine.values():
         study, start = cell.settings["study"], run[run["epoch"] == 0] if "epoch" in run else run[:0]
