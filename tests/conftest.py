@@ -6,7 +6,7 @@ import pytest
 def said(capsys, monkeypatch):
     "(exit code, stdout, stderr) of a command, run here, and by one worker unless it asks for more"
     from fedrepro.cli.main import main
-    for place in ("executors.executors", "experiments.cluster"): monkeypatch.setattr(f"fedrepro.{place}.cores", lambda: 1)
+    for place in ("executors.processes", "experiments.cluster"): monkeypatch.setattr(f"fedrepro.{place}.cores", lambda: 1)
     def said(*argv):
         code = main([str(a) for a in argv])
         return code, *capsys.readouterr()

@@ -40,10 +40,10 @@ def place(text: str | Path) -> Path:
 def method_names() -> list[str]:
     "The package's methods, read from the text of its modules"
     texts = [f.read_text(encoding="utf-8") for f in (Path(fedrepro.__file__).parent/"methods").glob("*.py")]
-    classes = [found for text in texts for found in re.findall(r"^class (\w+)\(([\w, ]+)\):", text, re.M)]
+    classes = [found for text in texts for found in re.findall(r"^class (\w+)\(([\w, =]+)\):", text, re.M)]
     names = {"FedAvg"}
     for _ in classes: names |= {name for name, bases in classes if names & set(bases.split(", "))}
-    return sorted(names, key=str.lower)
+    return sorted(names - {name for name, bases in classes if "listed=False" in bases}, key=str.lower)
 
 def spec_names() -> list[str]:
     "The specs in `papers` of the working folder and of the package"
