@@ -229,8 +229,8 @@ def test_the_papers_own_shape(spec):
     assert judged.rows[0][3].startswith("contradicted, p") and "q" in judged.rows[0][3] and judged.rows[1][3] == "consistent"
     text = " ".join(render(spec, "paper").split())
     for said in ["FedCCFA, table 2: A small one", "generalised_accuracy: %, mean over all clients", "last evaluated round",
-                 "Tier paper: the published setting", "(no loader): CINIC-10, 5 clients", "Not run yet: digits, 4 clients",
-                 "Rows that the spec does not have: IFCA", "1 consistent", "95 % prediction interval", "X contradicted"]: assert said in text, said
+                 "Tier paper: the published setting", "(no loader): CINIC-10, 5 clients", "not run yet: digits, 4 clients",
+                 "rows that the spec does not have: IFCA", "1 consistent", "95 % prediction interval", "X contradicted"]: assert said in text, said
 
 def test_a_terminal_of_any_width_gets_whole_numbers(spec):
     put(spec, "paper", "FedAvg", ONE, [69, 70, 71])

@@ -77,7 +77,7 @@ def own_rows(spec: Spec) -> list[str]:
     return [r.name for r in spec.rows.values() if r.method.lower().startswith(spec.folder)]
 
 def leads(paper: str, tier: str = "small", results=None, root=None) -> tuple[int, int, int]:
-    "(columns of tables in which at least three published rows have runs, led by the paper's method here, in the paper)"
+    "(columns with runs of the paper's method and of others, three rows at least; led by it here; led in the paper)"
     found, name = [], specs_of(paper, root)[0].paper
     for spec in specs_of(paper, root):
         if spec.paper != name or spec.kind != "table" or not spec.published or spec.difference: continue
@@ -85,7 +85,7 @@ def leads(paper: str, tier: str = "small", results=None, root=None) -> tuple[int
         frame, mine = table(spec, tier, results), own_rows(spec)
         both = frame["mean"].notna() & frame.published_mean.notna() & frame.metric.str.contains("accuracy")
         for _, part in frame[both].groupby("column"):
-            if len(part) > 2 and set(part.row) & set(mine):
+            if len(part) > 2 and set(part.row) & set(mine) and set(part.row) - set(mine):
                 found.append([part.row[part[k].idxmax()] in mine for k in ("mean", "published_mean")])
     return len(found), sum(a for a, _ in found), sum(b for _, b in found)
 
@@ -214,7 +214,7 @@ def table_part(spec: Spec, tier: str, results=None, root=None, heard: set[str] |
     new = [n for n in [*ends(spec, tier, frame), *about(spec, tier, frame)] if n not in heard]
     heard |= set(new)
     notes = "\n".join(f"- {said(n)}" for n in new)
-    wait = "; ".join(w[0].lower() + w[1:] for w in waiting(spec, tier, frame))
+    wait = "; ".join(waiting(spec, tier, frame))
     parts = [f"*{said(says)}* {said(spec.tier(tier).caption)}".strip(), grids_html([main]),
              said(f"Waiting: {wait}.") if wait else "",
              folded("Each judged number in words", grids_html([verdicts_in_words])) if verdicts_in_words else "",

@@ -7,8 +7,8 @@ __all__ = ['DEFINITIONS', 'STATISTIC_WORDS', 'SHORT', 'JUDGED', 'UNKNOWN_VALUE',
            'DIVERGED', 'HARDWARE', 'mean_std', 'plus_minus', 'half_width', 'unjudged', 'read_published', 'matching',
            'published_cell', 'published_gap', 'table_rows', 'judgement', 'cell_line', 'as_code_prints', 'table',
            'q_values', 'small', 'signed', 'judged_in_words', 'judged_grid', 'ours_in_words', 'number_cell', 'with_runs',
-           'paper_grid', 'statistics_grid', 'target_grids', 'waiting', 'value_in_words', 'reduced', 'to', 'measured',
-           'about', 'ends', 'margins', 'title', 'heading', 'own_settings', 'best_tier', 'table_sheet', 'render']
+           'heading', 'paper_grid', 'statistics_grid', 'target_grids', 'waiting', 'value_in_words', 'reduced', 'to',
+           'measured', 'about', 'ends', 'margins', 'title', 'own_settings', 'best_tier', 'table_sheet', 'render']
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #976c4c21
 import math
@@ -246,6 +246,13 @@ def with_runs(frame: pd.DataFrame, axis: str) -> list[str]:
     there = set(frame[axis][frame.seeds != ""])
     return [name for name in dict.fromkeys(frame[axis]) if name in there]
 
+def heading(column: Column, judged: bool) -> str:
+    "A column's heading: the setting and, where it is another one, whose published numbers stand beside it"
+    words = {"clients": "{} clients", "dataset": "{}"}
+    beside = ", ".join(words.get(k, k.replace("_", " ") + " {}").format(v)
+                       for k, v in column.published.items() if k != "method")
+    return column.label + (f" [published: {beside}]" if beside and not judged and beside != column.label else "")
+
 def paper_grid(spec: Spec, tier: str, frame: pd.DataFrame, link: Callable = lambda line: "") -> Grid:
     "The table in the paper's shape, of rows and columns with runs; `link`: a line of the long form -> its address"
     rows, columns = with_runs(frame, "row"), [c for c in spec.tier_columns(tier)
@@ -285,11 +292,11 @@ def waiting(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     for c in (c for c in spec.tier_columns(tier) if c.label not in there):
         word, reason = ("cannot be run", c.missing) if c.missing else out_of_reach(spec, tier, row, c, reach)
         why.setdefault((word or "not run yet", reason), []).append(c.label)
-    out = [f"{word[0].upper()}{word[1:]}{f' ({reason})' * bool(reason)}: {'; '.join(labels)}"
+    out = [f"{word}{f' ({reason})' * bool(reason)}: {'; '.join(labels)}"
            for (word, reason), labels in why.items()]
     gone = [r for r in dict.fromkeys(frame.row) if there and r not in with_runs(frame, "row")]
-    rows = {"Rows not run": [r for r in gone if r in spec.rows],
-            "Rows that the spec does not have": [r for r in gone if r not in spec.rows]}
+    rows = {"rows not run": [r for r in gone if r in spec.rows],
+            "rows that the spec does not have": [r for r in gone if r not in spec.rows]}
     return out + [f"{word}: {'; '.join(names)}" for word, names in rows.items() if names]
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #05de03d5
@@ -362,13 +369,6 @@ def margins(spec: Spec, frame: pd.DataFrame) -> str:
 def title(spec: Spec) -> str:
     "Paper, number and title of the table, e.g. 'FedCCFA, table 2: Generalised accuracy under ...'"
     return f"{spec.paper}, {spec.kind} {spec.table}: {spec.title}"
-
-def heading(column: Column, judged: bool) -> str:
-    "A column's heading: the setting and, where it is another one, whose published numbers stand beside it"
-    words = {"clients": "{} clients", "dataset": "{}"}
-    beside = ", ".join(words.get(k, k.replace("_", " ") + " {}").format(v)
-                       for k, v in column.published.items() if k != "method")
-    return column.label + (f" [published: {beside}]" if beside and not judged and beside != column.label else "")
 
 def own_settings(spec: Spec, tier: str) -> list[str]:
     "The settings of a table that no paper has, and what its rows set themselves"
