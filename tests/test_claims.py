@@ -65,7 +65,6 @@ rows = ["FedCCFA"]
 columns = ["A"]
 '''
 
-
 @pytest.fixture
 def demo(tmp_path):
     "A papers/ folder with one spec of three published rows, one extra row, two columns"
@@ -75,7 +74,6 @@ def demo(tmp_path):
     (folder / "demo/t.published.csv").write_text(CSV)
     (folder / "demo/claims.toml").write_text(ONE)
     return folder
-
 
 def put(demo, row, values, column="A", tier="paper", curve=None):
     "One run a seed of `row`, which ends in its value; None = diverged in round 1"
@@ -88,9 +86,7 @@ def put(demo, row, values, column="A", tier="paper", curve=None):
         store.write(store.run_path(spec.results, c), head,
                     [dict(round=t, generalised_accuracy=float(a)) for t, a in enumerate(curve_[-c.rounds:], 1)])
 
-
 def only(demo, tier="paper"): return verdicts(tier, root=demo).iloc[0]
-
 
 # --- the numbers
 
@@ -102,16 +98,13 @@ def test_the_test_is_scipys_paired_one(n):
     assert math.isclose(above, stats.ttest_rel(a, b, alternative="greater").pvalue, rel_tol=1e-12)
     assert math.isclose(below, stats.ttest_rel(a, b, alternative="less").pvalue, rel_tol=1e-12)
 
-
 @pytest.mark.parametrize("d", [[], [3.], [.1 + .2, .3, .3], [2., 2.], [0., 0., 0.]])
 def test_without_seeds_or_spread_there_is_no_p(d): assert all(map(math.isnan, paired_test(d)))
-
 
 def test_holm_by_hand():
     assert np.allclose(holm([.01, .04, .03, .005]), [.03, .06, .06, .02])
     assert np.allclose(holm([.5, .9]), [1, 1]) and holm([.02]) == [.02]
     assert math.isnan(holm([math.nan, .02])[0]) and holm([math.nan, .02])[1] == .02
-
 
 def test_joint_and_effect():
     low, high = Comparison("low", {0: 1., 1: 2.}), Comparison("high", {0: 5., 1: 6.})
@@ -119,11 +112,9 @@ def test_joint_and_effect():
     assert effect([high, low], "all")[:2] == (low, 1.5) and effect([low, high], "any")[:2] == (high, 5.5)
     assert math.isclose(effect([low], "all")[2], stats.t.ppf(.975, 1) * .5, rel_tol=1e-9)
 
-
 def test_first_round_to_a_target():
     run = pd.DataFrame({"round": [2, 4, 6], "a": [50., 70., 60.]})
     assert [first_round(run, "a", t) for t in (50, 60, 70, 70.1)] == [2, 4, 4, 7]
-
 
 # --- what is claimed
 
@@ -135,14 +126,12 @@ def test_every_listed_claim_is_checked_once_and_its_numbers_are_untouched():
     assert {c.paper for c in found if not c.listed} == {"FedDC"} and all(math.isnan(c.published) for c in found if not c.listed)
     assert not any("claims" in name for name in find_specs())
 
-
 def test_every_claim_names_rows_and_columns_that_exist():
     for c in read_claims():
         spec = load_spec(c.spec)
         assert set(c.rows) | set(c.against) <= set(spec.rows), c.says
         assert set(c.columns) <= {col.label for col in spec.columns} and c.columns, c.says
         if c.reduced: assert set(c.reduced) <= {col.label for col in spec.tier_columns("small")}, c.says
-
 
 def test_the_gains_in_the_text_are_those_of_the_published_table():
     "the second best of the paper is among the rows that are compared, and the gain over it is the claimed one"
@@ -156,7 +145,6 @@ def test_the_gains_in_the_text_are_those_of_the_published_table():
         seen += 1
     assert seen == 6
 
-
 @pytest.mark.parametrize("change, word", [
     ('kind = "gain over all others"', 'kind = "guess"'), ('rows = ["FedCCFA"]', 'rows = "FedCCFA"'),
     ('source = "text 1"', 'sauce = "text 1"'), ('source = "text 1"\n', ''), ('paper = "Demo"', 'listed = {paper = "Demo"}'),
@@ -166,7 +154,6 @@ def test_bad_claims_are_refused_in_one_line(demo, change, word):
     with pytest.raises(InputError) as error: read_claims(demo)
     assert "\n" not in str(error.value) and "demo" in str(error.value)
 
-
 def test_a_claim_of_the_list_that_nobody_checks_or_two_do_is_refused(demo):
     (demo / "claims.csv").write_text("paper,table,method,dataset,setting,metric,mean,std\nDemo,T,M,D,S,gain,2.5,\n")
     with pytest.raises(InputError, match="checked 0 times"): read_claims(demo)
@@ -175,7 +162,6 @@ def test_a_claim_of_the_list_that_nobody_checks_or_two_do_is_refused(demo):
     assert read_claims(demo)[0].published == 2.5 and read_claims(demo)[0].listed
     (demo / "demo/claims.toml").write_text(listed * 2)
     with pytest.raises(InputError, match="checked 2 times"): read_claims(demo)
-
 
 # --- verdicts
 
@@ -193,13 +179,11 @@ def test_supported_contradicted_and_no_claim(demo):
     put(demo, "FedCCFA", [75., 71., 72.3])
     assert only(demo).verdict.startswith("no claim (p = 0.")
 
-
 def test_one_seed_is_no_claim(demo):
     for row, v in dict(FedCCFA=90., FedAvg=50., IFCA=60.).items(): put(demo, row, [v])
     found = only(demo)
     assert found.verdict == "no claim (n = 1)" and found.effect == 30. and math.isnan(found.p)
     assert interval(found) == "+30.00 (1)"
-
 
 def test_seeds_are_paired(demo):
     "seeds vary by ten points, the gain by a tenth: only a paired test can see it; a seed of one side alone is left out"
@@ -208,13 +192,11 @@ def test_seeds_are_paired(demo):
     put(demo, "FedCCFA", [61., 71.1, 80.9])
     assert only(demo).verdict == "supported" and only(demo).n == 3
 
-
 def test_a_rival_that_is_not_run_leaves_no_claim(demo):
     put(demo, "FedAvg", [70., 70.4, 69.8])
     put(demo, "FedCCFA", [75., 75.2, 74.7])
     found = only(demo)
     assert found.verdict == "no claim (1 of 2 comparisons run)" and found.why == "not run: IFCA"
-
 
 def test_who_diverged_is_said(demo):
     put(demo, "FedAvg", [70., 70.4, 69.8])
@@ -225,16 +207,13 @@ def test_who_diverged_is_said(demo):
     put(demo, "FedCCFA", [75., None, 74.7])
     assert only(demo).verdict == "no claim (diverged)"
 
-
 def test_reduced_tiers_are_shown_and_not_judged(demo):
     for row, v in dict(FedCCFA=90., FedAvg=50., IFCA=60.).items(): put(demo, row, [v, v + .3, v - .1], tier="small")
     found = only(demo, "small")
     assert found.verdict == "not judged (reduced)" and round(found.effect) == 30 and only(demo).verdict == "not run"
     with pytest.raises(InputError, match="'big'.*paper, small"): verdicts("big", root=demo)
 
-
 def two(**more): return ONE.replace('columns = ["A"]', "\n".join(f"{k} = {v}" for k, v in (dict(columns='["A"]') | more).items()))
-
 
 def test_holm_counts_the_claims_of_a_paper(demo):
     (demo / "demo/claims.toml").write_text(ONE + two(columns='["B"]'))
@@ -245,7 +224,6 @@ def test_holm_counts_the_claims_of_a_paper(demo):
     found = verdicts(root=demo)
     assert np.allclose(found.p_holm, 2 * found.p) and set(found.verdict) == {"supported"}
 
-
 def test_any_needs_one_and_all_needs_all(demo):
     for row, v in dict(FedCCFA=[75., 75.2, 74.7], FedAvg=[70., 70.4, 69.8], IFCA=[80., 80.1, 79.6]).items(): put(demo, row, v)
     pairs = dict(kind='"gain over"', rows='["FedCCFA", "FedCCFA"]', against='["FedAvg", "IFCA"]')
@@ -255,7 +233,6 @@ def test_any_needs_one_and_all_needs_all(demo):
     (demo / "demo/claims.toml").write_text(text + 'need = "any"\n')
     found = only(demo)
     assert found.verdict == "supported" and math.isclose(found.effect, np.mean([5, 4.8, 4.9]))
-
 
 @pytest.mark.parametrize("kind, rounds, stated, word", [
     ("at round", 2, 73.2, "supported"), ("at round", 2, 75.2, "contradicted"), ("at round", 3, 74.9, "no claim"),
@@ -272,12 +249,10 @@ def test_values_at_a_round(demo, kind, rounds, stated, word):
     wide = claims.settle([examine_claim(margin, load_stored_runs(load_spec("demo/t", demo), "paper"))])[0]
     assert wide["verdict"] == "supported" and math.isclose(wide["effect"], found["effect"])
 
-
 def test_a_round_that_was_not_evaluated_is_not_measured(demo):
     put(demo, "FedCCFA", [75., 75.2, 74.7])
     claim = Claim("Demo", "x", "y", "at round", "demo/t", ("FedCCFA",), ("A",), published=1., rounds=9)
     assert examine_claim(claim, load_stored_runs(load_spec("demo/t", demo), "paper"))["verdict"] == "not run"
-
 
 def test_fewer_rounds_to_the_references_last_accuracy(demo):
     "FedAvg ends at 70; FedCCFA is there in round 2 or 3, IFCA never (one round more than the last)"
@@ -290,7 +265,6 @@ def test_fewer_rounds_to_the_references_last_accuracy(demo):
     assert {c.label.split(" against ")[1]: set(c.differences.values()) for c in found} == {"FedAvg, A": {4.}, "IFCA, A": {5.}}
     assert examine_claim(claim, load_stored_runs(spec, "paper"))["verdict"] == "no claim (no spread over seeds)"
 
-
 # --- printed
 
 @pytest.mark.parametrize("format", ["text", "md", "html", "csv"])
@@ -299,11 +273,9 @@ def test_every_format_has_every_claim(demo, format):
     assert "best of all" in out and "not run" in out
     assert render_claims("paper", format, root=demo / "nothing") if format != "csv" else True
 
-
 def test_without_any_claim(tmp_path):
     assert verdicts(root=tmp_path).empty and "Claims of the papers" in render_claims(root=tmp_path)
     with pytest.raises(InputError, match="'pdf'"): render_claims(format="pdf", root=tmp_path)
-
 
 def test_a_changed_spec_makes_its_runs_stale(demo):
     for row, v in dict(FedCCFA=90., FedAvg=50., IFCA=60.).items(): put(demo, row, [v, v + .3])

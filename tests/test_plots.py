@@ -10,7 +10,8 @@ from fedrepro.core.errors import InputError
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.curves import (
-    METHOD_COLOURS, METHOD_DASHES, accuracy_figure, curves, diverged_notes, drift_rounds, row_styles, save_figure)
+    METHOD_COLOURS, METHOD_DASHES, REST, accuracy_figure, curves, diverged_notes, drift_rounds, over_seeds, row_styles,
+    save_figure)
 
 METHODS = """Union FedAvg FedAvgM FedProx MOON LfD Constraint SCAFFOLD FedDyn FedDC SlowMo FedExP FedFM AdaptiveFedAvg
 Flash pFedMe Ditto FedRep FedBABU FedPAC IFCA FedDrift FedCCFA FedRS FedLC InCo FedCDA FedBSS FedGKD FedNTD FedADC
@@ -54,6 +55,15 @@ def test_mean_and_band(spec, tmp_path):
     band = next(b for b in ax.collections if to_hex(b.get_facecolor()[0]) == METHOD_COLOURS["FedAvg"])
     y = band.get_paths()[0].vertices[:, 1]
     assert np.isclose((y.max() - y.min()) / 2, np.std([60, 64], ddof=1))  # the sample standard deviation
+
+def test_many_lines_stress_the_papers_own_and_the_best_three(spec, tmp_path):
+    values = {row: 50. + i for i, row in enumerate(list(spec.rows)[:9])} | {"FedCCFA": 40.}
+    put(spec, "smoke", tmp_path, {row: [v, v] for row, v in values.items()})
+    fig, others = accuracy_figure(spec, "smoke", tmp_path), sorted(values, key=values.get)[-3:]
+    grey = [line for line in fig.axes[0].lines if len(line.get_ydata()) > 2 and to_hex(line.get_color()) == REST]
+    assert len(grey) == len(values) - 4 and {line.get_linewidth() for line in grey} == {.9}
+    assert [t.get_text() for t in fig.legends[0].get_texts()] == [*others, "FedCCFA", f"{len(grey)} other methods"]
+    assert over_seeds(pd.DataFrame(dict(row=["A"], column="c", seed=0))) == "one seed"
 
 def test_drift_stands_between_the_rounds(spec, tmp_path):
     put(spec, "smoke", tmp_path, dict(FedAvg=[60, 64]))

@@ -5,9 +5,7 @@ import re
 from pathlib import Path
 
 import matplotlib
-import pandas as pd
 import pytest
-from markdown_it import MarkdownIt
 
 from fedrepro.core.errors import InputError
 from fedrepro.experiments import store
@@ -19,12 +17,9 @@ matplotlib.use("Agg")
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "nbs/12_results").glob("*.ipynb"))
 PAPERS = ["fedadc", "fedbss", "fedccfa", "feddc", "lfd"]
-RUNS = 6
-
 
 @pytest.fixture(scope="module")
 def nothing(tmp_path_factory): return tmp_path_factory.mktemp("no results")
-
 
 @pytest.fixture(scope="module")
 def some(tmp_path_factory):
@@ -42,67 +37,66 @@ def some(tmp_path_factory):
                 store.write(store.run_path(folder, c), head, rows)
     return folder
 
-
-def lines_with(text, *words): return [line for line in text.splitlines() if all(w in line for w in words)]
-
-
-# --- words and tables
-
-def test_cells_are_safe():
-    assert paper_page.cell("a|b <i>") == "a\\|b &lt;i&gt;" and paper_page.cell(math.nan) == "" and paper_page.cell(0) == "0"
-
-
-def test_a_grid_is_a_markdown_table_that_scrolls():
-    text = paper_page.scroll_table(pd.DataFrame({"a": ["x|y", "<b>"], "n": [1, math.nan]}))
-    html = MarkdownIt("commonmark").enable("table").render(text)
-    assert html.count("<tr>") == 3 and "x|y" in html and "<b>" not in html and "overflow: auto" in html
-
+def rows_with(html, *words): return [line for line in html.splitlines() if line.startswith("<tr>") and all(w in line for w in words)]
 
 # --- with no result at all
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_part_without_results(paper, nothing):
-    scope, published = paper_page.scope(paper, nothing), paper_page.tables(paper, "paper", nothing)
-    specs = paper_page.specs_of(paper)
-    assert all(s.name in scope for s in specs)
-    drawn = [s for s in specs if s.plot != "bubbles"]
-    assert published.count("### ") == len(drawn) and published.count("No run") == len(drawn)
-    assert paper_page.tables(paper, "small", nothing) == "No run at tier small yet.\n"
-    assert list(paper_page.figures(paper, results=nothing)) == [] and "No stored run" in paper_page.paper_cost(paper, nothing)
-    assert "0 have runs" in paper_page.ledger(paper, nothing) and "*Measured:*" not in paper_page.ledger(paper, nothing)
-    assert "**Easy**" in paper_page.easy_and_hard(paper) and "reproduced" not in paper_page.paper_standing(paper, nothing)
-    assert "supported" not in "".join(lines_with(paper_page.claims(paper, results=nothing), "|"))
-
+    said = paper_page.opening(paper, nothing)
+    assert "0 are decided" in said or "No published number" in said
+    (idle, *_), = [s for s in paper_page.sections(paper, results=nothing) if "No run yet" in s[0]]
+    assert all(f"`{s.name}`" in idle for s in paper_page.specs_of(paper) if s.plot != "bubbles")
+    assert "No stored run" in paper_page.paper_cost(paper, nothing) and "**Easy**" in paper_page.easy_and_hard(paper)
+    entries, ledger = paper_page.entries_of(paper), paper_page.ledger(paper, nothing)
+    assert "0 have runs" in ledger and ledger.count(": not measured</summary>") == len(entries) == ledger.count("<details")
+    assert "supported" not in "".join(rows_with(paper_page.claims(paper, nothing)))
 
 def test_summary_without_results(nothing):
-    rows = lines_with(paper_page.summary(nothing), "| ")
-    names, last = ([c.strip() for c in r.strip("|").split("|")] for r in (rows[0], rows[-1]))
-    total = dict(zip(names, last))
-    assert (total["paper"], total["published"], total["claims in texts"], total["stored runs"]) == ("all", "1024", "11", "0")
-    reach = ("missing", "no data here", "beyond a CPU", "runnable")
-    assert sum(int(total[name]) for name in reach) == int(total["independent"]) == 918  # of 1,024: no dash, repeat or difference
-    assert total["reproduced"] == total["claims supported"] == "0"
-
+    rows = rows_with(paper_page.summary(nothing))
+    assert len(rows) == 1 + len(PAPERS)
+    numbers = [re.findall("<td>(.*?)</td>", r)[1] for r in rows[1:]]
+    assert sum(map(int, numbers)) == 918 and all("<td>0</td><td>none</td>" in r for r in rows[1:])
 
 def test_an_unknown_paper_is_refused():
-    with pytest.raises(InputError, match="'fedavg'.*fedccfa"): paper_page.scope("fedavg")
-
+    with pytest.raises(InputError, match="'fedavg'.*fedccfa"): paper_page.opening("fedavg")
 
 # --- with some
 
+def test_the_opening_counts_what_the_store_decides(some):
+    said = paper_page.opening("fedccfa", some)
+    assert said.startswith("Of 548 independent published numbers of FedCCFA 3 are decided at the published setting: 2 consistent and 1 contradicted.")
+    assert "They stand in table2 (3)." in said and "368" not in said and "365 can be run here" in said
+    assert "2 of 35" in said and "+3.00 points" in said
+
 def test_published_and_reduced_are_apart(some):
-    judged, reduced = (paper_page.tables("fedccfa", tier, some) for tier in ("paper", "small"))
-    row = lines_with(judged, "| AdapFedAvg |", "67.50 ± 0.71 (2)")
-    assert len(row) == 1 and row[0].count("|") == 7 and "consistent" in row[0]  # -1.80 ± 2.78
-    assert "verdict" not in reduced and "difference |" not in reduced and "not comparable" in reduced
-    assert lines_with(reduced, "| AdapFedAvg |", "67.50 ± 0.71 (2)")
-    blank = [r for r in lines_with(judged, "| FedAvg |") if r.endswith("|  |  |  |")]
-    assert blank  # never run: published stands, ours, difference and verdict are blank
+    spec = load_spec("fedccfa/table2")
+    judged, reduced = (paper_page.table_part(spec, tier, some) for tier in ("paper", "small"))
+    row, = rows_with(judged, "<td>AdapFedAvg</td>", "67.50 ± 0.71 (2)</a><br><small>69.30 ± 1.06 C</small>")
+    assert "background" in row and "Each judged number" in judged and "-1.80 ± 2.78" in judged
+    row, = rows_with(reduced, "<td>AdapFedAvg</td>", "67.50 ± 0.71 (2)")
+    assert "background" not in row and "not judged" in reduced and "Each judged number" not in reduced
 
+def test_every_number_leads_to_its_runs(some):
+    text = paper_page.table_part(load_spec("fedccfa/table2"), "paper", some)
+    links, ids = re.findall('href="#([^"]+)"', text), re.findall('<span id="([^"]+)"', text)
+    assert len(links) == 4 and set(links) == set(ids) and text.count("../../papers/fedccfa/results/paper/") == 8  # FedAvg's are AdapFedAvg's
+    assert "fedrepro run fedccfa/table2 --tier paper" in text and "Commit: `unknown`" in text
+    touched = re.search("Deviations that touch them: (.*)", text)[1]
+    assert "[22](#deviation-22)" in touched and "[3](#deviation-3)" in touched and "(#deviation-12)" not in touched  # FedProx has no run
+    assert 'id="deviation-22"' in paper_page.ledger("fedccfa", some)
 
-def test_the_scope_counts_finished_runs(some):
-    assert lines_with(paper_page.scope("fedccfa", some), "fedccfa/table2", "6 of")
+@pytest.mark.parametrize("text, numbers", [("Tables 1, 2 and 8", {("table", "1"), ("table", "2"), ("table", "8")}), ("Table I", {("table", "1")}),
+                                           ("Figures 3 to 5, 7", {("figure", n) for n in "3457"}), ("Figure 5b", {("figure", "5b")}), ("all", set())])
+def test_tables_in_words(text, numbers): assert paper_page.numbers_in(text) == numbers
 
+def test_the_scope_of_a_deviation_is_in_its_words():
+    spec = load_spec("fedccfa/table2")
+    everybody = {n for r in spec.rows.values() for n in paper_page.names_of(r)}
+    def who(cells, tier="small"): return [r.name for r in spec.rows.values() if paper_page.touched({"cells": cells}, spec, r, tier, everybody)]
+    assert len(who("all")) == len(spec.rows) == len(who("all cells with 100 clients")) and who("none of the paper's") == who("Table 1") == []
+    assert who("FedProx in all tables") == ["FedProx"] and who("CINIC-10 cells of FedCCFA") == [] != who("CINIC-10 cells of FedCCFA", "paper")
+    assert {"FedRep", "FedCCFA", "FedCCFA (anchors averaged)"} <= set(who("Table 2, FedRep and FedCCFA")) and "FedAvg" not in who("FedRep")
 
 def test_effects_are_differences_over_seeds(some):
     found = paper_page.effects("fedccfa", "paper", some)
@@ -112,8 +106,7 @@ def test_effects_are_differences_over_seeds(some):
     assert stale.points == 2.5 and math.isclose(stale.half, 12.706 * .5, rel_tol=1e-3)
     assert done.index.nunique() == 2 and set(found.deviation) > set(done.index)
     text = paper_page.ledger("fedccfa", some)
-    assert text.count("*Measured:*") == 2 and "+3.00" in text and "FedRep (generalised_accuracy_fresh minus" in text
-
+    assert text.count(": not measured</summary>") == 33 and "+3.00" in text and "FedRep (generalised_accuracy_fresh minus" in text
 
 def test_every_effect_names_an_entry_rows_and_specs():
     for paper in PAPERS:
@@ -124,7 +117,6 @@ def test_every_effect_names_an_entry_rows_and_specs():
             assert set(given.get("against", given["rows"])) <= set(load_spec(given.get("against_spec", given["spec"])).rows)
             assert len(given.get("against", given["rows"])) == len(given["rows"])
 
-
 def test_an_effect_of_an_unknown_entry_is_refused(tmp_path):
     folder = tmp_path / "papers/demo"
     folder.mkdir(parents=True)
@@ -132,30 +124,25 @@ def test_an_effect_of_an_unknown_entry_is_refused(tmp_path):
     (folder / "claims.toml").write_text('[[effect]]\ndeviation = "Two"\nspec = "demo/t"\nrows = ["FedAvg"]\n')
     with pytest.raises(InputError, match="'Two'.*One"): paper_page.effects("demo", "paper", None, tmp_path / "papers")
 
-
 def test_cost_sums_headers(some):
-    rows = lines_with(paper_page.paper_cost("fedccfa", some), "A processor")
-    assert len(rows) == 2 and all("| 6 | 6 | 0 | 3.00 | 30.0 | 500 | 6.0 |" in r for r in rows)
-
+    rows = rows_with(paper_page.paper_cost("fedccfa", some), "A processor")
+    assert len(rows) == 2 and all("<td>6</td><td>6</td><td>0</td><td>3.00</td><td>30.0</td><td>500</td><td>6.0</td>" in r for r in rows)
 
 def test_figures_are_drawn_where_there_are_runs(some):
-    found = list(paper_page.figures("fedccfa", results=some))
-    assert len(found) >= 2 and all(text.startswith("### ") for text, *_ in found)
-    assert sum(len(f) == 2 for f in found) >= 2 and any("reduced, not comparable" in text for text, *_ in found)
-
+    found = list(paper_page.sections("fedccfa", results=some))
+    assert sum("### Table 2" in text for text, *_ in found) == 1 and max(map(len, found)) == 2
+    assert any("not judged" in text for text, *_ in found) and "No run yet" in found[-1][0] + found[-2][0]
 
 def test_sources_are_counted():
     count = paper_page.sources("lfd")
     assert count["paper"] > 5 and count["guess"] > 0 and set(count) <= {"paper", "code", "tuned", "guess"}
     assert "rounds" in paper_page.guessed("lfd") and "lr" not in paper_page.guessed("fedccfa")
 
-
 # --- the pages
 
 def test_there_is_a_page_for_every_paper():
     assert sorted(p.stem.split("_", 1)[1] for p in PAGES) == sorted([*PAPERS, "summary", "checklists"])
     assert set(paper_files("*/claims.toml")) == {f"{p}/claims.toml" for p in PAPERS}
-
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
 def test_a_page_types_in_no_number_and_shows_what_it_says(path):
@@ -164,5 +151,14 @@ def test_a_page_types_in_no_number_and_shows_what_it_says(path):
     assert not re.search(r"\d\d\.\d", prose), "a result typed in"
     code = [c for c in cells if c["cell_type"] == "code" and "#| hide" not in "".join(c["source"])]
     assert code and all(len("".join(c["source"]).splitlines()) <= 3 for c in code)
-    shown = [c for c in code if "figures(" not in "".join(c["source"])]
-    assert all(c["outputs"] for c in shown), "run the page again"
+    assert all(c["outputs"] for c in code), "run the page again"
+
+@pytest.mark.parametrize("path", [p for p in PAGES if p.stem.split("_")[1] in PAPERS], ids=lambda p: p.stem)
+def test_a_page_can_be_read(path):
+    "No box that scrolls inside the page, no empty table, every link within it has a target, under 600 lines, small"
+    outs = [o["data"] for c in json.loads(path.read_text())["cells"] for o in c.get("outputs", []) if "data" in o]
+    text = "\n".join("".join(d.get("text/markdown", "")) for d in outs)
+    assert "overflow" not in text and "max-height" not in text and path.stat().st_size < 300_000
+    assert len([line for line in text.splitlines() if re.sub("<[^>]+>", "", line).strip()]) < 600
+    assert set(re.findall(r'(?:href="|\]\()#([^")]+)', text)) <= set(re.findall(r'id="([^"]+)"', text))
+    assert all(table.count("<tr>") > 1 for table in text.split("<table")[1:]) and "<table" in text

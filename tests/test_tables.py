@@ -1,19 +1,24 @@
 "Verdicts against hand-worked numbers and scipy; tables from result files"
+import html
 import io
 import math
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 from fedrepro.core.errors import InputError
+from fedrepro.core.grids import Cell, as_text
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
 from fedrepro.verdicts.summaries import seed_values, stored_runs
 from fedrepro.verdicts.tables import (
-    STATISTIC_WORDS, half_width, matching, mean_std, published_cell, read_published, render, table, table_rows,
-    unjudged)
+    STATISTIC_WORDS, best_tier, half_width, matching, mean_std, published_cell, q_values, read_published, render, table,
+    table_rows, table_sheet, unjudged)
 
 SPEC = '''
 title = "A small one"
@@ -169,7 +174,7 @@ def test_every_format_says_who_diverged_where(spec, tier, record, words):
     assert (long.drop(index=(ONE, "FedAvg")).diverged_runs == "").all()
     note = f"diverged: FedAvg, {ONE}, {line.diverged_runs}"
     for format in ("text", "md", "html"):
-        out = " ".join(render(spec, tier, format).split())
+        out = html.unescape(" ".join(render(spec, tier, format).split()))
         assert out.count(note) == 1 and out.count("A run has diverged when") == 1 and "diverged (2 of 3)" in out
     assert f"\n\n{note}\n\n" in render(spec, tier, "md")  # a paragraph of its own
     csv = pd.read_csv(io.StringIO(render(spec, tier, "csv")), keep_default_na=False).set_index(["column", "row"])
@@ -213,24 +218,58 @@ def test_results_of_another_folder(spec, tmp_path):
     put(spec, "paper", "FedAvg", ONE, [69], tmp_path / "other")
     assert not stored_runs(spec, "paper") and len(stored_runs(spec, "paper", tmp_path / "other")) == 1
 
-def test_text(spec):
+def test_the_papers_own_shape(spec):
+    "Methods down, columns across, ours above published with a letter; what has no run is folded into a sentence"
     put(spec, "paper", "FedAvg", ONE, [69, 70, 71])
-    text = render(spec, "paper")
-    assert max(map(len, text.splitlines())) <= 120
-    for said in ["FedCCFA, table 2: A small one", "generalised_accuracy: %, mean over all clients",
-                 "last evaluated round", "paper: the published setting", "CINIC-10, 5 clients: no loader",
-                 "1 consistent", "95 % prediction interval"]:
-        assert said in " ".join(text.split())
-    assert re.search(r"FedAvg +70\.00 ± 1\.00 \(3\) +70\.00|FedAvg +70\.00 ± 1\.00 \(3\) +71\.00", text)
+    put(spec, "paper", "prox", ONE, [74., 74.1, 73.9])
+    sheet = table_sheet(spec, "paper", table(spec, "paper"))
+    main, judged = sheet.grids
+    assert main.columns == ["method", ONE] and [row[0] for row in main.rows] == ["prox", "FedAvg", "twin"]
+    assert main.rows[1][1] == Cell("70.00 ± 1.00 (3)", "70.00 ± 0.60 C", "fair") and main.rows[0][1].tone == "bad"
+    assert judged.rows[0][3].startswith("contradicted, p") and "q" in judged.rows[0][3] and judged.rows[1][3] == "consistent"
+    text = " ".join(render(spec, "paper").split())
+    for said in ["FedCCFA, table 2: A small one", "generalised_accuracy: %, mean over all clients", "last evaluated round",
+                 "Tier paper: the published setting", "(no loader): CINIC-10, 5 clients", "not run yet: digits, 4 clients",
+                 "rows that the spec does not have: IFCA", "1 consistent", "95 % prediction interval", "X contradicted"]: assert said in text, said
+
+def test_a_terminal_of_any_width_gets_whole_numbers(spec):
+    put(spec, "paper", "FedAvg", ONE, [69, 70, 71])
+    put(spec, "paper", "FedAvg", "digits, 4 clients", [69, 70, 71])
+    sheet = table_sheet(spec, "paper", table(spec, "paper"))
+    for width in (40, 80, 200):
+        text = as_text(sheet, width)
+        assert max(map(len, text.splitlines())) <= width and text.count("70.00 ± 1.00 (3)") == 2
+    assert "\x1b[" in as_text(sheet, 80, colours=True) and "\x1b[" not in text
+
+def test_q_counts_the_papers_other_tables(spec):
+    put(spec, "paper", "prox", ONE, [74., 74.1, 73.9])
+    p, = table(spec, "paper").p.dropna()
+    assert q_values(spec) == {("prox", ONE): pytest.approx(p)}
+    other = spec.path.with_name("u.toml")
+    other.write_text(SPEC.replace("t.published", "u.published").replace("rounds = 12", "rounds = 12\nbatch_size = 32", 1))
+    other.with_name("u.published.csv").write_text(CSV)
+    put(load_spec(other), "paper", "FedAvg", ONE, [70., 70.1, 70.2])
+    assert q_values(spec)[("prox", ONE)] == pytest.approx(2 * p)
+
+def test_the_default_is_the_highest_tier_with_runs(spec):
+    assert best_tier(spec) == "smoke"
+    put(spec, "smoke", "FedAvg", ONE, [70.])
+    assert best_tier(spec) == "smoke"
+    put(spec, "paper", "FedAvg", ONE, [70.])
+    assert best_tier(spec) == "paper"
+
+def test_another_tables_rows_are_not_borrowed(spec):
+    other = spec.path.with_name("readings.toml")
+    other.write_text(SPEC)
+    assert set(table(load_spec(other), "paper").row) == {"prox", "FedAvg", "twin"} < set(table(spec, "paper").row)
 
 def test_markdown_and_html_are_escaped(spec):
-    put(spec, "paper", "FedAvg", ONE, [69, 70, 71])
-    spec.published.write_text(CSV + "<script>|x,20,1,1\n")
-    spec = replace(spec, title="<script>alert(1)</script> <!-- < 1 and > 2")
-    md, html = render(spec, "paper", "md"), render(spec, "paper", "html")
-    assert "| &lt;script>\\|x |" in md and "&lt;/script> &lt;!-- < 1 and > 2" in md and not re.search(r"<[a-z/!?]", md) and "<script>" not in html and "&lt;script&gt;|x" in html
+    put(spec, "paper", "prox", ONE, [69, 70, 71])
+    changed = replace(spec, rows={"<script>|x": replace(spec.rows["prox"], name="<script>|x")})
+    md, page = render(changed, "paper", "md"), render(changed, "paper", "html")
+    assert "| <script>\\|x |" in md and "<script>" not in page and "&lt;script&gt;&#124;x" in page
     rows = [line for line in md.splitlines() if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", r)) for r in rows} == {7}
+    assert {len(re.findall(r"(?<!\\)\|", r)) for r in rows} == {3, 5}
 
 def test_csv_is_the_long_form(spec):
     put(spec, "paper", "FedAvg", ONE, [69.125, 70, 71])
@@ -242,3 +281,18 @@ def test_without_runs_it_says_how_to_make_them(spec):
     assert "fedrepro run demo/t --tier paper" in render(spec, "paper")
     with pytest.raises(InputError, match="'pdf'.*csv, html, md, text"): render(spec, "paper", "pdf")
     with pytest.raises(InputError, match="'big'.*paper, smoke"): render(spec, "big")
+
+def test_the_second_answer_needs_no_torch(spec, tmp_path):
+    "Asked again while nothing has changed, a command answers from what it kept; a new result is seen"
+    put(spec, "paper", "FedAvg", ONE, [69., 70.])
+    def age():
+        for p in spec.path.parent.rglob("*.*"): os.utime(p, (1e9, 1e9))
+    code = ("import sys; from fedrepro.cli.main import main; "
+            f"main(['table', {str(spec.path)!r}, '--tier', 'paper']); print('torch' in sys.modules)")
+    def ask(): return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path,
+                                     env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "kept")}).stdout.rsplit("\n", 2)
+    age()
+    first, again = ask(), ask()
+    assert first[0] == again[0] and "69.50 ± 0.71 (2)" in again[0] and (first[1], again[1]) == ("True", "False")
+    put(spec, "paper", "FedAvg", ONE, [69., 70., 71.])
+    assert "70.00 ± 1.00 (3)" in ask()[0]

@@ -148,7 +148,7 @@ def test_rows_that_were_not_tuned_say_so(demo):
     put(spec, "FedProx", [60., 60.1])
     put(spec, "FedAvg", [70., 70.1])
     text = render(spec, "paper")
-    assert "contradicted, p < 0.001, untuned" in text and text.count("untuned") == 1
+    assert "contradicted, p < 0.001, q < 0.001, untuned" in text and text.count("untuned") == 1
 
 
 def test_undecided_cells_say_how_many_seeds_would_decide(demo):

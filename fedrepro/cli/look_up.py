@@ -10,7 +10,7 @@ __all__ = ['JudgedOption', 'method_lines', 'dataset_lines', 'table_lines', 'meth
 from pathlib import Path
 from typing import Annotated
 import typer
-from .app import app, folder_given, show
+from .app import answer, app, folder_given, printed, show
 from .options import LOOK_UP, DataOption, FormatOption, JsonOption, ResultsOption
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #628af49e
@@ -70,14 +70,17 @@ def datasets_command(data: DataOption = None, as_json: JsonOption = False) -> No
 @app.command("tables", rich_help_panel=LOOK_UP)
 def tables_command(as_json: JsonOption = False) -> None:
     "List the tables and figures that can be run, with finished runs by tier."
-    show(table_lines(), ["name", "title", "finished"], as_json)
+    show(answer(["tables"], [], table_lines), ["name", "title", "finished"], as_json)
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #a12eca37
 @app.command("scoreboard", rich_help_panel=LOOK_UP)
 def scoreboard_command(results: ResultsOption = None, format: FormatOption = "text") -> None:
     "Print the status of every published number: missing, runnable, run, or a verdict."
-    from fedrepro.verdicts.scoreboard import render_scoreboard
-    typer.echo(render_scoreboard(format, folder_given(results)), nl=False)
+    def make():
+        from fedrepro.verdicts.scoreboard import board_sheet, render_scoreboard, scoreboard
+        folder = folder_given(results)
+        return board_sheet(scoreboard(folder), folder) if format == "text" else render_scoreboard(format, folder)
+    printed(answer(["scoreboard", results, format], [results], make))
 
 JudgedOption = Annotated[str, typer.Option("--tier", metavar="T",
                                            help="paper (judged), or a smaller one, shown and not judged")]
@@ -85,5 +88,8 @@ JudgedOption = Annotated[str, typer.Option("--tier", metavar="T",
 @app.command("claims", rich_help_panel=LOOK_UP)
 def claims_command(tier: JudgedOption = "paper", results: ResultsOption = None, format: FormatOption = "text") -> None:
     "Print what the papers claim in their texts, and what the stored runs say about it."
-    from fedrepro.verdicts.claims import render_claims
-    typer.echo(render_claims(tier, format, folder_given(results)), nl=False)
+    def make():
+        from fedrepro.verdicts.claims import claims_sheet, render_claims, verdicts
+        folder = folder_given(results)
+        return claims_sheet(verdicts(tier, folder), tier) if format == "text" else render_claims(tier, format, folder)
+    printed(answer(["claims", tier, results, format], [results], make))

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['DATASETS', 'DRIFT_NAMES', 'TIERS', 'START', 'REPRODUCE', 'OWN', 'LOOK_UP', 'PANELS', 'SpecArgument', 'SpecsArgument',
-           'NameArgument', 'TierOption', 'ResultsOption', 'DataOption', 'JsonOption', 'MethodsOption', 'DatasetsOption',
-           'SeedsOption', 'DeviceOption', 'WorkersOption', 'ExecutorOption', 'CheckpointOption', 'QuietOption',
-           'BudgetOption', 'SchedulerOption', 'SlurmOption', 'NoWaitOption', 'FormatOption', 'OutOption', 'LogOption',
-           'count', 'pause', 'place', 'method_names', 'spec_names', 'one', 'several', 'specs_and_files']
+           'NameArgument', 'TierOption', 'BestTierOption', 'ResultsOption', 'DataOption', 'JsonOption', 'MethodsOption',
+           'DatasetsOption', 'SeedsOption', 'DeviceOption', 'WorkersOption', 'ExecutorOption', 'CheckpointOption',
+           'QuietOption', 'BudgetOption', 'SchedulerOption', 'SlurmOption', 'NoWaitOption', 'FormatOption', 'OutOption',
+           'LogOption', 'count', 'pause', 'place', 'method_names', 'paper_folders', 'spec_names', 'one', 'several',
+           'specs_and_files']
 
 # %% ../../nbs/11_cli/00_options.ipynb #67bc8d29
 import re
@@ -45,11 +46,14 @@ def method_names() -> list[str]:
     for _ in classes: names |= {name for name, bases in classes if names & set(bases.split(", "))}
     return sorted(names - {name for name, bases in classes if "listed=False" in bases}, key=str.lower)
 
+def paper_folders() -> list[Path]:
+    "The folders `papers` of the working folder and of the package, which carries it inside when it is installed"
+    package = Path(fedrepro.__file__).resolve().parent
+    return [Path.cwd()/"papers", (package if (package/"papers").is_dir() else package.parent)/"papers"]
+
 def spec_names() -> list[str]:
     "The specs in `papers` of the working folder and of the package"
-    package = Path(fedrepro.__file__).resolve().parent  # when it is installed, it carries them inside
-    roots = (Path.cwd(), package if (package/"papers").is_dir() else package.parent)
-    files = [p for root in roots for p in sorted((root/"papers").glob("*/*.toml"))]
+    files = [p for folder in paper_folders() for p in sorted(folder.glob("*/*.toml"))]
     files = [p for p in files if p.stem not in ("deviations", "claims") and p.stem[0] != "_"]
     return list(dict.fromkeys(f"{p.parent.name}/{p.stem}" for p in files))
 
@@ -90,6 +94,9 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", autocompletion=one(
                                              help="A name that `fedrepro datasets` lists")]
 TierOption = Annotated[str, typer.Option("--tier", metavar="T", autocompletion=one(lambda: TIERS),
                                          help="smoke (seconds), small (minutes), paper (the published setting)")]
+BestTierOption = Annotated[str | None, typer.Option(
+    "--tier", metavar="T", autocompletion=one(lambda: TIERS),
+    help="smoke, small or paper; default: the one nearest to the paper that has runs")]
 ResultsOption = Annotated[Path | None, typer.Option("--results", metavar="DIR", parser=place,
                                                     help="Folder of the results; default: beside the spec")]
 DataOption = Annotated[Path | None, typer.Option("--data", metavar="DIR", parser=place,

@@ -12,9 +12,10 @@ __all__ = ['MethodsArgument', 'DatasetOption', 'ClientsOption', 'AlphaOption', '
 from pathlib import Path
 from typing import Annotated
 import typer
-from .app import app, folder_given
+from .app import answer, app, folder_given, printed
 from .options import (
-    DATASETS, DRIFT_NAMES, OWN, START, DataOption, DeviceOption, ExecutorOption, LogOption, NameArgument, QuietOption,
+    DATASETS, DRIFT_NAMES, OWN, START, BestTierOption, DataOption, DeviceOption, ExecutorOption, LogOption,
+    NameArgument, QuietOption,
     ResultsOption, SpecArgument, TierOption, WorkersOption, count, method_names, one, place)
 
 # %% ../../nbs/11_cli/03_own.ipynb #2225da98
@@ -95,17 +96,22 @@ WhereOption = Annotated[list[str], typer.Option("--to", metavar="KIND:WHERE",
                                                 help="tensorboard:DIR, mlflow:URI, wandb:PROJECT")]
 
 @app.command("export", rich_help_panel=OWN)
-def export_command(spec: SpecArgument, tier: TierOption = "smoke", to: ToOption = "csv", out: FileOption = None,
+def export_command(spec: SpecArgument, tier: BestTierOption = None, to: ToOption = "csv", out: FileOption = None,
                    results: ResultsOption = None) -> None:
     "Write stored results as csv, parquet or LaTeX."
-    from fedrepro.core.errors import choice
-    from fedrepro.experiments.specs import load_spec
-    from fedrepro.reporting.export import EXPORTS, export
-    loaded = load_spec(spec)
-    make = EXPORTS[choice(to, EXPORTS, "--to:")]
-    if to == "parquet": out = out or Path("out")/f"{loaded.name.replace('/', '_')}_{tier}.parquet"
-    if out is None: typer.echo(make(loaded, tier, folder_given(results)).decode(), nl=False)
-    else: typer.echo(export(loaded, tier, to, out, folder_given(results)))
+    def make():
+        from fedrepro.core.errors import choice
+        from fedrepro.experiments.specs import load_spec
+        from fedrepro.reporting.export import EXPORTS, export
+        from fedrepro.verdicts.tables import best_tier
+        loaded, folder, content = load_spec(spec), folder_given(results), EXPORTS[choice(to, EXPORTS, "--to:")]
+        shown = tier or best_tier(loaded, folder)
+        if out is None and to != "parquet": return content(loaded, shown, folder).decode()
+        file = out or Path("out")/f"{loaded.name.replace('/', '_')}_{shown}.parquet"
+        return f"{export(loaded, shown, to, file, folder)}\n"
+    if out is not None or to == "parquet": return printed(make())
+    beside = Path(spec).parent if Path(spec).is_file() else None
+    printed(answer(["export", spec, tier, to, results], [results, beside], make))
 
 @app.command("log", rich_help_panel=OWN)
 def log_command(spec: SpecArgument, to: WhereOption, tier: TierOption = "smoke", results: ResultsOption = None) -> None:

@@ -8,14 +8,15 @@ __all__ = ['RunsOption', 'OrderOption', 'PlanOption', 'WorkOption', 'ScriptOptio
            'figure_command', 'plan_command']
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #5c6650bb
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 import typer
-from .app import app, asked_for, folder_given, show
+from .app import answer, app, asked_for, folder_given, printed, show
 from .options import (
-    REPRODUCE, BudgetOption, CheckpointOption, DataOption, DatasetsOption, DeviceOption, ExecutorOption, FormatOption,
-    JsonOption, LogOption, MethodsOption, NoWaitOption, OutOption, QuietOption, ResultsOption, SchedulerOption,
-    SeedsOption, SlurmOption, SpecArgument, SpecsArgument, TierOption, WorkersOption, count, place)
+    REPRODUCE, BestTierOption, BudgetOption, CheckpointOption, DataOption, DatasetsOption, DeviceOption, ExecutorOption,
+    FormatOption, JsonOption, LogOption, MethodsOption, NoWaitOption, OutOption, QuietOption, ResultsOption,
+    SchedulerOption, SeedsOption, SlurmOption, SpecArgument, SpecsArgument, TierOption, WorkersOption, count, place)
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #750361da
 RunsOption = Annotated[str | None, typer.Option("--runs", metavar="ID,ID",
@@ -85,15 +86,23 @@ def sweep_command(
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #4e49a69e
 @app.command("table", rich_help_panel=REPRODUCE)
-def table_command(spec: SpecArgument, tier: TierOption = "smoke", results: ResultsOption = None,
+def table_command(spec: SpecArgument, tier: BestTierOption = None, results: ResultsOption = None,
                   format: FormatOption = "text") -> None:
-    "Print a table from the stored results: ours, published, difference, verdict."
-    from fedrepro.experiments.specs import load_spec
-    from fedrepro.verdicts.tables import render
-    typer.echo(render(load_spec(spec), tier, format, folder_given(results)), nl=False)
+    "Print a table from the stored results, in the paper's shape: ours above published, with verdicts."
+    def make():
+        from fedrepro.experiments.specs import load_spec
+        from fedrepro.verdicts.tables import best_tier, render, table, table_sheet
+        loaded, folder = load_spec(spec), folder_given(results)
+        shown = tier or best_tier(loaded, folder)
+        if format != "text": return render(loaded, shown, format, folder)
+        sheet = table_sheet(loaded, shown, table(loaded, shown, folder), folder)
+        said = f"Shown is tier {shown}, the one nearest to the paper that has runs; --tier names another"
+        return replace(sheet, notes=[*sheet.notes, *([] if tier or not sheet.grids else [said])])
+    beside = Path(spec).parent if Path(spec).is_file() else None
+    printed(answer(["table", spec, tier, results, format], [results, beside], make))
 
 @app.command("figure", rich_help_panel=REPRODUCE)
-def figure_command(spec: SpecArgument, tier: TierOption = "smoke", results: ResultsOption = None,
+def figure_command(spec: SpecArgument, tier: BestTierOption = None, results: ResultsOption = None,
                    out: OutOption = None, data: DataOption = None) -> None:
     "Draw the figure from the stored results, or from the partitions, and print the file's path."
     import matplotlib
@@ -101,7 +110,9 @@ def figure_command(spec: SpecArgument, tier: TierOption = "smoke", results: Resu
     from fedrepro.experiments.specs import load_spec
     from fedrepro.reporting.curves import save_figure
     from fedrepro.reporting.figures import draw
+    from fedrepro.verdicts.tables import best_tier
     loaded = load_spec(spec)
+    tier = tier or best_tier(loaded, folder_given(results))
     figure = draw(loaded, tier, folder_given(results), data)
     typer.echo(save_figure(figure, out or Path("out") / f"{loaded.name.replace('/', '_')}_{tier}.png"))
 

@@ -18,7 +18,7 @@ from ..experiments.specs import Spec
 from ..experiments.store import COLUMNS
 from .curves import refuse_empty
 from ..verdicts.summaries import stored_runs
-from ..verdicts.tables import SHORT, STATISTIC_WORDS, header, heading, reduced, table, title, to
+from ..verdicts.tables import SHORT, STATISTIC_WORDS, heading, measured, reduced, table, title, to
 from ..verdicts.verdicts import VERDICTS
 
 # %% ../../nbs/09_reporting/03_export.ipynb #a7b16756
@@ -105,7 +105,7 @@ def latex(spec: Spec, tier: str, results: str | Path | None = None) -> str:
     "The table as LaTeX for a document that uses `booktabs`, two settings a float; raises InputError without any run"
     frame = table(spec, tier, results)
     if not (frame.seeds != "").any(): refuse_empty(spec, tier, results)
-    labels, metric = [c.label for c in spec.tier_columns(tier)], header(spec, tier, frame)["metric"]
+    labels, metric = [c.label for c in spec.tier_columns(tier)], measured(spec, tier)
     groups = [labels[i:i + 2] for i in range(0, len(labels), 2)]
     label = re.sub(r"[^A-Za-z0-9-]+", "-", f"{spec.name}-{tier}")
     out = [r"% needs \usepackage{booktabs}"]

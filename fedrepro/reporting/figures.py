@@ -23,7 +23,7 @@ from ..engine.probes import distance_matrix
 from ..experiments.runs import PlannedRun, build
 from ..experiments.specs import Spec
 from fedrepro.reporting.curves import (
-    DASHES, METHOD_COLOURS, OTHER, accuracy_figure, axis_label, diverged_notes, grid, lighter, refuse_empty,
+    DASHES, METHOD_COLOURS, OTHER, accuracy_figure, axis_label, diverged_notes, grid, lighter, over_seeds, refuse_empty,
     row_styles, setting)
 from .study_figures import STUDY_PLOTS
 from ..verdicts.summaries import seed_values, stored_runs
@@ -77,7 +77,7 @@ def against_figure(spec: Spec, tier: str, results: str | Path | None = None) -> 
     ax.set_title(f"{spec.paper}, {spec.kind} {spec.table}, tier {tier}", fontsize=9)
     notes = diverged_notes(found.rename(columns={"y": "round"}))
     if notes: fig.supxlabel("\n".join(notes), fontsize=8, x=.01, ha="left")
-    fig.legend(loc="outside right center", frameon=False, fontsize=9, title_fontsize=9, title="mean ± std\nover seeds")
+    fig.legend(loc="outside right center", frameon=False, fontsize=9, title_fontsize=9, title=over_seeds(found))
     return fig
 
 # %% ../../nbs/09_reporting/02_figures.ipynb #4bd98718

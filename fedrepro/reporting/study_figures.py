@@ -18,9 +18,8 @@ from matplotlib.lines import Line2D
 from ..experiments.local_study import STUDY_SAMPLES
 from ..experiments.runs import PlannedRun
 from ..experiments.specs import Spec
-from .curves import DASHES, axis_label, diverged_notes, grid, plot_curves, refuse_empty, row_styles
+from .curves import DASHES, axis_label, diverged_notes, grid, over_seeds, plot_curves, refuse_empty, row_styles
 from ..verdicts.summaries import stored_runs
-from ..verdicts.tables import to
 
 # %% ../../nbs/09_reporting/01_study_figures.ipynb #b7e571c2
 def study_rows(spec: Spec, tier: str, results: str | Path | None = None) -> tuple[dict[str, PlannedRun], pd.DataFrame,
@@ -68,9 +67,8 @@ def add_legend(fig: Figure, long: pd.DataFrame, colours: dict, dashes: dict):
     "The rows, right of the panels"
     lines = [Line2D([], [], label=r, color=colours[r], linewidth=1.8, linestyle=(0, dashes[r]) if dashes[r] else "-")
              for r in colours if r in set(long.row)]
-    seeds = to(long.groupby(["row", "column"]).seed.nunique())
     fig.legend(handles=lines, loc="outside right center", frameon=False, fontsize=9, title_fontsize=9,
-               title=f"mean ± std\nover seeds (n = {seeds})")
+               title=over_seeds(long))
 
 def epochs_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "The metric of every column over local epochs, a line for each row; raises InputError without any run"

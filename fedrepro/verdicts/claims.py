@@ -6,7 +6,7 @@
 __all__ = ['KEYS', 'KINDS', 'CLAIM_COLUMNS', 'HOW', 'Claim', 'claim_tables', 'said_by', 'read_claim', 'read_claims', 'at_column',
            'gain_over_others', 'gain_over', 'above', 'fewer_rounds', 'joint', 'effect', 'reasons', 'examine_claim',
            'verdict_before_test', 'missing_at', 'settle', 'verdicts', 'interval', 'verdict_in_words', 'claim_block',
-           'claim_blocks', 'render_claims']
+           'claim_grids', 'render_claims', 'claims_sheet']
 
 # %% ../../nbs/08_verdicts/05_claims.ipynb #411548c9
 import math
@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from ..core.errors import InputError, choice, short
+from ..core.grids import FORMATS, Grid, Sheet, grid_of, shown
 from ..experiments.rules import line_finder, read_published_csv, read_toml
 from ..experiments.specs import Column, Spec, load_spec
 from .comparisons import (
     LEVEL, Comparison, StoredRuns, at_round, best_within, contestants, first_round, holm, load_stored_runs,
     paired_test, paper_files, statistic, subtract)
-from .tables import FORMATS, half_width, mean_std
+from .tables import half_width, mean_std
 
 # %% ../../nbs/08_verdicts/05_claims.ipynb #112c8ee1
 @dataclass(frozen=True)
@@ -252,18 +253,21 @@ def claim_block(lines: pd.DataFrame) -> pd.DataFrame:
                "verdict": [verdict_in_words(line) for line in lines.itertuples()], "remarks": list(lines.why)}
     return pd.DataFrame({k: v for k, v in columns.items() if any(v) or k not in ("stated", "remarks")})
 
-def claim_blocks(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    "Heading -> block: the listed claims of each paper, then the orders that texts state without a number"
-    out = {paper: claim_block(part) for paper, part in found[found.listed].groupby("paper", sort=False)}
-    words, others = "{}, from its text, without a number (not among the listed claims)", found[~found.listed]
-    return out | {words.format(paper): claim_block(part) for paper, part in others.groupby("paper", sort=False)}
+def claim_grids(found: pd.DataFrame) -> list[Grid]:
+    "The listed claims of each paper, then the orders that texts state without a number"
+    words = {True: "{}", False: "{}, from its text, without a number (not among the listed claims)"}
+    return [grid_of(claim_block(part), words[listed].format(paper)) for listed in (True, False)
+            for paper, part in found[found.listed == listed].groupby("paper", sort=False)]
 
 def render_claims(tier: str = "paper", format: str = "text", results=None, root=None) -> str:
     "All claims at `tier` as text | md | csv | html; raises InputError for another format"
     choice(format, FORMATS, "format")
     found = verdicts(tier, results, root)
-    if format == "csv": return found.to_csv(index=False, float_format="%.4f", lineterminator="\n")
+    return shown(claims_sheet(found, tier), format, found)
+
+def claims_sheet(found: pd.DataFrame, tier: str) -> Sheet:
+    "The claims with their verdicts, and how these were made"
     count = found[found.listed].verdict.value_counts()
-    lines = {"tier": tier if tier == "paper" else f"{tier}: reduced settings, shown and not judged",
-             "listed": f"{int(found.listed.sum())}: " + ", ".join(f"{n} {word}" for word, n in count.items())}
-    return FORMATS[format]("Claims of the papers", lines, claim_blocks(found), [HOW])
+    notes = [f"{int(found.listed.sum())} listed: " + ", ".join(f"{n} {word}" for word, n in count.items()), HOW]
+    if tier != "paper": notes.insert(0, f"Tier {tier}: reduced settings, shown and not judged")
+    return Sheet("Claims of the papers", claim_grids(found), notes)

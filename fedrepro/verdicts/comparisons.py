@@ -17,7 +17,7 @@ from scipy import stats
 from ..engine.evaluation import summarise
 from ..experiments.specs import Column, Spec, load_spec, roots
 from .independent import places
-from .summaries import stored_runs
+from .summaries import metric_rows, stored_runs
 from .tables import read_published
 
 # %% ../../nbs/08_verdicts/04_comparisons.ipynb #f1cb7f11
@@ -75,7 +75,7 @@ def load_stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -
 def statistic(metric: str, name: str) -> RunValue:
     "The number of a run: its `metric` by the statistic `name` (last, best, ...); nan where it was not measured"
     def value(run: pd.DataFrame) -> float:
-        return summarise(run.to_dict("records"), metric)[name] if metric.removesuffix("_untuned") in run else math.nan
+        return summarise(metric_rows(run, metric), metric)[name] if metric.removesuffix("_untuned") in run else math.nan
     return value
 
 def at_round(metric: str, t: int) -> RunValue:
