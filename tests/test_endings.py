@@ -150,5 +150,5 @@ def test_a_name_may_not_begin_a_formula(spec):
     from fedrepro.core.errors import InputError
     from fedrepro.experiments.specs import load_spec
     spec.write_text(SPEC.replace("[methods.FedAvg]", '[methods."$\\\\frac$"]\nclass = "FedAvg"'))
-    with pytest.raises(InputError, match=r"has a '\$'") as error: load_spec(spec)
+    with pytest.raises(InputError, match=r"has more than one '\$'") as error: load_spec(spec)
     assert "\n" not in str(error.value)

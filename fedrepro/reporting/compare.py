@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SOURCE', 'ROUND_FIELDS', 'PUBLISHED_ROUNDS', 'OWN_TIER', 'NETWORKS', 'COMPARED_METRICS', 'literal', 'method_named',
-           'rows_of', 'scaled', 'base_of', 'label_of', 'plain', 'as_toml', 'written', 'checked', 'compare']
+           'rows_of', 'scaled', 'base_of', 'label_of', 'toml_value', 'as_toml', 'written', 'checked', 'compare']
 
 # %% ../../nbs/09_reporting/05_compare.ipynb #a4dbd5d5
 import json
@@ -93,18 +93,18 @@ def label_of(base: dict[str, Any]) -> str:
     return f"{base['dataset']}, {base['clients']} clients, {kind}, {drift}"
 
 # %% ../../nbs/09_reporting/05_compare.ipynb #7a24e781
-def plain(value):
+def toml_value(value):
     "`value` as a spec holds it; raises InputError for what TOML does not have"
     if value is None: return "none"
     if hasattr(value, "item"): value = value.item()  # of numpy
-    if isinstance(value, dict): return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)): return [plain(v) for v in value]
+    if isinstance(value, dict): return {str(k): toml_value(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)): return [toml_value(v) for v in value]
     if isinstance(value, (str, bool, int, float)): return value
     raise InputError(f"compare: {short(value)} is neither a number, a text, nor a list of them")
 
 def as_toml(value) -> str:
     "`value` as TOML on one line; raises InputError for what TOML does not have"
-    value = plain(value)
+    value = toml_value(value)
     if isinstance(value, dict): return f"{{{', '.join(f'{k} = {as_toml(v)}' for k, v in value.items())}}}"
     if isinstance(value, list): return "[" + ", ".join(map(as_toml, value)) + "]"
     return json.dumps(value) if isinstance(value, (str, bool)) else repr(value)
@@ -119,7 +119,7 @@ def written(raw: dict[str, Any]) -> str:
 
 def checked(raw: dict[str, Any], folder: Path) -> Spec:
     "The spec of a comparison that is to be kept in `folder`; raises InputError"
-    try: spec = spec_from(resolved(plain(raw), "compare"), Path("compare"))
+    try: spec = spec_from(resolved(toml_value(raw), "compare"), Path("compare"))
     except InputError as error: raise InputError(str(error).replace("compare: base.", "compare: ")) from None
     return replace(spec, path=folder/f"{raw['table']}.toml")
 
