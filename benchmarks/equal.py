@@ -19,8 +19,8 @@ from statistics import median
 import torch
 
 from benchmarks import bench
-from fedrepro.checks.declarations import CHECK_SETTINGS, FEDERATIONS, LOCAL
-from fedrepro.checks.harness import tiny
+from fedrepro.checks.contract import suited
+from fedrepro.checks.harness import LOCAL, tiny
 from fedrepro.core.errors import InputError, choice
 from fedrepro.core.trees import tensors
 from fedrepro.data import datasets, partition
@@ -36,7 +36,7 @@ ALLOWED = {"float64": 1e-10, "float32": 1e-5}
 
 def on(federation: Federation, device: str, dtype: torch.dtype) -> Federation:
     "The same federation, elsewhere and in another precision"
-    return replace(federation, data=federation.data.to(device), device=device, dtype=dtype)
+    return replace(federation, data=federation.data.to(device), dtype=dtype)
 
 
 def convolutional() -> Federation:
@@ -56,12 +56,12 @@ def rows(device: str, names: list[str]):
     "One for each method, network, precision and executor"
     for name in names:
         for network, federation in (("mlp", tiny()), ("cnn", convolutional())):
-            method = load_methods()[name](**LOCAL | CHECK_SETTINGS.get(name, {}))
-            federation = FEDERATIONS.get(name, replace)(federation)
-            if name == "Union" and network == "cnn": continue  # one client: the first network says it all
+            cls = load_methods()[name]
+            method, federation = cls(**LOCAL | cls.check_settings), suited(cls, federation)
+            if cls.pooled and network == "cnn": continue  # one client: the first network says it all
             for precision, rounds, seeds in (("float64", 3, 1), ("float32", 1, 3)):
                 there = on(federation, device, getattr(torch, precision))
-                heres = [method.arrange(replace(there, seed=seed)) for seed in range(seeds)]
+                heres = [replace(there, seed=seed) for seed in range(seeds)]
                 loops = [run(method, here, rounds).snapshot for here in heres]
                 for executor, make in EXECUTORS.items():
                     if executor == "sequential": continue

@@ -60,7 +60,7 @@ class Work:
         settings: dict = {} if self.partition == "iid" else {"alpha": .5, "per_class": few}
         split = partition.partition(self.partition, y.numpy(), clients=self.clients, classes=self.classes, **settings)
         net = networks.network(self.network, self.classes, tuple(self.shape))
-        return Federation(data, net, split, device=device, dtype=dtype)
+        return Federation(data, net, split, dtype=dtype)
 
     def method(self) -> FedAvg:
         "FedAvg with the work's settings"

@@ -3,7 +3,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fedrepro.checks.declarations import CHECK_SETTINGS
 from fedrepro.engine.checkpoints import CheckpointWriter
 from fedrepro.engine.method import load_methods
 from fedrepro.experiments import runner
@@ -20,7 +19,7 @@ def every_cell(rounds: int = 4, names=None) -> list[PlannedRun]:
     cells = []
     for name, cls in load_methods().items():
         if not cls.__module__.startswith("fedrepro.") or (names and name not in names): continue
-        method = cls(**LOCAL | CHECK_SETTINGS.get(name, {}))
+        method = cls(**LOCAL | cls.check_settings)
         settings = base.settings | dict(
             method={"class": name, "version": cls.version, "fields": method_settings(method)}, rounds=rounds, participation=.6,
             partition=base.settings["partition"] | dict(clients=5), drift={"name": "sudden", "at": 2})

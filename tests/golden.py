@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedrepro.checks.declarations import FEDERATIONS
+from fedrepro.checks.contract import suited
 from fedrepro.core.trees import squared_norm, sub
 from fedrepro.data import datasets, partition
 from fedrepro.data.concept_drift import DriftSchedule, Swap
 from fedrepro.engine.client import Batch, cross_entropy
-from fedrepro.engine.evaluation import evaluate, finetuned, judged_models
+from fedrepro.engine.evaluation import evaluate, finetuned, eval_models
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import load_methods
 from fedrepro.engine.rounds import begin, run, sequential
@@ -110,7 +110,7 @@ def federation(name: str, dtype: torch.dtype, nudge: int = 0) -> Federation:
     net.nudge = nudge
     drift = DriftSchedule("golden", cell.clients, 10, swaps)
     made = Federation(d, net, split, drift, participation=cell.participation, dtype=dtype)
-    return FEDERATIONS.get(name, replace)(made)
+    return suited(METHODS[name], made)
 
 
 def test_loss(federation: Federation, trees: list[dict], t: int) -> float:
@@ -124,9 +124,9 @@ def test_loss(federation: Federation, trees: list[dict], t: int) -> float:
 
 class Judge:
     "`evaluate`; `test_loss` of the final models; how far the judged ones `moved` in the round, a root mean square"
-    def __init__(self, method, federation, at): self.before = judged_models(method, federation, at)
+    def __init__(self, method, federation, at): self.before = eval_models(method, federation, at)
     def __call__(self, method, federation, at, final) -> dict:
-        now = judged_models(method, federation, at)
+        now = eval_models(method, federation, at)
         ways = torch.stack([squared_norm(sub(a, b)) for a, b in zip(now, self.before)]).double()
         tuned, self.before = finetuned(method, federation, at, now) if final else None, now
         return evaluate(method, federation, at, final) | {
@@ -138,7 +138,7 @@ def numbers(name: str, type: str = "float64", nudge: int = 0, executor: Callable
     `changed`: other hyper-parameters. Raises InputError for those that are refused."""
     cell = cell_of(name)
     method = METHODS[name](**cell.settings | changed)
-    where = method.arrange(federation(name, TYPES[type], nudge))
+    where = federation(name, TYPES[type], nudge)
     start = replace(begin(method, where), round=cell.first)
     judge, end = Judge(method, where, start), cell.first + cell.rounds
     rows = run(method, where, end, judge, start=start, executor=executor).rows

@@ -2,7 +2,6 @@
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -60,11 +59,11 @@ def test_a_change_of_the_code_leaves_its_band(monkeypatch):
 
 
 def test_bytes_are_exact(monkeypatch):
-    finish = METHODS["FedAvg"].finish
+    finish = METHODS["FedAvg"].client_result
     def more(*a):
         upload, state = finish(*a)
         return upload | {"more": torch.zeros((), dtype=torch.bool)}, state
-    monkeypatch.setattr(METHODS["FedAvg"], "finish", more)
+    monkeypatch.setattr(METHODS["FedAvg"], "client_result", more)
     lines = bands.check("FedAvg")
     assert len(lines) == 8 and all("bytes_up" in line for line in lines)  # four rounds in two types
 
@@ -137,11 +136,6 @@ def test_other_values_of_every_kind():
 
 # --- the commands
 
-def said(*words):
-    done = subprocess.run([sys.executable, ROOT / "tools/bands.py", *map(str, words)], capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
-
-
 @pytest.mark.parametrize("words, error", [
     (["--renew", "FedAvg"], '--renew without a reason: expected --why "TEXT"\n'), (["--renew", "--why", " "], '--renew without a reason'),
     (["--check", "FedAvgg"], "method 'FedAvgg' is unknown; did you mean 'FedAvg'? accepted: "), ([], "expected one of --check, "),
@@ -153,16 +147,17 @@ def test_wrong_input_is_refused_in_a_line(words, error, tmp_path, capsys):
     assert not out and error in err and err.count("\n") == 1 and bands.BANDS.read_bytes() == before
 
 
-def test_the_command_checks(tmp_path):
-    assert said("--check", "Union") == (0, "1 method, every number in its band\n", "")
+def test_the_command_checks(tmp_path, capsys):
+    assert (bands.main(["--check", "Union"]), *capsys.readouterr()) == (0, "1 method, every number in its band\n", "")
     (file := tmp_path / "none.json").write_text("{}")
-    code, out, _ = said("--check", "Union", "--file", file)
-    assert code == 1 and out == 'Union: not in none.json; if this is meant: python tools/bands.py --renew Union --why "..."\n'
+    assert bands.main(["--check", "Union", "--file", str(file)]) == 1
+    assert capsys.readouterr().out == 'Union: not in none.json; if this is meant: python tools/bands.py --renew Union --why "..."\n'
 
 
 def test_the_command_renews(tmp_path, monkeypatch, capsys):
     "One method, without the other processes: the rest of the file stays, and the reason joins those that were there"
     monkeypatch.setattr(bands, "compute_elsewhere", lambda names: {})
+    monkeypatch.setattr(bands, "sensitivity", lambda name, found: KEPT[name]["fields"])
     (file := tmp_path / "b.json").write_text(json.dumps({n: KEPT[n] for n in ("FedAvg", "Union")} | {"Gone": {}}))
     assert bands.main(["--renew", "Union", "--why", "a\n test", "--file", str(file)]) == 0 and "Union: renewed" in capsys.readouterr().err
     found = json.loads(file.read_text())

@@ -46,6 +46,7 @@ def said(capsys):
     return said
 
 
+@pytest.mark.nightly("a process a contestant")
 def test_the_command(said, tmp_path):
     "In its smallest form"
     file = tmp_path / "bench.json"

@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
+from fedrepro.checks.harness import padded
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import distance, same_bits, weighted_mean
 from fedrepro.data import concept_drift, datasets, partition
-from fedrepro.engine.client import client_round
-from fedrepro.engine.evaluation import judged_models
+from fedrepro.engine.client import client_round, start_phase
+from fedrepro.engine.evaluation import eval_models
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import Exchange, FedAvg
 from fedrepro.engine.rounds import begin, next_round, run, sequential
@@ -95,7 +96,7 @@ def test_every_round_equals_a_plain_loop(drift, participation, previous):
         assert list(now.server["models"]) == [str(m) for m in range(len(trees))]
         assert max(distance(a, b) for a, b in zip(now.server["models"].values(), trees, strict=True)) < 1e-10
         assert [int(s["cluster"]) for s in now.states] == positions
-        for params, m in zip(judged_models(published, fed, now), positions):
+        for params, m in zip(eval_models(published, fed, now), positions):
             assert distance(params, trees[min(m, len(trees) - 1)]) < 1e-10
         assert same_bits(list(now.server["models"].values()), list(same.server["models"].values()))
     given = same.server["now"].tolist()
@@ -125,13 +126,14 @@ def test_merged_clients_start_from_the_mean_of_their_models():
     losses = [torch.tensor([.1, .2] if k < 3 else [.3, .2]).double() for k in range(K)]
     answers = [{"losses": l, "cluster": l.argmin()} for l in losses]
     sizes = [c.n for c in clients]
-    server, replies = method.assign(start.server, Exchange(0, list(range(K)), answers, sizes, None, None))
+    server, replies = method.survey().assign(start.server, Exchange(0, list(range(K)), answers, sizes, None, None))
     mean = weighted_mean(list(start.server["models"].values()), [sum(sizes[:3]), sum(sizes[3:])])
     assert list(server["models"]) == ["0"] and server["now"].tolist() == [0, 0]
     assert distance(server["models"]["0"], mean) < 1e-10
     for client, reply in zip(clients, replies):
         client.received = client.received | reply
-        assert distance(method.begin(client), mean) < 1e-10 and int(client.notes["cluster"]) == 0
+        (phase,) = method.local_phases(client)
+        assert distance(start_phase(client, phase, {}), mean) < 1e-10 and int(client.constants["cluster"]) == 0
 
 
 # --- what each client knows
@@ -158,7 +160,7 @@ def test_numbers_stay_meaningful(variant):
         assert all(str(int(n)) in now.server["models"] for n in now.server["now"])
         assert all(now.states[k] is before.states[k] for k in range(K) if k not in fed.cohort(t))
         assert all(int(now.states[k]["last"]) == t for k in fed.cohort(t))
-        measures = method.measures(now.server)
+        measures = method.extra_metrics(now.server)
         assert 1 <= measures["used_models"] <= measures["models"] == len(now.server["models"])
     assert measures["used_models"] > 1
 
@@ -204,8 +206,8 @@ def test_executors_and_resume(method):
     for other in (paused, backwards): assert same_bits([straight.server, straight.states], [other.server, other.states])
     side_by_side = run(method, fed, 4, executor=stacked).snapshot
     for m, w in straight.server["models"].items(): assert distance(w, side_by_side.server["models"][m]) < 1e-10
-    padded = run(method, replace(fed, pad=3), 4).snapshot
-    for m, w in straight.server["models"].items(): assert distance(w, padded.server["models"][m]) < 1e-10
+    wider = run(method, fed, 4, executor=padded(3)).snapshot
+    for m, w in straight.server["models"].items(): assert distance(w, wider.server["models"][m]) < 1e-10
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrepro.cli.main import main
 from fedrepro.core.errors import InputError
 from fedrepro.data.transforms import dataset_names
 from fedrepro.engine.method import load_methods
@@ -27,15 +26,6 @@ def folder(tmp_path_factory): return tmp_path_factory.mktemp("compare")
 
 @pytest.fixture(scope="module")
 def found(folder): return compare(["FedAvg", "FedProx:mu=0.1"], folder=folder, **TINY)
-
-
-@pytest.fixture
-def said(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    def said(*argv):
-        code = main([str(a) for a in argv])
-        return code, *capsys.readouterr()
-    return said
 
 
 def test_the_file_that_is_written_asks_for_the_same_runs(found):
@@ -121,7 +111,8 @@ def test_refused(change, words, tmp_path):
     assert not list(tmp_path.rglob("*.jsonl")) and not list(tmp_path.rglob("*.toml")) and "/tmp" not in str(error.value)
 
 
-def test_the_command(said):
+def test_the_command(said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     code, out, err = said("compare", "FedAvg", *LINE, "--alpha", "1", "--drift", "sudden")
     assert code == 0 and "2 computed, 0 were there" in err and "FedAvg" in out and "Dir(1), sudden drift after round 1" in out
     figure = Path(out.splitlines()[-1])
@@ -144,7 +135,8 @@ def test_the_command_and_the_function_have_the_same_defaults():
     assert Path(ours["folder"].default) == theirs["folder"].default
 
 
-def test_a_failed_and_an_interrupted_comparison(said, monkeypatch):
+def test_a_failed_and_an_interrupted_comparison(said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     def broken(*_, **__): raise RuntimeError("broken")
     monkeypatch.setattr(runner, "run_job", broken)
     code, out, err = said("compare", "FedAvg", *LINE)

@@ -39,8 +39,7 @@ def test_work_grows_with_epochs_and_not_with_the_trial(monkeypatch):
     assert cut_client(client, 8).n == 8 and cut_client(client, 10**6).n == client.n and set(cut_client(client, 8).rows.tolist()) <= set(client.rows.tolist())
 
 
-@pytest.mark.parametrize("row", ["FedAvg", "Ditto", "FedRep", "FedBABU", "IFCA", "FedCCFA"])
-@pytest.mark.parametrize("every,last", [(1, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize("row, every, last", [("FedAvg", 1, 1), ("Ditto", 3, 1), ("FedRep", 3, 2), ("FedBABU", 3, 2), ("IFCA", 1, 1), ("FedCCFA", 3, 1)])
 def test_what_is_judged_is_what_a_run_judges(row, every, last, monkeypatch):
     "Against the bodies that a run applies to the whole test set, counted in the evaluation itself"
     cell = small(SPEC.runs("smoke", [row], 1)[0])

@@ -66,7 +66,7 @@ def test_one_flipped_byte(tmp_path):
 
 @pytest.mark.parametrize("name", ["MNIST", "Fashion-MNIST", "CIFAR-10"])
 def test_every_small_run_can_be_built(name):
-    "Reduced data sets are large enough for the clients that share them: each partition of the small tier is made once"
+    "Reduced data sets are large enough for the clients that share them; pays for each partition of the small tier, made once"
     present(name)
     cells = [c for spec in find_specs() for c in load_spec(spec).runs("small", seeds=1) if c.settings["data"]["name"] == name]
     parts = {json.dumps([c.settings["data"], c.settings["partition"]], sort_keys=True): c for c in cells}

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedrepro.checks.declarations import CHECK_SETTINGS, LOCAL
-from fedrepro.checks.harness import flat, gap, tiny
+from fedrepro.checks.harness import LOCAL, flat, gap, tiny
 from fedrepro.engine.method import load_methods
 from fedrepro.engine.rounds import run
 
@@ -28,7 +27,7 @@ import torch
 from fedrepro.data import datasets, partition; from fedrepro.models import networks
 from fedrepro.checks.harness import flat
 from fedrepro.executors.processes import Processes
-from fedrepro.checks.declarations import FEDERATIONS, CHECK_SETTINGS
+from fedrepro.checks.contract import suited
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.federation import Federation; from fedrepro.engine.method import load_methods; from fedrepro.engine.rounds import run, sequential
 
@@ -58,8 +57,8 @@ def main(how, names):
     out = {}
     with Processes(usual, 2) if how == "workers" else nullcontext({"plain": sequential, "backwards": backwards}.get(how)) as executor:
         for name in names:
-            federation = FEDERATIONS.get(name, replace)(usual)
-            method = load_methods()[name](lr=.05, epochs=1, batch_size=32, **CHECK_SETTINGS.get(name, {}))
+            federation = suited(load_methods()[name], usual)
+            method = load_methods()[name](lr=.05, epochs=1, batch_size=32, **load_methods()[name].check_settings)
             done = run(method, federation, 3, evaluate, executor=executor, on_round=disturb if how == "backwards" else None)
             s = done.snapshot
             parts = {"server": s.server, "states": dict(enumerate(s.states)), "heard": dict(enumerate(s.heard)),
@@ -88,6 +87,7 @@ def first(tmp_path_factory): return result(tmp_path_factory.mktemp("first"), "pl
     ("workers", dict(PYTHONHASHSEED="2", LC_ALL="C", TZ="Asia/Kathmandu")),  # two worker processes
     ("backwards", dict(PYTHONHASHSEED="1", LC_ALL="C.UTF-8", TZ="America/St_Johns", PYTHONUTF8="1"))])  # and global draws between rounds
 def test_fresh_processes_agree_for_every_method(first, tmp_path, how, env):
+    "Pays for three processes that run every method, one with two workers"
     again = result(tmp_path, how, **env)
     assert set(again) == set(METHODS)
     assert not [f"{name}: {part}" for name in METHODS for part in first[name] if again[name][part] != first[name][part]]
@@ -104,7 +104,7 @@ def test_the_digests_tell_methods_and_parts_apart(first):
 # --- what a user does meanwhile
 
 def ends(name, on_round=None, seed=0):
-    method = load_methods()[name](**LOCAL | CHECK_SETTINGS.get(name, {}))
+    method = load_methods()[name](**LOCAL | load_methods()[name].check_settings)
     s = run(method, replace(tiny(), seed=seed), 3, on_round=on_round).snapshot
     return {"server": s.server, "states": dict(enumerate(s.states)), "heard": dict(enumerate(s.heard))}
 

@@ -11,7 +11,7 @@ from fedrepro.core.trees import distance, moved, same_bits, tensors
 from fedrepro.data import concept_drift, datasets, partition
 from fedrepro.engine import method as method_module, rounds
 from fedrepro.engine.client import plan_batches
-from fedrepro.engine.evaluation import evaluate
+from fedrepro.engine.evaluation import Evaluator, evaluate
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.lockstep import ActiveRun, run_lockstep
 from fedrepro.engine.method import FedAvg, load_methods
@@ -21,6 +21,7 @@ from fedrepro.executors.executors import pick_executor
 from fedrepro.executors.processes import Processes, cores, shares
 from fedrepro.executors.stacks import BatchPlan, stacked
 from fedrepro.models import networks
+from types import SimpleNamespace
 
 torch.set_num_threads(1)
 DIGITS, NET = datasets.load("digits"), networks.network("digits_cnn")
@@ -40,7 +41,7 @@ def same(a, b): return a.rows == b.rows and same_bits([a.snapshot.server, a.snap
 def test_forks_have_the_bits_of_runs_alone(name):
     method = load_methods()[name](**LOCAL)
     federations = [TOY, drifting(1), drifting(2), drifting(2)]
-    together = run_lockstep([ActiveRun(method, fed, 3, line="one") for fed in federations], evaluate=evaluate)
+    together = run_lockstep([ActiveRun(method, fed, 3, line="one", evaluate=Evaluator()) for fed in federations])
     assert all(same(run(method, fed, 3, evaluate), ours) for fed, ours in zip(federations, together))
 
 
@@ -86,7 +87,7 @@ def test_states_wait_on_the_host_above_a_limit(monkeypatch):
     states = [{"c": torch.zeros(100)}] * 2  # 400 bytes each, five clients: 2,000
     for limit, device, goes in [(1999, "cuda", True), (2000, "cuda", False), (10, "cpu", False)]:
         asked.clear()
-        out = park_states(replace(TOY, device=device, state_limit=limit), states)
+        out = park_states(SimpleNamespace(clients=5, device=device), states, limit)
         assert (asked == ["cpu"]) is goes and same_bits(out, states)
 
 
@@ -103,7 +104,7 @@ def test_processes_serve_every_run_of_a_pack(name):
     method = load_methods()[name](**LOCAL)
     federations = [TOY, replace(TOY, seed=1)] if name == "Union" else [TOY, drifting(1), replace(TOY, seed=1)]
     with Processes(TOY, 2) as pool:
-        together = run_lockstep([ActiveRun(method, fed, 3, line=str(fed.seed)) for fed in federations], pool, evaluate)
+        together = run_lockstep([ActiveRun(method, fed, 3, line=str(fed.seed), evaluate=Evaluator()) for fed in federations], pool)
     assert all(same(run(method, fed, 3, evaluate), ours) for fed, ours in zip(federations, together))
 
 
@@ -115,7 +116,7 @@ def test_courses_without_a_line_share_nothing():
 
 def test_a_phase_of_ones_own_is_not_taken_for_anothers():
     class Closing(FedAvg):
-        def phases(self, client):
+        def local_phases(self, client):
             scale = client.id + 1.
             return [self.phase(client, loss=lambda c, w, batch: scale * self.loss(c, w, batch))]
     try:
@@ -128,7 +129,7 @@ def test_what_an_executor_refuses():
     class Mine(FedAvg): pass
     Mine.__module__ = "__main__"
     try:
-        with pytest.raises(InputError, match="processes: needs the device cpu, not cuda"): Processes(replace(TOY, device="cuda"), 2)
+        with pytest.raises(InputError, match="processes: needs the device cpu, not cuda"): Processes(SimpleNamespace(device="cuda"), 2)
         other = replace(TOY, data=datasets.load("digits", recipe="plain"))
         with Processes(TOY, 1) as pool, pytest.raises(InputError, match="not for other clients"): run(FedAvg(**LOCAL), other, 1, executor=pool)
         with Processes(TOY, 1) as pool, pytest.raises(InputError, match="Mine is defined in a notebook"): run(Mine(**LOCAL), TOY, 1, executor=pool)

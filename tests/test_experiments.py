@@ -1,6 +1,4 @@
 "Specs: every committed one says what the paper says; whatever is wrong in one is said in a single line"
-import json
-import string
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +9,9 @@ from fedrepro.core.errors import InputError
 from fedrepro.engine.method import load_methods
 from fedrepro.experiments.rules import SETTINGS, SOURCE_KINDS, field_rules, line_finder, read_published_csv
 from fedrepro.experiments.runs import build, pick_device, run_id
-from fedrepro.experiments.specs import METRICS, NOTHING, STATISTICS, Column, find_specs, load_spec
+from fedrepro.experiments.specs import NOTHING, Column, find_specs, load_spec
 from fedrepro.verdicts.tables import render
+from toy import BASE, TOY, toml, written
 
 ROOT = Path(__file__).resolve().parents[1]
 SPECS = find_specs(ROOT / "papers")
@@ -22,13 +21,18 @@ TEXT = (ROOT / "tests/spec.toml").read_text()  # Table 2 in one file, for what i
 # --- the committed specs
 
 @pytest.mark.parametrize("name", SPECS)
-def test_every_spec_loads_by_name_and_by_path(name):
+def test_every_spec_loads_and_every_value_has_a_source(name):
+    "A smaller tier says that it is one; no published number stands beside part of a data set"
     spec = load_spec(name, ROOT / "papers")
-    assert spec.name == name == load_spec(SPECS[name]).name
+    assert spec.name == name == load_spec(SPECS[name]).name and spec.reductions("paper") == []
     for tier in spec.tiers:
         for column in spec.tier_columns(tier):
             for row in spec.rows:
-                assert all(v.source.startswith(SOURCE_KINDS) for v in spec.values(tier, row, column).values())
+                values = spec.values(tier, row, column)
+                assert all(v.source.startswith(SOURCE_KINDS) for v in values.values())
+                assert tier != "paper" or "partial" not in str(values["dataset"].value), column.label
+        changed = [v for layer in (spec.tiers[tier].base, *spec.tiers[tier].methods.values()) for v in layer.values()]
+        assert bool(changed) == (tier != "paper") and all(v.source.startswith("tier:") for v in changed)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -47,27 +51,13 @@ def test_every_published_number_is_found_exactly_once(name):
             assert found(row.published | column.published) == (not column.unpublished), (row.name, column.label)
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_a_smaller_tier_says_that_it_is_one(name):
-    spec = load_spec(SPECS[name])
-    for tier in set(spec.tiers) - {"paper"}:
-        changed = [v for layer in (spec.tiers[tier].base, *spec.tiers[tier].methods.values()) for v in layer.values()]
-        assert changed and all(v.source.startswith("tier:") for v in changed)
-    assert spec.reductions("paper") == []
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_no_published_number_stands_beside_part_of_a_data_set(name):
-    spec = load_spec(SPECS[name])
-    where = [(row, column) for column in spec.tier_columns("paper") for row in spec.rows] if "paper" in spec.tiers else []
-    for row, column in where: assert "partial" not in str(spec.values("paper", row, column)["dataset"].value), column.label
-
-
 def test_table_2_at_the_paper_tier_is_section_5_of_the_paper():
     spec = load_spec("fedccfa/table2", ROOT / "papers")
     cells = {(c.row, c.column, c.seed): c.settings for c in spec.runs("paper")}
     assert len(cells) == 19 * 6 * 3 and len({c.run_id for c in spec.runs("paper")}) == 18 * 6 * 3  # AdapFedAvg's are FedAvg's
     for seed in (0, 1, 2): assert cells["AdapFedAvg", "CIFAR-10, 20 clients", seed] == cells["FedAvg", "CIFAR-10, 20 clients", seed]
+    seeds = [c.seed for c in spec.runs("paper")]
+    assert seeds == sorted(seeds), "the most valuable runs come first"
     s = cells["FedCCFA", "CIFAR-10, 100 clients", 2]
     assert (s["rounds"], s["participation"], s["seed"], s["network"]) == (200, .2, 2, "fedccfa_cifar")
     assert s["partition"] == dict(recipe="dirichlet-class-5", clients=100, seed=0, alpha=.5, per_class=5, per_class_test=2)
@@ -97,11 +87,6 @@ def test_table_1_is_table_2_without_drift():
     assert {a.settings["drift"]["name"] for a in one} == {"none"}
 
 
-def test_the_most_valuable_runs_come_first():
-    seeds = [c.seed for c in load_spec("fedccfa/table2", ROOT / "papers").runs("paper")]
-    assert seeds == sorted(seeds)
-
-
 def test_small_tier_keeps_the_federation_and_scales_the_rounds():
     small = load_spec("fedccfa/table2", ROOT / "papers").runs("small", methods=["FedCCFA"], seeds=1)[0].settings
     assert (small["rounds"], small["drift"]["at"], small["method"]["fields"]["align_from"]) == (40, 20, 4)
@@ -129,34 +114,6 @@ def test_a_new_version_of_a_method_is_a_new_run(monkeypatch):
 
 
 # --- layers, on a written spec
-
-def written(tmp_path, raw: dict) -> Path:
-    "`raw` as the spec toy/x.toml"
-    (tmp_path / "toy").mkdir(exist_ok=True, parents=True)
-    path = tmp_path / "toy/x.toml"
-    path.write_text("\n".join(toml(raw)))
-    return path
-
-
-def toml(raw: dict) -> list[str]:
-    "TOML lines of nested dicts; lists of dicts become arrays of inline tables"
-    def quoted(v): return '"' + "".join(c if c in PLAIN else f"\\U{ord(c):08x}" for c in v) + '"'
-    def text(v):
-        if isinstance(v, dict): return "{" + ", ".join(f"{quoted(k)} = {text(x)}" for k, x in v.items()) + "}"
-        if isinstance(v, (list, tuple)): return "[" + ", ".join(map(text, v)) + "]"
-        if isinstance(v, str): return quoted(v)
-        if isinstance(v, int) and abs(v) > 2**64: return hex(v)  # a long number; TOML has no negative one of these
-        return v.isoformat() if hasattr(v, "isoformat") else json.dumps(v) if isinstance(v, bool) else repr(v)
-    return [f"{quoted(k)} = {text(v)}" for k, v in raw.items()]
-
-
-PLAIN = set(string.ascii_letters + string.digits + " .,:;_-+/()[]{}~'=<>*%")
-
-
-BASE = dict(rounds=2, seeds=[0], dataset="digits", recipe="plain", network="digits_cnn", partition="iid", clients=4, source="guess: toy")
-TOY = dict(title="t", paper="p", table="1", kind="table", metric=METRICS[0], statistic=STATISTICS[0], base=BASE,
-           columns=[{}], methods={"FedAvg": {}})
-
 
 def test_layers_from_general_to_special(tmp_path):
     row = dict(lr=.3, source="tuned: toy")
@@ -320,10 +277,8 @@ CSV = "method,variant,clients,mean,std\nFedAvg,,20,1,2\nFedAvg,,100,3,\nOther,a,
 
 def beside(tmp_path, csv: str | bytes, row: dict, column: dict) -> Path:
     "A spec with one row and one column beside the published `csv`"
-    (tmp_path / "toy").mkdir(exist_ok=True)
-    (tmp_path / "toy/x.csv").write_bytes(csv.encode() if isinstance(csv, str) else csv)
     raw = dict(published="x.csv", columns=[{"published": column}], methods={"FedAvg": {"published": row} if row else {}})
-    return written(tmp_path, TOY | raw)
+    return written(tmp_path, TOY | raw, csv=csv or b"\n")
 
 
 @pytest.mark.parametrize("csv, row, column, says", [

@@ -14,73 +14,33 @@ from fedrepro.cli.main import main
 from fedrepro.core.errors import InputError
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
-from fedrepro.reporting.export import EXPORTS, MARKS, as_csv, as_parquet, escape, export, latex, tidy
+from fedrepro.reporting.export import EXPORTS, MARKS, as_csv, escape, export, latex, tidy
 from fedrepro.reporting.notebook import result
 from fedrepro.verdicts.tables import table
 from fedrepro.verdicts.verdicts import VERDICTS
+from toy import BASE, TOY, put, written
 
 ROOT = Path(__file__).resolve().parents[1]
-SPEC = '''
-title = "100% of a_b & <c> #1 {x} ~^ ± λ"
-paper = "FedCCFA"
-table = "2"
-kind = "table"
-metric = "generalised_accuracy"
-statistic = "last"
-published = "t.published.csv"
-[base]
-source = "guess: a test"
-rounds = 12
-seeds = [0, 1, 2]
-partition = "iid"
-recipe = "plain"
-dataset = "digits"
-network = "digits_cnn"
-[[columns]]
-clients = 3
-source = "guess: a test"
-published = {clients = 20}
-[[columns]]
-clients = 4
-source = "guess: a test"
-published = {clients = 100}
-[[columns]]
-clients = 5
-source = "guess: a test"
-published = {clients = 7}
-[methods.FedAvg]
-[methods."prox_&_%"]
-class = "FedProx"
-published = {method = "FedProx"}
-[methods.MOON]
-[tiers.smoke.base]
-source = "tier: reduced"
-rounds = 3
-'''
-CSV = "method,clients,mean,std\nFedAvg,20,70.0,0.6\nFedProx,20,75.0,\nMOON,20,60.0,1.0\nFedAvg,100,60.0,0.5\n"
-
-
-def put(spec, tier, row, column, values):
-    "Runs of `row` whose last rounds are `values`, one a seed; None = diverged in round 2"
-    for c in spec.runs(tier, methods=[row], seeds=len(values)):
-        if c.column != column: continue
-        v, head = values[c.seed], dict(settings=c.settings, run_id=c.run_id, status="complete")
-        curve = [50.] if v is None else ([v - 3, v + 1] + [v] * 10)[:c.rounds]
-        if v is None: head |= dict(status="diverged", diverged=dict(round=2, client=0, norm="inf"))
-        store.write(store.run_path(spec.results, c), head, [dict(round=t, generalised_accuracy=a, bytes_up=t * 10) for t, a in enumerate(curve, 1)])
+PUBLISHED = "method,clients,mean,std\nFedAvg,20,70.0,0.6\nFedProx,20,75.0,\nMOON,20,60.0,1.0\nFedAvg,100,60.0,0.5\n"
+RAW = TOY | dict(
+    title="100% of a_b & <c> #1 {x} ~^ ± λ", paper="FedCCFA", table="2", published="t.published.csv",
+    base=BASE | dict(rounds=12, seeds=[0, 1, 2]),
+    columns=[{"clients": n, "source": "guess: a test", "published": {"clients": m}} for n, m in ((3, 20), (4, 100), (5, 7))],
+    methods={"FedAvg": {}, "prox_&_%": {"class": "FedProx", "published": {"method": "FedProx"}}, "MOON": {}},
+    tiers={"smoke": {"base": {"rounds": 3, "source": "tier: reduced"}}})
 
 
 @pytest.fixture
 def spec(tmp_path):
-    (tmp_path / "demo").mkdir()
-    (tmp_path / "demo/t_1.toml").write_text(SPEC)
-    (tmp_path / "demo/t.published.csv").write_text(CSV)
-    spec = load_spec(tmp_path / "demo/t_1.toml")
+    spec = load_spec(written(tmp_path, RAW, "demo/t_1", PUBLISHED))
+    def fill(tier, row, column, values):
+        rounds = 12 if tier == "paper" else 3
+        put(spec, tier, row, [v and ([v - 3, v + 1] + [v] * 10)[:rounds] for v in values], column, bytes_up=10)
     for tier in ("paper", "smoke"):
-        put(spec, tier, "FedAvg", "digits, 3 clients", [70.2, 70.4, 70.6])
-        put(spec, tier, "prox_&_%", "digits, 3 clients", [70.41, 70.39])
-        put(spec, tier, "MOON", "digits, 3 clients", [60., None])
-        put(spec, tier, "FedAvg", "digits, 4 clients", [10., 10.])
+        fill(tier, "FedAvg", "digits, 3 clients", [70.2, 70.4, 70.6])
+        fill(tier, "prox_&_%", "digits, 3 clients", [70.41, 70.39])
+        fill(tier, "MOON", "digits, 3 clients", [60., None])
+        fill(tier, "FedAvg", "digits, 4 clients", [10., 10.])
     return spec
 
 
@@ -98,11 +58,10 @@ def test_csv_is_what_is_stored(spec):
 
 
 def test_a_difference_has_the_rows_of_both_tables(spec):
-    (spec.path.parent / "u.toml").write_text(SPEC.replace("rounds = 12", "rounds = 12\nbatch_size = 32"))
-    both = ''.join(line + "\n" for line in SPEC.splitlines() if not line.startswith("published ="))
-    (spec.path.parent / "d.toml").write_text('difference = ["demo/t_1", "demo/u"]\n' + both)
-    other = load_spec(spec.path.parent / "u.toml")
-    put(other, "paper", "FedAvg", "digits, 3 clients", [60.])
+    root = spec.path.parents[1]
+    other = load_spec(written(root, RAW | dict(base=RAW["base"] | dict(batch_size=32)), "demo/u", PUBLISHED))
+    written(root, {k: v for k, v in RAW.items() if k != "published"} | dict(difference=["demo/t_1", "demo/u"]), "demo/d")
+    put(other, "paper", "FedAvg", [[60.] * 12], "digits, 3 clients")
     frame = tidy(load_spec(spec.path.parent / "d.toml"), "paper")
     assert set(frame["table"]) == {"demo/t_1", "demo/u"} and (frame["table"] == "demo/u").sum() == 12
 

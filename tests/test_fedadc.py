@@ -10,7 +10,7 @@ from torch import nn
 from test_by_hand import Points, TinyNet, W, X, Y, logits
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import distance, nbytes, same_bits, select, weighted_mean
-from fedrepro.engine.evaluation import evaluate, finetuned, judged_models
+from fedrepro.engine.evaluation import eval_models, evaluate, final_phases, finetuned
 from fedrepro.engine.federation import TUNE, Federation
 from fedrepro.engine.method import METHODS, FedAvg, load_methods
 from fedrepro.engine.rounds import begin, next_round, run, sequential
@@ -162,7 +162,7 @@ def test_equal_betas_average_and_two_models_hold_the_momentum(m):
 def test_the_momentum_is_slowmo_s(variant):
     "m_{t+1} = mean gradient sum + beta_global m_t, at the points where the gradients were taken, weight decay included"
     class Watched(FedADC):
-        def correct(self, client, params, grads):
+        def adjust_gradient(self, client, params, grads):
             for n, g in grads.items(): sums[n] = sums[n] + (g + 1e-2 * params[n].detach()) / 2
             return grads
     m, fed = Watched(variant=variant, beta=.9, beta_local=.5, alpha=.6, **SETTINGS), federation()
@@ -237,7 +237,7 @@ def test_calibration_is_sgd_on_the_head_of_the_final_model(how):
     at = run(m, fed, 3).snapshot
     w = at.server["params"]
     assert any(not same_bits(h["params"], w) for h in at.heard)
-    tuned = finetuned(m, fed, at, judged_models(m, fed, at))
+    tuned = finetuned(m, fed, at, eval_models(m, fed, at))
     for k, params in enumerate(tuned):
         assert same_bits(select(params, "body."), select(w, "body."))
         assert distance(select(params, "head."), calibrated_by_torch(fed, k, w, how, 3)) < 1e-10
@@ -247,7 +247,7 @@ def test_calibration_is_sgd_on_the_head_of_the_final_model(how):
 def test_calibration_without_its_weight_is_plain():
     fed, m = federation(**AWAY), FedADCPlus(calibration="plain", **SETTINGS)
     at = run(m, fed, 2).snapshot
-    def tuned(m): return finetuned(m, fed, at, judged_models(m, fed, at))
+    def tuned(m): return finetuned(m, fed, at, eval_models(m, fed, at))
     for other in (replace(m, calibration="proximal", calibration_mu=0.), replace(m, calibration="self-confidence", lam=0.)):
         assert max(distance(a, b) for a, b in zip(tuned(other), tuned(m))) < 1e-10
 
@@ -263,7 +263,9 @@ def test_calibration_comes_after_the_run_and_changes_only_what_is_judged():
         assert metric + "_untuned" not in plain.rows[2]
 
 
-def test_no_calibration_unless_asked_for(): assert FedADC().finetune(None) == FedADCPlus().finetune(None) == []
+def test_no_calibration_unless_asked_for():
+    client = federation().client(0, 0, {"params": W}, {})
+    assert final_phases(FedADC(), client) == final_phases(FedADCPlus(), client) == []
 
 
 # --- covering cohorts
@@ -287,15 +289,15 @@ def test_presence():
 def test_covering_with_everything_everywhere_is_the_first_draw():
     fed = of_classes(*[[0, 1, 2]] * 12, participation=.25)
     for m in (FedADC(covering=True), FedADC(), FedADCPlus(covering=True)):
-        assert [m.cohort({}, fed, t) for t in range(20)] == [fed.cohort(t) for t in range(20)]
+        assert [m.select_clients({}, fed, t) for t in range(20)] == [fed.cohort(t) for t in range(20)]
 
 
 def test_covering_with_one_class_each():
     fed = of_classes(*[[k // 3] for k in range(12)], participation=1 / 3)
-    cohorts = [FedADC(covering=True).cohort({}, fed, t) for t in range(30)]
+    cohorts = [FedADC(covering=True).select_clients({}, fed, t) for t in range(30)]
     assert all([k // 3 for k in cohort] == [0, 1, 2, 3] for cohort in cohorts) and len(set(map(tuple, cohorts))) > 10
     assert any([k // 3 for k in fed.cohort(t)] != [0, 1, 2, 3] for t in range(30))
-    assert cohorts == [FedADC(covering=True).cohort({}, fed, t) for t in range(30)]
+    assert cohorts == [FedADC(covering=True).select_clients({}, fed, t) for t in range(30)]
 
 
 def test_a_class_that_nobody_holds_is_not_waited_for():
@@ -311,7 +313,7 @@ def test_the_most_where_nothing_covers():
 
 def test_everybody_covers_at_once():
     fed = of_classes([0], [1], [2])
-    assert FedADC(covering=True).cohort({}, fed, 0) == [0, 1, 2]
+    assert FedADC(covering=True).select_clients({}, fed, 0) == [0, 1, 2]
 
 
 def test_covering_runs_and_its_name_differs():
@@ -337,7 +339,7 @@ def test_two_models_down_and_one_up():
     for m in (FedADC(**SETTINGS), FedADCPlus(**SETTINGS)):
         now = next_round(m, fed, begin(m, fed))
         assert now.bytes_down == 2 * 2 * nbytes(fed.initial) and now.bytes_up == 2 * nbytes(fed.initial)
-        assert now.states == [{}, {}] and m.judged(now.heard[0], {}) is now.server["params"]
+        assert now.states == [{}, {}] and m.eval_params(now.heard[0], {}) is now.server["params"]
 
 
 def test_a_round_changes_nothing_it_was_given():

@@ -10,15 +10,12 @@ import pandas as pd
 import pytest
 import torch
 from matplotlib import pyplot as plt
-from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
-from fedrepro.checks.declarations import CHECK_SETTINGS, LOCAL
-from fedrepro.checks.harness import tiny
+from fedrepro.checks.harness import LOCAL, tiny
 from fedrepro.cli.main import app
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import norm, select, sub
-from fedrepro.engine import probes
 from fedrepro.engine.evaluation import evaluate, rounds_to_target
 from fedrepro.engine.method import load_methods
 from fedrepro.engine.probes import MEASURES, TIMES, distance_matrix
@@ -26,12 +23,12 @@ from fedrepro.engine.rounds import run
 from fedrepro.executors.executors import pick_executor
 from fedrepro.executors.stacks import stacked
 from fedrepro.experiments import store
+from fedrepro.experiments.jobs import active_run
 from fedrepro.experiments.rules import Value
 from fedrepro.experiments.runs import build
 from fedrepro.experiments.specs import METRICS, PLOTS, find_specs, load_spec
 from fedrepro.reporting.curves import axis_label
 from fedrepro.reporting.figures import DRAW, bubbles_figure, distances_figure, draw, figure_alt, points, shown_clients
-from fedrepro.verdicts.summaries import seed_values
 from fedrepro.verdicts.tables import DEFINITIONS, render, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,8 +47,8 @@ def spec(name): return load_spec(name, ROOT / "papers")
 def played(name, asked=(), rounds=2, **more):
     "A short run of a method in the federation of the contracts, and its snapshots"
     snapshots = []
-    method = load_methods()[name](**LOCAL | CHECK_SETTINGS.get(name, {}))
-    history = run(method, replace(tiny(), measures=asked), rounds, evaluate, on_round=snapshots.append, **more)
+    method = load_methods()[name](**LOCAL | load_methods()[name].check_settings)
+    history = run(method, tiny(), rounds, evaluate, on_round=snapshots.append, measures=asked, **more)
     return history.rows, snapshots
 
 
@@ -91,7 +88,7 @@ def test_seconds_are_measured_where_they_are_seen():
     hidden = played("FedCCFA", ("collaboration_seconds",), executor=stacked)[0][-1]
     assert math.isnan(hidden["seconds_collaboration"]) and hidden["seconds_collaboration_server"] > 0
     assert all(math.isnan(played("FedAvg", ("collaboration_seconds",))[0][-1][k]) for k in TIMES)
-    assert pick_executor("auto", replace(tiny(), measures=("collaboration_seconds",)), 4) == "sequential"
+    assert pick_executor("auto", tiny(), 4, ("collaboration_seconds",)) == "sequential"
 
 
 def test_two_runs_agree_but_for_the_declared_times():
@@ -101,7 +98,7 @@ def test_two_runs_agree_but_for_the_declared_times():
 
 def test_asking_for_a_measure_is_another_run_and_asking_for_none_is_the_same(tmp_path):
     cell = spec("fedccfa/figure1").runs("smoke")[0]
-    assert cell.settings["measures"] == ["update_norm"] and build(cell)[1].measures == ("update_norm",)
+    assert cell.settings["measures"] == ["update_norm"] and active_run(cell, None, "cpu").measures == ("update_norm",)
     assert "measures" not in spec("fedccfa/table2").runs("smoke")[0].settings
     (tmp_path / "p").mkdir()
     text = (ROOT / "tests/spec.toml").read_text().replace('published = "table2.published.csv"', "")

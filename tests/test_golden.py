@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from fedrepro.engine.evaluation import judged_models
+from fedrepro.engine.evaluation import eval_models
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import begin, next_round, sequential
@@ -105,7 +105,7 @@ def check(m, name, extra=None, tolerance=TOLERANCE):
         for client, upload, state, _ in seen:
             close(upload["params"] | state.get("head", {}), want["local"][str(client.id)], f"round {t}, client {client.id} after training", tolerance)
         if "server" in want: close(now.server["params"], want["server"], f"round {t}, server", tolerance)
-        for k, params in enumerate(judged_models(m, fed, now)):
+        for k, params in enumerate(eval_models(m, fed, now)):
             if "judged" in want: close(params, want["judged"][str(k)], f"round {t}, judged model of client {k}", tolerance)
         if extra is not None: extra(now, want, seen, t)
 

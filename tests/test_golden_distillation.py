@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from fedrepro.checks.harness import padded
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import distance, nbytes, same_bits
 from fedrepro.data import datasets, partition
@@ -213,8 +214,8 @@ def test_traffic_resume_order_and_padding(part, m, down):
     paused = run(m, part, 4, start=run(m, part, 2).snapshot).snapshot
     backwards = run(m, part, 4, executor=lambda m, clients: sequential(m, clients[::-1])[::-1]).snapshot
     for other in (paused, backwards): assert same_bits([straight.server, straight.states], [other.server, other.states])
-    padded = run(m, replace(part, pad=5), 4).snapshot.server["params"]
-    assert distance(padded, straight.server["params"]) < 1e-10
+    wider = run(m, part, 4, executor=padded(5)).snapshot.server["params"]
+    assert distance(wider, straight.server["params"]) < 1e-10
 
 
 @pytest.mark.parametrize("make", [lambda: MOON(tau=0.), lambda: FedGKD(tau=0.), lambda: FedGKD(models=0), lambda: FedNTD(tau=0.),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from test_golden import CONFIG, GOLDEN, check, close, federation, tree
+from test_golden import CONFIG, GOLDEN, check, close, tree
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import all_finite, distance, nbytes, same_bits, weighted_mean
 from fedrepro.data import datasets, partition
@@ -88,9 +88,9 @@ class FedDCScaffold(SCAFFOLD):
     def init_client(self, federation, k):
         sizes = [len(rows) for rows in federation.partition.train]
         return super().init_client(federation, k) | {"relative": torch.tensor(sizes[k] * len(sizes) / sum(sizes), dtype=torch.float64)}
-    def correct(self, client, params, grads):
+    def adjust_gradient(self, client, params, grads):
         return {n: g - client.state["c"][n] + client.received["c"][n] / client.state["relative"] for n, g in grads.items()}
-    def finish(self, client, params, done):
+    def client_result(self, client, params, results):
         way, w = self.epochs * self.lr, client.received["params"]
         change = {n: (w[n] - params[n]) / way - c for n, c in client.received["c"].items()}
         return {"params": params, "change": change}, client.state | {"c": {n: t + change[n] for n, t in client.state["c"].items()}}
@@ -134,7 +134,7 @@ def test_feddyn_sends_the_participants_mean_plus_h(part):
     m = FedDyn(alpha=.1, **LOCAL)
     now = run(m, part, 3).snapshot.server
     assert distance(now["params"], {n: now["selected"][n] + t for n, t in now["h"].items()}) == 0
-    assert same_bits(m.judged(m.broadcast(now), {}), now["params"]) and same_bits(m.logged(now)["_selected"]["params"], now["selected"])
+    assert same_bits(m.eval_params(m.broadcast(now), {}), now["params"]) and m.evaluated == {"_selected": "selected"}
 
 
 def test_scaffolds_server_step(part):
@@ -198,7 +198,7 @@ def test_fedexp_at_partial_participation(part):
         assert abs(float(now.server["server_lr"]) - rate) < 1e-10
         moved = torch.cat([(before[n] - now.server["params"][n]).flatten() for n in before])
         assert torch.allclose(moved, rate * mean, atol=1e-10)
-        judged = m.judged(m.shown(now.server), {})
+        judged = m.eval_params({"params": now.server[m.evaluated[""]]}, {})
         want = now.server["params"] if t == 0 else weighted_mean([before, now.server["params"]])
         assert distance(judged, want) < 1e-10
 

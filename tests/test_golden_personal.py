@@ -68,10 +68,10 @@ def test_flash(name, monkeypatch):
     stops = []
 
     class Watched(Flash):
-        def go_on(self, client, params, epoch, memory):
-            more, memory = super().go_on(client, params, epoch, memory)
+        def pays(self, client, params, epoch, last):
+            more, last = super().pays(client, params, epoch, last)
             stops.append(not more)
-            return more, memory
+            return more, last
 
     server = dict(server_lr=a["server_lr"], beta1=a["beta1"], beta2=a["beta2"], tau=a["tau"])
     check(Watched(gamma=a["loss_decrement"], variant="as_published", **server, **sgd), name)

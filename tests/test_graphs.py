@@ -10,11 +10,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.workloads import Engine, Work, counted
-from fedrepro.checks.declarations import CHECK_SETTINGS, FEDERATIONS, LOCAL
-from fedrepro.checks.harness import OPS, masked, tiny
+from fedrepro.checks.contract import suited
+from fedrepro.checks.harness import LOCAL, OPS, masked, tiny
 from fedrepro.core.trees import tensors
 from fedrepro.data import datasets, partition
-from fedrepro.engine.client import direction, sgd_step
+from fedrepro.engine.client import sgd_step
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.lockstep import ActiveRun, run_lockstep
 from fedrepro.engine.method import METHODS, FedAvg, load_methods
@@ -35,7 +35,7 @@ TOY = Federation(DIGITS, NET, CUT, dtype=torch.float64)
 FEW = dict(lr=.05, epochs=3, batch_size=8)
 PLAYERS = {"graphs": lambda: Graphs(2), "stacked-graphs": StackedGraphs}
 OURS = [name for name, method in load_methods().items() if method.__module__.startswith("fedrepro.")]  # other tests have toys
-TO_THE_LOOP = {"Flash"}  # a client stops early by what it measures: phases with `go_on` are left to the loop
+TO_THE_LOOP = {"Flash"}  # a client stops early by what it measures: phases with a `monitor` are left to the loop
 
 
 def ends(executor, method=None, federation=TOY, rounds=3):
@@ -73,8 +73,8 @@ def test_what_cannot_be_recorded_is_seen():
 @pytest.mark.parametrize("name", sorted(set(OURS) - TO_THE_LOOP))
 def test_every_method_is_recorded(name, how):
     "No method's code keeps its steps from being recorded, by what it remembers or by what it asks of the device; most steps are played"
-    method = METHODS[name](**LOCAL | CHECK_SETTINGS.get(name, {}) | {"epochs": 3})
-    federation = method.arrange(FEDERATIONS.get(name, replace)(tiny()))
+    method = METHODS[name](**LOCAL | METHODS[name].check_settings | {"epochs": 3})
+    federation = suited(METHODS[name], tiny())
     played, computed = [], []
     class Counted(RecordedPhase):
         def played(self, n, b): played.append((n, b)); return super().played(n, b)
@@ -122,11 +122,11 @@ def test_a_round_that_is_asked_for_ends_its_recordings():
 
 def test_a_memory_that_is_no_tensors_is_carried_and_nothing_is_recorded():
     class Counts(FedAvg):
-        def phases(self, client): return [self.phase(client, step=self.step)]
-        def step(self, client, phase, own, moving, batch, memory):
-            count = 1 if memory is None else memory + 1
-            loss, grads = direction(client, phase, own, moving, batch)
-            sgd_step(moving, grads, None, replace(phase.sgd, lr=phase.sgd.lr / count, momentum=0.))
+        def local_phases(self, client): return [self.phase(client, step=self.step)]
+        def step(self, step):
+            count = 1 if step.memory is None else step.memory + 1
+            loss, grads = step.grad()
+            sgd_step(step.moving, grads, None, replace(step.phase.sgd, lr=step.phase.sgd.lr / count, momentum=0.))
             return loss, count
     try:
         for make in PLAYERS.values():
@@ -168,10 +168,10 @@ def test_networks_with_batch_normalisation_keep_their_statistics():
 
 
 def test_grids_share_one_stack_and_stay_themselves():
-    "Numbers that differ become tensors; methods that decide by them get stacks of their own, with the same batches"
+    "Numbers that are declared stackable become tensors where they differ; other ones have stacks of their own"
     names = {"FedProx": "mu", "FedCCFA": "gamma", "FedDyn": "alpha", "MOON": "mu", "FedGKD": "weight"}
     for name, knob in names.items():
-        settings = LOCAL | CHECK_SETTINGS.get(name, {})
+        settings = LOCAL | METHODS[name].check_settings
         methods = [load_methods()[name](**settings | {knob: v, "lr": lr}) for v, lr in ((.5, .05), (2., .05), (2., .02))]
         alone = [run(m, TOY, 2).snapshot for m in methods]
         for executor in (Stacked(), StackedGraphs()):
@@ -182,8 +182,8 @@ def test_grids_share_one_stack_and_stay_themselves():
 @pytest.mark.parametrize("name", sorted(set(OURS) - {"Union"}))
 def test_any_number_of_any_method_may_be_a_grid(name):
     "Two values of each field that is a number and not a whole one, side by side: each run is what it is alone"
-    usual = METHODS[name](**LOCAL | CHECK_SETTINGS.get(name, {}))
-    federation = FEDERATIONS.get(name, replace)(tiny())
+    usual = METHODS[name](**LOCAL | METHODS[name].check_settings)
+    federation = suited(METHODS[name], tiny())
     for knob in [f.name for f in fields(usual) if type(getattr(usual, f.name)) is float]:
         methods = [usual, replace(usual, **{knob: .75 * getattr(usual, knob)})]
         found = run_lockstep([ActiveRun(m, federation, 2) for m in methods], Stacked())
@@ -201,7 +201,7 @@ def test_a_contestant_trains_three_seeds_together():
 
 
 @pytest.mark.parametrize("use", [lambda loss, knob: loss * 2 if knob > 1 else loss, lambda loss, knob: loss * float(knob)], ids=["if", "float"])
-def test_a_method_that_decides_by_a_number_is_not_mixed(use):
+def test_a_field_that_is_not_declared_stackable_keeps_its_runs_apart(use):
     class Decides(FedAvg):
         knob: float = 0.
         def loss(self, client, params, batch):
@@ -215,7 +215,7 @@ def test_a_method_that_decides_by_a_number_is_not_mixed(use):
         plain = executor.train
         executor.train = lambda clients, *more: sizes.append(len(clients)) or plain(clients, *more)
         found = run_lockstep([ActiveRun(m, TOY, 2) for m in methods], executor)
-        assert executor.branching == {Decides} and sizes == [10, 5, 5, 5, 5]
+        assert sizes == [5, 5, 5, 5]
         for m, history in zip(methods, found): assert gap(history.snapshot, run(m, TOY, 2).snapshot) < 1e-12
     finally: METHODS.pop("Decides")
 

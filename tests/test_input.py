@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import nbformat
@@ -20,7 +19,6 @@ import torch
 import typer
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
-from test_experiments import toml
 
 from fedrepro.checks import contract
 from fedrepro.cli import app, main
@@ -33,9 +31,10 @@ from fedrepro.experiments import runner, specs, store
 from fedrepro.experiments.rules import COUNT
 from fedrepro.experiments.runs import run_id
 from fedrepro.experiments.spec_files import read_spec
-from fedrepro.experiments.specs import Spec, find_specs, load_spec
+from fedrepro.experiments.specs import Spec, load_spec
 from fedrepro.reporting import notebook
 from fedrepro.verdicts import tables
+from toy import BASE, TOY, toml
 
 NIGHTLY = os.environ.get("FEDREPRO_NIGHTLY") == "1"
 settings.register_profile("input", max_examples=5000 if NIGHTLY else 200, deadline=None, print_blob=True,
@@ -346,7 +345,7 @@ def test_any_change_of_a_spec_is_a_spec_or_one_clear_line(folder, draw):
     check_spec(folder / "x.toml")
 
 
-@inputs
+@settings(inputs, max_examples=5000 if NIGHTLY else 60)  # each reads a spec with all that it inherits
 @given(st.data())
 @example(None)
 def test_any_bytes_are_a_spec_or_one_clear_line(folder, draw):
@@ -393,19 +392,8 @@ def test_published_numbers_are_accepted_where_the_table_can_use_them(folder, dra
 
 # --- the command line
 
-OWN = """
-title = "t"
-paper = "p"
-table = "1"
-kind = "table"
-metric = "generalised_accuracy"
-statistic = "last"
-base = {source = "guess: toy", rounds = 1, seeds = [0], dataset = "digits", recipe = "plain", network = "digits_cnn", partition = "iid", clients = 3}
-columns = [{}, {label = "b, c", clients = 2, source = "guess: toy"}]
-[methods.FedAvg]
-[methods.FedProx]
-[tiers.smoke.base]
-"""
+OWN = TOY | dict(base=BASE | dict(rounds=1, clients=3), columns=[{}, {"label": "b, c", "clients": 2, "source": "guess: toy"}],
+                 methods={"FedAvg": {}, "FedProx": {}}, tiers={"smoke": {"base": {}}})
 JUNK = ["", " ", "-", "--", "-1", "0", "1", "2", "1e9", "nan", "9" * 5000, "1001", "~", "~nosuch", "~nosuch/x", ".", "..", "a" * 5000, "a/" * 3000, "\0", "x\0y", "\n", "\x1b[31m",
         "\udc80", "😀", "x.toml", "papers/own/t.toml", "papers/own/bad.toml", "papers/own", "file", "file/x", "folder", "none", "--help", "--tier", "--seeds=3", "x.png", "x.doc", "own.py"]
 junk = st.sampled_from(JUNK) | st.text(max_size=6).map(lambda t: t.replace("/", "").replace("..", ""))  # stays in the folder
@@ -439,7 +427,7 @@ def own(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "papers/own").mkdir(parents=True)
     (tmp_path / "folder").mkdir()
-    for name, text in {"papers/own/t.toml": OWN, "file": "", "own.py": "x = 1", "wrong.py": "1 / 0", "stops.py": "raise ValueError('a\\nb')"}.items():
+    for name, text in {"papers/own/t.toml": "\n".join(toml(OWN)), "file": "", "own.py": "x = 1", "wrong.py": "1 / 0", "stops.py": "raise ValueError('a\\nb')"}.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "ours/papers/fedccfa").mkdir(parents=True)
     for name, content in FILES.items():
@@ -493,7 +481,7 @@ def test_all_exit_codes_were_seen(tally):
     assert not sum(tally.values()) or min(tally[0], tally[2]) > inputs.max_examples / 10 and tally[1] and tally[130], tally
 
 
-@pytest.mark.parametrize("argv", [["run", "fedccfa/table2", "--datasets", "MNIST"], ["table", "fedccfa/table2", "--results", "~nosuch"], ["\x1b[31m"],
+@pytest.mark.parametrize("argv", [["\x1b[31m"], ["table", "fedccfa/table2", "--results", "~nosuch"],
                                   ["figure", "fedccfa/table2", "--tier", os.fsdecode(b"\xff")]])
 def test_a_process_says_one_line(argv, tmp_path):
     done = subprocess.run([sys.executable, "-m", "fedrepro", *argv], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=120)

@@ -17,7 +17,7 @@ import websocket
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
-PAGES = ["nbs/01_core/01_trees.ipynb", "nbs/06_methods/11_feddc.ipynb", "nbs/12_results/00_summary.ipynb"]
+PAGES = ["nbs/01_core/01_trees.ipynb", "nbs/12_results/00_summary.ipynb"]  # code and values; tables, pictures and the store
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 WHY = f"none of {', '.join(BROWSERS)} is installed: JupyterLab is not looked at"
@@ -131,6 +131,7 @@ def looked_at(tab: Tab, page: str, folder: Path):
 @needs_browser
 @pytest.mark.parametrize("page", PAGES)
 def test_run_all_in_jupyterlab(tab, lab, page, folder, tmp_path):
+    "Pays for JupyterLab and chromium, started once, and for the cells of the page"
     saved = run_all(tab, lab, page)
     code = [c for c in saved["cells"] if c["cell_type"] == "code" and "".join(c["source"]).strip()]
     errors = [o for c in code for o in c["outputs"] if o["output_type"] == "error"]
@@ -144,26 +145,3 @@ def test_run_all_in_jupyterlab(tab, lab, page, folder, tmp_path):
     tab.value(f"{PANEL}.content.scrollToItem(0)")
     wait("the title", lambda: title in (tab.value(f"{PANEL}.node.querySelector('h1')?.textContent") or ""), 10)
     looked_at(tab, page, Path(os.environ.get("FEDREPRO_PICTURES", tmp_path)))
-
-
-# --- what papermill and a reader set
-
-def parameters(page: Path) -> list[str]:
-    "The lines of a page's `parameters` cell"
-    cells = json.loads(page.read_text())["cells"]
-    return [line for c in cells if "parameters" in c["metadata"].get("tags", []) for line in "".join(c["source"]).splitlines() if line]
-
-
-WITH = [p for p in sorted((ROOT / "nbs").rglob("*.ipynb")) if ".ipynb_checkpoints" not in p.parts and parameters(p)]
-
-
-@pytest.mark.parametrize("page", WITH, ids=[p.stem for p in WITH])
-def test_every_parameter_is_explained(page):
-    "Name, type, default and, in a comment of at least three words, what it does or what is accepted"
-    for line in parameters(page):
-        found = re.fullmatch(r"(\w+): \w+ = ([^#]+?)  # (.+)", line)
-        assert found and len(found[3].split()) > 2, f"{page.name}: {line}"
-
-
-def test_the_papers_pages_have_parameters():
-    assert {p.stem[3:] for p in WITH} >= {"lfd", "feddc", "fedadc", "fedbss", "fedccfa"}

@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from test_by_hand import PARTS, Points, TinyNet, W, X, Y, descend, logits
+from fedrepro.checks.harness import padded
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import distance, nbytes, same_bits
 from fedrepro.data.concept_drift import drift
 from fedrepro.data.partition import Partition
-from fedrepro.engine.client import Batch, client_round
-from fedrepro.engine.evaluation import evaluate, judged_models, predictions
+from fedrepro.engine.client import client_round
+from fedrepro.engine.evaluation import evaluate, eval_models, predictions
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import METHODS, FedAvg, load_methods
 from fedrepro.engine.rounds import begin, next_round, run
@@ -198,9 +199,9 @@ def test_judged_model_predicts_by_cosines():
     now = run(LfD(**FULL), fed, 2).snapshot
     far = replace(now, server={"params": now.server["params"] | {"head.bias": torch.tensor([50., -50.]).double()}})
     for at in (now, far):
-        models = judged_models(LfD(), fed, at)
+        models = eval_models(LfD(), fed, at)
         assert torch.equal(predictions(fed, models)[0], cosines(fed.net, at.server["params"], X).argmax(1))
-        again = LfD().judged({"params": models[0]}, {})
+        again = LfD().eval_params({"params": models[0]}, {})
         assert distance(again, models[0]) < 1e-12 and not again["head.bias"].any()
     assert len(set(logits(far.server["params"], X).argmax(1).tolist())) == 1  # as a plain network: always the first class
 
@@ -240,7 +241,7 @@ def test_a_stack_of_clients_and_padding_change_nothing(m):
     fed = federation(PARTS, participation=.67)
     usual = after(m, fed, 4)
     assert distance(after(m, fed, 4, executor=stacked), usual) < 1e-10
-    assert distance(after(m, replace(fed, pad=3), 4), usual) < 1e-10
+    assert distance(after(m, fed, 4, executor=padded(3)), usual) < 1e-10
 
 
 def test_lfd_keeps_the_last_local_model_and_sends_one():
@@ -279,9 +280,9 @@ def test_union_pools_tests_and_noisy_labels_once():
     cut = Partition(([3, 1], [0, 5, 2]), ([7], [4, 6]))
     fed = replace(federation(), partition=cut, labels=1 - Y, participation=.5)
     fed.data.test_x, fed.data.test_y = X, Y
-    pooled = Union().arrange(fed)
+    pooled = fed.pooled()
     assert [p.tolist() for p in pooled.partition.train] == [[0, 1, 2, 3, 5]] and [p.tolist() for p in pooled.partition.test] == [[4, 6, 7]]
-    assert Union().arrange(pooled) is pooled and pooled.clients == 1 and pooled.participation == 1 and fed.clients == 2
+    assert pooled.pooled() is pooled and pooled.clients == 1 and pooled.participation == 1 and fed.clients == 2
     assert pooled.client(0, 0, {}, {}).labels.tolist() == (1 - Y)[[0, 1, 2, 3, 5]].tolist()
 
 
@@ -293,9 +294,9 @@ def test_union_stops_where_it_diverges():
 def test_union_refuses_what_cannot_be_pooled():
     ten = federation([[k] for k in range(10)])
     swapped, same = (replace(ten, drift=drift(name, clients=10, classes=10)) for name in ("sudden", "none"))
-    with pytest.raises(InputError, match="Union: pooled clients need equal labels, but there is sudden drift"): Union().arrange(swapped)
-    assert Union().arrange(same).clients == 1
-    with pytest.raises(InputError, match="Union: 10 clients, expected the one of `Union.arrange`"): begin(Union(), ten)
+    with pytest.raises(InputError, match="pooled training: clients need equal labels, but there is sudden drift"): swapped.pooled()
+    assert same.pooled().clients == 1
+    with pytest.raises(InputError, match="Union: 10 clients, expected the one of `Federation.pooled`"): begin(Union(), ten)
 
 
 # --- constraints

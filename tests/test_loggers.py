@@ -1,7 +1,6 @@
 "Loggers hear what is stored, once, and nothing that happens to them happens to a run"
 import json
 import re
-import struct
 import sys
 import types
 from pathlib import Path
@@ -15,7 +14,8 @@ from fedrepro.experiments.loggers import LOGGERS, Loggers, log_stored, logged_ru
 from fedrepro.experiments.runner import compute_runs
 from fedrepro.experiments.specs import load_spec
 
-from test_export import SPEC, installed
+from test_export import RAW, installed
+from toy import written
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -23,10 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture
 def cells(tmp_path):
     "Two cells with results, written as a run would: one complete, one diverged"
-    (tmp_path / "demo").mkdir()
-    text = "\n".join(line for line in SPEC.splitlines() if not line.startswith("published = \"t."))
-    (tmp_path / "demo/t.toml").write_text(text)
-    spec = load_spec(tmp_path / "demo/t.toml")
+    spec = load_spec(written(tmp_path, {k: v for k, v in RAW.items() if k != "published"}, "demo/t"))
     cells = spec.runs("smoke", methods=["FedAvg"], seeds=2)[::3]
     for c, status in zip(cells, ("complete", "diverged")):
         rows = [dict(round=t, generalised_accuracy=10. * t, train_loss=None if t == 2 else 1 / t) for t in range(1, 4 if status == "complete" else 3)]
@@ -73,6 +70,7 @@ def test_rounds_that_come_again_are_counted():
 
 
 def test_new_runs_are_sent_by_the_process_that_asked(tmp_path):
+    "Pays for two workers: they send nothing themselves"
     cells = load_spec("fedccfa/table2", ROOT / "papers").runs("smoke", methods=["FedAvg"], seeds=2)
     for c in cells: c.settings.update(rounds=1, drift={"name": "none"}, partition=c.settings["partition"] | {"clients": 2})
     listed = Listed()
@@ -163,39 +161,6 @@ def test_mlflow(cells, results, tmp_path, monkeypatch):
     first = runs[cells[0].run_id]
     assert [(m.step, m.value) for m in client.get_metric_history(first.info.run_id, "generalised_accuracy")] == [(1, 10.), (2, 20.), (3, 30.)]
     assert first.data.params["clients"] == "3" and runs[cells[1].run_id].data.tags["fedrepro_status"] == "diverged"
-
-
-def records(file: Path):
-    "The records of a W&B file: 7 bytes, then blocks of 32 KiB with records (crc, length, type, data)"
-    raw, at, whole = file.read_bytes(), 7, b""
-    assert raw[:4] == b":W&B"
-    while at + 7 <= len(raw):
-        if 2**15 - at % 2**15 < 7: at += 2**15 - at % 2**15
-        _, size, kind = struct.unpack("<IHB", raw[at:at + 7])
-        whole, at = whole + raw[at + 7:at + 7 + size], at + 7 + size
-        if kind in (1, 4):
-            yield whole
-            whole = b""
-
-
-def test_wandb(cells, results, tmp_path, monkeypatch):
-    needs("wandb", "wandb")
-    from wandb.proto import wandb_internal_pb2 as proto
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    for _ in range(2):
-        loggers = Loggers.of(["wandb:project"])
-        log_stored(loggers, cells, results)
-        assert not loggers.failed
-    files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
-    assert len(files) == 2
-    file, = [f for f in files if cells[0].run_id in f.name]
-    found = []
-    for data in records(file):
-        (record := proto.Record()).ParseFromString(data)
-        items = {(i.key or ".".join(i.nested_key)): json.loads(i.value_json) for i in record.history.item}
-        if items: found.append((items["_step"], items["generalised_accuracy"]))
-    assert found == [(1, 10.), (2, 20.), (3, 30.)]
 
 
 def test_wandb_online_needs_a_login(monkeypatch):

@@ -1,10 +1,7 @@
 """Partitions and concepts: what no lesson covers. Refusals, and the sizes of FedCCFA's real data sets. (Any labels and any
 request whatever: test_input.py.)"""
-import gzip
 import hashlib
 import json
-import os
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +9,10 @@ import pytest
 
 from fedrepro.core.errors import InputError
 from fedrepro.data.concept_drift import DriftSchedule, Swap, drift, drift_names, flip_labels
-from fedrepro.data.partition import Partition, class_counts, fedccfa_cohort, partition, plot_partition, recipe_names
+from fedrepro.data.partition import Partition, class_counts, fedccfa_cohort, partition, recipe_names
 from fedrepro.experiments.specs import find_specs, load_spec
 from test_data_real import present
 
-DATA = Path(os.environ.get("FEDREPRO_DATA", Path.home() / ".cache/fedrepro/data"))
 DIGITS = np.arange(200) % 10
 
 @pytest.mark.parametrize("recipe", sorted({*recipe_names()} - {"natural"}))
@@ -96,13 +92,6 @@ def test_partition_by_hand_refused(train, test, says):
     with pytest.raises(InputError, match=says): Partition(train, test)
 
 
-def test_plot_many_clients():
-    import matplotlib.pyplot as plt
-    ax = plot_partition(np.ones((150, 30), int), clients=range(0, 150, 2), ax=plt.figure().gca())
-    assert ax.get_xlabel() == "client" and len(ax.collections[0].get_offsets()) == 75 * 30
-    plt.close("all")
-
-
 # --- label noise and concept drift
 
 @pytest.mark.parametrize("ratio, classes", [(-.1, 10), (1.1, 10), (float("nan"), 10), (.1, 9), (.1, 10.0)])
@@ -139,26 +128,11 @@ def test_drift_refused(make, says):
 
 # --- real labels: FedCCFA's client sizes, seeds 0 to 2
 
-def cifar10(): return np.array(sum((pickle.loads((DATA / f"cifar-10-batches-py/data_batch_{i}").read_bytes(), encoding="latin1")["labels"]
-                                    for i in range(1, 6)), []))
-
-
-def fashion():
-    raw = DATA / "FashionMNIST/raw/train-labels-idx1-ubyte"
-    whole = raw.read_bytes() if raw.exists() else gzip.decompress(raw.with_suffix(".gz").read_bytes())
-    return np.frombuffer(whole, np.uint8, offset=8)
-
-
-def real(read):
-    try: return read()
-    except OSError: pytest.skip(f"the labels are not under {DATA}: run `fedrepro data NAME` first")
-
-
 @pytest.mark.parametrize("clients, alpha, sizes", [(20, .5, (881, 2585, 4665)), (20, .1, (83, 1988, 6776)), (100, .5, (148, 477, 1141)),
                                                    (100, .1, (50, 377, 3002)), (100, .01, (50, 53, 4559))])
 def test_fedccfa_sizes_on_cifar10(clients, alpha, sizes):
     "The sizes (min, median, max) of the released code"
-    labels = real(cifar10)
+    labels = present("CIFAR-10").train_y.numpy()
     cuts = [partition("dirichlet-class-5", labels, clients=clients, alpha=alpha, seed=s) for s in range(3)]
     ours = np.concatenate([cut.sizes for cut in cuts])
     assert (ours.min(), int(np.median(ours)), ours.max()) == sizes
@@ -167,7 +141,7 @@ def test_fedccfa_sizes_on_cifar10(clients, alpha, sizes):
 
 def test_fedccfa_reserve_on_fashion_mnist():
     "With 100 clients the five per class are 8.3 % of the data, and they come first in file order"
-    labels = real(fashion)
+    labels = present("Fashion-MNIST").train_y.numpy()
     cut = partition("dirichlet-class-5", labels, clients=100, alpha=.01)
     assert cut.counts(labels).min() >= 5 and round(100 * 100 * 10 * 5 / len(labels), 1) == 8.3
     for c in (0, 9):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from toy import BASE, TOY, written
+
 ROOT = Path(__file__).parents[1]
 # what another place runs, and the text by which that place shows it
 ELSEWHERE = {
@@ -22,7 +24,7 @@ ELSEWHERE = {
 }
 # what is run with less to do: the same command and options
 LESS = [("data Fashion-MNIST", "data digits"), ("--tier small", "--tier smoke"), ("2h", "1s"), ("--rounds 20", "--rounds 2 --clients 4 --seeds 1")]
-FIRST = " --methods FedAvg --seeds 1 --workers 1"
+FIRST = " --methods FedAvg --seeds 1"
 
 
 def commands() -> list[str]:
@@ -60,9 +62,17 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", HERE)
-def test_it_runs(command, folder):
+def test_it_runs(command, folder, said, monkeypatch):
+    monkeypatch.chdir(folder)
     for much, little in LESS: command = command.replace(much, little)
-    if re.match("fedrepro (run|plan) ", command): command += FIRST.replace(" --workers 1", "" if " plan " in command else " --workers 1")
-    ran = subprocess.run([sys.executable, "-m", *shlex.split(command)], cwd=folder, capture_output=True, text=True, timeout=300,
-                         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CI": "1"})
-    assert ran.returncode == 0 and (ran.stdout + ran.stderr).strip() and "Traceback" not in ran.stderr, (command, ran.stdout[-500:], ran.stderr[-2000:])
+    if re.match("fedrepro (run|plan) ", command): command += FIRST
+    code, out, err = said(*shlex.split(command)[1:])
+    assert code == 0 and (out + err).strip(), (command, out[-500:], err[-2000:])
+
+
+def test_a_process_runs_and_its_workers_too(tmp_path):
+    "Pays for `python -m fedrepro`, which starts two workers"
+    spec = written(tmp_path, TOY | dict(base=BASE | dict(seeds=[0, 1], epochs=1)))
+    ran = subprocess.run([sys.executable, "-m", "fedrepro", "run", spec, "--tier", "paper", "--workers", "2"], cwd=tmp_path, capture_output=True,
+                         text=True, timeout=300, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert ran.returncode == 0 and "FedAvg" in ran.stdout and "2 computed" in ran.stderr and "Traceback" not in ran.stderr, ran.stderr

@@ -189,3 +189,10 @@ def test_parameters_cell(path):
     assert all(isinstance(node, ast.Assign | ast.AnnAssign) for node in body)
     assert parsed == {(node.target if isinstance(node, ast.AnnAssign) else node.targets[0]).id for node in body}
     for node in body: ast.literal_eval(node.value)
+    for line in filter(None, found[0]["source"].splitlines()):  # name, type, default and what it does or what is accepted
+        said = re.fullmatch(r"(\w+): \w+ = ([^#]+?)  # (.+)", line)
+        assert said and len(said[3].split()) > 2, line
+
+
+def test_the_papers_pages_have_parameters():
+    assert {p.stem[3:] for p in NOTEBOOKS if parameters(p)} >= {"lfd", "feddc", "fedadc", "fedbss", "fedccfa"}

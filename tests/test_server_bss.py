@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from fedrepro.checks.harness import padded
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import distance, nbytes, same_bits, weighted_mean
 from fedrepro.data import datasets, partition
@@ -125,7 +126,7 @@ def test_every_round_equals_a_plain_search(part, more):
     for want in plain_fedcda(m, part, 6):
         now = next_round(m, part, now)
         assert distance(now.server["params"], want) < 1e-10
-        older += m.measures(now.server)["older_choices"]
+        older += m.extra_metrics(now.server)["older_choices"]
         assert all(1 <= len(c) <= m.models for c in now.server["cache"].values())
         picked = now.server["picked"].tolist()
         assert all(picked[int(k)] < len(c) for k, c in now.server["cache"].items())
@@ -165,7 +166,7 @@ def test_traffic_executors_and_resume(part, m):
     paused = run(m, part, 4, start=run(m, part, 2).snapshot).snapshot
     backwards = run(m, part, 4, executor=lambda m, clients: sequential(m, clients[::-1])[::-1]).snapshot
     for other in (paused, backwards): assert same_bits([straight.server, straight.states], [other.server, other.states])
-    for other in (run(m, part, 4, executor=stacked), run(m, replace(part, pad=3), 4)):
+    for other in (run(m, part, 4, executor=stacked), run(m, part, 4, executor=padded(3))):
         assert distance(straight.server["params"], other.snapshot.server["params"]) < 1e-10
 
 

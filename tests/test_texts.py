@@ -6,8 +6,8 @@ from functools import cache, partial
 import pytest
 import torch
 
-from fedrepro.checks.declarations import CHECK_SETTINGS, FEDERATIONS, LOCAL
-from fedrepro.checks.harness import gap
+from fedrepro.checks.contract import suited
+from fedrepro.checks.harness import LOCAL, gap
 from fedrepro.core.errors import InputError
 from fedrepro.data import datasets, texts
 from fedrepro.data.datasets import Texts
@@ -60,16 +60,6 @@ def union(tmp_path):
 
 # --- reading
 
-def test_news_in_numbers(news, tmp_path):
-    parts = news.read(news, tmp_path)
-    (names,) = parts["vocabularies"]
-    assert names == ("<padding>", "<unknown>", ".", "oil", "up", "vote", ",", "is", "they")
-    assert [[names[i] for i in row] for row in parts["train_x"]] == [
-        ["oil", ",", "up", ".", "oil", "is"], ["vote", ".", "they", "vote", "<padding>", "<padding>"]]
-    assert [names[i] for i in parts["test_x"][0]] == ["oil", "<unknown>", ".", "up", "<padding>", "<padding>"]
-    assert parts["train_y"].tolist() == [2, 0] and parts["test_y"].tolist() == [3]
-
-
 def test_the_vocabulary_knows_the_training_set_only(news, tmp_path):
     before = news.read(news, tmp_path)
     more = replace(news, test=put(tmp_path / "news/test.csv", '"4","chip chip chip","' + "chip " * 50 + '"\n'))
@@ -78,26 +68,10 @@ def test_the_vocabulary_knows_the_training_set_only(news, tmp_path):
     assert set(after["test_x"].flatten().tolist()) == {texts.UNKNOWN, 2}
 
 
-def test_rare_tokens_and_the_last_numbers_are_left_out():
+def test_the_last_numbers_are_left_out_and_order_does_not_matter():
     said = [("b", "a", "c"), ("a", "b"), ("c", "c", "d")]
-    assert texts.vocabulary(said) == ("<padding>", "<unknown>", "c", "a", "b", "d")
     assert texts.vocabulary(said, least=2, most=4) == ("<padding>", "<unknown>", "c", "a")
-    assert texts.vocabulary(said[::-1]) == texts.vocabulary(said)
-
-
-def test_pairs_in_numbers(pairs, tmp_path):
-    "Columns by their names, each text in its own alphabet"
-    parts = pairs.read(pairs, tmp_path)
-    assert [v[2:] for v in parts["vocabularies"]] == [("C", "N", "O"), ("K", "M", "V")]
-    assert parts["train_x"].tolist() == [[2, 2, 4, 0, 3, 2, 4], [2, 3, 0, 0, 3, 2, 0]]
-    assert parts["test_x"].tolist() == [[2, 2, 3, 0, 3, 1, 0]] and parts["test_y"].tolist() == [1]
-
-
-def test_no_pair_is_in_both_sets(union, tmp_path):
-    parts = union.read(union, tmp_path)
-    rows = {tuple(row) for row in parts["train_x"].tolist()}
-    assert len(rows) == 2 and tuple(parts["test_x"][0].tolist()) not in rows
-    assert torch.equal(parts["train_x"], union.read(union, tmp_path)["train_x"])
+    assert texts.vocabulary(said[::-1]) == texts.vocabulary(said) == ("<padding>", "<unknown>", "c", "a", "b", "d")
 
 
 WRONG = [("news", "train", '"5","Oil","up"\n', "line 1: the class is '5', expected one of 1, 2, 3, 4"),
@@ -187,7 +161,7 @@ def toy(net):
 def test_training_lowers_the_loss(net):
     start, method = toy(net).initial, FedAvg(lr=.05, epochs=12, batch_size=8)
     client = toy(net).client(0, 0, {"params": start}, {})
-    after, _, _ = train(client, method.phase(client), start)
+    after = train(client, method.phase(client), start).params
     (batch,) = client.chunks()
     losses = [cross_entropy(client.net(w, batch.x), batch).item() for w in (start, after)]
     assert batch.x.dtype == torch.int64 and losses[1] < .5 * losses[0]
@@ -200,8 +174,8 @@ def test_training_lowers_the_loss(net):
                                        *(("dta_cnn", name) for name in ("FedFM", "LfD", "MOON"))])
 def test_every_method_has_a_round_on_texts(net, name):
     "With whatever it does to features and weights, alone and in one stack"
-    method = METHODS[name](**LOCAL | CHECK_SETTINGS.get(name, {}) | dict(epochs=1))
-    federation = method.arrange(FEDERATIONS.get(name, replace)(toy(net)))
+    method = METHODS[name](**LOCAL | METHODS[name].check_settings | dict(epochs=1))
+    federation = suited(METHODS[name], toy(net))
     ends = [run(method, federation, 2, evaluate, executor=e) for e in (sequential, stacked)]
     for h in ends: assert h.status == "complete" and 0 <= h.rows[-1]["generalised_accuracy"] <= 100
     assert gap(*(h.snapshot.server for h in ends))[0] < 1e-9

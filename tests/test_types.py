@@ -6,8 +6,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
 
@@ -30,17 +28,16 @@ def test_every_module_is_checked():
 
 
 def test_the_package_has_no_type_error():
+    "Pays for reading torch, where there is no cache"
     found = mypy()
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-@pytest.mark.parametrize("code, said", [
-    ("from fedrepro.data.datasets import load\nload('digits').fingerprint.upper()\n", None),
-    ("from fedrepro.data.datasets import load\nload('digits').train_z\n", 'has no attribute "train_z"'),
-    ("from fedrepro.engine.method import FedAvg; from fedrepro.engine.rounds import run\nrun(FedAvg(lr='0.1'), 1, 2)\n", '"FedAvg" has incompatible type "str"'),
-])
-def test_a_user_is_told(tmp_path, code, said):
-    "The types arrive in the code of others"
-    (tmp_path / "mine.py").write_text(code)
-    found = mypy("--config-file", str(ROOT / "pyproject.toml"), str(tmp_path / "mine.py"), cwd=tmp_path)
-    assert (found.returncode, said is None) in ((0, True), (1, False)) and (said or "") in found.stdout, found.stdout + found.stderr
+def test_a_user_is_told(tmp_path):
+    "The types arrive in the code of others: the first line is right, the two others are not"
+    (tmp_path / "mine.py").write_text(
+        "from fedrepro.data.datasets import load; from fedrepro.engine.method import FedAvg; from fedrepro.engine.rounds import run\n"
+        "load('digits').fingerprint.upper()\nload('digits').train_z\nrun(FedAvg(lr='0.1'), 1, 2)\n")
+    found = mypy("--config-file", str(ROOT / "pyproject.toml"), str(tmp_path / "mine.py"), cwd=tmp_path).stdout
+    assert 'mine.py:3: error: "Dataset" has no attribute "train_z"' in found and '"FedAvg" has incompatible type "str"' in found
+    assert "mine.py:2" not in found

@@ -12,7 +12,6 @@ import datetime
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ import fedrepro
 from fedrepro.core.errors import InputError, choice
 from fedrepro.core.files import write_atomic
 from fedrepro.executors.stacks import stacked
+from fedrepro.experiments.store import processor
 
 BANDS = Path(__file__).resolve().parents[1] / "tests" / "bands.json"
 sys.path.insert(0, str(BANDS.parent))
@@ -64,7 +64,7 @@ def gaps(a: dict, b: dict) -> dict:
     return {q: [gap(x, y) for x, y in zip_longest(a.get(q, []), b.get(q, []))] for q in sorted(a.keys() | b.keys())}
 
 def rounding(name: str, type: str, usual: dict, elsewhere: dict) -> Iterator[tuple[str, dict]]:
-    "How else the cell was computed, and how far its numbers then are from the `usual` ones"
+    "How else the run was computed, and how far its numbers then are from the `usual` ones"
     yield "stacked", gaps(numbers(name, type, executor=stacked), usual)
     for seed in NUDGES: yield f"nudged {seed}", gaps(numbers(name, type, seed), usual)
     for where, found in elsewhere.items(): yield where, gaps(found[type][name], usual)
@@ -103,7 +103,7 @@ def outside(found: dict, bands: dict) -> Iterator[tuple[float, str, int, object,
 # --- what the bands catch
 
 SHOWS = 2  # bands off, at least
-UNSEEN = {  # (method, hyper-parameter) -> why its change cannot show in the cell
+UNSEEN = {  # (method, hyper-parameter) -> why its change cannot show in the run
     ("FedADC", "phi"): "only the variant double_momentum has it",
     ("FedADCPlus", "phi"): "only the variant double_momentum has it",
     ("FedADCPlus", "calibration_epochs"): "there is no calibration by default",
@@ -148,7 +148,7 @@ def sensitivity(name: str, bands: dict) -> dict:
         far, why = caught(name, f, bands), UNSEEN.get((name, f.name))
         if (far < SHOWS) != (why is not None): wrong.append(f"{f.name} {far:.2g} bands off, UNSEEN says {why!r}")
         table[f.name] = why or [others(name, f), float(f"{min(far, 1e9):.2g}")]
-    if wrong: raise InputError(f"{name}: change its cell, or UNSEEN: {'; '.join(wrong)}")
+    if wrong: raise InputError(f"{name}: change its run, or UNSEEN: {'; '.join(wrong)}")
     return table
 
 
@@ -172,17 +172,14 @@ def written(entries: dict) -> str:
         return json.dumps(value, sort_keys=True)
     return text(entries) + "\n"
 
-def processor() -> str:
+def machine() -> str:
     "The processor's name and the instructions that ATen uses"
-    known = Path("/proc/cpuinfo")
-    lines = known.read_text().splitlines() if known.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{[*names, platform.machine()][0]}, {torch.backends.cpu.get_cpu_capability()}"
+    return f"{processor()}, {torch.backends.cpu.get_cpu_capability()}"
 
 def renewed(entry: dict, name: str, bands: dict, fields: dict, why: str) -> dict:
     "A method's entry with new numbers and one more reason"
     now = {"date": datetime.date.today().isoformat(), "why": why, "fedrepro": fedrepro.__version__,
-           "torch": torch.__version__, "processor": processor()}
+           "torch": torch.__version__, "processor": machine()}
     return {"cell": cell_of(name).text, "fields": fields, **bands, "history": [*entry.get("history", []), now]}
 
 
@@ -220,7 +217,7 @@ def renew(names: list[str], why: str, path: Path = BANDS):
 
 def print_rounding(names: list[str]):
     "A csv of how far the numbers are from the usual ones (relative; accuracies in points), by how they are computed"
-    print(f"# {processor()}; torch {torch.__version__}; fedrepro {fedrepro.__version__}; {datetime.date.today()}")
+    print(f"# {machine()}; torch {torch.__version__}; fedrepro {fedrepro.__version__}; {datetime.date.today()}")
     print("method,type,computed,quantity,largest difference")
     elsewhere = compute_elsewhere(names)
     for name, type in ((name, type) for name in names for type in TYPES):
@@ -229,12 +226,6 @@ def print_rounding(names: list[str]):
             for q in ("moved", "test_loss", "train_loss", "generalised_accuracy"):
                 far = max(gap / (1 if "accuracy" in q else abs(x)) for gap, x in zip(found[q], usual[q]))
                 print(f"{name},{type},{where},{q},{far:.1e}")
-
-def print_check(names: list[str], path: Path) -> int:
-    "The lines of `check`; 1 if there are any"
-    lines = [line for name in names for line in check(name, path)]
-    print("\n".join(lines) or f"{len(names)} method{'s' * (len(names) > 1)}, every number in its band")
-    return int(bool(lines))
 
 def main(words: list[str] | None = None) -> int:
     "0; 1 where something left its band; 2 for wrong input"
@@ -251,7 +242,10 @@ def main(words: list[str] | None = None) -> int:
         if len(chosen) != 1: raise InputError(f"expected one of --{', --'.join(does)}")
         names, why = [choice(n, METHODS, "method") for n in given[chosen[0]]] or list(METHODS), given["why"].split()
         if chosen == ["renew"] and not why: raise InputError('--renew without a reason: expected --why "TEXT"')
-        if chosen == ["check"]: return print_check(names, given["file"])
+        if chosen == ["check"]:
+            lines = [line for name in names for line in check(name, given["file"])]
+            print("\n".join(lines) or f"{len(names)} method{'s' * (len(names) > 1)}, every number in its band")
+            return int(bool(lines))
         if chosen == ["renew"]: renew(names, " ".join(why), given["file"])
         if chosen == ["rounding"]: print_rounding(names)
         if chosen == ["numbers"]: print(json.dumps({type: {n: numbers(n, type) for n in names} for type in TYPES}))

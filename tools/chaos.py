@@ -26,7 +26,8 @@ import psutil
 
 from fedrepro.experiments import store
 
-COST = ("wall_seconds", "peak_memory_mb", "resumed", "executor", "together")  # what a fault may change in a header
+COST = ("wall_seconds", "peak_memory_mb", "resumed", "executor", "together",  # what a fault may change in a header,
+        "git_commit", "dirty")  # or a commit meanwhile
 PATIENCE = 240  # seconds without anything new, after which a sweep is stuck
 SPEC = """
 title = "Faults under load"

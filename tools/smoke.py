@@ -37,16 +37,16 @@ def trouble(spec: Spec, folder: Path) -> str:
 
 def main(folder: Path, names: list[str], workers: int) -> int:
     specs = [load_spec(name) for name in names or find_specs()]
-    cells: dict[str, list] = {}
-    for spec in specs: cells.setdefault(spec.folder, []).extend(spec.runs(TIER, seeds=1))
+    planned: dict[str, list] = {}
+    for spec in specs: planned.setdefault(spec.folder, []).extend(spec.runs(TIER, seeds=1))
     failed = {}
-    for paper, runs in cells.items():
+    for paper, runs in planned.items():
         report = compute_runs(runs, folder / paper, workers=workers)
         print(f"{paper}: {report.summary()}", flush=True)
         failed |= report.failed
         if report.interrupted: return report.exit_code
     found = {spec.name: why for spec in specs if (why := trouble(spec, folder))}
-    for name, why in [*failed.items(), *found.items()]: print(f"{name}: {why}")
+    for name, why in (failed | found).items(): print(f"{name}: {why}")
     print(f"{len(specs)} tables and figures, {len(found)} with trouble, {len(failed)} runs failed")
     return 1 if found or failed else 0
 

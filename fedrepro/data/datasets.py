@@ -21,7 +21,7 @@ from .sources import Source, complete, idx_array, intact, verified
 from .synthetic import synthetic
 from .texts import TEXTS
 from .transforms import (
-    PIXEL_STATISTICS, RECIPES, Recipe, augment, data_recipe_names, dataset_names, draw_augmentation, feed, normalise,
+    PIXEL_STATISTICS, RECIPES, Recipe, augment, data_recipe_names, dataset_names, draw_augmentation, normalise,
     pixel_statistics, recipe_for)
 
 # %% ../../nbs/02_data/07_datasets.ipynb #492de950
@@ -105,7 +105,9 @@ class Dataset:
 
     def batch(self, x: Tensor, draws: Tensor | None = None, dtype=torch.float32) -> Tensor:
         "uint8 `x` (..., C, H, W) augmented by `draws` and normalised, in the order of the recipe"
-        return feed(x, draws, self.recipe, self.scale, dtype)
+        recipe = self.recipe
+        if recipe.pad == "mean": return augment(normalise(x, recipe, self.scale, dtype), draws, recipe)
+        return normalise(augment(x, draws, recipe), recipe, self.scale, dtype)
 
 # %% ../../nbs/02_data/07_datasets.ipynb #390a524a
 def _digits() -> dict:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PIXEL_STATISTICS', 'RECIPES', 'Recipe', 'dataset_names', 'data_recipe_names', 'recipe_for', 'pixel_statistics',
-           'normalise', 'draw_augmentation', 'augment', 'feed']
+           'normalise', 'draw_augmentation', 'augment']
 
 # %% ../../nbs/02_data/01_transforms.ipynb #f335ee29
 from dataclasses import dataclass
@@ -151,9 +151,3 @@ def augment(x: Tensor, draws: Tensor | None, recipe: Recipe) -> Tensor:
     source = i.clamp(0, height - 1) * width + j.clamp(0, width - 1)
     out = x.flatten(-2).gather(-1, source.flatten(-2)[..., None, :].expand(*x.shape[:-2], -1)).view(x.shape)
     return out if inside is None else out * inside[..., None, :, :]
-
-# %% ../../nbs/02_data/01_transforms.ipynb #db725af6
-def feed(x: Tensor, draws: Tensor | None, recipe: Recipe, scale: float = 255.0, dtype=torch.float32) -> Tensor:
-    "uint8 `x` (..., C, H, W) changed by `draws` (..., 4) and normalised, in the order of `recipe`"
-    if recipe.pad == "mean": return augment(normalise(x, recipe, scale, dtype), draws, recipe)
-    return normalise(augment(x, draws, recipe), recipe, scale, dtype)

@@ -7,56 +7,52 @@ __all__ = ['TRAIN', 'COHORT', 'INIT', 'HEAD', 'TUNE', 'COHORTS', 'Federation']
 
 # %% ../../nbs/04_engine/02_federation.ipynb #221bd6e2
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor
-from ..core.errors import InputError, choice
+from ..core.errors import InputError
 from ..core.trees import Tree
 from ..data.concept_drift import DriftSchedule
 from ..data.datasets import Dataset
 from ..data.partition import Partition, fedccfa_cohort
 from .client import Client
+from .probes import OFF, Profiler
 from ..models.architectures import Net
 
 # %% ../../nbs/04_engine/02_federation.ipynb #1c7f0663
 TRAIN, COHORT, INIT, HEAD, TUNE = range(1, 6)  # which random stream a number belongs to
 COHORTS = ("uniform", "fedccfa-code")  # how a round's participants are drawn
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Federation:
     "Everything an experiment fixes before a method is chosen"
-    data: Dataset
+    data: Dataset  # on the device on which everything is computed
     net: Net
     partition: Partition
     drift: DriftSchedule | None = None  # None = labels never change
     seed: int = 0  # of initialisation and batches
     participation: float = 1.0  # share of the clients in a round's cohort, in (0, 1]
-    cohort_seed: int | None = None  # of uniform cohorts; None = `seed`
-    cohort_recipe: str = "uniform"  # or "fedccfa-code": those of FedCCFA's released code, which its partition decides
-    device: str = "cpu"
+    cohorts: int | str | None = None  # drawn uniformly with this seed (None: `seed`); or "fedccfa-code", see below
     dtype: torch.dtype = torch.float32
     labels: Tensor | None = None  # (N,) training labels when they differ from the data set's (label noise)
-    pad: int = 0  # rows of padding in every batch: changes nothing
-    state_limit: int = 4 * 2**30  # bytes that all clients' states may take on a GPU; above, they wait on the host
-    measures: tuple[str, ...] = ()  # what is recorded besides accuracy: names in measures.MEASURES
-    predicted: dict = field(default_factory=dict, init=False, repr=False, compare=False)  # see metrics.predictions
 
     def __post_init__(self):
         if not 0 < self.participation <= 1:
             raise InputError(f"participation {self.participation!r}: expected a share in (0, 1]")
-        choice(self.cohort_recipe, COHORTS, "cohorts")
+        if isinstance(self.cohorts, str) and self.cohorts != COHORTS[1]:
+            raise InputError(f"cohorts {self.cohorts!r}: expected a seed, None or {COHORTS[1]!r}")
         if self.drift is not None and self.drift.clients != self.clients:
             raise InputError(f"drift schedule for {self.drift.clients} clients, but the partition has {self.clients}")
         empty = [k for k, rows in enumerate(self.partition.train) if len(rows) == 0]
         if empty: raise InputError(f"client {empty[0]} ({len(empty)} of {self.clients} in all) has no training sample: "
                                    "every client needs at least one")
-        if self.pad and self.net.buffers:
-            raise InputError(f"pad {self.pad}: {self.net.name} has batch normalisation, which would see the padding")
 
-    def __getstate__(self) -> dict:
-        return self.__dict__ | {"predicted": {}}  # it knows models by where they lie in this process
+    @property
+    def device(self) -> str:
+        "Where the data are, and everything is computed: `cpu` or `cuda`"
+        return self.data.train_x.device.type
     @property
     def clients(self) -> int:
         "Number of clients K"
@@ -93,23 +89,32 @@ class Federation:
     def own_init(self, k: int) -> Tree:
         "Client k's own random draw of a model: where personal parts start"
         return self._init(HEAD, k)
-    def cohorts(self, t: int) -> Iterator[list[int]]:
-        "Endless independent draws of a cohort for round t: without replacement, ascending"
-        rng = np.random.default_rng([self.seed if self.cohort_seed is None else self.cohort_seed, COHORT, t])
+    def draws(self, t: int) -> Iterator[list[int]]:
+        "Endless independent uniform draws of a cohort for round t: without replacement, ascending"
+        rng = np.random.default_rng([self.cohorts if isinstance(self.cohorts, int) else self.seed, COHORT, t])
         while True: yield sorted(rng.choice(self.clients, self.cohort_size, replace=False).tolist())
     def cohort(self, t: int) -> list[int]:
         "The clients that take part in round t: all, or the first draw; FedCCFA's in drawn order"
         if self.cohort_size == self.clients: return list(range(self.clients))
-        if self.cohort_recipe == "fedccfa-code": return fedccfa_cohort(self.partition, self.cohort_size, t)
-        return next(self.cohorts(t))
+        if isinstance(self.cohorts, str): return fedccfa_cohort(self.partition, self.cohort_size, t)
+        return next(self.draws(t))
     def label_maps(self, t: int) -> np.ndarray:
         "(K, C) present label of every original class at every client in round t"
         same = np.tile(np.arange(self.net.classes), (self.clients, 1))
         return same if self.drift is None else self.drift.label_maps(t)
-    def client(self, k: int, t: int, received: dict, state: dict, stream: int = TRAIN) -> Client:
+    def client(self, k: int, t: int, received: dict, state: dict, stream: int = TRAIN,
+               profiler: Profiler = OFF) -> Client:
         "Client k as it sees itself in round t"
         concept, rng = self.label_maps(t)[k], np.random.default_rng([self.seed, stream, t, k])
         test = {} if self.partition.test is None else {
             "test_rows": self.test_rows[k], "test_labels": concept[self.test_originals[k]]}
         return Client(k, t, self.net, self.data, self.rows[k], concept[self.originals[k]], received, state,
-                      self.initial, rng, self.dtype, self.pad, **test)
+                      self.initial, rng, self.dtype, profiler=profiler, **test)
+    def pooled(self) -> "Federation":
+        "All samples at one client, in stored order. Raises InputError if clients disagree on what labels mean"
+        if self.drift is not None and self.drift.swaps:
+            raise InputError(f"pooled training: clients need equal labels, but there is {self.drift.name} drift")
+        if self.clients == 1: return self
+        cut = self.partition
+        train, test = (rows and (np.sort(np.concatenate(rows)),) for rows in (cut.train, cut.test))
+        return replace(self, partition=Partition(train or (), test, "union"), drift=None, participation=1.0)

@@ -9,17 +9,15 @@ __all__ = ['ActiveRun', 'grouped', 'train_lockstep', 'start_lockstep', 'run_lock
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
+from uuid import uuid4
 from ..core.trees import same_bits
 from .checkpoints import snapshot_of, snapshot_parts
 from .federation import Federation
 from .method import FedAvg
-from .probes import timed
+from .probes import Profiler, timed
 from .rounds import History, Snapshot, begin, close_round, note_round, open_round, sequential
 
 # %% ../../nbs/04_engine/08_lockstep.ipynb #28e554bf
-_numbers = count()  # so that courses which nobody put on one line stay apart
-
 @dataclass
 class ActiveRun:
     "One of several runs that are computed side by side"
@@ -27,10 +25,12 @@ class ActiveRun:
     federation: Federation
     rounds: int
     every: int = 1  # evaluated every so many rounds, and after the last
-    line: str = field(default_factory=lambda: f"run {next(_numbers)}")  # equal where only the drift differs
+    line: str = field(default_factory=lambda: uuid4().hex)  # equal where only the drift differs; else its own
     history: History = field(default_factory=History)
     path: str = ""  # a digest of all label maps so far
     last: int = 1  # evaluated after each of the last so many rounds, too
+    measures: tuple[str, ...] = ()  # what is recorded besides accuracy: names in `probes.MEASURES`
+    evaluate: Callable | None = None  # (method, federation, snapshot, final) -> metrics; None = nothing is evaluated
 
     @property
     def ended(self) -> bool:
@@ -68,17 +68,17 @@ def train_lockstep(leaders: list[ActiveRun], executor: Callable) -> list[Snapsho
     found = {}
     grids = getattr(executor, "grids", False)  # whether it takes methods that differ in their settings
     def kind(c):
-        alone = id(c) if timed(c.federation.measures) else 0
+        alone = id(c) if timed(c.measures) else 0
         same = type(c.method) if grids else (type(c.method), repr(c.method))
         return same, id(c.federation.data), c.federation.net.name, c.federation.dtype, alone
     for group in grouped(leaders, kind):
-        opened = [open_round(c.method, c.federation, c.at) for c in group]
+        opened = [open_round(c.method, c.federation, c.at, Profiler(timed(c.measures))) for c in group]
         clients = [client for now in opened for client in now.clients]
         methods = [c.method for c, now in zip(group, opened) for _ in now.clients]
         results = iter(executor(methods if grids else group[0].method, clients))
         for c, now in zip(group, opened):
             mine = [next(results) for _ in now.clients]
-            found[id(c)] = close_round(c.method, c.federation, c.at, now, mine)
+            found[id(c)] = close_round(c.method, c.federation, c.at, now, mine, c.measures)
     return [found[id(c)] for c in leaders]
 
 def start_lockstep(line: list[ActiveRun]):
@@ -88,14 +88,13 @@ def start_lockstep(line: list[ActiveRun]):
         first = next(j for j, s in enumerate(starts) if same_bits([s.server, s.states], [start.server, start.states]))
         c.history, c.line = History(snapshot=starts[first]), f"{c.line} {first}"
 
-def run_lockstep(courses: list[ActiveRun], executor: Callable = sequential, evaluate: Callable | None = None,
-                 on_round: Callable | None = None, kept: dict[int, dict] | None = None,
-                 on_turn: Callable | None = None) -> list[History]:
+def run_lockstep(courses: list[ActiveRun], executor: Callable = sequential, on_round: Callable | None = None,
+                 kept: dict[int, dict] | None = None, on_turn: Callable | None = None) -> list[History]:
     """The histories of all courses, each as `rounds.run` gives it.
 
     `on_round(i, snapshot)` is called after each round of course i, `on_turn(courses)` between two rounds, when all can
     be kept; `kept[i]` is where course i goes on."""
-    for c in courses: c.federation = c.method.arrange(c.federation)
+    for c in courses: c.federation = c.federation.pooled() if c.method.pooled else c.federation
     for group in grouped(courses, lambda c: c.line): start_lockstep(group)
     for i, state in (kept or {}).items(): courses[i].go_on(state)
     while going := [c for c in courses if not c.ended]:
@@ -103,7 +102,8 @@ def run_lockstep(courses: list[ActiveRun], executor: Callable = sequential, eval
         groups = grouped(going, lambda c: (c.line, c.path))
         for group, now in zip(groups, train_lockstep([g[0] for g in groups], executor)):
             lead, *others = group
-            note_round(lead.history, now, lead.method, lead.federation, lead.rounds, evaluate, lead.every, lead.last)
+            note_round(lead.history, now, lead.method, lead.federation, lead.rounds, lead.evaluate, lead.every,
+                       lead.last)
             for c in others: c.history = History([*lead.history.rows], lead.at)
         for i, c in enumerate(courses):
             if on_round is not None and c in going: on_round(i, c.at)

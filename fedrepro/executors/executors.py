@@ -24,12 +24,11 @@ def executor_names() -> list[str]:
     "What `executor` accepts"
     return ["auto", "processes", *EXECUTORS]
 
-def pick_executor(name: str, federation: Federation, workers: int = 1) -> str:
-    "`name`, or what `auto` stands for here; raises InputError"
+def pick_executor(name: str, federation: Federation, workers: int = 1, measures: tuple[str, ...] = ()) -> str:
+    "`name`, or what `auto` stands for here, in a run that records `measures`; raises InputError"
     if choice(name, executor_names(), "executor") != "auto": return name
-    if timed(federation.measures): return "sequential"  # the others hide what a client's part takes
-    if federation.device != "cpu": return "sequential" if federation.net.buffers else "stacked"
-    return "processes" if workers > 1 else "sequential"
+    if timed(measures): return "sequential"  # the others hide what a client's part takes
+    return "processes" if workers > 1 and federation.device == "cpu" else "sequential"
 
 @contextmanager
 def executor(name: str, federation: Federation, workers: int = 1) -> Iterator[Callable]:

@@ -81,7 +81,8 @@ def active_run(cell: PlannedRun, data, device: str) -> ActiveRun:
     if "study" in cell.settings: return studies.prelude(cell, data, device, stack_key(cell))
     method, federation, rounds = build(cell, data, device)
     return ActiveRun(method, federation, rounds, cell.settings["every"], stack_key(cell),
-                     last=cell.settings.get("last", 1))
+                     last=cell.settings.get("last", 1), measures=tuple(cell.settings.get("measures", ())),
+                     evaluate=studies.watcher(cell))
 
 def marks(course: ActiveRun, device: str, how: str = "sequential") -> dict:
     "What must be equal for a run to go on from a checkpoint"
@@ -126,7 +127,7 @@ def run_ours(job: Job, on_round: Callable, ours: Held):
     store.provenance()  # of the code as it is now, not when the run ends
     courses = [active_run(c, job.data, job.device) for c in job.cells]
     if torch.cuda.is_initialized(): torch.cuda.reset_peak_memory_stats()
-    how = pick_executor(job.how, courses[0].federation, job.workers)
+    how = pick_executor(job.how, courses[0].federation, job.workers, courses[0].measures)
     with one_thread(), executor(how, courses[0].federation, job.workers) as train:
         kept = keeper(job, courses, how)
         def told(run_id: str, rounds: int):
@@ -161,7 +162,7 @@ def run_rounds(todo: list[PlannedRun], courses: list[ActiveRun], kept: Checkpoin
             states = {c.run_id: course.kept() | {"cost": cost} for c, course, cost in zip(todo, courses, costs())}
             kept.keep(states, {c.run_id: course.at.round for c, course in zip(todo, courses)})
         if over: raise TimeUp
-    run_lockstep(courses, train, studies.watcher(todo[0]), lambda i, at: on_round(todo[i].run_id, at.round),
+    run_lockstep(courses, train, lambda i, at: on_round(todo[i].run_id, at.round),
                  {i: found[c.run_id] for i, c in enumerate(todo) if c.run_id in found}, keep)
     for c, course in zip(todo, courses): studies.conclude(c, course)
     return costs()

@@ -22,9 +22,9 @@ from torch import Tensor
 from ..core.errors import InputError
 from ..core.trees import Tree, add, norm, scale, sub
 from ..data.partition import Partition
-from ..engine.client import Client, Phase, train
+from ..engine.client import Client, Phase, start_phase, train
 from ..engine.federation import Federation
-from ..methods.fedbss import FedBSS, split
+from ..methods.fedbss import rate_samples, split
 
 # %% ../../nbs/07_experiments/00_local_study.ipynb #92fbcb81
 STUDIES = {"local": ("study_client", "study_epochs"),  # name -> the settings that it needs; rows: see below
@@ -111,7 +111,7 @@ STUDY_SAMPLES = ("all", "smaller losses", "larger losses")
 
 def losses(client: Client) -> np.ndarray:
     "(n,) cross-entropy of each of the client's samples, not augmented, under the model that it received"
-    return FedBSS.rate(FedBSS(), client)[0].cpu().numpy()
+    return rate_samples(client)[0].cpu().numpy()
 
 def chosen(client: Client, samples: str) -> np.ndarray:
     "n positions: the half with the `smaller losses` (or the larger), each as often as the others but for the rest"
@@ -121,8 +121,8 @@ def chosen(client: Client, samples: str) -> np.ndarray:
 
 def the_phase(method, client: Client, samples: str = "all") -> Phase:
     "The only phase of the method's local training, on some of the samples. Raises InputError if there are several"
-    phases, name = method.phases(client), type(method).__name__
-    if len(phases) != 1 or phases[0].start or phases[0].go_on:
+    phases, name = [p for p in method.local_phases(client) if not p.final], type(method).__name__
+    if len(phases) != 1 or phases[0].start or phases[0].monitor:
         raise InputError(f"{name}: its local training is not one stretch of epochs, which a study could follow")
     if samples == "all": return phases[0]
     if phases[0].samples: raise InputError(f"{name} chooses its samples itself; a study of it cannot have {samples!r}")
@@ -133,9 +133,9 @@ def train_watched(method, client: Client, seen: Callable, samples: str = "all") 
     def look(_, params, epoch, memory):
         seen(epoch, params)
         return 1, None
-    start = method.begin(client)
-    seen(0, start)
-    return train(client, replace(the_phase(method, client, samples), go_on=look), start)[0]
+    phase = replace(the_phase(method, client, samples), monitor=look)
+    seen(0, start := start_phase(client, phase, {}))
+    return train(client, phase, start).params
 
 # %% ../../nbs/07_experiments/00_local_study.ipynb #c4d644a7
 STUDY_METRICS = {  # what a table can show of a study -> its definition; without unit: a plain number
@@ -167,7 +167,7 @@ def test_logits(method, federation: Federation, params: Tree, chunk: int = 1000)
     "(N_test, C) logits in float64 of a model on the whole test set"
     d, net = federation.data, federation.net
     parts = (d.batch(x, None, federation.dtype) for x in d.test_x.split(chunk))
-    return torch.cat([method.predict(net, params, x) for x in parts]).double()
+    return torch.cat([method.logits(net, params, x) for x in parts]).double()
 
 @dataclass
 class DriftMeter:
@@ -249,7 +249,7 @@ def sample_rows(client: Client) -> list[dict]:
 
     In each of them, of all: the unbiased share, and the rank correlation of loss and push (nan below three samples)."""
     from scipy.stats import spearmanr  # here: it takes half a second, and few runs need it
-    loss, uncertainty = (r.double().cpu().numpy() for r in FedBSS.rate(FedBSS(), client))
+    loss, uncertainty = (r.double().cpu().numpy() for r in rate_samples(client))
     unbiased, biased = split(loss, uncertainty)
     push = np.array(pushes(client))
     rank = float(spearmanr(loss, push).statistic) if client.n > 2 else float("nan")

@@ -35,7 +35,7 @@ class LoggedRun:
 Logger = Callable[[LoggedRun], bool | None]  # False: the run is there already
 
 def logged_run(cell: PlannedRun, status: str = "complete", rows: Iterable[dict] = ()) -> LoggedRun:
-    "A cell as loggers know it; its settings, but for those that are not set"
+    "A planned run as loggers know it; its settings, but for those that are not set"
     about = {"row": cell.row, "column": cell.column, "tier": cell.tier, **settings_columns(cell.settings)}
     found = {k: v for k, v in (cell.settings["method"]["fields"] | about).items() if v is not None and v == v}
     return LoggedRun(cell.run_id, cell.describe(), Path(file_name(cell.settings)).stem, found, steps(list(rows)),

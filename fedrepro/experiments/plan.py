@@ -21,6 +21,7 @@ from ..core.files import write_atomic
 from ..core.trees import nbytes, select, tensors
 from ..data.datasets import MADE, SHAPES, SOURCES, data_dir, stand_in
 from ..engine.client import Client, client_round, train
+from ..engine.evaluation import final_phases
 from ..engine.rounds import begin, is_due, open_round
 from ..executors.processes import one_thread
 from . import store
@@ -58,7 +59,7 @@ def cut_client(client: Client, samples: int = TRIAL_SAMPLES) -> Client:
 
 def own_body(method, client: Client, state: dict) -> bool:
     "Whether a client is judged by a body of its own, rather than by one that it received"
-    body = select(method.judged(client.received, state), "body.")
+    body = select(method.eval_params(client.received, state), "body.")
     received = {id(t) for t in tensors(client.received)}
     return not all(id(t) in received for t in body.values())
 
@@ -76,7 +77,7 @@ def trial(cell: PlannedRun, data=None, device: str = "cpu") -> Trial:
         if device == "cuda": torch.cuda.synchronize()
         seconds = time.perf_counter() - started
         with FlopCounterMode(display=False) as tuning:
-            for phase in method.finetune(second): train(second, phase, federation.initial)
+            for phase in final_phases(method, second): train(second, phase, federation.initial)
     away = federation.clients - federation.cohort_size
     own, models = method.personal and own_body(method, first, state), len(first.received.get("models", "1"))
     stored, sizes = federation.data, [len(rows) for rows in federation.partition.train]
@@ -118,7 +119,7 @@ def run_cost(cell: PlannedRun, of: Trial) -> Cost:
     return Cost(samples, flops, of.seconds / of.flops * flops if of.flops else 0., BASE + of.data + states)
 
 def work_key(cell: PlannedRun) -> str:
-    "Equal for cells whose first clients have the same work"
+    "Equal for runs whose first clients have the same work"
     left = ("seed", "cohort_seed", "cohorts", "rounds", "every", "last", "drift", "study")
     return json.dumps({k: v for k, v in cell.settings.items() if k not in left}, sort_keys=True)
 

@@ -194,7 +194,6 @@ def build(cell: PlannedRun, data=None, device: str = "cpu", load=load_data):
     given = None if noisy is None else torch.as_tensor(noisy, device=device)
     net = networks.network(s["network"], classes=d.classes, shape=d.shape)
     federation = Federation(d, net, cut, schedule, seed=s["seed"], participation=s["participation"],
-                            cohort_seed=s["cohort_seed"], cohort_recipe=s.get("cohorts", "uniform"), device=device,
-                            labels=given, measures=tuple(s.get("measures", ())))
+                            cohorts=s.get("cohorts", s["cohort_seed"]), labels=given)
     method = make_method(s["method"]["class"], s["method"]["fields"], cell.describe())
-    return method, method.arrange(federation), s["rounds"]
+    return method, federation.pooled() if method.pooled else federation, s["rounds"]

@@ -183,7 +183,7 @@ class Spec:
         "The columns at that tier"
         return self.tier(tier).columns or self.columns
     def values(self, tier: str, row: str, column: Column) -> dict[str, Value]:
-        "Every value of a cell with its source"
+        "Every value of a run with its source"
         row = column.same_as.get(row, row)
         t, own = self.tier(tier), self.rows[row].values | column.methods.get(row, {})
         return self.base | t.base | column.values | own | t.methods.get(row, {})

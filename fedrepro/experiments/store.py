@@ -41,7 +41,7 @@ def file_name(settings: dict) -> str:
             f"-s{settings['seed']}-{run_id(settings)}.jsonl")
 
 def run_path(results: str | Path, cell: PlannedRun) -> Path:
-    "The file of a cell below `results`, the folder that holds one folder a tier"
+    "The file of a run below `results`, the folder that holds one folder a tier"
     return Path(results)/cell.tier/file_name(cell.settings)
 
 # %% ../../nbs/07_experiments/07_store.ipynb #9be1a7cb

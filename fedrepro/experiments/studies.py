@@ -15,7 +15,7 @@ from ..core.errors import InputError
 from ..core.trees import moved
 from ..engine.client import Client
 from ..engine.divergence import limit, record
-from ..engine.evaluation import evaluate
+from ..engine.evaluation import Evaluator, evaluate
 from ..engine.lockstep import ActiveRun
 from ..engine.method import FedAvg
 from ..engine.rounds import History, begin
@@ -52,12 +52,13 @@ def prelude(cell: PlannedRun, data, device: str, line: str) -> ActivePrelude:
     "The federation of a study; `line` is equal for those that share it. Raises InputError"
     study, (method, federation, rounds) = cell.settings["study"], build(cell, data, device)
     if "start" in study: method = make_method(study["start"]["class"], study["start"]["fields"], cell.describe())
-    return ActivePrelude(method, method.arrange(federation), max(study.get("rounds", [rounds])), 1, line, study=study)
+    return ActivePrelude(method, federation.pooled() if method.pooled else federation,
+                         max(study.get("rounds", [rounds])), 1, line, evaluate=watcher(cell), study=study)
 
 def watcher(cell: PlannedRun) -> Callable:
     "What is evaluated after a round: of a study, only what it needs"
     study = cell.settings.get("study")
-    if study is None: return evaluate
+    if study is None: return Evaluator()
     def watch(method, federation, at, final=False) -> dict:
         if at.round in study.get("rounds", ()):
             k = position(federation.partition, study["client"])
@@ -103,13 +104,13 @@ def conclude(cell: PlannedRun, course: ActiveRun):
 
 # %% ../../nbs/07_experiments/05_studies.ipynb #b1b6925b
 def check_study(cell: PlannedRun, data, device: str):
-    "Raises InputError unless the study of this cell can be run"
+    "Raises InputError unless the study of this run can be computed"
     course = prelude(cell, data, device, "")
     course.history = History(snapshot=begin(course.method, course.federation))
     settings = cell.settings["study"]
     named = make_method(cell.settings["method"]["class"], cell.settings["method"]["fields"], cell.describe())
     for method in (course.method, named):
-        asks = type(method).survey is not FedAvg.survey
+        asks = method.survey() is not None
         if method.personal or asks or "params" not in course.at.server:
             raise InputError(f"{cell.describe()}: {type(method).__name__} has no one global model that clients receive "
                              "and trains; a study needs one")
@@ -120,7 +121,7 @@ def check_study(cell: PlannedRun, data, device: str):
 
 # %% ../../nbs/07_experiments/05_studies.ipynb #ef86ce04
 def start_notes(runs: list[tuple[PlannedRun, pd.DataFrame]]) -> list[str]:
-    "Lines for below a table of studies, from its cells with their rows: accuracy and round of the starting models"
+    "Lines for below a table of studies, from its runs with their rows: accuracy and round of the starting models"
     lines, mine = {}, {c.run_id: (c, run) for c, run in runs if "accuracy" in c.settings.get("study", {})}
     for cell, run in mine.values():
         study, start = cell.settings["study"], run[run["epoch"] == 0] if "epoch" in run else run[:0]

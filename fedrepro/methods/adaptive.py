@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from ..core.errors import InputError, choice
 from ..core.trees import Tree, squared_norm, sub, zeros_like
-from ..engine.client import Batch, Client, Phase, cross_entropy, direction, sgd_step
+from ..engine.client import Batch, Client, Phase, Results, Step, cross_entropy, sgd_step
 from ..engine.method import Exchange, FedAvg
+from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/07_adaptive.ipynb #fe542c77
 def corrected(average: Tensor, beta: float, t: int) -> Tensor:
@@ -42,6 +43,7 @@ class AdaptiveFedAvg(FedAvg):
     beta3: float = 0.7  # of the running ratio, in [0, 1)
     variant: str = "adaptive"  # "as_published": the rate is computed and sent, but clients do not use it
     paper: ClassVar[str] = "Canonaco et al. 2021"
+    limit = law(variant="as_published")
 
     def __post_init__(self):
         super().__post_init__()
@@ -58,29 +60,33 @@ class AdaptiveFedAvg(FedAvg):
     def broadcast(self, server: dict) -> dict:
         "The model and the rate (download 1 and a number)"
         return {"params": server["params"], "rate": server["rate"]}
-    def begin(self, client: Client) -> Tree:
-        "The received model; notes `rate`, $\\eta_0\\min(1,\\hat R)$ in every entry of a tree"
-        params, rate = super().begin(client), self.phase(client).sgd.lr * client.received["rate"]
-        client.notes |= {"rate": {n: rate.expand_as(t) for n, t in params.items()}}
-        return params
-    def phases(self, client: Client) -> list[Phase]:
+    def local_phases(self, client: Client) -> list[Phase]:
         "One, at the server's rate"
-        return [self.phase(client, step=self.step if self.variant == "adaptive" else None)]
-    def step(self, client: Client, phase: Phase, own: Tree, moving: Tree, batch: Batch, memory) -> tuple[Tensor, list]:
-        "SGD at the noted rate: $b$ as in `sgd_step`, then $w\\leftarrow w-\\eta_0\\min(1,\\hat R)\\,b$"
-        loss, grads = direction(client, phase, own, moving, batch)
-        buffer = sgd_step(moving, grads, memory, replace(phase.sgd, lr=0.0))
+        if self.variant == "as_published": return super().local_phases(client)
+        return [self.phase(client, step=self.step, constants=self.rates)]
+    def rates(self, client: Client, results: Results) -> dict:
+        "`rate`: $\\eta_0\\min(1,\\hat R)$ in every entry of a tree"
+        rate = self.phase(client).sgd.lr * client.received["rate"]
+        return {"rate": {n: rate.expand_as(t) for n, t in client.received["params"].items()}}
+    def step(self, step: Step) -> tuple[Tensor, list]:
+        "SGD at that rate: $b$ as in `sgd_step`, then $w\\leftarrow w-\\eta_0\\min(1,\\hat R)\\,b$"
+        loss, grads = step.grad()
+        buffer = sgd_step(step.moving, grads, step.memory, replace(step.phase.sgd, lr=0.0))
+        rate = step.client.constants["rate"]
         with torch.no_grad():
-            for (n, w), b in zip(moving.items(), buffer): w.sub_(client.notes["rate"][n] * b)
+            for (n, w), b in zip(step.moving.items(), buffer): w.sub_(rate[n] * b)
         return loss, buffer
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "FedAvg's mean, what follows its variance, and the rate for the next round"
         new, t = super().aggregate(server, exchange), exchange.round + 1
         new |= follow_variance(server, new["params"], t, self.beta1, self.beta2, self.beta3)
         return new | {"rate": corrected(new["ratio"], self.beta3, t).clamp(max=1)}
-    def measures(self, server: dict) -> dict[str, float]:
+    def extra_metrics(self, server: dict) -> dict[str, float]:
         "`rate`: the factor on the learning rate of the next round"
         return {"rate": float(server["rate"])}
+    def communication(self) -> Messages:
+        "The rate goes down with the model"
+        return Messages({"params": "model", "rate": "1"})
 
 # %% ../../nbs/06_methods/07_adaptive.ipynb #4587a20f
 def flash_moments(delta: Tensor, m: Tensor, v: Tensor, d: Tensor, beta1: float, beta2: float) -> tuple[Tensor, ...]:
@@ -105,14 +111,14 @@ def held_out(n: int, one_in: int) -> np.ndarray:
     return np.arange(one_in - 1, n, one_in) if one_in else np.arange(0)
 
 @dataclass
-class StopsEarly:
-    "Mixed into a method whose clients stop when an epoch no longer pays (Panchal et al. 2023): eq. 2"
+class StopsEarly(FedAvg, listed=False):
+    "FedAvg whose clients stop when an epoch no longer pays (Panchal et al. 2023): eq. 2"
     gamma: float = 0.004  # of eq. 2; 0 = no client stops early
     one_in: int = 10  # every `one_in`-th sample of a client is for validation only; 0 = none, and nobody stops early
     variant: str = field(default="honest", metadata={"neutral": True})  # or "as_published": see above
 
     def __post_init__(self):
-        super().__post_init__()  # type: ignore[misc]
+        super().__post_init__()
         name = type(self).__name__
         if self.one_in == 1: raise InputError(f"{name}(one_in=1): leaves nothing to train on; expected 0, or 2 or more")
         choice(self.variant, ("honest", "as_published"), f"{name} variant")
@@ -122,7 +128,7 @@ class StopsEarly:
         if self.variant == "as_published" and federation.partition.test is None:
             raise InputError(f"{type(self).__name__}(variant='as_published'): clients stop by the loss on their share "
                              "of the test set, but this partition does not divide the test set")
-        return super().init_server(federation)  # type: ignore[misc]
+        return super().init_server(federation)
     def init_client(self, federation, k: int) -> dict:
         "`loss`: $\\ell_0$ of eq. 2, the last loss after which the client went on; at first infinite"
         return {"loss": torch.full((), torch.inf, dtype=federation.dtype, device=federation.device)}
@@ -138,29 +144,31 @@ class StopsEarly:
     def samples(self, client: Client) -> np.ndarray:
         "Positions of the samples to train on"
         return np.delete(np.arange(client.n), held_out(client.n, self.one_in if self.variant == "honest" else 0))
-    def phases(self, client: Client) -> list[Phase]:
+    def local_phases(self, client: Client) -> list[Phase]:
         "One, that may end after any epoch"
-        return [self.phase(client, samples=self.samples, go_on=self.go_on)]  # type: ignore[attr-defined]
-    def go_on(self, client: Client, params: Tree, epoch: int, memory: Tensor | None) -> tuple[Tensor, Tensor]:
+        return [self.phase(client, samples=self.samples, monitor=self.pays)]
+    def pays(self, client: Client, params: Tree, epoch: int, last: Tensor | None) -> tuple[Tensor, Tensor]:
         "Eq. 2; a loss that does not stop the client is remembered as $\\ell$"
-        last = client.state["loss"] if memory is None else memory
+        last = client.state["loss"] if last is None else last
         loss = self.validation_loss(client, params)
         stop = (last - loss > 0) & (last - loss < self.gamma / epoch)
         return ~stop, torch.where(stop, last, loss)
-    def finish(self, client: Client, params: Tree, done: dict) -> tuple[dict, dict]:
+    def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1); keeps $\\ell$ for the next round"
-        seen = done["local seen"]
-        return {"params": params}, client.state | ({} if seen is None else {"loss": seen})
+        loss = results["local"].monitor
+        return {"params": params}, client.state | ({} if loss is None else {"loss": loss})
 
 # %% ../../nbs/06_methods/07_adaptive.ipynb #f68f04b4
 @dataclass
-class Flash(StopsEarly, FedAvg):
+class Flash(StopsEarly):
     "Clients stop when an epoch no longer pays; the server's step grows when the movement does (Panchal et al. 2023)"
     server_lr: float = 0.01  # eta_s; 0.01 in FedCCFA's experiments (tuned)
     beta1: float = 0.9  # of m
     beta2: float = 0.99  # of v
     tau: float = 1e-3  # in the denominator of eq. 3, above 0; v starts at its square
     paper: ClassVar[str] = "Panchal et al. 2023"
+    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "server_lr", "beta1", "beta2", "tau")
+    limit = law(gamma=0., one_in=0, hooks={"aggregate": FedAvg.aggregate})
 
     def __post_init__(self):
         super().__post_init__()
@@ -178,7 +186,7 @@ class Flash(StopsEarly, FedAvg):
                for n, m in server["m"].items()}
         params = mean | {n: old[n] + self.server_lr * m / (v.sqrt() - d + self.tau) for n, (m, v, d) in new.items()}
         return {"params": params} | {key: {n: t[i] for n, t in new.items()} for i, key in enumerate("mvd")}
-    def measures(self, server: dict) -> dict[str, float]:
+    def extra_metrics(self, server: dict) -> dict[str, float]:
         "`wrong_way`: percent of the entries whose denominator in eq. 3 is not above 0"
         bad = [(v.sqrt() - server["d"][n] + self.tau <= 0).flatten() for n, v in server["v"].items()]
         return {"wrong_way": 100 * float(torch.cat(bad).double().mean())}

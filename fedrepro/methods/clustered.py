@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from ..core.errors import InputError, choice
 from ..core.trees import Tree, stack, unstack, weighted_mean
-from ..engine.client import Client
-from ..engine.method import Exchange, FedAvg
+from ..engine.client import Client, Phase, Results
+from ..engine.method import Exchange, FedAvg, Survey
+from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #5ebb687c
 def losses_under(client: Client, models: list[Tree], names: Tensor, augment: bool = True) -> Tensor:
@@ -41,6 +42,8 @@ class IFCA(FedAvg):
     "Several global models; each client trains the one that fits its data best (Ghosh et al. 2020)"
     models: int = 4  # M; FedCCFA: the three concepts after the drift and the one before
     paper: ClassVar[str] = "Ghosh et al. 2020"
+    limit = law(models=1)
+    check_settings: ClassVar[dict] = {"models": 2}
 
     def __post_init__(self):
         super().__post_init__()
@@ -56,14 +59,19 @@ class IFCA(FedAvg):
     def broadcast(self, server: dict) -> dict:
         "All models (download M)"
         return {"models": server["models"]}
-    def begin(self, client: Client) -> Tree:
-        "The received model of the smallest mean loss, which becomes the client's identity"
-        models = list(client.received["models"].values())
-        client.notes |= {"cluster": mean_losses(client, models).argmin()}
-        return {n: t.index_select(0, client.notes["cluster"][None])[0] for n, t in stack(models).items()}
-    def finish(self, client: Client, params: Tree, done: dict) -> tuple[dict, dict]:
-        "Uploads the model and the identity (1 + a number), keeps the identity and whatever else was noted"
-        return {"params": params, "cluster": client.notes["cluster"]}, client.state | client.notes
+    def local_phases(self, client: Client) -> list[Phase]:
+        "One, on the model that fits best"
+        return [self.phase(client, constants=self.identity, start=self.own_model)]
+    def identity(self, client: Client, results: Results) -> dict:
+        "`cluster` (): the number of the received model of the smallest mean loss"
+        return {"cluster": mean_losses(client, list(client.received["models"].values())).argmin()}
+    def own_model(self, client: Client, results: Results) -> Tree:
+        "The received model with that number"
+        models, chosen = stack(list(client.received["models"].values())), client.constants["cluster"]
+        return {n: t.index_select(0, chosen[None])[0] for n, t in models.items()}
+    def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
+        "Uploads the model and the identity, keeps the identity"
+        return {"params": params, "cluster": client.constants["cluster"]}, client.state | client.constants
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Each model by size over those who chose it"
         chosen = torch.stack([u["cluster"] for u in exchange.uploads]).tolist()
@@ -71,9 +79,12 @@ class IFCA(FedAvg):
         mean = {str(m): weighted_mean([exchange.uploads[i]["params"] for i in on], [exchange.sizes[i] for i in on])
                 for m, on in members.items()}
         return server | {"models": server["models"] | mean}
-    def judged(self, heard: dict, state: dict) -> Tree:
+    def eval_params(self, message: dict, state: dict) -> Tree:
         "The newest model of the client's last identity"
-        return heard["models"][str(int(state["cluster"]))]
+        return message["models"][str(int(state["cluster"]))]
+    def communication(self) -> Messages:
+        "All models down, one and its number up"
+        return Messages({"models": "M x model"}, upload={"params": "model", "cluster": "1: int64"})
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #0be6afe6
 def concept_history(federation, k: int) -> dict:
@@ -172,6 +183,8 @@ class FedDrift(IFCA):
     variant: str = "corrected"  # or "as_published": numbers are positions, and absent clients keep old ones
     augmented: bool = True  # losses on augmented samples, as in FedCCFA's code, or on the stored ones
     paper: ClassVar[str] = "Jothimurugesan et al. 2023"
+    limit = law(models=1, delta=1e9)
+    check_settings: ClassVar[dict] = {"models": 2, "delta": .01}
 
     def __post_init__(self):
         super().__post_init__()
@@ -190,7 +203,10 @@ class FedDrift(IFCA):
         "All models there are (download: their number), and `now`"
         return {"models": server["models"], "now": server["now"]}
 
-    def survey(self, client: Client) -> dict:
+    def survey(self) -> Survey:
+        "Losses up, a model's number down"
+        return Survey(self.losses, self.assign)
+    def losses(self, client: Client) -> dict:
         "`losses` (M,) of the models on the present data; `cluster`, the best one's position, -1 after a drift"
         before = client.state["last"] if self.previous == "participation" else max(client.round - 1, 0)
         names = torch.stack([names_at(client, before), names_at(client, client.round)])
@@ -199,17 +215,29 @@ class FedDrift(IFCA):
     def assign(self, server: dict, exchange: Exchange) -> tuple[dict, list[dict]]:
         "Merges, numbers the new models, and tells each participant its own"
         return assignment(server, exchange, self.delta, keep_numbers if self.variant == "corrected" else renumber)
-    def begin(self, client: Client) -> Tree:
+    def identity(self, client: Client, results: Results) -> dict:
+        "`cluster` (): the assigned number; `last` (): this round"
+        cluster = client.received["cluster"]
+        return {"cluster": cluster, "last": torch.full_like(cluster, client.round)}
+    def own_model(self, client: Client, results: Results) -> Tree:
         "The assigned model: mixed from those received, or a random draw"
         heard, fresh = client.received, new_model(client)
-        client.notes |= {"cluster": heard["cluster"], "last": torch.full_like(heard["cluster"], client.round)}
         old = {n: sum(m * w[n] for m, w in zip(heard["mix"], heard["models"].values())) for n in fresh}
         return {n: torch.where(heard["drifted"], t, old[n]) for n, t in fresh.items()}
 
-    def judged(self, heard: dict, state: dict) -> Tree:
+    def eval_params(self, message: dict, state: dict) -> Tree:
         "The newest model of what the client's last number stands for today"
-        return heard["models"][str(int(heard["now"][state["cluster"]]))]
-    def measures(self, server: dict) -> dict[str, float]:
+        return message["models"][str(int(message["now"][state["cluster"]]))]
+    def extra_metrics(self, server: dict) -> dict[str, float]:
         "`models`, how many there are; `used_models`, how many of them some client was assigned last (FedCCFA, Fig. 8)"
         used = server["now"][server["identity"]].unique()
         return {"models": len(server["models"]), "used_models": len(used)}
+    def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
+        "The server's list of identities is right"
+        wrong = max(abs(int(server["identity"][k]) - int(s["cluster"])) for k, s in enumerate(states))
+        return {"server knows who is where": wrong}
+    def communication(self) -> Messages:
+        "Before the training losses and a choice go up; a number, whether it is new, and shares of the models come back"
+        return Messages({"models": "M x model", "now": "N: int64"}, {"losses": "M", "cluster": "1: int64"},
+                        {"cluster": "1: int64", "drifted": "1: bool", "mix": "M"},
+                        {"params": "model", "cluster": "1: int64"})

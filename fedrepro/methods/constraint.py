@@ -15,6 +15,7 @@ from ..core.errors import InputError, choice
 from ..core.trees import Tree, squared_norm, sub
 from ..engine.client import Batch, Client, cross_entropy
 from ..engine.method import FedAvg
+from ..engine.declarations import law
 
 # %% ../../nbs/06_methods/08_constraint.ipynb #33edd5e1
 def part_modules(net) -> dict[str, nn.Module]:
@@ -51,6 +52,8 @@ class Constraint(FedAvg):
     part: str = "classifier"  # "extractor", "header", "classifier", or "all": every part that the network has
     mu: float = 0.01  # weight, 0 or more; not printed. 0 = FedAvg
     paper: ClassVar[str] = "Kim and Shin 2023"
+    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "mu")
+    limit = law(mu=0.)
 
     def __post_init__(self):
         super().__post_init__()

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from ..core.errors import InputError
 from ..core.trees import Tree, weighted_mean
-from ..engine.client import Batch, Client, cross_entropy
+from ..engine.client import Batch, Client, Results, cross_entropy
 from ..engine.method import Exchange, FedAvg
 from .memory import need_positive
+from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/01_distillation.ipynb #b9a33736
 def contrast(z: Tensor, towards: Tensor, away: Tensor, tau: float) -> Tensor:
@@ -30,6 +31,8 @@ class MOON(FedAvg):
     mu: float = 5.0  # weight of the term; the official example on CIFAR-10; FedADC: 1 or 5; LfD does not print it
     tau: float = 0.5  # temperature; the official default, FedADC
     paper: ClassVar[str] = "Li et al. 2021"
+    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "mu", "tau")
+    limit = law(mu=0.)
 
     def __post_init__(self):
         super().__post_init__()
@@ -47,7 +50,7 @@ class MOON(FedAvg):
             away = client.net.features(client.state["previous"], batch.x)
         term = self.mu * client.state["known"] * batch.mean(contrast(z, towards, away, self.tau))
         return cross_entropy(client.net.classify(params, z), batch) + term
-    def finish(self, client: Client, params: Tree, done: dict) -> tuple[dict, dict]:
+    def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1) and keeps it"
         return {"params": params}, {"previous": params, "known": torch.ones_like(client.state["known"])}
 
@@ -65,6 +68,8 @@ class FedGKD(FedAvg):
     tau: float = 0.5  # T, FedADC
     models: int = 1  # M; FedADC: "the global model"; the original averages past ones too
     paper: ClassVar[str] = "Yao et al. 2021"
+    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "weight", "tau")
+    limit = law(weight=0.)
 
     def __post_init__(self):
         super().__post_init__()
@@ -79,6 +84,9 @@ class FedGKD(FedAvg):
         "The model (download 1); with M > 1 also `teacher`, the mean of `past` (download 2)"
         message = super().broadcast(server)
         return message if self.models == 1 else message | {"teacher": weighted_mean(list(server["past"].values()))}
+    def communication(self) -> Messages:
+        "With M > 1 a second model down, the teacher"
+        return Messages() if self.models == 1 else Messages(broadcast={"params": "model", "teacher": "model"})
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\lambda$ times the distillation from the teacher, which is in eval mode, without gradient"
         logits = client.net(params, batch.x, train=True)
@@ -104,6 +112,8 @@ class FedNTD(FedAvg):
     beta: float = 0.3  # weight of the term, FedADC; official configuration: 1
     tau: float = 1.0  # temperature, FedADC and the official configuration
     paper: ClassVar[str] = "Lee et al. 2022"
+    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "beta", "tau")
+    limit = law(beta=0.)
 
     def __post_init__(self):
         super().__post_init__()

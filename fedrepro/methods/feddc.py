@@ -9,10 +9,11 @@ __all__ = ['FedDC']
 from dataclasses import dataclass
 from typing import ClassVar
 import torch
-from ..core.trees import Tree, add
-from ..engine.client import Client, Phase
+from ..core.trees import Tree, add, distance, scale, weighted_mean
+from ..engine.client import Client, Phase, Results
 from ..engine.method import Exchange
 from .memory import FedDyn, follow_changes, local_steps, need_positive, no_memory
+from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/11_feddc.ipynb #556f9b8f
 @dataclass
@@ -26,6 +27,7 @@ class FedDC(FedDyn):
     alpha: float = 0.01  # released code: 0.01 CIFAR-10 and CIFAR-100, 0.1 MNIST, 0.005 synthetic data
     compat_eta0: bool = False  # True, the released code: eq. 2 with the first round's rate and the average client's H
     paper: ClassVar[str] = "Gao et al. 2022"
+    limit = law(FedDyn, hooks={"linear": lambda self, client: scale(client.received["g"], 0.)}, clip_norm=None)
 
     def __post_init__(self):
         super().__post_init__()
@@ -43,22 +45,25 @@ class FedDC(FedDyn):
     def broadcast(self, server: dict) -> dict:
         "Cloud model and `g` (download 2)"
         return {"params": server["params"], "g": server["g"]}
+    def communication(self) -> Messages:
+        "Two models both ways: a batch norm's statistics have no memory"
+        return Messages({"params": "model", "g": "trained"}, upload={"params": "model", "change": "trained"})
 
-    def phases(self, client: Client) -> list[Phase]:
+    def local_phases(self, client: Client) -> list[Phase]:
         "One, with the usual step: unlike FedDyn's, the whole penalty is inside the clipping"
-        return [self.phase(client)]
+        return [self.phase(client, constants=self.weights)]
     def linear(self, client: Client) -> Tree:
         "The gradient correction $g/\\tilde n_i-g_i$"
         own, relative = client.state["g"], client.state["relative"]
         return {n: g / relative - own[n] for n, g in client.received["g"].items()}
-    def correct(self, client: Client, params: Tree, grads: Tree) -> Tree:
+    def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
         "The gradient of eq. 1"
-        weight, h, w = client.notes["weight"], client.state["h"], client.received["params"]
+        weight, h, w = client.constants["weight"], client.state["h"], client.received["params"]
         pulled = {n: g + weight[n] * (params[n].detach() - (w[n] - h[n])) for n, g in grads.items()}
         return add(pulled, self.linear(client))
-    def finish(self, client: Client, params: Tree, done: dict) -> tuple[dict, dict]:
+    def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Eq. 2. Uploads the model and `change`, $\\tilde n_i(g_i^+-g_i)$ (upload 2); keeps $h_i$ and $g_i^+$"
-        upload, state = super().finish(client, params, done)  # h_i
+        upload, state = super().client_result(client, params, results)  # h_i
         w, g, relative = client.received["params"], client.received["g"], state["relative"]
         way = state["steps"] * (self.lr if self.compat_eta0 else self.phase(client).sgd.lr)  # H eta
         change = {n: (w[n] - params[n]) / way - t / relative for n, t in g.items()}
@@ -69,3 +74,7 @@ class FedDC(FedDyn):
         "Eq. 3: FedDyn's `params`, `selected` (the participants' mean) and `h`; `g` follows its clients"
         g = follow_changes(server["g"], [u["change"] for u in exchange.uploads], server["clients"])
         return super().aggregate(server, exchange) | {"g": g}
+    def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
+        "Both memories follow, the second by relative sizes"
+        own = weighted_mean([scale(s["g"], float(s["relative"])) for s in states])
+        return super().invariants(server, states) | {"server's g = mean of relative g_k": distance(server["g"], own)}

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from ..core.errors import InputError
 from ..core.trees import Tree, stack, weighted_mean
-from ..engine.client import Client
+from ..engine.client import Client, Results
 from ..engine.method import Exchange, FedAvg
 from .clustered import mean_losses
 from .memory import need_positive, no_memory
+from ..engine.declarations import Messages, everybody, law
 
 # %% ../../nbs/06_methods/09_layers.ipynb #24e7a97a
 _BLOCK = re.compile(r"(.*layer\d+\.)(\d+)\.(conv\d+\.weight)")  # stage, block, convolution
@@ -49,6 +50,7 @@ class InCo(FedAvg):
     most: float = 5.0  # largest weight kappa of the shallow update
     clip: float = 0.1  # largest entry of a mixed update
     paper: ClassVar[str] = "Chan et al. 2024"
+    limit = law()
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "FedAvg's mean by size; layers with a partner move by the mixture of both updates instead"
@@ -116,6 +118,9 @@ class FedCDA(FedAvg):
     warmup: int = 50  # R_0, rounds of FedAvg at the beginning
     smooth: float = 1.0  # L, weight of the spread
     paper: ClassVar[str] = "Wang et al. 2024"
+    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "smooth")
+    limit = law(where=everybody, models=1, warmup=0)
+    check_settings: ClassVar[dict] = {"warmup": 1}
 
     def __post_init__(self):
         super().__post_init__()
@@ -130,7 +135,7 @@ class FedCDA(FedAvg):
         start, picked = super().init_server(federation), torch.full((federation.clients,), -1)
         origin = {n: start["params"][n].cpu() for n in no_memory(federation)}
         return start | {"cache": {}, "picked": picked, "origin": origin}
-    def finish(self, client: Client, params: Tree, done: dict) -> tuple[dict, dict]:
+    def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model and `loss` (), its $F_k$ (1 + a number)"
         return {"params": params, "loss": mean_losses(client, [params], augment=False)[0]}, client.state
 
@@ -146,7 +151,10 @@ class FedCDA(FedAvg):
             mean = weighted_mean([caches[k][i]["params"] for k, i in picked.items()])
             new["params"] = {n: mean[n].to(t.device) for n, t in new["params"].items()}
         return new | {"cache": cache, "picked": torch.tensor([picked.get(k, -1) for k in range(len(server["picked"]))])}
-    def measures(self, server: dict) -> dict[str, float]:
+    def extra_metrics(self, server: dict) -> dict[str, float]:
         "`older_choices`: the share of clients, among those seen, of whom not the newest model is chosen"
         older = [int(server["picked"][int(k)]) < len(uploads) - 1 for k, uploads in server["cache"].items()]
         return {"older_choices": sum(older) / max(len(older), 1)}
+    def communication(self) -> Messages:
+        "Up also the loss"
+        return Messages(upload={"params": "model", "loss": "1"})

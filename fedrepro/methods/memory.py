@@ -12,9 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 from ..core.errors import InputError
-from ..core.trees import Tree, add, weighted_mean, zeros_like
-from ..engine.client import Batch, Client, Phase, direction, sgd_step
+from ..core.trees import Tree, add, distance, weighted_mean, zeros_like
+from ..engine.client import Client, Phase, Results, Step
 from ..engine.method import Exchange, FedAvg
+from ..engine.declarations import Messages, equal_shares, law
 
 # %% ../../nbs/06_methods/02_memory.ipynb #459450ef
 def no_memory(federation) -> Tree:
@@ -45,6 +46,7 @@ class SCAFFOLD(FedAvg):
     weight_decay: float = 0.0  # FedCCFA's configuration; FedDC's code: 1e-3
     global_lr: float = 1.0  # eta_g, the server's step; 1 in FedCCFA's configuration
     paper: ClassVar[str] = "Karimireddy et al. 2020"
+    limit = law(where=equal_shares, hooks={"adjust_gradient": FedAvg.adjust_gradient})
 
     def __post_init__(self):
         super().__post_init__()
@@ -60,12 +62,15 @@ class SCAFFOLD(FedAvg):
     def broadcast(self, server: dict) -> dict:
         "Model and `c` (download 2)"
         return {"params": server["params"], "c": server["c"]}
+    def communication(self) -> Messages:
+        "Two models down, two up: a batch norm's statistics have no variate"
+        return Messages({"params": "model", "c": "trained"}, upload={"params": "model", "change": "trained"})
 
-    def correct(self, client: Client, params: Tree, grads: Tree) -> Tree:
+    def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
         "$g-c_k+c$"
         own, common = client.state["c"], client.received["c"]
         return {n: g - own[n] + common[n] for n, g in grads.items()}
-    def finish(self, client: Client, params: Tree, done: dict) -> tuple[dict, dict]:
+    def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model and `change`, $c_k^+-c_k$ (upload 2); keeps $c_k^+$"
         way = local_steps(self, client.n) * self.phase(client).sgd.lr  # H_k eta
         received = client.received["params"]
@@ -78,6 +83,9 @@ class SCAFFOLD(FedAvg):
         moved = {n: w[n] + self.global_lr * (mean[n] - w[n]) for n in server["c"]}
         c = follow_changes(server["c"], [u["change"] for u in exchange.uploads], server["clients"])
         return server | {"params": mean | moved, "c": c}
+    def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
+        "The server's variate is the mean of its clients'"
+        return {"server's c = mean of clients'": distance(server["c"], weighted_mean([s["c"] for s in states]))}
 
 # %% ../../nbs/06_methods/02_memory.ipynb #c1208d85
 @dataclass
@@ -87,6 +95,8 @@ class FedDyn(FedAvg):
     weight_decay: float = 1e-3  # FedDC's code; the same in FedADC for FedDyn
     alpha: float = 0.01  # FedDC's code, every data set; FedADC: grid 0.1, 0.01, 0.001
     paper: ClassVar[str] = "Acar et al. 2021"
+    evaluated: ClassVar[dict[str, str]] = {"_selected": "selected"}  # the participants' mean, beside the cloud model
+    limit = law(alpha=0., hooks={"aggregate": FedAvg.aggregate})
 
     def init_server(self, federation) -> dict:
         "`params`, the cloud model; `selected`, the participants' mean; `h`, the mean of all $h_k$; `clients`, K"
@@ -98,24 +108,23 @@ class FedDyn(FedAvg):
         relative = torch.tensor(sizes[k] * len(sizes) / sum(sizes), dtype=federation.dtype, device=federation.device)
         return {"h": no_memory(federation), "relative": relative}
 
-    def begin(self, client: Client) -> Tree:
-        "The received model; notes `weight`, $\\alpha_k$ in every entry of a tree"
-        weight = self.alpha / client.state["relative"]
-        client.notes |= {"weight": {n: weight.expand_as(t) for n, t in client.state["h"].items()}}
-        return super().begin(client)
-    def phases(self, client: Client) -> list[Phase]:
+    def local_phases(self, client: Client) -> list[Phase]:
         "One, with FedDyn's step"
-        return [self.phase(client, step=self.step)]
-    def correct(self, client: Client, params: Tree, grads: Tree) -> Tree:
+        return [self.phase(client, step=self.step, constants=self.weights)]
+    def weights(self, client: Client, results: Results) -> dict:
+        "`weight`: $\\alpha_k$ in every entry of a tree"
+        weight = self.alpha / client.state["relative"]
+        return {"weight": {n: weight.expand_as(t) for n, t in client.state["h"].items()}}
+    def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
         "$g+\\alpha_k(h_k-w_t)$: with the linear terms, inside the clipping"
-        weight, h, start = client.notes["weight"], client.state["h"], client.received["params"]
+        weight, h, start = client.constants["weight"], client.state["h"], client.received["params"]
         return {n: g + weight[n] * (h[n] - start[n]) for n, g in grads.items()}
-    def step(self, client: Client, phase: Phase, own: Tree, moving: Tree, batch: Batch, memory) -> tuple[Tensor, list]:
+    def step(self, step: Step) -> tuple[Tensor, list]:
         "A step of SGD whose $\\alpha_kw$ joins after the clipping, like weight decay"
-        loss, grads = direction(client, phase, own, moving, batch)
-        pulled = {n: g + client.notes["weight"][n] * moving[n].detach() for n, g in grads.items()}
-        return loss, sgd_step(moving, pulled, memory, phase.sgd)
-    def finish(self, client: Client, params: Tree, done: dict) -> tuple[dict, dict]:
+        loss, grads = step.grad()
+        weight = step.client.constants["weight"]
+        return loss, step.sgd({n: g + weight[n] * step.moving[n].detach() for n, g in grads.items()})
+    def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1); keeps $h_k+w_t^k-w_t$"
         start = client.received["params"]
         h = {n: t + params[n] - start[n] for n, t in client.state["h"].items()}
@@ -127,6 +136,6 @@ class FedDyn(FedAvg):
         mean = weighted_mean([u["params"] for u in exchange.uploads])
         h = follow_changes(server["h"], moves, server["clients"])
         return server | {"params": mean | {n: mean[n] + t for n, t in h.items()}, "selected": mean, "h": h}
-    def logged(self, server: dict) -> dict[str, dict]:
-        "Judged beside the cloud model: the participants' mean, `_selected`"
-        return {"_selected": {"params": server["selected"]}}
+    def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
+        "The server's `h` is the mean of its clients'"
+        return {"server's h = mean of clients'": distance(server["h"], weighted_mean([s["h"] for s in states]))}

@@ -14,6 +14,7 @@ from ..core.errors import InputError
 from ..core.trees import Tree, squared_norm, sub
 from ..engine.client import Batch, Client, cross_entropy
 from ..engine.method import FedAvg
+from ..engine.declarations import law
 
 # %% ../../nbs/06_methods/00_objective.ipynb #9e9f4085
 @dataclass
@@ -21,6 +22,8 @@ class FedProx(FedAvg):
     "FedAvg whose clients are tied to the model they received (Li et al. 2020)"
     mu: float = 0.01  # weight of the proximal term, eq. 2; 0.01 in FedCCFA's configuration
     paper: ClassVar[str] = "Li et al. 2020"
+    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "mu")
+    limit = law(mu=0.)
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\frac\\mu2\\|w-w_t\\|^2$"
@@ -32,6 +35,8 @@ class FedRS(FedAvg):
     "FedAvg with a softmax restricted on classes that the client does not have (Li and Zhan 2021)"
     alpha: float = 0.5  # factor on the logits of missing classes, 0..1; 0.5 in FedADC's experiments
     paper: ClassVar[str] = "Li and Zhan 2021"
+    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "alpha")
+    limit = law(alpha=1.)
 
     def __post_init__(self):
         super().__post_init__()
@@ -48,6 +53,7 @@ class FedLC(FedAvg):
     "FedAvg with logits calibrated by the client's class counts (Zhang et al. 2022)"
     tau: float = 1.0  # scale of the margin; PFLlib's default, not stated in FedBSS; 0 = FedAvg
     paper: ClassVar[str] = "Zhang et al. 2022"
+    limit = law(tau=0.)
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy of the logits $z_c-\\tau n_{k,c}^{-1/4}$, over the classes that the client has"

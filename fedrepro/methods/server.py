@@ -13,6 +13,7 @@ from torch import Tensor
 from ..core.trees import Tree, squared_norm, sub, weighted_mean
 from ..engine.method import Exchange, FedAvg
 from .memory import need_positive, no_memory
+from ..engine.declarations import equal_shares, law
 
 # %% ../../nbs/06_methods/03_server.ipynb #305660b1
 @dataclass
@@ -21,6 +22,8 @@ class FedAvgM(FedAvg):
     beta: float = 0.7  # FedNTD's code; LfD tunes it without printing it: grid 0.3, 0.5, 0.7, 0.9
     server_lr: float = 1.0  # eta_s; 1 - beta makes v an exponential average, as in MOON's code
     paper: ClassVar[str] = "Hsu et al. 2019"
+    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "beta", "server_lr")
+    limit = law(beta=0.)
 
     def init_server(self, federation) -> dict:
         "`params`; `v`, the momentum, zeros"
@@ -39,6 +42,8 @@ class SlowMo(FedAvg):
     beta: float = 0.7  # FedADC: tuned over 0.6, 0.7, 0.8, 0.9, not printed
     alpha: float = 1.0  # the server's step, FedADC
     paper: ClassVar[str] = "Wang et al. 2020"
+    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "beta", "alpha")
+    limit = law(where=equal_shares, beta=0.)
 
     def __post_init__(self):
         super().__post_init__()
@@ -67,16 +72,22 @@ class FedExP(FedAvg):
     "The server's step grows with the disagreement of the clients (Jhunjhunwala et al. 2023)"
     eps: float = 1e-3  # of the first round; authors' code for CIFAR
     paper: ClassVar[str] = "Jhunjhunwala et al. 2023"
+    evaluated: ClassVar[dict[str, str]] = {"": "average"}  # the mean of the last two iterates, which is not sent
+    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "eps")
+    limit = law(eps=1e12, hooks={"evaluated": {}})
+    check_settings: ClassVar[dict] = {"eps": 1e-9}
 
     def __post_init__(self):
         super().__post_init__()
         need_positive(self, "eps", "lr_decay")  # eps decays with the rate and keeps the quotient finite
 
     def init_server(self, federation) -> dict:
-        "`params`; `before`, the trained parameters one round earlier; `server_lr`, $\\eta_g$ of the last round"
+        """`params`; `before`, the trained parameters one round earlier; `average`, the mean of these two; `server_lr`,
+        $\\eta_g$ of the last round"""
         start = super().init_server(federation)
         before = {n: start["params"][n] for n in no_memory(federation)}
-        return start | {"before": before, "server_lr": torch.ones((), dtype=federation.dtype, device=federation.device)}
+        rate = torch.ones((), dtype=federation.dtype, device=federation.device)
+        return start | {"before": before, "average": start["params"], "server_lr": rate}
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "A step of $\\eta_g$ along the mean move by size; after round 1 `before` is the new model itself"
         w, mean = server["params"], super().aggregate(server, exchange)["params"]
@@ -84,12 +95,12 @@ class FedExP(FedAvg):
         rate, move = extrapolation(moves, exchange.sizes, self.eps * self.lr_decay ** (2 * exchange.round))
         new = {n: w[n] - rate * t for n, t in move.items()}
         before = new if exchange.round == 0 else {n: w[n] for n in new}
-        return server | {"params": mean | new, "before": before, "server_lr": rate}
+        average = mean | {n: (new[n] + t) / 2 for n, t in before.items()}
+        return server | {"params": mean | new, "before": before, "average": average, "server_lr": rate}
 
-    def shown(self, server: dict) -> dict:
-        "What is judged, without being sent: the mean of the last two iterates"
-        now = server["params"]
-        return {"params": now | {n: (now[n] + before) / 2 for n, before in server["before"].items()}}
-    def measures(self, server: dict) -> dict[str, float]:
+    def extra_metrics(self, server: dict) -> dict[str, float]:
         "`server_lr`: $\\eta_g$ of the last round"
         return {"server_lr": float(server["server_lr"])}
+    def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
+        "The server never steps less than FedAvg's"
+        return {"server's step at least 1": max(0., 1 - float(server["server_lr"]))}

@@ -58,19 +58,10 @@ class Net:
         "Initial parameters and float buffers, PyTorch's own initialisation; drawn in float32 whatever `dtype`"
         return {n: t.to(dtype) for n, t in self._fresh(seed).state_dict().items() if t.is_floating_point()}
 
-    def __call__(self, params: Tree, x: Tensor, train: bool = False) -> Tensor:
-        "Logits (n, classes) of `x` (n, *shape); with `train`, BN uses the batch and updates its buffers in `params`"
-        return self._run(params, x, train, features=False)
+    def __call__(self, params: Tree, x: Tensor, train: bool = False, features: bool = False) -> Tensor:
+        """Logits (n, classes) of `x` (n, *shape), or the features that the head gets (n, feature_dim).
 
-    def features(self, params: Tree, x: Tensor, train: bool = False) -> Tensor:
-        "Features (n, feature_dim) of `x`: what the head gets; only body.* of `params` is used"
-        return self._run(params, x, train, features=True)
-
-    def classify(self, params: Tree, features: Tensor) -> Tensor:
-        "Logits (n, classes) of `features` (n, feature_dim); only head.* of `params` is used"
-        return nn.functional.linear(features, params["head.weight"], params["head.bias"])
-
-    def _run(self, params: Tree, x: Tensor, train: bool, features: bool) -> Tensor:
+        With `train`, BN uses the batch and updates its buffers in `params`."""
         places = self._body_places if features else self._places
         if missing := places.keys() - params.keys(): raise KeyError(f"{self.name} misses {', '.join(sorted(missing))}")
         if self.module.training != train: self.module.train(train)
@@ -79,6 +70,14 @@ class Net:
             return self.module(x, features)
         finally:
             for held, key, empty in places.values(): held[key] = empty
+
+    def features(self, params: Tree, x: Tensor, train: bool = False) -> Tensor:
+        "Features (n, feature_dim) of `x`: what the head gets; only body.* of `params` is used"
+        return self(params, x, train, features=True)
+
+    def classify(self, params: Tree, features: Tensor) -> Tensor:
+        "Logits (n, classes) of `features` (n, feature_dim); only head.* of `params` is used"
+        return nn.functional.linear(features, params["head.weight"], params["head.bias"])
 
     def __reduce__(self): return Net, (self.name, self.make)
 

@@ -1,0 +1,110 @@
+"""The method and the path of a client's round as a newcomer meets them: few hooks, few frames, one place for a method's name."""
+import ast
+import io
+import re
+import sys
+import tokenize
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import fedrepro
+from fedrepro.checks.harness import LOCAL, tiny
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.method import HOOKS, FedAvg, load_methods
+from fedrepro.engine.rounds import run
+
+PACKAGE = Path(fedrepro.__file__).parent
+OURS = sorted(n for n, cls in load_methods().items() if cls.__module__.startswith("fedrepro."))
+PAPERS = {"LfD", "FedDC", "FedADC", "FedBSS", "FedCCFA"}  # also the names of papers, and of what belongs to them: recipes, networks
+
+
+def test_a_method_has_at_most_fourteen_hooks_each_with_a_docstring():
+    assert len(HOOKS) <= 14 and all(getattr(FedAvg, n).__doc__ for n in HOOKS)
+    page = (PACKAGE.parent / "nbs/04_engine/04_method.ipynb").read_text()
+    assert not [n for n in HOOKS if f"| `{n}(" not in page]  # the table of hooks has them all
+
+
+def test_no_method_overrides_what_is_no_hook():
+    "A method of a class of FedAvg's that the engine calls is a hook, or is declared"
+    known = {*HOOKS, "communication", "invariants", "phase", "__post_init__"}
+    plain = {n for n in vars(FedAvg) if not n.startswith("__")} - known
+    assert plain == {"version", "paper", "personal", "pooled", "evaluated", "stackable", "limit", "check_settings", *(f.name for f in fields(FedAvg))}
+
+
+def test_a_federation_has_few_fields_and_none_can_be_set():
+    assert len(fields(Federation)) <= 9
+    with pytest.raises(AttributeError): tiny().seed = 1
+
+
+def deepest(target: str, method, executor=None) -> list[str]:
+    "Our frames between `run` and the first call of torch's function `target`, in the first round"
+    found: list[str] = []
+    def trace(frame, event, arg):
+        if event != "call" or found or frame.f_code.co_name != target or str(PACKAGE) in frame.f_code.co_filename: return
+        here = frame.f_back
+        while here is not None and here.f_code is not run.__code__:
+            if here.f_code.co_filename.startswith(str(PACKAGE)): found.append(here.f_code.co_name)
+            here = here.f_back
+    sys.setprofile(trace)
+    try: run(method, tiny(), 1)
+    finally: sys.setprofile(None)
+    return found[::-1]
+
+
+def test_eight_frames_lead_from_run_to_the_network():
+    found = deepest("_wrapped_call_impl", FedAvg(**LOCAL))
+    assert 0 < len(found) <= 8, found
+
+
+def test_augmentation_is_three_calls_away_from_the_loop():
+    found: list[str] = []
+    def trace(frame, event, arg):
+        if event == "call" and not found and frame.f_code.co_name == "augment" and "transforms" in frame.f_code.co_filename:
+            here = frame
+            while here is not None and here.f_code.co_name != "train":
+                found.append(here.f_code.co_name)
+                here = here.f_back
+    sys.setprofile(trace)
+    try: run(FedAvg(**LOCAL), tiny(), 1)
+    finally: sys.setprofile(None)
+    assert 0 < len(found) <= 3, found
+
+
+def names_in(source: str) -> set[str]:
+    "Identifiers and whole strings of a module, without its docstrings and comments"
+    tree = ast.parse(source)
+    docs = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and node.body
+            and isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)}
+    words = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    words |= {alias.name for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
+    return words | {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs}
+
+
+def strangers(root: Path) -> list[str]:
+    "Where a method is named outside the package of methods, but for the table of colours and the facade"
+    free = {"reporting/curves.py", "__init__.py", "_modidx.py"}
+    files = [f for f in sorted(root.rglob("*.py")) if f.relative_to(root).parts[0] != "methods" and f.relative_to(root).as_posix() not in free]
+    watched = set(OURS) - PAPERS - {"FedAvg"}
+    return [f"{f.relative_to(root)}: {name}" for f in files for name in sorted(names_in(f.read_text()) & watched)]
+
+
+def test_no_module_but_the_methods_names_a_method(): assert strangers(PACKAGE) == []
+
+
+def test_a_planted_name_is_found(tmp_path):
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine/rounds.py").write_text('"MOON in a docstring is fine"\n# and SCAFFOLD in a comment\nif name == "MOON": pass\n')
+    assert strangers(tmp_path) == ["engine/rounds.py: MOON"]
+
+
+@pytest.mark.parametrize("folder", ["engine", "methods", "executors"])
+def test_no_shortcut_around_types_or_control_flow(folder):
+    for file in (PACKAGE / folder).glob("*.py"):
+        source = file.read_text()
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+        code = [t.string for t in tokens if t.type == tokenize.NAME]
+        assert "StopIteration" not in code and not re.search(r"__dict__\.update|yield from", source), file.name
+        if folder == "executors": continue  # a worker process keeps its data set for as long as it lives
+        assert "global" not in code and not [t for t in tokens if t.type == tokenize.COMMENT and "type: ignore" in t.string], file.name

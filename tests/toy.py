@@ -1,0 +1,42 @@
+"A small spec, and stored results of its runs, as a person and a sweep would write them"
+import json
+import string
+from pathlib import Path
+
+from fedrepro.experiments import store
+from fedrepro.experiments.specs import METRICS, STATISTICS
+
+PLAIN = set(string.ascii_letters + string.digits + " .,:;_-+/()[]{}~'=<>*%")
+BASE = dict(rounds=2, seeds=[0], dataset="digits", recipe="plain", network="digits_cnn", partition="iid", clients=4, source="guess: toy")
+TOY = dict(title="t", paper="p", table="1", kind="table", metric=METRICS[0], statistic=STATISTICS[0], base=BASE,
+           columns=[{}], methods={"FedAvg": {}})
+
+
+def toml(raw: dict) -> list[str]:
+    "TOML lines of nested dicts; lists of dicts become arrays of inline tables"
+    def quoted(v): return '"' + "".join(c if c in PLAIN else f"\\U{ord(c):08x}" for c in v) + '"'
+    def text(v):
+        if isinstance(v, dict): return "{" + ", ".join(f"{quoted(k)} = {text(x)}" for k, x in v.items()) + "}"
+        if isinstance(v, (list, tuple)): return "[" + ", ".join(map(text, v)) + "]"
+        if isinstance(v, str): return quoted(v)
+        if isinstance(v, int) and abs(v) > 2**64: return hex(v)  # a long number; TOML has no negative one of these
+        return v.isoformat() if hasattr(v, "isoformat") else json.dumps(v) if isinstance(v, bool) else repr(v)
+    return [f"{quoted(k)} = {text(v)}" for k, v in raw.items()]
+
+
+def written(folder: Path, raw: dict, name: str = "toy/x", csv: str | bytes = "") -> Path:
+    "`raw` as the spec `name` under `folder`, beside its published numbers"
+    path = folder / f"{name}.toml"
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text("\n".join(toml(raw)))
+    if csv: path.with_name(raw["published"]).write_bytes(csv.encode() if isinstance(csv, str) else csv)
+    return path
+
+
+def put(spec, tier: str, row: str, curves: list, column: str = "", **more):
+    "Stored runs of `row`, one seed a curve: a list of accuracies, one a round; None: diverged in round 2. `more`: of each round"
+    for c in spec.runs(tier, methods=[row], seeds=len(curves)):
+        if column and c.column != column: continue
+        curve, head = curves[c.seed], dict(settings=c.settings, run_id=c.run_id, status="complete")
+        if curve is None: curve, head = [50.], head | dict(status="diverged", diverged=dict(round=2, client=0, norm="inf"))
+        store.write(store.run_path(spec.results, c), head, [dict(round=t, generalised_accuracy=a, **more) for t, a in enumerate(curve, 1)])
