@@ -34,7 +34,7 @@ def test_the_file_that_is_written_asks_for_the_same_runs(found):
     assert again.results == found.results and again.runs(OWN_TIER)[0].settings["method"]["fields"]["epochs"] == 1
     assert {c.row: c.settings["method"]["fields"].get("mu") for c in again.runs(OWN_TIER)} == {"FedAvg": None, "FedProx:mu=0.1": .1}
     stored = result(found.spec.path, OWN_TIER)
-    assert repr(stored) == repr(found) and stored.frame.equals(found.frame)
+    assert stored.summary.equals(found.summary) and stored.frame.equals(found.frame)
 
 
 def test_a_finished_run_is_never_computed_again(found, folder, monkeypatch):
@@ -60,8 +60,9 @@ def test_the_numbers_are_those_of_the_rows(found):
 
 
 def test_a_result_shows_itself(found):
-    assert found._repr_html_().startswith("<h2>Comparison") and found._repr_markdown_().startswith("**Comparison")
     assert "<th>last ± std (n)</th>" in found._repr_html_() and "| FedAvg |" in found._repr_markdown_()
+    for text in (repr(found), found._repr_html_(), found._repr_markdown_()):
+        assert text.index("generalised accuracy") < text.index("personalised accuracy") and "no drift" in text
     figure = found.plot()
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["FedAvg", "FedProx:mu=0.1"]
     assert figure.legends[0].get_lines()[0].get_color() == "#000000", "FedAvg's colour everywhere"
@@ -158,3 +159,28 @@ def test_a_method_of_ones_own(folder):
     finally: METHODS.pop("Lazy")
     assert own.report.failed == {} and (curve.nunique() == 1).all() and list(own.spec.rows) == ["ours", "FedAvg"]
     assert set(shown.metric) == {"generalised_accuracy"} <= set(DEFINITIONS)
+
+
+OPTIMISER = ("lr", "momentum", "weight_decay", "lr_decay", "clip_norm")
+
+
+def test_rows_differ_in_what_was_typed_and_in_their_methods_alone(monkeypatch, tmp_path):
+    "SCAFFOLD's, FedDC's and FedADC's classes have other optimisers by default; side by side they have one"
+    class Stop(Exception): pass
+    planned = []
+    def stop(cells, *_, **__):
+        planned.extend(cells)
+        raise Stop
+    monkeypatch.setattr("fedrepro.reporting.compare.compute_runs", stop)
+    rows = ["FedAvg", "SCAFFOLD", "FedDC", "FedADC", "FedProx:momentum=0.5"]
+    with pytest.raises(Stop): compare(rows, folder=tmp_path, seeds=1)
+    found = {c.row: {k: c.settings["method"]["fields"][k] for k in OPTIMISER} for c in planned}
+    usual = dict(lr=.03, momentum=.9, weight_decay=0., lr_decay=1., clip_norm=None)
+    assert found == {row: usual | ({"momentum": .5} if row == "FedProx:momentum=0.5" else {}) for row in rows}
+    assert len({repr({k: v for k, v in c.settings.items() if k != "method"}) for c in planned}) == 1
+
+
+def test_a_name_of_ones_own(tmp_path):
+    small = dict(clients=3, rounds=1, seeds=1, epochs=1, folder=tmp_path, quiet=True)
+    assert compare("FedAvg", name="mine", **small).spec.path == tmp_path / "mine.toml"
+    with pytest.raises(InputError, match="compare: name 'a/b': expected letters"): compare("FedAvg", name="a/b", **small)

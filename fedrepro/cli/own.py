@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['MethodsArgument', 'DatasetOption', 'ClientsOption', 'AlphaOption', 'DriftOption', 'RoundsOption', 'EpochsOption',
-           'ShareOption', 'RateOption', 'BatchOption', 'ManyOption', 'MetricOption', 'SplitOption', 'NetworkOption',
-           'FolderOption', 'FigureOption', 'ToOption', 'FileOption', 'WhereOption', 'IntoOption', 'PageArgument',
-           'compare_command', 'data_command', 'export_command', 'log_command', 'notebook_command']
+           'ShareOption', 'RateOption', 'BatchOption', 'ManyOption', 'MetricOption', 'MomentumOption', 'DecayOption',
+           'OwnNameOption', 'SplitOption', 'NetworkOption', 'FolderOption', 'FigureOption', 'ToOption', 'FileOption',
+           'WhereOption', 'IntoOption', 'PageArgument', 'compare_command', 'data_command', 'export_command',
+           'log_command', 'notebook_command']
 
 # %% ../../nbs/11_cli/03_own.ipynb #0f7da6f5
 from pathlib import Path
@@ -38,8 +39,11 @@ BatchOption = Annotated[int, typer.Option("--batch-size", metavar="B", parser=co
 ManyOption = Annotated[int, typer.Option("--seeds", metavar="N", parser=count, help="Number of seeds")]
 MetricOption = Annotated[str, typer.Option("--metric", metavar="generalised_accuracy|personalised_accuracy",
                                            help="What is shown")]
+MomentumOption = Annotated[float, typer.Option("--momentum", metavar="X", help="Of local SGD, for every method")]
+DecayOption = Annotated[float, typer.Option("--weight-decay", metavar="X", help="Of local SGD, for every method")]
+OwnNameOption = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Of its file; default: made from its settings")]
 SplitOption = Annotated[str | None, typer.Option("--partition", metavar="NAME",
-                                                 help="Default: iid, or with --alpha dirichlet-class")]
+                                                 help="Default: iid, or with --alpha dirichlet-class-5")]
 NetworkOption = Annotated[str | None, typer.Option("--network", metavar="NAME",
                                                    help="Default: one that a paper uses for the data set")]
 FolderOption = Annotated[Path, typer.Option("--results", metavar="DIR", parser=place,
@@ -52,7 +56,8 @@ def compare_command(
     methods: MethodsArgument, dataset: DatasetOption = "digits", clients: ClientsOption = 20, alpha: AlphaOption = None,
     drift: DriftOption = "none", rounds: RoundsOption = 20, epochs: EpochsOption = 2, participation: ShareOption = 1.,
     lr: RateOption = .03, batch_size: BatchOption = 16, seeds: ManyOption = 3,
-    metric: MetricOption = "generalised_accuracy", partition: SplitOption = None, network: NetworkOption = None,
+    metric: MetricOption = "generalised_accuracy", momentum: MomentumOption = .9, weight_decay: DecayOption = 0.,
+    name: OwnNameOption = None, partition: SplitOption = None, network: NetworkOption = None,
     folder: FolderOption = Path("out/compare"), out: FigureOption = None, data: DataOption = None,
     device: DeviceOption = "auto", workers: WorkersOption = None, executor: ExecutorOption = "auto",
     log: LogOption = None, quiet: QuietOption = False,
@@ -68,7 +73,7 @@ def compare_command(
     from fedrepro.reporting.curves import save_figure
     device = pick_device(device)
     found = compare(methods, dataset, clients, alpha, drift, rounds, epochs, participation, lr, batch_size, seeds,
-                    metric, partition=partition, network=network, folder=folder, data=data, device=device,
+                    metric, momentum=momentum, weight_decay=weight_decay, name=name, partition=partition, network=network, folder=folder, data=data, device=device,
                     executor=executor, workers=workers or (1 if device == "cuda" else cores()), quiet=quiet, log=log)
     report = found.report or SweepReport()
     if not (quiet or report.interrupted): say(report.summary())

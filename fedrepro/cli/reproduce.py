@@ -27,7 +27,8 @@ def run_command(
     specs: SpecsArgument, tier: TierOption = "smoke", methods: MethodsOption = None, datasets: DatasetsOption = None,
     seeds: SeedsOption = None, runs: RunsOption = None, device: DeviceOption = "auto", data: DataOption = None,
     results: ResultsOption = None, workers: WorkersOption = None, executor: ExecutorOption = "auto",
-    checkpoint: CheckpointOption = None, time_budget: BudgetOption = None, scheduler: SchedulerOption = None, slurm: SlurmOption = None,
+    checkpoint: CheckpointOption = None, time_budget: BudgetOption = None, scheduler: SchedulerOption = None,
+    slurm: SlurmOption = None,
     no_wait: NoWaitOption = False, log: LogOption = None, quiet: QuietOption = False,
 ) -> None:
     "Compute the runs of one or more tables that are not there yet, then print the tables."
@@ -161,7 +162,8 @@ def plan_command(
     plans = [plan(s, cells, tier, results, data, device, rate and rate * 1e9, device == "cuda", trials)
              for s, cells in asked]
     columns = ["table", "missing", "packs", "samples", "work", "memory", "time", "by"]
-    show([asdict(p) for p in plans] if as_json else [plan_row(p, workers or usual_workers(device)) for p in plans], columns, as_json)
+    lines = [asdict(p) if as_json else plan_row(p, workers or usual_workers(device)) for p in plans]
+    show(lines, columns, as_json)
     if script is None: return
     part = words(methods=methods, datasets=datasets, seeds=seeds)
     typer.echo(sbatch(script, ["fedrepro", "run", *specs, *same, *part, *once], plans, jobs, hours, device, workers,

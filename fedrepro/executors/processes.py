@@ -276,7 +276,7 @@ class Processes:
             except OSError: return None  # no room
             for i, kind, content in stack.enter_context(closing(self.pool.work(tasks))):
                 if kind == "failed": raise content
-                if kind == "lost": raise RuntimeError(f"a worker process died {TRIES} times (killed, or out of memory?)")
+                if kind == "lost": raise NoWorker(f"a worker process died {TRIES} times (killed, or out of memory?)")
                 if kind == "done" and content is None: astray = True
                 elif kind == "done":
                     answers[i] = loads(content, backs[i])

@@ -100,7 +100,8 @@ def check_data(course: ActiveRun):
     data = course.federation.data
     if replace(data).fingerprint == data.fingerprint: return
     forget_data()
-    raise RuntimeError(f"the data {data.name} were changed while {type(course.method).__name__} ran; its result is void")
+    name = type(course.method).__name__
+    raise RuntimeError(f"the data {data.name} were changed while {name} ran; its result is void")
 
 class TimeUp(Exception):
     "The time that a job was given is over; the rounds that it has completed are kept"
@@ -109,8 +110,8 @@ def run_job(job: Job, on_round: Callable | None = None) -> list[Path | None]:
     """The result files of a job, whose runs are computed but for those that are there.
 
     None stands for a run that another process computes now. `on_round(run_id, rounds)` tells how many rounds of a run
-    are complete. Raises InputError, TimeUp before a round that would end after the job's time, and Lost if somebody else
-    has taken a run that was ours."""
+    are complete. Raises InputError, TimeUp before a round that would end after the job's time, and Lost if somebody
+    else has taken a run that was ours."""
     paths = [job.path(c) for c in job.cells]
     missing = [path for path in paths if not store.is_complete(path)]
     if not missing: return [*paths]

@@ -68,7 +68,8 @@ def mark(lease: Path) -> tuple[int, int] | None:
 
 def age(lease: Path) -> float:
     "Seconds since the last sign of life, by the clock of the folder's file system; raises OSError"
-    with tempfile.TemporaryFile(dir=lease.parent) as now: return os.fstat(now.fileno()).st_mtime - lease.lstat().st_mtime
+    with tempfile.TemporaryFile(dir=lease.parent) as now: stamp = os.fstat(now.fileno()).st_mtime
+    return stamp - lease.lstat().st_mtime
 
 def unmoved(lease: Path) -> float:
     "For how many seconds we have seen no sign of life, by our own clock"

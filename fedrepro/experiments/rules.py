@@ -69,7 +69,7 @@ class Rule:
     names: Callable | None = None  # returns the accepted names
     above: bool = False  # `low` itself is refused
     words: tuple[str, ...] = ()  # texts that are accepted in place of a number
-    without: str = ""  # characters that a text may not have
+    once: str = ""  # a character that a text may have once at most
 
     def __call__(self, value, where: str):
         "`value`, converted; raises InputError"
@@ -78,8 +78,8 @@ class Rule:
         if self.names is not None: return self.named(value, self.names(), where)
         for v in value if isinstance(value, (list, tuple)) else (value,):
             size, of = (len(v), "the length of ") if isinstance(v, str) else (v, "")
-            if isinstance(v, str) and (odd := [c for c in self.without if c in v]):
-                raise InputError(f"{where}: {short(v)} has a {odd[0]!r}")
+            if isinstance(v, str) and self.once and v.count(self.once) > 1:
+                raise InputError(f"{where}: {short(v)} has more than one {self.once!r}")
             bad = isinstance(size, (int, float)) and not self.low <= size <= self.high
             if bad or (self.above and v == self.low):
                 opened = "(" if self.above else "["
@@ -95,7 +95,7 @@ class Rule:
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #6c9402c1
 SEED = Rule(int, 0, 2**32 - 100, words=("seed",))  # "seed": the run's own, so that every trial has a draw of its own
-COUNT, NAME = Rule(int, 1, 10**6), Rule(str, 1, 80, without="$")  # figures take $ for the start of a formula
+COUNT, NAME = Rule(int, 1, 10**6), Rule(str, 1, 80, once="$")  # two of them are a formula in a figure
 SETTINGS = {  # key of a spec -> its rule
     "rounds": COUNT, "every": COUNT, "evaluate_last": COUNT, "seeds": Rule(list[int], 0, 2**31),
     "dataset": Rule(str, names=transforms.dataset_names), "recipe": Rule(str, names=transforms.data_recipe_names),

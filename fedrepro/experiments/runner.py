@@ -96,7 +96,8 @@ def run_apart(jobs: list[Job], workers: int, report: SweepReport, progress: Prog
                 elif kind == "done": note(report, progress, jobs[i].cells, what)
                 else:
                     lost = f"its worker process died {TRIES} times (killed, or out of memory?)"
-                    note(report, progress, jobs[i].cells, failed(jobs[i].cells, lost if kind == "lost" else brief(what)))
+                    why = lost if kind == "lost" else brief(what)
+                    note(report, progress, jobs[i].cells, failed(jobs[i].cells, why))
         except NoWorker as error:
             left = [c for job in jobs for c in job.cells if c.run_id not in progress.ended]
             note(report, progress, left, failed(left, str(error)))
@@ -114,7 +115,7 @@ GLANCE, QUIETLY = 1., 10.  # seconds from one look at what others do to the next
 
 def awaited(report: SweepReport, progress: Progress, results: str | Path, until: float, wait: bool,
             tried: dict[str, tuple]) -> list[PlannedRun]:
-    """Those of the runs in the hands of others that came free unfinished; empty when all are done, or when not to `wait`.
+    """Those of the runs in others' hands that came free unfinished; empty when all are done, or when not to `wait`.
 
     `tried` is the mark of each void lease by run id. One that is still there the next time cannot be taken: its run has
     failed."""
@@ -130,8 +131,8 @@ def awaited(report: SweepReport, progress: Progress, results: str | Path, until:
             lease = lease_of(there[c.run_id])
             if (now := mark(lease)) and tried.get(c.run_id) == now:
                 free.remove(c)
-                note(report, progress, [c], failed([c], f"the lease of {whose(lease)} is void, but cannot be taken over; "
-                                                        "remove the file"))
+                why = f"the lease of {whose(lease)} is void, but cannot be taken over; remove the file"
+                note(report, progress, [c], failed([c], why))
             elif now: tried[c.run_id] = now
         progress.ended -= {c.run_id for c in free}
         if free or not wait: return free

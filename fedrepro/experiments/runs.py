@@ -58,7 +58,7 @@ def make_method(name: str, values: dict, where: str):
     "The method called `name` with those of `values` that are its fields; raises InputError"
     method = METHODS.get(name) or load_methods()[name]
     if not method.__module__.startswith("fedrepro.") and load_methods() and name in package_methods():
-        raise InputError(f"{where}: {name} of {method.__module__} has the name of a method of the package; choose another")
+        raise InputError(f"{where}: {name} of {method.__module__} has the name of a method of the package")
     try: return method(**{k: values[k] for k in field_rules(method) if k in values})
     except (TypeError, ValueError, ArithmeticError) as error:
         raise InputError(f"{where}: {name} refuses its values: {' '.join(str(error).split())[:200]}") from None

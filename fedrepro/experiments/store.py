@@ -81,7 +81,8 @@ HEADER = {  # key -> accepted types; all but `ALWAYS` may be null
 ALWAYS = ("format", "run_id", "status", "settings")  # may not be null
 STATUS = ("complete", "diverged")
 SHAPE = {  # what the settings of every run have, as types; "?": may be missing. Other keys may stand beside them
-    "protocol": int, "method": {"class": str, "version": int, "fields": dict, "source?": str}, "data": {"name": str, "recipe": str},
+    "protocol": int, "method": {"class": str, "version": int, "fields": dict, "source?": str},
+    "data": {"name": str, "recipe": str},
     "network": str, "partition": {"recipe": str, "clients": int, "seed": int, "alpha?": NUMBER},
     "drift": {"name": str, "at?": int}, "participation": NUMBER, "cohort_seed": int, "rounds": int, "every": int,
     "seed": int, "cohorts?": str, "last?": int,
@@ -337,7 +338,7 @@ def _loaded(folder: str | Path) -> tuple[list[dict], pd.DataFrame]:
 def mixed(heads: list[dict]) -> list[str]:
     "In what runs that are averaged differ, by their headers; raises InputError where it is the data"
     seen = [{"code": h.get("code") or h["git_commit"], "versions": h["versions"], "device": h["device"],
-             "executor": "sequential" if h["executor"] == "processes" else h["executor"]} for h in heads]  # the same bits
+             "executor": {"processes": "sequential"}.get(h["executor"], h["executor"])} for h in heads]  # the same bits
     data = {h["data_fingerprint"]: h["file"] for h in heads if h["data_fingerprint"]}
     if len(data) > 1: raise InputError(f"{' and '.join(sorted(data.values())[:2])} were computed on different data "
                                        f"({heads[0]['settings']['data']['name']}); move one of them away")

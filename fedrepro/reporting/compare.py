@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SOURCE', 'ROUND_FIELDS', 'PUBLISHED_ROUNDS', 'OWN_TIER', 'NETWORKS', 'FEW', 'OPTIMISER', 'COMPARED_METRICS',
-           'literal', 'method_named', 'rows_of', 'scaled', 'base_of', 'label_of', 'plain', 'as_toml', 'written',
+           'literal', 'method_named', 'rows_of', 'scaled', 'base_of', 'label_of', 'toml_value', 'as_toml', 'written',
            'checked', 'Comparison', 'file_name', 'compare']
 
 # %% ../../nbs/09_reporting/05_compare.ipynb #a4dbd5d5
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from ..core.errors import InputError, choice, short
 from ..core.files import write_atomic
+from ..core.grids import Sheet, shown
 from ..engine.method import load_methods
 from ..experiments.loggers import Loggers, log_stored
 from ..experiments.rules import COUNT, DRIFT, SETTINGS, field_rules
@@ -24,6 +25,7 @@ from ..experiments.runs import run_id
 from ..experiments.spec_files import resolved
 from ..experiments.specs import Spec, spec_from
 from .notebook import StoredTable
+from ..verdicts.tables import table, table_sheet
 
 # %% ../../nbs/09_reporting/05_compare.ipynb #b60eb4a9
 SOURCE = "guess: chosen for this comparison"
@@ -98,18 +100,18 @@ def label_of(base: dict[str, Any]) -> str:
     return f"{base['dataset']}, {base['clients']} clients, {kind}, {drift}"
 
 # %% ../../nbs/09_reporting/05_compare.ipynb #7a24e781
-def plain(value):
+def toml_value(value):
     "`value` as a spec holds it; raises InputError for what TOML does not have"
     if value is None: return "none"
     if hasattr(value, "item"): value = value.item()  # of numpy
-    if isinstance(value, dict): return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)): return [plain(v) for v in value]
+    if isinstance(value, dict): return {str(k): toml_value(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)): return [toml_value(v) for v in value]
     if isinstance(value, (str, bool, int, float)): return value
     raise InputError(f"compare: {short(value)} is neither a number, a text, nor a list of them")
 
 def as_toml(value) -> str:
     "`value` as TOML on one line; raises InputError for what TOML does not have"
-    value = plain(value)
+    value = toml_value(value)
     if isinstance(value, dict): return f"{{{', '.join(f'{k} = {as_toml(v)}' for k, v in value.items())}}}"
     if isinstance(value, list): return "[" + ", ".join(map(as_toml, value)) + "]"
     return json.dumps(value) if isinstance(value, (str, bool)) else repr(value)
@@ -124,7 +126,7 @@ def written(raw: dict[str, Any]) -> str:
 
 def checked(raw: dict[str, Any], folder: Path) -> Spec:
     "The spec of a comparison that is to be kept in `folder`; raises InputError"
-    try: spec = spec_from(resolved(plain(raw), "compare"), Path("compare"))
+    try: spec = spec_from(resolved(toml_value(raw), "compare"), Path("compare"))
     except InputError as error: raise InputError(str(error).replace("compare: base.", "compare: ")) from None
     return replace(spec, path=folder/f"{raw['table']}.toml")
 
@@ -132,10 +134,14 @@ def checked(raw: dict[str, Any], folder: Path) -> Spec:
 class Comparison(StoredTable):
     "The stored runs of a comparison: a table of each accuracy, on all classes and on a client's own mixture of them"
     def show(self, format: str = "text") -> str:
-        "The tables as text, md or html, that of the comparison's metric first; raises InputError"
-        metrics = sorted(COMPARED_METRICS, key=lambda m: m != self.spec.metric)
-        tables = [StoredTable(replace(self.spec, metric=m), self.tier, self.results) for m in metrics]
-        return "\n".join(table.show(format) for table in tables)
+        "Both as text, md or html, that of the comparison's metric first; raises InputError"
+        grids, notes = [], []
+        for metric in sorted(COMPARED_METRICS, key=lambda m: m != self.spec.metric):
+            spec = replace(self.spec, metric=metric)
+            sheet = table_sheet(spec, self.tier, table(spec, self.tier, self.results), self.results)
+            grids += [replace(grid, heading=metric.replace("_", " ")) for grid in sheet.grids[:1]]
+            notes += [note for note in sheet.notes if note not in notes]
+        return shown(Sheet(f"{self.spec.title}: {self.spec.columns[0].label}", grids, notes), format, self.summary)
 
 def file_name(name: str) -> str:
     "`name` as the stem of a file; raises InputError"
