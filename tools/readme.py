@@ -33,6 +33,8 @@ def readme(notebook: Path = ROOT / "nbs/index.ipynb") -> str:
     nb.cells = [cell for cell in map(shown, nb.cells) if cell is not None]
     for cell in nb.cells:
         if cell.cell_type == "markdown": cell.source = from_top(cell.source)
+        for data in (out.get("data", {}) for out in cell.get("outputs", [])):
+            if "text/markdown" in data: data["text/markdown"] = from_top(data["text/markdown"])
     text, _ = MarkdownExporter().from_notebook_node(nb)
     text = re.sub(r"\n```python\n\s*\n?```\n", "\n", text)  # code cells that show only their output
     notice = "<!-- made from nbs/index.ipynb by tools/readme.py; do not edit -->\n"
