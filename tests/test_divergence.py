@@ -14,7 +14,7 @@ from fedrepro.data import concept_drift, datasets, partition
 from fedrepro.engine import divergence
 from fedrepro.engine.client import SGD
 from fedrepro.engine.divergence import (
-    EXPLODED, calm, client_diverged, limit, record, refuse_diverged, server_diverged, sizes)
+    EXPLODED, calm, client_diverged, in_words, limit, record, refuse_diverged, server_diverged, sizes)
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.lockstep import ActiveRun, run_lockstep
@@ -96,6 +96,11 @@ def test_the_quick_look_never_passes_what_has_diverged(dtype, monkeypatch):
                     exact.setattr(divergence, "calm", lambda *_: False)
                     assert seen(given, losses) == found
     assert {case for case, passed in quick.items() if passed} == {(size, clients, 0.) for size in (0., 1., 4e5) for clients in (1, 5)}
+
+
+def test_what_a_damaged_record_says():
+    assert in_words(None) == in_words({}) == "where is not recorded" and in_words(record(2, None, 12345.678)) == "round 2, server, norm 1.23e+04"
+    assert in_words(dict(round=2, client=1)) == "round 2, client 1, norm unknown"
 
 
 # --- a client, the server, a loss, in real rounds
