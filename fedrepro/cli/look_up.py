@@ -10,7 +10,7 @@ __all__ = ['JudgedOption', 'method_lines', 'dataset_lines', 'table_lines', 'meth
 from pathlib import Path
 from typing import Annotated
 import typer
-from .app import answer, app, folder_given, printed, show
+from .app import cached_answer, app, folder_given, printed, show
 from .options import LOOK_UP, DataOption, FormatOption, JsonOption, ResultsOption
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #628af49e
@@ -70,7 +70,7 @@ def datasets_command(data: DataOption = None, as_json: JsonOption = False) -> No
 @app.command("tables", rich_help_panel=LOOK_UP)
 def tables_command(as_json: JsonOption = False) -> None:
     "List the tables and figures that can be run, with finished runs by tier."
-    show(answer(["tables"], [], table_lines), ["name", "title", "finished"], as_json)
+    show(cached_answer(["tables"], [], table_lines), ["name", "title", "finished"], as_json)
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #a12eca37
 @app.command("scoreboard", rich_help_panel=LOOK_UP)
@@ -80,7 +80,7 @@ def scoreboard_command(results: ResultsOption = None, format: FormatOption = "te
         from fedrepro.verdicts.scoreboard import board_sheet, render_scoreboard, scoreboard
         folder = folder_given(results)
         return board_sheet(scoreboard(folder), folder) if format == "text" else render_scoreboard(format, folder)
-    printed(answer(["scoreboard", results, format], [results], make))
+    printed(cached_answer(["scoreboard", results, format], [results], make))
 
 JudgedOption = Annotated[str, typer.Option("--tier", metavar="T",
                                            help="paper (judged), or a smaller one, shown and not judged")]
@@ -92,4 +92,4 @@ def claims_command(tier: JudgedOption = "paper", results: ResultsOption = None, 
         from fedrepro.verdicts.claims import claims_sheet, render_claims, verdicts
         folder = folder_given(results)
         return claims_sheet(verdicts(tier, folder), tier) if format == "text" else render_claims(tier, format, folder)
-    printed(answer(["claims", tier, results, format], [results], make))
+    printed(cached_answer(["claims", tier, results, format], [results], make))

@@ -13,7 +13,7 @@ __all__ = ['MethodsArgument', 'DatasetOption', 'ClientsOption', 'AlphaOption', '
 from pathlib import Path
 from typing import Annotated
 import typer
-from .app import answer, app, folder_given, printed
+from .app import cached_answer, app, folder_given, printed
 from .options import (
     DATASETS, DRIFT_NAMES, OWN, START, BestTierOption, DataOption, DeviceOption, ExecutorOption, LogOption,
     NameArgument, QuietOption,
@@ -116,7 +116,7 @@ def export_command(spec: SpecArgument, tier: BestTierOption = None, to: ToOption
         return f"{export(loaded, shown, to, file, folder)}\n"
     if out is not None or to == "parquet": return printed(make())
     beside = Path(spec).parent if Path(spec).is_file() else None
-    printed(answer(["export", spec, tier, to, results], [results, beside], make))
+    printed(cached_answer(["export", spec, tier, to, results], [results, beside], make))
 
 @app.command("log", rich_help_panel=OWN)
 def log_command(spec: SpecArgument, to: WhereOption, tier: TierOption = "smoke", results: ResultsOption = None) -> None:

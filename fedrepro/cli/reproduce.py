@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 import typer
-from .app import answer, app, asked_for, folder_given, printed, show
+from .app import cached_answer, app, asked_for, folder_given, printed, show
 from .options import (
     REPRODUCE, BestTierOption, BudgetOption, CheckpointOption, DataOption, DatasetsOption, DeviceOption, ExecutorOption,
     FormatOption, JsonOption, LogOption, MethodsOption, NoWaitOption, OutOption, QuietOption, ResultsOption,
@@ -100,7 +100,7 @@ def table_command(spec: SpecArgument, tier: BestTierOption = None, results: Resu
         said = f"Shown is tier {shown}, the one nearest to the paper that has runs; --tier names another"
         return replace(sheet, notes=[*sheet.notes, *([] if tier or not sheet.grids else [said])])
     beside = Path(spec).parent if Path(spec).is_file() else None
-    printed(answer(["table", spec, tier, results, format], [results, beside], make))
+    printed(cached_answer(["table", spec, tier, results, format], [results, beside], make))
 
 @app.command("figure", rich_help_panel=REPRODUCE)
 def figure_command(spec: SpecArgument, tier: BestTierOption = None, results: ResultsOption = None,
