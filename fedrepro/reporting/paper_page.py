@@ -327,7 +327,9 @@ def ledger(paper: str, results=None, root=None) -> str:
     done, out = found[found.n > 0], []
     for i, entry in enumerate(entries, 1):
         words = "; ".join(said_effect(line) for line in done[done.deviation == entry["name"]].itertuples())
-        lines = ", ".join(f"[{a.rsplit('/', 1)[-1]}]({a})" for a in entry.get("lines", []))
+        links = entry.get("link", [])
+        links = [links] if isinstance(links, str) else links
+        lines = ", ".join(f"[{a.rsplit('/', 1)[-1].replace('?plain=1', '')}]({a})" for a in links)
         parts = [f"*{LEDGER[k]}{f' ({lines})' * bool(lines and k == 'code')}:* "
                  + (f"`{entry[k]}`" if k == "switch" else entry[k])
                  for k in LEDGER if entry[k]]
