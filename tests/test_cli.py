@@ -209,7 +209,7 @@ def test_a_run_that_fails_or_is_interrupted(said, spec, monkeypatch, error, code
 
 def test_our_own_mistakes_are_not_hidden(said, spec, monkeypatch):
     def broken(*_): raise ValueError("a bug")
-    monkeypatch.setattr("fedrepro.verdicts.tables.render", broken)
+    monkeypatch.setattr("fedrepro.verdicts.tables.table_sheet", broken)
     with pytest.raises(ValueError, match="a bug"): said("table", spec)
 
 

@@ -58,7 +58,7 @@ def anchors(path):
     "Every anchor of a page: its headings, and ids written as {#id}"
     headings = [token.content for before, token in inline(path) if before and before.type == "heading_open"]
     found = {slug(re.sub(r"\s*\{#[^}]*\}$", "", heading)) for heading in headings}
-    written = r"\{#([\w:-]+)[^}]*\}", r'<a id="([\w.:-]+)"></a>'
+    written = r"\{#([\w:-]+)[^}]*\}", r'<(?:a|span|details) id="([\w.:-]+)"'
     return found | {name for text in texts(path) for form in written for name in re.findall(form, text)}
 
 

@@ -85,4 +85,3 @@ def main(argv: list[str] | None = None) -> int:
     try: print(line, end="", file=sys.stderr, flush=True)
     except OSError: sys.stderr = open(os.devnull, "w")  # nobody listens: no reason to fail as Python ends
     return code
-

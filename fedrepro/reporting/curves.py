@@ -77,6 +77,8 @@ def curves(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataF
     return pd.concat(kept, ignore_index=True)[names] if kept else pd.DataFrame(columns=names)
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #07c64313
+REST, FEW = "#bbbbbb", 6  # colour of the rows that are not stressed; up to so many rows all are
+
 def plot_curves(ax: Axes, long: pd.DataFrame, metric: str, colours: dict, dashes: dict) -> None:
     "Mean line and band over seeds for every row in `long` (of `curves`); every seed for one with a diverged run"
     broken = set(long.row[long.status == "diverged"])
@@ -162,8 +164,6 @@ def _legend(fig: Figure, long: pd.DataFrame, colours: dict, dashes: dict, judged
     if judged: lines.append(line("published ± std", linestyle="", marker="D", markerfacecolor="white"))
     fig.legend(handles=lines, loc="outside right center", frameon=False, fontsize=9, title_fontsize=9,
                title=over_seeds(long))
-
-REST, FEW = "#bbbbbb", 6  # colour of the rows that are not stressed; up to so many rows all are
 
 def highlighted(spec: Spec, long: pd.DataFrame, colours: dict[str, str], best: int = 3) -> dict[str, str]:
     "`colours`, grey but for the paper's own rows and the `best` others at the end; as they are where rows are few"

@@ -182,7 +182,7 @@ def raw_runs(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=None
     heads = {h["run_id"]: h for h in load_headers(Path(results or spec.results)/tier)}
     commits = Counter((heads[run].get("git_commit") or "unknown")[:9] for run in " ".join(frame.runs).split())
     def link(run):
-        mark = f" @{(heads[run].get('git_commit') or 'unknown')[:9]}" if len(commits) > 1 else ""
+        mark = f" of `{(heads[run].get('git_commit') or 'unknown')[:9]}`" if len(commits) > 1 else ""
         return f"[{run[:8]}](../../papers/{spec.folder}/results/{tier}/{heads[run]['file']}){mark}"
     rows, out = list(frame.row.drop_duplicates()), []
     for c, part in frame[frame.seeds != ""].groupby("column", sort=False):
