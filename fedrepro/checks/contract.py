@@ -131,7 +131,8 @@ def untouched(case: Case) -> Iterator[Finding]:
     for t in range(1, ROUNDS + 1):
         held.clear()
         data = {n: getattr(federation.data, n) for n in ("train_x", "train_y", "test_x", "test_y")}
-        hold({"server": at.server, "client": dict(enumerate(at.states)), "initial model": federation.initial, "data": data})
+        hold({"server": at.server, "client": dict(enumerate(at.states)), "data": data,
+              "initial model": federation.initial})
         at = next_round(case.method, federation, at, watched)
         found = [gap(thing, copy) for thing, copy in held]
         worst = max([worst, *((size, f"round {t} {where}") for size, where in found)], key=lambda f: f[0])
@@ -198,8 +199,10 @@ def undeclared(kind: str, message: dict, said: Messages, federation: Federation,
     shapes = getattr(said, kind)
     if odd := sorted(message.keys() ^ shapes.keys()):
         return f"{kind} {odd[0]!r}: " + ("not declared" if odd[0] in message else "declared, not sent")
-    sizes = {n: (nbytes(part), shape_bytes(shapes[n], federation, server)) for n, part in message.items()}
-    return next((f"{kind} {n!r}: {is_} bytes, {shapes[n]} has {want}" for n, (is_, want) in sizes.items() if is_ != want), "")
+    for n, part in message.items():
+        if nbytes(part) != (want := shape_bytes(shapes[n], federation, server)):
+            return f"{kind} {n!r}: {nbytes(part)} bytes, {shapes[n]} has {want}"
+    return ""
 
 # %% ../../nbs/10_checks/01_contract.ipynb #441b424d
 def limit_law(case: Case) -> Iterator[Finding]:

@@ -60,7 +60,7 @@ def tiny() -> Federation:
 
 # %% ../../nbs/10_checks/00_harness.ipynb #8024382f
 ROUNDS = 3  # of a trial
-LOCAL = dict(lr=.05, momentum=.5, weight_decay=1e-3, epochs=2, batch_size=8, lr_decay=.9, clip_norm=2.)  # settings of it
+LOCAL = dict(lr=.05, momentum=.5, weight_decay=1e-3, epochs=2, batch_size=8, lr_decay=.9, clip_norm=2.)  # its settings
 
 @dataclass
 class RecordedRun:

@@ -41,7 +41,8 @@ MetricOption = Annotated[str, typer.Option("--metric", metavar="generalised_accu
                                            help="What is shown")]
 MomentumOption = Annotated[float, typer.Option("--momentum", metavar="X", help="Of local SGD, for every method")]
 DecayOption = Annotated[float, typer.Option("--weight-decay", metavar="X", help="Of local SGD, for every method")]
-OwnNameOption = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Of its file; default: made from its settings")]
+OwnNameOption = Annotated[str | None, typer.Option("--name", metavar="NAME",
+                                                   help="Of its file; default: made from its settings")]
 SplitOption = Annotated[str | None, typer.Option("--partition", metavar="NAME",
                                                  help="Default: iid, or with --alpha dirichlet-class-5")]
 NetworkOption = Annotated[str | None, typer.Option("--network", metavar="NAME",
@@ -73,7 +74,8 @@ def compare_command(
     from fedrepro.reporting.curves import save_figure
     device = pick_device(device)
     found = compare(methods, dataset, clients, alpha, drift, rounds, epochs, participation, lr, batch_size, seeds,
-                    metric, momentum=momentum, weight_decay=weight_decay, name=name, partition=partition, network=network, folder=folder, data=data, device=device,
+                    metric, momentum=momentum, weight_decay=weight_decay, name=name, partition=partition,
+                    network=network, folder=folder, data=data, device=device,
                     executor=executor, workers=workers or (1 if device == "cuda" else cores()), quiet=quiet, log=log)
     report = found.report or SweepReport()
     if not (quiet or report.interrupted): say(report.summary())

@@ -10,9 +10,8 @@ __all__ = ['TONES', 'MARKDOWN', 'FORMATS', 'Cell', 'Grid', 'Sheet', 'as_sheet', 
 import io
 from dataclasses import asdict, dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import Any
 from .errors import choice
-if TYPE_CHECKING: import pandas as pd
 
 # %% ../../nbs/01_core/03_grids.ipynb #47f8e9de
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def as_sheet(found: dict) -> Sheet:
     grids = [Grid(g["columns"], [list(map(cell, row)) for row in g["rows"]], g["heading"]) for g in found["grids"]]
     return Sheet(found["title"], grids, found["notes"])
 
-def grid_of(frame: "pd.DataFrame", heading: str = "") -> Grid:
+def grid_of(frame: Any, heading: str = "") -> Grid:
     "A frame as a grid of text; nan is a blank"
     def text(v): return "" if v is None or v != v else str(v)
     return Grid(list(map(str, frame)), [[text(v) for v in row] for row in frame.itertuples(index=False)], heading)
@@ -138,7 +137,7 @@ def as_markdown(sheet: Sheet) -> str:
 
 FORMATS: dict = {"text": as_text, "md": as_markdown, "html": as_html, "csv": None}
 
-def shown(sheet: Sheet, format: str, frame: "pd.DataFrame") -> str:
+def shown(sheet: Sheet, format: str, frame: Any) -> str:
     "The sheet as text, md or html, or the `frame` that it was made from as csv; raises InputError for another format"
     choice(format, FORMATS, "format")
     if format == "csv": return frame.to_csv(index=False, float_format="%.4f", lineterminator="\n")

@@ -178,7 +178,7 @@ def sgd_step(moving: Tree, grads: Tree, buffer: list | None, sgd: SGD) -> list:
 # %% ../../nbs/04_engine/01_client.ipynb #d9116985
 @dataclass
 class Step:
-    "One step of a phase, as a method's own `step` sees it; in a stack of clients every tensor has a leading axis of them"
+    "One step of a phase, as a method's own `step` sees it; in a stack every tensor has a leading axis of clients"
     client: Client
     phase: Phase
     batch: Batch
@@ -188,7 +188,7 @@ class Step:
     each: Callable = operator.call  # each(f, client, *trees): `f` for every client; here for the one there is
 
     def grad(self, at: Tree | None = None) -> tuple[Tensor, Tree]:
-        "Loss of the batch and its adjusted, clipped gradient, both at `params`, or with the tensors `at` in their place"
+        "Loss of the batch and its adjusted, clipped gradient, at `params`, or with the tensors `at` in their place"
         moving, params = (self.moving, self.params) if at is None else (at, self.params | at)
         loss = self.each(self.phase.loss, self.client, params, self.batch)
         grads = dict(zip(moving, torch.autograd.grad(loss.sum(), list(moving.values()), materialize_grads=True)))
@@ -236,7 +236,7 @@ def train(client: Client, phase: Phase, params: Tree) -> PhaseResult:
 
 # %% ../../nbs/04_engine/01_client.ipynb #e1f2a041
 Results = dict[str, PhaseResult]  # of a client's phases so far, by name
-Trainer = Callable[[list[Client], list[Phase], list[Tree]], list[PhaseResult]]  # one phase of some clients, side by side
+Trainer = Callable[[list[Client], list[Phase], list[Tree]], list[PhaseResult]]  # one phase of clients side by side
 
 def in_turn(clients: list[Client], phases: list[Phase], starts: list[Tree]) -> list[PhaseResult]:
     "The trainer that all others are compared with: one client after the other"

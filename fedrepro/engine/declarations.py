@@ -24,8 +24,8 @@ class Messages:
     """What one participant receives and sends in a round: by message, the shape of each part.
 
     A shape is a product such as "C x d" of: "model", "body", "head" (all parameters of it, batch norm's statistics
-    included), "trained" (a model without these), C classes, d features, M models that the server holds, N numbers that it
-    has given out; "1" is a single number. A type other than the federation's follows a colon: "1: int64"."""
+    included), "trained" (a model without these), C classes, d features, M models that the server holds, N numbers that
+    it has given out; "1" is a single number. A type other than the federation's follows a colon: "1: int64"."""
     broadcast: dict[str, str] = field(default_factory=lambda: {"params": "model"})  # to everybody in the cohort
     survey: dict[str, str] = field(default_factory=dict)  # answers to it, before any training
     assigned: dict[str, str] = field(default_factory=dict)  # what the server makes of the answers, to each
@@ -107,8 +107,8 @@ def one_a_round(federation: Federation) -> Federation:
 # %% ../../nbs/04_engine/09_declarations.ipynb #20e9e9b3
 def method_text(method, usual: dict | None = None) -> str:
     "The method with the fields that are neither its defaults nor those of `usual`, and the hooks that were replaced"
-    values = {f.name: getattr(method, f.name) for f in fields(method)}
-    own = [f"{f.name}={values[f.name]!r}" for f in fields(method) if values[f.name] != (usual or {}).get(f.name, f.default)]
+    values, usual = {f.name: getattr(method, f.name) for f in fields(method)}, usual or {}
+    own = [f"{f.name}={values[f.name]!r}" for f in fields(method) if values[f.name] != usual.get(f.name, f.default)]
     replaced = ", ".join(n for n in vars(method) if n not in values)
     return f"{type(method).__name__}({', '.join(own)})" + (f" with other {replaced}" if replaced else "")
 

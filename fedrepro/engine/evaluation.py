@@ -89,7 +89,7 @@ def eval_models(method, federation: Federation, at: Snapshot, suffix: str = "") 
     return [method.eval_params(at.heard[k] if stale else message, states[k]) for k in range(federation.clients)]
 
 def sorts(method) -> list[str]:
-    "The suffixes of a method's metrics, one for each sort of models: \"\", what it declares, and for a personal one `_fresh`"
+    "The suffixes of a method's metrics, one a sort of models: \"\", what it declares, for a personal one `_fresh`"
     return list(dict.fromkeys(["", *method.evaluated, *(["_fresh"] if method.personal else [])]))
 
 def final_phases(method, client: Client) -> list[Phase]:
@@ -118,7 +118,7 @@ def _score(federation: Federation, predicted: list[Tensor], t: int, suffix: str)
     return out
 
 def own_metrics(method, server: dict, taken: Iterable[str]) -> dict[str, float]:
-    "A method's `extra_metrics`; raises InputError for what is no number, and for names that a row of results has already"
+    "A method's `extra_metrics`; raises InputError for what is no number, and for names that a row has already"
     found, taken = method.extra_metrics(server), {*taken, "round", "train_loss", "bytes_up", "bytes_down"}
     for name, value in found.items():
         what = f"{type(method).__name__}.extra_metrics: {name!r}"

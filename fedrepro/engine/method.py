@@ -40,7 +40,7 @@ class Exchange:
 class Survey:
     "An exchange before any training: participants answer the broadcast, and the server tells each what follows"
     answer: Callable[[Client], dict]  # what a participant sends
-    assign: Callable[[dict, Exchange], tuple[dict, list[dict]]]  # (server, answers) -> its next state, to each participant
+    assign: Callable[[dict, Exchange], tuple[dict, list[dict]]]  # (server, answers) -> its next state, what each gets
 
 # %% ../../nbs/04_engine/04_method.ipynb #6435460f
 METHODS: dict[str, type["FedAvg"]] = {}  # every method defined so far, by name
@@ -61,7 +61,7 @@ class FedAvg:
 
     version: ClassVar[int] = 1  # raised when the method's numbers change, so that old runs are not reused
     paper: ClassVar[str] = "McMahan et al. 2017"
-    personal: ClassVar[bool] = False  # evaluated by a model of the client's own, with the last broadcast that it received
+    personal: ClassVar[bool] = False  # evaluated by a model of the client's own, with the broadcast it last received
     pooled: ClassVar[bool] = False  # trained on everybody's samples at one place
     evaluated: ClassVar[dict[str, str]] = {}  # suffix of its metrics -> part of the server's state in place of `params`
     stackable: ClassVar[tuple[str, ...]] = ("lr", "lr_decay")  # fields by which a client's hooks decide nothing
@@ -110,7 +110,7 @@ class FedAvg:
         "The direction of a step from the gradient of the parameters that move, of equal shapes: the gradient itself"
         return grads
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
-        "(upload, next state) of a client that ended at `params`, from the `results` of its phases: the model; as before"
+        "(upload, next state) of a client that ended at `params`, from its phases' `results`: the model; as before"
         return {"params": params}, client.state
 
     # the server's round

@@ -210,8 +210,8 @@ class FedCCFA(Algorithm1):
     def communication(self) -> Messages:
         "Without the messages that a switch saves"
         said = super().communication()
-        saved = ({"balanced"} if self.clustering == "local" else set()) | ({"anchors"} if self.anchors == "none" else set())
-        left = {way: {n: s for n, s in getattr(said, way).items() if n not in saved} for way in ("upload", "reply")}
+        sent = {"balanced": self.clustering != "local", "anchors": self.anchors != "none"}
+        left = {way: {n: s for n, s in getattr(said, way).items() if sent.get(n, True)} for way in ("upload", "reply")}
         return replace(said, **left)
     def local_phases(self, client: Client) -> list[Phase]:
         "Algorithm 1's; FedCCFA-FT fine-tunes the head in the end"

@@ -67,7 +67,8 @@ class FedBABU(FedAvg):
 
     def local_phases(self, client: Client) -> list[Phase]:
         "The body, under the fixed head $\\phi_0$; in the end the whole model, from the one last received"
-        body, whole = self.phase(client, train="body."), self.phase(client, "finetune", epochs=self.finetune_epochs, final=True)
+        body = self.phase(client, train="body.")
+        whole = self.phase(client, "finetune", epochs=self.finetune_epochs, final=True)
         return [body, whole] if self.finetune_epochs else [body]
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the body (rho of a model), keeps nothing"

@@ -74,7 +74,7 @@ NETWORKS = {  # data set -> its network, unless another one is named
     "EMNIST-letters-10": "fedccfa_fmnist", "Tiny-ImageNet": "resnet18", "DomainNet": "resnet18",
     "synthetic": "feddc_linear", "AG News": "text_cnn", "AG News (partial)": "text_cnn", "BindingDB": "dta_cnn",
     "BindingDB (partial)": "dta_cnn"}
-FEW_SAMPLES = {"digits": {"per_class": 2, "per_class_test": 1}}  # of which there are too few for five of each class at every client
+FEW_SAMPLES = {"digits": {"per_class": 2, "per_class_test": 1}}  # too few for five of each class at every client
 OPTIMISER = ("lr", "momentum", "weight_decay", "lr_decay", "clip_norm")  # one for all rows, but for what a row is given
 COMPARED_METRICS = ("generalised_accuracy", "personalised_accuracy")
 
@@ -91,7 +91,8 @@ def base_of(v: dict[str, Any]) -> dict[str, Any]:
     drift = {"drift": SETTINGS["drift"](v["drift"], "compare: drift")}
     drift |= {k: when[k] for k in DRIFT.get(v["drift"], ())}
     return {"dataset": dataset, "network": v["network"] or NETWORKS[dataset], "recipe": "plain", "seeds": list(seeds),
-            **split, **drift, **{k: v[k] for k in ("clients", "participation", "rounds", "epochs", "batch_size", *OPTIMISER)}}
+            **split, **drift,
+            **{k: v[k] for k in ("clients", "participation", "rounds", "epochs", "batch_size", *OPTIMISER)}}
 
 def label_of(base: dict[str, Any]) -> str:
     "The setting in words"

@@ -170,7 +170,8 @@ def highlighted(spec: Spec, long: pd.DataFrame, colours: dict[str, str], best: i
     here = long[long.status == "complete"]
     ends = here[here["round"] == here.groupby(["row", "column", "seed"])["round"].transform("max")]
     rows = ends.groupby("column").row.nunique()
-    ends = ends[ends.column.isin(rows[rows == rows.max()].index)].groupby("row")[spec.metric].mean()  # of the fullest panels
+    fullest = ends.column.isin(rows[rows == rows.max()].index)
+    ends = ends[fullest].groupby("row")[spec.metric].mean()
     mine = {r.name for r in spec.rows.values() if r.method.lower().startswith(spec.folder)}
     if long.row.nunique() <= FEW or "accuracy" not in spec.metric: return colours
     stressed = mine | set(ends[~ends.index.isin(mine)].nlargest(best).index)

@@ -58,7 +58,7 @@ def styles(spec: Spec) -> tuple[dict, dict]:
     halves = dict(zip(STUDY_SAMPLES[1:], COLOURS))
     for row in spec.rows.values():
         if (s := row.values.get("study_samples")) and s.value in halves: colours[row.name] = halves[s.value]
-    for row in (r for r in spec.rows.values() if {"kind", "part"} <= r.values.keys()):  # what is kept near, of which part
+    for row in (r for r in spec.rows.values() if {"kind", "part"} <= r.values.keys()):  # what is kept near
         colours[row.name] = kinds[row.values["kind"].value]
         dashes[row.name] = list(DASHES.values())[parts.index(row.values["part"].value)]
     return colours, dashes

@@ -43,8 +43,9 @@ def combined(difference: Sequence[float], se: Sequence[float], level: float = .9
     known = ~np.isnan(d + s) & (s > 0)
     names = ("mean", "low", "high", "tau", "i2", "p_equal")
     if known.sum() < 2: return dict(cells=int(known.sum())) | dict.fromkeys(names, math.nan)
-    found = combine_effects(d[known], s[known] ** 2, method_re="dl", alpha=1 - level)
-    line = found.summary_frame(alpha=1 - level).loc["random effect"]
+    with np.errstate(invalid="ignore"):  # a negative estimate of tau squared is taken for 0: then effects are fixed
+        found = combine_effects(d[known], s[known] ** 2, method_re="dl", alpha=1 - level)
+        line = found.summary_frame(alpha=1 - level).loc["random effect" if found.tau2 > 0 else "fixed effect"]
     return dict(cells=int(known.sum()), mean=float(line.eff), low=float(line.ci_low), high=float(line.ci_upp),
                 tau=float(math.sqrt(max(found.tau2, 0))), i2=float(max(found.i2, 0)),
                 p_equal=float(stats.chi2.sf(found.q, known.sum() - 1)))

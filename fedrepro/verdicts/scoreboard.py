@@ -131,7 +131,7 @@ def with_q(board: pd.DataFrame) -> pd.DataFrame:
 def totals(board: pd.DataFrame) -> pd.DataFrame:
     """How many independent numbers of each paper and tier have each status; the last line of a tier is its sum
 
-    numbers: printed lines; independent: neither a dash nor a repeat; reachable: neither missing nor without a setting to
+    numbers: printed lines; independent: no dash and no repeat; reachable: neither missing nor without a setting to
     compare, and the machines have the data and the power; decided: with a verdict other than undecided."""
     out, gone = [], ["missing", "not comparable", *REACH.values()]
     for tier, part in board.groupby("tier", sort=False):

@@ -335,10 +335,12 @@ def about(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
                           if c.target is not None)
     alone = {c.label: c.unpublished for c in spec.tier_columns(tier) if c.unpublished}
     alone |= {row.name: row.unpublished for row in spec.rows.values() if row.unpublished}
-    lines = [f"{'Above ours: mean' if beside else 'Mean'} over seeds ± sample standard deviation (number of seeds), {end}"
+    mean = "Above ours: mean" if beside else "Mean"
+    lines = [f"{mean} over seeds ± sample standard deviation (number of seeds), {end}"
              + "; below: published" * beside, measured(spec, tier)]
     if minus: lines.append(f"Difference: {minus[0]} minus {minus[1]}, points, run by run of the same seed")
-    if goals: lines.append(f"Target: {'; '.join(goals)}. Counted is the first evaluated round that reaches it, or at which "
+    if goals: lines.append(f"Target: {'; '.join(goals)}. "
+                           "Counted is the first evaluated round that reaches it, or at which "
                            "the mean of 5 does; > T: not in T rounds, and then there is no mean")
     if "processors" in frame: lines.append(f"Processors: {frame.processors.iloc[0] or 'none yet'}")
     if beside: lines.append(f"Tier {tier}: {reduced(spec, tier)}")
@@ -356,7 +358,8 @@ def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     count = alone.verdict[alone.verdict.isin([*VERDICTS, "diverged"])].value_counts()
     words = ", ".join(f"{n} {word}" for word, n in count.items()) or "none yet"
     rule = [f"{LETTERS[w]} {w}: {MEANING[w]}" for w in VERDICTS if w in set(frame.verdict)]
-    return [*gone, f"Verdicts: {words}" + f"; {repeated} numbers are another table's runs and are not counted" * (repeated > 0),
+    twice = f"; {repeated} numbers are another table's runs and are not counted" * (repeated > 0)
+    return [*gone, f"Verdicts: {words}{twice}",
             *([". ".join(rule)] if rule else []), margins(spec, frame)]
 
 def margins(spec: Spec, frame: pd.DataFrame) -> str:
