@@ -108,6 +108,7 @@ def report(*what):
     _parent.send_bytes(dumps(("report", what)))
 
 
+
 # %% ../../nbs/05_executors/05_processes.ipynb #6a10b531
 class NoWorker(RuntimeError):
     "No process can be started"
@@ -201,6 +202,7 @@ class Workers:
     def __exit__(self, *_): self.close()
 
 
+
 # %% ../../nbs/05_executors/05_processes.ipynb #839c3e16
 def shares(sizes: list[int], parts: int) -> list[list[int]]:
     "Positions of `sizes` in at most `parts` groups of about equal sums, the largest sum first"
@@ -210,6 +212,7 @@ def shares(sizes: list[int], parts: int) -> list[list[int]]:
         groups[g].append(i)
         sums[g] += sizes[i]
     return [groups[g] for g in sorted(range(len(groups)), key=lambda g: -sums[g])]
+
 
 
 # %% ../../nbs/05_executors/05_processes.ipynb #ea7178e6
