@@ -467,6 +467,8 @@ def said(argv):
 
 
 @inputs
+@example(argv="run own/t --tier smoke --seeds 1 --methods FedAvg".split())  # one of two runs fails: 1
+@example(argv="run own/t --tier smoke --seeds 1".split())  # interrupted: 130
 @given(argv=command_lines())
 def test_any_command_line_is_done_or_refused_in_one_line(own, tally, argv):
     "Exit code 2 is one line, said before anything is computed"
