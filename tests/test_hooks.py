@@ -11,9 +11,12 @@ import pytest
 
 import fedrepro
 from fedrepro.checks.harness import LOCAL, tiny
+from fedrepro.core.errors import InputError
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import HOOKS, FedAvg, load_methods
 from fedrepro.engine.rounds import run
+from fedrepro.methods.fedadc import FedADC
+from fedrepro.methods.lfd import LfD
 
 PACKAGE = Path(fedrepro.__file__).parent
 OURS = sorted(n for n, cls in load_methods().items() if cls.__module__.startswith("fedrepro."))
@@ -37,6 +40,36 @@ def test_a_federation_has_few_fields_and_none_can_be_set():
     assert len(fields(Federation)) <= 9
     with pytest.raises(AttributeError): tiny().seed = 1
 
+
+# --- settings
+
+REFUSED = {  # hyper-parameters that each method refuses, one at a time
+    "SCAFFOLD": dict(lr=0., epochs=0), "SlowMo": dict(lr=0.), "FedExP": dict(eps=0.), "FedDyn": dict(alpha=-1.),
+    "FedAvgM": dict(beta=float("nan")), "MOON": dict(tau=0., mu=float("inf")), "FedGKD": dict(tau=0., models=0),
+    "FedNTD": dict(tau=0., beta=-1.), "FedDC": dict(lr=0., lr_decay=0., epochs=0), "FedCDA": dict(models=0, batches=0, smooth=-1.),
+    "InCo": dict(clip=-.1), "FedDrift": dict(delta=-1., models=0, previous="now", variant="fixed"),
+    "Flash": dict(variant="literal"), "Union": dict(epochs=-1), "Constraint": dict(kind="logits", part="body", mu=-1.),
+    "LfD": dict(tau=0., outer_tau=0., margin=1.1, weight=-1., first="none"),
+    "FedBSS": dict(selection="sine", aggregation="mean", warm_up=-1),
+    "FedADC": dict(variant="red", lr=0., epochs=0, beta=-.1, beta_local=-.1, phi=1.1),
+    "FedADCPlus": dict(calibration="head", calibration_mu=-1., lam=1.5, temperature=0.)}
+
+
+@pytest.mark.parametrize("name, field", [(name, field) for name, fields in REFUSED.items() for field in fields])
+def test_impossible_settings_are_refused(name, field):
+    "In one line that names the method, the setting and its value"
+    value = REFUSED[name][field]
+    said = f"{name} {field} {value!r} is unknown;" if isinstance(value, str) else f"{name}({field}={value}): expected"
+    with pytest.raises(InputError) as refused: load_methods()[name](**{field: value})
+    assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
+
+
+def test_settings_that_contradict_each_other_are_refused():
+    with pytest.raises(InputError, match="margins of which term"): LfD(own_margins=True, margin_in_regulariser=False)
+    with pytest.raises(InputError, match="momentum"): FedADC(variant="double_momentum", momentum=.9)
+
+
+# --- the path of a client's round
 
 def deepest(target: str, method, executor=None) -> list[str]:
     "Our frames between `run` and the first call of torch's function `target`, in the first round"
