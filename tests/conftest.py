@@ -2,6 +2,9 @@
 from dataclasses import replace
 
 import pytest
+import torch
+
+torch.set_num_threads(1)  # tests run side by side, and the kept numbers are those of one thread
 
 
 @pytest.fixture
@@ -28,7 +31,6 @@ def refused(said):
 @pytest.fixture(scope="session")
 def part():
     "Seven clients of unequal digits in float64, three of them in each round"
-    import torch
     from fedrepro.data import datasets, partition
     from fedrepro.engine.federation import Federation
     from fedrepro.models import networks

@@ -11,7 +11,6 @@ from fedrepro.engine.rounds import begin, next_round
 from fedrepro.methods.fedccfa import FedCCFA
 from fedrepro.models.architectures import Net, Network
 
-torch.set_num_threads(1)
 X = torch.tensor([[1., 0.], [0., 1.], [2., 1.], [1., 3.], [-1., 2.], [0., -1.], [2., 2.], [-2., 1.], [1., -1.], [3., 0.]], dtype=torch.float64)
 Y = torch.tensor([0, 1, 0, 1, 1, 0, 1, 0, 1, 0])
 PARTS = [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9]]

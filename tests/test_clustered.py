@@ -17,7 +17,6 @@ from fedrepro.engine.rounds import begin, next_round, run
 from fedrepro.methods.clustered import IFCA, FedDrift, merged, new_model
 from fedrepro.models import networks
 
-torch.set_num_threads(1)
 K, LOCAL, LONGER = 8, dict(lr=.05, epochs=2, batch_size=16), dict(lr=.05, epochs=5, batch_size=12)
 
 

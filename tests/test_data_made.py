@@ -22,7 +22,6 @@ from fedrepro.data.sources import complete
 from fedrepro.data.transforms import pixel_statistics, recipe_for
 from test_fetch import md5, names
 
-torch.set_num_threads(1)
 ARCHIVED = [s.name for s in images.PICTURES]
 
 

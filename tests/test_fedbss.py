@@ -11,7 +11,6 @@ from fedrepro.engine.client import client_round
 from fedrepro.engine.rounds import begin, next_round, run
 from fedrepro.methods.fedbss import SELECTIONS, FedBSS, split
 
-torch.set_num_threads(1)
 SETTINGS = dict(lr=.2, lr_decay=.5, momentum=.5, weight_decay=1e-2, epochs=4, batch_size=2)
 
 

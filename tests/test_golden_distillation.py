@@ -11,7 +11,6 @@ from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import run
 from fedrepro.methods.distillation import MOON, FedGKD, FedNTD, contrast, distillation, not_true
 
-torch.set_num_threads(1)
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "losses.json").read_text())
 TOLERANCE = 1e-12
 

@@ -12,7 +12,6 @@ from fedrepro.engine.rounds import begin, next_round, run, sequential
 from fedrepro.methods.feddc import FedDC
 from fedrepro.methods.memory import FedDyn
 
-torch.set_num_threads(1)
 ALPHA = FEDDC["config"]["alpha"]
 
 

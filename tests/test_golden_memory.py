@@ -18,8 +18,6 @@ from fedrepro.methods.memory import SCAFFOLD, FedDyn
 from fedrepro.methods.server import FedAvgM, FedExP, SlowMo
 from fedrepro.models.architectures import Net, Network
 
-torch.set_num_threads(1)
-
 
 # --- FedCCFA's code
 

@@ -10,8 +10,6 @@ from fedrepro.methods.adaptive import Flash
 from fedrepro.methods.personal import Ditto, FedBABU, pFedMe
 from test_golden import CONFIG, GOLDEN, check, close, tree
 
-torch.set_num_threads(1)
-
 
 def settings(name):
     "The stored arguments of a method, and the optimiser's among them under our names"

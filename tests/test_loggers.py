@@ -82,15 +82,6 @@ def test_new_runs_are_sent_by_the_process_that_asked(tmp_path):
 
 # --- what goes wrong stays there
 
-def test_a_failing_logger_is_left_out(cells, results, capsys):
-    def broken(run): raise RuntimeError("no\nspace")
-    listed = Listed()
-    loggers = Loggers.of([broken, listed])
-    assert log_stored(loggers, cells, results) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "broken" in err and "no space" in err and loggers.failed == ["broken"]
-    assert [r.status for r in listed.runs] == ["complete", "diverged"]
-
 
 def test_a_run_survives_its_logger(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

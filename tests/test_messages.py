@@ -20,7 +20,6 @@ from fedrepro.executors.processes import Processes, Workers, report
 from fedrepro.executors.messages import LARGE, SharedBuffer, dumps, loads
 from fedrepro.models import networks
 
-torch.set_num_threads(1)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory by file is Linux's; elsewhere all travels in the message")
 DIGITS, NET = datasets.load("digits"), networks.network("feddc_mlp", 10, (1, 8, 8))
 WHOLE = partition.partition("iid", DIGITS.train_y.numpy(), DIGITS.test_y.numpy(), clients=5)

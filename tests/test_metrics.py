@@ -23,7 +23,6 @@ from fedrepro.methods.fedccfa import cluster_scores, label_entropy, madd
 from fedrepro.verdicts.tables import half_width, mean_std
 from fedrepro.verdicts.verdicts import verdict
 
-torch.set_num_threads(1)
 METHODS = load_methods()
 SEEDS, SOME = st.integers(0, 2**32 - 1), settings(max_examples=60, deadline=None)
 points = st.floats(0, 100, width=32)

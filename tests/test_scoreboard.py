@@ -123,13 +123,6 @@ def test_small_runs_are_run_and_not_judged(demo):
     assert board.loc["small", "table1", 0].status == "run" and "1 of 2" in board.loc["small", "table1", 0].why
     assert board.loc["paper", "table1", 0].status == "runnable"
 
-def test_a_deleted_result_makes_its_cell_blank_again(demo):
-    files = put(demo, "FedAvg", [70., 70.5])
-    assert statuses(demo)[0] == "consistent" and scoreboard(root=demo).n.max() == 2
-    files[0].unlink()
-    assert scoreboard(root=demo).n.max() == 1
-    files[1].unlink()
-    assert statuses(demo)[0] == "runnable" and scoreboard(root=demo).n.isna().all()
 
 def test_a_stale_result_is_not_counted(demo):
     put(demo, "FedAvg", [70., 70.5])

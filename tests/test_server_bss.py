@@ -13,7 +13,6 @@ from fedrepro.engine.rounds import begin, next_round, run, sequential
 from fedrepro.methods.layers import FedCDA, InCo, choose, partners
 from fedrepro.models import networks
 
-torch.set_num_threads(1)
 LOCAL = dict(lr=.05, epochs=1, batch_size=64)
 
 

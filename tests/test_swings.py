@@ -3,7 +3,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy.stats import f as fisher
 
@@ -12,9 +11,6 @@ from fedrepro.experiments.specs import load_spec
 from fedrepro.verdicts.swings import DIGIT, f_test, swings
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def run(values, metric="generalised_accuracy"): return pd.DataFrame({"round": range(1, len(values) + 1), metric: values})
 
 
 @pytest.mark.parametrize("ours, theirs, runs", [([1.2], .8, 1), ([3., .5, 2.], 1.1, 1), ([.4], .9, 3)])

@@ -69,9 +69,6 @@ def test_table(spec):
     assert long.loc[ONE, "IFCA"].verdict == long.loc["digits, 4 clients", "FedAvg"].verdict == "not run"
     assert long.loc[ONE, "IFCA"].published_mean == 50. and long.loc["digits, 4 clients", "FedAvg"].published_mean == 60.
 
-def test_rows_with_equal_settings_share_their_runs(spec):
-    put(spec, "paper", "prox", ONE, [72.5, 73.])
-    assert set(seed_values(spec, "paper").row) == {"prox", "twin"}
 
 def test_a_diverged_trial_is_not_averaged_away(spec):
     put(spec, "paper", "FedAvg", ONE, [69, None, 71])
