@@ -1,5 +1,6 @@
 "What many tests share: commands that run in the test's process, and a federation of digits"
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +27,13 @@ def refused(said):
         assert (code, out) == (2, "") and len(err.splitlines()) == 1 and err.startswith("fedrepro: "), (argv, code, out, err)
         for word in words: assert word in err, (word, err)
     return refused
+
+
+@pytest.fixture(scope="session")
+def board():
+    "The scoreboard of the repository's own results: made once, since it reads every spec and every result"
+    from fedrepro.verdicts.scoreboard import scoreboard
+    return scoreboard(root=Path(__file__).resolve().parents[1] / "papers")
 
 
 @pytest.fixture(scope="session")

@@ -50,19 +50,16 @@ def statuses(demo, tier="paper"):
 
 # --- the repository's own
 
-@pytest.fixture(scope="module")
-def ours(): return scoreboard(root=PAPERS)
-
-def test_every_published_number_is_there_once_a_tier(ours):
+def test_every_published_number_is_there_once_a_tier(board):
     lines = {name: len(read_published_csv(file)) for name, file in published_tables(PAPERS).items()}
     count = Counter()
     for name, n in lines.items(): count[name.split("/")[0]] += n
     assert dict(count) == PUBLISHED and sum(count.values()) == 1024
-    assert len(ours) == len(BOARD_TIERS) * 1024 and not ours.duplicated(["folder", "table", "line", "tier"]).any()
-    assert set(ours.status) <= set(STATUSES) and (ours.why[ours.status == "missing"].str.len() > 5).all()
+    assert len(board) == len(BOARD_TIERS) * 1024 and not board.duplicated(["folder", "table", "line", "tier"]).any()
+    assert set(board.status) <= set(STATUSES) and (board.why[board.status == "missing"].str.len() > 5).all()
 
-def test_totals_add_up(ours):
-    count = totals(ours)
+def test_totals_add_up(board):
+    count = totals(board)
     assert (count[list(STATUSES)].sum(axis=1) == count.independent).all() and (count.decided <= count.reachable).all()
     for tier, part in count.groupby("tier"):
         whole = part.set_index("paper")
@@ -77,12 +74,12 @@ def test_every_published_csv_is_counted_and_none_of_a_third_party():
     assert files - set(published_tables(PAPERS)) == {"feddc/thirdparty"}
 
 
-def test_a_number_whose_setting_is_lost_is_not_missing(ours):
+def test_a_number_whose_setting_is_lost_is_not_missing(board):
     "FedCCFA's Table 5: a column's alpha and two rows' gammas are guesses; ten numbers can stand beside nothing, none is missing"
-    lost = ours[(ours.folder == "fedccfa") & (ours.table == "table5") & ours.why.str.startswith("the text lost")]
+    lost = board[(board.folder == "fedccfa") & (board.table == "table5") & board.why.str.startswith("the text lost")]
     assert lost.groupby("tier").size().to_dict() == {"paper": 10, "small": 10} and set(lost.status) == {"not comparable"}
-    assert not ((ours.folder == "fedccfa") & (ours.tier == "paper") & (ours.status == "missing")).any()
-    whole = totals(ours).set_index(["tier", "paper"]).loc["paper", "FedCCFA"]
+    assert not ((board.folder == "fedccfa") & (board.tier == "paper") & (board.status == "missing")).any()
+    whole = totals(board).set_index(["tier", "paper"]).loc["paper", "FedCCFA"]
     assert whole.reachable == whole.independent - whole["no data here"] - whole["not comparable"] == 368
 
 def test_numbers_decided_an_hour(demo):

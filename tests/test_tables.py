@@ -169,17 +169,16 @@ def test_without_runs_it_says_how_to_make_them(spec):
     with pytest.raises(InputError, match="'pdf'.*csv, html, md, text"): render(spec, "paper", "pdf")
     with pytest.raises(InputError, match="'big'.*paper, smoke"): render(spec, "big")
 
-def test_the_second_answer_needs_no_torch(spec, tmp_path):
+def test_the_second_answer_needs_no_torch(spec, tmp_path, said, monkeypatch):
     "Asked again while nothing has changed, a command answers from what it kept; a new result is seen"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
     put(spec, "paper", "FedAvg", ONE, [69., 70.])
-    def age():
-        for p in spec.path.parent.rglob("*.*"): os.utime(p, (1e9, 1e9))
-    code = ("import sys; from fedrepro.cli.main import main; "
-            f"main(['table', {str(spec.path)!r}, '--tier', 'paper']); print('torch' in sys.modules)")
-    def ask(): return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path,
-                                     env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "kept")}).stdout.rsplit("\n", 2)
-    age()
-    first, again = ask(), ask()
-    assert first[0] == again[0] and "69.50 ± 0.71 (2)" in again[0] and (first[1], again[1]) == ("True", "False")
+    for p in spec.path.parent.rglob("*.*"): os.utime(p, (1e9, 1e9))
+    argv = ["table", str(spec.path), "--tier", "paper"]
+    _, first, _ = said(*argv)
+    code = f"import sys; from fedrepro.cli.main import main; main({argv}); print('torch' in sys.modules)"
+    again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert again == f"{first}False\n" and "69.50 ± 0.71 (2)" in first
     put(spec, "paper", "FedAvg", ONE, [69., 70., 71.])
-    assert "70.00 ± 1.00 (3)" in ask()[0]
+    assert "70.00 ± 1.00 (3)" in said(*argv)[1]
