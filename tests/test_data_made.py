@@ -273,14 +273,6 @@ def test_a_full_disk_leaves_no_half_pack(tmp_path, monkeypatch):
     assert not source.absent(tmp_path) and not (tmp_path / source.folder / source.pack).exists()
 
 
-def test_who_waited_for_the_lock_does_not_decode_again(tmp_path, monkeypatch):
-    calls, source = counted(monkeypatch), made("CINIC-10", tmp_path)
-    before, real = source.read(source, tmp_path), sources._unpacked
-    n, asked = len(calls), []
-    monkeypatch.setattr(sources, "_unpacked", lambda p, s: asked.append(p) or (real(p, s) if len(asked) > 1 else None))
-    assert torch.equal(source.read(source, tmp_path)["train_x"], before["train_x"]) and len(calls) == n and len(asked) == 2
-
-
 # --- what is wrong
 
 @pytest.mark.parametrize("name", ARCHIVED)

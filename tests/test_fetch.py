@@ -10,7 +10,6 @@ import shutil
 import signal
 import sys
 import tarfile
-import tempfile
 import threading
 import time
 import traceback
@@ -273,21 +272,6 @@ def test_a_disk_that_refuses_at_any_step(offer, tmp_path, monkeypatch, name):
     assert names(tmp_path / "set") == ["two"] and (tmp_path / "set/two").read_bytes() == b"damaged"
     offer.into(tmp_path / "set")
     assert whole(tmp_path / "set")
-
-
-def test_a_read_only_folder(offer, tmp_path):
-    "Refused in one line, there and below, and nobody is asked"
-    with tempfile.TemporaryDirectory() as top:
-        os.chmod(top, 0o777)
-        folder, told = Path(top, "set"), Path(top, "told")
-        folder.mkdir(mode=0o555)
-        def as_nobody():
-            if os.getuid() == 0: os.setgroups([]), os.setgid(65534), os.setuid(65534)
-            for f in (folder, folder / "new"):
-                try: offer.into(f)
-                except InputError as e: print(e, file=sys.stderr)
-        assert ended(forked(as_nobody, told)) == 0 and offer.asked == [] and names(folder) == []
-        assert told.read_text().splitlines() == [f"{f}: cannot be written (Permission denied)" for f in (folder, folder / "new")]
 
 
 def test_an_archive_that_is_there_is_not_downloaded(offer, tmp_path):

@@ -5,11 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from fedrepro.core.trees import distance, same_bits
+from fedrepro.core.trees import same_bits
 from fedrepro.engine.client import Batch
-from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import run
-from fedrepro.methods.distillation import MOON, FedGKD, FedNTD, contrast, distillation, not_true
+from fedrepro.methods.distillation import MOON, FedGKD, FedNTD, contrast, distillation
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "losses.json").read_text())
 TOLERANCE = 1e-12
@@ -84,13 +83,6 @@ def test_fedgkd_by_hand():
         assert abs(float(loss) - float(torch.log(torch.tensor(2., dtype=torch.float64))) - 2 * want) < TOLERANCE
 
 
-def test_the_true_logit_does_not_matter_to_fedntd():
-    y = torch.tensor(GOLDEN["targets"])
-    z = stored("logits").requires_grad_()
-    gradient, = torch.autograd.grad(distillation(not_true(z, y), not_true(stored("global_logits"), y), 3.).sum(), z)
-    assert not gradient[torch.arange(len(y)), y].any() and gradient.abs().sum() > 0
-
-
 def test_the_terms_stay_finite_at_their_edges():
     zero = torch.zeros(2, 3, requires_grad=True)
     value = contrast(zero, torch.ones(2, 3), -torch.ones(2, 3), .5).sum()
@@ -103,20 +95,11 @@ def test_the_terms_stay_finite_at_their_edges():
 
 # --- whole runs
 
-
 LOCAL = dict(lr=.05, epochs=1, batch_size=64)
 ALL = [MOON(**LOCAL), FedGKD(**LOCAL), FedGKD(models=3, **LOCAL), FedNTD(**LOCAL)]
-NOTHING = [MOON(mu=0., **LOCAL), FedGKD(weight=0., **LOCAL), FedGKD(weight=0., models=3, **LOCAL), FedNTD(beta=0., **LOCAL)]
 
 
 def name(m): return f"{type(m).__name__}{getattr(m, 'models', '')}"
-
-
-@pytest.mark.parametrize("m", NOTHING, ids=name)
-def test_without_its_term_it_is_fedavg(normed, m):
-    "The teachers leave every statistic of batch norm alone"
-    ends = [run(m, normed, 3).snapshot.server["params"] for m in (m, FedAvg(**LOCAL))]
-    assert distance(*ends) == 0
 
 
 @pytest.mark.parametrize("m", ALL, ids=name)

@@ -86,18 +86,11 @@ COUNTS = {
     "fedadc_resnet18": resnet(3, 2, 1) + linear(512, 10), "fedadc_moon_resnet18": resnet(3, 2, 1) + HEADER + linear(256, 10),
     "resnet18_cifar_plain": resnet(3, 2, 1) + linear(512, 10),
     "digits_cnn": conv(1, 16, 3) + 16 + conv(16, 32, 3) + 32 + linear(128, 64) + linear(64, 10)}
-KNOWN = {"moon_cnn": 92_626, "fedccfa_fmnist": 117_066, "fedccfa_cifar": 107_690, "feddc_lenet": 797_962, "feddc_mlp": 199_210,
-         "feddc_emnist_mlp": 89_610, "fedadc_cnn": 1_651_210, "fedadc_moon_cnn": 1_357_962, "resnet18_cifar_plain": 11_173_962}
 
 
-@pytest.mark.parametrize("name", COUNTS)
-def test_every_parameter_is_accounted_for(name):
-    net = network(name)
-    assert net.count() == COUNTS[name] == KNOWN.get(name, net.count())
-
-
-def test_no_network_for_pictures_is_left_out():
-    assert set(COUNTS) == {n for n, (build, _) in ARCHITECTURES.items() if build.__module__ == "fedrepro.models.architectures"}
+def test_every_parameter_is_accounted_for():
+    "Of every network for pictures; the page has the numbers that are published"
+    assert COUNTS == {n: network(n).count() for n, (build, _) in ARCHITECTURES.items() if build.__module__ == "fedrepro.models.architectures"}
 
 
 def test_what_moon_compares_is_the_projection():
@@ -110,13 +103,3 @@ def test_what_moon_compares_is_the_projection():
         x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         z = moon.features(moon.init(0), x)
         assert z.shape == (2, 256) and (z < 0).any(), "no activation after the projection"
-
-
-def test_the_average_forgets_where_things_are():
-    "fedadc_moon_cnn averages the last map of 2x2; a picture of another size fits as well"
-    net = network("fedadc_moon_cnn")
-    body = net._fresh(0).body
-    seen = []
-    body.average.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
-    body(torch.randn(2, 3, 32, 32)), body(torch.randn(2, 3, 64, 64))
-    for (x, out), size in zip(seen, (2, 4)): assert x.shape == (2, 256, size, size) and torch.allclose(out[..., 0, 0], x.mean((2, 3)), atol=1e-6)

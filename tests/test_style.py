@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fedrepro.engine.method import load_methods
+from toy import OURS as METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
-METHODS = {name: cls for name, cls in load_methods().items() if cls.__module__.startswith("fedrepro.")}
 
 
 def documents(node):

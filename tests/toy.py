@@ -3,9 +3,11 @@ import json
 import string
 from pathlib import Path
 
+from fedrepro.engine.method import load_methods
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import METRICS, STATISTICS
 
+OURS = {name: cls for name, cls in sorted(load_methods().items()) if cls.__module__.startswith("fedrepro.")}  # other tests have toys
 PLAIN = set(string.ascii_letters + string.digits + " .,:;_-+/()[]{}~'=<>*%")
 BASE = dict(rounds=2, seeds=[0], dataset="digits", recipe="plain", network="digits_cnn", partition="iid", clients=4, source="guess: toy")
 TOY = dict(title="t", paper="p", table="1", kind="table", metric=METRICS[0], statistic=STATISTICS[0], base=BASE,
