@@ -55,7 +55,6 @@ def only(demo, tier="paper"): return verdicts(tier, root=demo).iloc[0]
 
 # --- the numbers
 
-
 def test_joint_and_effect():
     low, high = Comparison("low", {0: 1., 1: 2.}), Comparison("high", {0: 5., 1: 6.})
     assert joint([.01, .2], "all") == .2 and math.isclose(joint([.01, .2], "any"), .02) and joint([.9, .8], "any") == 1

@@ -135,7 +135,6 @@ def test_merged_clients_start_from_the_mean_of_their_models():
 
 # --- what each client knows
 
-
 @pytest.mark.parametrize("variant", ["corrected", "as_published"])
 def test_numbers_stay_meaningful(variant):
     fed, method = federation("reoccurring", .4), FedDrift(previous="participation", variant=variant, **LONGER)
@@ -180,7 +179,6 @@ def test_one_view_serves_models_and_names():
 
 
 # --- executors, resume, input
-
 
 @dataclass(frozen=True)
 class Merged(concept_drift.DriftSchedule):

@@ -103,7 +103,6 @@ def test_scaffold_with_its_departures_undone_equals_feddcs_code():
 
 # --- participation below 1
 
-
 LOCAL = dict(lr=.05, epochs=1, batch_size=64)
 
 
@@ -126,7 +125,6 @@ def test_scaffolds_variate_uses_the_rounds_rate_and_own_steps(part):
 
 
 # --- steps of the server
-
 
 def test_slowmo_counts_clients_equally(part):
     class Uniform(FedAvg):

@@ -80,7 +80,6 @@ def test_new_runs_are_sent_by_the_process_that_asked(tmp_path):
 
 # --- what goes wrong stays there
 
-
 def test_a_run_survives_its_logger(tmp_path, monkeypatch, said):
     monkeypatch.chdir(tmp_path)
     def full(run): raise OSError(28, "No space left on device")

@@ -76,7 +76,6 @@ def test_clean_leaves_no_difference(exported):
 
 # --- packaging
 
-
 def test_one_version_everywhere():
     version = re.search(r"^version = (.+)$", (ROOT / "settings.ini").read_text(), re.M)[1]
     assert f'__version__ = "{version}"' in (ROOT / "fedrepro/__init__.py").read_text()

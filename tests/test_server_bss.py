@@ -132,7 +132,6 @@ def test_statistics_of_batch_norm_are_averaged_but_measure_no_distance(normed):
     assert distance(end["params"], weighted_mean(chosen)) < 1e-10
 
 
-
 def test_a_search_without_end_is_refused(part):
     cut = partition.partition("iid", part.data.train_y.numpy(), clients=100, seed=0)
     crowd = replace(part, partition=cut, participation=1.)

@@ -25,7 +25,6 @@ NAN = math.nan
 
 # --- the rule
 
-
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("pairing", ["pooled", "welch"])
 @pytest.mark.parametrize("n, n0", [(2, 3), (3, 3), (5, 4), (7, 2)])
@@ -223,7 +222,6 @@ def test_every_row_with_a_grid_and_a_guess_says_untuned():
 
 
 # --- a whole paper
-
 
 def test_a_paper_from_files(demo):
     spec = demo()
