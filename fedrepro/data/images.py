@@ -18,7 +18,7 @@ from .sources import Source, idx_array, kept
 
 # %% ../../nbs/02_data/04_images.ipynb #06f61bf3
 def picture(content: bytes, size: int) -> np.ndarray:
-    "The picture in a file's `content` as uint8 (3, size, size); raises RuntimeError where there is none"
+    "The picture in a file's `content` as uint8 (3, size, size); raises RuntimeError if it has none"
     from torchvision.io import ImageReadMode, decode_image  # torchvision takes a second to import
     from torchvision.transforms.functional import resize
     x = decode_image(torch.frombuffer(bytearray(content), dtype=torch.uint8), ImageReadMode.RGB)
@@ -84,7 +84,7 @@ def read_tiny(source: Source, folder: Path) -> dict:
 
 # %% ../../nbs/02_data/04_images.ipynb #05c8d6fe
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-PER_CLASS = 50  # training pictures of a class and domain, at most
+PER_CLASS = 50  # training pictures of each class and domain, at most
 
 def _listed(path: Path, domain: int, names: tuple[str, ...], most: int) -> list[tuple]:
     "(rank within its class, domain, class, file) of at most `most` files of each class in `names`, from a list"
@@ -100,7 +100,7 @@ def _listed(path: Path, domain: int, names: tuple[str, ...], most: int) -> list[
 
 @kept
 def read_domains(source: Source, folder: Path) -> dict:
-    "Pictures of 64x64 in turns, and which domain each is from (`train_groups`, `test_groups`)"
+    "Pictures of 64x64, classes and domains in turns, and the domain of each (`train_groups`, `test_groups`)"
     parts = {"class_names": np.array(source.class_names), "group_names": np.array(DOMAINS)}
     for part, most in (("train", PER_CLASS), ("test", 10**9)):
         rows = sorted(row for i, d in enumerate(DOMAINS)
