@@ -18,7 +18,7 @@ from fedrepro.experiments.specs import load_spec
 from fedrepro.verdicts.summaries import seed_values, stored_runs
 from fedrepro.verdicts.tables import (
     STATISTIC_WORDS, best_tier, half_width, mean_std, published_cell, q_values, read_published, render, table,
-    table_rows, table_sheet, unjudged)
+    table_rows, table_sheet, why_no_verdict)
 
 SPEC = '''
 title = "A small one"
@@ -106,12 +106,12 @@ def test_interval_by_hand():
     assert math.isnan(half_width([1.])) and math.isnan(half_width([])) and math.isnan(mean_std([])[0])
 
 def test_what_has_no_verdict():
-    assert unjudged([70.] * 3, 0, 70., False) == "not comparable"
-    assert unjudged([70.] * 3, 1, 70., True) == unjudged([], 1, 70., False) == "diverged"
-    assert unjudged([], 0, 70., True) == unjudged([], 0, math.nan, False) == "not run"
-    assert unjudged([70.], 0, math.nan, True) == "not published" and unjudged([70.], 0, 70., True) == ""
-    assert unjudged([70., math.nan], 0, 70., True) == unjudged([math.nan], 0, 70., False) == "not measured"
-    assert unjudged([math.nan], 1, 70., True) == "diverged"
+    assert why_no_verdict([70.] * 3, 0, 70., False) == "not comparable"
+    assert why_no_verdict([70.] * 3, 1, 70., True) == why_no_verdict([], 1, 70., False) == "diverged"
+    assert why_no_verdict([], 0, 70., True) == why_no_verdict([], 0, math.nan, False) == "not run"
+    assert why_no_verdict([70.], 0, math.nan, True) == "not published" and why_no_verdict([70.], 0, 70., True) == ""
+    assert why_no_verdict([70., math.nan], 0, 70., True) == why_no_verdict([math.nan], 0, 70., False) == "not measured"
+    assert why_no_verdict([math.nan], 1, 70., True) == "diverged"
 
 def test_matching_and_one_line_only():
     paper = pd.DataFrame(dict(method=list("AAB"), clients=["20", "100", "?"], mean=[1., 2., 3.], std=[.1, np.nan, .3]))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DEFINITIONS', 'STATISTIC_WORDS', 'SHORT', 'JUDGED', 'UNKNOWN_VALUE', 'LETTERS', 'VERDICT_TONES', 'MEANING',
-           'DIVERGED', 'HARDWARE', 'mean_std', 'plus_minus', 'half_width', 'unjudged', 'published_cell',
+           'DIVERGED', 'HARDWARE', 'mean_std', 'plus_minus', 'half_width', 'why_no_verdict', 'published_cell',
            'published_gap', 'table_rows', 'judgement', 'cell_line', 'as_code_prints', 'table', 'q_values', 'small',
            'signed', 'judged_in_words', 'judged_grid', 'ours_in_words', 'number_cell', 'with_runs', 'heading',
            'paper_grid', 'statistics_grid', 'target_grids', 'waiting', 'value_in_words', 'reduced', 'to', 'measured',
@@ -49,7 +49,7 @@ def half_width(values: Sequence[float], level: float = 0.95) -> float:
     return float(student.ppf((1 + level) / 2, n - 1) * std / math.sqrt(n)) if n > 1 else math.nan
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #63c9d75c
-def unjudged(values: Sequence[float], diverged: int, published: float, judged: bool) -> str:
+def why_no_verdict(values: Sequence[float], diverged: int, published: float, judged: bool) -> str:
     "Why a cell with the finished trials `values` and `diverged` others has no verdict; empty when it can have one"
     if diverged: return "diverged"
     if not len(values): return "not run"
@@ -116,7 +116,7 @@ def cell_line(spec: Spec, tier: str, runs: pd.DataFrame, beside: dict, metric: s
     values, diverged = list(done[spec.statistic]), len(gone)
     mean, std = (math.nan, math.nan) if diverged else mean_std(values)
     judged, hardware = tier == "paper", spec.metric in TIMES
-    word = unjudged(values, diverged, beside["mean"], judged)
+    word = why_no_verdict(values, diverged, beside["mean"], judged)
     found = dict(verdict=word or "other hardware") | dict.fromkeys(JUDGED, math.nan)
     if not word and not hardware: found = judgement(spec, metric or spec.metric, values, beside, gap)
     line = dict(mean=mean, std=std, n=int(done["last"].count()), diverged=diverged, published_mean=beside["mean"],
