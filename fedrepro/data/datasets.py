@@ -89,7 +89,7 @@ class Dataset:
 
     def to(self, device) -> "Dataset":
         "The same data on `device` (groups stay); raises InputError if that cannot be used"
-        try: moved = {n: t.to(device) for n, t in self.tensors.items()}
+        try: moved: dict = {n: t.to(device) for n, t in self.tensors.items()}
         except (RuntimeError, AssertionError) as e:
             raise InputError(f"device {str(device)!r} cannot be used here: {str(e).splitlines()[0]}") from e
         out = replace(self, **moved)

@@ -80,7 +80,7 @@ def z_scores(difference, se, df) -> np.ndarray:
 def z_test(difference, se, df) -> dict[str, float]:
     "Mean and standard deviation of the z-scores (0 and 1 for exact replications), and Kolmogorov-Smirnov's p"
     z = z_scores(difference, se, df)
-    mean, std = mean_std(z)
+    mean, std = mean_std(z.tolist())
     return dict(cells=len(z), mean=mean, std=std, p=float(stats.kstest(z, "norm").pvalue) if len(z) > 1 else math.nan)
 
 # %% ../../nbs/08_verdicts/08_agreement.ipynb #88cf8924
