@@ -230,7 +230,7 @@ def _visit(message: bytes, places: list[tuple[str, int, int]]) -> bytes | None:
         except OSError: return None
         here, back = shelves or (None, None)
         method, visitors = loads(message, here)
-        found = [client_round(method, replace(c, data=_federation.data, net=_federation.net)) for c in visitors]
+        found = [client_round(method, replace(c, data=_federation.data, net=_federation.client_net)) for c in visitors]
         try: return dumps(found, back)
         except OSError: return None
 
@@ -249,7 +249,8 @@ class Processes:
 
         Raises InputError for others, and for a method that is defined in a notebook, where workers cannot find it."""
         clients, mine = list(clients), self.federation
-        if any(c.data is not mine.data or c.net.name != mine.net.name for c in clients):
+        net = type(mine.client_net), mine.net.name
+        if any(c.data is not mine.data or (type(c.net), c.net.name) != net for c in clients):
             raise InputError(f"executor processes: made for {mine.data.name}, {mine.net.name}, not for other clients")
         if type(method).__module__ == "__main__":
             raise InputError(f"executor processes: {type(method).__name__} is defined in a notebook or script; "
