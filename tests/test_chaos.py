@@ -105,7 +105,9 @@ def test_a_seed_is_a_schedule(tmp_path):
 @pytest.fixture
 def bounded():
     "A hang says where it is, and ends the test run"
-    def renew(): faulthandler.dump_traceback_later(PATIENCE, exit=True)
+    def renew(seen):
+        print(dict(seen), flush=True)
+        faulthandler.dump_traceback_later(PATIENCE, exit=True)
     yield renew
     faulthandler.cancel_dump_traceback_later()
 
@@ -133,13 +135,13 @@ def test_two_hundred_killed_workers_hold_up_nobody(monkeypatch, bounded):
         while struck.total() < kills / 2:
             time.sleep(rng.uniform(0, 1))
             strike(list(pool.pool.staff.values()))
-    with processes.Processes(federation, 2) as pool:
+    with processes.Processes(federation, 4) as pool:
         (thread := Thread(target=storm, daemon=True)).start()
         while thread.is_alive():
-            bounded()
+            bounded(struck)
             wrong += not same_bits(run(method, federation, 2, executor=pool).snapshot.server, alone)
         while struck.total() < kills:
-            bounded()
+            bounded(struck)
             for _, kind, what in pool.pool.work([processes.dumps((bytes, (large,)))] * 8):
                 wrong += kind == "done" and len(what) != large
                 late = time.monotonic() + 3
