@@ -107,7 +107,7 @@ def bounded():
     "A hang says where it is, and ends the test run"
     def renew(seen):
         print(dict(seen), flush=True)
-        faulthandler.dump_traceback_later(PATIENCE, exit=True)
+        faulthandler.dump_traceback_later(4 * PATIENCE, exit=True)
     yield renew
     faulthandler.cancel_dump_traceback_later()
 

@@ -26,9 +26,9 @@ from threading import Thread
 import psutil
 
 from fedrepro.experiments import store
+from fedrepro.experiments.leases import mark
 
-COST = ("wall_seconds", "peak_memory_mb", "resumed", "executor", "together",  # what a fault may change in a header,
-        "git_commit", "dirty")  # or a commit meanwhile
+COST = "wall_seconds peak_memory_mb resumed executor together git_commit dirty".split()  # what may differ in a header
 PATIENCE = 240  # seconds without anything new, after which a sweep is stuck
 SPEC = 'columns = [{source = "guess: small", label = "digits"}]\ntiers.smoke = {}\n'
 TOP = {"title": "Faults under load", "paper": "none", "table": "0", "kind": "table", "metric": "generalised_accuracy",
@@ -75,12 +75,6 @@ def said(head: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
     return {k: v for k, v in head.items() if k not in COST}, rows
 
 
-def stamp(path: Path) -> tuple[int, int]:
-    "Changes whenever a file is written anew: (inode, ns)"
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns
-
-
 def damage(path: Path, rng: random.Random) -> str:
     "Flip a bit of a file in place, cut it off, or add to it; returns how"
     content, how = bytearray(path.read_bytes()), rng.choice(["a bit flipped", "cut off", "bytes added"])
@@ -120,10 +114,10 @@ class Storm:
               f"{len(self.schedule)} could not happen, {len(self.all)} starts, {len(self.reference)} runs, "
               f"{len(self.resumed)} from a checkpoint: {', '.join(f'{len(x)} {name}' for name, x in found.items())}; "
               f"{time.monotonic() - self.began:.0f} s", flush=True)
-        trouble = [f"  {name}: {line}" for name, lines in found.items() for line in lines]
-        for line in trouble: print(line)
-        for driver in self.all if trouble else []: print(f"  -- {driver.process.poll()}:", *driver.lines, sep="\n  ")
-        return not trouble
+        for name, lines in found.items(): print(*(f"  {name}: {line}\n" for line in lines), sep="", end="")
+        if not any(found.values()): return True
+        for driver in self.all: print(f"  -- {driver.process.poll()}:", *driver.lines, sep="\n  ")
+        return False
 
     def complete(self) -> bool:
         "Whether a user would say so: every driver has ended, the last one well, and all results are whole"
@@ -150,18 +144,14 @@ class Storm:
 
     def alive(self) -> list[Driver]: return [d for d in self.all if d.process.poll() is None]
 
-    def one(self) -> Driver:
-        "A driver at random, of those that live"
-        return self.rng.choice(self.alive() or self.all)
+    def one(self) -> Driver: return self.rng.choice(self.alive() or self.all)
 
     def look(self):
         "Take in which results are there now"
         for name in self.reference:
-            try: now = stamp(self.tier / name)
-            except FileNotFoundError:
-                if self.stamps.pop(name, None): self.lost.append(f"{name} was whole, and vanished")
-                continue
-            if now in (self.stamps.get(name), self.hurt.get(name)): continue
+            now = mark(self.tier / name)  # changes whenever a file is written anew
+            if now is None and self.stamps.pop(name, None): self.lost.append(f"{name} was whole, and vanished")
+            if now in (None, self.stamps.get(name), self.hurt.get(name)): continue
             try: head, rows = store.decode((self.tier / name).read_bytes())
             except OSError: continue  # it is just being set aside
             except store.Damaged as error: self.wrong.append(f"{name} is not whole, and no fault did it: {error}")
@@ -241,7 +231,7 @@ class Storm:
         if not self.stamps or not (killed := self.kill_all()): return ""
         path = self.tier / self.rng.choice(sorted(self.stamps))
         what = damage(path, self.rng)
-        self.hurt[path.name] = stamp(path)
+        self.hurt[path.name] = mark(path)
         del self.stamps[path.name]
         return f"{what}, {killed}"
 
