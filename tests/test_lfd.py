@@ -21,9 +21,9 @@ from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import METHODS, FedAvg, load_methods
 from fedrepro.engine.rounds import begin, next_round, run
 from fedrepro.executors.stacks import stacked
-from fedrepro.methods.constraint import Constraint, outputs, part_modules, part_names
-from fedrepro.methods.lfd import LfD, Union, auxiliary_label, cosines, with_margin, with_own_margins
-from fedrepro.methods.objective import FedProx
+from fedrepro.methods.lfd import LfD, auxiliary_label, cosines, with_margin, with_own_margins
+from fedrepro.methods.objective import Constraint, FedProx, outputs, part_modules, part_names
+from fedrepro.methods.union import Union
 from fedrepro.models.architectures import Net, Network
 
 torch.set_num_threads(1)

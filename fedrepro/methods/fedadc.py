@@ -64,9 +64,11 @@ class FedADC(FedAvg):
 
     def __post_init__(self):
         super().__post_init__()
-        need_positive(self, "lr", "lr_decay", "epochs")  # moves are divided by the rate, momentum by the steps
+        # moves are divided by the rate, momentum by the steps
+        need_positive(self, "lr", "lr_decay", "epochs")
         choice(self.variant, ("nesterov", "heavy_ball", "double_momentum"), "FedADC variant")
-        if self.phi > 1: raise InputError(f"{type(self).__name__}(phi={self.phi!r}): expected a number from 0 to 1")
+        if self.phi > 1:
+            raise InputError(f"{type(self).__name__}(phi={self.phi!r}): expected a number from 0 to 1")
         if self.variant == "double_momentum" and self.momentum:
             raise InputError(f"{type(self).__name__}(momentum={self.momentum!r}): expected 0 with double_momentum")
 
@@ -79,7 +81,8 @@ class FedADC(FedAvg):
         return super().init_server(federation) | {"m": no_memory(federation)}
     def select_clients(self, server: dict, federation, t: int) -> list[int]:
         "The first draw, or the first that covers"
-        return covering_cohort(federation, t) if self.covering else super().select_clients(server, federation, t)
+        return (covering_cohort(federation, t) if self.covering
+                else super().select_clients(server, federation, t))
     def broadcast(self, server: dict) -> dict:
         "Model and momentum"
         return {"params": server["params"], "m": server["m"]}
@@ -100,7 +103,8 @@ class FedADC(FedAvg):
         if self.variant == "nesterov": sgd_step(moving, share, None, plain)
         loss, grads = step.grad()
         memory: Any
-        if self.variant == "double_momentum": memory = averaged_step(moving, grads, step.memory, self.phi, sgd)
+        if self.variant == "double_momentum":
+            memory = averaged_step(moving, grads, step.memory, self.phi, sgd)
         else: memory = sgd_step(moving, grads, step.memory, sgd)
         if self.variant != "nesterov": sgd_step(moving, share, None, plain)
         return loss, memory
@@ -155,7 +159,8 @@ class FedADCPlus(FedADC):
         if not self.calibration: return phases
         losses = {"plain": super().loss, "proximal": self.tied, "self-confidence": self.loss}
         return [*phases, self.phase(client, "calibration", self.calibration_lr, train="head.", final=True,
-                                    epochs=self.calibration_epochs, loss=losses[self.calibration], step=self.calibrate)]
+                                    epochs=self.calibration_epochs, loss=losses[self.calibration],
+                                    step=self.calibrate)]
     def tied(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\frac\\mu2\\|\\phi-\\phi_T\\|^2$, with $\\phi_T$ the received head"
         gap = sub(select(params, "head."), client.received["params"])

@@ -67,7 +67,8 @@ class FedBSS(FedAvg):
 
     def init_server(self, federation) -> dict:
         "`params`; for the mean over all clients, `clients`, N"
-        start, count = super().init_server(federation), torch.tensor(federation.clients, device=federation.device)
+        start, count = (super().init_server(federation),
+                        torch.tensor(federation.clients, device=federation.device))
         return start | ({"clients": count} if self.aggregation == "all" else {})
     def init_client(self, federation, k: int) -> dict:
         "For the mean over all clients, `latest`: its last model, at first the initial one"
