@@ -67,9 +67,10 @@ def main_table(paper: str, tier: str) -> Spec:
     shown = tuple(c for c in spec.tier_columns(tier) if c.label in (at.columns or {c.label}))
     return replace(spec, tiers=spec.tiers | {tier: replace(spec.tier(tier), columns=shown)})
 
-def setting_in_words(tier: str) -> str:
+def setting_in_words(spec: Spec, tier: str) -> str:
     "How runs of a tier compare with the paper's"
     if tier == "paper": return "Published setting."
+    if spec.published is None: return f"Reduced setting (tier {tier})."
     return f"Reduced setting (tier {tier}): the published numbers are context, not a target."
 
 def headline(paper: str, results=None) -> list:
@@ -83,7 +84,7 @@ def headline(paper: str, results=None) -> list:
     words = (f"*{spec.kind.capitalize()} {spec.table}: {said(spec.title)}.*" if spec.table.isdigit()
              else f"*{said(spec.title)}.*")
     return [Image(small_png(figure)),
-            Markdown(f"{words} {setting_in_words(tier)} {said(spec.tier(tier).caption)}".strip())]
+            Markdown(f"{words} {setting_in_words(spec, tier)} {said(spec.tier(tier).caption)}".strip())]
 
 # %% ../../nbs/09_reporting/07_method_page.ipynb #7e1d6f8e
 ORDER = {"broadcast": "down", "survey": "up", "assigned": "down", "client": "", "upload": "up", "server": "",
@@ -92,8 +93,8 @@ X_SERVER, X_CLIENT = .2, .8  # where the two sides stand in the picture, as shar
 
 def round_steps(messages: Messages, client: str, server: str) -> list[tuple[str, str, str]]:
     "(name, direction, text) of the messages that a round has, and of the work between them, in order"
-    def parts(name): return ", ".join(f"{n}: {s.replace(' x ', ' × ')}" for n,
-                                      s in getattr(messages, name).items())
+    def shape(text): return text.replace(" x ", " × ").replace("trained", "trained parameters")
+    def parts(name): return ", ".join(f"{n}: {shape(s)}" for n, s in getattr(messages, name).items())
     work = {"client": client, "server": server}
     steps = [(name, way, work[name] if name in work else parts(name)) for name, way in ORDER.items()]
     return [step for step in steps if step[2]]
@@ -161,7 +162,7 @@ def stored_numbers(paper: str, results=None) -> str:
         def link(line): return f"../12_results/{at.results}.ipynb#{anchor(spec, tier, line)}"
         frame = table(spec, tier, results)
         printed |= bool(frame.published_mean.notna().any())
-        first = f"**{setting_in_words(tier)}** {said(spec.tier(tier).caption)}" if printed else ""
+        first = f"**{setting_in_words(spec, tier)}** {said(spec.tier(tier).caption)}" if printed else ""
         out += [first.strip(), grids_html([paper_grid(spec, tier, frame, link)])]
     if not out: return "The stored results come with the repository, not with the installed package.\n"
     how = ("Mean over seeds ± standard deviation (number of seeds)"
