@@ -15,9 +15,8 @@ from fedrepro.engine.client import client_round
 from fedrepro.engine.evaluation import evaluate, eval_models, predictions
 from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import begin, next_round, run
-from fedrepro.executors.stacks import stacked
-from fedrepro.methods.lfd import LfD, auxiliary_label, cosines, with_margin, with_own_margins
-from fedrepro.methods.objective import Constraint, FedProx, outputs, part_modules, part_names
+from fedrepro.methods.lfd import LfD, auxiliary_label, cosines, with_margin
+from fedrepro.methods.objective import Constraint
 from fedrepro.methods.union import Union
 from fedrepro.models.architectures import Net, Network
 
