@@ -15,8 +15,9 @@ from fedrepro.engine.client import client_round
 from fedrepro.engine.evaluation import evaluate, eval_models, predictions
 from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import begin, next_round, run
-from fedrepro.methods.constraint import Constraint
-from fedrepro.methods.lfd import LfD, Union, auxiliary_label, cosines, with_margin
+from fedrepro.methods.lfd import LfD, auxiliary_label, cosines, with_margin
+from fedrepro.methods.objective import Constraint
+from fedrepro.methods.union import Union
 from fedrepro.models.architectures import Net, Network
 
 torch.set_num_threads(1)

@@ -45,7 +45,7 @@ OWNED = DIGITS % 3
 
 
 @pytest.mark.parametrize("groups, clients, says", [
-    (None, 3, "does not say whose"), ((OWNED, OWNED), 4, "4 clients asked for, the data set has 3 groups"),
+    (None, 3, "has no groups"), ((OWNED, OWNED), 4, "4 clients asked for, the data set has 3 groups"),
     ((OWNED, OWNED), 2, "2 clients asked for"), ((OWNED[:9], OWNED), 3, "same length"), ((OWNED, OWNED[:9]), 3, "same length"),
     ((OWNED, OWNED * 2), 3, "the data set has 5 groups"), ((OWNED * 2, OWNED), 5, "no training sample")])
 def test_natural_refused(groups, clients, says):
@@ -87,7 +87,7 @@ def test_test_labels_count_for_the_classes():
 
 
 @pytest.mark.parametrize("train, test, says", [([], None, "no training"), ([[0], []], None, "no training"), ([[0, 0]], None, "two owners"),
-                                               ([[0], [1]], [[0]], "test lists"), ([[0], [1]], [[0], [0]], "two owners")])
+                                               ([[0], [1]], [[0]], "one test list per client, got 1 for 2"), ([[0], [1]], [[0], [0]], "two owners")])
 def test_partition_by_hand_refused(train, test, says):
     with pytest.raises(InputError, match=says): Partition(train, test)
 
@@ -117,8 +117,8 @@ def test_drift_with_few_clients(name):
     (lambda: drift("sudden", clients=10, classes=10, at=-1), "at"), (lambda: drift("incremental", clients=10, classes=10, step=0), "step"),
     (lambda: drift("sudden", clients=10, classes=10).label_maps(-1), "round"), (lambda: Swap(0, [0], (1, 1)), "twice"),
     (lambda: Swap(0, [0], (1, 2, 3)), "two labels"),
-    (lambda: Swap(0, 3, (1, 2)), "clients: 3 is no list"), (lambda: Swap(10**5000, [0], (1, 2)), "too large to print"), (lambda: drift(["sudden"], clients=1, classes=7), "unknown"),
-    (lambda: DriftSchedule("own", 2, 3, 7), "swaps: 7 is no list"), (lambda: DriftSchedule("own", 2, 3, ["a"]), "not a list of Swap"), (lambda: DriftSchedule("own", "2", 3), "clients"),
+    (lambda: Swap(0, 3, (1, 2)), "clients: 3 is not a list"), (lambda: Swap(10**5000, [0], (1, 2)), "too large to print"), (lambda: drift(["sudden"], clients=1, classes=7), "unknown"),
+    (lambda: DriftSchedule("own", 2, 3, 7), "swaps: 7 is not a list"), (lambda: DriftSchedule("own", 2, 3, ["a"]), "not a list of Swap"), (lambda: DriftSchedule("own", "2", 3), "clients"),
     (lambda: drift("sudden", clients=10**6, classes=10), "clients: .* to 100000"), (lambda: DriftSchedule("own", 10**5, 10**3), "more than 10000000 labels"), (lambda: Swap(-1, [0], (1, 2)), "round"), (lambda: Swap(0, [0, 0], (1, 2)), "twice"),
     (lambda: DriftSchedule("own", 2, 3, [Swap(0, [2], (0, 1))]), "2 clients"),
     (lambda: DriftSchedule("own", 2, 3, [Swap(0, [1], (0, 3))]), "3 classes")])

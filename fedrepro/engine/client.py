@@ -73,7 +73,8 @@ class Client:
     @cached_property
     def counts(self) -> Tensor:
         "(C,) samples per class under the present concept, $n_{k,c}$"
-        return torch.bincount(self.y, minlength=self.net.classes).to(self.dtype)
+        classes = torch.arange(self.net.classes, device=self.y.device)  # bincount would wait for a GPU
+        return (self.y[:, None] == classes).sum(0).to(self.dtype)
 
     def draw(self, size: int) -> np.ndarray | None:
         "Augmentation decisions for `size` samples from the client's stream, (size, 4); None if nothing is augmented"

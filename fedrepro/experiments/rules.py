@@ -24,7 +24,7 @@ import pandas as pd
 from ..core.errors import InputError, choice, short
 from ..data import concept_drift, partition, transforms
 from ..data.concept_drift import MAX_CLIENTS
-from ..engine.federation import COHORTS
+from ..engine.federation import COHORTS, PRECISIONS
 from ..engine.method import load_methods
 from ..engine.probes import MEASURES
 from .local_study import STUDIES, STUDY_SAMPLES
@@ -102,7 +102,7 @@ SETTINGS = {  # key of a spec -> its rule
     "network": Rule(str, names=networks.network_names), "clients": Rule(int, 1, MAX_CLIENTS),
     "participation": Rule(float, 0, 1, above=True),
     "partition": Rule(str, names=partition.recipe_names), "partition_seed": SEED, "cohort_seed": SEED,
-    "cohorts": Rule(str, names=lambda: COHORTS),
+    "cohorts": Rule(str, names=lambda: COHORTS), "precision": Rule(str, names=lambda: PRECISIONS),
     "noise": Rule(float, 0, 1), "train_samples": Rule(int, 1, 10**8), "test_samples": Rule(int, 1, 10**8),
     "drift": Rule(str, names=concept_drift.drift_names), "drift_round": Rule(int, 0, 10**6), "drift_step": COUNT,
     "drift_back": COUNT, "measures": Rule(list[str], names=lambda: MEASURES)}

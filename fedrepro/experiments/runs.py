@@ -112,6 +112,8 @@ def run_settings(method, v: dict, seed: int, where: str) -> dict:
     asked = {"measures": sorted(v["measures"])} if v.get("measures") else {}  # they decide what the rows hold
     asked |= {"last": v["evaluate_last"]} if v.get("evaluate_last", 1) > 1 else {}
     cohorts = {"cohorts": v["cohorts"]} if v.get("cohorts", "uniform") != "uniform" else {}
+    usual = v.get("precision", "float32") == "float32"  # then the run's name does not say it
+    asked |= {} if usual else {"precision": v["precision"]}
     if cohorts and v["partition"] != "dirichlet-class-5":
         raise InputError(f"{where}: cohorts {v['cohorts']!r} with partition {v['partition']!r}: they are drawn from "
                          "the stream that cut the data, expected partition 'dirichlet-class-5'")
@@ -194,6 +196,7 @@ def build(cell: PlannedRun, data=None, device: str = "cpu", load=load_data):
     given = None if noisy is None else torch.as_tensor(noisy, device=device)
     net = networks.network(s["network"], classes=d.classes, shape=d.shape)
     federation = Federation(d, net, cut, schedule, seed=s["seed"], participation=s["participation"],
-                            cohorts=s.get("cohorts", s["cohort_seed"]), labels=given)
+                            cohorts=s.get("cohorts", s["cohort_seed"]), labels=given,
+                            precision=s.get("precision", "float32"))
     method = make_method(s["method"]["class"], s["method"]["fields"], cell.describe())
     return method, federation.pooled() if method.pooled else federation, s["rounds"]

@@ -85,7 +85,7 @@ SHAPE = {  # what the settings of every run have, as types; "?": may be missing.
     "data": {"name": str, "recipe": str},
     "network": str, "partition": {"recipe": str, "clients": int, "seed": int, "alpha?": NUMBER},
     "drift": {"name": str, "at?": int}, "participation": NUMBER, "cohort_seed": int, "rounds": int, "every": int,
-    "seed": int, "cohorts?": str, "last?": int,
+    "seed": int, "cohorts?": str, "last?": int, "precision?": str,
     "study?": {"name": str, "client": str, "epochs?": int, "accuracy?": NUMBER, "samples?": str, "rounds?": list}}
 ABOUT = ["run_id", "status", "diverged", "method", "dataset", "network", "clients", "participation", "partition",
          "alpha", "drift", "drift_round", "rounds", "seed", "file"]  # of a run; a metric cannot have such a name

@@ -1,0 +1,83 @@
+"""What bf16 does to accuracies: runs of FedCCFA's Table 2, a hundred clients at tier small, in float32 and in bf16.
+
+    python -m benchmarks.precision [--networks fedccfa_fmnist,fedccfa_cifar] [--workers N]
+
+Runs that are stored are skipped: float32 ones among the paper's results, all others in benchmarks/precision/, beside no
+published number. The tier has no column of CIFAR-10; it is made from that of Fashion-MNIST, with 12 rounds in place of
+40. The page on speed says what came out."""
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from fedrepro.core.errors import InputError, choice
+from fedrepro.experiments import store
+from fedrepro.experiments.runner import compute_runs
+from fedrepro.experiments.runs import PlannedRun
+from fedrepro.experiments.spec_files import read_spec
+from fedrepro.experiments.specs import Spec, load_spec, spec_from, spec_path
+from fedrepro.verdicts.verdicts import Verdict, default_margin, verdict
+
+FOLDER = Path(__file__).resolve().parent/"precision"
+METHODS, TIER, SEEDS, NETWORKS = ("FedAvg", "FedCCFA"), "small", [0, 1, 2], ("fedccfa_fmnist", "fedccfa_cifar")
+METRIC = "generalised_accuracy"
+
+
+def spec() -> Spec:
+    "Table 2 at tier small, with a hundred clients only, and with CIFAR-10 too"
+    path = spec_path("fedccfa/table2")
+    raw = read_spec(path)
+    columns = raw["tiers"][TIER]["columns"]
+    hundred = next(c for c in columns if c["clients"] == 100)
+    other = {"dataset": "CIFAR-10", "network": "fedccfa_cifar", "published": {"dataset": "CIFAR-10", "clients": 100},
+             "rounds": {"value": 12, "source": "tier: reduced from 200"},
+             "drift_round": {"value": 6, "source": "tier: reduced from 100"}}
+    columns[:] = [hundred, hundred | other]
+    return spec_from(raw, path)
+
+
+def pairs(network: str) -> list[tuple[PlannedRun, PlannedRun]]:
+    "(float32, bf16) of every method and seed: the settings differ in nothing else"
+    cells = [c for c in spec().runs(TIER, METHODS, SEEDS) if c.settings["network"] == network]
+    return [(c, replace(c, settings=c.settings | {"precision": "bf16"})) for c in cells]
+
+
+def place(cell: PlannedRun) -> Path:
+    "The file of a run: among the paper's results if it is there, else here"
+    theirs = store.run_path(load_spec("fedccfa/table2").results, cell)
+    return theirs if theirs.exists() else store.run_path(FOLDER, cell)
+
+
+def last(cell: PlannedRun) -> float:
+    "The accuracy (%) that a stored run ends with"
+    return store.read(place(cell))[1][-1][METRIC]
+
+
+def accuracies(network: str, method: str) -> tuple[list[float], list[float]]:
+    "What the stored runs end with, seed by seed: float32, bf16"
+    both = [pair for pair in pairs(network) if pair[0].row == method and all(place(cell).exists() for cell in pair)]
+    return [last(a) for a, _ in both], [last(b) for _, b in both]
+
+
+def judged(exact: list[float], rough: list[float]) -> Verdict:
+    "The verdict on bf16's trials, as if float32's were the published mean and its spread"
+    mean, n = sum(exact) / len(exact), len(exact)
+    std = (sum((v - mean)**2 for v in exact) / (n - 1))**.5
+    return verdict(rough, mean, std, n, default_margin(mean), "pooled")
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", default=",".join(NETWORKS), metavar="A,B")
+    parser.add_argument("--workers", type=int, default=1)
+    asked = parser.parse_args(argv)
+    try:
+        for network in asked.networks.split(","):
+            both = pairs(choice(network, NETWORKS, "network"))
+            cells = [cell for pair in both for cell in pair if place(cell).is_relative_to(FOLDER)]
+            if compute_runs(cells, FOLDER, workers=asked.workers).failed: return 1
+    except (InputError, ValueError) as error: parser.error(str(error))
+    return 0
+
+
+if __name__ == "__main__": sys.exit(main())
