@@ -21,7 +21,7 @@ K, LOCAL, LONGER = 8, dict(lr=.05, epochs=2, batch_size=16), dict(lr=.05, epochs
 
 
 def federation(drift="sudden", participation=.5, recipe="iid-class"):
-    digits = datasets.load("digits")
+    digits = datasets.load("digits").first(640, 120)
     cut = partition.partition(recipe, digits.train_y.numpy(), digits.test_y.numpy(), clients=K, seed=0)
     schedule = concept_drift.drift(drift, clients=K, classes=10, at=2, back=2, step=1)
     net = networks.network("digits_cnn")
