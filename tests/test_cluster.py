@@ -21,18 +21,12 @@ from fedrepro.experiments.cluster import DIED, LOST, DriverTicket, Pool, connect
 from fedrepro.experiments.jobs import Job
 from fedrepro.experiments.runner import failed
 from fedrepro.experiments.leases import lease_of, leases, me
-from test_leases import dead, many  # noqa: F401
+from test_leases import alone, dead, many  # noqa: F401
 from test_runner import CELLS, names, rows
+from toy import until
 
 ROOT = Path(__file__).resolve().parents[1]
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "DASK_DISTRIBUTED__ADMIN__TICK__LIMIT": "1h"}
-
-
-def until(true, seconds=90):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(.05)
 
 
 class Cluster:
@@ -77,13 +71,6 @@ def started(folder, workers):
 def two(tmp_path_factory):
     "A scheduler and two workers, started once for this file"
     with started(tmp_path_factory.mktemp("cluster"), 2) as made: yield made
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    runner.compute_runs(many(), folder, quiet=True)
-    return folder
 
 
 def plain(folder, cells):

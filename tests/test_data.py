@@ -16,8 +16,6 @@ from fedrepro.data.download import Archive
 from test_data_made import idx, tar_gz
 from test_fetch import md5, names, quick, served  # noqa: F401 (fixtures)
 
-torch.set_num_threads(1)
-
 
 @pytest.fixture
 def small(tmp_path):

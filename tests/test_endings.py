@@ -3,51 +3,24 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from fedrepro.experiments import store
+from toy import BASE, TOY, until, written
 
-SPEC = '''
-title = "A small one"
-paper = "FedCCFA"
-table = "2"
-kind = "table"
-metric = "generalised_accuracy"
-statistic = "last"
-[base]
-source = "guess: a test"
-rounds = 2
-seeds = [0, 1]
-partition = "iid"
-recipe = "plain"
-network = "digits_cnn"
-clients = 3
-epochs = 1
-batch_size = 64
-[[columns]]
-dataset = "digits"
-source = "guess: a test"
-[methods.FedAvg]
-[methods.FedProx]
-mu = {value = 0.1, source = "guess: a test"}
-[tiers.smoke.base]
-rounds = {value = 1, source = "tier: reduced"}
-'''
+GUESS = dict(source="guess: a test")
+RAW = TOY | dict(title="A small one", base=BASE | dict(seeds=[0, 1], clients=3, epochs=1, batch_size=64), methods={"FedAvg": {}, "FedProx": GUESS | dict(mu=.1)},
+                 tiers={"smoke": {"base": dict(rounds=1, source="tier: reduced")}})
+LONG = RAW | dict(base=RAW["base"] | dict(every=500), tiers={"smoke": {"base": dict(rounds=500, source="tier: reduced")}})
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-LONG = SPEC.replace("clients = 3", "clients = 3\nevery = 500").replace("{value = 1, source", "{value = 500, source")
 
 
 @pytest.fixture
-def spec(tmp_path):
-    path = tmp_path / "papers/demo/t.toml"
-    path.parent.mkdir(parents=True)
-    path.write_text(LONG)
-    return path
+def write(tmp_path): return lambda raw: written(tmp_path / "papers", raw, "demo/t")
 
 
 def listen():
@@ -59,13 +32,6 @@ def started(*command, **more):
     env = {k: v for k, v in os.environ.items() if k != "CI"} | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listen) | more
     return subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, env=env, text=True, start_new_session=True, **pipes)
-
-
-def until(true, seconds=90):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(.05)
 
 
 def alive(session):
@@ -81,10 +47,10 @@ def left(results):
 
 
 @pytest.mark.parametrize("number, workers, everybody", [(signal.SIGTERM, 2, False), (signal.SIGHUP, 1, True)])
-def test_a_scheduler_and_a_closed_terminal(spec, tmp_path, number, workers, everybody):
+def test_a_scheduler_and_a_closed_terminal(write, tmp_path, number, workers, everybody):
     "One line, its own exit code, no lease, no semaphore; a run goes on from its checkpoint. Pays for a driver and its workers"
     results = tmp_path / "r"
-    command = ("-m", "fedrepro", "run", spec, "--workers", workers, "--results", results, "--checkpoint", 1, "--device", "cpu")
+    command = ("-m", "fedrepro", "run", write(LONG), "--workers", workers, "--results", results, "--checkpoint", 1, "--device", "cpu")
     process = started(*command)
     until(lambda: len(list(results.rglob("*-00000*.json"))) >= workers or process.poll() is not None)
     (os.killpg if everybody else os.kill)(process.pid, number)
@@ -119,12 +85,12 @@ METHODS = "import sys\nfrom fedrepro.engine.method import FedAvg\n{}class Mine(F
 
 @pytest.mark.parametrize("top, hook, words", [("sys.exit(0)\n", "pass", "SystemExit: 0"), ("", "sys.exit(0)", "ended the program"),
                                               ("", "sys.exit(0) if federation.seed else None; return super().init_server(federation)", "SystemExit: 0")])
-def test_what_ends_the_program_is_no_success(spec, tmp_path, monkeypatch, capsys, top, hook, words):
+def test_what_ends_the_program_is_no_success(write, tmp_path, monkeypatch, capsys, top, hook, words):
     "`sys.exit(0)` in a file of methods, in a method before anything is computed, and in one of its runs"
     from fedrepro.cli.main import main
     from fedrepro.engine.method import METHODS as known
     (tmp_path / "mine_ends.py").write_text(METHODS.format(top, hook))
-    spec.write_text(SPEC.replace("[methods.FedProx]\nmu = {value = 0.1, source = \"guess: a test\"}", "[methods.Mine]"))
+    spec = write(RAW | dict(methods={"FedAvg": {}, "Mine": {}}))
     monkeypatch.setenv("FEDREPRO_METHODS", "")
     try: code = main(["--import", str(tmp_path / "mine_ends.py"), "run", str(spec), "--workers", "1", "--results", str(tmp_path / "r")])
     finally:
@@ -135,11 +101,10 @@ def test_what_ends_the_program_is_no_success(spec, tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.parametrize("where", ["closed", "gone", "full"])
-def test_nobody_reads_what_is_said(spec, tmp_path, monkeypatch, where):
+def test_nobody_reads_what_is_said(write, tmp_path, monkeypatch, where):
     "Stderr closed, or its reader gone, or its disk full: the run is computed all the same. Pays for a driver whose stderr is closed"
     from fedrepro.cli.main import main
-    spec.write_text(SPEC.replace("[methods.FedProx]\nmu = {value = 0.1, source = \"guess: a test\"}\n", ""))
-    command = ["run", str(spec), "--workers", "1", "--seeds", "1", "--results", str(tmp_path / "r")]
+    command = ["run", str(write(RAW | dict(methods={"FedAvg": {}}))), "--workers", "1", "--seeds", "1", "--results", str(tmp_path / "r")]
     monkeypatch.delenv("CI", raising=False)
     if where == "closed":
         started("-m", "fedrepro", *command, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.close(2)).wait(60)
@@ -169,10 +134,10 @@ def test_long_chains_end(tmp_path):
     with pytest.raises(InputError, match="7.toml: extends itself"): extended(tmp_path / "0.toml")
 
 
-def test_a_name_may_not_begin_a_formula(spec):
+def test_a_name_may_not_begin_a_formula(write):
     "matplotlib would read it as one, and fail where it is none"
     from fedrepro.core.errors import InputError
     from fedrepro.experiments.specs import load_spec
-    spec.write_text(SPEC.replace("[methods.FedAvg]", '[methods."$\\\\frac$"]\nclass = "FedAvg"'))
+    spec = write(RAW | dict(methods={"$\\frac$": {"class": "FedAvg"}}))
     with pytest.raises(InputError, match=r"has more than one '\$'") as error: load_spec(spec)
     assert "\n" not in str(error.value)

@@ -23,7 +23,6 @@ from fedrepro.executors.stacks import BatchPlan, stacked
 from fedrepro.models import networks
 from types import SimpleNamespace
 
-torch.set_num_threads(1)
 DIGITS, NET = datasets.load("digits"), networks.network("digits_cnn")
 WHOLE = partition.partition("dirichlet-class-5", DIGITS.train_y.numpy(), DIGITS.test_y.numpy(), clients=5, alpha=.5, per_class=2)
 CUT = partition.Partition([rows[:n] for rows, n in zip(WHOLE.train, (40, 25, 1, 33, 18))], WHOLE.test)

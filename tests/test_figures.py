@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from matplotlib import pyplot as plt
 from typer.testing import CliRunner
 
@@ -32,7 +31,6 @@ from fedrepro.reporting.figures import DRAW, bubbles_figure, distances_figure, d
 from fedrepro.verdicts.tables import DEFINITIONS, render, table
 
 ROOT = Path(__file__).resolve().parents[1]
-torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def closed():
@@ -107,13 +105,6 @@ def test_no_run_that_was_committed_has_another_name():
     for name, was in json.loads((ROOT / "tests/run_ids.json").read_text()).items():
         cells = [c for c in spec(name).runs("paper", list(was["ids"]), [was["seed"]]) if c.column == was["column"]]
         assert {c.row: c.run_id[:8] for c in cells} == was["ids"], name
-
-def test_every_committed_result_belongs_to_a_spec():
-    kept = {p.parent.parent.parent.name: [] for p in ROOT.glob("papers/*/results/*/*.jsonl")}
-    for name in find_specs(ROOT / "papers"):
-        if name.split("/")[0] in kept: kept[name.split("/")[0]] += [c.run_id for t in spec(name).tiers for c in spec(name).runs(t)]
-    for path in ROOT.glob("papers/*/results/*/*.jsonl"):
-        assert path.stem.rsplit("-", 1)[1] in kept[path.parent.parent.parent.name], path.name
 
 # --- a difference of two tables
 

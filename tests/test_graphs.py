@@ -28,7 +28,6 @@ from fedrepro.experiments.jobs import make_jobs
 from fedrepro.experiments.specs import load_spec
 from fedrepro.models import networks
 
-torch.set_num_threads(1)
 DIGITS, NET = datasets.load("digits"), networks.network("digits_cnn")
 CUT = partition.Partition([np.arange(100 * k, 100 * k + n) for k, n in enumerate((40, 25, 1, 33, 18))], None)
 TOY = Federation(DIGITS, NET, CUT, dtype=torch.float64)

@@ -16,6 +16,7 @@ from fedrepro.experiments import leases, runner, store
 from fedrepro.experiments.jobs import Job
 from fedrepro.experiments.leases import Lost, clear, gone, held, holder, lease_of, leases as block, mark, me, take, void
 from test_runner import CELLS, SPEC, names, rows, small
+from toy import until
 
 TESTS = Path(__file__).parent
 DRIVER = """
@@ -38,13 +39,6 @@ def driver(folder, workers=1, rounds=2):
     path.write_text(script)
     env = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1"}
     return subprocess.Popen([sys.executable, path], cwd=TESTS.parent, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-
-
-def until(true, seconds=60):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(.02)
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from fedrepro.methods.objective import Constraint
 from fedrepro.methods.union import Union
 from fedrepro.models.architectures import Net, Network
 
-torch.set_num_threads(1)
 FULL = dict(lr=.02, momentum=.9, weight_decay=1e-2, epochs=3, batch_size=0)  # no order of batches: plain loops suffice
 SMALL = FULL | dict(batch_size=2, epochs=1)
 

@@ -25,7 +25,6 @@ from fedrepro.experiments.jobs import Job
 
 SCRIPT = Path(__file__).with_name("everybody.py")
 COST = ("wall_seconds", "peak_memory_mb", "resumed", "executor")
-torch.set_num_threads(1)
 
 
 def run_job(cells, results, on_round=None, **how): return jobs.run_job(Job(cells, results, **how), on_round)

@@ -17,6 +17,7 @@ from fedrepro.executors import processes
 from fedrepro.experiments import runner, store
 from fedrepro.experiments.jobs import Job
 from fedrepro.experiments.specs import load_spec
+from toy import until
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = load_spec("fedccfa/table2", ROOT / "papers")
@@ -247,13 +248,6 @@ def started(tmp_path, workers, rounds=500, **more):
     process = subprocess.Popen([sys.executable, script], cwd=ROOT, env=env, start_new_session=True, preexec_fn=listen, **dict(stderr=subprocess.PIPE) | more)
     until(lambda: list((tmp_path / "r").rglob("*.jsonl")) or process.poll() is not None)
     return process
-
-
-def until(true, seconds=90):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(.1)
 
 
 def group(pid):

@@ -22,7 +22,6 @@ from fedrepro.engine.rounds import run, sequential
 from fedrepro.executors.stacks import stacked
 from fedrepro.models.networks import network
 
-torch.set_num_threads(1)
 METHODS = {name: cls for name, cls in load_methods().items() if cls.__module__.startswith("fedrepro.")}
 
 

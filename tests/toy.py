@@ -1,6 +1,7 @@
 "A small spec, and stored results of its runs, as a person and a sweep would write them"
 import json
 import string
+import time
 from pathlib import Path
 
 from fedrepro.engine.method import load_methods
@@ -12,6 +13,14 @@ PLAIN = set(string.ascii_letters + string.digits + " .,:;_-+/()[]{}~'=<>*%")
 BASE = dict(rounds=2, seeds=[0], dataset="digits", recipe="plain", network="digits_cnn", partition="iid", clients=4, source="guess: toy")
 TOY = dict(title="t", paper="p", table="1", kind="table", metric=METRICS[0], statistic=STATISTICS[0], base=BASE,
            columns=[{}], methods={"FedAvg": {}})
+
+
+def until(true, seconds: float = 90):
+    "Waits until `true()`"
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(.02)
 
 
 def toml(raw: dict) -> list[str]:
