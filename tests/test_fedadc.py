@@ -161,6 +161,12 @@ def test_a_class_that_nobody_holds_is_not_waited_for():
     assert all(k % 2 == i for t in range(5) for i, k in enumerate(sorted(covering_cohort(fed, t, 200), key=lambda k: k % 2)))
 
 
+def test_the_most_where_nothing_covers():
+    fed = of_classes([0], [0], [0], [1, 2], [0], [3], participation=1 / 3)
+    with pytest.warns(UserWarning, match="none of 300 cohorts of 2 clients holds all 4 classes: taking the first with 3"):
+        assert 3 in covering_cohort(fed, 0, 300)
+
+
 def test_what_came_later_is_named_only_where_it_is_used():
     plain = method_settings(FedADCPlus())
     assert not {"covering", "calibration", "calibration_mu"} & set(plain)

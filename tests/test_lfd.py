@@ -225,3 +225,7 @@ def test_constraints_in_plain_torch(kind, part):
     got = after(Constraint(kind=kind, part=part, mu=mu, **FULL), fed, 1)
     assert distance(got, mean) < 1e-10 and distance(got, after(FedAvg(**FULL), fed, 1)) > 1e-5
     assert distance(after(Constraint(kind=kind, part=part, mu=0., **FULL), fed), after(FedAvg(**FULL), fed)) < 1e-10
+
+
+def test_a_part_that_a_network_has_not():
+    with pytest.raises(InputError, match=r"Constraint\(part='header'\): tiny has only extractor, classifier"): begin(Constraint(part="header"), federation())
