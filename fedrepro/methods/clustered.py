@@ -138,7 +138,7 @@ def mixture(into: list[int], mass: Tensor) -> Tensor:
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #598753aa
 def keep_numbers(server: dict, into: list[int], new: int) -> tuple[list[int], list[int]]:
-    "Numbers of the models by position, new ones last, and `now`: a number is given once, and for ever"
+    "Numbers of the models by position, new ones last, and `now`: a number is given once and never again"
     live, now = [int(m) for m in server["models"]], server["now"].tolist()
     fresh = list(range(len(now), len(now) + new))
     number = [live[i] for i in into]
@@ -152,8 +152,8 @@ def renumber(server: dict, into: list[int], new: int) -> tuple[list[int], list[i
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #35023374
 def assignment(server: dict, exchange: Exchange, delta: float, numbering) -> tuple[dict, list[dict]]:
-    """The server after merging, and what each participant hears: `cluster`, the number of its model; `drifted`, whether
-    that is a new one; `mix` (M,), the shares of the models it holds in its own, where it is not."""
+    """The server after merging, and the message to each participant: `cluster`, the number of its model; `drifted`,
+    whether that is a new one; `mix` (M,), the shares of the models it holds in its own, where it is not."""
     answers, trees = stack(exchange.uploads), list(server["models"].values())
     losses, chosen, sizes = answers["losses"].cpu(), answers["cluster"].cpu(), torch.tensor(exchange.sizes)
     into, drifted = merged(cluster_distances(losses, chosen, sizes), delta), chosen < 0

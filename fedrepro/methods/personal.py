@@ -128,7 +128,7 @@ class pFedMe(FedAvg):
         choice(self.judged_by, ("w", "theta"), "pFedMe judged_by")
 
     def init_client(self, federation, k: int) -> dict:
-        "`own`: the model by which the client is judged, at first its own random draw"
+        "`own`: the model that is evaluated, at first the client's own random draw"
         return {"own": federation.own_init(k)}
     def local_phases(self, client: Client) -> list[Phase]:
         "One, with its own kind of step"
@@ -146,7 +146,7 @@ class pFedMe(FedAvg):
             for n, t in w.items(): t.sub_(t - theta[n], alpha=outer)
         return loss, theta
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
-        "Uploads the anchor $w^k$, keeps what is judged"
+        "Uploads the anchor $w^k$, keeps the model that is evaluated"
         theta = {n: t.detach() for n, t in (results["local"].optimiser or {}).items()}
         return {"params": params}, {"own": params | theta if self.judged_by == "theta" else params}
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
