@@ -47,7 +47,7 @@ def madd(vectors: Tensor) -> Tensor:
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #460be558
 def cluster(distances: Tensor, eps: float) -> Tensor:
-    "(C, n) cluster of each participant for each class: DBSCAN on (C, n, n) distances, one sample makes a cluster"
+    "(C, n) cluster of each participant by class: DBSCAN on (C, n, n) distances, one sample makes a cluster"
     from sklearn.cluster import DBSCAN  # here: a second that other methods need not wait
     dbscan = DBSCAN(eps=eps, min_samples=1, metric="precomputed")
     found = [dbscan.fit_predict(d) for d in distances.double().cpu().numpy()]
@@ -64,7 +64,7 @@ def mixing(groups: Tensor, weights: Tensor) -> Tensor:
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #9a9e0e61
 def balanced_rows(labels: np.ndarray, per_class: int, rng: np.random.Generator) -> np.ndarray:
-    "Positions of min(`per_class`, the smallest class present) random samples of every class present in `labels` (n,)"
+    "Positions of random samples, as many of each class in `labels` (n,): `per_class`, or the smallest class"
     present, counts = np.unique(labels, return_counts=True)
     take = min(per_class, counts.min())
     return np.concatenate([rng.choice(np.flatnonzero(labels == c), take, replace=False) for c in present])
@@ -138,7 +138,8 @@ class Algorithm1(FedRep, listed=False):
     def init_server(self, federation) -> dict:
         "FedRep's body; raises InputError for cohorts of fewer than 3, in which MADD is not defined"
         if federation.cohort_size < 3:
-            raise InputError(f"FedCCFA with {federation.cohort_size} participants a round: eq. 4 needs at least 3")
+            raise InputError(f"FedCCFA with {federation.cohort_size} participants a round: "
+                             "eq. 4 needs at least 3")
         return super().init_server(federation)
     def init_client(self, federation, k: int) -> dict:
         "`head`: own random draw; `anchors` (C, d): none yet; `seen`: 1 once the client has taken part"
@@ -195,13 +196,13 @@ class Algorithm1(FedRep, listed=False):
         "Distances are symmetric"
         return {"MADD is symmetric": float((server["madd"] - server["madd"].mT).abs().max())}
 
-# %% ../../nbs/06_methods/14_fedccfa.ipynb #61e848c7
+# %% ../../nbs/06_methods/14_fedccfa.ipynb #aa210eb7
 @dataclass
 class FedCCFA(Algorithm1):
     "Algorithm 1, with what Tables 3, 4, 5, 11 and 13 switch; the defaults are the method (Chen et al. 2024)"
-    clustering: str = "balanced"  # what is clustered (Table 3): "balanced" or "local" heads, or "oracle": true concepts
+    clustering: str = "balanced"  # Table 3: cluster "balanced" or "local" heads, or "oracle": true concepts
     anchors: str = "clustered"  # Table 4: "clustered", "global" (one set for all) or "none"
-    aggregation: str = "uniform"  # Table 11: participants count equally, or "weighted" by their samples of the class
+    aggregation: str = "uniform"  # Table 11; or "weighted" by the participants' samples of the class
     fixed_weight: float | None = None  # Table 5: alignment weight in place of the entropy's; None = eq. 9
     finetune_epochs: int = 0  # Table 13, FedCCFA-FT: epochs of the head after the last round
     finetune_lr: float = 0.01
