@@ -18,7 +18,7 @@ from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/04_personal.ipynb #3fe8025d
 def server_head(federation) -> dict:
-    "A client's state whose head is the server's: where FedRep and FedBABU meet"
+    "A client's state with the server's head, for which FedRep equals FedBABU"
     return {"head": select(federation.initial, "head.")}
 
 GLOBAL = {"eval_params": FedAvg.eval_params, "personal": False}  # of a method evaluated by the global model, for laws
@@ -95,7 +95,7 @@ class Ditto(FedAvg):
         "`own`: the model $v_k$, the client's own random draw"
         return {"own": federation.own_init(k)}
     def local_phases(self, client: Client) -> list[Phase]:
-        "FedAvg's phase, then that of $v_k$, which goes on from where the client left it"
+        "FedAvg's phase, then that of $v_k$, which starts from the client's last one"
         return [self.phase(client), self.phase(client, "own", epochs=self.personal_epochs, loss=self.tied,
                                                start=lambda client, results: client.state["own"])]
     def tied(self, client: Client, params: Tree, batch: Batch) -> Tensor:
