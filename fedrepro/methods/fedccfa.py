@@ -199,7 +199,7 @@ class Algorithm1(FedRep, listed=False):
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #aa210eb7
 @dataclass
 class FedCCFA(Algorithm1):
-    "Algorithm 1 with the switches of Tables 3, 4, 5, 11 and 13; the defaults are the method (Chen et al. 2024)"
+    "Algorithm 1 with the switches of Tables 3, 4, 5, 11 and 13; without any by default (Chen et al. 2024)"
     clustering: str = "balanced"  # Table 3: cluster "balanced" or "local" heads, or "oracle": true concepts
     anchors: str = "clustered"  # Table 4: "clustered", "global" (one set for all) or "none"
     aggregation: str = "uniform"  # Table 11; or "weighted" by the participants' samples of the class

@@ -48,7 +48,7 @@ def log_sigmas(method, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return first, first if method.margin_in_regulariser else F.log_softmax(z / method.tau, dim=1)
 
 def check_margins(margin: float, own: bool, in_regulariser: bool):
-    "Raises InputError for a margin above 1, or one on every class of a term that has none"
+    "Raises InputError for a margin above 1, or for own margins without margins in the regulariser"
     if margin > 1: raise InputError(f"LfD(margin={margin!r}): expected a number from 0 to 1")
     if own and not in_regulariser:
         raise InputError("LfD(own_margins=True, margin_in_regulariser=False): margins of which term?")
