@@ -7,8 +7,8 @@ __all__ = ['RESULT_FORMAT', 'NUMBER', 'HEADER', 'ALWAYS', 'STATUS', 'SHAPE', 'AB
            'run_path', 'git', 'processor', 'provenance', 'Damaged', 'Foreign', 'demand', 'is_a', 'check_settings',
            'check_header', 'check_rows', 'check_study_rows', 'check_metrics', 'check_end', 'json_line', 'encode',
            'write', 'check_writable', 'decode', 'parse_lines', 'content_of', 'read', 'say', 'set_aside',
-           'read_or_set_aside', 'is_complete', 'has_run', 'settings_columns', 'load_runs', 'state', 'load_headers',
-           'load_results', 'mixed']
+           'read_or_set_aside', 'is_complete', 'has_run', 'settings_columns', 'tier_folders', 'load_runs', 'state',
+           'load_headers', 'load_results', 'mixed']
 
 # %% ../../nbs/07_experiments/07_store.ipynb #f68f48b0
 import errno
@@ -32,7 +32,7 @@ from ..core.errors import InputError, short
 from ..core.files import write_atomic
 from ..engine.divergence import in_words
 from .runs import PlannedRun, run_id
-from .specs import INSTALLED
+from .specs import INSTALLED, PACKAGE
 
 # %% ../../nbs/07_experiments/07_store.ipynb #e926e06c
 def file_name(settings: dict) -> str:
@@ -294,9 +294,15 @@ def settings_columns(settings: dict) -> dict:
 
 COLUMNS = [*ABOUT, "round", "generalised_accuracy", "personalised_accuracy", "train_loss", "bytes_up", "bytes_down"]
 
+def tier_folders(folder: str | Path) -> list[Path]:
+    "A tier's folder and, in a wheel, the folder of the committed runs that it carries for the same tier"
+    carried = INSTALLED and not Path(folder).is_absolute() and (PACKAGE/folder).is_dir()
+    return [Path(folder), *([PACKAGE/folder] if carried else [])]
+
 def load_runs(folder: str | Path) -> list[tuple[Path, dict, list[dict]]]:
     "(file, header, rows) of every whole result in a tier's folder, by name; damaged ones are set aside"
-    found = ((path, read_or_set_aside(path)) for path in sorted(Path(folder).glob("*.jsonl")))
+    files = {path.name: path for place in reversed(tier_folders(folder)) for path in place.glob("*.jsonl")}
+    found = ((path, read_or_set_aside(path)) for _, path in sorted(files.items()))
     return [(path, *run) for path, run in found if run is not None]
 
 # %% ../../nbs/07_experiments/07_store.ipynb #e9b53674
@@ -304,9 +310,10 @@ LOADED = {}  # folder -> (its files, their headers and rows): a page of tables a
 
 def state(folder: str | Path) -> list[tuple]:
     "Name, size, time and inode of each result in a folder; empty when one changed in the last two seconds"
-    try: found = {f.name: f.stat() for f in os.scandir(folder) if f.name.endswith(".jsonl")}
-    except OSError: return []
-    files = sorted((name, s.st_size, s.st_ino, s.st_mtime_ns) for name, s in found.items())
+    found = []
+    for place in tier_folders(folder):
+        with suppress(OSError): found += [(f.name, f.stat()) for f in os.scandir(place) if f.name.endswith(".jsonl")]
+    files = sorted((name, s.st_size, s.st_ino, s.st_mtime_ns) for name, s in found)
     return files if all(time.time_ns() - f[-1] > 2e9 for f in files) else []  # a later change could bear the same time
 
 def load_headers(folder: str | Path) -> list[dict]:
