@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
@@ -43,8 +43,8 @@ PATIENCE = 300.  # seconds that a round or the start of a contestant may take
 
 class Remote:
     "A contestant's process, as the one who asks sees it"
-    def __init__(self, kind: str, work: Work, device: str, workers: int):
-        "Starts it, and waits until its first round could begin"
+    def __init__(self, kind: str, work: Work, device: str, workers: int, settings: Mapping[str, str] = {}):
+        "Starts it, with more `settings` in its environment, and waits until its first round could begin"
         job = json.dumps({"kind": kind, "work": asdict(work), "device": device, "workers": workers})
         command = [sys.executable, "-c", "from benchmarks.peers import child; child()", job]
         if kind == "pfl-research" and device == "cpu":
@@ -54,7 +54,7 @@ class Remote:
                  "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
         self.kind, self.errors, started = kind, tempfile.TemporaryFile("w+", errors="replace"), time.perf_counter()
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
-                                        text=True, env=os.environ | quiet)
+                                        text=True, env={**os.environ, **quiet, **settings})
         self.asked, self.said = cast(IO[str], self.process.stdin), cast(IO[str], self.process.stdout)  # both are pipes
         self.settings = self.hear()
         self.startup = time.perf_counter() - started

@@ -133,15 +133,15 @@ class Contestant:
         if self.device == "cuda": torch.cuda.synchronize()
 
     def timed(self, work: Work) -> dict:
-        "A round of `work`: its seconds, what it was, and the most memory of the device so far"
+        "A round of `work`: its seconds, those of this process on a processor, what it was, and the most memory of the device so far"
         built = self.prepared(work)
         self.synchronise()
-        started = time.perf_counter()
+        started, busy = time.perf_counter(), time.process_time()
         self.round(work, built)
         self.synchronise()
-        seconds = time.perf_counter() - started
+        seconds, cpu = time.perf_counter() - started, time.process_time() - busy
         most = torch.cuda.max_memory_allocated() / 2**20 if self.device == "cuda" else None
-        return {"seconds": seconds, "device_mb": most, **self.done(work, built)}
+        return {"seconds": seconds, "cpu_seconds": cpu, "device_mb": most, **self.done(work, built)}
 
     def serve(self, first: Work, say: Callable[[dict], None]):
         "Answer requests until there are no more"
