@@ -5,7 +5,8 @@
 # make smoke              every table and figure at tier smoke, one seed: run, printed and drawn under out/smoke
 # make peers              an environment of their own for other simulators: .venv-peers/bin/python -m benchmarks --peers
 # make bench              samples a second of every executor, a plain loop, other simulators
-# make nightly            5,000 generated inputs a property, every default changed once, what tests repeat, three seeds of chaos, make smoke
+# make nightly            5,000 generated inputs a property, every default changed once, what tests repeat, three seeds of chaos, a rehearsal of 400 runs, make smoke
+# make versions           the supported versions of Python and torch: each installed (5 GB), then the golden, contract and by-hand tests
 # make dist               the sdist and the wheel, in dist/
 # make canary             does nbdev 3.3 export the same modules and test the same pages? (an environment of its own)
 # All make the environment .venv first: Python 3.11 or newer and a network are all they need.
@@ -44,7 +45,7 @@ TRIED   := nbs/01_core/01_trees.ipynb nbs/06_methods/00_objective.ipynb nbs/09_r
 
 step = @printf '\n== %s  %s\n' "$$(date +%H:%M:%S)" "$(1)"
 
-.PHONY: help env demo test check notebooks pytest numbers chaos smoke nightly bench dist canary readme lab clean site peers
+.PHONY: help env demo test check notebooks pytest numbers chaos smoke nightly versions version bench dist canary readme lab clean site peers
 .NOTPARALLEL:
 
 help:
@@ -111,8 +112,28 @@ nightly: $(READY)
 	FEDREPRO_NIGHTLY=1 $(PY) -m pytest tests/test_input.py tests/test_bands.py --durations 5 -n 2
 	FEDREPRO_NIGHTLY=1 $(PY) -m pytest tests -m nightly --durations 12 -n 2 --dist loadfile --no-loadscope-reorder
 	@$(MAKE) --no-print-directory chaos SEED=1..3
+	$(PY) tools/chaos.py --terms 10
 	$(PY) tools/chaos.py --runs 400
 	@$(MAKE) --no-print-directory smoke
+
+# Python/torch; without torch: the one of constraints.txt. The interpreters are those of PATH: python3.11 and so on
+VERSIONS ?= 3.11/2.6.0 3.11 3.12 3.13
+versions:
+	@for v in $(VERSIONS); do $(MAKE) --no-print-directory version V=$$v || failed="$$failed $$v"; done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
+
+# another torch brings its own torchvision, sympy and setuptools
+version: python = python$(firstword $(subst /, ,$(V)))
+version: torch = $(word 2,$(subst /, ,$(V)))
+version: env = $(abspath $(OUT))/versions/$(subst /,-torch,$(V))
+version:
+	$(call step,$(python) with torch $(or $(torch),of constraints.txt))
+	@$(python) -m venv --clear $(env)
+	@grep -v -E '^(#$(if $(torch),|(torch|torchvision|sympy|setuptools)==))' constraints.txt > $(env)/pins.txt
+	@$(if $(torch),echo torch==$(torch) >> $(env)/pins.txt)
+	@$(env)/bin/python -m pip install -qq --no-input --no-cache-dir -c $(env)/pins.txt -e '.[dev]'
+	@$(env)/bin/python -c "import sys, torch, numpy; print(sys.version.split()[0], 'torch', torch.__version__, 'numpy', numpy.__version__)"
+	PATH=$(env)/bin:$(PATH) $(env)/bin/python -m pytest -p no:cacheprovider -n 2 tests/test_golden*.py tests/test_contracts.py tests/test_by_hand.py
+	@rm -rf $(env)
 
 bench: $(READY)
 	$(PY) -m benchmarks

@@ -1,5 +1,11 @@
-"What many tests share: commands that run in the test's process"
+"What many tests share: commands that run in the test's process, and a federation of digits"
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+import torch
+
+torch.set_num_threads(1)  # tests run side by side, and the kept numbers are those of one thread
 
 
 @pytest.fixture
@@ -21,3 +27,30 @@ def refused(said):
         assert (code, out) == (2, "") and len(err.splitlines()) == 1 and err.startswith("fedrepro: "), (argv, code, out, err)
         for word in words: assert word in err, (word, err)
     return refused
+
+
+@pytest.fixture(scope="session")
+def board():
+    "The scoreboard of the repository's own results: made once, since it reads every spec and every result"
+    from fedrepro.verdicts.scoreboard import scoreboard
+    return scoreboard(root=Path(__file__).resolve().parents[1] / "papers")
+
+
+@pytest.fixture(scope="session")
+def part():
+    "Seven clients of unequal digits in float64, three of them in each round"
+    from fedrepro.data import datasets, partition
+    from fedrepro.engine.federation import Federation
+    from fedrepro.models import networks
+    digits = datasets.load("digits")
+    cut = partition.partition("dirichlet-class", digits.train_y.numpy(), clients=7, seed=1, alpha=.3)
+    return Federation(digits, networks.network("digits_cnn"), cut, participation=.4, dtype=torch.float64)
+
+
+@pytest.fixture(scope="session")
+def normed(part):
+    "The same clients with a network that normalises by batches"
+    from torch import nn
+    from fedrepro.models.architectures import Net, Network
+    def make(): return Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8)), nn.Linear(8, 10))
+    return replace(part, net=Net("norm", make))

@@ -14,7 +14,6 @@ import bands  # noqa: E402
 import golden  # noqa: E402
 from golden import METHODS, numbers  # noqa: E402
 
-torch.set_num_threads(1)
 KEPT = json.loads(bands.BANDS.read_text())
 NIGHTLY = os.environ.get("FEDREPRO_NIGHTLY") == "1"
 
@@ -109,13 +108,6 @@ def test_bands_are_as_wide_as_was_decided():
                 for value, half in rounds:
                     if value is None or q.startswith("bytes"): assert half == 0
                     else: assert half >= bands.LEAST[type] * max(abs(value), 1e-3) * .95 and (type == "float32" or half <= 1e-6 * max(abs(value), 1.)), (name, q)
-
-
-def test_reasons_accumulate():
-    fresh = bands.renewed({}, "FedAvg", {"float64": {}}, {}, "first")
-    again = bands.renewed(fresh, "FedAvg", {"float64": {"a": []}}, {"lr": []}, "second")
-    assert [h["why"] for h in again["history"]] == ["first", "second"] and again["history"][0] == fresh["history"][0]
-    assert again["float64"] == {"a": []} and again["fields"] == {"lr": []} and again["history"][1]["torch"] == torch.__version__
 
 
 def test_unseen_must_be_true(monkeypatch):

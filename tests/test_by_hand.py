@@ -11,10 +11,11 @@ from fedrepro.engine.rounds import begin, next_round
 from fedrepro.methods.fedccfa import FedCCFA
 from fedrepro.models.architectures import Net, Network
 
-torch.set_num_threads(1)
 X = torch.tensor([[1., 0.], [0., 1.], [2., 1.], [1., 3.], [-1., 2.], [0., -1.], [2., 2.], [-2., 1.], [1., -1.], [3., 0.]], dtype=torch.float64)
 Y = torch.tensor([0, 1, 0, 1, 1, 0, 1, 0, 1, 0])
 PARTS = [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9]]
+TWO = [[0, 1, 3, 4, 6, 7, 8], [2, 5, 9]]  # two clients: labels 0 1 1 1 1 0 1 and 0 0 0
+FOUR = dict(parts=[[0, 1, 3], [2, 5], [4, 6, 7, 8], [9]], participation=.5)  # four clients, two a round
 W = {"body.weight": torch.tensor([[.5, -.2], [.1, .7], [.3, .3]], dtype=torch.float64), "body.bias": torch.tensor([.1, 0., -.1], dtype=torch.float64),
      "head.weight": torch.tensor([[.4, -.3, .2], [-.1, .2, .5]], dtype=torch.float64), "head.bias": torch.tensor([0., .2], dtype=torch.float64)}
 
@@ -29,8 +30,11 @@ class Points:
     def batch(self, x, draws=None, dtype=torch.float64): return x.to(dtype)
 
 
-def federation():
-    return Federation(Points(), TinyNet("tiny", lambda: Network(nn.Linear(2, 3), nn.Linear(3, 2))), SimpleNamespace(train=tuple(map(np.array, PARTS)), test=None), dtype=torch.float64)
+def federation(parts=PARTS, **changes):
+    "Clients with these rows of X and Y each"
+    net = TinyNet("tiny", lambda: Network(nn.Linear(2, 3), nn.Linear(3, 2)))
+    cut = SimpleNamespace(train=tuple(map(np.array, parts)), test=None)
+    return Federation(Points(), net, cut, dtype=torch.float64, **changes)
 
 
 def logits(w, x): return (x @ w["body.weight"].T + w["body.bias"]) @ w["head.weight"].T + w["head.bias"]

@@ -1,5 +1,6 @@
 "The command line: what it prints, its exit codes, and one clear line for everything a person can get wrong"
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 import fedrepro
+from fedrepro.cli.app import EXAMPLES
+from fedrepro.cli.own import page_files
 from fedrepro.engine.method import METHODS
 from fedrepro.experiments import runner, specs
 from toy import BASE, TOY, written
@@ -126,7 +129,7 @@ def test_a_method_in_a_file_of_ones_own(said, refused, write, spec, monkeypatch)
     refused(["run", spec], "'Halfway'")
     try:
         for more in (["--seeds", 2], ["--executor", "processes", "--seeds", 1, "--results", "apart"]):
-            code, out, err = said("--import", own, "run", spec, "--device", "cpu", "--methods", "Halfway", "--workers", 2, *more)
+            code, out, err = said("run", spec, "--device", "cpu", "--methods", "Halfway", "--workers", 2, *more, "--import", own)
             assert code == 0 and "0 were there" in err and "Halfway" in out, err
         assert "Halfway" in [m["name"] for m in json.loads(said("--import", own, "methods", "--json")[1])]
     finally: METHODS.pop("Halfway", None)
@@ -135,11 +138,63 @@ def test_a_method_in_a_file_of_ones_own(said, refused, write, spec, monkeypatch)
         refused(["--import", spec.with_name(name), "methods"], name)
 
 
+def test_what_new_method_writes_runs(said, refused, tmp_path, monkeypatch):
+    "Pays for the contract of a method in a process of its own, and for two runs of 12 rounds"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDREPRO_METHODS", "")
+    code, out, err = said("new-method", "my_method.py")
+    assert (code, out) == (0, "my_method.py\nmy_method.toml\n") and "--import my_method.py" in err
+    checked = subprocess.run([sys.executable, "my_method.py"], capture_output=True, text=True)
+    assert checked.returncode == 0 and "MyMethod(mu=0.0) = FedAvg()" in checked.stdout, checked.stderr
+    run = err.strip().splitlines()[-1].split("fedrepro ")[1].split()
+    try: code, out, err = said(*run, "--seeds", 1, "--quiet")
+    finally: METHODS.pop("MyMethod", None)
+    assert (code, err) == (0, "") and "MyMethod" in out and "published" not in out and "not run" not in out
+    refused(["new-method", "my_method.py"], "my_method.py exists")
+
+
+def test_pages_are_listed_and_copied(said, refused, tmp_path):
+    code, out, _ = said("notebook")
+    assert code == 0 and "00_your_method" in out and len(out.splitlines()) == len(page_files()) + 2
+    for name, file in [("14_fedccfa", "14_fedccfa"), ("your_method", "00_your_method")]:
+        assert said("notebook", name, "--out", tmp_path)[1].strip() == str(tmp_path / f"{file}.ipynb")
+        assert (tmp_path / f"{file}.ipynb").read_bytes() == page_files()[file].read_bytes()
+    refused(["notebook", "14_fedccfa", "--out", tmp_path], "exists; it is not replaced")
+
+
+TORCHLESS = ["table fedccfa/table2", "claims", "export fedccfa/table2 --to latex", "datasets", "methods", "data digits", "notebook"]
+
+
+def test_what_was_answered_once_is_answered_without_torch(tmp_path):
+    "Pays for every answer once; `tables` and `scoreboard` are answered the same way"
+    code = ("import sys; from fedrepro.cli.main import main\n"
+            "for line in sys.argv[2:]: assert main(line.split()) in (0, 2), line\n"
+            "assert not ({'torch', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules) and sys.argv[1] == 'again')")
+    for time in ("first", "again"):
+        done = subprocess.run([sys.executable, "-c", code, time, *TORCHLESS], capture_output=True, text=True, cwd=tmp_path,
+                              env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)})
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_plan_needs_no_data_and_has_a_line_a_tier(said, write, spec, tmp_path):
+    base = RAW["base"] | dict(dataset="CINIC-10", network="fedccfa_cifar")
+    spec = write(RAW | dict(base=base, tiers=RAW["tiers"] | {"paper": {}}))
+    code, out, err = said("plan", spec, "--data", tmp_path / "none", "--device", "cpu", "--seeds", 1)
+    lines = [line.split() for line in out.splitlines()[2:]]
+    assert (code, err) == (0, "") and [line[1] for line in lines] == ["smoke", "paper"], out
+    assert all("2 of 2" in line for line in out.splitlines()[2:]) and "measured" in out
+
+
 # --- what is refused
 
 @pytest.mark.parametrize("argv, words", [
     (["tabel"], ["'tabel'", "run, sweep, table, figure"]),
-    (["run"], ["SPEC"]),
+    (["run"], ["SPEC", "`fedrepro tables` lists them"]), (["compare"], ["METHOD", "`fedrepro methods` lists them"]),
+    (["run", "fedcfa/table2"], ["did you mean 'fedccfa/table2'? `fedrepro tables` lists them"]),
+    (["compare", "FedNova"], ["'FedNova'", "--import FILE.py"]), (["methods", "--import"], ["--import", "argument"]),
+    (["notebook", "fedcfa"], ["page 'fedcfa' is unknown", "`fedrepro notebook` lists them"]),
+    (["notebook", "fedccfa"], ["14_fedccfa, 01_fedccfa"]),
+    (["new-method", "mine.txt"], ["my_method.py"]), (["new-method", "fed_avg.py"], ["there is a method FedAvg already"]),
     (["run", "SPEC", "--seed", "3"], ["--seed;", "--seeds"]),
     (["run", "SPEC", "--seeds", "many"], ["--seeds", "'many'", "whole number"]),
     (["run", "SPEC", "--seeds", "0"], ["--seeds", "'0'", "at least 1"]),
@@ -215,12 +270,26 @@ def test_our_own_mistakes_are_not_hidden(said, spec, monkeypatch):
 
 # --- help
 
+def test_the_advertised_example_shows_the_papers_point(said, tmp_path, monkeypatch):
+    "Pays for two runs of 20 rounds: the help's first command with one seed; each accuracy is FedCCFA's by ten points"
+    line, = [line.split("fedrepro ")[1] for line in EXAMPLES.splitlines() if line.startswith("A minute")]
+    assert f"fedrepro {line}" in " ".join(said("--help")[1].split())
+    monkeypatch.chdir(tmp_path)
+    code, out, err = said(*line.split(), "--seeds", 1, "--quiet")
+    first, second = out.split("personalised accuracy\n")
+    for table in (first.split("generalised accuracy\n")[1], second):
+        last = {row[0]: float(row[1]) for row in map(str.split, table.splitlines()) if row and row[0] in ("FedAvg", "FedCCFA")}
+        assert last["FedCCFA"] > last["FedAvg"] + 10, last
+    assert (code, err) == (0, "") and Path(out.splitlines()[-1]).stat().st_size > 5000
+
+
 def test_help_and_version(said):
     assert said("--version") == (0, fedrepro.__version__ + "\n", "") and said("-h")[0] == 0
     out = said("run", "--help")[1]
     for option in "tier methods datasets seeds device data results workers executor quiet".split(): assert f"--{option}" in out
     out = said("--help")[1]
-    groups = {"Start here": ["compare", "data"], "Reproduce": ["run", "sweep", "table", "figure"], "Your own": ["export", "log"],
+    assert said() == (0, out, ""), "without a command: the help"
+    groups = {"Start here": ["compare", "data"], "Reproduce": ["run", "sweep", "table", "figure"], "Your own": ["new-method", "export", "log"],
               "Look up": ["methods", "datasets", "tables", "scoreboard", "claims"]}
     at = [out.index(title) for title in groups]
     assert at == sorted(at) and "Commands" not in out and "--install-completion" in out

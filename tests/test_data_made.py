@@ -15,15 +15,13 @@ from PIL import Image
 from torchvision.io import encode_jpeg, encode_png
 
 from fedrepro.core.errors import InputError
-from fedrepro.data import datasets, images, sources, transforms
+from fedrepro.data import datasets, images, sources
 from fedrepro.data.images import DOMAINS, picture
 from fedrepro.data.partition import partition
 from fedrepro.data.sources import complete
-from fedrepro.data.synthetic import logistic_clients
 from fedrepro.data.transforms import pixel_statistics, recipe_for
 from test_fetch import md5, names
 
-torch.set_num_threads(1)
 ARCHIVED = [s.name for s in images.PICTURES]
 
 
@@ -117,17 +115,6 @@ def made(name, root, r=None):
 
 @pytest.fixture
 def rng(): return np.random.default_rng(7)
-
-
-# --- what is published
-
-def test_every_set_has_one_source_and_known_statistics():
-    assert {*datasets.SOURCES, *datasets.MADE} == {*transforms.dataset_names()} == {*transforms.PIXEL_STATISTICS}
-    assert images.PER_CLASS * len(datasets.SOURCES["DomainNet"].class_names) == 500 and len(DOMAINS) == 6  # FedBSS's training pictures a domain
-    for s in images.PICTURES:
-        assert s.pack == f"{s.name}.npz" and {a.name: a.digest for a in s.archives} == s.files
-        assert all(url.startswith(("http://", "https://")) for a in s.archives for url in a.urls)
-    assert len({a.digest for s in images.PICTURES for a in s.archives}) == 3 + 18
 
 
 # --- what is read
@@ -269,16 +256,6 @@ def test_any_damage_of_a_pack_is_found(tmp_path):
     assert torch.equal(source.read(source, tmp_path)["train_x"], before["train_x"]) and pack.read_bytes()[:1000] == content[:1000]
 
 
-@pytest.mark.parametrize("write", [lambda p: np.savez(p, made_of="x"), lambda p: np.save(p.open("wb"), np.zeros(3)), lambda p: p.write_text("x"),
-                                   lambda p: np.savez(p, allow_pickle=True, made_of=np.array([print], dtype=object)), lambda p: p.mkdir()])
-def test_a_strange_pack_is_no_pack(write, tmp_path):
-    source = made("EMNIST-letters", tmp_path)
-    write(tmp_path / source.folder / source.pack)
-    if (tmp_path / source.folder / source.pack).is_dir():
-        with pytest.raises(InputError, match="cannot be written"): source.read(source, tmp_path)
-    else: assert len(source.read(source, tmp_path)["train_y"]) == 78
-
-
 def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path, monkeypatch):
     source = made("EMNIST-letters", tmp_path)
     monkeypatch.setattr(sources.os, "access", lambda path, how: False)
@@ -294,14 +271,6 @@ def test_a_full_disk_leaves_no_half_pack(tmp_path, monkeypatch):
     monkeypatch.setattr(sources.np, "savez", full)
     with pytest.raises(InputError, match="EMNIST-letters.npz: cannot be written .No space"): source.read(source, tmp_path)
     assert not source.absent(tmp_path) and not (tmp_path / source.folder / source.pack).exists()
-
-
-def test_who_waited_for_the_lock_does_not_decode_again(tmp_path, monkeypatch):
-    calls, source = counted(monkeypatch), made("CINIC-10", tmp_path)
-    before, real = source.read(source, tmp_path), sources._unpacked
-    n, asked = len(calls), []
-    monkeypatch.setattr(sources, "_unpacked", lambda p, s: asked.append(p) or (real(p, s) if len(asked) > 1 else None))
-    assert torch.equal(source.read(source, tmp_path)["train_x"], before["train_x"]) and len(calls) == n and len(asked) == 2
 
 
 # --- what is wrong
@@ -333,25 +302,21 @@ TINY, EM = "tiny-imagenet-200", "gzip/emnist-letters-train"
 
 
 EDITED = [
-    ("Tiny-ImageNet", lambda m: m.pop(f"{TINY}/wnids.txt"), "cannot be unpacked .*wnids.txt"),
     ("Tiny-ImageNet", lambda m: m.pop(f"{TINY}/val/images/val_3.JPEG"), "cannot be unpacked .*val_3.JPEG"),
     ("Tiny-ImageNet", lambda m: m.pop(f"{TINY}/train/n01/images/n01_2.JPEG"), "5 training and 6 test images, expected 6 and 6"),
-    ("Tiny-ImageNet", lambda m: m.update({f"{TINY}/words.txt": b"n01\tfish\n"}), "cannot be unpacked"),
     ("Tiny-ImageNet", lambda m: m.update({f"{TINY}/val/val_annotations.txt": b"val_0.JPEG\tn77\n"}), "cannot be unpacked"),
     ("Tiny-ImageNet", lambda m: m.update({f"{TINY}/train/n01/images/n01_2.JPEG": b"no picture"}), "cannot be unpacked"),
-    ("EMNIST-letters", lambda m: m.pop(f"{EM}-labels-idx1-ubyte.gz"), "cannot be unpacked .*labels"),
     ("EMNIST-letters", lambda m: m.update({f"{EM}-labels-idx1-ubyte.gz": b"no gzip"}), "cannot be unpacked"),
     ("EMNIST-letters", lambda m: m.update({f"{EM}-labels-idx1-ubyte.gz": gzip.compress(b"\0\0\x08\1\0\0\0\2\1\2")}), "cannot be unpacked")]
 EXCHANGED = [
-    ("CINIC-10", "CINIC-10.tar.gz", b"", "cannot be unpacked"), ("CINIC-10", "CINIC-10.tar.gz", gzip.compress(b"no tar"), "cannot be unpacked|0 training"),
+    ("CINIC-10", "CINIC-10.tar.gz", b"", "cannot be unpacked"),
     ("CINIC-10", "CINIC-10.tar.gz", tar_gz({"train/dragon/a.png": b"", "train/cat/a.jpg": b"", "a/train/cat/a.png": b""}), "0 training and 0 test images"),
-    ("DomainNet", "real.zip", b"no zip", "real.zip: cannot be unpacked"), ("DomainNet", "real.zip", zipped({}), "real.zip: cannot be unpacked .*real/"),
+    ("DomainNet", "real.zip", b"no zip", "real.zip: cannot be unpacked"),
     ("DomainNet", "sketch_train.txt", b"\xff\xfe", "sketch_train.txt: cannot be unpacked"),
-    ("DomainNet", "sketch_train.txt", b"airplane 3\n", "sketch_train.txt: cannot be unpacked"),
     ("DomainNet", "sketch_train.txt", b"sketch/axe/none.jpg 3\n", "sketch.zip: cannot be unpacked .*none.jpg")]
 
 
-@pytest.mark.parametrize("name, file, content, says", EXCHANGED + [(name, None, change, says) for name, change, says in EDITED], ids=range(17))
+@pytest.mark.parametrize("name, file, content, says", EXCHANGED + [(name, None, change, says) for name, change, says in EDITED], ids=range(11))
 def test_odd_archives_whose_checksums_agree(name, file, content, says, tmp_path):
     good = made(name, tmp_path)
     files = {f: (tmp_path / good.folder / f).read_bytes() for f in good.files}
@@ -361,18 +326,7 @@ def test_odd_archives_whose_checksums_agree(name, file, content, says, tmp_path)
     assert "\n" not in str(e.value) and names(tmp_path / good.folder) == sorted(files)
 
 
-# --- made data
-
-def test_synthetic_data_as_a_data_set():
+def test_synthetic_data_are_not_normalised():
     d = datasets.load("synthetic", recipe="FedDC")
     assert (d.shape, d.classes, len(d.train_y), d.train_x.dtype) == ((1, 1, 30), 5, 4000, torch.float32)
-    assert d.train_x is d.test_x and d.train_y is d.test_y and d.draw(3, None) is None
-    assert torch.equal(d.batch(d.train_x), d.train_x), "features are not normalised"
-    x = np.concatenate([x for x, _ in logistic_clients()])
-    assert np.array_equal(d.train_x.flatten(1).numpy(), x.astype(np.float32)) and np.bincount(d.groups[0]).tolist() == [200] * 20
-    spread = x.std(0) / np.arange(1, 31) ** -.6
-    assert np.abs(spread - 1).max() < .05 and np.abs(x.mean(0)).max() < .05
-    assert d.fingerprint == datasets.load("synthetic").fingerprint and datasets.download("synthetic").is_dir()
-    before = np.random.get_state()[1].copy()
-    logistic_clients(seed=3)
-    assert (np.random.get_state()[1] == before).all(), "the global generator was touched"
+    assert d.draw(3, None) is None and torch.equal(d.batch(d.train_x), d.train_x) and datasets.download("synthetic").is_dir()

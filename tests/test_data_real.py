@@ -9,7 +9,6 @@ from fedrepro.data.datasets import SOURCES, data_dir, load
 from fedrepro.experiments.runs import build
 from fedrepro.experiments.specs import find_specs, load_spec
 
-torch.set_num_threads(1)
 NAMES = {"MNIST": "MNIST", "Fashion-MNIST": "FashionMNIST",  # ours -> torchvision's
          "CIFAR-10": "CIFAR10", "CIFAR-100": "CIFAR100"}
 PRINTS = {"MNIST": "3ee7f568b8fdc891", "Fashion-MNIST": "90fb00bb668ec4c4", "CIFAR-10": "cb85cdd084bdd771"}

@@ -1,6 +1,4 @@
 "Specs: every committed one says what the paper says; whatever is wrong in one is said in a single line"
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ from fedrepro.experiments.rules import SETTINGS, SOURCE_KINDS, field_rules, line
 from fedrepro.experiments.runs import build, pick_device, run_id
 from fedrepro.experiments.specs import NOTHING, Column, find_specs, load_spec
 from fedrepro.verdicts.tables import render
-from toy import BASE, TOY, toml, written
+from toy import BASE, TOY, written
 
 ROOT = Path(__file__).resolve().parents[1]
 SPECS = find_specs(ROOT / "papers")
@@ -87,23 +85,11 @@ def test_table_1_is_table_2_without_drift():
     assert {a.settings["drift"]["name"] for a in one} == {"none"}
 
 
-def test_small_tier_keeps_the_federation_and_scales_the_rounds():
-    small = load_spec("fedccfa/table2", ROOT / "papers").runs("small", methods=["FedCCFA"], seeds=1)[0].settings
-    assert (small["rounds"], small["drift"]["at"], small["method"]["fields"]["align_from"]) == (40, 20, 4)
-    assert small["data"]["name"] == "Fashion-MNIST" and small["partition"]["clients"] == 20 and small["participation"] == 1.
-
-
 # --- names
 
 def test_no_hyper_parameter_is_called_like_a_setting():
     for name, method in load_methods().items():
         assert not set(field_rules(method)) & set(SETTINGS), name
-
-
-def test_run_ids_are_the_same_in_a_fresh_process():
-    code = "from fedrepro.experiments.specs import load_spec; print(*(c.run_id for c in load_spec('fedccfa/table2').runs('paper')))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={"PYTHONHASHSEED": "7"}, capture_output=True, text=True)
-    assert done.stdout.split() == [c.run_id for c in load_spec("fedccfa/table2", ROOT / "papers").runs("paper")]
 
 
 def test_a_new_version_of_a_method_is_a_new_run(monkeypatch):
@@ -158,42 +144,32 @@ def refused(spec) -> str:
 @pytest.mark.parametrize("old, new, says", [
     ('rounds = {value = 200', 'rounds = {value = "200"', "base.rounds: '200' is not an integer"),
     ('rounds = {value = 200', 'rounds = {value = true', "base.rounds: True is not an integer"),
-    ('rounds = {value = 200', 'rounds = {value = 0', "base.rounds: 0 is not in [1"),
-    ('rounds = {value = 200', 'round = {value = 200', "did you mean 'rounds'"),
     ('rounds = {value = 200, source = "paper 5.1"}', 'rounds = 200', "base.rounds: source None"),
     ('rounds = {value = 200, source = "paper 5.1"}', 'rounds = {source = "paper"}', "base.rounds has no value"),
-    ('rounds = {value = 200, source', 'rounds = {value = 200, sauce', "did you mean 'source'"),
     ('source = "paper B.2"', 'source = "somewhere"', "'somewhere' does not begin with one of: paper, code"),
     ('[methods.FedProx]', '[methods.FedPrx]', "method 'FedPrx' is unknown; did you mean 'FedProx'?"),
     ('mu = {value = 0.01', 'mu = {value = nan', "methods.FedProx.mu: nan is not a finite number"),
     ('mu = {value = 0.01', 'mu = {value = 1e19', "mu: 1e+19 is not in [-1e+18, 1e+18]"),
-    ('mu = {value = 0.01', 'mu = {value = inf', "inf is not a finite number"),
     ('mu = {value = 0.01', 'mew = {value = 0.01', "methods.FedProx: key 'mew' is unknown"),
-    ('mu = {value = 0.01', 'mu = {value = false', "False is not a finite number"),
     ('mu = {value = 0.01', 'mu = {value = 1' + '0' * 5000, "not valid TOML"),
-    ('network = "fedccfa_fmnist"', 'network = "fedccfa_mnist"', "did you mean 'fedccfa_fmnist'"),
     ('dataset = "Fashion-MNIST"', 'dataset = "FashionMNIST"', "did you mean 'Fashion-MNIST'"),
     ('value = "dirichlet-class-5"', 'value = "dirichlet"', "base.partition 'dirichlet' is unknown"),
     ('drift = {value = "sudden"', 'drift = {value = "suden"', "did you mean 'sudden'"),
     ('drift_round = {value = 100', 'drift_round = {value = 200', "drift_round 200 comes after the last of 200 rounds"),
     ('value = [0, 1, 2]', 'value = [0, 1, 1]', "names a seed twice"),
     ('value = [0, 1, 2]', 'value = []', "is empty"),
-    ('value = [0, 1, 2]', 'value = [0, 1.5]', "base.seeds: 1.5 is not an integer"),
     ('participation = 1.0', 'participation = 1.5', "participation: 1.5 is not in (0, 1]"),
     ('value = 0.5,', 'value = 0,', "alpha_dirichlet: 0.0 is not in [1e-06"),
     ('metric = "generalised_accuracy"', 'metric = "accuracy"', "metric 'accuracy' is unknown"),
-    ('statistic = "last"', 'statistic = "final"', "accepted: best, last, mean_last_10"),
     ('kind = "table"', 'kind = 3', "kind: 3 is not a text"),
     ('title =', 'titel =', "did you mean 'title'"),
     ('paper = "FedCCFA"', '', "paper is not given"),
     ('table2.published.csv', 'table9.csv', "table9.csv does not exist"),
     ('[tiers.paper]', '[tiers.paper.base]\nrounds = 3', "the tier paper is the published setting"),
     ('[tiers.small.methods.FedCCFA]', '[tiers.small.methods.FedCFA]', "row 'FedCFA' is unknown; did you mean 'FedCCFA'"),
-    ('[tiers.small.base]', '[tiers.small.bass]', "did you mean 'base'"),
     ('[base]', 'base = 3\n[other]', "key 'other' is unknown"),
     ('[base]', '[base', "not valid TOML"),
     ('seeds = {value = [0, 1, 2], source = "paper 5.2: three trials"}', '', "base.seeds is not given"),
-    ('recipe = {value = "FedCCFA"', 'recipe = {value = "fedccfa"', "did you mean 'FedCCFA'"),
 ])
 def test_mistakes_are_named_in_one_line(tmp_path, old, new, says):
     folder = tmp_path / "fedccfa"
@@ -301,16 +277,6 @@ def test_published_numbers_that_fit(tmp_path):
     assert [len(render(spec, "paper", f)) > 0 for f in ("text", "csv")] == [True, True]
     load_spec(beside(tmp_path, CSV, {"method": "FedDyn"}, {"clients": 20}))  # a row that the paper does not have
     load_spec(beside(tmp_path, CSV.replace("1,2", "1.5 , 2"), {}, {"clients": 20}))
-
-
-@pytest.mark.parametrize("raw", ["base.rounds = {value = 0x" + "f" * 5000 + ", source = 'paper'}", "methods.FedAvg.epochs = 0x" + "f" * 5000,
-                                 "base = " + "[" * 200 + "]" * 200, "base." + "a." * 2000 + "a = 1", "title = \"" + "long " * 9999 + "\"",
-                                 "methods.\"" + "long " * 9999 + "\".class = 'FedAvg'", "tiers." + "t" * 9999 + ".base = 3",
-                                 "columns = [{published = {\"a\\nb\" = 1}}]", "base.source = \"paper\\n3\"\nbase.rounds = 3"])
-def test_what_is_hard_to_print_is_said_in_one_line(tmp_path, raw):
-    (tmp_path / "x.toml").write_text("\n".join(toml({k: v for k, v in TOY.items() if type(v) is str and not raw.startswith(k)})) + "\n" + raw)
-    message = refused(tmp_path / "x.toml")
-    assert message.isprintable() and len(message) < 700
 
 
 def test_how_many_seeds(tmp_path):

@@ -221,7 +221,7 @@ def test_every_plot_has_somebody_who_draws_it():
     used = {spec(name).plot for name in find_specs(ROOT / "papers")}
     assert used == set(PLOTS)
     assert set(TIMES) <= set(METRICS) and set(TIMES) <= set(DEFINITIONS) and "update_norm" in MEASURES
-    assert [axis_label(m) for m in ("generalised_accuracy", TIMES[0], "used_models")] == ["generalised accuracy (%)", "seconds collaboration (s)", "used models"]
+    assert [axis_label(m) for m in ("generalised_accuracy", TIMES[0], "used_models")] == ["generalised accuracy (%)", "seconds collaboration (s)", "global models in use"]
 
 def test_fedccfa_has_all_its_tables_and_figures():
     names = {name for name in find_specs(ROOT / "papers") if name.startswith("fedccfa/")}

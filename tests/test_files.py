@@ -28,14 +28,13 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
 
 def test_a_lock_whose_name_is_gone(tmp_path, monkeypatch):
     "Who opened the lock of the last holder just before it was removed takes the lock that others see"
-    original, first = files._take, []
-    def take(handle):
+    original, first = fcntl.flock, []
+    def take(*args):
         if not first: first.append((tmp_path / ".lock").unlink())
-        return original(handle)
-    monkeypatch.setattr(files, "_take", take)
-    handle = files._wait(tmp_path / ".lock")
-    assert os.path.samestat(os.fstat(handle), os.stat(tmp_path / ".lock"))
-    os.close(handle)
+        return original(*args)
+    monkeypatch.setattr(fcntl, "flock", take)
+    with locked(tmp_path): assert first and (tmp_path / ".lock").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):

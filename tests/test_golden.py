@@ -15,7 +15,6 @@ from fedrepro.methods.objective import FedProx
 from fedrepro.methods.personal import FedRep
 from fedrepro.models.architectures import Net, Network
 
-torch.set_num_threads(1)
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "fedccfa_code.json").read_text())
 CONFIG, CLIENTS = GOLDEN["config"], range(GOLDEN["config"]["clients"])
 TOLERANCE = 1e-9

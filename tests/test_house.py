@@ -133,13 +133,6 @@ def test_a_public_name_means_one_thing():
     assert not within and len(anywhere) <= SHARED, anywhere
 
 
-GONE = re.compile(r"\b(packs|parts|together|trials|outcomes|evidence|more_commands|laws|contestants)\b")
-
-
-def test_no_module_has_a_name_that_explains_nothing():
-    assert not [n for p in (ROOT / "fedrepro").rglob("*.py") if GONE.search(n := module(p, ROOT))]
-
-
 # --- each of these tests finds what it is for
 
 def house(folder, pages: dict, modules: dict):

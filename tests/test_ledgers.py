@@ -24,7 +24,9 @@ def is_place(link):
 @pytest.mark.parametrize("path", LEDGERS, ids=lambda p: p.parent.name)
 def test_keys_and_links_of_a_ledger(path):
     entries = tomllib.loads(path.read_text())["deviation"]
+    assert len({e["name"] for e in entries}) == len(entries) > 10
     for entry in entries:
+        assert all(entry[k] for k in ("name", "paper", "code", "ours", "cells")), entry["name"]
         assert list(entry) == [k for k in KEYS if k in entry] and set(KEYS) - set(entry) <= {"link"}, entry["name"]
         assert "link" not in entry or links(entry), entry["name"]
         assert isinstance(entry.get("link", ""), str) or len(set(links(entry))) == len(links(entry)) > 1, entry["name"]

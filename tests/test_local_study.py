@@ -32,7 +32,6 @@ from fedrepro.methods.fedbss import split
 from fedrepro.models import networks
 from fedrepro.verdicts.tables import UNKNOWN_VALUE, cell_line, table
 
-torch.set_num_threads(1)
 LOCAL = dict(lr=.05, epochs=2, batch_size=16)
 METHODS = {"FedAvg": {}, "FedProx": {"mu": .1}, "FedAvgM": {"beta": .5}, "MOON": {"mu": 1.}, "LfD": {}, "FedBSS": {"warm_up": 0},
            "Constraint": {"kind": "parameter", "part": "classifier", "mu": .1}}

@@ -1,13 +1,11 @@
 "Loggers hear what is stored, once, and nothing that happens to them happens to a run"
 import json
-import re
 import sys
 import types
 from pathlib import Path
 
 import pytest
 
-from fedrepro.cli.main import main
 from fedrepro.core.errors import InputError
 from fedrepro.experiments import loggers as module, store
 from fedrepro.experiments.loggers import LOGGERS, Loggers, log_stored, logged_run, steps
@@ -82,34 +80,18 @@ def test_new_runs_are_sent_by_the_process_that_asked(tmp_path):
 
 # --- what goes wrong stays there
 
-def test_a_failing_logger_is_left_out(cells, results, capsys):
-    def broken(run): raise RuntimeError("no\nspace")
-    listed = Listed()
-    loggers = Loggers.of([broken, listed])
-    assert log_stored(loggers, cells, results) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "broken" in err and "no space" in err and loggers.failed == ["broken"]
-    assert [r.status for r in listed.runs] == ["complete", "diverged"]
-
-
-def test_a_run_survives_its_logger(tmp_path, monkeypatch, capsys):
+def test_a_run_survives_its_logger(tmp_path, monkeypatch, said):
     monkeypatch.chdir(tmp_path)
     def full(run): raise OSError(28, "No space left on device")
     monkeypatch.setitem(LOGGERS, "full", lambda where: full)
-    line = "compare FedAvg --clients 2 --rounds 1 --epochs 1 --batch-size 64 --seeds 2 --workers 1 --quiet --log full:x"
-    code = main(line.split())
-    out, err = capsys.readouterr()
+    code, out, err = said(*"compare FedAvg --clients 2 --rounds 1 --epochs 1 --batch-size 64 --seeds 2 --workers 1 --quiet --log full:x".split())
     assert code == 0 and err.count("\n") == 1 and "No space" in err and "(2)" in out and len(list(tmp_path.rglob("*.jsonl"))) == 2
 
 
 @pytest.mark.parametrize("asked, words", [("tensorbord:x", ["'tensorbord'", "mlflow"]), ("tensorboard", ["where?", "DIR"]), ("wandb: ", ["where?", "PROJECT"]), ("", ["''"])])
-def test_refused(asked, words, capsys, tmp_path, monkeypatch):
+def test_refused(asked, words, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for argv in (["run", "fedccfa/table2", "--log", asked], ["compare", "FedAvg", "--log", asked], ["log", "fedccfa/table2", "--to", asked], ["sweep", "--tier", "smoke", "--results", "x", "--log", asked]):
-        if argv[0] == "sweep": continue  # reads every spec first; it takes the same Loggers.of
-        code = main(argv)
-        out, err = capsys.readouterr()
-        assert (code, out, err.count("\n")) == (2, "", 1) and all(w in err for w in words), err
+    for argv in (["run", "fedccfa/table2", "--log", asked], ["compare", "FedAvg", "--log", asked], ["log", "fedccfa/table2", "--to", asked]): refused(argv, *words)
     assert not list(tmp_path.iterdir())
 
 
@@ -193,14 +175,10 @@ def test_a_kill_leaves_nothing_that_looks_finished(cells, results, tmp_path, mon
 
 # --- the command
 
-def test_the_command(cells, results, capsys, monkeypatch, tmp_path):
-    listed = Listed()
+def test_the_command(cells, said, monkeypatch, tmp_path):
+    listed, argv = Listed(), ["log", tmp_path / "demo/t.toml", "--tier", "smoke", "--to", "kept:x"]
     monkeypatch.setitem(LOGGERS, "kept", lambda where: listed)
-    code = main(["log", str(tmp_path / "demo/t.toml"), "--tier", "smoke", "--to", "kept:x"])
-    out, err = capsys.readouterr()
-    assert (code, err) == (0, "") and out == "2 runs logged of 2 that are stored\n" and len(listed.runs) == 2
+    assert said(*argv) == (0, "2 runs logged of 2 that are stored\n", "") and len(listed.runs) == 2
     monkeypatch.setitem(LOGGERS, "kept", lambda where: lambda run: 1 / 0)
-    code = main(["log", str(tmp_path / "demo/t.toml"), "--tier", "smoke", "--to", "kept:x"])
-    out, err = capsys.readouterr()
-    assert code == 1 and err.count("\n") == 1 and out.startswith("0 runs logged")
-    assert re.search(r"kept:x is left out", err)
+    code, out, err = said(*argv)
+    assert code == 1 and err.count("\n") == 1 and out.startswith("0 runs logged") and "kept:x is left out" in err

@@ -20,7 +20,6 @@ from fedrepro.executors.processes import Processes, Workers, report
 from fedrepro.executors.messages import LARGE, SharedBuffer, dumps, loads
 from fedrepro.models import networks
 
-torch.set_num_threads(1)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory by file is Linux's; elsewhere all travels in the message")
 DIGITS, NET = datasets.load("digits"), networks.network("feddc_mlp", 10, (1, 8, 8))
 WHOLE = partition.partition("iid", DIGITS.train_y.numpy(), DIGITS.test_y.numpy(), clients=5)
@@ -176,3 +175,13 @@ def test_a_worker_that_dies_while_it_writes_holds_up_nobody(tmp_path, monkeypatc
     assert heard[3] == [("failed", None)] and heard[4] == [("done", 8)]
     with Workers(1, lambda number: dumps((os._exit, (1,)))) as staff, pytest.raises(RuntimeError, match="no worker process could be started"):
         list(staff.work([dumps((pow, (2, 3)))]))
+
+
+@LINUX
+def test_a_worker_that_does_not_start_holds_up_nobody():
+    "Stopped before it reads, and sent more than a pipe holds; the other one computes all tasks"
+    with Workers(2, lambda number: dumps((len, (bytes(1_000_000),)))) as staff:
+        staff.hire_for(2)
+        os.kill(staff.staff[0].process.pid, signal.SIGSTOP)
+        heard = sorted((i, kind, content) for i, kind, content in staff.work([dumps((pow, (2, n))) for n in range(4)]))
+    assert heard == [(n, "done", 2**n) for n in range(4)]

@@ -1,13 +1,10 @@
 """What people get wrong when they ask for a network, and what every network has to keep."""
-import pickle
 import pytest
 import torch
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import same_bits
 from fedrepro.models.architectures import ARCHITECTURES
 from fedrepro.models.networks import network, network_names
-
-torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("wrong, said", [
@@ -53,13 +50,6 @@ def test_modes_do_not_leak():
     assert not same_bits(b, net.init(1))
 
 
-def test_processes_can_share_a_network():
-    "A network travels to a worker process and gives the same bits there"
-    net = network("digits_cnn")
-    other, x = pickle.loads(pickle.dumps(net)), torch.ones(2, 1, 8, 8)
-    assert same_bits(net.init(3), other.init(3)) and torch.equal(net(net.init(3), x), other(net.init(3), x))
-
-
 # --- how many parameters: counted by hand
 
 def conv(i, o, k): return i * o * k * k
@@ -96,18 +86,11 @@ COUNTS = {
     "fedadc_resnet18": resnet(3, 2, 1) + linear(512, 10), "fedadc_moon_resnet18": resnet(3, 2, 1) + HEADER + linear(256, 10),
     "resnet18_cifar_plain": resnet(3, 2, 1) + linear(512, 10),
     "digits_cnn": conv(1, 16, 3) + 16 + conv(16, 32, 3) + 32 + linear(128, 64) + linear(64, 10)}
-KNOWN = {"moon_cnn": 92_626, "fedccfa_fmnist": 117_066, "fedccfa_cifar": 107_690, "feddc_lenet": 797_962, "feddc_mlp": 199_210,
-         "feddc_emnist_mlp": 89_610, "fedadc_cnn": 1_651_210, "fedadc_moon_cnn": 1_357_962, "resnet18_cifar_plain": 11_173_962}
 
 
-@pytest.mark.parametrize("name", COUNTS)
-def test_every_parameter_is_accounted_for(name):
-    net = network(name)
-    assert net.count() == COUNTS[name] == KNOWN.get(name, net.count())
-
-
-def test_no_network_for_pictures_is_left_out():
-    assert set(COUNTS) == {n for n, (build, _) in ARCHITECTURES.items() if build.__module__ == "fedrepro.models.architectures"}
+def test_every_parameter_is_accounted_for():
+    "Of every network for pictures; the page has the numbers that are published"
+    assert COUNTS == {n: network(n).count() for n, (build, _) in ARCHITECTURES.items() if build.__module__ == "fedrepro.models.architectures"}
 
 
 def test_what_moon_compares_is_the_projection():
@@ -120,13 +103,3 @@ def test_what_moon_compares_is_the_projection():
         x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         z = moon.features(moon.init(0), x)
         assert z.shape == (2, 256) and (z < 0).any(), "no activation after the projection"
-
-
-def test_the_average_forgets_where_things_are():
-    "fedadc_moon_cnn averages the last map of 2x2; a picture of another size fits as well"
-    net = network("fedadc_moon_cnn")
-    body = net._fresh(0).body
-    seen = []
-    body.average.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
-    body(torch.randn(2, 3, 32, 32)), body(torch.randn(2, 3, 64, 64))
-    for (x, out), size in zip(seen, (2, 4)): assert x.shape == (2, 256, size, size) and torch.allclose(out[..., 0, 0], x.mean((2, 3)), atol=1e-6)

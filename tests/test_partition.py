@@ -117,8 +117,8 @@ def test_drift_with_few_clients(name):
     (lambda: drift("sudden", clients=10, classes=10, at=-1), "at"), (lambda: drift("incremental", clients=10, classes=10, step=0), "step"),
     (lambda: drift("sudden", clients=10, classes=10).label_maps(-1), "round"), (lambda: Swap(0, [0], (1, 1)), "twice"),
     (lambda: Swap(0, [0], (1, 2, 3)), "two labels"),
-    (lambda: Swap(0, 3, (1, 2)), "clients: 3 is no list"), (lambda: Swap(10**5000, [0], (1, 2)), "too large to print"), (lambda: drift(["sudden"], clients=1, classes=7), "unknown"),
-    (lambda: DriftSchedule("own", 2, 3, 7), "swaps: 7 is no list"), (lambda: DriftSchedule("own", 2, 3, ["a"]), "not a list of Swap"), (lambda: DriftSchedule("own", "2", 3), "clients"),
+    (lambda: Swap(0, 3, (1, 2)), "clients: 3 is not a list"), (lambda: Swap(10**5000, [0], (1, 2)), "too large to print"), (lambda: drift(["sudden"], clients=1, classes=7), "unknown"),
+    (lambda: DriftSchedule("own", 2, 3, 7), "swaps: 7 is not a list"), (lambda: DriftSchedule("own", 2, 3, ["a"]), "not a list of Swap"), (lambda: DriftSchedule("own", "2", 3), "clients"),
     (lambda: drift("sudden", clients=10**6, classes=10), "clients: .* to 100000"), (lambda: DriftSchedule("own", 10**5, 10**3), "more than 10000000 labels"), (lambda: Swap(-1, [0], (1, 2)), "round"), (lambda: Swap(0, [0, 0], (1, 2)), "twice"),
     (lambda: DriftSchedule("own", 2, 3, [Swap(0, [2], (0, 1))]), "2 clients"),
     (lambda: DriftSchedule("own", 2, 3, [Swap(0, [1], (0, 3))]), "3 classes")])

@@ -10,7 +10,7 @@ from fedrepro.core.errors import InputError
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.curves import (
-    METHOD_COLOURS, METHOD_DASHES, REST, accuracy_figure, curves, diverged_notes, drift_rounds, over_seeds, row_styles,
+    METHOD_COLOURS, METHOD_MARKERS, REST, accuracy_figure, curves, diverged_notes, drift_rounds, over_seeds, row_styles,
     save_figure)
 
 METHODS = """Union FedAvg FedAvgM FedProx MOON LfD Constraint SCAFFOLD FedDyn FedDC SlowMo FedExP FedFM AdaptiveFedAvg
@@ -36,8 +36,8 @@ def put(spec, tier, results, values, columns=1):
         if end < c.rounds: head |= dict(status="diverged", diverged=dict(round=end + 1, client=2, norm="inf"))
         store.write(store.run_path(results, c), head, rows)
 
-def test_every_method_has_its_colour_and_dash():
-    assert sorted(METHODS) == sorted(METHOD_COLOURS) == sorted(METHOD_DASHES)
+def test_every_method_has_its_colour_and_marker():
+    assert sorted(METHODS) == sorted(METHOD_COLOURS) == sorted(METHOD_MARKERS)
     assert len(set(METHOD_COLOURS.values())) == len(METHODS)
 
 def test_colours_show_on_white_paper():
@@ -70,7 +70,7 @@ def test_drift_stands_between_the_rounds(spec, tmp_path):
     at, = drift_rounds(spec.runs("smoke")[0])
     ax = accuracy_figure(spec, "smoke", tmp_path).axes[0]
     assert [line.get_xdata() for line in ax.lines if len(line.get_xdata()) == 2] == [[at + .5] * 2]
-    assert [t.get_text() for t in ax.texts] == ["drift"]
+    assert [t.get_text() for t in ax.texts] == ["concept drift"]
     assert "sudden drift" in ax.get_title()
     assert ax.get_ylabel() == "generalised accuracy (%)" and ax.get_xlabel() == "round"
 
@@ -118,13 +118,14 @@ def test_only_what_has_runs_has_its_published_value(spec, tmp_path):
     assert [to_hex(line.get_color()) for line in marks] == [METHOD_COLOURS["FedCCFA"]]
 
 def test_rows_of_one_method_differ(spec):
-    from dataclasses import replace
     again = replace(spec.rows["FedCCFA"], name="again")
     mine = replace(spec.rows["FedAvg"], name="mine", method="Mine")
     twice = replace(spec, rows=spec.rows | {"again": again, "mine": mine})
-    colours, dashes = row_styles(twice)
-    assert colours["FedCCFA"] != colours["again"] and dashes["FedCCFA"] != dashes["again"]
-    assert colours["mine"] == "#767676"
+    styles = row_styles(twice)
+    assert styles["FedCCFA"].colour != styles["again"].colour and styles["FedCCFA"].dashes != styles["again"].dashes
+    assert styles["mine"].colour == "#767676"
+    assert styles["FedCCFA"].line["zorder"] == max(s.line["zorder"] for s in styles.values())  # the paper's own is on top, and thick
+    assert [r for r, s in styles.items() if s.width == styles["FedCCFA"].width] == ["FedCCFA"]
 
 def test_files(spec, tmp_path):
     put(spec, "smoke", tmp_path, dict(FedAvg=[60, 64]))

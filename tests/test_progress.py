@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedrepro.experiments import progress, runner
+from fedrepro.experiments import progress
 from fedrepro.experiments.progress import Progress
 from fedrepro.experiments.specs import load_spec
 
@@ -28,10 +28,6 @@ def complete(seen: Progress, cell):
     return heard.getvalue()
 
 
-def test_a_spec_names_its_cells_table():
-    assert {c.table for c in CELLS} == {"fedccfa/table2"} and replace(CELLS[0], table="other") == CELLS[0]
-
-
 def test_each_table_has_its_count_and_time_left(clock):
     seen = Progress(CELLS + MORE)
     assert len(CELLS) == 4 and len(seen.cells) == 5 and len({c.rounds for c in CELLS}) == 1
@@ -43,11 +39,6 @@ def test_each_table_has_its_count_and_time_left(clock):
     assert "2 of 5 runs" in line and "about 45 s left; fedccfa/table2 2 of 4 runs, about 30 s left; fedccfa/table6 1 of 3 runs, about 30 s left" in line
     for c in (CELLS[1], CELLS[3], MORE[-1]): line = complete(seen, c)
     assert "5 of 5 runs" in line and line.rstrip().endswith("complete; fedccfa/table6 3 of 3 runs") and "table2" not in line
-
-
-def test_one_table_is_not_counted_twice(clock):
-    clock[0] = 10.
-    assert complete(Progress(CELLS), CELLS[0]).count("of 4 runs") == 1
 
 
 def test_bars(clock):
@@ -74,10 +65,3 @@ def test_rounds_that_were_there_do_not_count_for_the_pace(clock):
     clock[0] = 2.
     seen.round(CELLS[0].run_id, rounds)
     assert seen.left() == f"about {progress.duration(2 * 3 * rounds)} left"
-
-
-def test_runs_of_several_tables_are_told_apart_when_computed(tmp_path, clock, capsys, monkeypatch):
-    cells = [replace(c, settings=c.settings | {"rounds": 1, "every": 1, "drift": {"name": "none"}}) for c in CELLS[:2]]
-    runner.compute_runs([*cells, replace(cells[0], table="fedccfa/table6")], tmp_path, how="sequential")
-    said = capsys.readouterr().err
-    assert "fedccfa/table2 2 of 2 runs" in said and said.count("fedccfa/table6 1 of 1 runs") == 1

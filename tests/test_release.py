@@ -105,7 +105,8 @@ matplotlib.use("Agg")
 import fedrepro
 from fedrepro.cli.main import main
 from fedrepro.experiments.specs import find_specs, load_spec, roots
-from fedrepro.reporting.notebook import copy_page, deviations, planned_table
+from fedrepro.cli.own import copy_page
+from fedrepro.reporting.notebook import deviations, planned_table
 from fedrepro.experiments.store import provenance
 
 def said(*arguments):

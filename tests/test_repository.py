@@ -76,12 +76,6 @@ def test_clean_leaves_no_difference(exported):
 
 # --- packaging
 
-def test_packaging_files():
-    assert not (ROOT / "setup.py").exists()
-    assert os.readlink(ROOT / "nbs/_quarto.yml") == "../_quarto.yml"
-    assert "Version 2.0, January 2004" in (ROOT / "LICENSE").read_text()
-
-
 def test_one_version_everywhere():
     version = re.search(r"^version = (.+)$", (ROOT / "settings.ini").read_text(), re.M)[1]
     assert f'__version__ = "{version}"' in (ROOT / "fedrepro/__init__.py").read_text()
@@ -192,7 +186,3 @@ def test_parameters_cell(path):
     for line in filter(None, found[0]["source"].splitlines()):  # name, type, default and what it does or what is accepted
         said = re.fullmatch(r"(\w+): \w+ = ([^#]+?)  # (.+)", line)
         assert said and len(said[3].split()) > 2, line
-
-
-def test_the_papers_pages_have_parameters():
-    assert {p.stem[3:] for p in NOTEBOOKS if parameters(p)} >= {"lfd", "feddc", "fedadc", "fedbss", "fedccfa"}

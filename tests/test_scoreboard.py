@@ -4,80 +4,44 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import toy
 
 from fedrepro.experiments import store
 from fedrepro.experiments.rules import read_published_csv
 from fedrepro.experiments.specs import find_specs, load_spec
 from fedrepro.verdicts import scoreboard as sb
 from fedrepro.verdicts.claims import read_claims, verdicts
-from fedrepro.verdicts.independent import REACH, places
 from fedrepro.verdicts.scoreboard import (
     BOARD_TIERS, STATUSES, published_tables, render_scoreboard, scoreboard, status, totals)
+from toy import BASE, TOY, written
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
 PUBLISHED = {"fedadc": 54, "fedbss": 243, "fedccfa": 644, "lfd": 83}  # numbers in the papers' tables
-SPEC = '''
-title = "A small one"
-paper = "Demo"
-table = "1"
-kind = "table"
-metric = "generalised_accuracy"
-statistic = "last"
-published = "table1.published.csv"
-spread = "trials"
-trials = 3
-pairing = "pooled"
-[base]
-source = "guess: a test"
-rounds = 3
-seeds = [0, 1]
-partition = "iid"
-recipe = "plain"
-dataset = "digits"
-network = "digits_cnn"
-clients = 3
-[[columns]]
-label = "A"
-published = {column = "A"}
-[[columns]]
-label = "B"
-published = {column = "B"}
-missing = "nobody has the data"
-[methods.twin]
-class = "FedAvg"
-epochs = {value = 2, source = "guess: another reading"}
-published = {method = "FedAvg"}
-[methods.FedAvg]
-[methods.IFCA]
-[tiers.small.base]
-rounds = {value = 2, source = "tier: reduced"}
-[[tiers.small.columns]]
-label = "A, small"
-published = {column = "A"}
-'''
+RAW = TOY | dict(
+    title="A small one", paper="Demo", published="table1.published.csv", spread="trials", trials=3, pairing="pooled",
+    base=BASE | dict(rounds=3, seeds=[0, 1], clients=3),
+    columns=[{"label": "A", "published": {"column": "A"}},
+             {"label": "B", "published": {"column": "B"}, "missing": "nobody has the data"}],
+    methods={"twin": {"class": "FedAvg", "epochs": 2, "source": "guess: another reading", "published": {"method": "FedAvg"}},
+             "FedAvg": {}, "IFCA": {}},
+    tiers={"small": {"base": dict(rounds=2, source="tier: reduced"), "columns": [{"label": "A, small", "published": {"column": "A"}}]}})
 CSV = ("paper,table,method,dataset,column,mean,std\nDemo,1,FedAvg,digits,A,70,1\nDemo,1,FedAvg,digits,B,60,1\n"
        "Demo,1,IFCA,digits,A,,\nDemo,1,Nobody,digits,A,50,1\n")
 
 @pytest.fixture
 def demo(tmp_path):
-    folder = tmp_path / "papers"
-    (folder / "demo").mkdir(parents=True)
-    (folder / "demo/table1.toml").write_text(SPEC)
-    (folder / "demo/table1.published.csv").write_text(CSV)
-    (folder / "demo/table9.published.csv").write_text("paper,table,method,dataset,mean,std\nDemo,9,FedAvg,digits,1,\n")
-    (folder / "demo/other.published.csv").write_text(
-        "paper,table,method,dataset,mean,std\nDemo,third party: someone,FedAvg,digits,1,\n")
-    return folder
+    path = written(tmp_path / "papers", RAW, "demo/table1", CSV)
+    line = "paper,table,method,dataset,mean,std\nDemo,{},FedAvg,digits,1,\n"
+    path.with_name("table9.published.csv").write_text(line.format(9))
+    path.with_name("other.published.csv").write_text(line.format("third party: someone"))
+    return tmp_path / "papers"
+
 
 def put(demo, row, values, tier="paper"):
     "One run a seed; None = diverged. Returns the files"
-    spec, files = load_spec("demo/table1", demo), []
-    for c in spec.runs(tier, methods=[row], seeds=len(values)):
-        head, v = dict(settings=c.settings, run_id=c.run_id, status="complete"), values[c.seed]
-        if v is None: head |= dict(status="diverged", diverged=dict(round=1, client=0, norm="inf"))
-        rows = [] if v is None else [dict(round=c.rounds, generalised_accuracy=v)]
-        files.append(store.write(store.run_path(spec.results, c), head, rows))
-    return files
+    spec = load_spec("demo/table1", demo)
+    return toy.put(spec, tier, row, [v and [v] * spec.runs(tier)[0].rounds for v in values])
+
 
 def statuses(demo, tier="paper"):
     board = scoreboard(root=demo)
@@ -86,19 +50,16 @@ def statuses(demo, tier="paper"):
 
 # --- the repository's own
 
-@pytest.fixture(scope="module")
-def ours(): return scoreboard(root=PAPERS)
-
-def test_every_published_number_is_there_once_a_tier(ours):
+def test_every_published_number_is_there_once_a_tier(board):
     lines = {name: len(read_published_csv(file)) for name, file in published_tables(PAPERS).items()}
     count = Counter()
     for name, n in lines.items(): count[name.split("/")[0]] += n
     assert dict(count) == PUBLISHED and sum(count.values()) == 1024
-    assert len(ours) == len(BOARD_TIERS) * 1024 and not ours.duplicated(["folder", "table", "line", "tier"]).any()
-    assert set(ours.status) <= set(STATUSES) and (ours.why[ours.status == "missing"].str.len() > 5).all()
+    assert len(board) == len(BOARD_TIERS) * 1024 and not board.duplicated(["folder", "table", "line", "tier"]).any()
+    assert set(board.status) <= set(STATUSES) and (board.why[board.status == "missing"].str.len() > 5).all()
 
-def test_totals_add_up(ours):
-    count = totals(ours)
+def test_totals_add_up(board):
+    count = totals(board)
     assert (count[list(STATUSES)].sum(axis=1) == count.independent).all() and (count.decided <= count.reachable).all()
     for tier, part in count.groupby("tier"):
         whole = part.set_index("paper")
@@ -112,20 +73,13 @@ def test_every_published_csv_is_counted_and_none_of_a_third_party():
     files = {p.relative_to(PAPERS).as_posix().removesuffix(".published.csv") for p in PAPERS.glob("*/*.published.csv")}
     assert files - set(published_tables(PAPERS)) == {"feddc/thirdparty"}
 
-def test_small_tiers_are_never_judged(ours):
-    assert set(ours[ours.tier == "small"].status) <= {"missing", "not comparable", "runnable", "run", *REACH.values()}
 
-def test_beside_a_number_stands_the_row_of_its_name():
-    spec = load_spec("fedccfa/table2", PAPERS)
-    rows = {row for row, _ in places(spec, spec.columns).values()}
-    assert "AdapFedAvg" in rows and "AdapFedAvg (rate used)" not in rows
-
-def test_a_number_whose_setting_is_lost_is_not_missing(ours):
+def test_a_number_whose_setting_is_lost_is_not_missing(board):
     "FedCCFA's Table 5: a column's alpha and two rows' gammas are guesses; ten numbers can stand beside nothing, none is missing"
-    lost = ours[(ours.folder == "fedccfa") & (ours.table == "table5") & ours.why.str.startswith("the text lost")]
+    lost = board[(board.folder == "fedccfa") & (board.table == "table5") & board.why.str.startswith("the text lost")]
     assert lost.groupby("tier").size().to_dict() == {"paper": 10, "small": 10} and set(lost.status) == {"not comparable"}
-    assert not ((ours.folder == "fedccfa") & (ours.tier == "paper") & (ours.status == "missing")).any()
-    whole = totals(ours).set_index(["tier", "paper"]).loc["paper", "FedCCFA"]
+    assert not ((board.folder == "fedccfa") & (board.tier == "paper") & (board.status == "missing")).any()
+    whole = totals(board).set_index(["tier", "paper"]).loc["paper", "FedCCFA"]
     assert whole.reachable == whole.independent - whole["no data here"] - whole["not comparable"] == 368
 
 def test_numbers_decided_an_hour(demo):
@@ -166,25 +120,14 @@ def test_small_runs_are_run_and_not_judged(demo):
     assert board.loc["small", "table1", 0].status == "run" and "1 of 2" in board.loc["small", "table1", 0].why
     assert board.loc["paper", "table1", 0].status == "runnable"
 
-def test_a_deleted_result_makes_its_cell_blank_again(demo):
-    files = put(demo, "FedAvg", [70., 70.5])
-    assert statuses(demo)[0] == "consistent" and scoreboard(root=demo).n.max() == 2
-    files[0].unlink()
-    assert scoreboard(root=demo).n.max() == 1
-    files[1].unlink()
-    assert statuses(demo)[0] == "runnable" and scoreboard(root=demo).n.isna().all()
 
 def test_a_stale_result_is_not_counted(demo):
     put(demo, "FedAvg", [70., 70.5])
-    (demo / "demo/table1.toml").write_text(SPEC.replace("rounds = 3", "rounds = 4"))
+    written(demo, RAW | dict(base=RAW["base"] | dict(rounds=4)), "demo/table1")
     assert statuses(demo)[0] == "runnable"
-    (demo / "demo/table1.toml").write_text(SPEC)
+    written(demo, RAW, "demo/table1")
     assert statuses(demo)[0] == "consistent"
 
-def test_results_of_another_folder(demo, tmp_path):
-    put(demo, "FedAvg", [70., 70.5])
-    (tmp_path / "empty").mkdir()
-    assert set(scoreboard(tmp_path / "empty", demo).status) == {"runnable", "missing"}
 
 def test_a_result_that_changes_is_read_again(demo):
     import os
@@ -216,8 +159,6 @@ def test_formats(demo, format):
     assert "consistent" in out and "nobody has the data" in out
     if format != "csv": assert "5 in 2 tables" in out
 
-def test_without_anything(tmp_path):
-    assert scoreboard(root=tmp_path).empty and "0 in 0 tables" in render_scoreboard(root=tmp_path)
 
 def test_every_table_with_numbers_has_a_spec_of_its_name():
     assert set(published_tables(PAPERS)) <= set(find_specs(PAPERS))

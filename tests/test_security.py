@@ -104,11 +104,3 @@ def test_files_with_methods_run_when_methods_are_looked_up_and_not_before(tmp_pa
     env = os.environ | {"FEDREPRO_METHODS": str(tmp_path / "mine.py"), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, timeout=120, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_command_takes_no_module_from_the_working_folder(tmp_path):
-    "An installed command, unlike `python -m`"
-    for name in ("typer", "json", "torch", "fedrepro"): (tmp_path / f"{name}.py").write_text("open('ran', 'w')")
-    command = Path(sys.executable).with_name("fedrepro")
-    done = subprocess.run([command, "--version"], cwd=tmp_path, capture_output=True, text=True, timeout=120, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
-    assert done.returncode == 0 and not (tmp_path / "ran").exists(), done.stderr

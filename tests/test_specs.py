@@ -245,17 +245,6 @@ def test_clients_and_shares_of_a_table(name, values):
     assert {(c.settings["partition"]["clients"], c.settings["participation"]) for c in cells(name).values()} == values
 
 
-@pytest.mark.parametrize("name, field, tiers", [
-    ("lfd/figure5", "epochs", dict(paper=[1, 5, 10, 20, 30])), ("fedbss/figure5b", "selection", dict(paper=["filter", "linear", "cosine"])),
-    ("fedbss/figure5a", "warm_up", dict(smoke=[0, 1, 3, 6], small=[0, 3, 5, 10], paper=[0, 25, 50, 100])),
-    ("fedadc/figure5", "epochs", dict(paper=[2, 5])), ("fedadc/figure6", "epochs", dict(paper=[10])),
-    ("fedadc/figure2", "variant", dict(paper=["heavy_ball", "nesterov"])),
-    ("fedadc/figure7", "calibration", dict(paper=[None, "plain", "proximal", "self-confidence"]))])
-def test_what_a_figure_varies(name, field, tiers):
-    for tier, values in tiers.items():
-        assert list(dict.fromkeys(c.settings["method"]["fields"].get(field) for c in cells(name, tier).values())) == values
-
-
 def test_table_1_of_lfd_ties_each_part_in_both_ways():
     tied = {r: fields("lfd/table1", r, c) for r, c in cells("lfd/table1") if r != "No constraint"}
     parts = ("all", "extractor", "header", "classifier")
@@ -271,12 +260,6 @@ def test_table_5_asks_its_start_for_every_class_and_shows_both_ratios():
         assert asked == {"paper": {10.}, "small": {None}, "smoke": {None}}
     metrics = [(c.metric, bool(c.unpublished)) for c in spec("lfd/table5").columns]
     assert metrics == [("lp_existing", False), ("lp_absent", False), ("lp_means_existing", True), ("lp_means_absent", True)]
-
-
-def test_the_small_tier_says_that_its_texts_are_partial():
-    for c in spec("lfd/table2").tier_columns("small"):
-        name, source = c.values["dataset"].value, c.values["dataset"].source
-        assert name == c.label and ("partial copy" in source) == name.endswith("(partial)") == (name != "CIFAR-10")
 
 
 def test_feddc_has_a_column_for_whatever_its_introduction_names():
@@ -324,41 +307,6 @@ def test_a_trial_of_fedbss_and_fedadc_has_draws_of_its_own():
         for c in spec(name).runs("paper", seeds=[0, 2]):
             assert c.settings["partition"]["seed"] == c.settings["cohort_seed"] == c.seed
     assert {c.seed for c in spec("fedadc/figure2").runs("paper")} == set(range(10))
-
-
-def test_fedbss_readings_stand_beside_table_1():
-    "Two rows are Table 1's runs, and stand alone beside its numbers; each other row changes what it says"
-    s, column = spec("fedbss/readings"), "Fashion-MNIST, Dir(0.5)"
-    named, own = hits(s), ("FedAvg", "FedBSS")
-    for tier in s.tiers:
-        assert ids("fedbss/readings", tier, list(own)) <= ids("fedbss/table1", tier)
-        for c in s.tier_columns(tier): assert [named(r, c).sum() for r in s.rows.values()] == [name in own for name in s.rows]
-    assert all(bool(r.unpublished) == (name not in own) for name, r in s.rows.items())
-    base = fields("fedbss/readings", "FedBSS", column)
-    run = {row: c.settings for (row, col), c in cells("fedbss/readings").items() if col == column}
-    changes = {"FedBSS, all clients": dict(aggregation="all"), "FedBSS, by size": dict(aggregation="size"),
-               "FedBSS, one step an epoch": dict(batch_size=0), "FedAvg, uniform": dict(warm_up=1000, aggregation="uniform"),
-               "FedAvg, all clients": dict(warm_up=1000, aggregation="all")}
-    for row, change in changes.items():
-        assert run[row]["method"]["class"] == "FedBSS" and run[row]["method"]["fields"] == base | change
-    assert run["FedBSS, 250 rounds"] == run["FedBSS"] | {"rounds": 250}
-    assert max(s["rounds"] for s in run.values()) <= 1000  # so the first stage of the two never ends
-    assert {c.settings["rounds"] for t in ("smoke", "small") for c in s.runs(t, ["FedBSS, 250 rounds"])} == {15, 25}
-
-
-def test_rows_that_differ_in_what_they_say():
-    "A momentum, a network, a way to choose cohorts"
-    a, b = (fields("fedbss/table1", row, "CIFAR-10, Dir(0.5)") for row in ("FedAvg", "FedAvg (momentum 0.9)"))
-    assert b == a | {"momentum": .9}
-    for tier in spec("fedadc/table1").tiers:
-        found = cells("fedadc/table1", tier)
-        for column in spec("fedadc/table1").tier_columns(tier):
-            own, none, moon, theirs = (found[row, column.label].settings for row in (
-                "FedAvg", "FedAvg, no local momentum", "FedAvg on MOON's network", "MOON"))
-            assert (own["method"]["fields"]["momentum"], none["method"]["fields"]["momentum"]) == (.9, 0.)
-            assert moon["method"] == own["method"] and moon["network"] == theirs["network"]
-    covering = {row: c.settings["method"]["fields"] for (row, _), c in cells("fedadc/class_covering").items()}
-    for row in ("FedADC", "FedADC+"): assert covering[f"{row}, covering"] == covering[row] | {"covering": True}
 
 
 @pytest.mark.parametrize("paper", ["fedbss", "fedadc", "lfd", "feddc"])

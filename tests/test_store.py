@@ -8,8 +8,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,13 +49,6 @@ def test_numbers_come_back_bit_for_bit(values):
             assert back[key] is None if isinstance(value, float) and not math.isfinite(value) else repr(back[key]) == repr(value)
 
 
-def test_provenance_is_in_the_header(path):
-    head, rows = store.read(store.write(path, HEAD | store.provenance() | dict(wall_seconds=1.5, device="cpu"), ROWS))
-    assert rows == ROWS and head["settings"] == CELL.settings and head["format"] == store.RESULT_FORMAT
-    assert head["versions"]["torch"] and head["cpu"] and list(head["versions"])
-    assert set(head) == set(store.HEADER)
-
-
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_no_damage_goes_unseen(data):
@@ -74,15 +65,8 @@ def test_no_damage_goes_unseen(data):
     except store.Damaged: pass
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=200) | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
-       .map(lambda x: (json.dumps(x) + "\n").encode() * 3))
-def test_foreign_content_is_refused(content):
-    with pytest.raises(store.Damaged): store.decode(content)
-
-
 @pytest.mark.parametrize("change", [dict(status="ok"), dict(run_id="0" * 16), dict(settings=CELLS[1].settings), dict(threads="1"), dict(dirty=1),
-                                    dict(wall_seconds=True), dict(versions=[]), dict(settings=None), dict(bytes_up=1.5)])
+                                    dict(wall_seconds=True), dict(versions=[]), dict(settings=None), dict(bytes_up=1.5), dict(cpu="red\x1b[31m"), dict(executor="two\nlines")])
 def test_a_wrong_header_is_not_written(tmp_path, change):
     with pytest.raises(store.Damaged): store.write(store.run_path(tmp_path, CELL), HEAD | change, ROWS)
     assert not list(tmp_path.rglob("*"))
@@ -97,17 +81,6 @@ def test_wrong_rows_are_not_written(tmp_path, rows):
 
 
 # --- set aside
-
-def test_a_truncated_file_is_set_aside_with_a_message(path, capsys):
-    path.write_bytes(path.read_bytes()[:-20])
-    assert not store.is_complete(path)
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "set aside as" in said and path.name in said
-    assert not path.exists() and path.with_name(path.name + ".damaged").exists()
-    store.write(path, HEAD, ROWS)
-    path.write_bytes(b"again")
-    assert not store.is_complete(path) and len(list(path.parent.glob("*.damaged"))) == 2
-
 
 def test_load_results_uses_only_whole_files(path, tmp_path, capsys):
     folder = path.parent
@@ -131,17 +104,6 @@ def test_a_renamed_copy_is_not_counted_twice(path):
 def test_a_file_of_another_format_is_left_alone(path, monkeypatch, capsys):
     monkeypatch.setattr(store, "RESULT_FORMAT", store.RESULT_FORMAT + 1)
     assert not store.is_complete(path) and path.exists() and "another version" in capsys.readouterr().err
-
-
-def test_a_run_without_rows_is_still_seen(tmp_path):
-    store.write(store.run_path(tmp_path, CELL), HEAD | dict(status="diverged", diverged=dict(round=1, client=0, norm="inf")), [])
-    frame = store.load_results(tmp_path / "smoke")
-    assert frame.status.tolist() == ["diverged"] and frame["round"].tolist() == [0] and frame.generalised_accuracy.isna().all()
-    assert frame.diverged.tolist() == ["round 1, client 0, norm inf"]
-
-
-def test_an_empty_folder_is_an_empty_table(tmp_path):
-    assert store.load_results(tmp_path / "none").empty and list(store.load_results(tmp_path).columns) == store.COLUMNS
 
 
 def test_the_committed_results_are_all_read():
@@ -221,18 +183,6 @@ def test_any_change_of_any_key_is_used_whole_or_set_aside(tmp_path_factory, data
     whole_or_set_aside(folder, put(folder, signed(header, rows)))
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_any_row_is_used_whole_or_set_aside(tmp_path_factory, data):
-    names = st.sampled_from(["round", "generalised_accuracy", "train_loss", "other", *store.ABOUT, "row", "column"]) | st.text(max_size=4)
-    rows = [dict(ROWS[0]), dict(ROWS[1]), dict(ROWS[2])]
-    rows[data.draw(st.integers(0, 2))][data.draw(names)] = data.draw(ODD)
-    header = GOOD | data.draw(st.sampled_from([{}, dict(status="diverged"), dict(status="diverged", diverged=dict(round=12, client=3, norm="inf"))]))
-    folder = tmp_path_factory.getbasetemp() / "rows" / "smoke"
-    folder.parent.mkdir(exist_ok=True)
-    whole_or_set_aside(folder, put(folder, signed(header, rows)))
-
-
 NEEDED = [p for p in places(GOOD["settings"]) if p[:2] != ("method", "fields") or len(p) == 2]
 
 
@@ -242,14 +192,6 @@ def test_every_setting_that_runs_have_is_needed(tmp_path, path):
     for value in (..., None, [], True if path[-1] != "fields" else "x", -1 if path[-1] != "participation" else "1"):
         file = put(tmp_path / "smoke", signed(changed(GOOD, ("settings", *path), value), ROWS))
         assert not store.is_complete(file) and not file.exists()
-
-
-@pytest.mark.parametrize("text", ["red\x1b[31m", "two\nlines", "\ud800"])
-def test_text_that_a_terminal_would_obey_is_refused(tmp_path, text):
-    for settings in (dict(network=text), dict(drift=dict(name=text))):
-        file = put(tmp_path / "smoke", signed(changed(GOOD, ("settings",), GOOD["settings"] | settings), ROWS))
-        assert not store.is_complete(file)
-    assert not store.is_complete(put(tmp_path / "smoke", signed(GOOD | dict(cpu=text), ROWS)))
 
 
 @pytest.mark.parametrize("change", [dict(noise=.5), dict(method=GOOD["settings"]["method"] | dict(**{"class": "MethodOfTomorrow"}, fields={"x": [1]})),
@@ -290,24 +232,6 @@ def test_deep_nesting_is_no_crash(tmp_path, depth):
         (tmp_path / "smoke").mkdir(exist_ok=True)
         (tmp_path / "smoke/deep.jsonl").write_text(body + end)
         assert store.load_results(tmp_path / "smoke").empty and not (tmp_path / "smoke/deep.jsonl").exists()
-
-
-def test_an_end_that_is_no_end():
-    "The last line is parsed before anything is known of it, so it must be short"
-    body, end = signed(GOOD, ROWS).rstrip(b"\n").rsplit(b"\n", 1)
-    for pad, fine in ((100, True), (2000, False)):
-        content = body + b"\n" + json.dumps(json.loads(end) | {"pad": "x" * pad}).encode() + b"\n"
-        if fine: assert store.decode(content)
-        else:
-            with pytest.raises(store.Damaged): store.decode(content)
-
-
-def test_settings_too_deep_for_their_digest(monkeypatch):
-    "Reading and writing json need not reach equally deep"
-    def deep(settings): raise RecursionError
-    content = signed(GOOD, ROWS)
-    monkeypatch.setattr(store, "run_id", deep)
-    with pytest.raises(store.Damaged, match="run id"): store.decode(content)
 
 
 # --- what is no file
@@ -353,12 +277,6 @@ def test_odd_names_stay_on_one_line(tmp_path, capsys, name):
     assert said.count("\n") == 1 and said.strip().isprintable()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes")
-def test_a_name_that_is_no_text(tmp_path, capsys):
-    (tmp_path / os.fsdecode(b"\xff\xfe.jsonl")).write_text("x")
-    assert store.load_results(tmp_path).empty and capsys.readouterr().err.count("\n") == 1
-
-
 def test_a_huge_file_is_not_read(path, capsys):
     with open(path, "r+b") as file: file.truncate(store.LONGEST + 1)  # sparse
     assert not store.is_complete(path)
@@ -381,14 +299,6 @@ def test_a_foreign_seed_does_not_stop_a_table(tmp_path):
     assert table(SMALL, "smoke", tmp_path).set_index("row").loc["FedAvg", "seeds"] == "0 1 2 2147483648"
 
 
-def test_more_seeds_than_a_spec_may_ask_for(tmp_path):
-    (tmp_path / "smoke").mkdir()
-    for seed in range(1100):
-        header = GOOD | dict(settings=GOOD["settings"] | dict(seed=seed))
-        (tmp_path / "smoke" / store.file_name(header["settings"])).write_bytes(signed(header, ROWS))
-    assert table(SMALL, "smoke", tmp_path).set_index("row").loc["FedAvg", "n"] == 1100
-
-
 # --- writing
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(path, monkeypatch):
@@ -402,36 +312,15 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(path, monkeypatch):
 
 
 def test_killed_while_writing_shows_no_file(tmp_path):
-    code = ("import os, signal; from pathlib import Path; from fedrepro.experiments import store\n"
-            "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-            f"store.write_atomic(Path({str(tmp_path)!r}) / 'a.jsonl', b'x' * 10000)")
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == -signal.SIGKILL
+    if not (child := os.fork()):
+        os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        try: store.write_atomic(tmp_path / "a.jsonl", b"x" * 10000)
+        finally: os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert not list(tmp_path.glob("*.jsonl"))
 
 
-def test_an_unwritable_folder_is_refused_at_once(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"): store.check_writable(tmp_path / "file/below")
-    with pytest.raises(InputError, match="cannot be written"): store.write(tmp_path / "file/below/x.jsonl", HEAD, ROWS)
-    assert store.check_writable(tmp_path / "new/deep").is_dir() and not list((tmp_path / "new/deep").iterdir())
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_is_refused_at_once(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(InputError, match="cannot be written"): store.check_writable(tmp_path)
-
-
 # --- what an adversary found
-
-def test_a_small_file_asks_for_little_memory(path):
-    store.read(path)
-    tracemalloc.start()
-    try:
-        store.content_of(path)
-        assert tracemalloc.get_traced_memory()[1] < 2**20
-    finally: tracemalloc.stop()
-
 
 def test_another_repository_is_not_taken_for_ours(tmp_path, monkeypatch):
     here = store.git("rev-parse", "--show-toplevel")

@@ -3,9 +3,11 @@ import json
 import string
 from pathlib import Path
 
+from fedrepro.engine.method import load_methods
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import METRICS, STATISTICS
 
+OURS = {name: cls for name, cls in sorted(load_methods().items()) if cls.__module__.startswith("fedrepro.")}  # other tests have toys
 PLAIN = set(string.ascii_letters + string.digits + " .,:;_-+/()[]{}~'=<>*%")
 BASE = dict(rounds=2, seeds=[0], dataset="digits", recipe="plain", network="digits_cnn", partition="iid", clients=4, source="guess: toy")
 TOY = dict(title="t", paper="p", table="1", kind="table", metric=METRICS[0], statistic=STATISTICS[0], base=BASE,
@@ -33,10 +35,16 @@ def written(folder: Path, raw: dict, name: str = "toy/x", csv: str | bytes = "")
     return path
 
 
-def put(spec, tier: str, row: str, curves: list, column: str = "", **more):
-    "Stored runs of `row`, one seed a curve: a list of accuracies, one a round; None: diverged in round 2. `more`: of each round"
+def put(spec, tier: str, row: str, curves: list, column: str = "", results: Path | None = None, **more) -> list[Path]:
+    """Stored runs of `row`, one seed a curve: a list of accuracies, one a round; their files. `more`: of each round.
+
+    None: diverged in round 2, a dict: diverged as it says"""
+    files = []
     for c in spec.runs(tier, methods=[row], seeds=len(curves)):
         if column and c.column != column: continue
         curve, head = curves[c.seed], dict(settings=c.settings, run_id=c.run_id, status="complete")
-        if curve is None: curve, head = [50.], head | dict(status="diverged", diverged=dict(round=2, client=0, norm="inf"))
-        store.write(store.run_path(spec.results, c), head, [dict(round=t, generalised_accuracy=a, **more) for t, a in enumerate(curve, 1)])
+        if curve is None: curve = dict(round=2, client=0, norm="inf")
+        if isinstance(curve, dict): head, curve = head | dict(status="diverged", diverged=curve), [50.] * (curve["round"] > 1)
+        rows = [dict(round=t, generalised_accuracy=float(a), **more) for t, a in enumerate(curve, 1)]
+        files.append(store.write(store.run_path(results or spec.results, c), head, rows))
+    return files

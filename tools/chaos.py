@@ -3,6 +3,7 @@
     python tools/chaos.py --seeds 1..20      for each seed the faults as they happen, and a verdict
     python tools/chaos.py --seeds 7 --short  fewer runs and faults: about a minute
     python tools/chaos.py --runs 4000        a rehearsal: so many short runs by three drivers and a Dask cluster at once
+    python tools/chaos.py --terms 50         SIGTERM alone, at any moment of a driver's life, which may leave nothing
 
 A driver is `fedrepro run` on a table of short runs, of which some share rounds and some diverge; it keeps a checkpoint
 after every round. When it ends early the same command is started again, as a user would. In the end there must be
@@ -25,40 +26,17 @@ from threading import Thread
 import psutil
 
 from fedrepro.experiments import store
+from fedrepro.experiments.leases import mark
 
-COST = ("wall_seconds", "peak_memory_mb", "resumed", "executor", "together",  # what a fault may change in a header,
-        "git_commit", "dirty")  # or a commit meanwhile
+COST = "wall_seconds peak_memory_mb resumed executor together git_commit dirty".split()  # what may differ in a header
 PATIENCE = 240  # seconds without anything new, after which a sweep is stuck
-SPEC = """
-title = "Faults under load"
-paper = "none"
-table = "0"
-kind = "table"
-metric = "generalised_accuracy"
-statistic = "last"
-[base]
-source = "guess: seconds a run"
-rounds = 6
-drift = "sudden"
-drift_round = 3
-seeds = [0, 1, 2]
-partition = "dirichlet-class-5"
-alpha_dirichlet = 0.5
-per_class = 2
-per_class_test = 1
-recipe = "FedCCFA"
-dataset = "digits"
-network = "digits_cnn"
-clients = 5
-participation = 0.6
-lr = 0.05
-epochs = 1
-batch_size = 32
-[[columns]]
-source = "guess: small"
-label = "digits"
-[tiers.smoke]
-"""
+SPEC = 'columns = [{source = "guess: small", label = "digits"}]\ntiers.smoke = {}\n'
+TOP = {"title": "Faults under load", "paper": "none", "table": "0", "kind": "table", "metric": "generalised_accuracy",
+       "statistic": "last"}
+BASE = {"source": "guess: seconds a run", "rounds": 6, "drift": "sudden", "drift_round": 3, "seeds": [0, 1, 2],
+        "partition": "dirichlet-class-5", "alpha_dirichlet": .5, "per_class": 2, "per_class_test": 1,
+        "recipe": "FedCCFA", "dataset": "digits", "network": "digits_cnn", "clients": 5, "participation": .6,
+        "lr": .05, "epochs": 1, "batch_size": 32}
 ROWS = {"FedAvg": "", "FedAvg calm": 'drift = "none"', "FedAvg wild": "lr = 1e9", "SCAFFOLD": "", "FedCCFA": "",
         "FedDrift": "", "FedBSS": "", "FedProx": ""}
 
@@ -97,12 +75,6 @@ def said(head: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
     return {k: v for k, v in head.items() if k not in COST}, rows
 
 
-def stamp(path: Path) -> tuple[int, int]:
-    "Changes whenever a file is written anew: (inode, ns)"
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns
-
-
 def damage(path: Path, rng: random.Random) -> str:
     "Flip a bit of a file in place, cut it off, or add to it; returns how"
     content, how = bytearray(path.read_bytes()), rng.choice(["a bit flipped", "cut off", "bytes added"])
@@ -116,13 +88,13 @@ def damage(path: Path, rng: random.Random) -> str:
 
 class Storm:
     "One sweep with its faults; every result must appear whole, as in the undisturbed sweep, once, and stay"
-    def __init__(self, spec: Path, reference: dict, disk: Path, seed: int, faults: int, drivers: int = 1):
+    def __init__(self, spec: Path, reference: dict, disk: Path, seed: int, faults: int, drivers: int = 1, only: str = ""):
         self.spec, self.reference, self.disk, self.rng = spec, reference, disk, random.Random(seed)
         self.tier, self.all, self.full = disk / "results/smoke", [], 0.  # drivers; until when the disk is full
-        self.drivers = drivers  # at once; of several every fourth has a Dask cluster
+        self.drivers, self.only = drivers, only  # at once, of several every fourth has a Dask cluster; the only fault
         self.stamps, self.hurt, self.resumed = {}, {}, set()  # file -> stamp, whole or damaged; from a checkpoint
         self.lost, self.twice, self.wrong, self.odd, self.done = [], [], [], [], Counter()
-        kinds = [kind for kind in FAULTS if disk.is_mount() or kind != "fill the disk"]
+        kinds = [only] if only else [kind for kind in FAULTS if disk.is_mount() or kind != "fill the disk"]
         drawn = [*kinds, *self.rng.choices(kinds, k=faults)][:faults]
         self.rng.shuffle(drawn)
         self.schedule = [(i * len(reference) * 4 // (5 * faults), kind) for i, kind in enumerate(drawn)]
@@ -142,10 +114,10 @@ class Storm:
               f"{len(self.schedule)} could not happen, {len(self.all)} starts, {len(self.reference)} runs, "
               f"{len(self.resumed)} from a checkpoint: {', '.join(f'{len(x)} {name}' for name, x in found.items())}; "
               f"{time.monotonic() - self.began:.0f} s", flush=True)
-        trouble = [f"  {name}: {line}" for name, lines in found.items() for line in lines]
-        for line in trouble: print(line)
-        for driver in self.all if trouble else []: print(f"  -- {driver.process.poll()}:", *driver.lines, sep="\n  ")
-        return not trouble
+        for name, lines in found.items(): print(*(f"  {name}: {line}\n" for line in lines), sep="", end="")
+        if not any(found.values()): return True
+        for driver in self.all: print(f"  -- {driver.process.poll()}:", *driver.lines, sep="\n  ")
+        return False
 
     def complete(self) -> bool:
         "Whether a user would say so: every driver has ended, the last one well, and all results are whole"
@@ -172,18 +144,14 @@ class Storm:
 
     def alive(self) -> list[Driver]: return [d for d in self.all if d.process.poll() is None]
 
-    def one(self) -> Driver:
-        "A driver at random, of those that live"
-        return self.rng.choice(self.alive() or self.all)
+    def one(self) -> Driver: return self.rng.choice(self.alive() or self.all)
 
     def look(self):
         "Take in which results are there now"
         for name in self.reference:
-            try: now = stamp(self.tier / name)
-            except FileNotFoundError:
-                if self.stamps.pop(name, None): self.lost.append(f"{name} was whole, and vanished")
-                continue
-            if now in (self.stamps.get(name), self.hurt.get(name)): continue
+            now = mark(self.tier / name)  # changes whenever a file is written anew
+            if now is None and self.stamps.pop(name, None): self.lost.append(f"{name} was whole, and vanished")
+            if now in (None, self.stamps.get(name), self.hurt.get(name)): continue
             try: head, rows = store.decode((self.tier / name).read_bytes())
             except OSError: continue  # it is just being set aside
             except store.Damaged as error: self.wrong.append(f"{name} is not whole, and no fault did it: {error}")
@@ -211,8 +179,10 @@ class Storm:
         codes = {0, 1, 2, 130, 143, -signal.SIGINT, -signal.SIGKILL, -signal.SIGTERM}
         self.odd += [f"a driver ended with {code}" for d in self.all if (code := d.process.returncode) not in codes]
         for driver in self.all:  # what a worker says whose driver is killed while it starts is Python's
-            ours = [line for line in driver.lines if driver.process.returncode >= 0 or line.startswith("fedrepro: ")]
-            self.odd += [f"a driver said: {line[:300]}" for line in ours if not USUAL.match(line)]
+            killed = driver.process.returncode < 0 and not self.only
+            ours = [line for line in driver.lines if not killed or line.startswith("fedrepro: ")]
+            self.odd += [f"a driver said: {line[:300]}" for line in ours
+                         if not USUAL.match(line) or (self.only and "leaked" in line)]
 
     # what happens: each returns what it did, or nothing when it cannot happen now
 
@@ -221,6 +191,18 @@ class Storm:
         if not driver.workers(): return ""  # it has not begun, or has ended
         driver.send(number, everybody)
         return f"{signal.Signals(number).name} to the driver" + " and its workers" * everybody
+
+    def terminate(self) -> str:
+        "At any moment, while it starts too; where nothing else happens, nothing may be left then"
+        driver, moment = self.one(), self.rng.uniform(0, 8 if self.only else 2)
+        with suppress(subprocess.TimeoutExpired): driver.process.wait(moment)
+        driver.send(signal.SIGTERM)
+        if self.only:
+            driver.process.wait(PATIENCE)
+            driver.reader.join(30)
+            self.odd += ["a worker outlives its driver"] * (not driver.gone)
+            self.odd += [f"left by SIGTERM: {p}" for p in self.tier.rglob("*") if p.suffix in (".lease", ".partial")]
+        return f"SIGTERM to the driver after another {moment:.1f} s"
 
     def kill_all(self) -> str:
         hit = [d for d in self.alive() if d.workers()]
@@ -249,7 +231,7 @@ class Storm:
         if not self.stamps or not (killed := self.kill_all()): return ""
         path = self.tier / self.rng.choice(sorted(self.stamps))
         what = damage(path, self.rng)
-        self.hurt[path.name] = stamp(path)
+        self.hurt[path.name] = mark(path)
         del self.stamps[path.name]
         return f"{what}, {killed}"
 
@@ -264,7 +246,7 @@ class Storm:
 FAULTS = {  # the first six are in every storm
     "kill a worker": Storm.kill_worker, "kill the driver": lambda at: at.end(signal.SIGKILL),
     "fill the disk": Storm.fill_disk, "damage a result": Storm.damage_result, "kill all": Storm.kill_all,
-    "damage a checkpoint": Storm.damage_checkpoint, "terminate": lambda at: at.end(signal.SIGTERM),
+    "damage a checkpoint": Storm.damage_checkpoint, "terminate": Storm.terminate,
     "interrupt": lambda at: at.end(signal.SIGINT, at.rng.random() < .5)}
 USUAL = re.compile(  # what a driver may say
     r"$|fedrepro: \d+ of \d+ runs(?!.*failed: )|fedrepro: \d+ computed, \d+ were there|  warnings.warn\("
@@ -285,14 +267,12 @@ def small_disk(folder: Path, size: int = 32):
         if mounted: subprocess.run(["umount", "-l", folder])
 
 
-def undisturbed(folder: Path, short: bool, runs: int = 0) -> tuple[Path, dict]:
-    "Make the table, and sweep once: the spec, and file name -> what the result says"
-    text, spec = SPEC.replace(", 1, 2]", "]") if short else SPEC, folder / "faults/table.toml"
-    if runs:
-        seeds = list(range(-(-runs // len(ROWS))))
-        text = text.replace("[0, 1, 2]", str(seeds)).replace("rounds = 6", "rounds = 2").replace("round = 3", "round = 1")
+def undisturbed(folder: Path, short: bool, **base) -> tuple[Path, dict]:
+    "Make the table, with what `base` says, and sweep once: the spec, and file name -> what the result says"
+    spec, base = folder / "faults/table.toml", BASE | base
+    text = "".join(f"{key} = {value!r}\n" for key, value in (TOP | {f"base.{k}": v for k, v in base.items()}).items()) + SPEC
     for row, more in list(ROWS.items())[:5 if short else None]:
-        text += f'\n[methods."{row}"]\nclass = "{row.split()[0]}"\nsource = "guess: small"\n{more}\n'
+        text += f'[methods."{row}"]\nclass = "{row.split()[0]}"\nsource = "guess: small"\n{more}\n'
     spec.parent.mkdir()
     spec.write_text(text)
     driver, began = Driver(spec, folder / "reference"), time.monotonic()
@@ -309,16 +289,20 @@ def main() -> int:
     parser.add_argument("--seeds", default="0", metavar="1..20")
     parser.add_argument("--short", action="store_true", help="fewer runs and faults")
     parser.add_argument("--runs", type=int, default=0, help="a rehearsal with so many")
+    parser.add_argument("--terms", type=int, default=0, help="end so many drivers")
     asked, good = parser.parse_args(), []
     first, _, last = asked.seeds.partition("..")
+    base = {"seeds": list(range(-(-asked.runs // len(ROWS)))), "rounds": 2, "drift_round": 1} if asked.runs else {}
+    if asked.terms: base = {"rounds": 24, "drift_round": 12}
+    faults = asked.terms or max(6 if asked.short else 14, asked.runs // 40)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing is left running or mounted
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as top:
-        spec, reference = undisturbed(Path(top), asked.short, asked.runs)
+        spec, reference = undisturbed(Path(top), asked.short, **base)
         for seed in range(int(first), int(last or first) + 1):
             with small_disk(Path(top, f"seed {seed}"), 32 + asked.runs // 40) as disk:
                 print(f"seed {seed}:", flush=True)
-                faults = max(14, asked.runs // 40) if asked.runs else 6 if asked.short else 14
-                good.append(Storm(spec, reference, disk, seed, faults, 4 if asked.runs else 1).run())
+                good.append(Storm(spec, reference, disk, seed, faults, 4 if asked.runs else 1,
+                                  "terminate" if asked.terms else "").run())
     print(f"{len(good)} seeds, {good.count(False)} with trouble")
     return 0 if all(good) else 1
 

@@ -1,4 +1,7 @@
 """The documentation site, rendered by quarto: `python tools/website.py FOLDER`."""
+import ast
+import importlib
+import inspect
 import os
 import posixpath
 import re
@@ -9,9 +12,13 @@ import tempfile
 from pathlib import Path
 
 import nbformat
+from fastcore.docments import MarkdownRenderer
 
 ROOT = Path(__file__).resolve().parent.parent
 JUNK = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", ".last_checked")
+REPO = re.search("^git_url = (.+)$", (ROOT / "settings.ini").read_text(), re.M)[1]
+INSTALL = f"%pip install -q git+{REPO}"
+BOOTSTRAP = f"from importlib.util import find_spec\nif find_spec('fedrepro') is None:\n    {INSTALL}"
 
 
 def do(*command, folder: Path, **how) -> str:
@@ -24,33 +31,79 @@ def do(*command, folder: Path, **how) -> str:
 
 def outward(text: str, page: str) -> str:
     "Links of a page in nbs/ to files of the repository that are not in nbs/, as addresses"
-    address = re.search("^git_url = (.+)$", (ROOT / "settings.ini").read_text(), re.M)[1] + "/blob/main"
     def absolute(found):
         path = posixpath.normpath(posixpath.join("nbs", posixpath.dirname(page), found[1]))
         inside = path.startswith("nbs/") or path.startswith("..")
-        return found[0] if inside else f"]({address}/{path}{found[2] or ''})"
+        return found[0] if inside else f"]({REPO}/blob/main/{path}{found[2] or ''})"
     return re.sub(r"\]\((\.\./[^)\s#]+)(#[^)\s]*)?\)", absolute, text)
 
 
+def folded_imports(source: str) -> str:
+    "A cell of nothing but imports is folded; any other stays as it is"
+    try: body = ast.parse(source).body
+    except SyntaxError: return source
+    only = body and all(isinstance(line, ast.Import | ast.ImportFrom) for line in body)
+    return f"#| code-fold: true\n#| code-summary: imports\n{source}" if only and "#|" not in source else source
+
+
+def dressed(nb, page: str):
+    "A page as the site shows it: links that hold there, imports folded, where to run it; no HTML, which asks for scripts"
+    for cell in nb.cells:
+        if cell.cell_type == "markdown": cell.source = outward(cell.source, page)
+        if cell.cell_type == "code": cell.source = folded_imports(cell.source)
+        for data in (out.get("data", {}) for out in cell.get("outputs", [])):
+            if "text/html" in data: data["text/markdown"] = f"```{{=html}}\n{data.pop('text/html')}\n```"
+            elif "text/markdown" in data: data["text/markdown"] = outward(data["text/markdown"], page)
+    colab = REPO.replace("github.com", "colab.research.google.com/github", 1)
+    nb.cells.insert(1, nbformat.v4.new_markdown_cell(
+        f"::: {{.page-links}}\n[Open in Colab]({colab}/blob/main/nbs/{page}) (run `{INSTALL}` there first) · "
+        f'<a href="{"../" * page.count("/")}notebooks/{page}" download>Download the notebook</a>\n:::'))
+    return nb
+
+
 def prepare(folder: Path) -> Path:
-    "The pages as nbdev hands them to quarto, in `folder`/_proc, with links that hold outside of the repository"
+    "The pages as quarto gets them, in `folder`/_proc: processed by nbdev, dressed, and the API's pages"
     for name in ("nbs", "fedrepro"): shutil.copytree(ROOT / name, folder / name, ignore=JUNK)
     for name in ("settings.ini", "pyproject.toml", "_quarto.yml"): shutil.copy(ROOT / name, folder)
     do(sys.executable, "-c", "from nbdev.serve import proc_nbs; proc_nbs(n_workers=2)", folder=folder)
     for path in sorted((folder / "_proc").rglob("*.ipynb")):
-        page, nb = path.relative_to(folder / "_proc").as_posix(), nbformat.read(path, as_version=4)
-        for cell in nb.cells:
-            if cell.cell_type == "markdown": cell.source = outward(cell.source, page)
-            for out in cell.get("outputs", []):
-                if "text/markdown" in out.get("data", {}):
-                    out.data["text/markdown"] = outward(out.data["text/markdown"], page)
-        nbformat.write(nb, path)
+        page = path.relative_to(folder / "_proc").as_posix()
+        nbformat.write(dressed(nbformat.read(path, as_version=4), page), path)
+    reference(folder / "_proc")
     return folder / "_proc"
 
 
+def entries(module) -> dict:
+    "name -> public function, class or method that a module defines, in the order of its source"
+    own = {n: o for n, o in vars(module).items() if n in module.__all__ and getattr(o, "__module__", "") == module.__name__}
+    own |= {f"{n}.{m}": f for n, o in own.items() if inspect.isclass(o) for m, f in vars(o).items()
+            if not m.startswith("_") and inspect.isfunction(f) and f.__module__ == module.__name__ and f.__doc__}
+    lines = {n: inspect.getsourcelines(o)[1] for n, o in own.items() if inspect.isclass(o) or inspect.isfunction(o)}
+    return {n: (own[n], lines[n]) for n in sorted(lines, key=lines.get)}
+
+
+def reference(pages: Path):
+    "Writes 13_reference/api/MODULE.qmd for every module in the index of the API, and leads the index there"
+    index, source = pages / "13_reference/02_api.ipynb", rf"{re.escape(REPO)}/blob/main/fedrepro/([\w/]+)\.py"
+    (pages / "13_reference/api").mkdir()
+    for path in dict.fromkeys(re.findall(rf"\]\({source}\)", index.read_text())):
+        module, file = importlib.import_module("fedrepro." + path.replace("/", ".")), f"{REPO}/blob/main/fedrepro/{path}.py"
+        parts = [f"---\ntitle: {module.__name__}\ndescription: '{module.__doc__.replace(chr(39), 2 * chr(39))}'\nsidebar: reference\n---",
+                 f"[All modules](../02_api.ipynb) · [source]({file})"]
+        for name, (obj, line) in entries(module).items():
+            parts.append(f"##{'#' * name.count('.')} {name} {{#{name}}}\n\n[source]({file}#L{line})\n\n{MarkdownRenderer(obj)._repr_markdown_()}")
+        (pages / f"13_reference/api/{path.replace('/', '.')}.qmd").write_text("\n\n".join(parts) + "\n")
+    index.write_text(re.sub(rf"\]\({source}\)", lambda m: f"](api/{m[1].replace('/', '.')}.qmd)", index.read_text()))
+
+
 def build(folder: Path) -> Path:
-    "Renders the site in the empty `folder`; where its pages are"
+    "Renders the site in the empty `folder`; where its pages are. Each is there as a notebook that installs the package"
     do("quarto", "render", "--no-cache", folder=prepare(folder))
+    for path in (folder / "nbs").rglob("*.ipynb"):
+        nb, to = nbformat.read(path, as_version=4), folder / "_proc/_docs/notebooks" / path.relative_to(folder / "nbs")
+        nb.cells.insert(1, nbformat.v4.new_code_cell(BOOTSTRAP, id="bootstrap"))
+        to.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(nb, to)
     return folder / "_proc/_docs"
 
 

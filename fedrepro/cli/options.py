@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['DATASETS', 'DRIFT_NAMES', 'TIERS', 'START', 'REPRODUCE', 'OWN', 'LOOK_UP', 'PANELS', 'SpecArgument', 'SpecsArgument',
-           'NameArgument', 'TierOption', 'BestTierOption', 'ResultsOption', 'DataOption', 'JsonOption', 'MethodsOption',
-           'DatasetsOption', 'SeedsOption', 'DeviceOption', 'WorkersOption', 'ExecutorOption', 'CheckpointOption',
-           'QuietOption', 'BudgetOption', 'SchedulerOption', 'SlurmOption', 'NoWaitOption', 'FormatOption', 'OutOption',
-           'LogOption', 'count', 'pause', 'place', 'method_names', 'paper_folders', 'spec_names', 'one', 'several',
-           'specs_and_files']
+           'NameArgument', 'TierOption', 'AllTiersOption', 'BestTierOption', 'ResultsOption', 'DataOption',
+           'JsonOption', 'MethodsOption', 'DatasetsOption', 'SeedsOption', 'DeviceOption', 'WorkersOption',
+           'ExecutorOption', 'CheckpointOption', 'QuietOption', 'BudgetOption', 'SchedulerOption', 'SlurmOption',
+           'NoWaitOption', 'FormatOption', 'OutOption', 'LogOption', 'count', 'pause', 'place', 'method_names',
+           'paper_folders', 'spec_names', 'one', 'several', 'specs_and_files']
 
 # %% ../../nbs/11_cli/00_options.ipynb #67bc8d29
 import re
@@ -26,7 +26,7 @@ def count(text: str | int) -> int:
     raise typer.BadParameter(f"{text[:40]!r} is not a whole number of at least 1, at most 1000000")
 
 def pause(text: str) -> int:
-    "`text` as a number of rounds from one checkpoint to the next; 0 = none are kept"
+    "`text` as a number of rounds from one checkpoint to the next; 0 = no checkpoints"
     if str(text).isdecimal() and len(text) < 9 and int(text) <= 10**6: return int(text)
     raise typer.BadParameter(f"{text[:40]!r} is not a whole number of at least 0, at most 1000000")
 
@@ -87,20 +87,25 @@ def specs_and_files(incomplete: str) -> list[str]:
 START, REPRODUCE, OWN, LOOK_UP = PANELS = "Start here", "Reproduce", "Your own", "Look up"
 
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", autocompletion=specs_and_files,
-                                             help="A spec file, or its short name: fedccfa/table2")]
+                                             help="A spec file, or its short name as in `fedrepro tables`: "
+                                                  "fedccfa/table2")]
 SpecsArgument = Annotated[list[str], typer.Argument(metavar="SPEC...", autocompletion=specs_and_files,
                                                     help="Spec files, or their short names")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", autocompletion=one(lambda: DATASETS),
                                              help="A name that `fedrepro datasets` lists")]
-TierOption = Annotated[str, typer.Option("--tier", metavar="T", autocompletion=one(lambda: TIERS),
-                                         help="smoke (seconds), small (minutes), paper (the published setting)")]
+TierOption = Annotated[str | None, typer.Option(
+    "--tier", metavar="T", autocompletion=one(lambda: TIERS),
+    help="smoke (seconds a run), small (minutes), paper (the published setting); default: smoke, or a spec's only one")]
+AllTiersOption = Annotated[str | None, typer.Option("--tier", metavar="T", autocompletion=one(lambda: TIERS),
+                                                    help="smoke, small or paper; default: a line for each")]
 BestTierOption = Annotated[str | None, typer.Option(
     "--tier", metavar="T", autocompletion=one(lambda: TIERS),
     help="smoke, small or paper; default: the one nearest to the paper that has runs")]
 ResultsOption = Annotated[Path | None, typer.Option("--results", metavar="DIR", parser=place,
                                                     help="Folder of the results; default: beside the spec")]
 DataOption = Annotated[Path | None, typer.Option("--data", metavar="DIR", parser=place,
-                                                 help="Folder of the data sets; default: $FEDREPRO_DATA")]
+                                                 help="Folder of the data sets; default: $FEDREPRO_DATA, or "
+                                                      "~/.cache/fedrepro/data")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
 MethodsOption = Annotated[str | None, typer.Option("--methods", metavar="A,B", autocompletion=several(method_names),
                                                    help="Rows of the table; default: all")]
@@ -115,22 +120,22 @@ DeviceOption = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda",
 WorkersOption = Annotated[int | None, typer.Option(
     "--workers", metavar="N", parser=count, help="Processes, one thread each; default: one a core, or one for a GPU")]
 ExecutorOption = Annotated[str, typer.Option("--executor", metavar="E",
-                                             help="auto, sequential, processes, stacked, stacked-graphs, "
-                                                  "graphs: who trains a round")]
+                                             help="How the clients of a round are trained: auto, sequential, "
+                                                  "processes, stacked, stacked-graphs or graphs")]
 CheckpointOption = Annotated[int | None, typer.Option(
     "--checkpoint", metavar="N", parser=pause, help="Rounds between checkpoints, 0 for none; default: about a minute")]
-QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Do not report progress")]
 BudgetOption = Annotated[str | None, typer.Option("--time-budget", metavar="TIME",
-                                                  help="Stop cleanly before: 90s, 30m, 2.5h")]
+                                                  help="Start no run after this time, and stop cleanly: 90s, 30m, 2.5h")]
 SchedulerOption = Annotated[str | None, typer.Option(
     "--scheduler", metavar="ADDRESS|local",
-    help="A Dask scheduler that hands out the runs: tcp://host:8786; default: $FEDREPRO_SCHEDULER")]
+    help="Let a Dask scheduler distribute the runs: tcp://host:8786; default: $FEDREPRO_SCHEDULER")]
 SlurmOption = Annotated[Path | None, typer.Option("--slurm", metavar="FILE.toml", parser=place,
-                                                  help="Workers are jobs of a SLURM queue, as the file says")]
+                                                  help="Run the workers as SLURM jobs, described in this file")]
 NoWaitOption = Annotated[bool, typer.Option("--no-wait",
-                                            help="Leave the runs that others on the same folder compute now")]
+                                            help="Skip runs that another process is computing")]
 FormatOption = Annotated[str, typer.Option("--format", metavar="text|md|csv|html",
-                                           help="csv is the long form with every trial")]
+                                           help="Output format; csv has one line a number, with every seed")]
 OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", parser=place,
                                                 help="Default: out/<paper>_<table>_<tier>.png")]
 LogOption = Annotated[list[str] | None, typer.Option(

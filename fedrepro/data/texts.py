@@ -6,9 +6,8 @@
 __all__ = ['PADDING', 'UNKNOWN', 'TEXTS', 'words', 'vocabulary', 'encode_texts', 'read_news', 'read_pairs', 'read_union']
 
 # %% ../../nbs/02_data/06_texts.ipynb #a017784c
-import csv, io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 from ..core.errors import InputError
 from .download import Archive
-from .sources import Source, verified
+from .sources import Source, intact
 
 # %% ../../nbs/02_data/06_texts.ipynb #afe057ee
 _APART = str.maketrans({c: f" {c} " for c in "'.,()!?"} | {'"': None} | dict.fromkeys(";:\\", " "))
@@ -33,7 +32,7 @@ PADDING, UNKNOWN = 0, 1
 def vocabulary(texts: Iterable[Sequence[str]], least: int = 1, most: int | None = None) -> tuple[str, ...]:
     """The name of every number: two special ones, then the tokens of `texts` by frequency, ties by alphabet.
 
-    Tokens that occur less than `least` times are left out, and all from the number `most` on."""
+    Tokens that occur less than `least` times are left out, and so are numbers from `most` on."""
     counts = Counter(chain.from_iterable(texts))
     kept = sorted((t for t, n in counts.items() if n >= least), key=lambda t: (-counts[t], t))
     return ("<padding>", "<unknown>", *kept)[:most]
@@ -43,99 +42,70 @@ def encode_texts(texts: Sequence[Sequence[str]], names: tuple[str, ...], length:
     "int32 (N, length): the numbers of the first `length` tokens of each text under the vocabulary `names`"
     number, rows = {t: i for i, t in enumerate(names)}, {t: i for i, t in enumerate(dict.fromkeys(texts))}
     out = np.full((len(rows), length), PADDING, np.int32)
-    for row, text in zip(out, rows):  # a protein that stands in a hundred pairs is looked up once
+    for row, text in zip(out, rows):  # a protein that is part of a hundred pairs is encoded once
         found = [number.get(t, UNKNOWN) for t in text[:length]]
         row[:len(found)] = found
     return torch.from_numpy(out[[rows[t] for t in texts]])
 
 # %% ../../nbs/02_data/06_texts.ipynb #0c57735d
-def _lines(source: Source, root: Path, file: str, digest: str) -> Iterator[tuple[str, list[str]]]:
-    "(place, fields) of each line of a csv; raises InputError. Without a published `digest` any content is read"
+def _table(source: Source, root: Path, file: str, digest: str, header: int | None = 0):
+    "A csv of `source` as a frame of texts; raises InputError if it is damaged (no `digest`: not checked) or no csv"
+    import pandas as pd  # takes half a second
     path = root / source.folder / file
-    try:
-        name = source.name if source.archives else ""
-        content = verified(path, digest, name) if digest else path.read_bytes()
-        reader = csv.reader(io.StringIO(content.decode("utf-8"), newline=""), strict=True)
-        for fields in reader: yield f"{path}, line {reader.line_num}", fields
-    except (OSError, UnicodeDecodeError, csv.Error) as e:
-        raise InputError(f"{path} is refused: {' '.join(str(e).split())}") from e
-
-def _label(text: str, labels: Sequence[str], place: str) -> int:
-    "Which of `labels` stands there; raises InputError for anything else"
-    if text in labels: return labels.index(text)
-    raise InputError(f"{place}: the class is {text[:40]!r}, expected one of {', '.join(labels)}")
-
-def _counted(source: Source, parts: dict) -> dict:
-    "`parts` if they have as many samples as published (0: not known); raises InputError"
-    for part, size in zip(("train", "test"), source.sizes):
-        there = len(parts[f"{part}_y"])
-        if not there or size and size != there:
-            raise InputError(f"{source.name}: {there} {part} samples, expected {size or 'some'}")
-    return parts
+    if digest: intact(path, digest, source.name if source.archives else "")
+    try: return pd.read_csv(path, header=header, dtype=str, keep_default_na=False, index_col=False)
+    except (OSError, ValueError) as e: raise InputError(f"{path} is refused: {' '.join(str(e).split())}") from e
 
 # %% ../../nbs/02_data/06_texts.ipynb #b695b0dd
 def read_news(source: Source, root: Path, length: int, least: int, most: int) -> dict:
     "The parts of a data set of news; `length`, `least`, `most` as in `encode_texts`, `vocabulary`. Raises InputError"
     texts, parts = {}, dict[str, Any](class_names=source.class_names, lengths=(length,))
     for part in ("train", "test"):
-        texts[part], y = [], []
-        for file, digest in getattr(source, part).items():
-            for place, fields in _lines(source, root, file, digest):
-                if len(fields) not in (2, 3):
-                    raise InputError(f"{place}: {len(fields)} fields, expected class and text")
-                y.append(_label(fields[0], "1234", place))
-                texts[part].append(words(" . ".join(fields[1:])))
-        parts[f"{part}_y"] = torch.tensor(y, dtype=torch.int64)
+        (file, digest), = getattr(source, part).items()
+        table = _table(source, root, file, digest, header=None)
+        parts[f"{part}_y"] = torch.from_numpy(table[0].to_numpy(np.int64) - 1)
+        texts[part] = [words(" . ".join(fields)) for fields in table.iloc[:, 1:].itertuples(index=False)]
     names = vocabulary(texts["train"], least, most)
     parts |= {f"{part}_x": encode_texts(found, names, length) for part, found in texts.items()}
-    return _counted(source, parts | {"vocabularies": (names,)})
+    return parts | {"vocabularies": (names,)}
 
 # %% ../../nbs/02_data/06_texts.ipynb #d2038c55
-_YES_NO = ("0", "1", "0.0", "1.0")
-
-def _pairs(source: Source, root: Path, file: str, digest: str) -> Iterator[tuple[str, str, int]]:
+def _pairs(source: Source, root: Path, file: str, digest: str) -> list[tuple[str, str, int]]:
     "(drug, protein, label) of each line of a csv with the columns SMILES, Protein and Y; raises InputError"
-    lines = _lines(source, root, file, digest)
-    place, header = next(lines, (f"{root / source.folder / file}", []))
-    if missing := [n for n in ("SMILES", "Protein", "Y") if n not in header]:
+    table, names, place = _table(source, root, file, digest), ["SMILES", "Protein", "Y"], root / source.folder / file
+    if missing := [n for n in names if n not in table]:
         raise InputError(f"{place}: there is no column {missing[0]}, expected SMILES, Protein and Y")
-    at = [header.index(n) for n in ("SMILES", "Protein", "Y")]
-    for place, fields in lines:
-        if len(fields) != len(header): raise InputError(f"{place}: {len(fields)} fields, expected {len(header)}")
-        drug, protein, y = (fields[i] for i in at)
-        yield drug, protein, _label(y, _YES_NO, place) % 2
+    wrong = table.Y[~table.Y.isin(("0", "1", "0.0", "1.0"))]
+    if len(wrong): raise InputError(f"{place}: Y is {wrong.iloc[0][:40]!r} in row {wrong.index[0] + 1}, expected 0 or 1")
+    if table.empty: raise InputError(f"{place}: there are no pairs")
+    return [(drug, protein, int(float(y))) for drug, protein, y in table[names].itertuples(index=False)]
 
-def _paired(source: Source, train: list[tuple], test: list[tuple], lengths: tuple[int, int]) -> dict:
-    "The parts of a data set of (drug, protein, label); each stretch of a row has the alphabet of the training set"
-    parts: dict[str, Any] = {"class_names": source.class_names, "lengths": lengths, "vocabularies": tuple(
-        vocabulary({pair[i] for pair in train}) for i in (0, 1))}
+def _encoded(source: Source, train: list[tuple], test: list[tuple], lengths: tuple[int, int]) -> dict:
+    "The parts of a data set of (drug, protein, label); drugs and proteins have an alphabet each, from the training set"
+    alphabets = tuple(vocabulary({pair[i] for pair in train}) for i in (0, 1))
+    parts: dict[str, Any] = {"class_names": source.class_names, "lengths": lengths, "vocabularies": alphabets}
     for part, pairs in (("train", train), ("test", test)):
-        parts[f"{part}_y"] = torch.tensor([y for *_, y in pairs], dtype=torch.int64)
-        stretches = zip(zip(*pairs), parts["vocabularies"], lengths)
-        parts[f"{part}_x"] = torch.cat([encode_texts(*stretch) for stretch in stretches],
-                                       1) if pairs else torch.empty(0)
-    return _counted(source, parts)
+        *both, y = zip(*pairs)
+        parts[f"{part}_x"] = torch.cat([encode_texts(*each) for each in zip(both, alphabets, lengths)], 1)
+        parts[f"{part}_y"] = torch.tensor(y, dtype=torch.int64)
+    return parts
 
 def read_pairs(source: Source, root: Path, lengths: tuple[int, int]) -> dict:
     "The parts of a data set of pairs; `lengths`: letters of a drug, of a protein. Raises InputError"
-    train, test = ([pair for file, digest in files.items() for pair in _pairs(source, root, file, digest)]
-                   for files in (source.train, source.test))
-    return _paired(source, train, test, lengths)
+    (train,), (test,) = source.train.items(), source.test.items()
+    return _encoded(source, _pairs(source, root, *train), _pairs(source, root, *test), lengths)
 
 # %% ../../nbs/02_data/06_texts.ipynb #e7882df5
 def read_union(source: Source, root: Path, lengths: tuple[int, int]) -> dict:
     "The parts of the partial copy; its training files are pairs, drugs and proteins. Raises InputError"
     (pairs, drugs, proteins), (test,) = source.train.items(), source.test.items()
-    names = [[fields[0] for _, fields in _lines(source, root, *file) if fields] for file in (drugs, proteins)]
-    held, lines, train = list(_pairs(source, root, *test)), _lines(source, root, *pairs), []
-    seen = {pair[:2] for pair in held}
-    next(lines, None)
-    for place, fields in lines:
-        try: drug, protein = (of[int(i)] for of, i in zip(names, fields[:2], strict=True))
-        except (ValueError, IndexError) as e: raise InputError(f"{place}: it does not name a drug and a protein") from e
-        if (drug, protein) not in seen: train.append((drug, protein, _label(fields[-1], _YES_NO, place) % 2))
+    held = _pairs(source, root, *test)
+    drug, protein = (_table(source, root, *file, header=None)[0].to_numpy() for file in (drugs, proteins))
+    numbers = _table(source, root, *pairs).astype(int).to_numpy()  # of drug, protein and label
+    train, seen = [(drug[i], protein[j], int(y)) for i, j, y in numbers], {pair[:2] for pair in held}
+    train = [pair for pair in train if pair[:2] not in seen]
     order = np.random.default_rng(0).permutation(len(train))  # the file is sorted by drug
-    return _paired(source, [train[i] for i in order], held, lengths)
+    return _encoded(source, [train[i] for i in order], held, lengths)
 
 # %% ../../nbs/02_data/06_texts.ipynb #fcf1a6ce
 _CHAR_CNN = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"

@@ -103,11 +103,12 @@ def answer_to(message: bytes) -> tuple[bytes, bool]:
 _parent: Connection  # in a worker: where it answers
 
 def serve(pipe: Connection):
-    "A worker's life: the first message prepares it, the others are tasks, until its parent hangs up"
+    "A worker's life: it says that it has started, is prepared by the first message, then gets tasks until its parent hangs up"
     global _parent
     calm_worker()
     _parent, good = pipe, True
     with suppress(EOFError, OSError):
+        pipe.send_bytes(dumps(("started", None)))
         for tasks in itertools.count():
             answer, good = answer_to(pipe.recv_bytes())
             pipe.send_bytes(dumps(("ready", None)) if good and not tasks else answer)
@@ -129,7 +130,7 @@ class Worker:
     number: int  # 0, 1, ...: a worker that takes the place of a dead one has its number
     process: Any
     pipe: Connection
-    ready: bool = False  # whether it has answered
+    ready: bool = False  # whether it is prepared
 
 class Workers:
     """Processes that compute one task each at a time. Close them, or use them in a `with`.
@@ -150,11 +151,9 @@ class Workers:
         self.staff[number] = Worker(number, process, ours)
 
     def hire_for(self, tasks: int):
-        "Start as many processes as `tasks` can use, side by side, then prepare them"
-        new = [n for n in range(min(self.most, tasks)) if n not in self.staff]
-        for number in new: self.hire(number)
-        for number in new:
-            with suppress(OSError): self.staff[number].pipe.send_bytes(self.first(number))  # if it died: noticed below
+        "Start as many processes as `tasks` can use, side by side"
+        for number in range(min(self.most, tasks)):
+            if number not in self.staff: self.hire(number)
 
     def work(self, tasks: Sequence[bytes]) -> Generator[tuple[int, str, Any], None, None]:
         """Hand out the tasks; what is heard of them, as (position, kind, content).
@@ -162,39 +161,44 @@ class Workers:
         `report`: something that the task tells; `done`: its result; `failed`: its error; `died`: its worker, and it is
         tried again; `lost`: its worker has died `TRIES` times. Raises NoWorker if none can be started."""
         waiting, deaths, busy, left = deque(range(len(tasks))), Counter[int](), dict[Worker, int](), len(tasks)
+        def send(worker: Worker, message: bytes):
+            with suppress(OSError): worker.pipe.send_bytes(message)  # if it has died: noticed below
         def hand_out(worker: Worker):
-            if not waiting: return
+            if not (waiting and worker.ready): return
             busy[worker] = waiting.popleft()
-            with suppress(OSError): worker.pipe.send_bytes(tasks[busy[worker]])
+            send(worker, tasks[busy[worker]])
         try:
             while left:
                 self.hire_for(len(waiting) + len(busy))
                 for worker in self.staff.values():
                     if worker not in busy: hand_out(worker)
-                ready = wait_for([end for w in busy for end in (w.pipe, w.process.sentinel)])
-                for worker in [w for w in busy if w.pipe in ready or w.process.sentinel in ready]:
+                staff = list(self.staff.values())
+                heard = wait_for([end for w in staff for end in (w.pipe, w.process.sentinel)])
+                for worker in [w for w in staff if w.pipe in heard or w.process.sentinel in heard]:
                     try: kind, content = loads(worker.pipe.recv_bytes()) if worker.pipe.poll() else self.bury(worker)
                     except (EOFError, OSError): kind, content = self.bury(worker)
-                    i = busy[worker]
+                    if kind == "started": send(worker, self.first(worker.number))  # it reads now, so this does not wait
                     if kind == "ready": worker.ready, self.unborn = True, 0
-                    if kind not in ("ready", "report"): del busy[worker]
+                    if kind == "failed" and not worker.ready and waiting: busy[worker] = waiting.popleft()
+                    if worker not in busy: continue  # it is being prepared, or could not be
+                    i = busy[worker] if kind == "report" else busy.pop(worker)
                     if kind == "died":
-                        deaths[i] += content
+                        deaths[i] += 1
                         if deaths[i] == TRIES: kind = "lost"
                         else: waiting.appendleft(i)
                     if kind in ("done", "failed"): hand_out(worker)  # it computes while we read
                     left -= kind in ("done", "failed", "lost")
-                    if kind != "ready": yield i, kind, content
+                    yield i, kind, content
         finally:
             if left: self.close()  # what they compute nobody waits for
 
-    def bury(self, worker: Worker) -> tuple[str, bool]:
-        "(`died`, whether it had begun its task); raises NoWorker when the last few had not even started"
+    def bury(self, worker: Worker) -> tuple[str, None]:
+        "(`died`, None); raises NoWorker when the last few had not even started"
         del self.staff[worker.number]
         worker.pipe.close()
         worker.process.join(10)
         self.unborn += not worker.ready
-        if self.unborn < TRIES * self.most: return "died", worker.ready
+        if self.unborn < TRIES * self.most: return "died", None
         raise NoWorker("no worker process could be started (killed, or out of memory?)")
 
     def close(self):

@@ -12,6 +12,7 @@ import math
 import re
 import shlex
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 import torch
@@ -136,10 +137,11 @@ class Plan:
     unknown: int = 0  # missing runs that are not in the cost: their data set is not here and its size not known
 
 def plan(spec: Spec, cells: list[PlannedRun], tier: str, results: Path | None = None, data=None, device: str = "cpu",
-         rate: float | None = None, stack: bool = False, trials: dict[str, Trial] | None = None) -> Plan:
+         rate: float | None = None, stack: bool = False, trials: dict[str, Trial] | None = None,
+         watch: Callable = iter) -> Plan:
     """The plan for `cells` of a spec. `rate`: FLOP a second that a worker is to reach; None = what is measured here.
 
-    `trials`: those made so far, for tables that share them.
+    `trials`: those made so far, for tables that share them; `watch`: passes the jobs on, and may show a bar.
     Rounds that runs of a pack share are counted once. Raises InputError."""
     folder = spec.results if results is None else results
     missing = [c for c in cells if not store.is_complete(store.run_path(folder, c))]
@@ -152,7 +154,7 @@ def plan(spec: Spec, cells: list[PlannedRun], tier: str, results: Path | None = 
     for c in cells if rate is None and device == "cpu" else ():
         if c in missing: continue
         took.setdefault((pace(c), c.row), []).append(store.read(store.run_path(folder, c))[0].get("wall_seconds") or 0.)
-    for group in groups:
+    for group in watch(groups):
         for i, c in enumerate(group):
             if work_key(c) not in trials: trials[work_key(c)] = trial(c, data, device)
             now, like = run_cost(c, trials[work_key(c)]), took.get((pace(c), c.row))

@@ -22,22 +22,22 @@ from .memory import local_steps, need_positive, no_memory
 from .server import SlowMo
 from ..engine.declarations import Messages, law
 
-# %% ../../nbs/06_methods/12_fedadc.ipynb #6b245644
+# %% ../../nbs/06_methods/12_fedadc.ipynb #24d905a9
 def averaged_step(moving: Tree, grads: Tree, u: Tree | None, phi: float, sgd: SGD) -> Tree:
-    "Move `moving` along the next $u$ of Algorithm 4, in place; takes and returns $u$ (None before the first step)"
+    "Move `moving` along the next $u$ of Algorithm 4, in place; $u$ is None before the first step. Returns it"
     g = {n: t + sgd.weight_decay * moving[n].detach() for n, t in grads.items()}
     u = g if u is None else {n: phi * u[n] + (1 - phi) * t for n, t in g.items()}
     sgd_step(moving, u, None, SGD(sgd.lr))
     return u
 
-# %% ../../nbs/06_methods/12_fedadc.ipynb #3cd54b88
+# %% ../../nbs/06_methods/12_fedadc.ipynb #e7a549f0
 def class_presence(federation, t: int) -> np.ndarray:
     "(K, C) whether a client holds a class, as labelled in round t: the bits that clients tell the server"
     labels = [concept[y] for concept, y in zip(federation.label_maps(t), federation.originals)]
     return np.stack([np.bincount(y, minlength=federation.net.classes) > 0 for y in labels])
 
 def covering_cohort(federation, t: int, tries: int = 10_000) -> list[int]:
-    "The round's first draw in which nothing is missing of what the federation holds; see below where there is none"
+    "The first of the round's draws that holds every class of the federation; else the first with the most"
     present, most = class_presence(federation, t), -1
     for cohort in islice(federation.draws(t), tries):
         if (held := present[cohort].any(0).sum()) > most: best, most = cohort, held
@@ -48,13 +48,13 @@ def covering_cohort(federation, t: int, tries: int = 10_000) -> list[int]:
 
 NEUTRAL = {"neutral": True}  # left out of a run's name while it has its default
 
-# %% ../../nbs/06_methods/12_fedadc.ipynb #f2320005
+# %% ../../nbs/06_methods/12_fedadc.ipynb #3557d269
 @dataclass
 class FedADC(FedAvg):
     "Local steps share the server's momentum (Ozfatura et al., Algorithms 3 and 4)"
     covering: bool = field(default=False, metadata=NEUTRAL)  # whether cohorts are covering ones; section IV-E
     momentum: float = 0.0  # the paper's clients have no other local momentum
-    beta: float = 0.7  # beta_global; tuned over 0.6, 0.7, 0.8, 0.9, the choice is not printed; ours is SlowMo's
+    beta: float = 0.7  # beta_global, tuned over 0.6 to 0.9; the choice is not printed, ours is SlowMo's
     beta_local: float | None = None  # None = beta, the paper's choice
     alpha: float = 1.0  # the server's step, IV-B
     variant: str = "nesterov"  # or "heavy_ball" (Algorithm 3), "double_momentum" (Algorithm 4)
@@ -64,11 +64,14 @@ class FedADC(FedAvg):
 
     def __post_init__(self):
         super().__post_init__()
-        need_positive(self, "lr", "lr_decay", "epochs")  # moves are divided by the rate, momentum by the steps
+        # moves are divided by the rate, momentum by the steps
+        need_positive(self, "lr", "lr_decay", "epochs")
         choice(self.variant, ("nesterov", "heavy_ball", "double_momentum"), "FedADC variant")
-        if self.phi > 1: raise InputError(f"{type(self).__name__}(phi={self.phi!r}): expected a number from 0 to 1")
+        if self.phi > 1:
+            raise InputError(f"{type(self).__name__}(phi={self.phi!r}): expected a number from 0 to 1")
         if self.variant == "double_momentum" and self.momentum:
-            raise InputError(f"{type(self).__name__}(momentum={self.momentum!r}): expected 0 with double_momentum")
+            raise InputError(f"{type(self).__name__}(momentum={self.momentum!r}): "
+                             "expected 0 with double_momentum")
 
     @property
     def local_share(self) -> float:
@@ -79,7 +82,8 @@ class FedADC(FedAvg):
         return super().init_server(federation) | {"m": no_memory(federation)}
     def select_clients(self, server: dict, federation, t: int) -> list[int]:
         "The first draw, or the first that covers"
-        return covering_cohort(federation, t) if self.covering else super().select_clients(server, federation, t)
+        return (covering_cohort(federation, t) if self.covering
+                else super().select_clients(server, federation, t))
     def broadcast(self, server: dict) -> dict:
         "Model and momentum"
         return {"params": server["params"], "m": server["m"]}
@@ -94,13 +98,14 @@ class FedADC(FedAvg):
         "`share`: $\\bar m_t=\\beta_{local}m_t/H_k$"
         return {"share": scale(client.received["m"], self.local_share / local_steps(self, client.n))}
     def step(self, step: Step) -> tuple[Tensor, Any]:
-        "Nesterov: the share, then a step of SGD from there. Else: the step (along $u$ in Algorithm 4), then the share"
+        "Nesterov: the share, then a step of SGD from there. Else the step (Algorithm 4: along $u$), then it"
         moving, sgd = step.moving, step.phase.sgd
         share, plain = {n: step.client.constants["share"][n] for n in moving}, SGD(sgd.lr)
         if self.variant == "nesterov": sgd_step(moving, share, None, plain)
         loss, grads = step.grad()
         memory: Any
-        if self.variant == "double_momentum": memory = averaged_step(moving, grads, step.memory, self.phi, sgd)
+        if self.variant == "double_momentum":
+            memory = averaged_step(moving, grads, step.memory, self.phi, sgd)
         else: memory = sgd_step(moving, grads, step.memory, sgd)
         if self.variant != "nesterov": sgd_step(moving, share, None, plain)
         return loss, memory
@@ -127,10 +132,10 @@ class FedADCPlus(FedADC):
     "FedADC+: FedADC with self-confidence distillation from the received model (Ozfatura et al., section III)"
     lam: float = 0.35  # lambda of eq. 7, 0..1; IV-C
     temperature: float = 1.0  # T of eq. 6, above 0; not given in the paper, 4 in CS-KD's code
-    calibration: str = field(default="", metadata=NEUTRAL)  # "plain", "proximal" or "self-confidence"; "" = none
+    calibration: str = field(default="", metadata=NEUTRAL)  # or plain, proximal, self-confidence
     calibration_epochs: int = field(default=2, metadata=NEUTRAL)  # section IV-D
-    calibration_lr: float | None = field(default=None, metadata=NEUTRAL)  # None = `lr`; not given in the paper
-    calibration_mu: float = field(default=0.01, metadata=NEUTRAL)  # of "proximal"; FedProx's grid in IV-A: 0.001 to 0.1
+    calibration_lr: float | None = field(default=None, metadata=NEUTRAL)  # None = `lr`; not in the paper
+    calibration_mu: float = field(default=0.01, metadata=NEUTRAL)  # of "proximal"; IV-A's FedProx: 0.001..0.1
     limit = law(FedADC, lam=0.)
 
     def __post_init__(self):
@@ -155,13 +160,14 @@ class FedADCPlus(FedADC):
         if not self.calibration: return phases
         losses = {"plain": super().loss, "proximal": self.tied, "self-confidence": self.loss}
         return [*phases, self.phase(client, "calibration", self.calibration_lr, train="head.", final=True,
-                                    epochs=self.calibration_epochs, loss=losses[self.calibration], step=self.calibrate)]
+                                    epochs=self.calibration_epochs, loss=losses[self.calibration],
+                                    step=self.calibrate)]
     def tied(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\frac\\mu2\\|\\phi-\\phi_T\\|^2$, with $\\phi_T$ the received head"
         gap = sub(select(params, "head."), client.received["params"])
         return super().loss(client, params, batch) + self.calibration_mu / 2 * squared_norm(gap)
     def calibrate(self, step: Step) -> tuple[Tensor, Any]:
-        "A step of SGD by a client that has received the model it began with: its head is the first part of the memory"
+        "A step of SGD of the head; the memory holds the head that the client began with, and SGD's momentum"
         head, buffer = step.memory or ({n: t.detach().clone() for n, t in step.moving.items()}, None)
         starter = replace(step.client, received={"params": step.params | head})
         plain = replace(step, client=starter, memory=buffer)

@@ -20,12 +20,12 @@ from ..engine.method import Exchange, FedAvg
 from .memory import follow_changes
 from ..engine.declarations import Messages, law
 
-# %% ../../nbs/06_methods/13_fedbss.ipynb #7e84f935
+# %% ../../nbs/06_methods/13_fedbss.ipynb #727ae2fe
 SELECTIONS = {"cosine": lambda x: (1 - math.cos(math.pi * x)) / 2,  # eq. 6; x = e / E
               "linear": lambda x: x, "filter": lambda x: 0.0}  # the ablations
 
 def used(selection: str, epoch: int, epochs: int, biased: int) -> int:
-    "How many of the `biased` samples epoch 1..epochs trains on: $\\alpha_e|X_{bias}|$ to the nearest whole number"
+    "How many of the `biased` samples epoch 1..epochs has: $\\alpha_e|X_{bias}|$ to the nearest whole number"
     share = round(SELECTIONS[selection](epoch / epochs), 12)  # the cosine of 60 degrees is 1/2
     return int(share * biased + 0.5)
 
@@ -37,9 +37,9 @@ def split(loss: np.ndarray, uncertainty: np.ndarray) -> tuple[np.ndarray, np.nda
     biased = loss[order] > (middle[0] if len(middle) == 1 else np.inf)
     return order[~biased], order[biased]
 
-# %% ../../nbs/06_methods/13_fedbss.ipynb #75db4dbf
+# %% ../../nbs/06_methods/13_fedbss.ipynb #68e7a4c3
 def rate_samples(client: Client) -> tuple[Tensor, Tensor]:
-    "(n,) loss and (n,) uncertainty (eq. 4) of every sample of the client, not augmented, under the received model"
+    "(n,) loss and (n,) uncertainty (eq. 4) of every sample, not augmented, under the received model"
     loss, uncertainty = [], []
     with torch.no_grad():
         for batch in client.chunks(augment=False):
@@ -54,8 +54,8 @@ def rate_samples(client: Client) -> tuple[Tensor, Tensor]:
 class FedBSS(FedAvg):
     "FedAvg, then local epochs that go from samples of small bias to large (Xu et al., Algorithm 1)"
     warm_up: int = 50  # T_1, rounds of FedAvg before the selection begins
-    selection: str = "cosine"  # share of the biased samples in an epoch, eq. 6; "linear", "filter": the ablations
-    aggregation: str = "uniform"  # line 12: over participants; "all": over all clients' latest models; "size": weighted
+    selection: str = "cosine"  # of the biased samples in an epoch, eq. 6; "linear", "filter": the ablations
+    aggregation: str = "uniform"  # line 12: participants; "all": all clients' latest models; "size": weighted
     paper: ClassVar[str] = "Xu et al. (FedBSS)"
     limit = law(warm_up=9, aggregation="size")
     check_settings: ClassVar[dict] = {"warm_up": 1}
@@ -67,7 +67,8 @@ class FedBSS(FedAvg):
 
     def init_server(self, federation) -> dict:
         "`params`; for the mean over all clients, `clients`, N"
-        start, count = super().init_server(federation), torch.tensor(federation.clients, device=federation.device)
+        start, count = (super().init_server(federation),
+                        torch.tensor(federation.clients, device=federation.device))
         return start | ({"clients": count} if self.aggregation == "all" else {})
     def init_client(self, federation, k: int) -> dict:
         "For the mean over all clients, `latest`: its last model, at first the initial one"
@@ -84,7 +85,7 @@ class FedBSS(FedAvg):
         "One: of FedAvg in rounds 1 to $T_1$, with selected samples after them"
         return [self.phase(client, samples=None if client.round < self.warm_up else self.select)]
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
-        "Uploads the model (upload 1); for the mean over all clients how it differs from `latest`, which it then is"
+        "Uploads the model (upload 1), or its change from `latest` for the mean over all clients; keeps it"
         if self.aggregation != "all": return super().client_result(client, params, results)
         return {"change": sub(params, client.state["latest"])}, {"latest": params}
     def aggregate(self, server: dict, exchange: Exchange) -> dict:

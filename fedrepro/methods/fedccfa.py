@@ -58,7 +58,8 @@ def mixing(groups: Tensor, weights: Tensor) -> Tensor:
 
     A row whose cluster has no weight at all keeps participant i as it is."""
     mass = (groups[:, :, None] == groups[:, None, :]) * weights.T[:, None, :]
-    total, alone = mass.sum(-1, keepdim=True), torch.eye(len(weights), dtype=weights.dtype, device=weights.device)
+    total, alone = (mass.sum(-1, keepdim=True),
+                    torch.eye(len(weights), dtype=weights.dtype, device=weights.device))
     return torch.where(total > 0, mass / torch.where(total > 0, total, 1), alone)
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #9a9e0e61
@@ -74,7 +75,8 @@ def label_entropy(counts: Tensor) -> Tensor:
     return torch.special.entr(counts / counts.sum()).sum()
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #e76a88f0
-AT_CLIENT, AT_SERVER = "collaboration_client", "collaboration_server"  # timer names; Table 12 counts these two
+# timer names; Table 12 counts these two
+AT_CLIENT, AT_SERVER = "collaboration_client", "collaboration_server"
 
 def find_clusters(heads: list[Tree], label_maps: np.ndarray, eps: float) -> dict:
     "`madd` (C, n, n), `clusters` and the true `concepts` (C, n) of n participants with these heads"
@@ -89,10 +91,12 @@ def shared_heads(uploads: list[dict], clusters: Tensor, weights: Tensor) -> list
     shared = (mixing(clusters, weights) @ vectors).transpose(0, 1)
     return [{"head": as_head(head)} for head in shared]
 
-def shared_anchors(uploads: list[dict], clusters: Tensor, weights: Tensor, in_place: bool = False) -> list[dict]:
+def shared_anchors(uploads: list[dict], clusters: Tensor, weights: Tensor,
+                   in_place: bool = False) -> list[dict]:
     "For each participant the mean anchors of its clusters: eq. 7; `in_place`: with the released code's sum"
     local = torch.stack([u["anchors"] for u in uploads], 1)  # (C, n, d)
-    if in_place: local = torch.cat([local.sum(1, keepdim=True), local[:, 1:]], 1)  # the first one's: the sum of all
+    if in_place:
+        local = torch.cat([local.sum(1, keepdim=True), local[:, 1:]], 1)  # the first one's: the sum of all
     anchors = (mixing(clusters, weights) @ local).transpose(0, 1)
     return [{"anchors": own.contiguous()} for own in anchors]
 
@@ -101,7 +105,8 @@ def cluster_scores(concepts: Tensor, clusters: Tensor) -> dict[str, float]:
     found = list(zip(concepts.tolist(), clusters.tolist()))
     from sklearn.metrics import adjusted_rand_score
     scores = [adjusted_rand_score(true, got) for true, got in found]
-    return {"cluster_ari": float(np.mean(scores)), "perfect_classes": 100 * float(np.mean(np.isclose(scores, 1))),
+    return {"cluster_ari": float(np.mean(scores)),
+            "perfect_classes": 100 * float(np.mean(np.isclose(scores, 1))),
             "clusters_per_class": float(np.mean([len(set(got)) for _, got in found]))}
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #9026904c
@@ -148,7 +153,8 @@ class Algorithm1(FedRep, listed=False):
     def local_phases(self, client: Client) -> list[Phase]:
         "Balanced head from the initial one (eq. 3); own head; body with alignment"
         head, body = super().local_phases(client)
-        balanced = replace(head, name="balanced", samples=self.balanced, epochs=self.balanced_steps, batch_size=0,
+        balanced = replace(head, name="balanced", samples=self.balanced,
+                           epochs=self.balanced_steps, batch_size=0,
                            start=common_head, span=AT_CLIENT)
         if client.round >= self.align_from: body = replace(body, loss=self.aligned)
         return [balanced, replace(head, start=own_head), body]
@@ -159,7 +165,8 @@ class Algorithm1(FedRep, listed=False):
         "Cross-entropy plus $\\omega_k\\ell_{align}$: the objective from round `align_from` on"
         features = client.net.features(params, batch.x, train=True)
         align = batch.mean(alignment_loss(features, batch.y, client.state["anchors"], self.tau))
-        return cross_entropy(client.net.classify(params, features), batch) + self.weight(client.counts) * align
+        return (cross_entropy(client.net.classify(params, features), batch)
+                + self.weight(client.counts) * align)
     def weight(self, counts: Tensor) -> Tensor | float:
         "$\\omega_k=H_k/\\gamma$ of eq. 9"
         return label_entropy(counts) / self.gamma
@@ -177,7 +184,8 @@ class Algorithm1(FedRep, listed=False):
         return super().aggregate(server, exchange) | found
     def reply(self, server: dict, exchange: Exchange) -> list[dict]:
         "To each participant the mean class classifiers (eq. 5) and anchors (eq. 7) of its clusters"
-        uploads, clusters, has = exchange.uploads, server["clusters"], (exchange.counts > 0).to(exchange.counts.dtype)
+        uploads, clusters, has = (exchange.uploads, server["clusters"],
+                                  (exchange.counts > 0).to(exchange.counts.dtype))
         with exchange.profiler.span(AT_SERVER): heads = shared_heads(uploads, clusters, torch.ones_like(has))
         return [head | anchor for head, anchor in zip(heads, shared_anchors(uploads, clusters, has))]
     def extra_metrics(self, server: dict) -> dict[str, float]:
@@ -211,21 +219,25 @@ class FedCCFA(Algorithm1):
         "Without the messages that a switch saves"
         said = super().communication()
         sent = {"balanced": self.clustering != "local", "anchors": self.anchors != "none"}
-        left = {way: {n: s for n, s in getattr(said, way).items() if sent.get(n, True)} for way in ("upload", "reply")}
+        left = {way: {n: s for n, s in getattr(said, way).items() if sent.get(n, True)}
+                for way in ("upload", "reply")}
         return replace(said, **left)
     def local_phases(self, client: Client) -> list[Phase]:
         "Algorithm 1's; FedCCFA-FT fine-tunes the head in the end"
         balanced, head, body = super().local_phases(client)
         if self.anchors == "none": body = replace(body, loss=self.loss)
-        phases = [replace(head, start=self.own_model), body] if self.clustering == "local" else [balanced, head, body]
-        tune = self.phase(client, "finetune", self.finetune_lr, train="head.", epochs=self.finetune_epochs, final=True)
+        phases = ([replace(head, start=self.own_model), body] if self.clustering == "local"
+                  else [balanced, head, body])
+        tune = self.phase(client, "finetune", self.finetune_lr, train="head.",
+                          epochs=self.finetune_epochs, final=True)
         return [*phases, tune] if self.finetune_epochs else phases
     def weight(self, counts: Tensor) -> Tensor | float:
         "$\\omega_k$ of eq. 9, or the fixed one"
         return super().weight(counts) if self.fixed_weight is None else self.fixed_weight
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "What Algorithm 1 uploads and keeps, without what a switch saves"
-        if self.clustering != "local" and self.anchors != "none": return super().client_result(client, params, results)
+        if self.clustering != "local" and self.anchors != "none":
+            return super().client_result(client, params, results)
         upload, state = FedRep.client_result(self, client, params, results)
         upload["head"] = state["head"]
         if self.clustering != "local": upload["balanced"] = select(results["balanced"].params, "head.")

@@ -15,7 +15,7 @@ from ..engine.method import Exchange
 from .memory import FedDyn, follow_changes, local_steps, need_positive, no_memory
 from ..engine.declarations import Messages, law
 
-# %% ../../nbs/06_methods/11_feddc.ipynb #556f9b8f
+# %% ../../nbs/06_methods/11_feddc.ipynb #986ffb33
 @dataclass
 class FedDC(FedDyn):
     "FedDyn's drift variables with SCAFFOLD's gradient correction (Gao et al. 2022, from the released code)"
@@ -25,9 +25,10 @@ class FedDC(FedDyn):
     lr_decay: float = 0.998  # released code; synthetic data: 1
     clip_norm: float | None = 10.0  # released code, all examples
     alpha: float = 0.01  # released code: 0.01 CIFAR-10 and CIFAR-100, 0.1 MNIST, 0.005 synthetic data
-    compat_eta0: bool = False  # True, the released code: eq. 2 with the first round's rate and the average client's H
+    compat_eta0: bool = False  # True: eq. 2 with the first round's rate and the average client's H, as released
     paper: ClassVar[str] = "Gao et al. 2022"
-    limit = law(FedDyn, hooks={"linear": lambda self, client: scale(client.received["g"], 0.)}, clip_norm=None)
+    limit = law(FedDyn, hooks={"linear": lambda self, client: scale(client.received["g"], 0.)},
+                clip_norm=None)
 
     def __post_init__(self):
         super().__post_init__()
@@ -77,4 +78,5 @@ class FedDC(FedDyn):
     def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
         "Both memories follow, the second by relative sizes"
         own = weighted_mean([scale(s["g"], float(s["relative"])) for s in states])
-        return super().invariants(server, states) | {"server's g = mean of relative g_k": distance(server["g"], own)}
+        return (super().invariants(server, states)
+                | {"server's g = mean of relative g_k": distance(server["g"], own)})

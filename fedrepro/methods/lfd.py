@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['cosines', 'with_margin', 'with_own_margins', 'auxiliary_label', 'log_sigmas', 'check_margins', 'smoothed_cosine',
-           'LfD', 'Union']
+           'LfD']
 
 # %% ../../nbs/06_methods/10_lfd.ipynb #3f1947b5
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from ..core.errors import InputError, choice
 from ..core.trees import Tree
-from ..engine.client import Batch, Client, Phase, Results
-from ..engine.method import Exchange, FedAvg
+from ..engine.client import Batch, Client, Results
+from ..engine.method import FedAvg
 from .memory import need_positive
-from ..engine.declarations import Messages, law
+from ..engine.declarations import law
 
 # %% ../../nbs/06_methods/10_lfd.ipynb #dff2ef46
 def cosines(net, params: Tree, x: Tensor, train: bool = False) -> Tensor:
@@ -30,9 +30,8 @@ def with_margin(z: Tensor, labels: Tensor, margin: float) -> Tensor:
     "(B, C) $z_i-m[i=y]$ of eq. 7, from cosines (B, C) and true classes `labels` (B,)"
     return z - margin * F.one_hot(labels, z.shape[1]).to(z.dtype)
 
-# %% ../../nbs/06_methods/10_lfd.ipynb #6d8f936c
 def with_own_margins(z: Tensor, margin: float, tau: float) -> Tensor:
-    "(B, C) $\\log\\sigma_i$ of eq. 7 where every class i has the margin in its own probability, from cosines `z`"
+    "(B, C) $\\log\\sigma_i$ of eq. 7 to the letter: each class pays its own margin; from cosines `z`"
     return F.log_softmax((z[:, None] - margin * torch.eye(z.shape[1], dtype=z.dtype, device=z.device)) / tau,
                          dim=2).diagonal(dim1=1, dim2=2)
 
@@ -43,7 +42,7 @@ def auxiliary_label(local: Tensor, received: Tensor, tau: float, outer_tau: floa
 
 # %% ../../nbs/06_methods/10_lfd.ipynb #ddc4dfca
 def log_sigmas(method, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    "(B, C) $\\log\\sigma$ of cross-entropy and of the regulariser, by `method`'s readings, from cosines `z` and labels"
+    "(B, C) $\\log\\sigma$ of cross-entropy and of the regulariser, from cosines `z` and labels `y`"
     first = F.log_softmax(with_margin(z, y, method.margin) / method.tau, dim=1)
     if method.own_margins: return first, with_own_margins(z, method.margin, method.tau)
     return first, first if method.margin_in_regulariser else F.log_softmax(z / method.tau, dim=1)
@@ -55,24 +54,24 @@ def check_margins(margin: float, own: bool, in_regulariser: bool):
         raise InputError("LfD(own_margins=True, margin_in_regulariser=False): margins of which term?")
 
 def smoothed_cosine(self, client, params: Tree, batch: Batch) -> Tensor:
-    "LfD's loss where local and global model agree: twice a cross-entropy with label smoothing one half, on cosines"
+    "LfD's loss where P and G agree: twice a cross-entropy of cosines with label smoothing one half"
     z = F.cosine_similarity(client.net.features(params, batch.x)[:, None], params["head.weight"], dim=2)
     z = z - .15 * F.one_hot(batch.y, z.shape[1]).to(z.dtype)
     return 2 * batch.mean(F.cross_entropy(z / .1, batch.y, label_smoothing=.5, reduction="none"))
 
 @dataclass
 class LfD(FedAvg):
-    "Clients learn their labels, and to undo how their last model drifted from the global one (Kim and Shin 2023)"
+    "Clients fit their labels and undo the drift of their last model from the global one (Kim and Shin 2023)"
     epochs: int = 10  # E, section 5.1
     batch_size: int = 128  # section 5.1
     margin: float = 0.15  # m of eq. 7, 0..1; section 5.1
     tau: float = 0.1  # temperature, above 0; section 5.1: 0.1 CIFAR-10 and CINIC-10, 0.05 CIFAR-100
-    weight: float = 1.0  # of the regulariser, 0 or more; eq. 10: 1. 0 = FedAvg with normalised softmax and margin
-    first: str = "uniform"  # a client without P: "uniform", P := G, so the label is uniform; "skip", no regulariser
+    weight: float = 1.0  # of the regulariser; eq. 10: 1. 0 = FedAvg with normalised softmax and margin
+    first: str = "uniform"  # a client without P: "uniform": P := G, a uniform label; "skip": no regulariser
     stale: bool = True  # P is the last local model, however old; False: only one of the round before counts
     outer_tau: float = 1.0  # a second temperature, in eq. 8's softmax, above 0; 1 = none
-    margin_in_regulariser: bool = True  # the same log sigma in both terms, as eq. 10; False: no margin in the second
-    own_margins: bool = field(default=False, metadata={"neutral": True})  # eq. 7 to the letter in the second term
+    margin_in_regulariser: bool = True  # log sigma of eq. 10 in both terms; False: no margin in the second
+    own_margins: bool = field(default=False, metadata={"neutral": True})  # eq. 7 to the letter in the 2nd term
     paper: ClassVar[str] = "Kim and Shin 2023"
 
     def __post_init__(self):
@@ -103,50 +102,16 @@ class LfD(FedAvg):
         return ce - weight * batch.mean((self.label(client, batch.x) * second).sum(1))
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1) and keeps it"
-        return {"params": params}, {"model": params, "last": torch.full_like(client.state["last"], client.round)}
+        return ({"params": params},
+                {"model": params, "last": torch.full_like(client.state["last"], client.round)})
     def logits(self, net, params: Tree, x: Tensor) -> Tensor:
         "Cosines by the temperature, without margin"
         return cosines(net, params, x) / self.tau
     def eval_params(self, message: dict, state: dict) -> Tree:
-        "The global model with class weights of length 1 and no bias: as a plain network it predicts what cosines do"
+        "The global model with class weights of length 1 and no bias: a plain network that predicts like cosines"
         w = message["params"]
-        return w | {"head.weight": F.normalize(w["head.weight"], dim=1), "head.bias": torch.zeros_like(w["head.bias"])}
+        return w | {"head.weight": F.normalize(w["head.weight"], dim=1),
+                    "head.bias": torch.zeros_like(w["head.bias"])}
 
     limit = law(hooks={"known": lambda self, client: client.state["last"] < -9},
                 theirs={"loss": smoothed_cosine, "eval_params": eval_params})
-
-# %% ../../nbs/06_methods/10_lfd.ipynb #01bc84a0
-@dataclass
-class Union(FedAvg):
-    "Centralised training on everybody's samples, the ceiling of LfD's Table 2; momentum starts anew each round"
-    epochs: int = 3  # a round; 100 rounds are the 300 epochs of section 5.1
-    batch_size: int = 128  # section 5.1
-    paper: ClassVar[str] = "Kim and Shin 2023"
-    pooled: ClassVar[bool] = True
-    limit = law()
-
-    def init_server(self, federation) -> dict:
-        "Nothing: there is no server. Raises InputError for a federation that is not pooled"
-        if federation.clients == 1: return {}
-        raise InputError(f"Union: {federation.clients} clients, expected the one of `Federation.pooled`")
-    def init_client(self, federation, k: int) -> dict:
-        "`params`: the model"
-        return {"params": federation.initial}
-    def broadcast(self, server: dict) -> dict:
-        "Nothing (download 0)"
-        return {}
-    def local_phases(self, client: Client) -> list[Phase]:
-        "One, from the model as it is"
-        return [self.phase(client, start=lambda client, results: client.state["params"])]
-    def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
-        "Uploads nothing (upload 0), keeps the model"
-        return {}, {"params": params}
-    def aggregate(self, server: dict, exchange: Exchange) -> dict:
-        "Nothing to do"
-        return server
-    def eval_params(self, message: dict, state: dict) -> Tree:
-        "The model"
-        return state["params"]
-    def communication(self) -> Messages:
-        "Nothing"
-        return Messages({}, upload={})

@@ -134,15 +134,18 @@ def checked(raw: dict[str, Any], folder: Path) -> Spec:
 # %% ../../nbs/09_reporting/05_compare.ipynb #cd5def31
 class ComparedTable(StoredTable):
     "The stored runs of a comparison: a table of each accuracy, on all classes and on a client's own mixture of them"
-    def show(self, format: str = "text") -> str:
-        "Both as text, md or html, that of the comparison's metric first; raises InputError"
+    def sheet(self) -> Sheet:
+        "Both tables, that of the comparison's metric first"
         grids, notes = [], []
         for metric in sorted(COMPARED_METRICS, key=lambda m: m != self.spec.metric):
             spec = replace(self.spec, metric=metric)
             sheet = table_sheet(spec, self.tier, table(spec, self.tier, self.results), self.results)
             grids += [replace(grid, heading=metric.replace("_", " ")) for grid in sheet.grids[:1]]
             notes += [note for note in sheet.notes if note not in notes]
-        return shown(Sheet(f"{self.spec.title}: {self.spec.columns[0].label}", grids, notes), format, self.summary)
+        return Sheet(f"{', '.join(self.spec.rows)}: {self.spec.columns[0].label}", grids, notes)
+    def show(self, format: str = "text") -> str:
+        "`sheet` as text, md or html, or the summary as csv; raises InputError"
+        return shown(self.sheet(), format, self.summary)
 
 def stem_of(name: str) -> str:
     "`name` as the stem of a file; raises InputError"

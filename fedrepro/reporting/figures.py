@@ -22,9 +22,9 @@ from ..data.partition import plot_partition
 from ..engine.probes import distance_matrix
 from ..experiments.runs import PlannedRun, build
 from ..experiments.specs import Spec
-from fedrepro.reporting.curves import (
-    DASHES, METHOD_COLOURS, OTHER, accuracy_figure, axis_label, diverged_notes, grid, lighter, over_seeds, refuse_empty,
-    row_styles, setting)
+from .curves import (
+    DASHES, METHOD_COLOURS, OTHER, Style, accuracy_figure, axis_label, diverged_notes, grid, lighter, over_seeds,
+    refuse_empty, row_styles, setting)
 from .study_figures import STUDY_PLOTS
 from ..verdicts.summaries import seed_values, stored_runs
 
@@ -39,28 +39,27 @@ def points(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataF
     found["line"] = found.row if along else found.column  # a line runs along the columns, or else along the rows
     return found
 
-def line_styles(spec: Spec, lines: list[str]) -> tuple[dict, dict]:
-    "Colours, dash patterns of lines: a row's own, or for columns the method's colour, lighter from one to the next"
+def line_styles(spec: Spec, lines: list[str]) -> dict[str, Style]:
+    "line -> style: a row's own, or for columns the method's colour, lighter from one to the next"
     if set(lines) <= set(spec.rows): return row_styles(spec)
     base = METHOD_COLOURS.get(next(iter(spec.rows.values())).method, OTHER)
-    shades = [lighter(base, min(.25 * k, .6)) for k in range(len(lines))]
-    return dict(zip(lines, shades)), dict(zip(lines, cycle(DASHES.values())))
+    return {line: Style(lighter(base, min(.25 * k, .6)), dashes)
+            for k, (line, dashes) in enumerate(zip(lines, cycle(DASHES.values())))}
 
 # %% ../../nbs/09_reporting/02_figures.ipynb #37596b06
-def plot_against(ax: Axes, found: pd.DataFrame, colours: dict, dashes: dict) -> None:
+def plot_against(ax: Axes, found: pd.DataFrame, styles: dict[str, Style]) -> None:
     "Mean ± std over seeds at every `x` of `found` (of `points`), a line for each of its lines"
     named = any(isinstance(x, str) or x is None for x in found.x)
     names = [str(x) for x in dict.fromkeys(found.x)]
-    lines = [name for name in colours if name in set(found.line)]
+    lines = [name for name in styles if name in set(found.line)]
     for k, name in enumerate(lines):
         part, width = found[found.line == name], .12 * (k - (len(lines) - 1) / 2)
         spread = part.assign(y=part.y.where(part.status == "complete")).groupby("x", sort=not named).y
         mean = spread.agg(lambda y: y.mean(skipna=False))  # nan where a run diverged: a gap in the line
         x, mean, std = list(mean.index), mean.astype(float), spread.std(ddof=1).astype(float)
         x = [names.index(str(v)) + width for v in x] if named else x
-        bar = ax.errorbar(x, mean, std.fillna(0.), fmt="o" if named else "o-", color=colours[name], capsize=3,
-                          label=name, markersize=5, linewidth=1.6)
-        if dashes[name] and not named: bar.lines[0].set_dashes(dashes[name])
+        line = styles[name].line | dict(marker=styles[name].marker or "o", markersize=5)
+        ax.errorbar(x, mean, std.fillna(0.), capsize=3, label=name, **line | dict(linestyle="") if named else line)
     ax.set_xticks(range(len(names)) if named else sorted(set(found.x)), names if named else None)
     if named: ax.set_xlim(-.6, len(names) - .4)
 
@@ -70,7 +69,7 @@ def against_figure(spec: Spec, tier: str, results: str | Path | None = None) -> 
     if not len(found): refuse_empty(spec, tier, results)
     fig, (ax,) = grid(1)
     order = [c.label for c in spec.tier_columns(tier)] if set(found.line) <= set(found.column) else list(spec.rows)
-    plot_against(ax, found, *line_styles(spec, [name for name in order if name in set(found.line)]))
+    plot_against(ax, found, line_styles(spec, [name for name in order if name in set(found.line)]))
     cell = next(c for c in spec.runs(tier) if (c.row, c.column) in set(zip(found.row, found.column)))
     names = "" if spec.against == "row" else spec.against.replace("_", " ")
     ax.set(xlabel=names, ylabel=f"{axis_label(spec.metric)}, round {cell.rounds}")

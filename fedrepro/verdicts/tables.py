@@ -376,9 +376,12 @@ def title(spec: Spec) -> str:
 
 def own_settings(spec: Spec, tier: str) -> list[str]:
     "The settings of a table that no paper has, and what its rows set themselves"
-    base = ", ".join(f"{k} {v.value}" for k, v in (spec.base | spec.tier(tier).base).items() if k != "seeds")
-    own = {row.name: ", ".join(f"{k} {v.value}" for k, v in row.values.items()) for row in spec.rows.values()}
-    return [f"Settings: {base}", *(f"{name}: {values}" for name, values in own.items() if values)]
+    def words(values: dict) -> str:
+        return ", ".join(f"{k.replace('_', ' ')} {value_in_words(v.value)}" for k, v in values.items()
+                         if k != "seeds" and v.value is not None)
+    own = {row.name: words(row.values) for row in spec.rows.values()}
+    return [f"Settings: {words(spec.base | spec.tier(tier).base)}",
+            *(f"{name}: {values}" for name, values in own.items() if values)]
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #c15dc64d
 def best_tier(spec: Spec, results: str | Path | None = None) -> str:
