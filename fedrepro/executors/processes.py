@@ -118,8 +118,6 @@ def report(*what):
     "In a worker: tell the parent something about the task at hand"
     _parent.send_bytes(dumps(("report", what)))
 
-
-
 # %% ../../nbs/05_executors/05_processes.ipynb #6a10b531
 class NoWorker(RuntimeError):
     "No process can be started"
@@ -215,8 +213,6 @@ class Workers:
     def __enter__(self): return self
     def __exit__(self, *_): self.close()
 
-
-
 # %% ../../nbs/05_executors/05_processes.ipynb #839c3e16
 def shares(sizes: list[int], parts: int) -> list[list[int]]:
     "Positions of `sizes` in at most `parts` groups of about equal sums, the largest sum first"
@@ -226,8 +222,6 @@ def shares(sizes: list[int], parts: int) -> list[list[int]]:
         groups[g].append(i)
         sums[g] += sizes[i]
     return [groups[g] for g in sorted(range(len(groups)), key=lambda g: -sums[g])]
-
-
 
 # %% ../../nbs/05_executors/05_processes.ipynb #ea7178e6
 _federation: Federation  # in a worker
