@@ -116,16 +116,15 @@ class Progress:
             done, every = self.count(self.cells)
             say(f"{self.text()}, {done} of {every} rounds, {self.left()}")
 
-    def restart(self, run_id: str):
-        "A run begins anew"
-        self.rounds[run_id] = 0
+    def restart(self, run_id: str, rounds: int = 0):
+        "A run begins anew, or ends: its bar goes"
+        self.rounds[run_id] = rounds
         if self.bars and run_id in self.tasks: self.bars.remove_task(self.tasks.pop(run_id))
 
     def finish(self, run_id: str, outcome: str):
         "A run has ended; `outcome` is complete, diverged or failed"
         self.ended.add(run_id)
-        self.rounds[run_id] = self.cells[run_id].rounds
-        if self.bars and run_id in self.tasks: self.bars.remove_task(self.tasks.pop(run_id))
+        self.restart(run_id, self.cells[run_id].rounds)
         if self.bars: self.show_totals(self.bars)
         elif self.line: self.show_line(self.line)
         elif not self.quiet:
@@ -152,12 +151,11 @@ class SweepReport:
         return 128 + self.signal if self.interrupted else 1 if self.failed else 0
     def summary(self) -> str:
         "One line"
-        failed = f", {len(self.failed)} failed" if self.failed else ""
-        failed += f", {len(self.later)} left for another time" if self.later else ""
-        failed += f", {len(self.theirs)} computed by others" if self.theirs else ""
-        failed += f", {len(self.elsewhere)} in the hands of others" if self.elsewhere else ""
-        end = "; interrupted: finished runs are kept, the same command goes on with the rest"
-        return f"{len(self.done)} computed, {len(self.skipped)} were there{failed}{end if self.interrupted else ''}"
+        others = {"failed": self.failed, "left for another time": self.later, "computed by others": self.theirs,
+                  "in the hands of others": self.elsewhere}
+        more = "".join(f", {len(runs)} {what}" for what, runs in others.items() if runs)
+        end = "; interrupted: finished runs are kept, the same command goes on with the rest" if self.interrupted else ""
+        return f"{len(self.done)} computed, {len(self.skipped)} were there{more}{end}"
 
 def brief(error: BaseException) -> str:
     "An error as one line: kind, message, and where"
