@@ -3,6 +3,7 @@
 # make chaos SEED=1..20   sweeps whose workers, drivers, disk and files are attacked at random; every run must come out whole
 # make site               the documentation under out/site, by quarto, which must be installed
 # make smoke              every table and figure at tier smoke, one seed: run, printed and drawn under out/smoke
+# make peers              an environment of their own for other simulators: .venv-peers/bin/python -m benchmarks --peers
 # make bench              samples a second of every executor, a plain loop, other simulators
 # make nightly            5,000 generated inputs a property, every default changed once, what tests repeat, three seeds of chaos, a rehearsal of 400 runs, make smoke
 # make versions           the supported versions of Python and torch: each installed (5 GB), then the golden, contract and by-hand tests
@@ -44,7 +45,7 @@ TRIED   := nbs/01_core/01_trees.ipynb nbs/06_methods/00_objective.ipynb nbs/09_r
 
 step = @printf '\n== %s  %s\n' "$$(date +%H:%M:%S)" "$(1)"
 
-.PHONY: help env demo test check notebooks pytest numbers chaos smoke nightly versions version bench dist canary readme lab clean site
+.PHONY: help env demo test check notebooks pytest numbers chaos smoke nightly versions version bench dist canary readme lab clean site peers
 .NOTPARALLEL:
 
 help:
@@ -136,6 +137,15 @@ version:
 
 bench: $(READY)
 	$(PY) -m benchmarks
+
+# their versions contradict constraints.txt; torch and the like come from .venv, by a path file
+PEERS := .venv-peers
+peers: $(READY)
+	$(call step,environment: $(PEERS) with Flower and pfl-research)
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
+	@$(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["peers"], sep="\n")' > $(PEERS)/peers.txt
+	$(PEERS)/bin/python -m pip install -qq --no-input -r $(PEERS)/peers.txt
 
 # build/ would keep modules that are gone
 dist: $(READY)

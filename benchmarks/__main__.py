@@ -1,5 +1,4 @@
 """`python -m benchmarks`: samples a second of every executor, a plain loop, other simulators, in turns"""
-import json
 import os
 import sys
 from pathlib import Path
@@ -14,24 +13,28 @@ from fedrepro.executors.processes import cores
 from fedrepro.experiments.runs import pick_device
 
 PeersOption = Annotated[bool, typer.Option("--peers",
-                                           help="Also Flower and pfl-research; they come with the extra `peers`")]
+                                           help="Also Flower and pfl-research; `make peers` installs them")]
 QuickOption = Annotated[bool, typer.Option("--quick", help="Faster, noisier: about a minute")]
 FileOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", parser=place,
-                                                 help="Write every time that was measured")]
+                                                 help="Write every time that was measured, after each turn")]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", metavar="N", parser=count,
-                                                  help="Turns of each; default: 5, quick: 2")]
+                                                  help="Turns of each; default: 3, quick: 2")]
+OnlyOption = Annotated[str, typer.Option("--only", metavar="A,B",
+                                         help="Some of: W1, ResNet-18, growth, bf16, evaluation, state, seeds; "
+                                              "the file keeps what it has of the others")]
 SamplesOption = Annotated[int | None, typer.Option("--samples", parser=count, hidden=True, help="Of W1, in all")]
 
 
 def measure(peers: PeersOption = False, quick: QuickOption = False, file: FileOption = None,
             device: DeviceOption = "auto", workers: WorkersOption = None, rounds: RoundsOption = None,
-            samples: SamplesOption = None) -> None:
+            samples: SamplesOption = None, only: OnlyOption = "") -> None:
     "Measure samples a second: every executor, a plain loop, other simulators, in turns."
     if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
         raise InputError(f"--json {file}: no file can be written there")
-    device, rounds = pick_device(device), rounds or (2 if quick else 5)
-    found = bench(samples or (4_000 if quick else 60_000), rounds, device, workers or cores(), peers, quick)
-    if file is not None: file.write_text(json.dumps(found, indent=1) + "\n")
+    device, rounds = pick_device(device), rounds or (2 if quick else 3)
+    groups = tuple(filter(None, only.split(",")))
+    samples = samples or (4_000 if quick else 60_000)
+    found = bench(samples, rounds, device, workers or cores(), peers, quick, groups, file)
     typer.echo(report(found), nl=False)
 
 

@@ -4,11 +4,13 @@ In float32 two nearly equal numbers may change places under a maximum, which mov
 happens to the loop as well, against itself in float64. So there the median of three initialisations is judged: a difference
 that is the executor's shows in all of them. All three are kept.
 
-    python benchmarks/equal.py --device cuda --json benchmarks/equality/cuda.json
+    python benchmarks/equal.py --device cuda --json benchmarks/equality/cuda.json [--minutes 9]
 
-Exit code 1 if a difference is above 1e-10 (float64) or 1e-5 (float32), 2 for bad arguments."""
+The file is written as it goes. A run that is stopped, or whose minutes are over, is continued by the same command at the same
+commit. Exit code 1 if a difference is above 1e-10 (float64) or 1e-5 (float32), 2 for bad arguments, 3 if some are left."""
 import argparse
 import json
+import math
 import sys
 import time
 import warnings
@@ -22,6 +24,7 @@ from benchmarks import bench
 from fedrepro.checks.contract import suited
 from fedrepro.checks.harness import LOCAL, tiny
 from fedrepro.core.errors import InputError, choice
+from fedrepro.core.files import write_atomic
 from fedrepro.core.trees import tensors
 from fedrepro.data import datasets, partition
 from fedrepro.engine.federation import Federation
@@ -52,23 +55,24 @@ def gap(a, b) -> float:
     return max(float((x.double() - y.double()).abs().max() / x.double().abs().max().clamp(min=1)) for x, y in pairs if x.numel())
 
 
-def rows(device: str, names: list[str]):
-    "One for each method, network, precision and executor"
+def rows(device: str, names: list[str], known: set[tuple] = frozenset()):
+    "One for each method, network, precision and executor, but for those that are `known`"
     for name in names:
         for network, federation in (("mlp", tiny()), ("cnn", convolutional())):
             cls = load_methods()[name]
             method, federation = cls(**LOCAL | cls.check_settings), suited(cls, federation)
             if cls.pooled and network == "cnn": continue  # one client: the first network says it all
             for precision, rounds, seeds in (("float64", 3, 1), ("float32", 1, 3)):
+                others = [e for e in EXECUTORS if e != "sequential" and (name, network, precision, e) not in known]
+                if not others: continue
                 there = on(federation, device, getattr(torch, precision))
                 heres = [replace(there, seed=seed) for seed in range(seeds)]
                 loops = [run(method, here, rounds).snapshot for here in heres]
-                for executor, make in EXECUTORS.items():
-                    if executor == "sequential": continue
+                for executor in others:
                     with warnings.catch_warnings(record=True) as told:
                         warnings.simplefilter("always")
                         started = time.perf_counter()
-                        found = [run(method, here, rounds, executor=make()).snapshot for here in heres]
+                        found = [run(method, here, rounds, executor=EXECUTORS[executor]()).snapshot for here in heres]
                         seconds = round(time.perf_counter() - started, 3)
                         remarks = sorted({str(w.message) for w in told if "not recorded" in str(w.message)})
                     gaps = [gap(loop, played) for loop, played in zip(loops, found)]
@@ -76,29 +80,39 @@ def rows(device: str, names: list[str]):
                            "gaps": gaps, "allowed": ALLOWED[precision], "seconds": seconds, "remarks": remarks}
 
 
+def stored(file: Path | None, machine: dict) -> list[dict]:
+    "The rows of a file of the same machine and commit; none where there is no such file"
+    if file is None or not file.is_file(): return []
+    found = json.loads(file.read_text())
+    return found["rows"] if found["machine"] == machine else []
+
+
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--methods", default="", metavar="A,B")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing new after so many")
     asked = parser.parse_args(argv)
     torch.set_num_threads(1)
     if asked.device == "cuda" and not torch.cuda.is_available(): parser.error("--device cuda: PyTorch sees no GPU here")
     try: names = [choice(n, load_methods(), "method") for n in filter(None, asked.methods.split(","))] or sorted(load_methods())
     except InputError as error: parser.error(str(error))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # float32 is to be compared, not TF32
-    found = []
-    for row in rows(asked.device, names):
+    machine, ends = bench.machine(asked.device, cores()), time.monotonic() + 60 * asked.minutes
+    found = stored(asked.json, machine)
+    known = {tuple(r[k] for k in ("method", "network", "precision", "executor")) for r in found}
+    left = False
+    for row in rows(asked.device, names, known):
         found.append(row)
+        if asked.json: write_atomic(asked.json, (json.dumps({"machine": machine, "rows": found}, indent=1) + "\n").encode())
         bad = row["gap"] > row["allowed"]
         if bad or row["remarks"]: print(*(f"{k} {v}" for k, v in row.items()), sep=", ", flush=True)
-    worst = {p: max(r["gap"] for r in found if r["precision"] == p) for p in ALLOWED}
+        if left := time.monotonic() > ends: break
+    worst = {p: max([r["gap"] for r in found if r["precision"] == p], default=0.) for p in ALLOWED}
     broken = [r for r in found if not r["gap"] <= r["allowed"]]
     print(f"{len(found)} comparisons on {asked.device}, {len(broken)} above what is allowed; the largest: {worst}")
-    if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps({"machine": bench.machine(asked.device, cores()), "rows": found}, indent=1) + "\n")
-    return 1 if broken else 0
+    return 1 if broken else 3 if left else 0
 
 
 if __name__ == "__main__": sys.exit(main())

@@ -1,15 +1,20 @@
 #!/bin/sh
-# All that a GPU is asked for at once: equality of the executors, their speed, one published cell with its time.
-#   sh benchmarks/gpu.sh FOLDER [DATA]     results go to FOLDER; DATA holds Fashion-MNIST (default: $FEDREPRO_DATA)
+# What a GPU is asked for, in parts of less than ten minutes: equality of the executors, speed by group of works, one published
+# cell by each way to train it. Every part writes its file as it goes; a part that was stopped is continued by the same command.
+#   sh benchmarks/gpu.sh FOLDER PART...      parts: equality W1 ResNet-18 growth bf16 evaluation state seeds cell
+# Fashion-MNIST, which `cell` needs, is looked for in $FEDREPRO_DATA.
 set -u
-out=${1:?folder for the results}; data=${2:-${FEDREPRO_DATA:-$HOME/.cache/fedrepro/data}}; failed=0
+out=${1:?folder for the results}; shift; failed=0
 cd "$(dirname "$0")/.." && mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 2
-export PYTHONPATH=$PWD FEDREPRO_DATA=$data
-python benchmarks/equal.py --device cuda --json "$out/equality-cuda.json" || failed=1
-python -m benchmarks --device cuda --json "$out/cuda.json" || failed=1
-for how in stacked-graphs graphs; do
-  mkdir -p "$out/$how"
-  python -m fedrepro run fedccfa/table1 --tier paper --methods FedAvg --datasets "Fashion-MNIST, 20 clients" --seeds 1 \
-    --device cuda --executor $how --results "$out/$how" || failed=1
+export PYTHONPATH=$PWD
+for part in "${@:?which parts}"; do
+  case $part in
+    equality) python benchmarks/equal.py --device cuda --minutes 8 --json "$out/equality-cuda.json" ;;
+    cell) for how in sequential stacked-graphs graphs; do
+            timeout 180 python -m fedrepro run fedccfa/table1 --tier paper --methods FedAvg --seeds 1 --device cuda \
+              --datasets "Fashion-MNIST, 20 clients" --executor $how --results "$out/$how" || failed=1
+          done ;;
+    *) timeout 570 python -m benchmarks --device cuda --only "$part" --json "$out/cuda.json" ;;
+  esac || failed=1
 done
 exit $failed

@@ -7,8 +7,11 @@ published number. The tier has no column of CIFAR-10; it is made from that of Fa
 40. The page on speed says what came out."""
 import argparse
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
+from scipy import stats
 
 from fedrepro.core.errors import InputError, choice
 from fedrepro.experiments import store
@@ -16,7 +19,7 @@ from fedrepro.experiments.runner import compute_runs
 from fedrepro.experiments.runs import PlannedRun
 from fedrepro.experiments.spec_files import read_spec
 from fedrepro.experiments.specs import Spec, load_spec, spec_from, spec_path
-from fedrepro.verdicts.verdicts import Verdict, default_margin, verdict
+from fedrepro.verdicts.verdicts import default_margin, verdict_words
 
 FOLDER = Path(__file__).resolve().parent/"precision"
 METHODS, TIER, SEEDS, NETWORKS = ("FedAvg", "FedCCFA"), "small", [0, 1, 2], ("fedccfa_fmnist", "fedccfa_cifar")
@@ -59,11 +62,21 @@ def accuracies(network: str, method: str) -> tuple[list[float], list[float]]:
     return [last(a) for a, _ in both], [last(b) for _, b in both]
 
 
-def judged(exact: list[float], rough: list[float]) -> Verdict:
-    "The verdict on bf16's trials, as if float32's were the published mean and its spread"
-    mean, n = sum(exact) / len(exact), len(exact)
-    std = (sum((v - mean)**2 for v in exact) / (n - 1))**.5
-    return verdict(rough, mean, std, n, default_margin(mean), "pooled")
+@dataclass(frozen=True)
+class Equivalence:
+    "What bf16 changes, seed by seed, and the word that the rule of verdicts has for it; numbers in accuracy points"
+    word: str
+    difference: float  # bf16 minus float32, mean over the seeds
+    reach: float  # the far end of its 90 % interval
+    margin: float  # below which a difference does not matter
+
+
+def judged(exact: list[float], rough: list[float]) -> Equivalence:
+    "The verdict on the differences: both precisions of a seed begin with one model and see the same batches"
+    d, n, margin = np.subtract(rough, exact), len(exact), default_margin(float(np.mean(exact)))
+    se = float(d.std(ddof=1)) / n**.5
+    reach = abs(float(d.mean())) + float(stats.t.ppf(.95, n - 1)) * se
+    return Equivalence(str(verdict_words(d.mean(), se, n - 1, margin, n)), float(d.mean()), reach, margin)
 
 
 def main(argv=None) -> int:

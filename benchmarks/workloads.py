@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CONTESTANTS', 'Work', 'works', 'usual', 'flops_per_sample', 'Contestant', 'read_work', 'Engine', 'counted',
-           'train_plainly', 'plain_parts', 'PlainLoop', 'rate', 'convolution', 'own_convolutions', 'Limits',
-           'distinct_bytes', 'State']
+           'train_plainly', 'plain_parts', 'PlainLoop', 'own_models', 'Evaluation', 'PlainEvaluation', 'rate',
+           'convolution', 'own_convolutions', 'Limits', 'distinct_bytes', 'State']
 
 # %% workloads.ipynb #5bf5bc7d
 import json
@@ -24,6 +24,7 @@ from fedrepro.core.trees import tensors
 from fedrepro.data import partition
 from fedrepro.data.datasets import Dataset
 from fedrepro.data.transforms import recipe_for
+from fedrepro.engine.evaluation import predictions
 from fedrepro.engine.federation import TRAIN, Federation
 from fedrepro.engine.lockstep import ActiveRun, train_lockstep
 from fedrepro.engine.method import FedAvg
@@ -48,19 +49,23 @@ class Work:
     momentum: float = 0.9
     weight_decay: float = 1e-5
     runs: int = 1  # seeds that are trained together
+    precision: str = "float32"  # in which our clients compute their network
+    test_samples: int = 1
+    one_body: bool = False  # whether the clients' models differ in the head only
 
     def federation(self, device="cpu", dtype=torch.float32) -> Federation:
         "The clients, with pictures of random bytes and random labels"
         rng = torch.Generator().manual_seed(0)
-        x = torch.randint(256, (self.samples, *self.shape), dtype=torch.uint8, generator=rng)
-        y = torch.randint(self.classes, (self.samples,), generator=rng)
+        def bytes_of(n): return torch.randint(256, (n, *self.shape), dtype=torch.uint8, generator=rng)
+        x, y = bytes_of(self.samples), torch.randint(self.classes, (self.samples,), generator=rng)
+        test = bytes_of(self.test_samples), torch.zeros(self.test_samples, dtype=torch.int64)
         recipe = recipe_for("plain", "Fashion-MNIST" if self.shape[0] == 1 else "CIFAR-100")
-        data = Dataset(self.name, x, y, x[:1], y[:1], tuple(map(str, range(self.classes))), recipe).to(device)
+        data = Dataset(self.name, x, y, *test, tuple(map(str, range(self.classes))), recipe).to(device)
         few = min(5, self.samples // (2 * self.clients * self.classes))
         settings: dict = {} if self.partition == "iid" else {"alpha": .5, "per_class": few}
         split = partition.partition(self.partition, y.numpy(), clients=self.clients, classes=self.classes, **settings)
         net = networks.network(self.network, self.classes, tuple(self.shape))
-        return Federation(data, net, split, dtype=dtype)
+        return Federation(data, net, split, dtype=dtype, precision=self.precision)
 
     def method(self) -> FedAvg:
         "FedAvg with the work's settings"
@@ -78,8 +83,14 @@ def works(samples: int, device: str = "cpu") -> dict[str, list[Work]]:
     growth = [Work(f"{n} clients", clients=n, samples=total, partition="iid") for n in numbers]
     many = min(1000, samples // 2)
     state = Work("SCAFFOLD", clients=many, samples=2 * many, partition="iid")
+    cifar = dict(network="fedccfa_cifar", shape=(3, 32, 32), samples=max(400, samples // 10))
+    bf16 = [Work(f"{kind.get('network', 'fedccfa_fmnist')}, {precision}", precision=precision, **kind)
+            for kind in (dict(samples=max(400, samples // 5)), cifar) for precision in ("float32", "bf16")]
+    tested = dict(samples=400, test_samples=max(20, samples // 30))
+    evaluation = [Work("20 models", **tested), Work("20 heads on one body", one_body=True, **tested)]
     seeds = {"seeds": [Work("three seeds", samples=samples, runs=3)]} if device == "cuda" else {}
-    return {"W1": [Work("W1", samples=samples)], "ResNet-18": [resnet], "growth": growth, "state": [state], **seeds}
+    return {"W1": [Work("W1", samples=samples)], "ResNet-18": [resnet], "growth": growth, "bf16": bf16,
+            "evaluation": evaluation, "state": [state], **seeds}
 
 # %% workloads.ipynb #afe17cc0
 def usual(net) -> nn.Module:
@@ -122,15 +133,15 @@ class Contestant:
         if self.device == "cuda": torch.cuda.synchronize()
 
     def timed(self, work: Work) -> dict:
-        "A round of `work`: its seconds, what it was, and the most memory of the device so far"
+        "A round of `work`: its seconds, those of this process on a processor, what it was, and the most memory of the device so far"
         built = self.prepared(work)
         self.synchronise()
-        started = time.perf_counter()
+        started, busy = time.perf_counter(), time.process_time()
         self.round(work, built)
         self.synchronise()
-        seconds = time.perf_counter() - started
+        seconds, cpu = time.perf_counter() - started, time.process_time() - busy
         most = torch.cuda.max_memory_allocated() / 2**20 if self.device == "cuda" else None
-        return {"seconds": seconds, "device_mb": most, **self.done(work, built)}
+        return {"seconds": seconds, "cpu_seconds": cpu, "device_mb": most, **self.done(work, built)}
 
     def serve(self, first: Work, say: Callable[[dict], None]):
         "Answer requests until there are no more"
@@ -215,6 +226,37 @@ class PlainLoop(Contestant):
     def done(self, work: Work, built: dict) -> dict:
         return {"samples": built["samples"], "steps": built["steps"]}
 
+# %% workloads.ipynb #733ee8fc
+def own_models(work: Work, federation: Federation) -> list[dict]:
+    "A model for each client; those of one body differ in the head"
+    models = [federation.own_init(k) for k in range(work.clients)]
+    return [{n: (models[0] if work.one_body and n.startswith("body.") else m)[n] for n in m} for m in models]
+
+class Evaluation(Contestant):
+    "Predictions of the test set by the engine"
+    def build(self, work: Work) -> dict:
+        federation = work.federation(self.device)
+        return dict(federation=federation, models=own_models(work, federation))
+
+    def round(self, work: Work, built: dict): built["found"] = predictions(built["federation"], built["models"])
+
+    def done(self, work: Work, built: dict) -> dict:
+        return {"samples": sum(len(p) for p in built["found"]), "steps": len(built["found"])}
+
+class PlainEvaluation(Evaluation):
+    "Predictions by hand"
+    def build(self, work: Work) -> dict:
+        built = super().build(work)
+        data, net = built["federation"].data, built["federation"].net
+        return built | {"x": data.batch(data.test_x, None, torch.float32), "model": usual(net).to(self.device).eval()}
+
+    @torch.no_grad()
+    def round(self, work: Work, built: dict):
+        built["found"], model = [], built["model"]
+        for params in built["models"]:
+            model.load_state_dict(params)
+            built["found"].append(torch.cat([model(x).argmax(1) for x in built["x"].split(1000)]))
+
 # %% workloads.ipynb #b6955286
 def rate(flops: float, f: Callable, synchronise: Callable, seconds: float = .15) -> float:
     "GFLOP/s of `f`, which takes `flops` operations"
@@ -278,4 +320,5 @@ class State(Engine):
     def done(self, work: Work, built: dict) -> dict:
         return super().done(work, built) | {"state_bytes": distinct_bytes(built["runs"][0].at.states)}
 
-CONTESTANTS = {"plain loop": PlainLoop, **dict.fromkeys(executor_names(), Engine), "limits": Limits, "SCAFFOLD": State}
+CONTESTANTS = {"plain loop": PlainLoop, **dict.fromkeys(executor_names(), Engine), "limits": Limits, "SCAFFOLD": State,
+               "evaluation": Evaluation, "plain evaluation": PlainEvaluation}

@@ -1,14 +1,16 @@
 "The benchmark: it runs, all contestants do the same work, and what it writes can be read; no test looks at a time"
 import json
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import bench
+from benchmarks import bench, precision
 from benchmarks.__main__ import main
-from benchmarks.workloads import Engine, PlainLoop, Work, counted, flops_per_sample, read_work, works
+from benchmarks.workloads import Engine, Evaluation, PlainEvaluation, PlainLoop, Work, counted, flops_per_sample, read_work, works
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import distance
 from fedrepro.engine.rounds import begin, next_round
@@ -27,7 +29,7 @@ def check(found):
     assert machine.keys() == found["machine"].keys()
     assert all(isinstance(found["machine"][k], types) for k, types in machine.items())
     named = {w["name"] for w in found["works"]}
-    assert {w["group"] for w in found["works"]} == {"W1", "ResNet-18", "growth", "state"}
+    assert {w["group"] for w in found["works"]} >= {"W1", "ResNet-18", "growth", "state"}
     for row in found["rows"]:
         assert row["work"] in named and row["first_seconds"] > 0 and row["samples"] >= row["clients"]
         assert row["steps"] >= row["clients"] and row["seconds"] and min(row["seconds"]) > 0 and row["threads"] >= 1
@@ -61,7 +63,7 @@ def test_the_command(said, tmp_path):
 
 
 @pytest.mark.parametrize("argv, words", [
-    (["--rounds", "0"], "--rounds"), (["--samples", "100"], "samples 100"), (["--device", "gpu"], "gpu"),
+    (["--rounds", "0"], "--rounds"), (["--only", "W2"], "--only 'W2' is unknown; accepted: ResNet-18"), (["--samples", "100"], "samples 100"), (["--device", "gpu"], "gpu"),
     (["--json", "no/such/folder/x.json"], "no file can be written there")])
 def test_bad_input(said, argv, words):
     code, out, err = said(*argv)
@@ -71,7 +73,7 @@ def test_bad_input(said, argv, words):
 @pytest.mark.skipif(find_spec("flwr") is not None and find_spec("pfl") is not None, reason="the peers are installed")
 def test_peers_that_are_not_installed(said):
     code, out, err = said("--peers")
-    assert code == 2 and out == "" and len(err.splitlines()) == 1 and "pip install 'fedrepro[peers]'" in err
+    assert code == 2 and out == "" and len(err.splitlines()) == 1 and "make peers" in err
 
 
 @pytest.mark.parametrize("kind", ["sequential", "stacked", "processes"])
@@ -105,6 +107,43 @@ def test_different_work_is_refused():
     assert [row["seconds"] for row in rows] == [[1., 1.]] * 2
     with pytest.raises(RuntimeError, match="did not do the same work"):
         bench.compare([("a", Fake(10), 1), ("b", Fake(11), 1)], [SMALL], 1)
+
+
+def test_turns_are_told_one_by_one():
+    told = []
+    bench.compare([("a", Fake(10), 1)], [SMALL], 2, lambda turn, rows: told.append((turn, [len(r["seconds"]) for r in rows])))
+    assert told == [(0, [0]), (1, [1]), (2, [2])]
+
+
+def test_a_part_is_measured_anew_and_the_file_keeps_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "Remote", lambda *_: SimpleNamespace(settings={"tf32": [False, True]}, asked=StringIO(), end=lambda: None, startup=1.,
+                                                                    ask=lambda *_: None, hear=Fake(10).hear))
+    file, old = tmp_path / "old.json", json.loads(FILES[0].read_text())
+    file.write_text(json.dumps(old))
+    with pytest.raises(InputError, match="another machine or at another commit"): bench.bench(400, 1, only=("bf16",), file=file)
+    file.write_text(json.dumps(old | {"machine": bench.machine("cpu", 1) | {"tf32": [False, True]}}))
+    found = json.loads(json.dumps(bench.bench(400, 1, only=("bf16",), file=file)))
+    assert json.loads(file.read_text()) == found and [len(bench.rows_of(found, g)) for g in ("W1", "bf16")] == [len(bench.rows_of(old, "W1")), 4]
+    again = bench.bench(400, 2, only=("bf16",), file=file)
+    assert len(again["rows"]) == len(found["rows"]) and len(bench.rows_of(again, "bf16")[0]["seconds"]) == 2
+    report = bench.report(again)
+    assert "training in bf16" in report and "growth from" in report and "evaluation of" not in report
+
+
+def test_evaluation_is_the_same_by_hand():
+    work = Work("tested", clients=3, samples=400, test_samples=30)
+    ours, plain = (kind(JOB | {"kind": ""}) for kind in (Evaluation, PlainEvaluation))
+    for c in (ours, plain): assert {k: c.timed(work)[k] for k in ("samples", "steps")} == {"samples": 90, "steps": 3}
+    assert all(torch.equal(a, b) for a, b in zip(ours.built[work]["found"], plain.built[work]["found"]))
+
+
+def test_precisions_are_compared_seed_by_seed():
+    "By hand: differences 0.1, 0.2, 0.3 have the mean 0.2 and the standard error 0.1/sqrt(3)"
+    found = precision.judged([60., 70., 65.], [60.1, 70.2, 65.3])
+    assert found.word == "reproduced" and found.margin == 1. and found.reach == pytest.approx(.2 + 2.919986 * .1 / 3**.5)
+    assert precision.judged([60., 70., 65.], [61.9, 72., 67.1]).word == "contradicted"
+    for network in precision.NETWORKS:
+        for a, b in precision.pairs(network): assert a.run_id != b.run_id and b.settings == a.settings | {"precision": "bf16"}
 
 
 def test_works_have_samples_for_everyone():

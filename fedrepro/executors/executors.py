@@ -26,10 +26,9 @@ def executor_names() -> list[str]:
 
 def pick_executor(name: str, federation: Federation, workers: int = 1, measures: tuple[str, ...] = ()) -> str:
     "`name`, or what `auto` stands for here, in a run that records `measures`; raises InputError"
-    if choice(name, executor_names(), "executor") not in ("auto", "processes", "sequential"):
-        if federation.precision != "float32":
-            raise InputError(f"executor {name}: computes in float32 only; with precision {federation.precision} use "
-                             "sequential or processes")
+    if choice(name, executor_names(), "executor") in ("stacked", "stacked-graphs", "graphs") and \
+            federation.precision != "float32":
+        raise InputError(f"executor {name}: trains in float32 only; for bf16 use sequential or processes")
     if name != "auto": return name
     if timed(measures): return "sequential"  # the others hide what a client's part takes
     return "processes" if workers > 1 and federation.device == "cpu" else "sequential"

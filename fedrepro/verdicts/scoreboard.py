@@ -17,7 +17,7 @@ from ..core.errors import choice
 from ..core.grids import FORMATS, Sheet, grid_of, shown
 from ..experiments.rules import line_finder, read_published_csv
 from ..experiments.specs import Column, Spec, find_specs, load_spec
-from ..experiments.store import load_headers
+from ..experiments.store import load_headers, tier_folders
 from .claims import verdicts
 from .comparisons import paper_files
 from .independent import REACH, out_of_reach, places, read_reach, same_runs
@@ -86,8 +86,8 @@ def lost_settings(spec: Spec, paper: pd.DataFrame, tier: str) -> dict[int, str]:
     return {i: text for i, text in why.items() if text}
 
 def any_run(spec: Spec, tier: str, results: str | Path | None) -> bool:
-    "Whether the folder of `tier` has any result file, of this spec or another one"
-    return any((Path(results or spec.results)/tier).glob("*.jsonl"))
+    "Whether the folder of `tier` has any result file, of this spec or another"
+    return any(any(folder.glob("*.jsonl")) for folder in tier_folders(Path(results or spec.results)/tier))
 
 # %% ../../nbs/08_verdicts/07_scoreboard.ipynb #5ec1cab9
 BOARD_COLUMNS = ["paper", "folder", "table", "line", "method", "dataset", "tier", "status", "why", "row", "column",
