@@ -197,7 +197,7 @@ def test_without_dask(monkeypatch):
     with pytest.raises(InputError, match=r"fedrepro\[sweep\]"), cluster.pool("local"): pass
 
 
-@pytest.mark.parametrize("text, said", [("", "memory is not given"), ("memory = 8", "memory is 8, not of type str"), ("x = 1", "key 'x' is unknown"), ("=", "cannot be read"),
+@pytest.mark.parametrize("text, said", [("", "memory is not given"), ("memory = 8", "memory is 8, not of type str"), ("x = 1", "key 'x' is unknown"), ("=", "not valid TOML"),
     ('memory = "8 GB"\njobs = [3, 1]', "jobs is"), ('memory = "8 GB"\ncores = true', "cores is True"), ('memory = "8 GB"\ncores = 4\nprocesses = 2', "processes is 2")])
 def test_a_wrong_slurm_file(tmp_path, text, said):
     path = tmp_path / "slurm.toml"

@@ -178,6 +178,22 @@ def test_rows_differ_in_what_was_typed_and_in_their_methods_alone(monkeypatch, t
     usual = dict(lr=.03, momentum=.9, weight_decay=0., lr_decay=1., clip_norm=None)
     assert found == {row: usual | ({"momentum": .5} if row == "FedProx:momentum=0.5" else {}) for row in rows}
     assert len({repr({k: v for k, v in c.settings.items() if k != "method"}) for c in planned}) == 1
+    fields = {c.row: c.settings["method"]["fields"] for c in planned}
+    shared = set.intersection(*map(set, fields.values()))
+    assert shared >= {*OPTIMISER, "epochs", "batch_size"}
+    assert {k for k in shared if len({repr(row[k]) for row in fields.values()}) > 1} == {"momentum"}, "the one that was typed"
+
+
+def test_every_difference_between_rows_is_printed(tmp_path):
+    rows, small = ["FedAvg", "FedProx:momentum=0.5", "FedADC"], dict(clients=3, rounds=1, seeds=1, epochs=1, folder=tmp_path, quiet=True)
+    found = compare(rows, **small)
+    fields = {c.row: c.settings["method"]["fields"] for c in found.spec.runs(OWN_TIER)}
+    said = {note.partition(": ")[0]: note for note in found.sheet().notes if note.partition(": ")[0] in rows}
+    for row, own in fields.items():
+        for k, v in own.items():
+            differs = any(other.get(k, "absent") != v for other in fields.values())
+            assert differs == (f"{k.replace('_', ' ')} " in said[row].replace(f"{row}: ", "")), (row, k, said)
+    assert set(said) == set(rows) and "momentum 0.5" in said[rows[1]] and "momentum 0.9" in said["FedAvg"]
 
 
 def test_a_name_of_ones_own(tmp_path):

@@ -149,6 +149,7 @@ def refused(spec) -> str:
     ('source = "paper B.2"', 'source = "somewhere"', "'somewhere' does not begin with one of: paper, code"),
     ('[methods.FedProx]', '[methods.FedPrx]', "method 'FedPrx' is unknown; did you mean 'FedProx'?"),
     ('mu = {value = 0.01', 'mu = {value = nan', "methods.FedProx.mu: nan is not a finite number"),
+    ('mu = {value = 0.01', 'mu = {value = inf', "inf is not a finite number"),
     ('mu = {value = 0.01', 'mu = {value = 1e19', "mu: 1e+19 is not in [-1e+18, 1e+18]"),
     ('mu = {value = 0.01', 'mew = {value = 0.01', "methods.FedProx: key 'mew' is unknown"),
     ('mu = {value = 0.01', 'mu = {value = 1' + '0' * 5000, "not valid TOML"),

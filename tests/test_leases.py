@@ -60,7 +60,7 @@ def dead():
 @pytest.mark.skipif(sys.platform != "linux", reason="what /proc says")
 def test_a_process_that_only_waits_to_be_buried_is_gone():
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    who = me() | {"pid": process.pid, "born": leases.born(process.pid)}
+    who = me() | {"pid": process.pid, "born": leases.start_time(process.pid)}
     assert not gone(who)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and still has its number

@@ -45,7 +45,7 @@ OWNED = DIGITS % 3
 
 
 @pytest.mark.parametrize("groups, clients, says", [
-    (None, 3, "does not say whose"), ((OWNED, OWNED), 4, "4 clients asked for, the data set has 3 groups"),
+    (None, 3, "has no groups"), ((OWNED, OWNED), 4, "4 clients asked for, the data set has 3 groups"),
     ((OWNED, OWNED), 2, "2 clients asked for"), ((OWNED[:9], OWNED), 3, "same length"), ((OWNED, OWNED[:9]), 3, "same length"),
     ((OWNED, OWNED * 2), 3, "the data set has 5 groups"), ((OWNED * 2, OWNED), 5, "no training sample")])
 def test_natural_refused(groups, clients, says):
@@ -87,7 +87,7 @@ def test_test_labels_count_for_the_classes():
 
 
 @pytest.mark.parametrize("train, test, says", [([], None, "no training"), ([[0], []], None, "no training"), ([[0, 0]], None, "two owners"),
-                                               ([[0], [1]], [[0]], "test lists"), ([[0], [1]], [[0], [0]], "two owners")])
+                                               ([[0], [1]], [[0]], "one test list per client, got 1 for 2"), ([[0], [1]], [[0], [0]], "two owners")])
 def test_partition_by_hand_refused(train, test, says):
     with pytest.raises(InputError, match=says): Partition(train, test)
 

@@ -58,6 +58,25 @@ def test_bars(clock):
                     CELLS[3].describe(): (1, rounds, "")}
 
 
+def test_a_line_in_jupyterlab(clock, monkeypatch, capsys):
+    "Shown to a person who runs a cell, and gone when it ends; papermill's kernels have no session name"
+    said = []
+    class Handle:
+        def update(self, data, raw): said.append(data["text/plain"])
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: Handle())
+    for session in ({}, {"JPY_SESSION_NAME": "page.ipynb"}):
+        for name, value in session.items(): monkeypatch.setenv(name, value)
+        with Progress(CELLS[:2]) as seen:
+            for n in range(1, CELLS[0].rounds + 1):
+                clock[0] += 1
+                seen.round(CELLS[0].run_id, n)
+            seen.finish(CELLS[0].run_id, "complete")
+        assert bool(said) == bool(session)
+        if not session: assert "1 of 2 runs" in capsys.readouterr().err
+    assert said[-2].startswith("███") and "1 of 2 runs, 12 of 24 rounds, about 12 s left" in said[-2] and said[-1] == ""
+    assert capsys.readouterr().err == ""
+
+
 def test_rounds_that_were_there_do_not_count_for_the_pace(clock):
     seen, rounds = Progress(CELLS), CELLS[0].rounds
     seen.round(CELLS[0].run_id, rounds - 1)  # kept by an earlier process

@@ -60,9 +60,10 @@ def content(wheel: Path) -> dict[str, bytes]:
 
 
 def expected() -> set[str]:
-    "What a wheel must hold: modules, specs, published numbers, ledgers, the papers' pages, and no result"
-    names = [n for n in known_to_git() if n.startswith("fedrepro/")]
-    carried = [n for n in known_to_git() if re.fullmatch(r"papers/([a-z]+/)?[^/]+\.(toml|csv)|nbs/06_methods/1[0-4]_[^/]+\.ipynb", n)]
+    "What a wheel must hold: modules, specs, published numbers, ledgers, committed results, the papers' pages and a guide"
+    names = [n for n in known_to_git() if n.startswith("fedrepro/") and n != "fedrepro/_modidx.py"]
+    data, pages = r"papers/([a-z]+/)?[^/]+\.(toml|csv)|papers/[a-z]+/results/[a-z]+/[^/]+\.jsonl", r"nbs/06_methods/1[0-4]_[^/]+\.ipynb"
+    carried = [n for n in known_to_git() if re.fullmatch(rf"{data}|{pages}|nbs/00_guides/00_your_method\.ipynb", n)]
     return {*names, *(f"fedrepro/{n}" for n in carried)}
 
 
@@ -73,7 +74,8 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(built):
     for name in ("py.typed", "papers/order.toml", "papers/claims.csv", "papers/fedccfa/table2.toml", "papers/lfd/deviations.toml",
                  "papers/fedccfa/table2.published.csv", "papers/fedccfa/_base.toml", "nbs/06_methods/14_fedccfa.ipynb", "methods/fedccfa.py"):
         assert f"fedrepro/{name}" in mine
-    assert max(map(len, files.values())) < 500_000 and built[1].stat().st_size < 3_000_000
+    large = {name: len(text) for name, text in files.items() if len(text) >= 500_000}
+    assert all("/results/" in name and size < 1_000_000 for name, size in large.items()) and built[1].stat().st_size < 3_000_000
     for name in mine: assert files[name] == (ROOT / re.sub("^fedrepro/(?=papers/|nbs/)", "", name)).read_bytes(), name
 
 
@@ -81,7 +83,7 @@ def test_the_sdist_makes_the_same_wheel(built):
     assert content(built[1]) == content(built[2])
     with tarfile.open(built[0]) as archive: names = {n.partition("/")[2] for n in archive.getnames()}
     assert names >= {"pyproject.toml", "tools/wheel.py", "LICENSE", "CITATION.cff", "constraints.txt", "papers/fedccfa/table2.toml"}
-    assert not [n for n in names if re.search(r"(^|/)(tests|out|results|\.\w[^/]*)(/|$)", n)]
+    assert not [n for n in names if re.search(r"(^|/)(tests|out|_modidx\.py|\.\w[^/]*)(/|$)", n)]
     assert built[0].stat().st_size < 3_000_000
 
 
@@ -118,6 +120,7 @@ found = {
     "run": said("run", "fedccfa/table2", *few, "--methods", "FedAvg,FedProx", "--seeds", "1", "--workers", "1", "--device", "cpu", "--quiet"),
     "table": said("table", "papers/fedccfa/table2.toml", *few), "figure": said("figure", "fedccfa/table2", *few),
     "scoreboard": said("scoreboard"), "other": said("table", "lfd/table1", "--tier", "paper"),
+    "committed": said("table", "fedccfa/table2"), "guide": said("notebook", "your_method"),
     "specs": len(find_specs()), "results": load_spec("lfd/table1").results.as_posix(), "ledgers": len(deviations("feddc")),
     "page": copy_page("14_fedccfa", "mine").as_posix(), "commit": provenance()["git_commit"],
     "job": [c.describe() for c in planned_table("papers/fedccfa/table2.toml", methods="FedAvg", seeds=1).cells],
@@ -149,7 +152,9 @@ def test_the_demo_runs_without_the_repository(alone):
     assert Path(said["package"]) == package / "fedrepro/__init__.py"
     assert not [m for m in said["modules"] if Path(m).is_relative_to(ROOT) and ".venv" not in m and "site-packages" not in m]
     assert not [r for r in said["roots"] if Path(r) == ROOT]
-    for command in ("run", "table", "figure", "scoreboard", "other"): assert said[command][0] == 0, command
+    for command in ("run", "table", "figure", "scoreboard", "other", "committed", "guide"): assert said[command][0] == 0, command
+    assert "[tier paper]" in said["committed"][1] and re.search(r"FedCCFA +\d\d\.\d\d", said["committed"][1]), "runs that the wheel carries"
+    assert "00_your_method.ipynb" in said["files"] and " decided" in said["scoreboard"][1]
     for text in (said["run"][1], said["table"][1]): assert re.search(r"FedProx .*\d\d\.\d\d", text) and "published" in text.lower()
     assert said["specs"] == len(specs.find_specs(ROOT / "papers")) and said["ledgers"] > 500
     assert "1024" in said["scoreboard"][1].replace(",", "")

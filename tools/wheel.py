@@ -1,11 +1,13 @@
-"What a wheel carries besides the modules: papers/ without results as fedrepro/papers, the papers' pages as fedrepro/nbs"
+"What a wheel carries besides the modules: papers/ as fedrepro/papers, the papers' pages and a guide as fedrepro/nbs"
 from glob import glob
 from pathlib import Path
 
 from setuptools.command.build_py import build_py
 from setuptools.errors import FileError
 
-CARRIED = ("papers/*.toml", "papers/*.csv", "papers/*/*.toml", "papers/*/*.csv", "nbs/06_methods/1[0-4]_*.ipynb")
+CARRIED = ("papers/*.toml", "papers/*.csv", "papers/*/*.toml", "papers/*/*.csv", "papers/*/results/*/*.jsonl",
+           "nbs/06_methods/1[0-4]_*.ipynb", "nbs/00_guides/00_your_method.ipynb")
+LEFT_OUT = ("_modidx",)  # nbdev's index of the notebooks
 
 
 class BuildPy(build_py):
@@ -16,6 +18,9 @@ class BuildPy(build_py):
         if absent := [pattern for pattern, files in found.items() if not files]:
             raise FileError(f"a wheel needs {', '.join(absent)}, and there is no such file")
         return {file: str(Path(self.build_lib, "fedrepro", file)) for files in found.values() for file in files}
+
+    def find_package_modules(self, package, package_dir):
+        return [found for found in super().find_package_modules(package, package_dir) if found[1] not in LEFT_OUT]
 
     def run(self):
         super().run()

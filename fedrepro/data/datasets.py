@@ -55,12 +55,17 @@ class Dataset:
         return (f"{self.name}: {len(self.train_y)} + {len(self.test_y)} images of {size}, {self.classes} classes, "
                 f"recipe {self.recipe.name}")
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        "Images and labels, by the name of their field"
+        return {n: getattr(self, n) for n in ("train_x", "train_y", "test_x", "test_y")}
+
     @cached_property
     def fingerprint(self) -> str:
         "sha256 (hex) over shapes, types and bytes of all tensors"
         digest = hashlib.sha256()
         groups = () if self.train_groups is None else (self.train_groups, self.test_groups)
-        for t in (self.train_x, self.train_y, self.test_x, self.test_y, *groups):
+        for t in (*self.tensors.values(), *groups):
             digest.update(f"{t.dtype}{tuple(t.shape)}".encode())
             digest.update(t.cpu().contiguous().numpy())
         return digest.hexdigest()
@@ -84,7 +89,7 @@ class Dataset:
 
     def to(self, device) -> "Dataset":
         "The same data on `device` (groups stay); raises InputError if that cannot be used"
-        try: moved = {n: getattr(self, n).to(device) for n in ("train_x", "train_y", "test_x", "test_y")}
+        try: moved: dict = {n: t.to(device) for n, t in self.tensors.items()}
         except (RuntimeError, AssertionError) as e:
             raise InputError(f"device {str(device)!r} cannot be used here: {str(e).splitlines()[0]}") from e
         out = replace(self, **moved)

@@ -132,7 +132,7 @@ def _workspace(folder: Path):
 def bring(archives: Iterable[Archive], folder: Path, digests: dict[str, str]):
     """Make the files of `digests` (name -> MD5 or sha256) whole in `folder`, from `archives`; one process at a time.
 
-    An archive that the user has put into `folder` is not downloaded. Raises InputError if a file cannot be made whole."""
+    An archive that is in `folder` already is not downloaded. Raises InputError if a file cannot be made whole."""
     with locked(folder), _workspace(folder) as space:
         bad = {file for file, digest in digests.items() if checksum(folder / file, digest) != digest}
         for archive in archives:

@@ -14,11 +14,11 @@ from zipfile import ZipFile
 import numpy as np
 import torch
 from .download import Archive, reading
-from .sources import Source, idx_array, kept
+from .sources import Source, idx_array, with_pack
 
 # %% ../../nbs/02_data/04_images.ipynb #06f61bf3
 def picture(content: bytes, size: int) -> np.ndarray:
-    "The picture in a file's `content` as uint8 (3, size, size); raises RuntimeError where there is none"
+    "The picture in a file's `content` as uint8 (3, size, size); raises RuntimeError if it has none"
     from torchvision.io import ImageReadMode, decode_image  # torchvision takes a second to import
     from torchvision.transforms.functional import resize
     x = decode_image(torch.frombuffer(bytearray(content), dtype=torch.uint8), ImageReadMode.RGB)
@@ -32,7 +32,7 @@ def _labelled(found: Collection[tuple], pictures: Iterable[np.ndarray], names: I
     return x, np.array([number[name] for name, _ in found], np.int64)
 
 # %% ../../nbs/02_data/04_images.ipynb #660287b3
-@kept
+@with_pack
 def read_cinic(source: Source, folder: Path) -> dict:
     "Training and test pictures of 32x32, class by class, then by file name"
     archive, found = folder / next(iter(source.files)), {"train": {}, "test": {}}
@@ -48,7 +48,7 @@ def read_cinic(source: Source, folder: Path) -> dict:
     return parts | {"class_names": np.array(source.class_names)}
 
 # %% ../../nbs/02_data/04_images.ipynb #0c3f9305
-@kept
+@with_pack
 def read_letters(source: Source, folder: Path) -> dict:
     "The letters that `source` names, 28x28, transposed as in the files"
     archive, parts = folder / next(iter(source.files)), {"class_names": np.array(source.class_names)}
@@ -61,7 +61,7 @@ def read_letters(source: Source, folder: Path) -> dict:
     return parts
 
 # %% ../../nbs/02_data/04_images.ipynb #3dfb8bd7
-@kept
+@with_pack
 def read_tiny(source: Source, folder: Path) -> dict:
     "Training and validation pictures of 64x64, class by class, then by file name"
     archive = folder / next(iter(source.files))
@@ -84,7 +84,7 @@ def read_tiny(source: Source, folder: Path) -> dict:
 
 # %% ../../nbs/02_data/04_images.ipynb #05c8d6fe
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-PER_CLASS = 50  # training pictures of a class and domain, at most
+PER_CLASS = 50  # training pictures of each class and domain, at most
 
 def _listed(path: Path, domain: int, names: tuple[str, ...], most: int) -> list[tuple]:
     "(rank within its class, domain, class, file) of at most `most` files of each class in `names`, from a list"
@@ -98,9 +98,9 @@ def _listed(path: Path, domain: int, names: tuple[str, ...], most: int) -> list[
             seen[name] += 1
     return rows
 
-@kept
+@with_pack
 def read_domains(source: Source, folder: Path) -> dict:
-    "Pictures of 64x64 in turns, and which domain each is from (`train_groups`, `test_groups`)"
+    "Pictures of 64x64, classes and domains in turns, and the domain of each (`train_groups`, `test_groups`)"
     parts = {"class_names": np.array(source.class_names), "group_names": np.array(DOMAINS)}
     for part, most in (("train", PER_CLASS), ("test", 10**9)):
         rows = sorted(row for i, d in enumerate(DOMAINS)

@@ -76,7 +76,8 @@ def _pairs(source: Source, root: Path, file: str, digest: str) -> list[tuple[str
     if missing := [n for n in names if n not in table]:
         raise InputError(f"{place}: there is no column {missing[0]}, expected SMILES, Protein and Y")
     wrong = table.Y[~table.Y.isin(("0", "1", "0.0", "1.0"))]
-    if len(wrong): raise InputError(f"{place}: Y is {wrong.iloc[0][:40]!r} in row {wrong.index[0] + 1}, expected 0 or 1")
+    if len(wrong):
+        raise InputError(f"{place}: Y is {wrong.iloc[0][:40]!r} in row {wrong.index[0] + 1}, expected 0 or 1")
     if table.empty: raise InputError(f"{place}: there are no pairs")
     return [(drug, protein, int(float(y))) for drug, protein, y in table[names].itertuples(index=False)]
 

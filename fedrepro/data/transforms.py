@@ -17,7 +17,7 @@ from ..core.errors import InputError, choice
 # %% ../../nbs/02_data/01_transforms.ipynb #04d8e35d
 @dataclass(frozen=True)
 class Recipe:
-    "How one paper turns pixels into network input (experiments.md, section 2); raises InputError for an unknown `pad`"
+    "How one paper turns pixels into network input; raises InputError for an unknown `pad`"
     name: str                      # the paper, or "plain"
     mean: tuple[float, ...]        # per channel, of pixel / scale, in [0, 1]; (): measured when the data are loaded
     std: tuple[float, ...]         # per channel, of pixel / scale, positive; () as well then
@@ -31,7 +31,7 @@ class Recipe:
 
     @property
     def augments(self) -> bool:
-        "Whether training sees anything but the normalised picture"
+        "Whether training images are changed beyond normalisation"
         return self.flip or self.crop > 0 or self.rotate > 0
 
 # %% ../../nbs/02_data/01_transforms.ipynb #88621c42

@@ -12,7 +12,6 @@ import os
 import queue
 import threading
 import time
-import tomllib
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from ..executors.processes import cores, keep_memory, no_interrupt
 from .leases import Held, Lost, held, leases
 from .loggers import needed
 from .progress import Progress, SweepReport
+from .rules import read_toml
 from .jobs import Job
 from .runner import GLANCE, Outcome, attempt, failed, gpus, note
 from .runs import pick_device
@@ -154,9 +154,7 @@ SLURM = {"queue": str, "account": str, "memory": str, "cores": int, "processes":
 
 def slurm_settings(path: Path) -> dict:
     "The settings in a file for `--slurm`; raises InputError"
-    try: found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error: raise InputError(f"{path}: cannot be read ({error})") from None
-    for key, value in found.items():
+    for key, value in (found := read_toml(Path(path))).items():
         choice(key, SLURM, f"{path}: key")
         if not isinstance(value, SLURM[key]) or isinstance(value, bool):
             raise InputError(f"{path}: {key} is {short(value)}, not of type {SLURM[key].__name__}")

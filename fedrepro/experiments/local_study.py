@@ -114,7 +114,7 @@ def losses(client: Client) -> np.ndarray:
     return rate_samples(client)[0].cpu().numpy()
 
 def chosen(client: Client, samples: str) -> np.ndarray:
-    "n positions: the half with the `smaller losses` (or the larger), each as often as the others but for the rest"
+    "Positions of the half with the smaller (or larger) losses, repeated to length n"
     order = np.argsort(losses(client), kind="stable")
     if samples == "larger losses": order = order[::-1]
     return np.sort(np.resize(order[:max(1, client.n // 2)], client.n))
@@ -193,21 +193,18 @@ class DriftMeter:
     def row(self, params: Tree) -> dict[str, float]:
         "All measures of a model; accuracies in percent, of groups: the mean over their classes"
         y, counts = self.federation.data.test_y, self.client.counts
-        now, then, logits = {}, {}, test_logits(self.method, self.federation, params)
-        for at, z in ((now, logits), (then, self.before)):
-            at |= {f.__name__: f(z, y) for f in (class_accuracy, confidence)}
-        accuracy, gap = now["class_accuracy"], now["confidence"] - then["confidence"]
-        major = counts * len(counts) >= self.client.n
+        logits, major = test_logits(self.method, self.federation, params), counts * len(counts) >= self.client.n
+        accuracy, sure = class_accuracy(logits, y), confidence(logits, y)
+        gap = sure - confidence(self.before, y)
         out = {"generalised_accuracy": 100 * float((logits.argmax(1) == y).double().mean()),
                "cka": linear_cka(logits, self.before), "kl": kl(self.before, logits),
                "kl_reverse": kl(logits, self.before), "drift_norm": self.drift(params),
                "gap_majority": float(gap[major].mean()), "gap_minority": float(gap[~major].mean())}
         for name, group in (("existing", counts > 0), ("absent", counts == 0)):
-            lp, left_out = learning_performance(accuracy, then["class_accuracy"], group)
+            lp, left_out = learning_performance(accuracy, class_accuracy(self.before, y), group)
             out |= {f"accuracy_{name}": float(accuracy[group].mean()), f"lp_{name}": lp, f"left_out_{name}": left_out}
-        for c in range(len(counts)):
-            out |= {f"accuracy_{c}": float(accuracy[c]), f"confidence_{c}": float(now["confidence"][c]),
-                    f"samples_{c}": int(counts[c])}
+        for c, n in enumerate(counts):
+            out |= {f"accuracy_{c}": float(accuracy[c]), f"confidence_{c}": float(sure[c]), f"samples_{c}": int(n)}
         return out
 
 def local_rows(method, federation: Federation, client: Client, samples: str = "all") -> list[dict]:

@@ -30,7 +30,7 @@ from .jobs import make_jobs
 from .progress import duration
 from .runs import PlannedRun, build
 from .specs import Spec
-from .sweep import pace
+from .sweep import mean_seconds, pace
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #ce966531
 TRIAL_SAMPLES = 64  # that the trial client keeps
@@ -149,19 +149,17 @@ def plan(spec: Spec, cells: list[PlannedRun], tier: str, results: Path | None = 
     blind = {name for name in blind if not SOURCES[name].present(data_dir(data))}
     counted = [c for c in missing if c.settings["data"]["name"] not in blind]
     groups, total, known = make_jobs(counted, stack), Cost(), 0
-    trials = {} if trials is None else trials
-    took = {}
-    for c in cells if rate is None and device == "cpu" else ():
-        if c in missing: continue
-        took.setdefault((pace(c), c.row), []).append(store.read(store.run_path(folder, c))[0].get("wall_seconds") or 0.)
+    trials, stored = {} if trials is None else trials, [c for c in cells if c not in missing and device == "cpu"]
+    def kind(c): return pace(c), c.row
+    took = mean_seconds(((c, store.run_path(folder, c)) for c in stored), kind) if rate is None else {}
     for group in watch(groups):
         for i, c in enumerate(group):
             if work_key(c) not in trials: trials[work_key(c)] = trial(c, data, device)
-            now, like = run_cost(c, trials[work_key(c)]), took.get((pace(c), c.row))
-            if like: now, known = replace(now, seconds=sum(like) / len(like)), known + 1
+            now, like = run_cost(c, trials[work_key(c)]), took.get(kind(c))
+            if like is not None: now, known = replace(now, seconds=like), known + 1
             elif rate is not None: now = replace(now, seconds=now.flops / rate)
             shared = c.settings["drift"].get("at", c.rounds) / c.rounds if i and "study" not in c.settings else 0.
-            own = 1 - min(shared, 1.) if not like else 1.
+            own = 1 - min(shared, 1.) if like is None else 1.
             total += Cost(now.samples * own, now.flops * own, now.seconds * own, now.memory)
     return Plan(spec.name, tier, len(cells), len(missing), len(groups), total, known, len(missing) - len(counted))
 

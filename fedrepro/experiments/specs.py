@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['PACKAGE', 'INSTALLED', 'SENTENCE', 'NOTHING', 'SEEDS', 'STATISTICS', 'ENDS', 'METRICS', 'PLOTS', 'TOP', 'SPREADS',
-           'PAIRINGS', 'MAY', 'PARTS', 'roots', 'Column', 'Row', 'Tier', 'read_filter', 'read_column', 'read_columns',
-           'read_row', 'read_methods', 'read_tier', 'Spec', 'pick_seeds', 'find_specs', 'spec_path', 'check_tuning',
-           'load_spec', 'spec_from', 'read_gap', 'parts_of', 'check_published', 'check_spec', 'check_alike',
-           'check_axis']
+           'PAIRINGS', 'MAY', 'PARTS', 'roots', 'Column', 'Row', 'Tier', 'read_filter', 'read_texts', 'read_column',
+           'read_columns', 'read_row', 'read_methods', 'read_tier', 'Spec', 'pick_seeds', 'find_specs', 'spec_path',
+           'check_tuning', 'load_spec', 'spec_from', 'read_gap', 'parts_of', 'check_published', 'check_spec',
+           'check_alike']
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #2155c2c7
 import os
@@ -81,20 +81,22 @@ def read_filter(raw: dict, where: str) -> dict:
             raise InputError(f"{at}: {short(value)} is neither text nor number")
     return dict(given)
 
+def read_texts(raw: dict, rules: dict[str, Rule], where: str) -> dict[str, str]:
+    "Those keys of `raw` that `rules` has, checked by them; raises InputError"
+    return {k: rule(raw[k], f"{where}.{k}") for k, rule in rules.items() if k in raw}
+
 def read_column(raw, rules: dict, base: dict[str, Value], where: str, rows: dict[str, "Row"] | None = None) -> Column:
     "One `[[columns]]` table; `missing` says why it cannot be run, then any data set may be named. Raises InputError"
     texts = {"label": NAME, "missing": Rule(str), "metric": NAME, "unpublished": SENTENCE}
-    toml_table(raw, where)
-    label, missing, metric, alone = (rule(raw[k], f"{where}.{k}") if k in raw else "" for k, rule in texts.items())
-    if missing: rules = rules | {"dataset": NAME}
-    more = (*texts, "published", "methods", "same_as")
-    values = read_values(raw, rules | {"target": Rule(float)}, where, more)
+    given = read_texts(toml_table(raw, where), texts, where)
+    if given.get("missing"): rules = rules | {"dataset": NAME}
+    values = read_values(raw, rules | {"target": Rule(float)}, where, (*texts, "published", "methods", "same_as"))
     target = values.pop("target", None)
     get = {k: v.value for k, v in (base | values).items()}
-    label = label or f"{get.get('dataset')}, {get.get('clients')} clients"
+    given["label"] = given.get("label") or f"{get.get('dataset')}, {get.get('clients')} clients"
     own, same = read_methods(raw, rows or {}, where), toml_table(raw.get("same_as", {}), f"{where}.same_as")
     for row in (*same, *same.values()): choice(row, rows or {}, f"{where}.same_as: row")
-    return Column(label, values, read_filter(raw, where), missing, target, metric, own, same, alone)
+    return Column(values=values, published=read_filter(raw, where), target=target, methods=own, same_as=same, **given)
 
 def read_columns(raw, rules: dict, base: dict[str, Value], rows: dict[str, "Row"], where: str) -> tuple[Column, ...]:
     "The columns of a spec or a tier; two may not share a label. Raises InputError"
@@ -110,10 +112,9 @@ def read_row(name: str, raw, where: str) -> Row:
     "One `[methods.NAME]` table; `class` names the method when the row's name does not. Raises InputError"
     where = f"{where}.{NAME(name, where)}"
     method = choice(toml_table(raw, where).get("class", name), methods := load_methods(), f"{where}: method")
-    said = {k: SENTENCE(raw[k], f"{where}.{k}") for k in ("untuned", "unpublished") if k in raw}
-    besides = ("class", "published", "untuned", "unpublished")
-    values = read_values(raw, SETTINGS | field_rules(methods[method]), where, besides)
-    return Row(name, method, values, read_filter(raw, where) or {"method": name}, **said)
+    texts = {"untuned": SENTENCE, "unpublished": SENTENCE}
+    values = read_values(raw, SETTINGS | field_rules(methods[method]), where, ("class", "published", *texts))
+    return Row(name, method, values, read_filter(raw, where) or {"method": name}, **read_texts(raw, texts, where))
 
 def read_methods(raw: dict, rows: dict[str, Row], where: str) -> dict[str, dict[str, Value]]:
     "The optional key `methods` of a column or a tier: row -> values that it has there. Raises InputError"
@@ -132,8 +133,7 @@ def read_tier(name: str, raw, rules: dict, base: dict, rows: dict[str, Row], whe
         if name == "paper": raise InputError(f"{where}.{key}: the tier paper is the published setting")
     changed = read_values(raw.get("base", {}), rules, f"{where}.base")
     columns = read_columns(raw.get("columns", []), rules, base | changed, rows, f"{where}.columns")
-    caption = SENTENCE(raw["caption"], f"{where}.caption") if "caption" in raw else ""
-    return Tier(name, changed, columns, read_methods(raw, rows, where), caption)
+    return Tier(name, changed, columns, read_methods(raw, rows, where), **read_texts(raw, {"caption": SENTENCE}, where))
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #9684b5d7
 @dataclass(frozen=True)
@@ -351,7 +351,10 @@ def check_spec(spec: Spec) -> Spec:
         if not getattr(spec, name): raise InputError(f"{spec.path}: no {name.replace('row', 'method')}: nothing to run")
     for part in spec.difference: check_alike(spec, part)
     for tier in spec.tiers:
-        check_axis(spec, spec.runs(tier))
+        if spec.plot == "against" and not spec.against:
+            raise InputError(f"{spec.path}: plot against what? against = a setting, or \"row\"")
+        for run in spec.runs(tier):
+            if spec.plot == "against": spec.axis(run)
         for c in spec.tier_columns(tier): choice(c.metric or spec.metric, METRICS, f"{spec.path}: {c.label}: metric")
     check_published(spec)
     return spec
@@ -364,9 +367,3 @@ def check_alike(spec: Spec, part: Spec):
         mine, theirs = ([c.label for c in s.tier_columns(tier)] for s in (spec, part))
         for label in mine: choice(label, theirs, f"{where}: column at tier {tier}")
     if part.metric != spec.metric: raise InputError(f"{where}: its metric is {part.metric}, not {spec.metric}")
-
-def check_axis(spec: Spec, cells: list[PlannedRun]):
-    "Raises InputError unless a plot against a setting names one that all `cells` have"
-    if spec.plot != "against": return
-    if not spec.against: raise InputError(f"{spec.path}: plot against what? against = a setting, or \"row\"")
-    for c in cells: spec.axis(c)

@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['RESULT_FORMAT', 'NUMBER', 'HEADER', 'ALWAYS', 'STATUS', 'SHAPE', 'ABOUT', 'LONGEST', 'COLUMNS', 'LOADED', 'file_name',
            'run_path', 'git', 'processor', 'provenance', 'Damaged', 'Foreign', 'demand', 'is_a', 'check_settings',
-           'check_header', 'check_rows', 'check_study_rows', 'check_metrics', 'check_end', 'json_line', 'encode',
-           'write', 'check_writable', 'decode', 'parse_lines', 'content_of', 'read', 'say', 'set_aside',
-           'read_or_set_aside', 'is_complete', 'has_run', 'settings_columns', 'load_runs', 'state', 'load_headers',
-           'load_results', 'mixed']
+           'check_header', 'check_rows', 'check_end', 'json_line', 'encode', 'write', 'check_writable', 'decode',
+           'parse_lines', 'content_of', 'read', 'say', 'set_aside', 'read_or_set_aside', 'is_complete', 'has_run',
+           'settings_columns', 'tier_folders', 'load_runs', 'state', 'load_headers', 'load_results', 'mixed']
 
 # %% ../../nbs/07_experiments/07_store.ipynb #f68f48b0
 import errno
@@ -32,7 +31,7 @@ from ..core.errors import InputError, short
 from ..core.files import write_atomic
 from ..engine.divergence import in_words
 from .runs import PlannedRun, run_id
-from .specs import INSTALLED
+from .specs import INSTALLED, PACKAGE
 
 # %% ../../nbs/07_experiments/07_store.ipynb #e926e06c
 def file_name(settings: dict) -> str:
@@ -76,14 +75,12 @@ NUMBER = (int, float)
 HEADER = {  # key -> accepted types; all but `ALWAYS` may be null
     "format": int, "run_id": str, "status": str, "settings": dict, "diverged": dict, "git_commit": str, "dirty": bool,
     "versions": dict, "device": str, "executor": str, "threads": int, "cpu": str, "data_fingerprint": str,
-    "partition_fingerprint": str,
-    "wall_seconds": NUMBER, "peak_memory_mb": NUMBER, "bytes_up": int, "bytes_down": int}
+    "partition_fingerprint": str, "wall_seconds": NUMBER, "peak_memory_mb": NUMBER, "bytes_up": int, "bytes_down": int}
 ALWAYS = ("format", "run_id", "status", "settings")  # may not be null
 STATUS = ("complete", "diverged")
 SHAPE = {  # what the settings of every run have, as types; "?": may be missing. Other keys may stand beside them
-    "protocol": int, "method": {"class": str, "version": int, "fields": dict, "source?": str},
-    "data": {"name": str, "recipe": str},
-    "network": str, "partition": {"recipe": str, "clients": int, "seed": int, "alpha?": NUMBER},
+    "protocol": int, "method": {"class": str, "version": int, "fields": dict, "source?": str}, "network": str,
+    "data": {"name": str, "recipe": str}, "partition": {"recipe": str, "clients": int, "seed": int, "alpha?": NUMBER},
     "drift": {"name": str, "at?": int}, "participation": NUMBER, "cohort_seed": int, "rounds": int, "every": int,
     "seed": int, "cohorts?": str, "last?": int, "precision?": str,
     "study?": {"name": str, "client": str, "epochs?": int, "accuracy?": NUMBER, "samples?": str, "rounds?": list}}
@@ -122,8 +119,8 @@ def check_settings(settings: dict, shape: dict = SHAPE, where: str = "settings")
 def check_header(header: dict):
     "Raises Damaged unless `header` has the keys and types of a first line and the run id of its settings"
     demand(isinstance(header, dict) and is_a(header.get("format"), int), "the first line is not a result's header")
-    demand(header["format"] == RESULT_FORMAT,
-           f"format {header['format']}, not {RESULT_FORMAT}: written by another version", Foreign)
+    older = f"format {header['format']}, not {RESULT_FORMAT}: written by another version"
+    demand(header["format"] == RESULT_FORMAT, older, Foreign)
     for key, types in HEADER.items():
         fits = key in header and (is_a(header[key], types) or (header[key] is None and key not in ALWAYS))
         demand(fits, f"header: {key} is {short(header.get(key))}")
@@ -134,30 +131,21 @@ def check_header(header: dict):
     demand(header["run_id"] == name, "header: the run id is not that of the settings")
 
 # %% ../../nbs/07_experiments/07_store.ipynb #062e69f3
-def check_rows(rows: list[dict], most: int):
-    "Raises Damaged unless every row has an ascending `round` of 1..`most` and otherwise numbers or null"
-    last = 0
+def check_rows(rows: list[dict], most: int, epochs: int | None = None):
+    """Raises Damaged unless the rows hold numbers or null under names that metrics may have, and an ascending `round`
+    of 1..`most`. Those of a study have a `round` of 0..`most` and an `epoch` of 0..`epochs` that never go back."""
+    names = ("round",) if epochs is None else ("round", "epoch")
+    def place(at) -> str: return ", ".join(f"{name} {n}" for name, n in zip(names, at))
+    last: tuple = (0,) * len(names)
     for row in rows:
-        fits = isinstance(row, dict) and is_a(row.get("round"), int) and last < row["round"] <= most
-        demand(fits, f"row after round {last}: {short(row)}")
-        last = row["round"]
-        check_metrics(row, f"round {last}")
-
-def check_study_rows(rows: list[dict], most: int, epochs: int):
-    "Raises Damaged unless every row has a `round` of 0..`most` and an `epoch` of 0..`epochs`, never going back"
-    last: tuple = (0, 0)
-    for row in rows:
-        at: tuple = (row.get("round"), row.get("epoch")) if isinstance(row, dict) else ()
-        fits = bool(at) and all(is_a(v, int) for v in at) and last <= at and at[0] <= most and 0 <= at[1] <= epochs
-        demand(fits, f"row after round {last[0]}, epoch {last[1]}: {short(row)}")
+        at: tuple = tuple(row.get(name) for name in names) if isinstance(row, dict) else (None,)
+        fits = all(is_a(n, int) for n in at) and (last < at if epochs is None else last <= at)
+        fits = fits and at[0] <= most and (epochs is None or 0 <= at[1] <= epochs)
+        demand(fits, f"row after {place(last)}: {short(row)}")
         last = at
-        check_metrics(row, f"round {at[0]}, epoch {at[1]}")
-
-def check_metrics(row: dict, where: str):
-    "Raises Damaged unless a row holds numbers or null, under names that metrics may have"
-    for key, value in row.items():
-        demand(value is None or is_a(value, NUMBER), f"{where}: {short(key)} is {short(value)}")
-        demand(key not in ABOUT, f"{where}: {short(key)} is no metric")
+        for key, value in row.items():
+            demand(value is None or is_a(value, NUMBER), f"{place(at)}: {short(key)} is {short(value)}")
+            demand(key not in ABOUT, f"{place(at)}: {short(key)} is no metric")
 
 def check_end(header: dict, rows: list[dict]):
     "Raises Damaged unless the rows end where the header says that the run did"
@@ -222,9 +210,8 @@ def decode(content: bytes) -> tuple[dict, list[dict]]:
     head, *rows = parse_lines(body.split(b"\n"))
     demand(end.get("rows") == len(rows), f"{len(rows)} rows, but {short(end.get('rows'))} were written")
     check_header(head)
-    most, study = head["settings"]["rounds"], head["settings"].get("study")
-    if study: check_study_rows(rows, most, study.get("epochs", 0))
-    else: check_rows(rows, most)
+    study = head["settings"].get("study")
+    check_rows(rows, head["settings"]["rounds"], study.get("epochs", 0) if study else None)
     check_end(head, rows)
     return head, rows
 
@@ -294,9 +281,15 @@ def settings_columns(settings: dict) -> dict:
 
 COLUMNS = [*ABOUT, "round", "generalised_accuracy", "personalised_accuracy", "train_loss", "bytes_up", "bytes_down"]
 
+def tier_folders(folder: str | Path) -> list[Path]:
+    "A tier's folder and, in a wheel, the folder of the committed runs that it carries for the same tier"
+    carried = INSTALLED and not Path(folder).is_absolute() and (PACKAGE/folder).is_dir()
+    return [Path(folder), *([PACKAGE/folder] if carried else [])]
+
 def load_runs(folder: str | Path) -> list[tuple[Path, dict, list[dict]]]:
     "(file, header, rows) of every whole result in a tier's folder, by name; damaged ones are set aside"
-    found = ((path, read_or_set_aside(path)) for path in sorted(Path(folder).glob("*.jsonl")))
+    files = {path.name: path for place in reversed(tier_folders(folder)) for path in place.glob("*.jsonl")}
+    found = ((path, read_or_set_aside(path)) for _, path in sorted(files.items()))
     return [(path, *run) for path, run in found if run is not None]
 
 # %% ../../nbs/07_experiments/07_store.ipynb #e9b53674
@@ -304,9 +297,10 @@ LOADED = {}  # folder -> (its files, their headers and rows): a page of tables a
 
 def state(folder: str | Path) -> list[tuple]:
     "Name, size, time and inode of each result in a folder; empty when one changed in the last two seconds"
-    try: found = {f.name: f.stat() for f in os.scandir(folder) if f.name.endswith(".jsonl")}
-    except OSError: return []
-    files = sorted((name, s.st_size, s.st_ino, s.st_mtime_ns) for name, s in found.items())
+    found = []
+    for place in tier_folders(folder):
+        with suppress(OSError): found += [(f.name, f.stat()) for f in os.scandir(place) if f.name.endswith(".jsonl")]
+    files = sorted((name, s.st_size, s.st_ino, s.st_mtime_ns) for name, s in found)
     return files if all(time.time_ns() - f[-1] > 2e9 for f in files) else []  # a later change could bear the same time
 
 def load_headers(folder: str | Path) -> list[dict]:

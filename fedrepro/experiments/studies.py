@@ -132,7 +132,6 @@ def start_notes(runs: list[tuple[PlannedRun, pd.DataFrame]]) -> list[str]:
         lines.setdefault(asked, []).append(
             f"{cell.row}, seed {cell.seed}: {first.generalised_accuracy:.1f} % after {first['round']:.0f} rounds"
             f"{'' if there else ', not reached'}{left_out(run)}")
-    if not lines: return []
     return [f"starting models, asked for {asked}: " + "; ".join(found) for asked, found in lines.items()]
 
 def left_out(run: pd.DataFrame) -> str:

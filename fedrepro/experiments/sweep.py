@@ -4,19 +4,19 @@
 
 # %% auto #0
 __all__ = ['STEP_LIMITS', 'TIME_UNITS', 'Step', 'read_step', 'read_order', 'SweepPart', 'plan_steps', 'everything', 'budget',
-           'sweep', 'outlook', 'pace']
+           'sweep', 'mean_seconds', 'outlook', 'pace']
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #24d03805
 import re
 import time
-import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from ..core.errors import InputError, choice, short
 from . import store
 from .progress import SweepReport, duration
-from .rules import SETTINGS, toml_table, typed
+from .rules import SETTINGS, read_toml, toml_table, typed
 from .runner import compute_runs
 from .runs import PlannedRun
 from .specs import Spec, find_specs, load_spec, roots
@@ -70,9 +70,7 @@ def read_step(raw, specs: dict[str, Spec], where: str) -> Step:
 
 def read_order(path: Path, specs: dict[str, Spec]) -> list[Step]:
     "The steps in a file, then one with everything; raises InputError"
-    try: raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e: raise InputError(f"{path}: cannot be read ({e})") from None
-    for key in raw: choice(key, ("step",), f"{path}: key")
+    for key in (raw := read_toml(path)): choice(key, ("step",), f"{path}: key")
     steps = typed(raw.get("step", []), list, f"{path}: step")
     return [read_step(step, specs, f"{path}: step {i}") for i, step in enumerate(steps, 1)] + [Step(tuple(specs))]
 
@@ -146,17 +144,21 @@ def sweep(planned: list[list[SweepPart]], seconds: float | None = None, quiet: b
         if whole.interrupted: break
     return whole
 
+def mean_seconds(runs: Iterable[tuple[PlannedRun, Path]], kind: Callable) -> dict:
+    "`kind(cell)` -> mean seconds of those of `runs`, cells with their files, that are finished"
+    took: dict[Any, list[float]] = {}
+    for cell, path in runs:
+        found = store.read_or_set_aside(path)
+        if found: took.setdefault(kind(cell), []).append(found[0].get("wall_seconds") or 0.)
+    return {key: sum(seconds) / len(seconds) for key, seconds in took.items()}
+
 def outlook(steps: list[Step], planned: list[list[SweepPart]]) -> Iterator[dict]:
     "A line for each step with missing runs: how many, and how long they may take by what like runs have taken"
-    took = {}
-    for part in (part for parts in planned for part in parts):
-        for c in part.cells:
-            path = store.run_path(part.folder, c)
-            if not store.is_complete(path): continue
-            took.setdefault(pace(c), []).append(store.read(path)[0].get("wall_seconds") or 0.)
+    parts = [part for parts in planned for part in parts]
+    took = mean_seconds(((c, store.run_path(part.folder, c)) for part in parts for c in part.cells), pace)
     for i, (step, parts) in enumerate(zip(steps, planned), 1):
         missing = [c for part in parts for c in part.missing]
-        guesses = [sum(took[pace(c)]) / len(took[pace(c)]) for c in missing if pace(c) in took]
+        guesses = [took[pace(c)] for c in missing if pace(c) in took]
         long = f"{duration(sum(guesses))} for {len(guesses)} of them" if guesses else "not known"
         what = step.describe() if i < len(steps) else "all others"
         if missing: yield {"step": i, "missing": len(missing), "time": long, "what": what}

@@ -20,7 +20,7 @@ from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/07_adaptive.ipynb #fe542c77
 def corrected(average: Tensor, beta: float, t: int) -> Tensor:
-    "A running average after `t` updates without its bias towards the zero it began with; before the first, itself"
+    "Bias-corrected running average after `t` updates, as in Adam; unchanged for t = 0"
     return average / (1 - beta ** t) if t else average
 
 # %% ../../nbs/06_methods/07_adaptive.ipynb #bdfbf325
@@ -112,7 +112,7 @@ def held_out(n: int, one_in: int) -> np.ndarray:
 
 @dataclass
 class StopsEarly(FedAvg, listed=False):
-    "FedAvg whose clients stop when an epoch no longer pays (Panchal et al. 2023): eq. 2"
+    "FedAvg whose clients stop when an epoch gains little (Panchal et al. 2023): eq. 2"
     gamma: float = 0.004  # of eq. 2; 0 = no client stops early
     one_in: int = 10  # every `one_in`-th sample of a client is for validation only; 0 = none, and nobody stops early
     variant: str = field(default="honest", metadata={"neutral": True})  # or "as_published": see above
@@ -148,7 +148,7 @@ class StopsEarly(FedAvg, listed=False):
         "One, that may end after any epoch"
         return [self.phase(client, samples=self.samples, monitor=self.pays)]
     def pays(self, client: Client, params: Tree, epoch: int, last: Tensor | None) -> tuple[Tensor, Tensor]:
-        "Eq. 2; a loss that does not stop the client is remembered as $\\ell$"
+        "Whether the client goes on (eq. 2); if so, its loss is stored as $\\ell$"
         last = client.state["loss"] if last is None else last
         loss = self.validation_loss(client, params)
         stop = (last - loss > 0) & (last - loss < self.gamma / epoch)
@@ -161,7 +161,7 @@ class StopsEarly(FedAvg, listed=False):
 # %% ../../nbs/06_methods/07_adaptive.ipynb #f68f04b4
 @dataclass
 class Flash(StopsEarly):
-    "Clients stop when an epoch no longer pays; the server's step grows when the movement does (Panchal et al. 2023)"
+    "Clients stop when an epoch gains little; the server's step grows when the movement does (Panchal et al. 2023)"
     server_lr: float = 0.01  # eta_s; 0.01 in FedCCFA's experiments (tuned)
     beta1: float = 0.9  # of m
     beta2: float = 0.99  # of v

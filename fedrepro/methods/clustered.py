@@ -120,7 +120,7 @@ def cluster_distances(losses: Tensor, chosen: Tensor, sizes: Tensor) -> Tensor:
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #aa95331f
 def merged(distances: Tensor, delta: float) -> list[int]:
-    "(M,) the model into which each goes, itself if it stays: complete linkage while the least distance is below delta"
+    "(M,) the model that each is merged into (itself if none), by complete linkage of distances below delta"
     d, into = distances.numpy().copy(), list(range(len(distances)))
     while d.min() < delta:
         i, j = divmod(int(d.argmin()), len(d))  # the first of the least: i < j
@@ -138,22 +138,22 @@ def mixture(into: list[int], mass: Tensor) -> Tensor:
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #598753aa
 def keep_numbers(server: dict, into: list[int], new: int) -> tuple[list[int], list[int]]:
-    "Numbers of the models by position, new ones last, and `now`: a number is given once, and for ever"
+    "Numbers of the models by position, new ones last, and `now`: a number is given once and never again"
     live, now = [int(m) for m in server["models"]], server["now"].tolist()
     fresh = list(range(len(now), len(now) + new))
     number = [live[i] for i in into]
     return number + fresh, [dict(zip(live, number))[n] for n in now] + fresh
 
 def renumber(server: dict, into: list[int], new: int) -> tuple[list[int], list[int]]:
-    "The same if numbers are positions; where one points past the end, the last model is meant"
+    "As `keep_numbers`, but numbers are positions; one past the end means the last model"
     kept = sorted(set(into))
     number = [kept.index(i) for i in into] + list(range(len(kept), len(kept) + new))
     return number, [min(n, len(kept) + new - 1) for n in range(len(server["now"]) + new)]
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #35023374
 def assignment(server: dict, exchange: Exchange, delta: float, numbering) -> tuple[dict, list[dict]]:
-    """The server after merging, and what each participant hears: `cluster`, the number of its model; `drifted`, whether
-    that is a new one; `mix` (M,), the shares of the models it holds in its own, where it is not."""
+    """The server after merging, and the message to each participant: `cluster`, the number of its model; `drifted`,
+    whether that is a new one; `mix` (M,), the shares of the models it holds in its own, where it is not."""
     answers, trees = stack(exchange.uploads), list(server["models"].values())
     losses, chosen, sizes = answers["losses"].cpu(), answers["cluster"].cpu(), torch.tensor(exchange.sizes)
     into, drifted = merged(cluster_distances(losses, chosen, sizes), delta), chosen < 0
@@ -169,7 +169,7 @@ def assignment(server: dict, exchange: Exchange, delta: float, numbering) -> tup
     return server | new, unstack({name: t.to(device) for name, t in told.items()})
 
 def new_model(client: Client) -> Tree:
-    "A random draw of the network, from a stream beside the client's own, which does not move"
+    "A random draw of the network, which leaves the client's own random stream as it was"
     seed = int(client.rng.spawn(1)[0].integers(2 ** 62))
     return {n: t.to(client.y.device) for n, t in client.net.init(seed, client.dtype).items()}
 

@@ -56,7 +56,7 @@ class MOON(FedAvg):
 
 # %% ../../nbs/06_methods/01_distillation.ipynb #03ec7d51
 def distillation(logits: Tensor, teacher: Tensor, tau: float) -> Tensor:
-    "(B,) divergence of a pupil's `logits` (B, C) from its `teacher`'s at temperature `tau`, times tau squared"
+    "(B,) divergence of a student's `logits` (B, C) from its `teacher`'s at temperature `tau`, times tau squared"
     pupil, taught = F.log_softmax(logits / tau, dim=1), F.log_softmax(teacher / tau, dim=1)
     return tau ** 2 * (taught.exp() * (taught - pupil)).sum(1)
 

@@ -98,7 +98,7 @@ class FedADC(FedAvg):
         "`share`: $\\bar m_t=\\beta_{local}m_t/H_k$"
         return {"share": scale(client.received["m"], self.local_share / local_steps(self, client.n))}
     def step(self, step: Step) -> tuple[Tensor, Any]:
-        "Nesterov: the share, then a step of SGD from there. Else the step (Algorithm 4: along $u$), then it"
+        "Nesterov: the share, then a step of SGD. Else the step (along $u$ in Algorithm 4), then the share"
         moving, sgd = step.moving, step.phase.sgd
         share, plain = {n: step.client.constants["share"][n] for n in moving}, SGD(sgd.lr)
         if self.variant == "nesterov": sgd_step(moving, share, None, plain)

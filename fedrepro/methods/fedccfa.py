@@ -47,7 +47,7 @@ def madd(vectors: Tensor) -> Tensor:
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #460be558
 def cluster(distances: Tensor, eps: float) -> Tensor:
-    "(C, n) cluster of each participant for each class: DBSCAN on (C, n, n) distances, one sample makes a cluster"
+    "(C, n) cluster of each participant by class: DBSCAN on (C, n, n) distances, one sample makes a cluster"
     from sklearn.cluster import DBSCAN  # here: a second that other methods need not wait
     dbscan = DBSCAN(eps=eps, min_samples=1, metric="precomputed")
     found = [dbscan.fit_predict(d) for d in distances.double().cpu().numpy()]
@@ -64,7 +64,7 @@ def mixing(groups: Tensor, weights: Tensor) -> Tensor:
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #9a9e0e61
 def balanced_rows(labels: np.ndarray, per_class: int, rng: np.random.Generator) -> np.ndarray:
-    "Positions of min(`per_class`, the smallest class present) random samples of every class present in `labels` (n,)"
+    "Positions of random samples by `labels` (n,), of each class present min(`per_class`, smallest class)"
     present, counts = np.unique(labels, return_counts=True)
     take = min(per_class, counts.min())
     return np.concatenate([rng.choice(np.flatnonzero(labels == c), take, replace=False) for c in present])
@@ -111,7 +111,7 @@ def cluster_scores(concepts: Tensor, clusters: Tensor) -> dict[str, float]:
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #9026904c
 def common_head(client: Client, results: Results) -> Tree:
-    "The received body with the initial head, from which everybody's balanced one starts"
+    "The received body with the initial head, from which all balanced ones start"
     return client.received["params"] | select(client.initial, "head.")
 
 def own_head(client: Client, results: Results) -> Tree:
@@ -138,7 +138,8 @@ class Algorithm1(FedRep, listed=False):
     def init_server(self, federation) -> dict:
         "FedRep's body; raises InputError for cohorts of fewer than 3, in which MADD is not defined"
         if federation.cohort_size < 3:
-            raise InputError(f"FedCCFA with {federation.cohort_size} participants a round: eq. 4 needs at least 3")
+            raise InputError(f"FedCCFA with {federation.cohort_size} participants a round: "
+                             "eq. 4 needs at least 3")
         return super().init_server(federation)
     def init_client(self, federation, k: int) -> dict:
         "`head`: own random draw; `anchors` (C, d): none yet; `seen`: 1 once the client has taken part"
@@ -178,7 +179,7 @@ class Algorithm1(FedRep, listed=False):
         return upload, {"head": head, "anchors": anchors, "seen": torch.ones_like(client.state["seen"])}
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
-        "Body by size (eq. 10); the clusters of the participants, with what led to them"
+        "Body by size (eq. 10); the participants' clusters, with distances and true concepts"
         with exchange.profiler.span(AT_SERVER):
             found = find_clusters([u["balanced"] for u in exchange.uploads], exchange.label_maps, self.eps)
         return super().aggregate(server, exchange) | found
@@ -195,13 +196,13 @@ class Algorithm1(FedRep, listed=False):
         "Distances are symmetric"
         return {"MADD is symmetric": float((server["madd"] - server["madd"].mT).abs().max())}
 
-# %% ../../nbs/06_methods/14_fedccfa.ipynb #61e848c7
+# %% ../../nbs/06_methods/14_fedccfa.ipynb #aa210eb7
 @dataclass
 class FedCCFA(Algorithm1):
-    "Algorithm 1, with what Tables 3, 4, 5, 11 and 13 switch; the defaults are the method (Chen et al. 2024)"
-    clustering: str = "balanced"  # what is clustered (Table 3): "balanced" or "local" heads, or "oracle": true concepts
+    "Algorithm 1 with the switches of Tables 3, 4, 5, 11 and 13; without any by default (Chen et al. 2024)"
+    clustering: str = "balanced"  # Table 3: cluster "balanced" or "local" heads, or "oracle": true concepts
     anchors: str = "clustered"  # Table 4: "clustered", "global" (one set for all) or "none"
-    aggregation: str = "uniform"  # Table 11: participants count equally, or "weighted" by their samples of the class
+    aggregation: str = "uniform"  # Table 11; or "weighted" by the participants' samples of the class
     fixed_weight: float | None = None  # Table 5: alignment weight in place of the entropy's; None = eq. 9
     finetune_epochs: int = 0  # Table 13, FedCCFA-FT: epochs of the head after the last round
     finetune_lr: float = 0.01
@@ -216,7 +217,7 @@ class FedCCFA(Algorithm1):
         choice(self.variant, ("corrected", "as_published"), "FedCCFA variant")
 
     def communication(self) -> Messages:
-        "Without the messages that a switch saves"
+        "Without the messages that a switch makes unnecessary"
         said = super().communication()
         sent = {"balanced": self.clustering != "local", "anchors": self.anchors != "none"}
         left = {way: {n: s for n, s in getattr(said, way).items() if sent.get(n, True)}
@@ -235,7 +236,7 @@ class FedCCFA(Algorithm1):
         "$\\omega_k$ of eq. 9, or the fixed one"
         return super().weight(counts) if self.fixed_weight is None else self.fixed_weight
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
-        "What Algorithm 1 uploads and keeps, without what a switch saves"
+        "As Algorithm 1, without what a switch makes unnecessary"
         if self.clustering != "local" and self.anchors != "none":
             return super().client_result(client, params, results)
         upload, state = FedRep.client_result(self, client, params, results)
@@ -251,7 +252,7 @@ class FedCCFA(Algorithm1):
         after = super().aggregate(server, replace(exchange, uploads=uploads))
         return after | {"clusters": after["concepts"]} if self.clustering == "oracle" else after
     def reply(self, server: dict, exchange: Exchange) -> list[dict]:
-        "Means by samples of the class, anchors for all or for nobody, and the released code's sum"
+        "As Algorithm 1; switches: means by samples, global anchors or none, the released code's sum"
         uploads, clusters, counts = exchange.uploads, server["clusters"], exchange.counts
         weights = counts if self.aggregation == "weighted" else torch.ones_like(counts)
         with exchange.profiler.span(AT_SERVER): heads = shared_heads(uploads, clusters, weights)

@@ -25,7 +25,7 @@ class FedDC(FedDyn):
     lr_decay: float = 0.998  # released code; synthetic data: 1
     clip_norm: float | None = 10.0  # released code, all examples
     alpha: float = 0.01  # released code: 0.01 CIFAR-10 and CIFAR-100, 0.1 MNIST, 0.005 synthetic data
-    compat_eta0: bool = False  # True: eq. 2 with the first round's rate and the average client's H, as released
+    compat_eta0: bool = False  # True: as the released code, with the first round's rate and the average H
     paper: ClassVar[str] = "Gao et al. 2022"
     limit = law(FedDyn, hooks={"linear": lambda self, client: scale(client.received["g"], 0.)},
                 clip_norm=None)

@@ -112,7 +112,7 @@ def remember(cache: dict, exchange: Exchange, most: int) -> dict:
 
 @dataclass
 class FedCDA(FedAvg):
-    "The server averages over all clients, of each the cached model that brings them closest (Wang et al. 2024)"
+    "The server averages one cached model of each client, chosen to lie close together (Wang et al. 2024)"
     models: int = 3  # M, cached models of a client; this and the next three as in third-party code
     batches: int = 3  # B, in which participants are taken one after the other
     warmup: int = 50  # R_0, rounds of FedAvg at the beginning

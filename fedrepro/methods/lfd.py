@@ -48,7 +48,7 @@ def log_sigmas(method, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return first, first if method.margin_in_regulariser else F.log_softmax(z / method.tau, dim=1)
 
 def check_margins(margin: float, own: bool, in_regulariser: bool):
-    "Raises InputError for a margin above 1, or one on every class of a term that has none"
+    "Raises InputError for a margin above 1, or for own margins without margins in the regulariser"
     if margin > 1: raise InputError(f"LfD(margin={margin!r}): expected a number from 0 to 1")
     if own and not in_regulariser:
         raise InputError("LfD(own_margins=True, margin_in_regulariser=False): margins of which term?")
@@ -71,7 +71,7 @@ class LfD(FedAvg):
     stale: bool = True  # P is the last local model, however old; False: only one of the round before counts
     outer_tau: float = 1.0  # a second temperature, in eq. 8's softmax, above 0; 1 = none
     margin_in_regulariser: bool = True  # log sigma of eq. 10 in both terms; False: no margin in the second
-    own_margins: bool = field(default=False, metadata={"neutral": True})  # eq. 7 to the letter in the 2nd term
+    own_margins: bool = field(default=False, metadata={"neutral": True})  # eq. 7 to the letter, 2nd term
     paper: ClassVar[str] = "Kim and Shin 2023"
 
     def __post_init__(self):
@@ -108,7 +108,7 @@ class LfD(FedAvg):
         "Cosines by the temperature, without margin"
         return cosines(net, params, x) / self.tau
     def eval_params(self, message: dict, state: dict) -> Tree:
-        "The global model with class weights of length 1 and no bias: a plain network that predicts like cosines"
+        "The global model, class weights of length 1 and no bias: a plain network that predicts like cosines"
         w = message["params"]
         return w | {"head.weight": F.normalize(w["head.weight"], dim=1),
                     "head.bias": torch.zeros_like(w["head.bias"])}

@@ -34,14 +34,14 @@ def local_steps(method, n: float) -> int:
 
 # %% ../../nbs/06_methods/02_memory.ipynb #2c4b9d93
 def follow_changes(memory: Tree, changes: list[Tree], clients: Tensor) -> Tree:
-    "The mean over all K = `clients` clients of what they remember, after the `changes` $m_k^+-m_k$ of some of them"
+    "The mean memory of all K = `clients` clients, updated by the `changes` $m_k^+-m_k$ of the participants"
     mean = weighted_mean(changes)
     return {n: t + mean[n] * len(changes) / clients for n, t in memory.items()}
 
 # %% ../../nbs/06_methods/02_memory.ipynb #4b3f57f1
 @dataclass
 class SCAFFOLD(FedAvg):
-    "Each gradient is corrected by how the client's gradients differed from everybody's (Karimireddy et al. 2020)"
+    "Each gradient is corrected by the difference of the client's from all clients' mean (Karimireddy et al. 2020)"
     momentum: float = 0.0  # FedCCFA's and FedDC's configuration; FedCCFA's text says 0.9 for all methods
     weight_decay: float = 0.0  # FedCCFA's configuration; FedDC's code: 1e-3
     global_lr: float = 1.0  # eta_g, the server's step; 1 in FedCCFA's configuration
@@ -120,7 +120,7 @@ class FedDyn(FedAvg):
         weight, h, start = client.constants["weight"], client.state["h"], client.received["params"]
         return {n: g + weight[n] * (h[n] - start[n]) for n, g in grads.items()}
     def step(self, step: Step) -> tuple[Tensor, list]:
-        "A step of SGD whose $\\alpha_kw$ joins after the clipping, like weight decay"
+        "A step of SGD; $\\alpha_kw$ is added after the clipping, like weight decay"
         loss, grads = step.grad()
         weight = step.client.constants["weight"]
         return loss, step.sgd({n: g + weight[n] * step.moving[n].detach() for n, g in grads.items()})

@@ -18,7 +18,7 @@ from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/04_personal.ipynb #3fe8025d
 def server_head(federation) -> dict:
-    "A client's state whose head is the server's: where FedRep and FedBABU meet"
+    "A client's state with the server's head, for which FedRep equals FedBABU"
     return {"head": select(federation.initial, "head.")}
 
 GLOBAL = {"eval_params": FedAvg.eval_params, "personal": False}  # of a method evaluated by the global model, for laws
@@ -95,7 +95,7 @@ class Ditto(FedAvg):
         "`own`: the model $v_k$, the client's own random draw"
         return {"own": federation.own_init(k)}
     def local_phases(self, client: Client) -> list[Phase]:
-        "FedAvg's phase, then that of $v_k$, which goes on from where the client left it"
+        "FedAvg's phase, then that of $v_k$, which starts from the client's last one"
         return [self.phase(client), self.phase(client, "own", epochs=self.personal_epochs, loss=self.tied,
                                                start=lambda client, results: client.state["own"])]
     def tied(self, client: Client, params: Tree, batch: Batch) -> Tensor:
@@ -128,7 +128,7 @@ class pFedMe(FedAvg):
         choice(self.judged_by, ("w", "theta"), "pFedMe judged_by")
 
     def init_client(self, federation, k: int) -> dict:
-        "`own`: the model by which the client is judged, at first its own random draw"
+        "`own`: the model that is evaluated, at first the client's own random draw"
         return {"own": federation.own_init(k)}
     def local_phases(self, client: Client) -> list[Phase]:
         "One, with its own kind of step"
@@ -146,7 +146,7 @@ class pFedMe(FedAvg):
             for n, t in w.items(): t.sub_(t - theta[n], alpha=outer)
         return loss, theta
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
-        "Uploads the anchor $w^k$, keeps what is judged"
+        "Uploads the anchor $w^k$, keeps the model that is evaluated"
         theta = {n: t.detach() for n, t in (results["local"].optimiser or {}).items()}
         return {"params": params}, {"own": params | theta if self.judged_by == "theta" else params}
     def aggregate(self, server: dict, exchange: Exchange) -> dict:

@@ -17,7 +17,7 @@ def network_names() -> list[str]:
     return list(ARCHITECTURES)
 
 def network(name: str, classes: int = 10, shape: tuple[int, ...] | None = None) -> Net:
-    "The network `name` for inputs of `shape` (the paper's if None); raises InputError for what it cannot build"
+    "The network `name` for inputs of `shape` (the paper's if None); raises InputError if it cannot be built"
     build, usual = ARCHITECTURES[choice(name, ARCHITECTURES, "network")]
     shape = tuple(usual if shape is None else shape)
     if len(usual) == 3 != len(shape):

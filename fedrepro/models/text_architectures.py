@@ -14,7 +14,7 @@ from .architectures import Network, architecture
 
 # %% ../../nbs/03_models/01_text_architectures.ipynb #bef7f1d5
 class Along(nn.Module):
-    "(n, L, channels) -> (n, channels, L): as convolutions want a text"
+    "(n, L, channels) -> (n, channels, L), the order of axes for convolutions"
     def forward(self, x): return x.mT
 
 class Largest(nn.Module):
@@ -22,7 +22,7 @@ class Largest(nn.Module):
     def forward(self, x): return x.amax(-1)
 
 class Widths(nn.Module):
-    "Convolutions of several widths side by side, of each the largest values: (n, channels, L) -> (n, widths * out)"
+    "Convolutions of several widths, the largest value of each channel: (n, channels, L) -> (n, widths * out)"
     def __init__(self, channels: int, out: int, widths: tuple[int, ...]):
         super().__init__()
         for width in widths: self.add_module(f"conv{width}", nn.Conv1d(channels, out, width))
@@ -32,7 +32,7 @@ class Widths(nn.Module):
 # %% ../../nbs/03_models/01_text_architectures.ipynb #319fedf9
 @architecture(64, 20_000)
 def text_cnn(classes, shape):
-    "Decided for LfD on AG News: Kim's (2014) network for sentences, embedding 100, widths 3, 4, 5 with 100 channels"
+    "Our decision for LfD on AG News: Kim's (2014) network, embedding 100, widths 3, 4, 5 with 100 channels each"
     if len(shape) != 2: raise InputError(f"it needs a shape (length, tokens), got {shape}")
     if shape[0] < 5: raise InputError(f"texts of {shape[0]} tokens are too short for convolutions of width 5")
     layers = {"embed": nn.Embedding(shape[1], 100, padding_idx=0), "along": Along(),
@@ -41,7 +41,7 @@ def text_cnn(classes, shape):
 
 # %% ../../nbs/03_models/01_text_architectures.ipynb #47e18eea
 class Stretches(nn.Module):
-    "Every stretch of a row through a network of its own, results side by side: (n, sum of lengths) -> (n, features)"
+    "A network for each part of a row, results concatenated: (n, sum of lengths) -> (n, features)"
     def __init__(self, lengths: tuple[int, ...], **towers: nn.Module):
         super().__init__()
         self.lengths = lengths
@@ -62,7 +62,7 @@ def tower(length: int, tokens: int, kernels: tuple[int, int], pool: int) -> nn.M
 
 @architecture(100, 40, 1000, 24)
 def dta_cnn(classes, shape):
-    "Decided for LfD on BindingDB: DeepDTA's plan in small (fewer layers and channels than published)"
+    "Our decision for LfD on BindingDB: DeepDTA with fewer layers and channels than published"
     if len(shape) != 4: raise InputError(f"it needs a shape (length, tokens, length, tokens) of two texts, got {shape}")
     length, tokens, wide, letters = shape
     drug, protein = tower(length, tokens, (4, 6), 2), tower(wide, letters, (8, 12), 4)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SOURCE', 'ROUND_FIELDS', 'PUBLISHED_ROUNDS', 'OWN_TIER', 'NETWORKS', 'FEW_SAMPLES', 'OPTIMISER', 'COMPARED_METRICS',
            'literal', 'method_named', 'rows_of', 'scaled', 'base_of', 'label_of', 'toml_value', 'as_toml', 'written',
-           'checked', 'ComparedTable', 'stem_of', 'compare']
+           'checked', 'differences', 'ComparedTable', 'stem_of', 'compare']
 
 # %% ../../nbs/09_reporting/05_compare.ipynb #a4dbd5d5
 import json
@@ -25,7 +25,7 @@ from ..experiments.runs import run_id
 from ..experiments.spec_files import resolved
 from ..experiments.specs import Spec, spec_from
 from .notebook import StoredTable
-from ..verdicts.tables import table, table_sheet
+from ..verdicts.tables import table, table_sheet, value_in_words
 
 # %% ../../nbs/09_reporting/05_compare.ipynb #b60eb4a9
 SOURCE = "guess: chosen for this comparison"
@@ -132,6 +132,15 @@ def checked(raw: dict[str, Any], folder: Path) -> Spec:
     return replace(spec, path=folder/f"{raw['table']}.toml")
 
 # %% ../../nbs/09_reporting/05_compare.ipynb #cd5def31
+def differences(spec: Spec) -> list[str]:
+    "For each row its settings that some other row does not have, or has another value of, in words"
+    fields = {c.row: c.settings["method"]["fields"] for c in spec.runs(OWN_TIER, seeds=1)}
+    first, *others = fields.values()
+    same = {k for k, v in first.items() if all(k in row and row[k] == v for row in others)}
+    own = {row: [f"{k.replace('_', ' ')} {'none' if v is None else value_in_words(v)}" for k, v in values.items()
+                 if k not in same] for row, values in fields.items()}
+    return [f"{row}: {', '.join(words)}" for row, words in own.items() if words]
+
 class ComparedTable(StoredTable):
     "The stored runs of a comparison: a table of each accuracy, on all classes and on a client's own mixture of them"
     def sheet(self) -> Sheet:
@@ -141,8 +150,10 @@ class ComparedTable(StoredTable):
             spec = replace(self.spec, metric=metric)
             sheet = table_sheet(spec, self.tier, table(spec, self.tier, self.results), self.results)
             grids += [replace(grid, heading=metric.replace("_", " ")) for grid in sheet.grids[:1]]
-            notes += [note for note in sheet.notes if note not in notes]
-        return Sheet(f"{', '.join(self.spec.rows)}: {self.spec.columns[0].label}", grids, notes)
+            rows = tuple(f"{row}: " for row in self.spec.rows)  # `differences` has all of them
+            notes += [note for note in sheet.notes if note not in notes and not note.startswith(rows)]
+        title = f"{', '.join(self.spec.rows)}: {self.spec.columns[0].label}"
+        return Sheet(title, grids, [*notes, *differences(self.spec)])
     def show(self, format: str = "text") -> str:
         "`sheet` as text, md or html, or the summary as csv; raises InputError"
         return shown(self.sheet(), format, self.summary)

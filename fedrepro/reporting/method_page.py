@@ -113,8 +113,8 @@ def message_figure(method: FedAvg, client: str, server: str, federation: Federat
         ax.text(x, -.6, side, ha="center", va="center", fontweight="bold")
     for y, (step, way, text) in enumerate(steps):
         if way:
-            start, end = (X_SERVER, X_CLIENT) if way == "down" else (X_CLIENT, X_SERVER)
-            ax.annotate("", (end, y), (start, y),
+            tail, head = (X_SERVER, X_CLIENT) if way == "down" else (X_CLIENT, X_SERVER)
+            ax.annotate("", (head, y), (tail, y),
                         arrowprops={"arrowstyle": "-|>", "color": "black", "linewidth": 1.4})
             ax.text(.5, y - .06, f"{step}   {text}", ha="center", va="bottom", fontsize=9)
         else:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BOARD_TIERS', 'STATUSES', 'STATUS_WORDS', 'WHY', 'LOST', 'OURS', 'BOARD_COLUMNS', 'HEADINGS', 'NOTE',
-           'published_tables', 'status', 'without_spec', 'spec_lines', 'lost_settings', 'any_run', 'scoreboard',
+           'published_tables', 'status', 'missing', 'spec_lines', 'lost_settings', 'any_run', 'scoreboard',
            'independent', 'judged_lines', 'with_q', 'totals', 'missing_lines', 'claim_totals', 'blank', 'hours_of',
            'speed', 'render_scoreboard', 'board_sheet']
 
@@ -17,7 +17,7 @@ from ..core.errors import choice
 from ..core.grids import FORMATS, Sheet, grid_of, shown
 from ..experiments.rules import line_finder, read_published_csv
 from ..experiments.specs import Column, Spec, find_specs, load_spec
-from ..experiments.store import load_headers
+from ..experiments.store import load_headers, tier_folders
 from .claims import verdicts
 from .comparisons import paper_files
 from .independent import REACH, out_of_reach, places, read_reach, same_runs
@@ -49,16 +49,16 @@ def status(cell, tier: str) -> tuple[str, str]:
 
 LOST = "the text lost"  # begins what a spec says of a row or column whose published setting is not known
 
-def without_spec(paper: pd.DataFrame) -> list[dict]:
-    "The lines of a table that no spec describes"
-    return [dict(line=i, status="missing", why="no spec yet") for i in range(len(paper))]
+def missing(paper: pd.DataFrame, why: str) -> list[dict]:
+    "The lines of a published table that cannot be run, and why"
+    return [dict(line=i, status="missing", why=why) for i in range(len(paper))]
 
 OURS = ("metric", "runs", "n", "mean", "std", "difference", *JUDGED)  # columns of a table's long form
 
 def spec_lines(spec: Spec, paper: pd.DataFrame, tier: str, results: str | Path | None,
                reach: dict | None = None) -> list[dict]:
-    "One dict a published line: its place, status and why, our number; `reach` as `read_reach` returns it"
-    if tier not in spec.tiers: return [dict(line=i, status="missing", why=f"no tier {tier}") for i in range(len(paper))]
+    "One dict for each published line: its place, status and why, our number; `reach` as `read_reach` returns it"
+    if tier not in spec.tiers: return missing(paper, f"no tier {tier}")
     at, reach, lost = places(spec, spec.tier_columns(tier)), reach or read_reach(), lost_settings(spec, paper, tier)
     ours = table(spec, tier, results) if any_run(spec, tier, results) else pd.DataFrame()
     cells = {(c.row, c.column): c for c in ours.itertuples()}
@@ -77,8 +77,8 @@ def spec_lines(spec: Spec, paper: pd.DataFrame, tier: str, results: str | Path |
 def lost_settings(spec: Spec, paper: pd.DataFrame, tier: str) -> dict[int, str]:
     "Line -> why no cell can stand beside it, where the spec says that the text lost its setting and ours is a guess"
     find, columns = line_finder(paper, str(spec.published)), spec.tier_columns(tier)
-    known = np.any([find(row.published) for row in spec.rows.values() if not row.unpublished]
-                   or [[False] * len(paper)], axis=0)
+    rows = [find(row.published) for row in spec.rows.values() if not row.unpublished]
+    known = np.any([[False] * len(paper), *rows], axis=0)
     def said(found): return "; ".join(dict.fromkeys(x.unpublished for x in found if x.unpublished.startswith(LOST)))
     whole = {"columns": said(columns), "rows": said(spec.rows.values())}
     at = places(spec, columns)
@@ -87,7 +87,7 @@ def lost_settings(spec: Spec, paper: pd.DataFrame, tier: str) -> dict[int, str]:
 
 def any_run(spec: Spec, tier: str, results: str | Path | None) -> bool:
     "Whether the folder of `tier` has any result file, of this spec or another"
-    return any((Path(results or spec.results)/tier).glob("*.jsonl"))
+    return any(any(folder.glob("*.jsonl")) for folder in tier_folders(Path(results or spec.results)/tier))
 
 # %% ../../nbs/08_verdicts/07_scoreboard.ipynb #5ec1cab9
 BOARD_COLUMNS = ["paper", "folder", "table", "line", "method", "dataset", "tier", "status", "why", "row", "column",
@@ -95,16 +95,16 @@ BOARD_COLUMNS = ["paper", "folder", "table", "line", "method", "dataset", "tier"
 
 def scoreboard(results: str | Path | None = None, root: str | Path | None = None, tiers=BOARD_TIERS,
                paper: str = "*") -> pd.DataFrame:
-    """One row a published number and tier: where it stands, its status and why, ours.
+    """One row for each published number and tier: its place, its status and why, our number.
 
     `results` holds the tiers' folders (default: beside each spec), `root` is `papers`, `paper` one of its folders.
-    `same_runs` names the table that a repeated number is from, "-" where none is printed. Raises InputError."""
+    `same_runs` names the table that a repeated number is from; "-": no number is printed. Raises InputError."""
     specs, reach, out = find_specs(root), read_reach(root), []
     for name, csv in published_tables(root, paper).items():
         printed, spec = read_published_csv(csv), load_spec(specs[name]) if name in specs else None
         same = (same_runs(spec) if spec else {}) | dict.fromkeys(np.flatnonzero(printed["mean"].isna()), "-")
         for tier in tiers:
-            lines = spec_lines(spec, printed, tier, results, reach) if spec else without_spec(printed)
+            lines = spec_lines(spec, printed, tier, results, reach) if spec else missing(printed, "no spec yet")
             for found, (_, line) in zip(lines, printed.iterrows()):
                 about = dict(paper=line.paper, folder=name.split("/")[0], table=name.split("/")[1], method=line.method,
                              dataset=line.dataset, published=line["mean"], published_std=line["std"], tier=tier)
@@ -122,7 +122,7 @@ def judged_lines(board: pd.DataFrame) -> pd.DataFrame:
     return found
 
 def with_q(board: pd.DataFrame) -> pd.DataFrame:
-    "The board with q: p after Benjamini and Hochberg over the independent judged numbers of a paper"
+    "The board with q: p after Benjamini and Hochberg, over the independent numbers of a paper with a verdict"
     for _, part in judged_lines(board).groupby("folder"):
         board.loc[part.index, "q"] = false_discovery(part.p.astype(float))
     return board
@@ -164,7 +164,7 @@ def claim_totals(claims: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../nbs/08_verdicts/07_scoreboard.ipynb #b1812bbf
 def blank(frame: pd.DataFrame) -> pd.DataFrame:
-    "Counts as text, 0 as a blank; columns of zeros are dropped, but for the first ones"
+    "Counts as text, 0 as a blank; columns of zeros are dropped"
     out = frame.map(lambda v: "" if v == 0 else str(v))
     return out[[c for c in out if (out[c] != "").any()]]
 
@@ -177,7 +177,7 @@ NOTE = ("numbers: printed; independent: without dashes, repeats and differences 
         "the page on verdicts, from the seeds run so far; decided: with one of these, but for undecided")
 
 def hours_of(board: pd.DataFrame, results: str | Path | None = None, root: str | Path | None = None) -> float:
-    "Hours that the stored runs behind the board's numbers of tier paper took, each run once"
+    "Hours of computing of the stored runs behind the board's numbers of tier paper, each run once"
     mine = board[board.tier == "paper"].dropna(subset=["runs"])
     runs = {run for text in mine.runs for run in text.replace(" - ", " ").split()}
     folders = {Path(results or load_spec(path, root).results)/"paper" for name, path in find_specs(root).items()
@@ -186,7 +186,7 @@ def hours_of(board: pd.DataFrame, results: str | Path | None = None, root: str |
     return sum(found.get(run, 0.) for run in runs) / 3600
 
 def speed(board: pd.DataFrame, results: str | Path | None = None, root: str | Path | None = None) -> str:
-    "Published numbers decided per hour of computing, from the wall times that stored runs hold"
+    "Published numbers decided per hour of computing, from the wall times in the stored runs"
     alone = independent(board[board.tier == "paper"])
     decided, hours = int(alone.status.isin(DECIDED).sum()), hours_of(alone, results, root)
     if not decided: return "Published numbers decided per hour: none decided yet at tier paper"
@@ -200,15 +200,14 @@ def render_scoreboard(format: str = "text", results: str | Path | None = None, r
     return shown(board_sheet(board, results, root), format, board)
 
 def board_sheet(board: pd.DataFrame, results: str | Path | None = None, root: str | Path | None = None) -> Sheet:
-    "Totals by tier, claims, what is missing, numbers an hour"
+    "Totals by tier, claims, what is missing, decided numbers per hour"
     claims = verdicts("paper", results, root)
-    grids = [grid_of(blank(part.drop(columns="tier")), HEADINGS[t]) for t, part in totals(board).groupby("tier",
-                                                                                                         sort=False)]
+    tiers = totals(board).groupby("tier", sort=False)
+    grids = [grid_of(blank(part.drop(columns="tier")), HEADINGS[tier]) for tier, part in tiers]
     grids += [grid_of(blank(claim_totals(claims)), "Claims in the texts, tier paper")] if len(claims) else []
     grids += [grid_of(gone, "What is missing or out of reach")] if len(gone := missing_lines(board)) else []
-    numbers, alone = board.groupby(["folder", "table"]).line.nunique(), independent(board).drop_duplicates(["folder",
-                                                                                                            "table",
-                                                                                                            "line"])
+    numbers = board.groupby(["folder", "table"]).line.nunique()
+    alone = independent(board).drop_duplicates(["folder", "table", "line"])
     count = (f"numbers: {numbers.sum()} in {len(numbers)} tables, {len(alone)} of them independent; "
              f"claims: {int(claims.listed.sum()) if len(claims) else 0} with a number in the text")
     return Sheet("Scoreboard", grids, [speed(board, results, root), count, NOTE])

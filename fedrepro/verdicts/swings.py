@@ -13,9 +13,8 @@ import numpy as np
 import pandas as pd
 from scipy.stats import f as fisher
 from ..engine.evaluation import series
-from ..experiments.rules import read_published_csv
 from ..experiments.specs import Spec
-from .independent import places
+from .independent import places, read_published
 from .summaries import stored_runs
 
 # %% ../../nbs/08_verdicts/06_swings.ipynb #ebc6b631
@@ -47,23 +46,20 @@ def f_test(ours: Sequence[float], published: float, runs: int = 1, last: int = L
 
 # %% ../../nbs/08_verdicts/06_swings.ipynb #d0276a0e
 def word(p: float, ratio: float) -> str:
-    "What the test says: no runs (nan), alike, or which way"
+    "The result of the test in words: alike, swings more, or swings less; empty without runs (p is nan)"
     return "" if math.isnan(p) else "alike" if p > .05 else "swings more" if ratio > 1 else "swings less"
 
 def swings(spec: Spec, tier: str, results: str | Path | None = None,
            beside: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """A line a row and column with complete runs: deviation of the last ten, published, ratio, interval, p, word.
+    """One line for each row and column with complete runs: our deviation, the published one, ratio, interval, p, word.
 
-    `beside`: row -> row whose published numbers it is compared with. A column that misses a number is left out."""
+    `beside`: row -> row whose published numbers it is compared with. Cells without a published number are left out."""
     runs: dict[tuple, list] = {}
     for cell, run in stored_runs(spec, tier, results):
-        if run.status.iloc[0] == "complete": runs.setdefault((cell.row, cell.column),
-                                                             []).append(swing(run, spec.metric))
-    paper = None if spec.published is None else read_published_csv(spec.published)
-    columns = spec.tier_columns(tier)
-    found = {} if paper is None else {(row, c.label): float(paper["std"][i]) for i,
-                                      (row, c) in places(spec, columns).items()}
-    lines = []
+        if run.status.iloc[0] == "complete":
+            runs.setdefault((cell.row, cell.column), []).append(swing(run, spec.metric))
+    std, columns, lines = read_published(spec)["std"], spec.tier_columns(tier), []
+    found = {(row, c.label): float(std[i]) for i, (row, c) in places(spec, columns).items()}
     for column in columns:
         for row in spec.rows:
             ours = [s for s in runs.get((row, column.label), []) if not math.isnan(s)]
@@ -71,7 +67,6 @@ def swings(spec: Spec, tier: str, results: str | Path | None = None,
             if not ours or math.isnan(published): continue
             test = f_test(ours, published)
             lines.append(dict(column=column.label, row=row, n=len(ours), swing=pooled(ours), published=published,
-                              **test,
-                              word=word(test["p"], test["ratio"])))
-    return pd.DataFrame(lines,
-                        columns=["column", "row", "n", "swing", "published", "ratio", "low", "high", "p", "word"])
+                              **test, word=word(test["p"], test["ratio"])))
+    names = ["column", "row", "n", "swing", "published", "ratio", "low", "high", "p", "word"]
+    return pd.DataFrame(lines, columns=names)

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['DEFINITIONS', 'STATISTIC_WORDS', 'SHORT', 'JUDGED', 'UNKNOWN_VALUE', 'LETTERS', 'VERDICT_TONES', 'MEANING',
-           'DIVERGED', 'HARDWARE', 'mean_std', 'plus_minus', 'half_width', 'unjudged', 'read_published', 'matching',
-           'published_cell', 'published_gap', 'table_rows', 'judgement', 'cell_line', 'as_code_prints', 'table',
-           'q_values', 'small', 'signed', 'judged_in_words', 'judged_grid', 'ours_in_words', 'number_cell', 'with_runs',
-           'heading', 'paper_grid', 'statistics_grid', 'target_grids', 'waiting', 'value_in_words', 'reduced', 'to',
-           'measured', 'about', 'ends', 'margins', 'title', 'own_settings', 'best_tier', 'table_sheet', 'render']
+           'DIVERGED', 'HARDWARE', 'mean_std', 'plus_minus', 'half_width', 'why_no_verdict', 'published_cell',
+           'published_gap', 'table_rows', 'judgement', 'cell_line', 'as_code_prints', 'table', 'q_values', 'small',
+           'signed', 'judged_in_words', 'judged_grid', 'ours_in_words', 'number_cell', 'with_runs', 'heading',
+           'paper_grid', 'statistics_grid', 'target_grids', 'waiting', 'value_in_words', 'reduced', 'to', 'measured',
+           'about', 'ends', 'margins', 'title', 'own_settings', 'best_tier', 'table_sheet', 'render']
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #976c4c21
 import math
@@ -25,7 +25,7 @@ from ..experiments import rules
 from ..experiments.local_study import POINTS, STUDY_METRICS
 from ..experiments.specs import Column, Spec
 from ..experiments.studies import start_notes
-from .independent import out_of_reach, own_tables, places, read_reach, same_runs
+from .independent import out_of_reach, own_tables, places, read_published, read_reach, same_runs
 from .summaries import (
     WINDOWS, arrival_text, arrivals, mixed_cells, processors, ratios, seed_values, stored_runs)
 from .verdicts import VERDICTS, default_margin, false_discovery, verdict
@@ -38,7 +38,7 @@ def mean_std(values: Sequence[float]) -> tuple[float, float]:
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #7bce61a5
 def plus_minus(mean: float, std: float, n: int | None = None) -> str:
-    "mean ± std (n) with two decimals; a spread that is not known is left out, a number that is not known is a dash"
+    "mean ± std (n) with two decimals; an unknown spread is left out, an unknown mean is a dash"
     if math.isnan(mean): return "–"
     return f"{mean:.2f}" + ("" if math.isnan(std) else f" ± {std:.2f}") + ("" if n is None else f" ({n})")
 
@@ -49,7 +49,7 @@ def half_width(values: Sequence[float], level: float = 0.95) -> float:
     return float(stdtrit(n - 1, (1 + level) / 2) * std / math.sqrt(n)) if n > 1 else math.nan
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #63c9d75c
-def unjudged(values: Sequence[float], diverged: int, published: float, judged: bool) -> str:
+def why_no_verdict(values: Sequence[float], diverged: int, published: float, judged: bool) -> str:
     "Why a cell with the finished trials `values` and `diverged` others has no verdict; empty when it can have one"
     if diverged: return "diverged"
     if not len(values): return "not run"
@@ -58,23 +58,9 @@ def unjudged(values: Sequence[float], diverged: int, published: float, judged: b
     return "not published" if math.isnan(published) else ""
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #2f84b8ad
-def read_published(spec: Spec) -> pd.DataFrame:
-    "The published csv of `spec` (one line a cell; columns method, mean, std, ...); empty when the spec names none"
-    if spec.published is None: return pd.DataFrame(columns=["method", "mean", "std"])
-    return rules.read_published_csv(spec.published)
-
-def matching(paper: pd.DataFrame, where: dict) -> pd.DataFrame:
-    "The lines of `paper` whose columns have all the values in `where`; 20 and 20.0 are equal, text is compared as text"
-    for key, value in where.items():
-        choice(key, paper.columns, "column of the published numbers")
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        same = pd.to_numeric(paper[key], errors="coerce") == value if number else paper[key].astype(str) == str(value)
-        paper = paper[same]
-    return paper
-
 def published_cell(paper: pd.DataFrame, where: dict) -> tuple[float, float]:
     "Published (mean, std) of the cell that `where` names, nan where not stated; raises InputError when several match"
-    hit = matching(paper, where) if len(paper) else paper
+    hit = paper[rules.line_finder(paper, "published numbers")(where)] if len(paper) else paper
     if len(hit) > 1: raise InputError(f"published numbers: {len(hit)} lines match {where}; name more columns")
     return (float(hit["mean"].iloc[0]), float(hit["std"].iloc[0])) if len(hit) else (math.nan, math.nan)
 
@@ -87,11 +73,11 @@ def published_gap(spec: Spec, paper: pd.DataFrame, column: Column) -> float:
 def table_rows(spec: Spec, paper: pd.DataFrame) -> dict[str, dict]:
     "Row name -> filter on the published csv, in the published order; then our rows without a published counterpart"
     rows, keys = {}, [k for k in ("method", "variant") if k in paper]
+    find = rules.line_finder(paper, str(spec.published))
     whole = spec.published == spec.path.with_name(f"{spec.path.stem}.published.csv")
     for _, line in paper[keys].drop_duplicates().iterrows():
         there = {k: v for k, v in line.items() if isinstance(v, str)}
-        lines = matching(paper, there)
-        ours = {r.name: r.published for r in spec.rows.values() if len(matching(lines, r.published))}
+        ours = {r.name: r.published for r in spec.rows.values() if (find(there) & find(r.published)).any()}
         rows.update(ours or ({" ".join(there.values()): there} if whole else {}))
     return rows | {r.name: r.published for r in spec.rows.values() if r.name not in rows}
 
@@ -130,7 +116,7 @@ def cell_line(spec: Spec, tier: str, runs: pd.DataFrame, beside: dict, metric: s
     values, diverged = list(done[spec.statistic]), len(gone)
     mean, std = (math.nan, math.nan) if diverged else mean_std(values)
     judged, hardware = tier == "paper", spec.metric in TIMES
-    word = unjudged(values, diverged, beside["mean"], judged)
+    word = why_no_verdict(values, diverged, beside["mean"], judged)
     found = dict(verdict=word or "other hardware") | dict.fromkeys(JUDGED, math.nan)
     if not word and not hardware: found = judgement(spec, metric or spec.metric, values, beside, gap)
     line = dict(mean=mean, std=std, n=int(done["last"].count()), diverged=diverged, published_mean=beside["mean"],
@@ -158,7 +144,7 @@ JUDGED = ("se", "df", "interval", "reach", "margin", "p", "needed")  # of a Verd
 UNKNOWN_VALUE = {"mean": math.nan, "std": math.nan, "std_step": math.nan}
 
 def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
-    """Ours beside the published, one line a cell, settings by settings; only tier "paper" is judged
+    """Ours beside the published numbers, one line for each cell, column by column; only tier "paper" has verdicts.
 
     `same_runs` names the table that a repeated number is from. Of two rows beside one number only the first has a
     verdict; `same_runs` of the other names it."""
@@ -184,7 +170,7 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #8ff2b088
 def q_values(spec: Spec, results: str | Path | None = None) -> dict[tuple[str, str], float]:
-    "(row, column) -> q of the judged cells of a table, among those of all tables of the paper"
+    "(row, column) -> q of the cells of a table with a verdict, corrected over all tables of the paper"
     parts = [table(s, "paper", results).assign(spec=s.name) for s in own_tables(spec.path.parent)
              if "paper" in s.tiers and s.paper == spec.paper]
     if not parts: return {}
@@ -198,7 +184,7 @@ def small(name: str, value: float) -> str:
     return f"{name} = {value:.3f}" if value >= .001 else f"{name} < 0.001"
 
 def signed(difference: float, interval: float) -> str:
-    "A difference with its 95 % prediction interval: '+2.84 ± 9.84'; what is not known is left out"
+    "A difference with its 95 % prediction interval: '+2.84 ± 9.84'; unknown parts are left out"
     if math.isnan(difference): return ""
     return f"{difference:+.2f}" + ("" if math.isnan(interval) else f" ± {interval:.2f}")
 
@@ -211,7 +197,7 @@ def judged_in_words(cell, q: float = math.nan) -> str:
     return word + (f" (same runs as {cell.same_runs})" if cell.n and cell.same_runs.startswith("table") else "")
 
 def judged_grid(frame: pd.DataFrame, q: dict) -> Grid | None:
-    "Difference and verdict of every judged cell in words; None without any"
+    "Difference and verdict of every cell that has one; None without any"
     lines = [r for r in frame.itertuples() if r.n and (r.verdict in VERDICTS or r.same_runs)]
     words = [judged_in_words(r, q.get((r.row, r.column), math.nan)) for r in lines]
     rows: list = [[r.row, r.column, signed(r.difference, r.interval), word] for r, word in zip(lines, words)]
@@ -256,8 +242,8 @@ def heading(column: Column, judged: bool) -> str:
 
 def paper_grid(spec: Spec, tier: str, frame: pd.DataFrame, link: Callable = lambda line: "") -> Grid:
     "The table in the paper's shape, of rows and columns with runs; `link`: a line of the long form -> its address"
-    rows, columns = with_runs(frame, "row"), [c for c in spec.tier_columns(tier)
-                                              if c.label in with_runs(frame, "column")]
+    rows, there = with_runs(frame, "row"), with_runs(frame, "column")
+    columns = [c for c in spec.tier_columns(tier) if c.label in there]
     lines = {(r["row"], r["column"]): r for r in frame.to_dict("records")}
     def cell(row, column):
         line = lines[row, column.label]
@@ -287,14 +273,13 @@ def target_grids(frame: pd.DataFrame) -> list[Grid]:
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #7af651ed
 def waiting(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
-    "Columns and rows without any run, folded into sentences that say what they wait for"
+    "Sentences that name the columns and rows without any run, and why"
     reach, why = read_reach(), {}
     row, there = next(iter(spec.rows)), with_runs(frame, "column")
     for c in (c for c in spec.tier_columns(tier) if c.label not in there):
         word, reason = ("cannot be run", c.missing) if c.missing else out_of_reach(spec, tier, row, c, reach)
         why.setdefault((word or "not run yet", reason), []).append(c.label)
-    out = [f"{word}{f' ({reason})' * bool(reason)}: {'; '.join(labels)}"
-           for (word, reason), labels in why.items()]
+    out = [f"{word}{f' ({reason})' * bool(reason)}: {'; '.join(labels)}" for (word, reason), labels in why.items()]
     gone = [r for r in dict.fromkeys(frame.row) if there and r not in with_runs(frame, "row")]
     rows = {"rows not run": [r for r in gone if r in spec.rows],
             "rows that the spec does not have": [r for r in gone if r not in spec.rows]}
@@ -331,23 +316,20 @@ def about(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     "What is measured, when, over how many seeds, and what the tier changes"
     end = "end of the study" if "study" in spec.base else STATISTIC_WORDS[spec.statistic]
     minus, beside = [part.name for part in spec.difference], spec.published is not None
-    goals = dict.fromkeys(f"{c.target.value:g} ({c.target.source})" for c in spec.tier_columns(tier)
-                          if c.target is not None)
+    goals = dict.fromkeys(f"{c.target.value:g} ({c.target.source})" for c in spec.tier_columns(tier) if c.target)
     alone = {c.label: c.unpublished for c in spec.tier_columns(tier) if c.unpublished}
     alone |= {row.name: row.unpublished for row in spec.rows.values() if row.unpublished}
-    mean = "Above ours: mean" if beside else "Mean"
-    lines = [f"{mean} over seeds ± sample standard deviation (number of seeds), {end}"
-             + "; below: published" * beside, measured(spec, tier)]
+    lines = [("Above ours: mean" if beside else "Mean") + " over seeds ± sample standard deviation (number of seeds), "
+             f"{end}" + "; below: published" * beside, measured(spec, tier)]
     if minus: lines.append(f"Difference: {minus[0]} minus {minus[1]}, points, run by run of the same seed")
-    if goals: lines.append(f"Target: {'; '.join(goals)}. "
-                           "Counted is the first evaluated round that reaches it, or at which "
-                           "the mean of 5 does; > T: not in T rounds, and then there is no mean")
+    if goals: lines.append(f"Target: {'; '.join(goals)}. Counted is the first evaluated round that reaches it, or at "
+                           "which the mean of 5 does; > T: not in T rounds, and then there is no mean")
     if "processors" in frame: lines.append(f"Processors: {frame.processors.iloc[0] or 'none yet'}")
     if beside: lines.append(f"Tier {tier}: {reduced(spec, tier)}")
     return lines + [f"No published number beside {name}: {why}" for name, why in alone.items()]
 
 def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
-    "Who diverged where, ratios of times, verdicts counted, letters and margins"
+    "Which runs diverged and where, ratios of times, how many verdicts, letters and margins"
     gone = [f"diverged: {r.row}, {r.column}, {r.diverged_runs}" for r in frame[frame.diverged > 0].itertuples()]
     gone += [f"as the authors' code would print it: {r.row}, {r.column}, {r.as_code_prints}"
              for r in frame[frame.as_code_prints != ""].itertuples()]
@@ -359,11 +341,10 @@ def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     words = ", ".join(f"{n} {word}" for word, n in count.items()) or "none yet"
     rule = [f"{LETTERS[w]} {w}: {MEANING[w]}" for w in VERDICTS if w in set(frame.verdict)]
     twice = f"; {repeated} numbers are another table's runs and are not counted" * (repeated > 0)
-    return [*gone, f"Verdicts: {words}{twice}",
-            *([". ".join(rule)] if rule else []), margins(spec, frame)]
+    return [*gone, f"Verdicts: {words}{twice}", *([". ".join(rule)] if rule else []), margins(spec, frame)]
 
 def margins(spec: Spec, frame: pd.DataFrame) -> str:
-    "The margins of the judged cells, and whether the published spread is used, in words"
+    "The margins of the cells with a verdict, and whether the published spread is used"
     used = sorted({f"{m:.3g}" for m in frame.margin if not math.isnan(m)}, key=float)
     error = {"pooled": "pooled error", "welch": "Welch's error"}[spec.pairing]
     theirs = f"{error}, published std over {spec.trials} trials" if spec.spread == "trials" else (
@@ -396,18 +377,17 @@ def table_sheet(spec: Spec, tier: str, frame: pd.DataFrame, results: str | Path 
         return Sheet(name, [], [f"Nothing is trained. To draw it: fedrepro figure {spec.name} --tier {tier}"])
     if not (frame.seeds != "").any():
         return Sheet(name, [], [f"No run yet. To run it: fedrepro run {spec.name} --tier {tier}",
-                                *waiting(spec, tier, frame),
-                                *about(spec, tier, frame)])
+                                *waiting(spec, tier, frame), *about(spec, tier, frame)])
     alone = spec.published is None and len(spec.tier_columns(tier)) == 1
     main = statistics_grid(frame, spec.statistic) if alone else paper_grid(spec, tier, frame)
     q = q_values(spec, results) if (frame.verdict == "contradicted").any() else {}
-    more = [*target_grids(frame), judged_grid(frame, q)]
+    grids = [g for g in (main, *target_grids(frame), judged_grid(frame, q)) if g]
     first = [spec.tier(tier).caption] if spec.tier(tier).caption else []
     first += start_notes(stored_runs(spec, tier, results)) if "study" in spec.base else []
     first += mixed_cells(spec, tier, results, seed_values(spec, tier, results))
     own = own_settings(spec, tier) if spec.published is None else []
-    return Sheet(name, [g for g in (main, *more) if g], [*first, *waiting(spec, tier, frame), *ends(spec, tier, frame),
-                                                          *about(spec, tier, frame), *own])
+    words = [*waiting(spec, tier, frame), *ends(spec, tier, frame), *about(spec, tier, frame)]
+    return Sheet(name, grids, [*first, *words, *own])
 
 def render(spec: Spec, tier: str, format: str = "text", results: str | Path | None = None) -> str:
     "The table as `format` text | md | csv (long form, with every trial) | html; raises InputError for another one"

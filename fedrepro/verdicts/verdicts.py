@@ -109,7 +109,7 @@ def verdict(values: Sequence[float], mean: float, std: float = math.nan, trials:
 # %% ../../nbs/08_verdicts/02_verdicts.ipynb #b237559b
 def error_rates(n: int, sd: float, miss: float = 0., pairing: str = "pooled", margin: float = 1., n0: int = 3,
                 own: float | None = None, draws: int = 100_000, seed: int = 0) -> dict[str, float]:
-    "How often (0 to 1) each word is said when our true mean is off by `miss`; arguments as `drawn`"
+    "How often (0 to 1) each verdict is given when our true mean is off by `miss`; arguments as `drawn`"
     m, s, m0, s0 = drawn(n, sd, miss, n0, own, draws, seed)
     said = verdict_words(m - m0, *standard_error(s, n, s0, n0, pairing), margin, n)
     return {word: float(np.mean(said == word)) for word in VERDICTS}
