@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
+from scipy.special import stdtrit
 from ..core.errors import InputError, choice
 from ..core.grids import FORMATS, Cell, Grid, Sheet, shown
 from ..engine.divergence import EXPLODED
@@ -46,7 +46,7 @@ def plus_minus(mean: float, std: float, n: int | None = None) -> str:
 def half_width(values: Sequence[float], level: float = 0.95) -> float:
     "Half of the `level` (0 to 1) Student-t interval of the mean, in the unit of `values`; nan below two values"
     n, std = len(values), mean_std(values)[1]
-    return float(student.ppf((1 + level) / 2, n - 1) * std / math.sqrt(n)) if n > 1 else math.nan
+    return float(stdtrit(n - 1, (1 + level) / 2) * std / math.sqrt(n)) if n > 1 else math.nan
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #63c9d75c
 def why_no_verdict(values: Sequence[float], diverged: int, published: float, judged: bool) -> str:

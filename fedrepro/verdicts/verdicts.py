@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 import numpy as np
-from scipy import stats
+from scipy import special
 
 # %% ../../nbs/08_verdicts/02_verdicts.ipynb #cfe37dd5
 def drawn(n: int, sd: float, miss: float = 0., n0: int = 3, own: float | None = None, draws: int = 100_000,
@@ -57,8 +57,8 @@ DECIDED = tuple(word for word in VERDICTS if word != "undecided")
 
 def verdict_words(difference, se, df, margin, n):
     "The word for each difference with its SE and degrees of freedom (numbers or arrays); an unknown SE decides nothing"
-    gap, interval = np.abs(difference), stats.t.ppf(.975, df) * se
-    reach = gap + stats.t.ppf(.95, df) * se
+    gap, interval = np.abs(difference), special.stdtrit(df, .975) * se
+    reach = gap + special.stdtrit(df, .95) * se
     far = gap > interval  # never where the interval is nan
     return np.select([(n > 1) & (reach <= margin), ~far & (interval <= 3 * margin), ~far, gap <= margin],
                      [*VERDICTS[:4]], VERDICTS[4])
@@ -100,9 +100,9 @@ def verdict(values: Sequence[float], mean: float, std: float = math.nan, trials:
     gap = round(float(v.mean()) - mean, 9)  # 68.81 - 67.81 is 1, not 1.0000000000000053
     with np.errstate(invalid="ignore", divide="ignore"):
         se, df = (float(x) for x in standard_error(s, n, s0, trials, pairing))
-        interval, reach = stats.t.ppf(.975, df) * se, abs(gap) + stats.t.ppf(.95, df) * se
+        interval, reach = special.stdtrit(df, .975) * se, abs(gap) + special.stdtrit(df, .95) * se
         word = str(verdict_words(gap, se, df, margin, n))
-        p = float(2 * stats.t.sf(abs(gap) / se, df)) if se != 0 else float(gap == 0)
+        p = float(2 * special.stdtr(df, -abs(gap) / se)) if se != 0 else float(gap == 0)
         more = seeds_needed(gap, s, n, s0, trials, margin, pairing) if word == "undecided" else math.nan
     return Verdict(word, gap, se, df, float(interval), float(reach), margin, p, more)
 
@@ -120,5 +120,7 @@ def false_discovery(ps: Sequence[float]) -> list[float]:
     p = np.asarray(ps, float)
     known = ~np.isnan(p)
     q = np.full(len(p), np.nan)
-    if known.any(): q[known] = stats.false_discovery_control(p[known])
+    if known.any():
+        from scipy.stats import false_discovery_control  # here: it takes half a second, and few answers need it
+        q[known] = false_discovery_control(p[known])
     return q.tolist()
