@@ -42,13 +42,14 @@ def folded_imports(cell) -> str:
     "The source of a cell, folded if it imports and prints nothing"
     try: body = ast.parse(cell.source).body
     except SyntaxError: return cell.source
-    only = body and all(isinstance(line, ast.Import | ast.ImportFrom | ast.Expr) for line in body) and isinstance(body[0], ast.Import | ast.ImportFrom)
+    imports = (ast.Import, ast.ImportFrom)
+    only = body and isinstance(body[0], imports) and all(isinstance(line, (*imports, ast.Expr)) for line in body)
     fold = only and not cell.outputs and "#|" not in cell.source
     return f"#| code-fold: true\n#| code-summary: imports\n{cell.source}" if fold else cell.source
 
 
 def dressed(nb, page: str):
-    "A page as the site shows it: links that hold there, imports folded, where to run it; no HTML, which asks for scripts"
+    "A page as the site shows it: links that hold there, imports folded, where to run it; HTML as Markdown, without scripts"
     for cell in nb.cells:
         if cell.cell_type == "markdown": cell.source = outward(cell.source, page)
         if cell.cell_type == "code": cell.source = folded_imports(cell)

@@ -91,7 +91,8 @@ def row_styles(spec: Spec) -> dict[str, Style]:
                       2.4 if row.name in own_rows(spec) and not k else 1.5)
         for name in NAMED:
             if name in row.name: style = replace(style, colour=NAMED[name], dashes="")
-        if {"kind", "part"} <= set_to.keys(): style = Style(KINDS[set_to["kind"]], patterns[PARTS.index(set_to["part"])])
+        if {"kind", "part"} <= set_to.keys():
+            style = Style(KINDS[set_to["kind"]], patterns[PARTS.index(set_to["part"])])
         styles[row.name] = style
     return styles
 
@@ -138,7 +139,7 @@ def drift_rounds(cell: PlannedRun) -> tuple[int, ...]:
     return tuple(drift(settings.pop("name"), clients=clients, classes=10, **settings).change_rounds)
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #fb596f60
-RECIPES = {"iid": "IID", "iid-class": "IID", "sort": "sorted by label", "shards": "shards", "natural": "natural clients"}
+RECIPES = {"iid": "IID", "iid-class": "IID", "sort": "sorted by label", "natural": "natural clients"}
 METRIC_WORDS = {
     "cka": "CKA with the received model", "kl": "KL divergence from the received model (nats)",
     "gap_majority": "confidence gained, majority classes", "gap_minority": "confidence gained, minority classes",
@@ -171,7 +172,8 @@ def plot_published(ax: Axes, spec: Spec, column: Column, last: int, styles: dict
     for name, style in styles.items():
         where = {**spec.rows[name].published, **column.published}
         mean, std = published_cell(paper, where) if len(paper) else (float("nan"),) * 2
-        ax.errorbar(last, mean, std, fmt="D", markersize=5, markerfacecolor="white", color=style.colour, capsize=2, zorder=5)
+        ax.errorbar(last, mean, std, fmt="D", markersize=5, markerfacecolor="white", color=style.colour, capsize=2,
+                    zorder=5)
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #5ebe0f18
 def grid(panels: int, wide: int | None = None) -> tuple[Figure, list[Axes]]:
@@ -250,8 +252,8 @@ def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) ->
             ax.set_ylim(bottom=0)
         title = setting(cell, tier).replace("tier ", "tier\N{no-break space}")
         pad = 16 if drift_rounds(cell) else 6  # the drift's label stands between
-        if len(columns) > 1 or len(metrics) == 1: ax.set_title(textwrap.fill(title, 78 if len(axes) < 3 else 52), fontsize=9, pad=pad)
-        else: fig.suptitle(title, fontsize=9)
+        if len(columns) == 1 < len(metrics): fig.suptitle(title, fontsize=9)
+        else: ax.set_title(textwrap.fill(title, 78 if len(axes) < 3 else 52), fontsize=9, pad=pad)
     for metric in metrics:  # one metric has one scale
         same = [ax for ax, (m, _) in zip(axes, panels) if m == metric]
         low, high = (f(ax.get_ylim()[i] for ax in same) for i, f in enumerate((min, max)))
@@ -279,6 +281,7 @@ def small_png(fig: Figure, colours: int = 128) -> bytes:
     from PIL import Image  # comes with matplotlib; only pages of results need it
     whole, out = io.BytesIO(), io.BytesIO()
     fig.savefig(whole, format="png", dpi=fig.dpi, bbox_inches="tight", metadata={"Software": None})
-    few = Image.open(whole).convert("RGB").quantize(colours, dither=Image.Dither.NONE)
+    # keeps the hues of thin lines
+    few = Image.open(whole).convert("RGB").quantize(colours, Image.Quantize.MAXCOVERAGE, 3, dither=Image.Dither.NONE)
     few.save(out, format="png", optimize=True)
     return out.getvalue()

@@ -92,8 +92,8 @@ def leads(paper: str, tier: str = "small", results=None, root=None) -> tuple[int
     return len(found), sum(a for a, _ in found), sum(b for _, b in found)
 
 WAITS = {"runnable": "not run yet", "no data here": "waiting for data that cannot be downloaded here",
-         "beyond a CPU": "too large for a CPU", "undecided": "undecided until more seeds are run", "diverged": "diverged",
-         "missing": "impossible to run yet", "not comparable": "without a known setting to compare with"}
+         "beyond a CPU": "too large for a CPU", "undecided": "undecided until more seeds are run",
+         "diverged": "diverged", "missing": "impossible to run yet", "not comparable": "without a known setting to compare with"}
 
 def judged_sentences(name: str, alone: pd.DataFrame) -> list[str]:
     "What of the independent numbers at tier paper is decided, in which tables, and what the others wait for"
@@ -105,7 +105,7 @@ def judged_sentences(name: str, alone: pd.DataFrame) -> list[str]:
            + (f"are decided: {listing_of(decided)} ({where})." if where
               else "is decided yet: no such run of the published setting is stored.")]
     rest = ", ".join(f"{count[k]} {w}" for k, w in WAITS.items() if count[k])
-    return [*out, f"Of the others {rest}."] if rest else out
+    return [*out, f"The others: {rest}."] if rest else out
 
 def opening(paper: str, results=None, root=None) -> str:
     "What is decided and what is not, in five sentences"
@@ -121,11 +121,12 @@ def opening(paper: str, results=None, root=None) -> str:
     found, measured = verdicts("paper", results, root, paper), effects_of(paper, results, root)
     claimed, done = Counter(found.verdict.str.split(" (", regex=False).str[0]), measured[measured.n > 0]
     if len(found):
-        out.append(f"Of {len(found)} claims in its text {claimed['supported']} are supported, {claimed['contradicted']} "
-                   "are contradicted, the others are open.")
+        out.append(f"Of {len(found)} claims in its text {claimed['supported']} are supported, "
+                   f"{claimed['contradicted']} are contradicted, the others are open.")
     most = [done.loc[done.points.abs().idxmax()]] if done.points.notna().any() else []
     largest = "".join(f"; the largest is {e.points:+.2f} points ({e.deviation}, tier {e.tier})" for e in most)
-    out.append(f"Runs measure the effect of {done.deviation.nunique()} of {len(entries_of(paper, root))} deviations{largest}.")
+    out.append(f"Runs measure the effect of {done.deviation.nunique()} of {len(entries_of(paper, root))} "
+               f"deviations{largest}.")
     return said(" ".join(out)) + "\n"
 
 # %% ../../nbs/09_reporting/06_paper_page.ipynb #7ffbdac3
@@ -182,7 +183,7 @@ def raw_runs(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=None
     heads = {h["run_id"]: h for h in load_headers(Path(results or spec.results)/tier)}
     commits = Counter((heads[run].get("git_commit") or "unknown")[:9] for run in " ".join(frame.runs).split())
     def link(run):
-        mark = f" @{(heads[run].get('git_commit') or 'unknown')[:9]}" if len(commits) > 1 else ""
+        mark = f" `{(heads[run].get('git_commit') or 'unknown')[:9]}`" if len(commits) > 1 else ""
         return f"[{run[:8]}](../../papers/{spec.folder}/results/{tier}/{heads[run]['file']}){mark}"
     rows, out = list(frame.row.drop_duplicates()), []
     for c, part in frame[frame.seeds != ""].groupby("column", sort=False):
@@ -258,10 +259,11 @@ def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> I
         first, *rest = (table_part(spec, t, results, root, above) for t in done)
         drawn = [p for t in done if (p := picture(spec, t, specs, results))]
         words, *figure = next((p for p in drawn if len(p) > 1), (drawn or [("",)])[0])
-        yield "\n\n".join([f'<span id="{place_of(spec)}"></span>', f"### {spec.kind.capitalize()} {spec.table}",
-                           f"**{said(spec.title)}**", first,
-                           *(folded(f"The same at a reduced setting (tier {t})", part) for t, part in zip(done[1:], rest)),
-                           words]), *figure
+        heads = [f"### {spec.kind.capitalize()} {spec.table}", f"**{said(spec.title)}**"]
+        heads = heads if re.match(r"[\dIVX]", spec.table) else [f"### {said(spec.title)}"]  # no table of the paper
+        yield "\n\n".join([f'<span id="{place_of(spec)}"></span>', *heads, first,
+                           *(folded(f"The same at a reduced setting (tier {t})", part)
+                             for t, part in zip(done[1:], rest)), words]), *figure
     trained, bubbles = ([f"`{s.name}`" for s in idle if (s.plot == "bubbles") == is_] for is_ in (False, True))
     if trained: yield f"**No run yet:** {', '.join(trained)}. To run one: `fedrepro run NAME --tier small`.\n",
     if bubbles: yield f"**Drawn from partitions alone:** {', '.join(bubbles)}: `fedrepro figure NAME`.\n",
@@ -418,7 +420,8 @@ def paper_lines(paper: str, results=None, root=None) -> dict[str, str]:
              **{w: count[w] for w in VERDICTS}, **{w: count[k] for k, w in WAITS.items() if k not in VERDICTS},
              "run at a reduced setting": small["run"], "claims in the text": int(found.listed.sum()),
              "of them supported": claimed["supported"]}
-    return {k: str(n) if n else "" for k, n in shown.items()} | {"hours of stored runs": f"{stored.wall_seconds.sum() / 3600:.1f}"}
+    hours = f"{stored.wall_seconds.sum() / 3600:.1f}"
+    return {k: str(n) if n else "" for k, n in shown.items()} | {"hours of stored runs": hours}
 
 def summary(results=None, root=None) -> str:
     "Every status, a line each, with a column a paper; what is 0 for all of them is left out"
