@@ -426,5 +426,6 @@ def paper_lines(paper: str, results=None, root=None) -> dict[str, str]:
 def summary(results=None, root=None) -> str:
     "Every status, a line each, with a column a paper; what is 0 for all of them is left out"
     columns = {specs_of(p, root)[0].paper: paper_lines(p, results, root) for p in papers(root)}
-    lines = [[key, *(Cell(c[key]) for c in columns.values())] for key in next(iter(columns.values()))]
-    return grids_html([Grid(["", *columns], [line for line in lines if any(cell.text for cell in line[1:])])]) + "\n"
+    keys = [key for key in next(iter(columns.values())) if any(c[key] for c in columns.values())]
+    rows: list[list[str | Cell]] = [[key, *(Cell(c[key]) for c in columns.values())] for key in keys]
+    return grids_html([Grid(["", *columns], rows)]) + "\n"
