@@ -2,6 +2,7 @@
 # make test   everything that must pass before a change is kept; the demo is its last step
 # make chaos SEED=1..20   sweeps whose workers, drivers, disk and files are attacked at random; every run must come out whole
 # make site               the documentation under out/site, by quarto, which must be installed
+# make results            the pages of results, the landing page and the README again, from the runs that are stored
 # make smoke              every table and figure at tier smoke, one seed: run, printed and drawn under out/smoke
 # make peers              an environment of their own for other simulators: .venv-peers/bin/python -m benchmarks --peers
 # make bench              samples a second of every executor, a plain loop, other simulators
@@ -45,7 +46,7 @@ TRIED   := nbs/01_core/01_trees.ipynb nbs/06_methods/00_objective.ipynb nbs/09_r
 
 step = @printf '\n== %s  %s\n' "$$(date +%H:%M:%S)" "$(1)"
 
-.PHONY: help env demo test check notebooks pytest numbers chaos smoke nightly versions version bench dist canary readme lab clean site peers
+.PHONY: help env demo test check notebooks pytest numbers chaos smoke nightly versions version bench dist canary results readme lab clean site peers
 .NOTPARALLEL:
 
 help:
@@ -170,6 +171,11 @@ canary: $(READY)
 
 site: $(READY)
 	$(PY) tools/website.py $(OUT)/site
+
+results: $(READY)
+	$(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --inplace nbs/12_results/*.ipynb nbs/index.ipynb
+	$(BIN)/nbdev_clean
+	$(PY) tools/readme.py
 
 # README.md is nbs/index.ipynb
 readme: $(READY)

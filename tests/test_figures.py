@@ -251,10 +251,10 @@ def test_curves_of_several_metrics(tmp_path):
         head = dict(settings=c.settings, run_id=c.run_id, status="complete")
         store.write(store.run_path(tmp_path, c), head, [dict(round=t, generalised_accuracy=50., used_models=3) for t in range(1, c.rounds + 1)])
     axes = [ax for ax in draw(of, "smoke", tmp_path).axes if ax.get_title()]
-    assert [ax.get_ylabel() for ax in axes] == ["generalised accuracy (%)"] * 4 + ["used models"] * 4
+    assert [ax.get_ylabel() for ax in axes] == ["generalised accuracy (%)"] * 4 + ["global models in use"] * 4
     assert [len({line.get_xdata()[0] for line in ax.lines if len(line.get_xdata()) == 2}) for ax in axes] == [0, 1, 3, 2] * 2
-    assert [[t.get_text() for t in ax.texts] for ax in axes] == [[], *[["drift"]] * 3] * 2  # at the first of several
-    assert "used models" in figure_alt(of, "smoke", tmp_path)
+    assert [[t.get_text() for t in ax.texts] for ax in axes] == [[], *[["concept drift"]] * 3] * 2  # at the first of several
+    assert "global models in use" in figure_alt(of, "smoke", tmp_path)
 
 def test_the_sentence_names_what_has_runs(tmp_path):
     of = spec("fedccfa/table2")

@@ -38,19 +38,21 @@ def outward(text: str, page: str) -> str:
     return re.sub(r"\]\((\.\./[^)\s#]+)(#[^)\s]*)?\)", absolute, text)
 
 
-def folded_imports(source: str) -> str:
-    "A cell of nothing but imports is folded; any other stays as it is"
-    try: body = ast.parse(source).body
-    except SyntaxError: return source
-    only = body and all(isinstance(line, ast.Import | ast.ImportFrom) for line in body)
-    return f"#| code-fold: true\n#| code-summary: imports\n{source}" if only and "#|" not in source else source
+def folded_imports(cell) -> str:
+    "The source of a cell, folded if it imports and prints nothing"
+    try: body = ast.parse(cell.source).body
+    except SyntaxError: return cell.source
+    imports = (ast.Import, ast.ImportFrom)
+    only = body and isinstance(body[0], imports) and all(isinstance(line, (*imports, ast.Expr)) for line in body)
+    fold = only and not cell.outputs and "#|" not in cell.source
+    return f"#| code-fold: true\n#| code-summary: imports\n{cell.source}" if fold else cell.source
 
 
 def dressed(nb, page: str):
-    "A page as the site shows it: links that hold there, imports folded, where to run it; no HTML, which asks for scripts"
+    "A page as the site shows it: links that hold there, imports folded, where to run it; HTML as Markdown, without scripts"
     for cell in nb.cells:
         if cell.cell_type == "markdown": cell.source = outward(cell.source, page)
-        if cell.cell_type == "code": cell.source = folded_imports(cell.source)
+        if cell.cell_type == "code": cell.source = folded_imports(cell)
         for data in (out.get("data", {}) for out in cell.get("outputs", [])):
             if "text/html" in data: data["text/markdown"] = f"```{{=html}}\n{data.pop('text/html')}\n```"
             elif "text/markdown" in data: data["text/markdown"] = outward(data["text/markdown"], page)
@@ -88,10 +90,11 @@ def reference(pages: Path):
     (pages / "13_reference/api").mkdir()
     for path in dict.fromkeys(re.findall(rf"\]\({source}\)", index.read_text())):
         module, file = importlib.import_module("fedrepro." + path.replace("/", ".")), f"{REPO}/blob/main/fedrepro/{path}.py"
-        parts = [f"---\ntitle: {module.__name__}\ndescription: '{module.__doc__.replace(chr(39), 2 * chr(39))}'\nsidebar: reference\n---",
+        parts = [f"---\ntitle: {path.replace('/', '.')}\ndescription: '{module.__doc__.replace(chr(39), 2 * chr(39))}'\nsidebar: reference\n---",
                  f"[All modules](../02_api.ipynb) · [source]({file})"]
         for name, (obj, line) in entries(module).items():
-            parts.append(f"##{'#' * name.count('.')} {name} {{#{name}}}\n\n[source]({file}#L{line})\n\n{MarkdownRenderer(obj)._repr_markdown_()}")
+            parts.append(f"##{'#' * name.count('.')} {name} {{#{name}}}\n\n[source]({file}#L{line})\n\n"
+                         + re.sub(" object at 0x[0-9a-f]+", "", MarkdownRenderer(obj)._repr_markdown_()))
         (pages / f"13_reference/api/{path.replace('/', '.')}.qmd").write_text("\n\n".join(parts) + "\n")
     index.write_text(re.sub(rf"\]\({source}\)", lambda m: f"](api/{m[1].replace('/', '.')}.qmd)", index.read_text()))
 

@@ -165,7 +165,7 @@ def plot_partition(counts, labels=None, ax=None, clients=None):
     ax = ax or plt.subplots(figsize=(7.5, 3.2), layout="constrained")[1]
     (x, y), scale = np.indices(shown.shape), 260 / max(shown.max(), 1)  # points squared a sample
     ax.scatter(x, y, s=scale * shown, color="#0072B2", alpha=.75, linewidth=0)
-    for size in np.unique(cut([1, 4, 5], shown.max()).cumsum()):
+    for size in sorted({int(float(f"{shown.max() * share:.1g}")) for share in (.1, .5, 1)}):  # round numbers
         ax.scatter([], [], s=scale * size, color="#0072B2", alpha=.75, linewidth=0, label=f"{size}")
     ax.legend(title="samples", loc="center left", bbox_to_anchor=(1, .5), frameon=False, labelspacing=1.4)
     if len(clients) <= 40: ax.set_xticks(range(len(clients)), clients, fontsize=8)
