@@ -108,7 +108,7 @@ def simplex_minimum(P: np.ndarray) -> np.ndarray | None:
 def head_weights(h: Tensor, variance: Tensor, renormalise: bool = True) -> Tensor:
     """(n, n) weights, row i for the head of participant i, from $h$ (n, C, d) and $V$ (n,).
 
-    Weights below 1e-3 become 0; with `renormalise` the others again sum to 1. A row without a solution keeps its own head."""
+    Weights below 1e-3 become 0; with `renormalise` the rest sums to 1. A row without a solution keeps its own head."""
     H, V = h.flatten(1).double().cpu().numpy(), np.diag(variance.double().cpu().numpy())
     found = [simplex_minimum(V + (H[i] - H) @ (H[i] - H).T) for i in range(len(H))]
     a = np.stack([np.eye(len(H))[i] if row is None else row for i, row in enumerate(found)])
