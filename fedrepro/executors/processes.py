@@ -103,7 +103,7 @@ def answer_to(message: bytes) -> tuple[bytes, bool]:
 _parent: Connection  # in a worker: where it answers
 
 def serve(pipe: Connection):
-    "A worker's life: it says that it has started, is prepared by the first message, then gets tasks until its parent hangs up"
+    "A worker's life: it says that it runs, gets a message that prepares it, then tasks, until its parent hangs up"
     global _parent
     calm_worker()
     _parent, good = pipe, True

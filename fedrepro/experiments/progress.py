@@ -154,8 +154,8 @@ class SweepReport:
         others = {"failed": self.failed, "left for another time": self.later, "computed by others": self.theirs,
                   "in the hands of others": self.elsewhere}
         more = "".join(f", {len(runs)} {what}" for what, runs in others.items() if runs)
-        end = "; interrupted: finished runs are kept, the same command goes on with the rest" if self.interrupted else ""
-        return f"{len(self.done)} computed, {len(self.skipped)} were there{more}{end}"
+        more += "; interrupted: finished runs are kept, the same command goes on with the rest" * self.interrupted
+        return f"{len(self.done)} computed, {len(self.skipped)} were there{more}"
 
 def brief(error: BaseException) -> str:
     "An error as one line: kind, message, and where"
