@@ -1,13 +1,14 @@
 #!/bin/sh
 # What a GPU is asked for, in parts of less than ten minutes: equality of the executors, speed by group of works, one published
 # cell by each way to train it. Every part writes its file as it goes; a part that was stopped is continued by the same command.
-#   sh benchmarks/gpu.sh FOLDER PART...      parts: equality W1 ResNet-18 growth bf16 evaluation state seeds cell
+#   sh benchmarks/gpu.sh FOLDER [PART...]      parts: equality W1 ResNet-18 growth bf16 evaluation state seeds cell; default: all
 # Fashion-MNIST, which `cell` needs, is looked for in $FEDREPRO_DATA.
 set -u
 out=${1:?folder for the results}; shift; failed=0
 cd "$(dirname "$0")/.." && mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 2
 export PYTHONPATH=$PWD
-for part in "${@:?which parts}"; do
+[ $# -gt 0 ] || set -- equality W1 ResNet-18 growth bf16 evaluation state seeds cell
+for part in "$@"; do
   case $part in
     equality) python benchmarks/equal.py --device cuda --minutes 8 --json "$out/equality-cuda.json" ;;
     cell) for how in sequential stacked-graphs graphs; do
