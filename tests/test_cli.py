@@ -274,6 +274,7 @@ def test_the_advertised_example_shows_the_papers_point(said, tmp_path, monkeypat
     "Pays for two runs of 20 rounds: the help's first command with one seed; each accuracy is FedCCFA's by ten points"
     line, = [line.split("fedrepro ")[1] for line in EXAMPLES.splitlines() if line.startswith("A minute")]
     assert f"fedrepro {line}" in " ".join(said("--help")[1].split())
+    assert f"fedrepro {line}" in (Path(__file__).parents[1] / "README.md").read_text()
     monkeypatch.chdir(tmp_path)
     code, out, err = said(*line.split(), "--seeds", 1, "--quiet")
     first, second = out.split("personalised accuracy\n")
