@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 import typer
-from .app import cached_answer, app, folder_given, printed, show
+from .app import cached_answer, app, folder_given, print_sheet, show
 from .options import LOOK_UP, DataOption, FormatOption, JsonOption, ResultsOption, place
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #628af49e
@@ -93,7 +93,7 @@ def scoreboard_command(results: ResultsOption = None, format: FormatOption = "te
         from fedrepro.verdicts.scoreboard import board_sheet, render_scoreboard, scoreboard
         folder = folder_given(results)
         return board_sheet(scoreboard(folder), folder) if format == "text" else render_scoreboard(format, folder)
-    printed(cached_answer(["scoreboard", results, format], [results], make))
+    print_sheet(cached_answer(["scoreboard", results, format], [results], make))
 
 JudgedOption = Annotated[str, typer.Option("--tier", metavar="T",
                                            help="paper, which is judged, or a smaller tier, which is only shown")]
@@ -105,4 +105,4 @@ def claims_command(tier: JudgedOption = "paper", results: ResultsOption = None, 
         from fedrepro.verdicts.claims import claims_sheet, render_claims, verdicts
         folder = folder_given(results)
         return claims_sheet(verdicts(tier, folder), tier) if format == "text" else render_claims(tier, format, folder)
-    printed(cached_answer(["claims", tier, results, format], [results], make))
+    print_sheet(cached_answer(["claims", tier, results, format], [results], make))

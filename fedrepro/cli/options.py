@@ -126,7 +126,7 @@ CheckpointOption = Annotated[int | None, typer.Option(
     "--checkpoint", metavar="N", parser=pause, help="Rounds between checkpoints, 0 for none; default: about a minute")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Do not report progress")]
 BudgetOption = Annotated[str | None, typer.Option("--time-budget", metavar="TIME",
-                                                  help="Start no run after this time, and stop cleanly: 90s, 30m, 2.5h")]
+                                                  help="Stop cleanly after this time: 90s, 30m, 2.5h")]
 SchedulerOption = Annotated[str | None, typer.Option(
     "--scheduler", metavar="ADDRESS|local",
     help="Let a Dask scheduler distribute the runs: tcp://host:8786; default: $FEDREPRO_SCHEDULER")]

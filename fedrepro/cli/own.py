@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from typing import Annotated
 import typer
-from .app import app, cached_answer, folder_given, printed, show
+from .app import app, cached_answer, folder_given, print_sheet, show
 from .look_up import data_folder, source_lines
 from fedrepro.cli.options import (
     DATASETS, DRIFT_NAMES, OWN, START, BestTierOption, DataOption, DeviceOption, ExecutorOption, LogOption,
@@ -86,7 +86,7 @@ def compare_command(
     report = found.report or SweepReport()
     if not (quiet or report.interrupted): say(report.summary())
     if report.interrupted: raise typer.Exit(report.exit_code)
-    printed(found.sheet())
+    print_sheet(found.sheet())
     if len(found.summary.query("seeds != ''")):
         typer.echo(f"\n{save_figure(found.plot(), out or found.spec.path.with_suffix('.png'))}")
     if not quiet: say(f"as LaTeX: fedrepro export {found.spec.path} --to latex")
@@ -101,11 +101,11 @@ def data_command(name: NameArgument, data: DataOption = None) -> None:
     def get() -> str:
         from fedrepro.data.datasets import download
         return f"{download(name, data)}\n"
-    if source and not source["folder"]: return printed(cached_answer(["data", name], [], get))
+    if source and not source["folder"]: return print_sheet(cached_answer(["data", name], [], get))
     folder = data_folder(data)/source.get("folder", "")
     files = [(folder/file, digest) for file, digest in source.get("files", {}).items()]
     whole = files and all(digest and path.is_file() and checksum(path, digest) == digest for path, digest in files)
-    printed(f"{folder}\n" if whole else get())
+    print_sheet(f"{folder}\n" if whole else get())
 
 # %% ../../nbs/11_cli/03_own.ipynb #8c3836eb
 METHOD_FILE = '''"{name}: FedAvg with one hook of its own"
@@ -188,7 +188,8 @@ ToOption = Annotated[str, typer.Option(
     "--to", metavar="csv|parquet|latex", autocompletion=one(lambda: ("csv", "parquet", "latex")),
     help="csv and parquet have one line an evaluated round; latex is the table, with booktabs")]
 FileOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", parser=place,
-                                                 help="File; default: print it, or for parquet out/<paper>_<table>_<tier>.parquet")]
+                                                 help="File; default: print it, or for parquet "
+                                                      "out/<paper>_<table>_<tier>.parquet")]
 WhereOption = Annotated[list[str], typer.Option("--to", metavar="KIND:WHERE",
                                                 help="tensorboard:DIR, mlflow:URI, wandb:PROJECT")]
 
@@ -206,9 +207,9 @@ def export_command(spec: SpecArgument, tier: BestTierOption = None, to: ToOption
         if out is None and to != "parquet": return content(loaded, shown, folder).decode()
         file = out or Path("out")/f"{loaded.name.replace('/', '_')}_{shown}.parquet"
         return f"{export(loaded, shown, to, file, folder)}\n"
-    if out is not None or to == "parquet": return printed(make())
+    if out is not None or to == "parquet": return print_sheet(make())
     beside = Path(spec).parent if Path(spec).is_file() else None
-    printed(cached_answer(["export", spec, tier, to, results], [results, beside], make))
+    print_sheet(cached_answer(["export", spec, tier, to, results], [results, beside], make))
 
 @app.command("log", rich_help_panel=OWN)
 def log_command(spec: SpecArgument, to: WhereOption, tier: BestTierOption = None,

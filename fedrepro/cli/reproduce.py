@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 import typer
-from .app import app, asked_for, busy, cached_answer, folder_given, printed, show, watched
+from .app import app, asked_for, busy, cached_answer, folder_given, print_sheet, show, watched
 from .options import (
     REPRODUCE, TIERS, AllTiersOption, BestTierOption, BudgetOption, CheckpointOption, DataOption, DatasetsOption,
     DeviceOption, ExecutorOption, FormatOption, JsonOption, LogOption, MethodsOption, NoWaitOption, OutOption,
@@ -56,7 +56,7 @@ def run_command(
             if report.interrupted: raise typer.Exit(code)
     for i, (s, t, _) in enumerate(() if runs else found):
         if i: typer.echo()
-        printed(table_sheet(s, t, table(s, t, results), results))
+        print_sheet(table_sheet(s, t, table(s, t, results), results))
     raise typer.Exit(code)
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #4d2aa644
@@ -102,9 +102,10 @@ def table_command(spec: SpecArgument, tier: BestTierOption = None, results: Resu
         if format != "text": return render(loaded, shown, format, folder)
         sheet = table_sheet(loaded, shown, table(loaded, shown, folder), folder)
         said = f"Shown is tier {shown}, the one nearest to the paper that has runs; --tier names another"
-        return replace(sheet, notes=[*sheet.notes, *([] if tier or not sheet.grids or len(loaded.tiers) == 1 else [said])])
+        chosen = sheet.grids and not tier and len(loaded.tiers) > 1
+        return replace(sheet, notes=[*sheet.notes, said]) if chosen else sheet
     beside = Path(spec).parent if Path(spec).is_file() else None
-    printed(cached_answer(["table", spec, tier, results, format], [results, beside], make))
+    print_sheet(cached_answer(["table", spec, tier, results, format], [results, beside], make))
 
 @app.command("figure", rich_help_panel=REPRODUCE)
 def figure_command(spec: SpecArgument, tier: BestTierOption = None, results: ResultsOption = None,

@@ -28,13 +28,12 @@ def duration(seconds: float) -> str:
 # %% ../../nbs/07_experiments/08_progress.ipynb #2365bfc3
 def in_lab() -> bool:
     "Whether a person runs this kernel in JupyterLab, rather than papermill, nbconvert or a test"
-    return "JPY_SESSION_NAME" in os.environ and "IPython" in sys.modules
+    return "JPY_SESSION_NAME" in os.environ and "IPython.display" in sys.modules
 
 class LiveLine:
     "One line of text below a cell, which each call replaces"
     def __init__(self):
-        from IPython.display import display
-        self.handle = display({"text/plain": ""}, raw=True, display_id=True)
+        self.handle = sys.modules["IPython.display"].display({"text/plain": ""}, raw=True, display_id=True)
     def __call__(self, text: str): self.handle.update({"text/plain": text}, raw=True)
 
 # %% ../../nbs/07_experiments/08_progress.ipynb #eaff52bc

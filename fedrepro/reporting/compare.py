@@ -150,7 +150,7 @@ class ComparedTable(StoredTable):
             spec = replace(self.spec, metric=metric)
             sheet = table_sheet(spec, self.tier, table(spec, self.tier, self.results), self.results)
             grids += [replace(grid, heading=metric.replace("_", " ")) for grid in sheet.grids[:1]]
-            rows = tuple(f"{row}: " for row in self.spec.rows)  # what the spec's file says of them, `differences` says whole
+            rows = tuple(f"{row}: " for row in self.spec.rows)  # `differences` has all of them
             notes += [note for note in sheet.notes if note not in notes and not note.startswith(rows)]
         title = f"{', '.join(self.spec.rows)}: {self.spec.columns[0].label}"
         return Sheet(title, grids, [*notes, *differences(self.spec)])
