@@ -111,7 +111,7 @@ def opening(paper: str, results=None, root=None) -> str:
     "What is decided and what is not, in five sentences"
     board, name = scoreboard(results, root, paper=paper), specs_of(paper, root)[0].paper
     alone = independent(board)
-    none = f"{name} prints no table that we could compare with; what its text claims is checked below."
+    none = f"No table of {name} is among the files of this project; what its text claims is checked below."
     out = judged_sentences(name, alone[alone.tier == "paper"]) if len(board) else [none]
     columns, here, there = leads(paper, "small", results, root)
     if (n := int((alone.status[alone.tier == "small"] == "run").sum())) or not len(board):
