@@ -25,7 +25,7 @@ from fedrepro.data import partition
 from fedrepro.data.datasets import Dataset
 from fedrepro.data.transforms import recipe_for
 from fedrepro.engine.evaluation import predictions
-from fedrepro.engine.federation import TRAIN, Federation
+from fedrepro.engine.federation import TRAIN, Federation, in_precision
 from fedrepro.engine.lockstep import ActiveRun, train_lockstep
 from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import History, begin
@@ -64,8 +64,8 @@ class Work:
         few = min(5, self.samples // (2 * self.clients * self.classes))
         settings: dict = {} if self.partition == "iid" else {"alpha": .5, "per_class": few}
         split = partition.partition(self.partition, y.numpy(), clients=self.clients, classes=self.classes, **settings)
-        net = networks.network(self.network, self.classes, tuple(self.shape))
-        return Federation(data, net, split, dtype=dtype, precision=self.precision)
+        net = in_precision(networks.network(self.network, self.classes, tuple(self.shape)), self.precision)
+        return Federation(data, net, split, dtype=dtype)
 
     def method(self) -> FedAvg:
         "FedAvg with the work's settings"

@@ -92,5 +92,5 @@ def test_auto_picks_nothing_that_was_never_measured():
     "Graphs and stacks have not been measured on a GPU: there, `auto` is the loop"
     for device in ("cpu", "cuda"):
         for workers in (1, 2):
-            auto = pick_executor("auto", SimpleNamespace(device=device, precision="float32"), workers)
+            auto = pick_executor("auto", SimpleNamespace(device=device), workers)
             assert auto == ("processes" if device == "cpu" and workers > 1 else "sequential")

@@ -70,7 +70,7 @@ def train_lockstep(leaders: list[ActiveRun], executor: Callable) -> list[Snapsho
     def kind(c):
         alone = id(c) if timed(c.measures) else 0
         same = type(c.method) if grids else (type(c.method), repr(c.method))
-        return same, id(c.federation.data), c.federation.net.name, c.federation.dtype, c.federation.precision, alone
+        return same, id(c.federation.data), type(c.federation.net), c.federation.net.name, c.federation.dtype, alone
     for group in grouped(leaders, kind):
         opened = [open_round(c.method, c.federation, c.at, Profiler(timed(c.measures))) for c in group]
         clients = [client for now in opened for client in now.clients]

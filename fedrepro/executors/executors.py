@@ -9,7 +9,7 @@ __all__ = ['EXECUTORS', 'executor_names', 'pick_executor', 'executor']
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ..core.errors import InputError, choice
-from ..engine.federation import Federation
+from ..engine.federation import BF16Net, Federation, in_precision
 from ..engine.probes import timed
 from ..engine.rounds import sequential
 from .graphs import Graphs, StackedGraphs
@@ -27,7 +27,7 @@ def executor_names() -> list[str]:
 def pick_executor(name: str, federation: Federation, workers: int = 1, measures: tuple[str, ...] = ()) -> str:
     "`name`, or what `auto` stands for here, in a run that records `measures`; raises InputError"
     if choice(name, executor_names(), "executor") in ("stacked", "stacked-graphs", "graphs") and \
-            federation.precision != "float32":
+            isinstance(federation.net, BF16Net):
         raise InputError(f"executor {name}: trains in float32 only; for bf16 use sequential or processes")
     if name != "auto": return name
     if timed(measures): return "sequential"  # the others hide what a client's part takes

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from ..core.errors import InputError, choice
 from ..data import concept_drift, datasets, partition
-from ..engine.federation import Federation
+from ..engine.federation import Federation, in_precision
 from ..engine.method import METHODS, FedAvg, load_methods
 from .local_study import STUDIES, assigned, parse_client
 from .rules import DEFAULTS, DRIFT, PARTITION, STUDY, field_rules
@@ -194,9 +194,8 @@ def build(cell: PlannedRun, data=None, device: str = "cpu", load=load_data):
     rng = np.random.default_rng([s["partition"]["seed"], 7])  # a stream of its own
     noisy = concept_drift.flip_labels(labels, s["data"]["noise"], d.classes, rng) if "noise" in s["data"] else None
     given = None if noisy is None else torch.as_tensor(noisy, device=device)
-    net = networks.network(s["network"], classes=d.classes, shape=d.shape)
+    net = in_precision(networks.network(s["network"], classes=d.classes, shape=d.shape), s.get("precision", "float32"))
     federation = Federation(d, net, cut, schedule, seed=s["seed"], participation=s["participation"],
-                            cohorts=s.get("cohorts", s["cohort_seed"]), labels=given,
-                            precision=s.get("precision", "float32"))
+                            cohorts=s.get("cohorts", s["cohort_seed"]), labels=given)
     method = make_method(s["method"]["class"], s["method"]["fields"], cell.describe())
     return method, federation.pooled() if method.pooled else federation, s["rounds"]
