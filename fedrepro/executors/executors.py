@@ -9,7 +9,7 @@ __all__ = ['EXECUTORS', 'executor_names', 'pick_executor', 'executor']
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ..core.errors import InputError, choice
-from ..engine.federation import BF16Net, Federation, in_precision
+from ..engine.federation import BF16Net, Federation
 from ..engine.probes import timed
 from ..engine.rounds import sequential
 from .graphs import Graphs, StackedGraphs
