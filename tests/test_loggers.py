@@ -178,7 +178,7 @@ def test_a_kill_leaves_nothing_that_looks_finished(cells, results, tmp_path, mon
 def test_the_command(cells, said, monkeypatch, tmp_path):
     listed, argv = Listed(), ["log", tmp_path / "demo/t.toml", "--tier", "smoke", "--to", "kept:x"]
     monkeypatch.setitem(LOGGERS, "kept", lambda where: listed)
-    assert said(*argv) == (0, "2 runs logged of 2 that are stored\n", "") and len(listed.runs) == 2
+    assert said(*argv) == (0, "2 of 2 stored runs logged, tier smoke\n", "") and len(listed.runs) == 2
     monkeypatch.setitem(LOGGERS, "kept", lambda where: lambda run: 1 / 0)
     code, out, err = said(*argv)
     assert code == 1 and err.count("\n") == 1 and out.startswith("0 runs logged") and "kept:x is left out" in err

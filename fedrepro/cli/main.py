@@ -29,7 +29,8 @@ LISTS = {"SPEC": "`fedrepro tables` lists them", "METHOD": "`fedrepro methods` l
 def shorter(line: str) -> str:
     "The message about an unknown name, with the command that lists the names in place of dozens of them"
     unknown = re.search(r"\b(spec|page|method) '[^']*' is unknown; (did you mean '[^']*'\? )?(?=accepted: )", line)
-    if not unknown or unknown[1] == "method" and not all(name in line for name in method_names()): return line
+    few = " more)" not in line and not all(name in line for name in method_names())  # of a table, not of the package
+    if not unknown or unknown[1] == "method" and few: return line
     listing = {"spec": LISTS["SPEC"], "page": "`fedrepro notebook` lists them",
                "method": f"{LISTS['METHOD']}; one of your own needs --import FILE.py"}[unknown[1]]
     return line[:unknown.end()] + listing
