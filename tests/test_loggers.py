@@ -181,4 +181,4 @@ def test_the_command(cells, said, monkeypatch, tmp_path):
     assert said(*argv) == (0, "2 of 2 stored runs logged, tier smoke\n", "") and len(listed.runs) == 2
     monkeypatch.setitem(LOGGERS, "kept", lambda where: lambda run: 1 / 0)
     code, out, err = said(*argv)
-    assert code == 1 and err.count("\n") == 1 and out.startswith("0 runs logged") and "kept:x is left out" in err
+    assert code == 1 and err.count("\n") == 1 and out.startswith("0 of 2 stored runs logged") and "kept:x is left out" in err
