@@ -1,19 +1,34 @@
 """FedADC and FedADC+ on two clients, worked out again in plain PyTorch from Algorithms 3 and 4 and eq. 6 to 9; no released code exists."""
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_by_hand import FOUR, TWO, W, X, Y, federation, logits
-from fedrepro.core.trees import distance, same_bits, select
-from fedrepro.engine.evaluation import eval_models, finetuned
+from torch import nn
+from test_by_hand import Points, TinyNet, W, X, Y, logits
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import distance, nbytes, same_bits, select, weighted_mean
+from fedrepro.engine.evaluation import eval_models, evaluate, final_phases, finetuned
 from fedrepro.engine.federation import TUNE, Federation
-from fedrepro.engine.rounds import begin, next_round, run
+from fedrepro.engine.method import METHODS, FedAvg, load_methods
+from fedrepro.engine.rounds import begin, next_round, run, sequential
+from fedrepro.executors.stacks import stacked
 from fedrepro.experiments.runs import method_settings
 from fedrepro.methods.fedadc import FedADC, FedADCPlus, class_presence, covering_cohort, self_confidence_target
+from fedrepro.methods.server import SlowMo
+from fedrepro.models.architectures import Network
 
+torch.set_num_threads(1)
+PARTS = [[0, 1, 3, 4, 6, 7, 8], [2, 5, 9]]  # labels 0 1 1 1 1 0 1 and 0 0 0; batches of 2: 4 and 2 steps an epoch
 SETTINGS = dict(lr=.2, lr_decay=.5, weight_decay=1e-2, epochs=2, batch_size=2)
 VARIANTS = ("nesterov", "heavy_ball", "double_momentum")
+
+
+def federation(parts=PARTS, labels=None, **changes):
+    net = TinyNet("tiny", lambda: Network(nn.Linear(2, 3), nn.Linear(3, 2)))
+    return Federation(Points(), net, SimpleNamespace(train=tuple(map(np.array, parts)), test=None), dtype=torch.float64, labels=labels, **changes)
 
 
 def objective(w, x, y, received, shares, lam, T):
@@ -33,7 +48,7 @@ def plain(fed, rounds, variant, beta, beta_local, alpha, phi, lam, T, lr=.2, lr_
     w, m, out = W, {n: torch.zeros_like(t) for n, t in W.items()}, []
     for t in range(rounds):
         eta, ends = lr * lr_decay ** t, []
-        for k, part in enumerate(TWO):
+        for k, part in enumerate(PARTS):
             rng, n = fed.client(k, t, {}, {}).rng, len(part)  # the client's own order of samples
             orders = [rng.permutation(n) for _ in range(epochs)]
             batches = [[part[j] for j in order[i:i + batch_size]] for order in orders for i in range(0, n, batch_size)]
@@ -47,7 +62,7 @@ def plain(fed, rounds, variant, beta, beta_local, alpha, phi, lam, T, lr=.2, lr_
                 g = {n: a + weight_decay * at[n] for n, a in zip(leaves, g)}
                 u = g if u is None or variant != "double_momentum" else {n: phi * u[n] + (1 - phi) * g[n] for n in g}
                 v = {n: at[n] - eta * (u[n] + (0 if variant == "nesterov" else push[n])) for n in w}
-            assert H == (8, 4)[k]  # two epochs of batches of 2
+            assert H == (8, 4)[k]
             ends.append(v)
         delta = {n: sum(w[n] - v[n] for v in ends) / len(ends) / eta for n in w}
         m = {n: delta[n] + (beta - beta_local) * m[n] for n in w}
@@ -72,26 +87,116 @@ def gap(method, fed, variant="nesterov", beta=.8, beta_local=.8, alpha=1., phi=.
                          ids=["equal", "less local", "more local"])
 def test_fedadc(variant, beta, beta_local, alpha):
     betas = {"beta": beta, "beta_local": beta_local, "alpha": alpha}
-    assert gap(FedADC(variant=variant, phi=.6, **betas, **SETTINGS), federation(TWO), variant, **betas) < 1e-10
+    assert gap(FedADC(variant=variant, phi=.6, **betas, **SETTINGS), federation(), variant, **betas) < 1e-10
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("lam, T", [(.35, 1.), (.35, 4.), (1., 2.)])
 def test_fedadc_plus(variant, lam, T):
-    assert gap(FedADCPlus(variant=variant, phi=.6, beta=.8, lam=lam, temperature=T, **SETTINGS), federation(TWO), variant, lam=lam, T=T) < 1e-10
+    assert gap(FedADCPlus(variant=variant, phi=.6, beta=.8, lam=lam, temperature=T, **SETTINGS), federation(), variant, lam=lam, T=T) < 1e-10
 
 
 @pytest.mark.parametrize("m", [FedADC(beta=.79, **SETTINGS), FedADC(beta=.8, variant="heavy_ball", **SETTINGS), FedADC(beta=.8, beta_local=.7, **SETTINGS),
                                FedADC(beta=.8, **SETTINGS | {"lr_decay": .6}), FedADCPlus(beta=.8, **SETTINGS)],
                          ids=["other beta", "other variant", "other local beta", "other decay", "distilled"])
-def test_the_comparison_can_fail(m): assert gap(m, federation(TWO)) > 1e-4
+def test_the_comparison_can_fail(m): assert gap(m, federation()) > 1e-4
+
+
+def test_numbers_of_the_page():
+    "Targets 2 and 4 on a line, one and two steps, beta 1/2, rates 1/2 and 1/4: exact binary fractions"
+    class Line(FedADC):
+        def loss(self, client, params, batch): return batch.mean((params["body.w"] - batch.x) ** 2) / 2
+
+    rows = SimpleNamespace(train_x=torch.tensor([2., 4., 4.]).double(), train_y=torch.zeros(3, dtype=torch.int64), draw=lambda n, rng: None,
+                           batch=lambda x, draws, dtype: x)
+    net = SimpleNamespace(buffers=(), classes=1, init=lambda seed, dtype: {"body.w": torch.zeros((), dtype=dtype)})
+    fed = Federation(rows, net, SimpleNamespace(train=(np.array([0]), np.array([1, 2])), test=None), dtype=torch.float64)
+    want = {"nesterov": [(2, -4), (2.7890625, -3.15625)], "heavy_ball": [(2, -4), (2.90625, -3.625)],
+            "double_momentum": [(2.25, -4.5), (3.173828125, -3.6953125)]}
+    for variant, pairs in want.items():
+        m = Line(lr=.5, lr_decay=.5, weight_decay=0., epochs=1, batch_size=1, beta=.5, variant=variant, phi=.5)
+        servers = [run(m, fed, rounds).snapshot.server for rounds in (1, 2)]
+        assert [(s["params"]["body.w"].item(), s["m"]["body.w"].item()) for s in servers] == pairs
+
+
+# --- laws
+
+class Uniform(FedAvg):
+    def aggregate(self, server, exchange): return server | {"params": weighted_mean([u["params"] for u in exchange.uploads])}
+
+
+@pytest.mark.parametrize("m", [*(FedADC(beta=0., variant=v, phi=0., **SETTINGS) for v in VARIANTS), FedADCPlus(beta=0., lam=0., **SETTINGS)],
+                         ids=[*VARIANTS, "plus"])
+def test_without_momentum_it_is_fedavg_with_equal_weights(m):
+    fed = federation()
+    there = run(Uniform(momentum=0., **SETTINGS), fed, 4).snapshot.server["params"]
+    assert distance(run(m, fed, 4).snapshot.server["params"], there) < 1e-10
+    assert distance(run(FedAvg(momentum=0., **SETTINGS), fed, 4).snapshot.server["params"], there) > 1e-4  # sizes 7 and 3
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_without_the_local_part_it_is_slowmo(variant):
+    fed = federation()
+    a, b = (run(m, fed, 4).snapshot.server for m in (FedADC(beta=.7, beta_local=0., alpha=.8, variant=variant, phi=0., **SETTINGS),
+                                                     SlowMo(beta=.7, alpha=.8, **SETTINGS)))
+    assert distance(a["params"], b["params"]) < 1e-10 and distance(a["m"], b["m"]) < 1e-10
+
+
+@pytest.mark.parametrize("m", [*(FedADC(variant=v, **SETTINGS) for v in VARIANTS), FedADCPlus(**SETTINGS)], ids=[*VARIANTS, "plus"])
+def test_equal_betas_average_and_two_models_hold_the_momentum(m):
+    fed, ends = federation(parts=[[0, 1, 3], [2, 5], [4, 6, 7, 8], [9]], participation=.5), []
+
+    def watched(m, clients):
+        out = sequential(m, clients)
+        ends[:] = [upload["params"] for upload, _, _ in out]
+        return out
+    now = begin(m, fed)
+    for t in range(4):
+        before, now = now.server["params"], next_round(m, fed, now, watched)
+        after, eta = now.server["params"], .2 * .5 ** t
+        assert len(ends) == 2 and distance(after, weighted_mean(ends)) < 1e-10
+        assert distance(now.server["m"], {n: (before[n] - after[n]) / eta for n in after}) < 1e-10
+
+
+@pytest.mark.parametrize("variant", ["nesterov", "heavy_ball"])
+def test_the_momentum_is_slowmo_s(variant):
+    "m_{t+1} = mean gradient sum + beta_global m_t, at the points where the gradients were taken, weight decay included"
+    class Watched(FedADC):
+        def adjust_gradient(self, client, params, grads):
+            for n, g in grads.items(): sums[n] = sums[n] + (g + 1e-2 * params[n].detach()) / 2
+            return grads
+    m, fed = Watched(variant=variant, beta=.9, beta_local=.5, alpha=.6, **SETTINGS), federation()
+    now = begin(m, fed)
+    for _ in range(4):
+        sums, before = {n: 0. for n in W}, now.server["m"]
+        now = next_round(m, fed, now)
+        assert distance(now.server["m"], {n: sums[n] + .9 * before[n] for n in W}) < 1e-10
 
 
 # --- the distillation
 
+def test_targets():
+    generator = torch.Generator().manual_seed(0)
+    teacher = torch.rand(50, 5, generator=generator).double().softmax(-1)
+    labels, counts = torch.randint(0, 5, (50,), generator=generator), torch.tensor([3., 0., 7., 7., 1.]).double()
+    found = self_confidence_target(teacher, labels, counts)
+    assert torch.allclose(found.sum(-1), torch.ones(50).double(), atol=1e-12, rtol=0) and found.min() >= 0
+    for row, t, y in zip(found, teacher, labels.tolist()):
+        want = [(1 - counts[i] / 7) * t[i] for i in range(5)]
+        want[y] = 1 - sum(want[i] for i in range(5) if i != y)
+        assert torch.allclose(row, torch.stack(want), atol=1e-12, rtol=0)
+
+
+def test_equal_class_shares_make_the_loss_cross_entropy():
+    fed = federation(parts=[[0, 1, 2, 3], [5, 4, 7, 8, 9, 6]], labels=torch.tensor([0, 1, 0, 1, 1, 0, 1, 0, 1, 0]))
+    assert all(c.counts[0] == c.counts[1] for c in (fed.client(k, 0, {}, {}) for k in (0, 1)))
+    base, one, four = (run(m, fed, 3).snapshot.server["params"] for m in (FedADC(**SETTINGS), FedADCPlus(**SETTINGS), FedADCPlus(temperature=4., **SETTINGS)))
+    assert distance(one, base) < 1e-10 and distance(four, base) > 1e-4
+
+
 def test_a_sure_teacher_stays_finite():
     "eq. 9 as printed can fall below 0 by rounding; and classes without a target must not give 0 log 0"
-    fed = federation(TWO, labels=torch.zeros(10, dtype=torch.int64))
+    fed = federation(labels=torch.zeros(10, dtype=torch.int64))
     sure = {n: t * 60 for n, t in W.items()}
     received = {"params": sure, "m": {n: torch.zeros_like(t) for n, t in W.items()}}
     client = fed.client(0, 0, received, {})
@@ -105,6 +210,7 @@ def test_a_sure_teacher_stays_finite():
 # --- calibration
 
 CALIBRATIONS = {"plain": {}, "proximal": {"calibration_mu": 2.}, "self-confidence": {"lam": .6, "temperature": 2.}}
+AWAY = dict(parts=[[0, 1, 3], [2, 5], [4, 6, 7, 8], [9]], participation=.5)  # in the end somebody last heard an old model
 
 
 def calibrated_by_torch(fed, k, w, how, rounds, mu=2., lam=.6, T=2., lr=.05, epochs=3, batch_size=2, weight_decay=1e-2):
@@ -126,7 +232,7 @@ def calibrated_by_torch(fed, k, w, how, rounds, mu=2., lam=.6, T=2., lr=.05, epo
 
 @pytest.mark.parametrize("how", CALIBRATIONS)
 def test_calibration_is_sgd_on_the_head_of_the_final_model(how):
-    fed = federation(**FOUR)
+    fed = federation(**AWAY)
     m = FedADCPlus(calibration=how, calibration_epochs=3, calibration_lr=.05, **SETTINGS | {"lr_decay": 1.} | CALIBRATIONS[how])
     at = run(m, fed, 3).snapshot
     w = at.server["params"]
@@ -136,6 +242,30 @@ def test_calibration_is_sgd_on_the_head_of_the_final_model(how):
         assert same_bits(select(params, "body."), select(w, "body."))
         assert distance(select(params, "head."), calibrated_by_torch(fed, k, w, how, 3)) < 1e-10
         if how != "plain": assert distance(select(params, "head."), calibrated_by_torch(fed, k, w, "plain", 3)) > 1e-6
+
+
+def test_calibration_without_its_weight_is_plain():
+    fed, m = federation(**AWAY), FedADCPlus(calibration="plain", **SETTINGS)
+    at = run(m, fed, 2).snapshot
+    def tuned(m): return finetuned(m, fed, at, eval_models(m, fed, at))
+    for other in (replace(m, calibration="proximal", calibration_mu=0.), replace(m, calibration="self-confidence", lam=0.)):
+        assert max(distance(a, b) for a, b in zip(tuned(other), tuned(m))) < 1e-10
+
+
+def test_calibration_comes_after_the_run_and_changes_only_what_is_judged():
+    fed = federation(**AWAY)
+    fed.data.test_x, fed.data.test_y = X, Y
+    shares = replace(fed, partition=SimpleNamespace(train=fed.partition.train, test=fed.partition.train))
+    plain, tuned = (run(FedADCPlus(calibration=how, calibration_lr=5., **SETTINGS), shares, 3, evaluate) for how in ("", "plain"))
+    assert same_bits(plain.snapshot.server, tuned.snapshot.server) and plain.rows[:2] == tuned.rows[:2]
+    for metric in ("generalised_accuracy", "personalised_accuracy"):
+        assert tuned.rows[2][metric + "_untuned"] == plain.rows[2][metric] != tuned.rows[2][metric]
+        assert metric + "_untuned" not in plain.rows[2]
+
+
+def test_no_calibration_unless_asked_for():
+    client = federation().client(0, 0, {"params": W}, {})
+    assert final_phases(FedADC(), client) == final_phases(FedADCPlus(), client) == []
 
 
 # --- covering cohorts
@@ -156,6 +286,20 @@ def test_presence():
     assert class_presence(replace(fed, drift=swap), 0)[1].tolist() == [False, False, False, True, False]
 
 
+def test_covering_with_everything_everywhere_is_the_first_draw():
+    fed = of_classes(*[[0, 1, 2]] * 12, participation=.25)
+    for m in (FedADC(covering=True), FedADC(), FedADCPlus(covering=True)):
+        assert [m.select_clients({}, fed, t) for t in range(20)] == [fed.cohort(t) for t in range(20)]
+
+
+def test_covering_with_one_class_each():
+    fed = of_classes(*[[k // 3] for k in range(12)], participation=1 / 3)
+    cohorts = [FedADC(covering=True).select_clients({}, fed, t) for t in range(30)]
+    assert all([k // 3 for k in cohort] == [0, 1, 2, 3] for cohort in cohorts) and len(set(map(tuple, cohorts))) > 10
+    assert any([k // 3 for k in fed.cohort(t)] != [0, 1, 2, 3] for t in range(30))
+    assert cohorts == [FedADC(covering=True).select_clients({}, fed, t) for t in range(30)]
+
+
 def test_a_class_that_nobody_holds_is_not_waited_for():
     fed = of_classes([0], [4], [0], [4], participation=.5)
     assert all(k % 2 == i for t in range(5) for i, k in enumerate(sorted(covering_cohort(fed, t, 200), key=lambda k: k % 2)))
@@ -167,7 +311,63 @@ def test_the_most_where_nothing_covers():
         assert 3 in covering_cohort(fed, 0, 300)
 
 
-def test_what_came_later_is_named_only_where_it_is_used():
+def test_everybody_covers_at_once():
+    fed = of_classes([0], [1], [2])
+    assert FedADC(covering=True).select_clients({}, fed, 0) == [0, 1, 2]
+
+
+def test_covering_runs_and_its_name_differs():
+    fed = federation(parts=[[0, 2], [1, 3], [5, 9], [4, 6]], participation=.5)
+    there, here = (run(FedADC(covering=c, **SETTINGS), fed, 6).snapshot.server["params"] for c in (True, False))
+    assert distance(there, here) > 1e-4
     plain = method_settings(FedADCPlus())
     assert not {"covering", "calibration", "calibration_mu"} & set(plain)
     assert method_settings(FedADCPlus(covering=True)) == plain | {"covering": True}
+
+
+# --- the rest
+
+@pytest.mark.parametrize("m", [*(FedADC(variant=v, beta_local=.4, **SETTINGS) for v in VARIANTS), FedADCPlus(**SETTINGS)], ids=[*VARIANTS, "plus"])
+def test_in_a_stack_each_client_has_its_own_share(m):
+    fed = federation()  # 8 and 4 steps
+    a, b = (run(m, fed, 3, executor=e).snapshot for e in (sequential, stacked))
+    assert distance(a.server["params"], b.server["params"]) < 1e-10 and distance(a.server["m"], b.server["m"]) < 1e-10
+
+
+def test_two_models_down_and_one_up():
+    fed = federation()
+    for m in (FedADC(**SETTINGS), FedADCPlus(**SETTINGS)):
+        now = next_round(m, fed, begin(m, fed))
+        assert now.bytes_down == 2 * 2 * nbytes(fed.initial) and now.bytes_up == 2 * nbytes(fed.initial)
+        assert now.states == [{}, {}] and m.eval_params(now.heard[0], {}) is now.server["params"]
+
+
+def test_a_round_changes_nothing_it_was_given():
+    fed, m = federation(), FedADC(**SETTINGS)
+    at = run(m, fed, 1).snapshot
+    kept = {key: {n: t.clone() for n, t in at.server[key].items()} for key in ("params", "m")}
+    next_round(m, fed, at)
+    assert all(torch.equal(at.server[key][n], t) for key in kept for n, t in kept[key].items())
+
+
+@pytest.mark.parametrize("make, says", [
+    (lambda: FedADC(variant="red"), "FedADC variant 'red' is unknown; accepted: double_momentum, heavy_ball, nesterov"),
+    (lambda: FedADC(lr=0.), r"FedADC\(lr=0.0\)"), (lambda: FedADC(epochs=0), r"FedADC\(epochs=0\)"), (lambda: FedADC(beta=-.1), r"FedADC\(beta=-0.1\)"),
+    (lambda: FedADC(beta_local=-.1), r"FedADC\(beta_local=-0.1\)"), (lambda: FedADC(phi=1.1), r"FedADC\(phi=1.1\)"),
+    (lambda: FedADC(variant="double_momentum", momentum=.9), r"FedADC\(momentum=0.9\)"),
+    (lambda: FedADCPlus(calibration="head"), "FedADCPlus calibration 'head' is unknown; accepted: plain, proximal, self-confidence"),
+    (lambda: FedADCPlus(calibration_mu=-1.), r"FedADCPlus\(calibration_mu=-1.0\)"),
+    (lambda: FedADCPlus(lam=1.5), r"FedADCPlus\(lam=1.5\)"), (lambda: FedADCPlus(temperature=0.), r"FedADCPlus\(temperature=0.0\)")])
+def test_bad_input(make, says):
+    with pytest.raises(InputError, match=says): make()
+
+
+def test_both_are_found_by_name():
+    assert {"FedADC", "FedADCPlus"} <= set(load_methods()) and METHODS["FedADCPlus"].lam == .35
+
+
+def test_deviations():
+    path = Path(__file__).parent.parent / "papers" / "fedadc" / "deviations.toml"
+    entries = tomllib.loads(path.read_text())["deviation"]
+    assert len({e["name"] for e in entries}) == len(entries) >= 12
+    assert all(set(e) - {"link"} == {"name", "paper", "code", "ours", "cells", "switch"} and all(e[k] for k in ("paper", "code", "ours", "cells")) for e in entries)
