@@ -26,14 +26,15 @@ ClickError: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__
 LISTS = {"SPEC": "`fedrepro tables` lists them", "METHOD": "`fedrepro methods` lists them",
          "NAME": "`fedrepro datasets` lists them"}  # argument -> the command that lists what may stand there
 
-def shorter(line: str) -> str:
-    "The message about an unknown name, with the command that lists the names in place of dozens of them"
-    unknown = re.search(r"\b(spec|page|method) '[^']*' is unknown; (did you mean '[^']*'\? )?(?=accepted: )", line)
-    few = " more)" not in line and not all(name in line for name in method_names())  # of a table, not of the package
-    if not unknown or unknown[1] == "method" and few: return line
-    listing = {"spec": LISTS["SPEC"], "page": "`fedrepro notebook` lists them",
-               "method": f"{LISTS['METHOD']}; one of your own needs --import FILE.py"}[unknown[1]]
-    return line[:unknown.end()] + listing
+def shorter(error: Exception) -> str:
+    "The message; about an unknown name, with the command that lists the names in place of dozens of them"
+    from fedrepro.core.errors import UnknownName  # numpy, which --help does not need
+    if not isinstance(error, UnknownName): return str(error)
+    kind = error.what.rpartition(" ")[2]
+    if kind == "method" and set(method_names()) <= set(error.accepted):
+        return f"{error.start}{LISTS['METHOD']}; one of your own needs --import FILE.py"
+    listing = {"spec": LISTS["SPEC"], "page": "`fedrepro notebook` lists them"}.get(kind)
+    return error.start + listing if listing else str(error)
 
 def imports_first(argv: list[str]) -> list[str]:
     "`argv` with every `--import FILE` before the command, where typer expects the options of the program"
@@ -70,7 +71,7 @@ def answer(argv: list[str] | None) -> tuple[int, str]:
     except ValueError as e:
         from fedrepro.core.errors import InputError
         if not isinstance(e, InputError): raise
-        return 2, shorter(str(e))
+        return 2, shorter(e)
     except BrokenPipeError: raise
     except OSError as e: return 2, f"{e.filename or 'output'}: {e.strerror or e}"
 
