@@ -32,7 +32,7 @@ from fedrepro.experiments.rules import COUNT
 from fedrepro.experiments.runs import run_id
 from fedrepro.experiments.spec_files import read_spec
 from fedrepro.experiments.specs import Spec, load_spec
-from fedrepro.reporting import notebook
+from fedrepro.reporting import compare, notebook
 from fedrepro.verdicts import tables
 from toy import BASE, TOY, toml
 
@@ -442,7 +442,7 @@ def own(tmp_path, monkeypatch):
         done.append(cells)
         return runner.SweepReport(failed={"x": "y"} if len(cells) == 2 else {}, interrupted=len(cells) == 4)
 
-    monkeypatch.setattr(runner, "compute_runs", run_cells)
+    for module in (runner, compare): monkeypatch.setattr(module, "compute_runs", run_cells)
     monkeypatch.setattr(contract, "describe_method", lambda method: {})
     monkeypatch.setattr(datasets, "download", lambda name, folder=None: choice(name, transforms.dataset_names(), "data set"))
     return done

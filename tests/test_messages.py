@@ -130,8 +130,10 @@ def test_nothing_stays_open_after_an_error():
         assert same_bits(ends(FedAvg(**LOCAL), pool), ends(FedAvg(**LOCAL), rounds.sequential))
         victims = []
         def kill(_):
-            victims.append(next(iter(pool.pool.staff.values())).process.pid)
-            os.kill(victims[-1], signal.SIGKILL)
+            victim = next(worker.process for worker in pool.pool.staff.values() if worker.ready)
+            victims.append(victim.pid)
+            os.kill(victim.pid, signal.SIGKILL)
+            victim.join()  # or the others could finish the next round before this one has ended
         late = run(FedAvg(**LOCAL), TOY, 2, executor=pool, on_round=kill).snapshot
         assert same_bits(late.server, run(FedAvg(**LOCAL), TOY, 2).snapshot.server) and len(set(victims)) == 2 and opened() == []
 
