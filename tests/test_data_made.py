@@ -148,25 +148,6 @@ def test_cinic_is_imagefolders(tmp_path, rng):
     assert parts.keys() == {"train_x", "train_y", "test_x", "test_y", "class_names"}, "the validation set is left out"
 
 
-def test_letters_are_torchvisions(tmp_path, rng):
-    "torchvision unpacks the same archive and reads the same letters; FedDC's are the first ten of them"
-    files, parts = made_letters(rng)
-    sources = {n: placed(n, files, tmp_path, s) for n, s in (("EMNIST-letters", (78, 52)), ("EMNIST-letters-10", (30, 20)))}
-    ours = {name: s.read(s, tmp_path) for name, s in sources.items()}
-    raw = tmp_path / "EMNIST/raw"
-    for part in ("train", "test"):
-        with zipfile.ZipFile(io.BytesIO(files["gzip.zip"])) as z:
-            for kind in ("images-idx3", "labels-idx1"):
-                content = gzip.decompress(z.read(f"gzip/emnist-letters-{part}-{kind}-ubyte.gz"))
-                (raw / f"emnist-letters-{part}-{kind}-ubyte").write_bytes(content)
-        theirs = torchvision.datasets.EMNIST(tmp_path, "letters", train=part == "train")
-        every, ten = ours["EMNIST-letters"], ours["EMNIST-letters-10"]
-        assert torch.equal(every[f"{part}_x"][:, 0], theirs.data) and torch.equal(every[f"{part}_y"], theirs.targets - 1)
-        first = theirs.targets <= 10
-        assert torch.equal(ten[f"{part}_x"][:, 0], theirs.data[first]) and torch.equal(ten[f"{part}_y"], theirs.targets[first] - 1)
-    assert sorted(set(ten["train_y"].tolist())) == list(range(10)) and ten["class_names"] == tuple("abcdefghij")
-
-
 def test_a_domain_is_a_client(tmp_path, rng, monkeypatch):
     monkeypatch.setitem(datasets.SOURCES, "DomainNet", made("DomainNet", tmp_path, rng))
     d = datasets.load("DomainNet", tmp_path, "FedBSS")
@@ -232,16 +213,16 @@ def test_a_pack_stands_for_the_archives(name, tmp_path, monkeypatch):
 
 
 def test_any_damage_of_a_pack_is_found(tmp_path):
-    "A hundred flipped bytes and many cuts: decoded again where the archive is there, refused where it is not"
+    "Flipped bytes and cuts: decoded again where the archive is there, refused where it is not"
     source = made("CINIC-10", tmp_path)
     before = source.read(source, tmp_path)
     archive, pack = tmp_path / source.folder / "CINIC-10.tar.gz", tmp_path / source.folder / source.pack
     content, r, damaged = pack.read_bytes(), random.Random(3), 0
     kept_archive = archive.read_bytes()
     archive.unlink()
-    for i in range(110):
+    for i in range(33):
         wrong = bytearray(content)
-        if i < 100: wrong[r.randrange(len(wrong))] ^= r.randrange(1, 256)
+        if i < 30: wrong[r.randrange(len(wrong))] ^= r.randrange(1, 256)
         else: del wrong[r.randrange(len(wrong)):]
         pack.write_bytes(wrong)
         try: parts = source.read(source, tmp_path)
@@ -250,17 +231,10 @@ def test_any_damage_of_a_pack_is_found(tmp_path):
             assert "missing: CINIC-10.tar.gz" in str(e) and "\n" not in str(e)
             continue
         assert all(torch.equal(v, parts[k]) if torch.is_tensor(v) else v == parts[k] for k, v in before.items())  # a date, say
-    assert damaged > 100
+    assert damaged > 30
     archive.write_bytes(kept_archive)
     pack.write_bytes(content[:-1000])
     assert torch.equal(source.read(source, tmp_path)["train_x"], before["train_x"]) and pack.read_bytes()[:1000] == content[:1000]
-
-
-def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path, monkeypatch):
-    source = made("EMNIST-letters", tmp_path)
-    monkeypatch.setattr(sources.os, "access", lambda path, how: False)
-    monkeypatch.setattr(sources, "locked", lambda folder: pytest.fail("wrote a lock"))
-    assert len(source.read(source, tmp_path)["train_y"]) == 78 and names(tmp_path / source.folder) == ["gzip.zip"]
 
 
 def test_a_full_disk_leaves_no_half_pack(tmp_path, monkeypatch):
@@ -276,7 +250,7 @@ def test_a_full_disk_leaves_no_half_pack(tmp_path, monkeypatch):
 # --- what is wrong
 
 @pytest.mark.parametrize("name", ARCHIVED)
-@pytest.mark.parametrize("how", ["flipped", "short", "empty", "folder"])
+@pytest.mark.parametrize("how", ["flipped", "folder"])
 def test_damaged_archives_are_not_opened(name, how, tmp_path, monkeypatch):
     calls, source = counted(monkeypatch), made(name, tmp_path)
     path = tmp_path / source.folder / next(iter(source.files))
@@ -284,7 +258,7 @@ def test_damaged_archives_are_not_opened(name, how, tmp_path, monkeypatch):
     content[len(content) // 2] ^= 1
     path.unlink()
     if how == "folder": path.mkdir()
-    else: path.write_bytes({"flipped": content, "short": content[:-1], "empty": b""}[how])
+    else: path.write_bytes(content)
     with pytest.raises(InputError) as e: source.read(source, tmp_path)
     assert calls == [] and "\n" not in str(e.value) and path.name in str(e.value)
     for part in ([f"missing: {path.name}"] if how == "folder" else [str(path), "is damaged: its MD5 is", source.files[path.name], f"`fedrepro data {name}`"]):
@@ -304,19 +278,15 @@ TINY, EM = "tiny-imagenet-200", "gzip/emnist-letters-train"
 EDITED = [
     ("Tiny-ImageNet", lambda m: m.pop(f"{TINY}/val/images/val_3.JPEG"), "cannot be unpacked .*val_3.JPEG"),
     ("Tiny-ImageNet", lambda m: m.pop(f"{TINY}/train/n01/images/n01_2.JPEG"), "5 training and 6 test images, expected 6 and 6"),
-    ("Tiny-ImageNet", lambda m: m.update({f"{TINY}/val/val_annotations.txt": b"val_0.JPEG\tn77\n"}), "cannot be unpacked"),
     ("Tiny-ImageNet", lambda m: m.update({f"{TINY}/train/n01/images/n01_2.JPEG": b"no picture"}), "cannot be unpacked"),
-    ("EMNIST-letters", lambda m: m.update({f"{EM}-labels-idx1-ubyte.gz": b"no gzip"}), "cannot be unpacked"),
     ("EMNIST-letters", lambda m: m.update({f"{EM}-labels-idx1-ubyte.gz": gzip.compress(b"\0\0\x08\1\0\0\0\2\1\2")}), "cannot be unpacked")]
 EXCHANGED = [
-    ("CINIC-10", "CINIC-10.tar.gz", b"", "cannot be unpacked"),
     ("CINIC-10", "CINIC-10.tar.gz", tar_gz({"train/dragon/a.png": b"", "train/cat/a.jpg": b"", "a/train/cat/a.png": b""}), "0 training and 0 test images"),
     ("DomainNet", "real.zip", b"no zip", "real.zip: cannot be unpacked"),
-    ("DomainNet", "sketch_train.txt", b"\xff\xfe", "sketch_train.txt: cannot be unpacked"),
     ("DomainNet", "sketch_train.txt", b"sketch/axe/none.jpg 3\n", "sketch.zip: cannot be unpacked .*none.jpg")]
 
 
-@pytest.mark.parametrize("name, file, content, says", EXCHANGED + [(name, None, change, says) for name, change, says in EDITED], ids=range(11))
+@pytest.mark.parametrize("name, file, content, says", EXCHANGED + [(name, None, change, says) for name, change, says in EDITED], ids=range(7))
 def test_odd_archives_whose_checksums_agree(name, file, content, says, tmp_path):
     good = made(name, tmp_path)
     files = {f: (tmp_path / good.folder / f).read_bytes() for f in good.files}
@@ -324,9 +294,3 @@ def test_odd_archives_whose_checksums_agree(name, file, content, says, tmp_path)
     odd = placed(name, files, tmp_path, good.sizes)
     with pytest.raises(InputError, match=says) as e: odd.read(odd, tmp_path)
     assert "\n" not in str(e.value) and names(tmp_path / good.folder) == sorted(files)
-
-
-def test_synthetic_data_are_not_normalised():
-    d = datasets.load("synthetic", recipe="FedDC")
-    assert (d.shape, d.classes, len(d.train_y), d.train_x.dtype) == ((1, 1, 30), 5, 4000, torch.float32)
-    assert d.draw(3, None) is None and torch.equal(d.batch(d.train_x), d.train_x) and datasets.download("synthetic").is_dir()
