@@ -10,11 +10,8 @@ from fedrepro.models.networks import network, network_names
 @pytest.mark.parametrize("wrong, said", [
     (dict(name="LeNet"), "network 'LeNet' is unknown; did you mean 'feddc_lenet'? accepted: digits_cnn"),
     (dict(name="fedccfa_fmnist", shape=(1, 8, 8)), "network fedccfa_fmnist: images of 1x8x8 are too small"),
-    (dict(name="feddc_lenet", shape=(3, 4, 4)), "network feddc_lenet: images of 3x4x4 are too small for convolution 1"),
-    (dict(name="moon_cnn", shape=(3072,)), "network moon_cnn needs a shape (channels, height, width), got (3072,)"),
     (dict(name="resnet18", shape=(64, 64)), "network resnet18 needs a shape (channels, height, width), got (64, 64)"),
     (dict(name="feddc_mlp", classes=0), "network feddc_mlp needs positive numbers, got classes 0"),
-    (dict(name="feddc_mlp", shape=(1, 0, 28)), "network feddc_mlp needs positive numbers"),
 ])
 def test_impossible_networks(wrong, said):
     with pytest.raises(InputError) as e: network(**wrong)
