@@ -48,15 +48,6 @@ def pairs(tmp_path):
                   class_names=("no", "yes"))
 
 
-@pytest.fixture
-def union(tmp_path):
-    train = put(tmp_path / "union/pairs.csv", "drug,protein,label\n0,0,1\n0,1,0\n1,1,1\n")
-    train |= put(tmp_path / "union/drugs.txt", "CCO\nCN\n") | put(tmp_path / "union/proteins.txt", "MKV\nMK\n")
-    test = put(tmp_path / "union/val.csv", "SMILES,Protein,Y\nCCO,MKV,1\n")
-    return Source("Union", "union", partial(texts.read_union, lengths=(3, 3)), train, test, (2, 1), (),
-                  class_names=("no", "yes"))
-
-
 # --- reading
 
 def test_the_vocabulary_knows_the_training_set_only(news, tmp_path):
@@ -71,19 +62,6 @@ def test_the_last_numbers_are_left_out_and_order_does_not_matter():
     said = [("b", "a", "c"), ("a", "b"), ("c", "c", "d")]
     assert texts.vocabulary(said, least=2, most=4) == ("<padding>", "<unknown>", "c", "a")
     assert texts.vocabulary(said[::-1]) == texts.vocabulary(said) == ("<padding>", "<unknown>", "c", "a", "b", "d")
-
-
-WRONG = [("", "is refused: No columns"), ("SMILES,Target,Y\nC,M,1\n", "there is no column Protein, expected SMILES, Protein and Y"),
-         ("SMILES,Protein,Y\nC,M,1\nC,M,7.4\n", "Y is '7.4' in row 2, expected 0 or 1"), ("SMILES,Protein,Y\nC,M\n", "Y is '' in row 1"),
-         ("SMILES,Protein,Y\n", "there are no pairs"), ("a\n1,2\n1,2,3\n", "is refused: "), ('SMILES,"Pro', "is refused: ")]
-
-
-@pytest.mark.parametrize("content, said", WRONG)
-def test_foreign_files_are_one_line(content, said, pairs, tmp_path):
-    "BindingDB's files have no published checksum: anything may be there"
-    put(tmp_path / "pairs/train.csv", content)
-    with pytest.raises(InputError) as e: pairs.read(replace(pairs, train={"train.csv": ""}), tmp_path)
-    assert said in str(e.value) and "\n" not in str(e.value)
 
 
 def test_files_that_are_no_text(pairs, tmp_path):
