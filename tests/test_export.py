@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedrepro.core.errors import InputError
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.export import EXPORTS, MARKS, as_csv, escape, export, latex, tidy
@@ -54,15 +53,6 @@ def test_csv_is_what_is_stored(spec):
         assert list(run.generalised_accuracy) == [r["generalised_accuracy"] for r in rows] and list(run["round"]) == [r["round"] for r in rows]
         assert set(run.run_id) == {cell.run_id} and set(run.status) == {head["status"]} and set(run.clients) == {cell.settings["partition"]["clients"]}
     assert result(spec.path, "paper").to_csv() == as_csv(spec, "paper").decode()
-
-
-def test_a_difference_has_the_rows_of_both_tables(spec):
-    root = spec.path.parents[1]
-    other = load_spec(written(root, RAW | dict(base=RAW["base"] | dict(batch_size=32)), "demo/u", PUBLISHED))
-    written(root, {k: v for k, v in RAW.items() if k != "published"} | dict(difference=["demo/t_1", "demo/u"]), "demo/d")
-    put(other, "paper", "FedAvg", [[60.] * 12], "digits, 3 clients")
-    frame = tidy(load_spec(spec.path.parent / "d.toml"), "paper")
-    assert set(frame["table"]) == {"demo/t_1", "demo/u"} and (frame["table"] == "demo/u").sum() == 12
 
 
 def test_parquet_keeps_values_and_types(spec, tmp_path):
@@ -139,18 +129,6 @@ def test_only_the_paper_tier_has_marks(spec):
     text = latex(spec, "smoke")
     structure(text)
     assert not any(f"{MARKS[word]}" in text for word in VERDICTS) and "not comparable" in text and "rounds 3 (paper 12)" in text and "$n$ = 2 to 3" in text
-
-
-def test_every_published_table_closes(spec):
-    "Those that have runs"
-    done = 0
-    for name in ("fedccfa/table1", "fedccfa/table2"):
-        loaded = load_spec(name, ROOT / "papers")
-        try: found = structure(latex(loaded, "small"))
-        except InputError: continue
-        assert sum(len(lines) - 2 for lines in found) == len(table(loaded, "small").row.unique()) * len(found)
-        done += 1
-    assert done
 
 
 def test_no_text_becomes_a_command():
