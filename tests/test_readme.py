@@ -20,6 +20,7 @@ ELSEWHERE = {
     r"python3 -m venv \.venv && \. \.venv/bin/activate": ("Makefile", "@$(PYTHON) -m venv $(VENV)"),
     r"pip install -c constraints\.txt -e '\.\[dev\]'": ("Makefile", "-m pip install -qq --no-input -c constraints.txt -e '.[dev]'"),
     r"papermill nbs/06_methods/14_fedccfa\.ipynb .*": ("Makefile", "$(PAGE) $(OUT)/14_fedccfa_table2_$(TIER).ipynb -p spec $(SPEC) -p tier $(TIER)"),
+    r"fedrepro compare FedAvg FedCCFA --alpha 0\.1 --drift sudden": ("tests/test_cli.py", 'line.startswith("A minute")'),
     r"jupyter lab nbs": ("tests/test_lab.py", '[BIN / "jupyter", "lab", *options]'),
     r"pip install 'dist/fedrepro-.*\.whl\[run\]'": ("tests/test_release.py", '"--target", package, built[1]'),
 }
