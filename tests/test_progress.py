@@ -28,24 +28,12 @@ def complete(seen: Progress, cell):
     return heard.getvalue()
 
 
-def test_each_table_has_its_count_and_time_left(clock):
-    seen = Progress(CELLS + MORE)
-    assert len(CELLS) == 4 and len(seen.cells) == 5 and len({c.rounds for c in CELLS}) == 1
-    clock[0] = 10.
-    line = complete(seen, CELLS[0])  # of table 2 alone: 10 s a run
-    assert "1 of 5 runs" in line and "about 40 s left; fedccfa/table2 1 of 4 runs, about 30 s left" in line and "table6" not in line
-    clock[0] = 30.
-    line = complete(seen, CELLS[2])  # of both: 15 s a run
-    assert "2 of 5 runs" in line and "about 45 s left; fedccfa/table2 2 of 4 runs, about 30 s left; fedccfa/table6 1 of 3 runs, about 30 s left" in line
-    for c in (CELLS[1], CELLS[3], MORE[-1]): line = complete(seen, c)
-    assert "5 of 5 runs" in line and line.rstrip().endswith("complete; fedccfa/table6 3 of 3 runs") and "table2" not in line
-
-
-def test_bars(clock):
-    "One for all, one for each table, one for each run in progress"
-    seen = Progress(CELLS + MORE)
-    with contextlib.redirect_stderr(io.StringIO()): seen.show_bars()
-    with seen:
+def test_bars(clock, monkeypatch):
+    "At a terminal, and nowhere else: one for all, one for each table, one for each run in progress"
+    with Progress(CELLS + MORE) as seen: assert seen.bars is None
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True)
+    with Progress(CELLS + MORE, quiet=True) as seen: assert seen.bars is None
+    with Progress(CELLS + MORE) as seen:
         clock[0] = 10.
         complete(seen, CELLS[2])
         seen.round(CELLS[3].run_id, 1)
