@@ -91,18 +91,11 @@ def put(spec, row, values): toy.put(spec, "paper", row, [v and [v - 2, v - 1, v]
 
 
 @pytest.mark.parametrize("top, word", [
-    ('spread = "seeds"', "spread 'seeds'"), ('spread = "trials"', "trials"), ("trials = 3", "trials"), ('spread = "trials"\ntrials = 1', r"\[2, 1000\]"),
-    ('pairing = "paired"', "pairing"), ("margin = 0.0", "margin"), ('margin = "one"', "margin"), ("margin = nan", "margin"), ('gap = ["FedAvg"]', "two rows"),
-    ('gap = ["FedAvg", "FedAvg"]', "two rows"), ('gap = ["FedAvg", "Nobody"]', "gap"), ("nan_model = 101.0", "nan_model")])
+    ('spread = "seeds"', "spread 'seeds'"), ('spread = "trials"', "trials"), ('spread = "trials"\ntrials = 1', r"\[2, 1000\]"), ('pairing = "paired"', "pairing"),
+    ("margin = nan", "margin"), ('gap = ["FedAvg", "FedAvg"]', "two rows"), ('gap = ["FedAvg", "Nobody"]', "gap"), ("nan_model = 101.0", "nan_model")])
 def test_wrong_declarations_are_refused(demo, top, word):
     with pytest.raises(InputError, match=word) as error: demo(top=top)
     assert "\n" not in str(error.value)
-
-
-def test_declarations_name_no_run(demo):
-    ids = [{c.run_id for c in demo(top=top, row=row).runs("paper")} for top, row in
-           [("", ""), (TRIALS, ""), ('spread = "last rounds"\nmargin = 3.0\ngap = ["FedAvg", "FedProx"]\nnan_model = 10.0', 'untuned = "mu"')]]
-    assert ids[0] == ids[1] == ids[2] and len(ids[0]) == 9
 
 
 def line(spec, row): return table(spec, "paper").set_index("row").loc[row]
@@ -144,12 +137,6 @@ def test_a_diverged_run_beside_what_the_code_would_print(demo):
     put(spec, "FedAvg", [None, None, 81.1])
     assert "33.70 ± 41.05 (3)" in render(spec, "paper") and line(spec, "FedAvg").verdict == "diverged"
     assert "would print" not in render(demo(), "paper")
-
-
-def test_the_swing_of_the_last_rounds(demo):
-    spec = demo()
-    put(spec, "FedAvg", [70., 71.])
-    assert math.isclose(line(spec, "FedAvg").swing, 1.)  # each run: v - 2, v - 1, v
 
 
 # --- counted once
@@ -194,17 +181,7 @@ def test_the_papers_numbers(board):
             assert len(twin) == 1, (spec.name, i)
 
 
-def test_out_of_reach(board):
-    board = board[board.tier == "paper"]
-    asked = board[board.status.isin(["no data here", "beyond a CPU"])]
-    kinds = asked.groupby("dataset").status.agg(set)
-    assert kinds.to_dict() == {"AGNews": {"no data here"}, "BindingDB": {"no data here"}, "CIFAR-10": {"beyond a CPU"},
-                               "CIFAR-100": {"no data here"}, "CINIC-10": {"no data here"}}
-    assert (board[board.dataset.isin(["CINIC-10", "CIFAR-100"])].status == "no data here").all()
-    assert set(board[(board.status == "beyond a CPU")].folder) == {"fedbss"}
-
-
-@pytest.mark.parametrize("text, word", [("[data]\nX = 1", "reason"), ("[dat]\nX = 'y'", "dat"), ("data = 3", "data"), ("[data", "TOML")])
+@pytest.mark.parametrize("text, word", [("[data]\nX = 1", "reason"), ("data = 3", "data")])
 def test_a_wrong_list_of_what_is_out_of_reach(tmp_path, text, word):
     (tmp_path / "reach.toml").write_text(text)
     with pytest.raises(InputError, match=word): read_reach(tmp_path)
