@@ -184,11 +184,6 @@ def test_values_at_a_round(demo, kind, rounds, stated, word):
     wide = claims.settle([examine_claim(margin, load_stored_runs(load_spec("demo/t", demo), "paper"))])[0]
     assert wide["verdict"] == "supported" and math.isclose(wide["effect"], found["effect"])
 
-def test_a_round_that_was_not_evaluated_is_not_measured(demo):
-    put(demo, "FedCCFA", [75., 75.2, 74.7])
-    claim = Claim("Demo", "x", "y", "at round", "demo/t", ("FedCCFA",), ("A",), published=1., rounds=9)
-    assert examine_claim(claim, load_stored_runs(load_spec("demo/t", demo), "paper"))["verdict"] == "not run"
-
 def test_fewer_rounds_to_the_references_last_accuracy(demo):
     "FedAvg ends at 70; FedCCFA is there in round 2 or 3, IFCA never (one round more than the last)"
     claim = Claim("Demo", "x", "y", "fewer rounds", "demo/t", ("FedCCFA",), ("A",), against=("FedAvg",), unit="rounds")
