@@ -8,7 +8,7 @@ import toy
 
 from fedrepro.experiments import store
 from fedrepro.experiments.rules import read_published_csv
-from fedrepro.experiments.specs import find_specs, load_spec
+from fedrepro.experiments.specs import load_spec
 from fedrepro.verdicts import scoreboard as sb
 from fedrepro.verdicts.claims import read_claims, verdicts
 from fedrepro.verdicts.scoreboard import (
@@ -68,11 +68,6 @@ def test_totals_add_up(board):
     claims = sb.claim_totals(verdicts(root=PAPERS)).set_index("paper")
     assert claims.loc["all"].claims == 11 == sum(c.listed for c in read_claims(PAPERS))
     assert claims.drop(columns="claims").loc["all"].sum() == 11
-
-def test_every_published_csv_is_counted_and_none_of_a_third_party():
-    files = {p.relative_to(PAPERS).as_posix().removesuffix(".published.csv") for p in PAPERS.glob("*/*.published.csv")}
-    assert files - set(published_tables(PAPERS)) == {"feddc/thirdparty"}
-
 
 def test_a_number_whose_setting_is_lost_is_not_missing(board):
     "FedCCFA's Table 5: a column's alpha and two rows' gammas are guesses; ten numbers can stand beside nothing, none is missing"
@@ -158,7 +153,3 @@ def test_formats(demo, format):
     out = render_scoreboard(format, root=demo)
     assert "consistent" in out and "nobody has the data" in out
     if format != "csv": assert "5 in 2 tables" in out
-
-
-def test_every_table_with_numbers_has_a_spec_of_its_name():
-    assert set(published_tables(PAPERS)) <= set(find_specs(PAPERS))
