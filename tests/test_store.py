@@ -223,7 +223,7 @@ def test_numbers_that_json_makes_infinite(tmp_path, old, new):
     with pytest.raises(store.Damaged, match="inf|not lines of json|run id"): store.decode((body + end).encode())
 
 
-@pytest.mark.parametrize("depth", [100, 900, 990, 3000, 100_000])
+@pytest.mark.parametrize("depth", [900, 100_000])
 def test_deep_nesting_is_no_crash(tmp_path, depth):
     deep = "[" * depth + "]" * depth
     for key in ("settings", "versions", "new"):
@@ -263,12 +263,6 @@ def test_links_are_followed_and_never_their_targets_renamed(path, tmp_path, caps
         path.unlink()
 
 
-def test_a_dangling_link_does_not_swallow_what_is_set_aside(path):
-    path.with_name(path.name + ".damaged").symlink_to("nowhere")
-    path.write_bytes(b"x")
-    assert not store.is_complete(path) and path.with_name(path.name + ".1.damaged").read_bytes() == b"x"
-
-
 @pytest.mark.parametrize("name", ["new\nline.jsonl", "\x1b[31mred.jsonl", "tab\t.jsonl", "ümlaut.jsonl", "right\u202eleft.jsonl", " .jsonl", ".jsonl", "-rf.jsonl", "%s{0}.jsonl"])
 def test_odd_names_stay_on_one_line(tmp_path, capsys, name):
     (tmp_path / name).write_text("x")
@@ -287,16 +281,6 @@ def test_a_huge_file_is_not_read(path, capsys):
 def test_a_run_too_long_to_be_read_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "LONGEST", 1000)
     with pytest.raises(store.Damaged, match="more than 1000"): store.write(store.run_path(tmp_path, CELL), HEAD, ROWS)
-
-
-def test_a_foreign_seed_does_not_stop_a_table(tmp_path):
-    "Seeds of other tables' runs stand in the same folder"
-    for seed in [*range(3), 2**31, 2**31 + 5, 2**62, 2**63]:
-        put_one = GOOD | dict(settings=GOOD["settings"] | dict(seed=seed))
-        (tmp_path / "smoke").mkdir(exist_ok=True)
-        content = signed(put_one, ROWS)
-        (tmp_path / "smoke" / store.file_name(put_one["settings"])).write_bytes(content)
-    assert table(SMALL, "smoke", tmp_path).set_index("row").loc["FedAvg", "seeds"] == "0 1 2 2147483648"
 
 
 # --- writing
