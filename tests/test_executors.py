@@ -1,5 +1,4 @@
 "Runs side by side, states that wait on the host, and executors asked for by name"
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +6,7 @@ import pytest
 import torch
 
 from fedrepro.core.errors import InputError
-from fedrepro.core.trees import distance, moved, same_bits, tensors
+from fedrepro.core.trees import distance, moved, same_bits
 from fedrepro.data import concept_drift, datasets, partition
 from fedrepro.engine import method as method_module, rounds
 from fedrepro.engine.client import plan_batches
@@ -16,7 +15,6 @@ from fedrepro.engine.federation import Federation
 from fedrepro.engine.lockstep import ActiveRun, run_lockstep
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import park_states, run, sequential
-from fedrepro.executors import processes
 from fedrepro.executors.executors import pick_executor
 from fedrepro.executors.processes import Processes, cores, shares
 from fedrepro.executors.stacks import BatchPlan, stacked
@@ -53,16 +51,6 @@ def test_only_equal_lines_share_rounds():
     ends = run_lockstep([ActiveRun(slow, TOY, 2, line="slow"), ActiveRun(fast, TOY, 1, line="fast"), ActiveRun(slow, TOY, 2, line="slow")], counting)
     assert calls == [5, 5, 5] and [h.snapshot.round for h in ends] == [2, 1, 2]
     assert distance(ends[0].snapshot.server["params"], ends[1].snapshot.server["params"]) > 1e-3
-
-
-@pytest.mark.parametrize("name", ["FedAvg", "FedCCFA", "pFedMe"])
-def test_seeds_in_one_stack_are_seeds_alone(name):
-    method, federations = load_methods()[name](**LOCAL), [replace(TOY, seed=s) for s in (0, 1)]
-    together = run_lockstep([ActiveRun(method, fed, 2, line=str(fed.seed)) for fed in federations], stacked)
-    for fed, ours in zip(federations, together):
-        alone = run(method, fed, 2).snapshot
-        gaps = [float((x - y).abs().max()) for x, y in zip(tensors([alone.server, alone.states]), tensors([ours.snapshot.server, ours.snapshot.states]))]
-        assert max(gaps) < 1e-10
 
 
 def test_a_feed_holds_every_batch_once():
@@ -107,12 +95,6 @@ def test_processes_serve_every_run_of_a_pack(name):
     assert all(same(run(method, fed, 3, evaluate), ours) for fed, ours in zip(federations, together))
 
 
-def test_courses_without_a_line_share_nothing():
-    avg, tied = FedAvg(**LOCAL), load_methods()["FedProx"](mu=1., **LOCAL)
-    ends = run_lockstep([ActiveRun(avg, TOY, 1), ActiveRun(tied, TOY, 1), ActiveRun(avg, replace(TOY, seed=1), 1)])
-    assert all(same(run(c, fed, 1), ours) for c, fed, ours in zip((avg, tied, avg), (TOY, TOY, replace(TOY, seed=1)), ends))
-
-
 def test_a_phase_of_ones_own_is_not_taken_for_anothers():
     class Closing(FedAvg):
         def local_phases(self, client):
@@ -135,18 +117,3 @@ def test_what_an_executor_refuses():
         with pytest.raises(InputError, match="executor 'threads' is unknown; accepted: auto, graphs, processes"): pick_executor("threads", TOY)
     finally: method_module.METHODS.pop("Mine")
     assert cores() >= 1
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's options")
-@pytest.mark.parametrize("most, asked", [
-    (1 << 28, [(-3, 1 << 28), (-1, 1 << 28)]), (1 << 25, [(-3, 1 << 28), (-3, 1 << 25), (-1, 1 << 28)]), (0, [(-3, 1 << 28), (-3, 1 << 25)])])
-def test_memory_is_kept_as_far_as_the_system_lets_it(most, asked, monkeypatch):
-    "Blocks are trimmed late only if large ones stay at all: one option without the other costs a page fault a page"
-    seen = []
-    class Library:
-        def mallopt(self, option, value):
-            seen.append((option, value))
-            return int(option != -3 or value <= most)
-    monkeypatch.setattr(processes.ctypes, "CDLL", lambda name: Library())
-    processes.keep_memory()
-    assert seen == asked
