@@ -76,23 +76,6 @@ def test_a_large_tensor_lies_there_once_for_every_message():
             with pytest.raises(EOFError, match="bytes of a tensor are missing"): loads(first, there)
 
 
-@LINUX
-def test_no_other_file_is_taken_for_a_shelf(tmp_path):
-    "Its number may belong to something else by the time a message is read"
-    with SharedBuffer() as shelf: place = shelf.place
-    with pytest.raises(OSError): SharedBuffer(place)
-    (tmp_path / "precious").write_bytes(b"as it was")
-    file = int(place[0].rsplit("/", 1)[1])
-    other = os.open(tmp_path / "precious", os.O_RDWR)
-    try:
-        os.dup2(other, file)
-        before = len(os.listdir("/proc/self/fd"))
-        with pytest.raises(OSError, match="is something else now"): SharedBuffer(place)
-        assert len(os.listdir("/proc/self/fd")) == before and (tmp_path / "precious").read_bytes() == b"as it was"
-    finally:
-        for each in {other, file}: os.close(each)
-
-
 def ends(method, executor): return [getattr(run(method, TOY, 2, executor=executor).snapshot, name) for name in ("server", "states")]
 
 
