@@ -1,17 +1,14 @@
 """FedBSS on two clients, worked out again in plain PyTorch from eq. 3 to 6 and Algorithm 1; no released code exists."""
 import math
-import tomllib
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-from test_by_hand import Points, TinyNet, W, X, Y, logits
+from test_by_hand import FOUR as AWAY, TWO as PARTS, W, X, Y, federation as by_rows, logits
+from test_fedadc import Uniform
 from fedrepro.checks.harness import padded
-from fedrepro.core.errors import InputError
 from fedrepro.core.trees import distance, nbytes, weighted_mean
 from fedrepro.data import datasets, partition
 from fedrepro.engine.client import client_round
@@ -22,17 +19,12 @@ from fedrepro.executors.processes import Processes
 from fedrepro.executors.stacks import stacked
 from fedrepro.methods.fedbss import SELECTIONS, FedBSS, split, used
 from fedrepro.models import networks
-from fedrepro.models.architectures import Network
 
 torch.set_num_threads(1)
-PARTS = [[0, 1, 3, 4, 6, 7, 8], [2, 5, 9]]
 SETTINGS = dict(lr=.2, lr_decay=.5, momentum=.5, weight_decay=1e-2, epochs=4, batch_size=2)
 
 
-def tiny(parts=PARTS, labels=None, out=2, **changes):
-    net = TinyNet("tiny", lambda: Network(nn.Linear(2, 3), nn.Linear(3, out)))
-    cut = SimpleNamespace(train=tuple(map(np.array, parts)), test=None)
-    return Federation(Points(), net, cut, dtype=torch.float64, labels=labels, **changes)
+def tiny(parts=PARTS, **changes): return by_rows(parts, **changes)
 
 
 def epochs_by_hand(w, part, selection, E):
@@ -97,9 +89,6 @@ def latest_by_hand(fed, rounds, method):
         for k in fed.cohort(t): last[k] = client_round(method, fed.client(k, t, {"params": w}, {}))[0]["params"]
         w = {n: sum(v[n] for v in last) / fed.clients for n in w}
     return w
-
-
-AWAY = dict(parts=[[0, 1, 3], [2, 5], [4, 6, 7, 8], [9]], participation=.5)
 
 
 def test_over_all_clients():
@@ -169,11 +158,6 @@ def test_ratings_by_hand():
 
 
 # --- laws
-
-class Uniform(FedAvg):
-    def aggregate(self, server, exchange):
-        return server | {"params": weighted_mean([u["params"] for u in exchange.uploads])}
-
 
 class Agreeing(FedBSS):
     "Uncertainty grows with the loss: the most uncertain sample has the largest loss"
@@ -278,21 +262,5 @@ def test_one_model_down_and_one_up_and_nothing_kept(digits):
 
 # --- the rest
 
-@pytest.mark.parametrize("make, says", [
-    (lambda: FedBSS(selection="sine"), "FedBSS selection 'sine' is unknown; did you mean 'cosine'. accepted: cosine, filter, linear"),
-    (lambda: FedBSS(aggregation="mean"), "FedBSS aggregation 'mean' is unknown; accepted: all, size, uniform"),
-    (lambda: FedBSS(warm_up=-1), r"FedBSS\(warm_up=-1\)")])
-def test_bad_input(make, says):
-    with pytest.raises(InputError, match=says): make()
-
-
 def test_it_is_found_by_name():
     assert "FedBSS" in load_methods() and METHODS["FedBSS"].warm_up == 50 and METHODS["FedBSS"].selection == "cosine"
-
-
-def test_deviations():
-    path = Path(__file__).parent.parent / "papers" / "fedbss" / "deviations.toml"
-    entries = tomllib.loads(path.read_text())["deviation"]
-    assert len({e["name"] for e in entries}) == len(entries) >= 12
-    assert all(set(e) - {"link"} == {"name", "paper", "code", "ours", "cells", "switch"} for e in entries)
-    assert all(e[k] for e in entries for k in ("paper", "code", "ours", "cells"))
