@@ -1,5 +1,4 @@
 "Studies of one client: the measures against other ways to compute them, the client, and a study as a run like any other"
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,7 @@ from sklearn.metrics import recall_score
 
 from fedrepro.cli.main import main
 from fedrepro.core.errors import InputError
-from fedrepro.core.trees import distance, same_bits
+from fedrepro.core.trees import distance
 from fedrepro.data import datasets, partition
 from fedrepro.engine.client import client_round
 from fedrepro.engine.federation import Federation
@@ -21,13 +20,13 @@ from fedrepro.engine.rounds import open_round, run
 from fedrepro.experiments import jobs, store
 from fedrepro.experiments.jobs import Job, make_jobs
 from fedrepro.experiments.local_study import (
-    STUDY_METRICS, assigned, chosen, class_accuracy, confidence, learning_performance, local_rows, losses, parse_client,
+    STUDY_METRICS, assigned, chosen, local_rows, losses, parse_client,
     position, sample_rows, slice_rows)
 from fedrepro.experiments.runner import compute_runs
 from fedrepro.experiments.runs import make_method, run_id, run_settings
 from fedrepro.experiments.specs import find_specs, load_spec
 from fedrepro.experiments.store import Damaged
-from fedrepro.experiments.studies import check_study, conclude, prelude, shared, start_notes
+from fedrepro.experiments.studies import check_study, conclude, prelude, start_notes
 from fedrepro.methods.fedbss import split
 from fedrepro.models import networks
 from fedrepro.verdicts.tables import UNKNOWN_VALUE, cell_line, table
@@ -61,33 +60,7 @@ def client_after(toy, method, rounds=3, client="classes 0-4"):
 def made(name, **more): return load_methods()[name](**LOCAL | METHODS[name] | more)
 
 
-# --- measures (by hand, against HSIC and torch: the page)
-
-def test_a_class_without_samples_has_no_measure():
-    z, y = torch.randn(50, 6, generator=torch.Generator().manual_seed(0)), torch.arange(50) % 5
-    assert math.isnan(class_accuracy(z, y)[5]) and math.isnan(confidence(z, y)[5])
-    now, before = torch.tensor([40., 10.]), torch.tensor([80., 0.])
-    for group in ([False, False], [False, True]): assert math.isnan(learning_performance(now, before, torch.tensor(group))[0])
-    assert learning_performance(now, before, torch.tensor([True, True])) == (.5, 1)  # one of them was never known
-
-
 # --- the client
-
-def test_the_client_of_half_the_classes_is_built_by_exchange():
-    labels = np.random.default_rng(0).integers(0, 10, 900)
-    cut = partition.partition("dirichlet-class", labels, clients=9, seed=0, alpha=.5, classes=10)
-    half, again = (assigned(cut, labels, "classes 5-9", 4) for _ in range(2))
-    k = position(half, "classes 5-9")
-    assert k == position(cut, "classes 5-9") and sorted(cut.sizes)[4] == cut.sizes[k]
-    assert (half.sizes == cut.sizes).all() and set(labels[half.train[k]]) == set(range(5, 10))
-    assert sorted(np.concatenate(half.train)) == list(range(900)) and half.fingerprint == again.fingerprint
-    kept = cut.train[k][labels[cut.train[k]] > 4]
-    assert set(kept) <= set(half.train[k]), "the client gives away what it may keep"
-    moved = len(cut.train[k]) - len(kept)
-    assert sum(len(np.setdiff1d(a, b)) for a, b in zip(cut.train, half.train)) == 2 * moved > 0
-    assert assigned(cut, labels, "classes 5-9", 5).fingerprint != half.fingerprint
-    assert assigned(cut, labels, "client 3", 0).fingerprint == replace(cut, test=None).fingerprint
-
 
 def test_a_client_that_cannot_be_is_refused():
     labels = np.repeat([0, 1], 50)
@@ -173,9 +146,6 @@ def test_sample_rows_are_the_losses_uncertainties_and_gradients_of_plain_torch(t
 
 VALUES = dict(rounds=20, dataset="digits", recipe="plain", network="digits_cnn", partition="dirichlet-class", clients=4,
               alpha_dirichlet=.5)
-STUDY = dict(study="local", study_client="classes 0-4", study_epochs=3)
-
-
 def settings(row="FedAvg", **more):
     values = VALUES | more
     return run_settings(make_method(row, values, "here"), values, 0, "here")
@@ -186,31 +156,6 @@ def test_no_other_run_has_the_part_study_or_another_name():
     for name in find_specs():
         spec = load_spec(name)
         for tier in spec.tiers: assert {"study" in c.settings for c in spec.runs(tier)} <= {name in STUDIES}, name
-
-
-def test_what_decides_the_numbers_of_a_study_is_in_its_name():
-    plain = settings(**STUDY)
-    changes = [dict(study="slice"), dict(study_client="client 1"), dict(study_epochs=4), dict(study_samples="larger losses"),
-               dict(start_accuracy=50.), dict(rounds=21)]
-    assert len({run_id(settings(**STUDY | c)) for c in changes} | {run_id(plain)}) == 7
-    asked = STUDY | dict(start_accuracy=50.)
-    assert settings(**asked, start_class_accuracy=0.) == settings(**asked) != settings(**asked, start_class_accuracy=10.)
-    assert shared(settings(**asked, start_class_accuracy=10.))["study"]["class_accuracy"] == 10.
-    assert settings("FedProx", **STUDY, start_method="FedAvg")["study"]["start"]["class"] == "FedAvg"
-    assert settings(**STUDY, start_method="FedAvg", study_samples="all") == plain
-    same = [shared(settings(row, **STUDY, start_method="FedAvg")) for row in ("FedAvg", "FedProx")]
-    assert same[0] == same[1] != shared(settings(**STUDY | dict(study_client="client 1")))
-    assert shared(settings()) == settings()
-
-
-@pytest.mark.parametrize("more, says", [
-    (dict(study_epochs=3), "study_epochs is given, but no study"), (dict(study="local"), "study_client is not given"),
-    (STUDY | dict(study="samples"), "study_rounds is not given"), (STUDY | dict(study_client="me"), "neither like 'client 3'"),
-    (STUDY | dict(study="samples", study_rounds=[3, 21]), "21 comes after the last of 20"),
-    (STUDY | dict(start_class_accuracy=10.), "start_class_accuracy is given, but no start_accuracy"),
-    (STUDY | dict(drift="sudden", drift_round=3), "a study has none")])
-def test_settings_that_are_no_study_are_refused(more, says):
-    with pytest.raises(InputError, match=says): settings(**more)
 
 
 # --- a run like any other
@@ -309,14 +254,6 @@ def test_rows_that_are_no_study_are_neither_written_nor_read(tmp_path):
     for says, bad in wrong.items():
         with pytest.raises(Damaged, match=says): store.encode(head, bad)
     with pytest.raises(Damaged, match="row after round"): store.encode(head, [{k: v for k, v in r.items() if k != "epoch"} for r in rows])
-
-
-def test_a_start_from_another_method_has_the_state_of_a_new_client():
-    cell = small("lfd/figure1", "No constraint")
-    course = prelude(cell, None, "cpu", "")
-    assert type(course.method).__name__ == "FedAvg" and course.rounds == 3
-    other = prelude(small("lfd/figure1", "Feature constraint: all"), None, "cpu", "")
-    assert type(other.method).__name__ == "FedAvg" and same_bits(course.federation.initial, other.federation.initial)
 
 
 # --- tables and the command line
