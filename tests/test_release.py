@@ -87,13 +87,6 @@ def test_the_sdist_makes_the_same_wheel(built):
     assert built[0].stat().st_size < 3_000_000
 
 
-def test_without_its_papers_there_is_no_wheel(tmp_path):
-    tree = copied([n for n in known_to_git() if n.startswith(("fedrepro/", "tools/wheel", "pyproject", "LICENSE", "README"))], tmp_path)
-    ran = subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "--wheel", "."],
-                         cwd=tree, capture_output=True, text=True, env=QUIET)
-    assert ran.returncode and "a wheel needs papers/*.toml" in ran.stdout + ran.stderr
-
-
 # --- where the repository is not
 
 DEMO = r"""
@@ -193,22 +186,12 @@ def test_results_of_another_format_are_refused_in_one_line_and_left_alone(tmp_pa
     assert {p.name: p.read_bytes() for p in (tmp_path / "small").iterdir()} == before
 
 
-# --- citation, by the schema of the Citation File Format 1.2.0
-
-KEYS = set("""abstract authors cff-version commit contact date-released doi identifiers keywords license license-url message
-preferred-citation references repository repository-artifact repository-code title type url version""".split())
-
+# --- citation
 
 def test_citation():
     cff = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert {"cff-version", "message", "title", "authors"} <= cff.keys() <= KEYS and cff["cff-version"] == "1.2.0"
-    assert cff["version"] == fedrepro.__version__ and cff["type"] == "software" and cff["license"] == "Apache-2.0"
-    for entry in (cff, *cff["references"]):
-        assert entry["title"] and entry["authors"], entry
-        for person in entry["authors"]: assert person.keys() in ({"name"}, {"given-names", "family-names"}) and all(person.values())
-    for paper in cff["references"]:
-        [identifier] = paper["identifiers"]
-        assert paper["url"] == "https://arxiv.org/abs/" + identifier["value"].removeprefix("arXiv:") and type(paper["year"]) is int
+    assert (cff["cff-version"], cff["version"], cff["license"]) == ("1.2.0", fedrepro.__version__, "Apache-2.0") and cff["message"]
+    for entry in (cff, *cff["references"]): assert entry["title"] and entry["authors"], entry
     assert {paper["abbreviation"] for paper in cff["references"]} == {"FedCCFA", "FedDC", "LfD", "FedBSS", "FedADC"}
     assert {paper["url"] for paper in cff["references"]} <= set(re.findall(r"https://arxiv\.org/abs/[\d.]+", (ROOT / "README.md").read_text()))
 
