@@ -17,7 +17,7 @@ import pytest
 from fedrepro.core.errors import InputError
 from fedrepro.core.files import code_digest
 from fedrepro.experiments import cluster, runner, store
-from fedrepro.experiments.cluster import DIED, LOST, DriverTicket, Pool, connect, outcomes, slurm_settings, unfit
+from fedrepro.experiments.cluster import DIED, LOST, DriverTicket, Pool, connect, outcomes, unfit
 from fedrepro.experiments.jobs import Job
 from fedrepro.experiments.runner import failed
 from fedrepro.experiments.leases import lease_of, leases, me
@@ -87,16 +87,6 @@ def test_two_workers_over_tcp_write_the_same_files(two, alone, tmp_path):
     assert report.summary() == "8 computed, 0 were there" and plain(tmp_path, many()) == plain(alone, many())
     assert names(tmp_path) == names(alone) and {run for run, _ in heard} <= {c.run_id for c in many()} and len(heard) > 8
     assert runner.compute_runs(many(), tmp_path, quiet=True, pool=two.pool).summary() == "0 computed, 8 were there"
-
-
-def test_a_failing_run_does_not_stop_the_others(two, alone, tmp_path):
-    broken = store.run_path(tmp_path, many()[0])
-    def obstacle(jobs, *more):  # since the driver has looked, something stands in the place of a result
-        broken.mkdir(parents=True)
-        two.pool(jobs, *more)
-    report = runner.compute_runs(many(), tmp_path, quiet=True, pool=obstacle)
-    assert len(report.done) == 7 and report.exit_code == 1 and "move it away" in report.failed[many()[0].describe()]
-    assert rows(tmp_path, many()[1:]) == rows(alone, many()[1:])
 
 
 def test_what_is_asked_for_first_is_computed_first(two, tmp_path):
@@ -184,15 +174,6 @@ def test_without_dask(monkeypatch):
     with pytest.raises(InputError, match=r"fedrepro\[sweep\]"), cluster.pool("local"): pass
 
 
-@pytest.mark.parametrize("text, said", [("", "memory is not given"), ("memory = 8", "memory is 8, not of type str"), ("x = 1", "key 'x' is unknown"), ("=", "not valid TOML"),
-    ('memory = "8 GB"\njobs = [3, 1]', "jobs is"), ('memory = "8 GB"\ncores = true', "cores is True"), ('memory = "8 GB"\ncores = 4\nprocesses = 2', "processes is 2")])
-def test_a_wrong_slurm_file(tmp_path, text, said):
-    path = tmp_path / "slurm.toml"
-    path.write_text(text)
-    with pytest.raises(InputError) as error: slurm_settings(path)
-    assert said in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
-
-
 def test_what_a_job_of_slurm_is_told(tmp_path):
     pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is in the extra `sweep`, which the tests install")
     path = tmp_path / "slurm.toml"
@@ -214,70 +195,26 @@ def test_what_became_of_a_task():
     assert outcomes(future, Job(CELLS[:2], "")) == failed(CELLS[:2], "ValueError: a b")
 
 
-def test_workers_and_scheduler_die(alone, tmp_path, tmp_path_factory):
-    """A worker is killed: its run is computed by another. The scheduler is killed: what is finished stays, and the next call computes the rest alone.
-
-    Pays for a cluster of its own, three processes."""
-    results = tmp_path / "r"
-    with started(tmp_path_factory.mktemp("dying"), 2) as made:
-        first, second = made.processes[1:]
-        def assail(jobs, report, progress):
-            listen = Pool.listen
-            def watched(pool, heard, futures, report, progress, ours):
-                real, seen = heard.get, []
-                def get(timeout):
-                    what = real(timeout=timeout)
-                    seen.append(what)
-                    if len(seen) == 2: os.killpg(first.pid, signal.SIGKILL)
-                    if len(report.done) == 3: os.killpg(made.scheduler.pid, signal.SIGKILL)
-                    return what
-                listen(pool, SimpleNamespace(get=get), futures, report, progress, ours)
-            Pool.listen = watched
-            try: made.pool(jobs, report, progress)
-            finally: Pool.listen = listen
-        report = runner.compute_runs(many(), results, quiet=True, pool=assail)
-        assert second.poll() is None
+def test_workers_and_scheduler_die(two, alone, tmp_path):
+    "A worker is killed: another computes its run. The scheduler is killed: what is finished stays, the next call computes the rest alone. Last: it ends `two`"
+    results, (first, second) = tmp_path / "r", two.processes[1:3]
+    def assail(jobs, report, progress):
+        listen = Pool.listen
+        def watched(pool, heard, futures, report, progress, ours):
+            real, seen = heard.get, []
+            def get(timeout):
+                what = real(timeout=timeout)
+                seen.append(what)
+                if len(seen) == 2: os.killpg(first.pid, signal.SIGKILL)
+                if len(report.done) == 3: os.killpg(two.scheduler.pid, signal.SIGKILL)
+                return what
+            listen(pool, SimpleNamespace(get=get), futures, report, progress, ours)
+        Pool.listen = watched
+        try: two.pool(jobs, report, progress)
+        finally: Pool.listen = listen
+    report = runner.compute_runs(many(), results, quiet=True, pool=assail)
+    assert second.poll() is None
     assert len(report.done) >= 3 and report.failed and set(report.failed.values()) == {LOST} and report.exit_code == 1
     there = len(list(results.rglob("*.jsonl")))
     again = runner.compute_runs(many(), results, quiet=True)
     assert len(again.skipped) == there and len(again.done) == 8 - there and rows(results, many()) == rows(alone, many())
-
-
-@pytest.mark.nightly("a cluster of its own; that a lost worker costs nothing is tested above")
-def test_a_slow_worker_holds_up_its_own_run_alone(alone, tmp_path, tmp_path_factory):
-    "One of two stands still while the other computes five runs; nothing is computed twice"
-    with started(tmp_path_factory.mktemp("slow"), 2) as made:
-        def crawl(jobs, report, progress):
-            slow, done, seen = made.processes[1], progress.on_done, []
-            def hold(*finished):
-                done(*finished)
-                seen.append(finished)
-                if len(seen) == 1: os.killpg(slow.pid, signal.SIGSTOP)
-                if len(seen) == 6: os.killpg(slow.pid, signal.SIGCONT)
-            progress.on_done = hold
-            try: made.pool(jobs, report, progress)
-            finally: os.killpg(slow.pid, signal.SIGCONT)
-        report = runner.compute_runs(many(), tmp_path, quiet=True, pool=crawl)
-    assert report.summary() == "8 computed, 0 were there" and rows(tmp_path, many()) == rows(alone, many())
-
-
-def test_a_full_disk_costs_the_runs_that_found_no_room(two, alone, tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode: pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        def fill(jobs, *more):
-            free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
-            (disk / "filler").write_bytes(bytes(free - 20_480))  # room for a few results
-            two.pool(jobs, *more)
-        report = runner.compute_runs(many(), disk / "r", quiet=True, pool=fill)
-        assert report.done and report.failed and report.exit_code == 1 and len(report.done) + len(report.failed) == 8
-        assert all("No space left on device" in why for why in report.failed.values()), report.failed
-        (disk / "filler").unlink()
-        again = runner.compute_runs(many(), disk / "r", quiet=True, pool=two.pool)
-        assert len(again.skipped) == len(report.done) and len(again.done) == len(report.failed)
-        assert rows(disk / "r", many()) == rows(alone, many())
-        left = [p.name for p in (disk / "r/smoke").iterdir() if p.suffix not in (".jsonl", "")]
-        assert not left
-    finally: subprocess.run(["umount", "-l", disk], check=True)
