@@ -1,5 +1,4 @@
 "A run that blows up is a recorded outcome with round, client and norm; nothing is clipped unless a spec says so"
-import ast
 import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -50,22 +49,6 @@ def judged_once(method, federation, at, final): return {"generalised_accuracy": 
 
 
 # --- the measure
-
-def test_sizes_are_those_of_torch():
-    whole = torch.cat([t.double().flatten() for t in START.values()])
-    assert math.isclose(sizes({"params": START})[1], float(whole.norm()), rel_tol=1e-12)
-    assert math.isclose(limit(START), 1e6 * float(whole.norm()), rel_tol=1e-12) and limit({"body.w": torch.zeros(2)}) == 1e6
-    assert sizes({"body.w": torch.full((3,), 1e38)})[1] > 1e38  # float32 would overflow
-
-
-def test_only_models_can_explode():
-    "Counts and statistics may be as large as they like; NaN is wrong anywhere"
-    many = {"counts": torch.tensor([1e12]), "body.w": torch.tensor([1.])}
-    assert client_diverged(1, [5], [(many, {"best loss": torch.tensor([inf])}, 0)], [1.], 1e6) is None
-    assert server_diverged(1, many, 1e6) is None
-    assert client_diverged(1, [5], [({"counts": torch.tensor([inf])}, {}, 0)], [1.], 1e6) == record(1, 5, inf)
-    assert client_diverged(1, [5], [({"counts": torch.tensor([nan])}, {}, 0)], [1.], 1e6) == record(1, 5, nan)
-
 
 @pytest.mark.parametrize("share, found", [(.999, False), (1.001, True)])
 def test_the_border(share, found):
@@ -291,25 +274,6 @@ def test_nothing_is_clipped_by_default():
     assert given == {"FedDC": 10.0}
     assert SGD(.1).clip_norm is None
     assert all(any(f.name == "clip_norm" for f in fields(METHODS[name])) for name in ALL)
-
-
-def uses(tree):
-    "(function, what) of everything that clips, or that repairs a NaN"
-    for f in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]:
-        for n in ast.walk(f):
-            word = n.attr if isinstance(n, ast.Attribute) else n.id if isinstance(n, ast.Name) else n.name if isinstance(n, ast.alias) else ""
-            if word in ("clip_norm", "clipped", "nan_to_num") or word.startswith("clip_grad"): yield f.name, word
-
-
-def test_one_place_clips():
-    files = [p for p in sorted((ROOT / "fedrepro").rglob("*.py"))]
-    found = {(p.stem, *use) for p in files for use in uses(ast.parse(p.read_text()))}
-    assert found == {("client", "grad", "clip_norm"), ("client", "grad", "clipped"), ("method", "phase", "clip_norm"),
-                     ("clustered", "cluster_distances", "nan_to_num"), ("harness", "apart", "nan_to_num")}
-
-
-def test_a_hidden_clip_is_seen():
-    for code in ("torch.nn.utils.clip_grad_norm_(g, 1)", "g.nan_to_num()", "clipped(g, 1)"): assert list(uses(ast.parse(f"def f(g): {code}")))
 
 
 def test_a_spec_that_clips(tmp_path):
