@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fedrepro.core.errors import InputError
 from fedrepro.engine.method import load_methods
 from fedrepro.experiments.rules import field_rules, line_finder, read_published_csv
 from fedrepro.experiments.runs import build
 from fedrepro.experiments.spec_files import read_spec
 from fedrepro.experiments.specs import find_specs, load_spec
-from fedrepro.verdicts.tables import published_cell, read_published, table_rows
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
 SPECS = [n for n in find_specs(PAPERS) if not n.startswith("fedccfa/")]
@@ -71,23 +69,6 @@ def test_every_published_line_has_exactly_one_place(name):
 PER_COLUMN = ["fedbss/table1", "fedbss/table2", "fedbss/table2_dirichlet", "fedadc/table1"]
 
 
-@pytest.mark.parametrize("name", [*PER_COLUMN, "fedadc/figure3", "fedadc/figure4"])
-def test_smaller_tiers_stand_beside_the_same_lines(name):
-    s = spec(name)
-    named = hits(s)
-    for column in (c for tier in s.tiers for c in s.tier_columns(tier)):
-        for row in s.rows.values(): assert named(row, column).sum() == (row.name not in NO_COUNTERPART), (row.name, column.label)
-
-
-def test_a_published_number_is_found_for_its_cell():
-    rows = table_rows(spec("lfd/table3"), paper := read_published(spec("lfd/table3")))
-    assert list(rows) == ["FedAvg", "FedAvgM", "FedProx", "MOON", "LfD", OURS]
-    assert published_cell(paper, rows["LfD"] | spec("lfd/table3").columns[2].published) == (58.2, 0.6)
-    assert (paper.method == "LfD").any()
-    blank = (p := read_published_csv(spec("fedadc/table1").published))[p["mean"].isna()]
-    assert len(blank) == 4 and set(zip(blank["method"], blank["dataset"])) == {("FedRS", "CIFAR-100")}  # not published
-
-
 @pytest.mark.parametrize("name", PER_COLUMN)
 def test_a_column_runs_what_its_published_lines_say(name):
     s = spec(name)
@@ -135,19 +116,6 @@ def test_what_is_not_tuned_yet_declares_its_grid(name):
             assert [rules[key](v, key) for v in values] == sorted(set(values)) and len(values) > 1
             value = spec(name).rows[row].values[key]
             assert value.value in values and "{" + ", ".join(f"{v:g}" for v in values) + "}" in value.source
-
-
-def test_rows_that_the_paper_tuned_and_we_did_not_say_so():
-    for name in ("lfd/table1", "lfd/table2", "lfd/table3", "lfd/table4", "lfd/table5", "lfd/figure1", "lfd/figure5"):
-        assert {r.name for r in spec(name).rows.values() if r.untuned} == {
-            r for r in spec(name).rows if r in ("FedAvgM", "FedProx", "MOON") or "constraint: " in r}, name
-    s = spec("fedadc/table1")
-    for row in s.rows.values(): assert bool(row.untuned) and bool(row.unpublished) == (row.name in NO_COUNTERPART)
-    for word in "FedAvg.lr MOON.mu FedGKD.lr FedNTD.lr FedDyn.lr FedDyn.alpha FedProx.lr FedProx.mu FedADC.lr FedADC.beta FedRS.lr".split():
-        row, key = word.split(".")
-        assert s.values("paper", row, s.columns[0])[key].source.startswith(("guess:", "tuned:")), word
-    decays = {row: grid.get("weight_decay") for row, grid in read_spec(s.path)["tuning"].items()}
-    assert {row for row, grid in decays.items() if grid == [0., 1e-5, 5e-5, 1e-4]} == set(decays) - {"MOON", "FedDyn"}  # IV-A
 
 
 # --- values that are easily lost on the way
@@ -271,14 +239,6 @@ def test_feddc_has_a_column_for_whatever_its_introduction_names():
     assert all(c.label in OF_THE_CODE and "no claim rests on it" in c.target.source for c in spec("feddc/comparison").columns if c.target)
 
 
-@pytest.mark.parametrize("name, row, file", [("lfd/table3", "LfD", "CINIC-10.tar.gz.*`fedrepro data CINIC-10`"),
-                                             ("fedbss/figure4", "FedAvg", "clipart_train.txt.*`fedrepro data DomainNet`")])
-def test_data_that_are_not_there_are_said_before_anything_runs(name, row, file, tmp_path):
-    cell = [c for (r, column), c in cells(name).items() if r == row][-1]
-    with pytest.raises(InputError, match=file) as refused: build(cell, tmp_path)
-    assert "\n" not in str(refused.value)
-
-
 def test_synthetic_data_reach_the_clients_as_they_were_made():
     for tier, rounds in (("smoke", 12), ("small", 60)):
         _, federation, asked = build(next(c for (row, _), c in cells("feddc/synthetic", tier).items() if row == "FedDC"))
@@ -323,17 +283,6 @@ def test_readings_change_one_thing_of_a_row_that_a_table_has(paper):
             if a["method"]["class"] == b["method"]["class"]: assert 1 <= len(changed) + (a["rounds"] != b["rounds"]) <= 2
             assert rest(a) == rest(b)
     assert set(measured) | set(measured.values()) == set(s.rows), "a row that nothing measures"
-
-
-@pytest.mark.parametrize("tier", ["smoke", "small", "paper"])
-def test_figures_that_repeat_runs(tier):
-    def of(name): return ids(f"fedadc/{name}", tier)
-    assert of("figure2") < of("figure1") and of("figure3") <= of("table1")
-    if tier != "paper": return
-    assert of("figure3") | of("figure4") < of("table1")
-    assert [len(of("table1") & of(n)) for n in ("readings", "class_covering", "figure7")] == [5 * 4, 8, 4]
-    ours = {c.run_id for c in spec("fedbss/table1").runs("paper", methods=["FedBSS"]) if c.column == "CIFAR-10, Dir(0.5)"}
-    assert ids("fedbss/figure5a", rows=["warm-up 50"]) == ours == ids("fedbss/figure3d", rows=["warm-up 50"])
 
 
 def test_what_is_measured():
