@@ -11,7 +11,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from papermill.translators import PythonTranslator
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -168,21 +167,3 @@ def test_notebook_form(path):
         if not re.search(r"^#\|\s*export", cell["source"], re.M): continue
         kinds = {isinstance(node, ast.Import | ast.ImportFrom) for node in ast.parse(cell["source"]).body}
         assert len(kinds) < 2, f"{path.name}, cell {cell['id']}: imports and other code in one exported cell"
-
-
-def parameters(path): return [c for c in cells(path) if "parameters" in c["metadata"].get("tags", [])]
-
-
-@pytest.mark.parametrize("path", **named([p for p in NOTEBOOKS if parameters(p)]))
-def test_parameters_cell(path):
-    "papermill finds one `parameters` cell of plain literals; a second `=` in a line, even in a comment, it cannot read"
-    found = parameters(path)
-    assert len(found) == 1
-    parsed = {p.name for p in PythonTranslator.inspect(found[0])}
-    body = ast.parse(found[0]["source"]).body
-    assert all(isinstance(node, ast.Assign | ast.AnnAssign) for node in body)
-    assert parsed == {(node.target if isinstance(node, ast.AnnAssign) else node.targets[0]).id for node in body}
-    for node in body: ast.literal_eval(node.value)
-    for line in filter(None, found[0]["source"].splitlines()):  # name, type, default and what it does or what is accepted
-        said = re.fullmatch(r"(\w+): \w+ = ([^#]+?)  # (.+)", line)
-        assert said and len(said[3].split()) > 2, line
