@@ -1,7 +1,6 @@
 """One storm a seed: a sweep on two workers while processes are killed, the disk fills and files are damaged.
 
     python tools/chaos.py --seeds 1..20      for each seed the faults as they happen, and a verdict
-    python tools/chaos.py --seeds 7 --short  fewer runs and faults: about a minute
     python tools/chaos.py --runs 4000        a rehearsal: so many short runs by three drivers and a Dask cluster at once
     python tools/chaos.py --terms 50         SIGTERM alone, at any moment of a driver's life, which may leave nothing
 
@@ -28,17 +27,18 @@ import psutil
 from fedrepro.experiments import store
 from fedrepro.experiments.leases import mark
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from toy import TOY, written  # noqa: E402
+
 COST = "wall_seconds peak_memory_mb resumed executor together git_commit dirty".split()  # what may differ in a header
 PATIENCE = 240  # seconds without anything new, after which a sweep is stuck
-SPEC = 'columns = [{source = "guess: small", label = "digits"}]\ntiers.smoke = {}\n'
-TOP = {"title": "Faults under load", "paper": "none", "table": "0", "kind": "table", "metric": "generalised_accuracy",
-       "statistic": "last"}
-BASE = {"source": "guess: seconds a run", "rounds": 6, "drift": "sudden", "drift_round": 3, "seeds": [0, 1, 2],
-        "partition": "dirichlet-class-5", "alpha_dirichlet": .5, "per_class": 2, "per_class_test": 1,
-        "recipe": "FedCCFA", "dataset": "digits", "network": "digits_cnn", "clients": 5, "participation": .6,
-        "lr": .05, "epochs": 1, "batch_size": 32}
-ROWS = {"FedAvg": "", "FedAvg calm": 'drift = "none"', "FedAvg wild": "lr = 1e9", "SCAFFOLD": "", "FedCCFA": "",
-        "FedDrift": "", "FedBSS": "", "FedProx": ""}
+SMALL = {"source": "guess: seconds a run"}
+BASE = SMALL | {"rounds": 6, "drift": "sudden", "drift_round": 3, "seeds": [0, 1, 2], "partition": "dirichlet-class-5",
+                "alpha_dirichlet": .5, "per_class": 2, "per_class_test": 1, "recipe": "FedCCFA", "dataset": "digits",
+                "network": "digits_cnn", "clients": 5, "participation": .6, "lr": .05, "epochs": 1, "batch_size": 32}
+ROWS = {"FedAvg": {}, "FedAvg calm": {"drift": "none"}, "FedAvg wild": {"lr": 1e9}, "SCAFFOLD": {}, "FedCCFA": {},
+        "FedDrift": {}, "FedBSS": {}, "FedProx": {}}
+METHODS = {row: {"class": row.split()[0]} | SMALL | more for row, more in ROWS.items()}
 
 
 class Driver:
@@ -267,14 +267,9 @@ def small_disk(folder: Path, size: int = 32):
         if mounted: subprocess.run(["umount", "-l", folder])
 
 
-def undisturbed(folder: Path, short: bool, **base) -> tuple[Path, dict]:
+def undisturbed(folder: Path, **base) -> tuple[Path, dict]:
     "Make the table, with what `base` says, and sweep once: the spec, and file name -> what the result says"
-    spec, base = folder / "faults/table.toml", BASE | base
-    text = "".join(f"{key} = {value!r}\n" for key, value in (TOP | {f"base.{k}": v for k, v in base.items()}).items()) + SPEC
-    for row, more in list(ROWS.items())[:5 if short else None]:
-        text += f'[methods."{row}"]\nclass = "{row.split()[0]}"\nsource = "guess: small"\n{more}\n'
-    spec.parent.mkdir()
-    spec.write_text(text)
+    spec = written(folder, TOY | {"title": "Faults", "base": BASE | base, "methods": METHODS, "tiers": {"smoke": {}}}, "faults/table")
     driver, began = Driver(spec, folder / "reference"), time.monotonic()
     if driver.process.wait(): raise SystemExit("\n".join(["the undisturbed sweep failed:", *driver.lines]))
     took, found = time.monotonic() - began, {p.name: store.read(p) for p in (folder / "reference/smoke").iterdir()}
@@ -287,17 +282,16 @@ def undisturbed(folder: Path, short: bool, **base) -> tuple[Path, dict]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0", metavar="1..20")
-    parser.add_argument("--short", action="store_true", help="fewer runs and faults")
     parser.add_argument("--runs", type=int, default=0, help="a rehearsal with so many")
     parser.add_argument("--terms", type=int, default=0, help="end so many drivers")
     asked, good = parser.parse_args(), []
     first, _, last = asked.seeds.partition("..")
     base = {"seeds": list(range(-(-asked.runs // len(ROWS)))), "rounds": 2, "drift_round": 1} if asked.runs else {}
     if asked.terms: base = {"rounds": 24, "drift_round": 12}
-    faults = asked.terms or max(6 if asked.short else 14, asked.runs // 40)
+    faults = asked.terms or max(14, asked.runs // 40)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing is left running or mounted
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as top:
-        spec, reference = undisturbed(Path(top), asked.short, **base)
+        spec, reference = undisturbed(Path(top), **base)
         for seed in range(int(first), int(last or first) + 1):
             with small_disk(Path(top, f"seed {seed}"), 32 + asked.runs // 40) as disk:
                 print(f"seed {seed}:", flush=True)

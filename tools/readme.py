@@ -1,6 +1,5 @@
-"""README.md is nbs/index.ipynb: `python tools/readme.py` writes it, `--check` only compares. Needs no quarto."""
+"""README.md is nbs/index.ipynb: `python tools/readme.py` writes it. Needs no quarto."""
 import re
-import sys
 from pathlib import Path
 
 import nbformat
@@ -42,7 +41,4 @@ def readme(notebook: Path = ROOT / "nbs/index.ipynb") -> str:
     return notice + re.sub(r"[ \t]+\n", "\n", re.sub(r"\n{3,}", "\n\n", text)).strip() + "\n"
 
 
-if __name__ == "__main__":
-    text, page = readme(), ROOT / "README.md"
-    if "--check" not in sys.argv: page.write_text(text)
-    elif page.read_text() != text: sys.exit("README.md is not nbs/index.ipynb: run `make readme`")
+if __name__ == "__main__": (ROOT / "README.md").write_text(readme())
