@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 import torch
 from ..core.errors import InputError, choice
-from ..engine.checkpoints import forget_finished
+from ..engine.checkpoints import forget_finished, matching
 from ..executors.executors import executor_names
 from ..executors.messages import dumps
 from ..executors.processes import TRIES, NoWorker, Workers, keep_memory
@@ -159,8 +159,8 @@ def remove_leftovers(folder: Path, age: float = 3600.):
     A checkpoint without its json is half of one."""
     remove_leases(folder)
     kept = folder/"checkpoints"
-    halves = [p for p in kept.glob(16 * "[0-9a-f]" + "-*.safetensors") if not p.with_suffix(".json").exists()]
-    for part in [*folder.glob(".*.partial"), *kept.glob(".*.partial"), *halves]:
+    halves = [p for p in matching(kept, 16 * "[0-9a-f]" + "-*.safetensors") if not p.with_suffix(".json").exists()]
+    for part in [*folder.glob(".*.partial"), *matching(kept, ".*.partial"), *halves]:
         with contextlib.suppress(OSError):
             if time.time() - part.stat().st_mtime >= age: part.unlink()
     with contextlib.suppress(InputError): forget_finished(kept, lambda run_id: store.has_run(folder, run_id))
