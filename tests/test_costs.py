@@ -66,7 +66,7 @@ def test_a_plan_needs_no_data(name, monkeypatch, tmp_path):
     monkeypatch.setenv("FEDREPRO_DATA", str(tmp_path))
     spec = load_spec(name)
     cells = spec.runs("paper", ["FedAvg"], 1)[-2:]
-    found = plan(spec, cells, "paper", tmp_path, rate=1e12)
+    found = plan(spec, cells, "paper", tmp_path)
     assert found.missing == len(cells) and found.cost.flops > 1e12
 
 
@@ -97,7 +97,6 @@ def test_what_is_there_costs_nothing_and_tells_the_time_of_its_like(tmp_path):
     found = plan(SPEC, [AVG, other], "smoke", tmp_path)
     assert (found.runs, found.missing, found.known) == (2, 1, 1) and found.cost.seconds == pytest.approx(head["wall_seconds"])
     assert plan_row(found, 2)["missing"] == "1 of 2" and plan_row(found, 2)["by"] == "stored runs"
-    assert plan(SPEC, [AVG, other], "smoke", tmp_path, rate=1e3).cost.seconds == found.cost.flops / 1e3
 
 
 def test_amounts():

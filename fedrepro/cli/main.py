@@ -6,11 +6,7 @@
 __all__ = ['ClickError', 'LISTS', 'shorter', 'imports_first', 'usage_line', 'answer', 'open_streams', 'interrupts', 'main']
 
 # %% ../../nbs/11_cli/05_main.ipynb #a0323a60
-import os
-import re
-import signal
-import sys
-import threading
+import os, re, signal, sys, threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -71,10 +71,8 @@ class DriftSchedule:
         for s in self.swaps:
             good = max(s.clients, default=0) < clients and max(s.labels) < classes
             require(good, f"{name}: {short(s, 120)} does not fit {clients} clients, {classes} classes")
-
     @property
     def change_rounds(self) -> tuple: return tuple(sorted({swap.round for swap in self.swaps}))
-
     @cached_property
     def history(self) -> list:
         "(round, label maps (K, C)) at the beginning and for each round with a change"
@@ -86,19 +84,15 @@ class DriftSchedule:
                 exchange[list(swap.labels)] = swap.labels[::-1]
                 steps[-1][1][who] = exchange[steps[-1][1][who]]
         return steps
-
     @cached_property
     def concept_maps(self) -> np.ndarray:
         "All different label maps (Q, C) in order of appearance; row 0 is the identity, a row's number is its concept"
         return np.array(list(dict.fromkeys(tuple(row) for _, maps in self.history for row in maps.tolist())))
-
     def label_maps(self, t: int) -> np.ndarray:
         "The current label of each original label for every client in round t, (K, C)"
         t = number("round", t, 0, kind=int)
         return [maps for start, maps in self.history if start <= t][-1].copy()
-
     def label_map(self, t: int, k: int) -> np.ndarray: return self.label_maps(t)[k]  # of client k, (C,)
-
     def concepts(self, t: int) -> np.ndarray:
         "The concept of every client in round t, (K,): equal numbers have equal label maps, 0 is the original one"
         return (self.label_maps(t)[:, None] == self.concept_maps).all(2).argmax(1)

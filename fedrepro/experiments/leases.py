@@ -4,15 +4,10 @@
 
 # %% auto #0
 __all__ = ['BEAT', 'PATIENCE', 'HANG', 'WATCHED', 'machine', 'start_time', 'me', 'gone', 'lease_of', 'holder', 'mark', 'age',
-           'unmoved', 'void', 'held', 'whose', 'new', 'take_over', 'clear', 'take', 'Lost', 'Held', 'leases']
+           'void', 'held', 'whose', 'new', 'take_over', 'clear', 'take', 'Lost', 'Held', 'leases']
 
 # %% ../../nbs/07_experiments/06_leases.ipynb #38cd38ad
-import json
-import os
-import platform
-import tempfile
-import threading
-import time
+import json, os, platform, tempfile, threading, time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -71,15 +66,11 @@ def age(lease: Path) -> float:
     with tempfile.TemporaryFile(dir=lease.parent) as now: stamp = os.fstat(now.fileno()).st_mtime
     return stamp - lease.lstat().st_mtime
 
-def unmoved(lease: Path) -> float:
-    "For how many seconds we have seen no sign of life, by our own clock"
-    now = mark(lease)
-    if lease not in WATCHED or WATCHED[lease][0] != now: WATCHED[lease] = now, time.monotonic()
-    return time.monotonic() - WATCHED[lease][1]
-
 def void(lease: Path) -> tuple[int, int] | None:
     "The mark of a stale lease, whose holder has ended or shows no sign of life; else None"
-    seen, old = mark(lease), unmoved(lease)
+    seen, now = mark(lease), time.monotonic()
+    if lease not in WATCHED or WATCHED[lease][0] != seen: WATCHED[lease] = seen, now
+    old = now - WATCHED[lease][1]  # by our own clock
     with suppress(OSError): old = max(old, age(lease))
     return seen if seen and (old > PATIENCE or gone(holder(lease))) else None
 

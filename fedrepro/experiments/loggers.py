@@ -7,11 +7,7 @@ __all__ = ['Logger', 'LOGGERS', 'LoggedRun', 'logged_run', 'steps', 'Loggers', '
            'tensorboard', 'mlflow', 'wandb']
 
 # %% ../../nbs/07_experiments/12_loggers.ipynb #57cec3fe
-import importlib
-import json
-import os
-import shutil
-import time
+import importlib, json, os, shutil, time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,14 +28,14 @@ class LoggedRun:
     rows: list[tuple[int, dict[str, float]]]  # (after how many rounds, the metrics) for each evaluated round
     status: str  # `complete` or `diverged`
 
-Logger = Callable[[LoggedRun], bool | None]  # False: the run is there already
+Logger = Callable[[LoggedRun], None]
 
 def logged_run(cell: PlannedRun, status: str = "complete", rows: Iterable[dict] = ()) -> LoggedRun:
     "A planned run as loggers know it; its settings, but for those that are not set"
     about = {"row": cell.row, "column": cell.column, "tier": cell.tier, **settings_columns(cell.settings)}
     found = {k: v for k, v in (cell.settings["method"]["fields"] | about).items() if v is not None and v == v}
-    return LoggedRun(cell.run_id, cell.describe(), Path(file_name(cell.settings)).stem, found, steps(list(rows)),
-                     status)
+    slug = Path(file_name(cell.settings)).stem
+    return LoggedRun(cell.run_id, cell.describe(), slug, found, steps(list(rows)), status)
 
 def steps(rows: list[dict]) -> list[tuple[int, dict[str, float]]]:
     "(round, its metrics) for each row; rows are counted where rounds come again, as in studies of one client"
@@ -52,21 +48,18 @@ def steps(rows: list[dict]) -> list[tuple[int, dict[str, float]]]:
 class Loggers:
     "Sends each run once to several loggers; one that fails is named on stderr and left out from then on"
     def __init__(self, loggers: dict[str, Logger]):
-        self.loggers, self.failed, self.seen, self.sent = dict(loggers), list[str](), set[str](), set[str]()
-
+        self.loggers, self.failed, self.seen = dict(loggers), list[str](), set[str]()
     @classmethod
     def of(cls, asked: Iterable | None) -> "Loggers":
         "Those in `asked`: texts KIND:WHERE, and functions. Raises InputError before anything is computed"
         return cls(dict(logger_for(given) for given in asked or ()))
-
     def __call__(self, cell: PlannedRun, header: dict, rows: list[dict]) -> None:
         "Send a run that has ended, unless it was sent before"
         if not self.loggers or cell.run_id in self.seen: return
         self.seen.add(cell.run_id)
         run = logged_run(cell, header["status"], rows)
         for name, logger in list(self.loggers.items()):
-            try:
-                if logger(run) is not False: self.sent.add(run.run_id)
+            try: logger(run)
             except Exception as error:
                 self.failed.append(name)
                 del self.loggers[name]
@@ -82,13 +75,11 @@ def logger_for(given) -> tuple[str, Logger]:
     except InputError: raise
     except Exception as error: raise InputError(f"--log {given}: {brief(error)[:300]}") from None
 
-def log_stored(loggers: Loggers, cells: list[PlannedRun], results: str | Path) -> int:
-    "Send those of `cells` that have a result below `results`, and were not sent yet; how many have one"
-    paths = {c.run_id: (c, run_path(results, c)) for c in cells} if loggers.loggers else {}
-    found = [(c, read_or_set_aside(path)) for c, path in paths.values() if path.exists()]
-    for c, run in found:
-        if run is not None: loggers(c, *run)
-    return sum(run is not None for _, run in found)
+def log_stored(loggers: Loggers, cells: list[PlannedRun], results: str | Path):
+    "Send those of `cells` that have a result below `results`, and were not sent yet"
+    for c in cells if loggers.loggers else ():
+        path = run_path(results, c)
+        if path.exists() and (found := read_or_set_aside(path)): loggers(c, *found)
 
 # %% ../../nbs/07_experiments/12_loggers.ipynb #bd562b9b
 def needed(module: str, extra: str):
@@ -101,8 +92,8 @@ def needed(module: str, extra: str):
 def tensorboard(where: str) -> Logger:
     "tensorboard:DIR makes one folder a run; look at them with: tensorboard --logdir DIR"
     make, folder = needed("torch.utils.tensorboard", "tensorboard").SummaryWriter, Path(where).expanduser()
-    def log(run: LoggedRun) -> bool:
-        if (folder/run.slug).exists(): return False
+    def log(run: LoggedRun):
+        if (folder/run.slug).exists(): return
         part = folder/f".{run.slug}.partial"  # it gets its name when it is whole
         shutil.rmtree(part, ignore_errors=True)  # of a kill
         writer = make(str(part))
@@ -111,7 +102,7 @@ def tensorboard(where: str) -> Logger:
             for name, value in metrics.items(): writer.add_scalar(name, value, step)
         writer.add_text("status", run.status)
         writer.close()
-        return bool(part.rename(folder/run.slug))
+        part.rename(folder/run.slug)
     return log
 
 def mlflow(where: str) -> Logger:
@@ -120,9 +111,9 @@ def mlflow(where: str) -> Logger:
     client, of = needed("mlflow", "mlflow").MlflowClient(tracking_uri=where), needed("mlflow.entities", "mlflow")
     there = client.get_experiment_by_name("fedrepro")
     experiment = there.experiment_id if there else client.create_experiment("fedrepro")
-    def log(run: LoggedRun) -> bool:
+    def log(run: LoggedRun):
         same = f"tags.fedrepro_run_id = '{run.run_id}' and attributes.status = 'FINISHED'"
-        if client.search_runs([experiment], same): return False
+        if client.search_runs([experiment], same): return
         new = client.create_run(experiment, run_name=run.name, tags={"fedrepro_run_id": run.run_id}).info.run_id
         params, now = [of.Param(k, str(v)) for k, v in run.settings.items()], int(1000 * time.time())
         metrics = [of.Metric(name, float(value), now, step) for step, row in run.rows for name, value in row.items()]
@@ -130,7 +121,6 @@ def mlflow(where: str) -> Logger:
         for i in range(0, len(metrics), 1000): client.log_batch(new, metrics=metrics[i:i + 1000])
         client.set_tag(new, "fedrepro_status", run.status)
         client.set_terminated(new)
-        return True
     return log
 
 def wandb(where: str) -> Logger:
@@ -139,15 +129,14 @@ def wandb(where: str) -> Logger:
     quiet = api.Settings(silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True)
     if os.environ.get("WANDB_MODE", "online") == "online" and not api.login(timeout=60):
         raise InputError(f"--log wandb:{where}: not logged in; {wandb.__doc__}")
-    def log(run: LoggedRun) -> bool:
+    def log(run: LoggedRun):
         name, folder = f"{run.run_id}-{where}", Path(os.environ.get("WANDB_DIR") or ".")/"wandb"
-        if any(folder.glob(f"*run-*-{name}")): return False
+        if any(folder.glob(f"*run-*-{name}")): return
         new = api.init(project=where, id=name, name=run.name, group=run.settings["column"], config=run.settings,
                        reinit="create_new", resume="never", settings=quiet)
         for step, metrics in run.rows: new.log(metrics, step=step)
         new.summary["status"] = run.status
         new.finish()
-        return True
     return log
 
 LOGGERS: dict[str, Callable[[str], Logger]] = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}

@@ -7,10 +7,7 @@ __all__ = ['GLANCE', 'QUIETLY', 'Outcome', 'failed', 'attempt', 'note', 'run_her
            'awaited', 'remove_leases', 'remove_leftovers', 'compute_runs']
 
 # %% ../../nbs/07_experiments/10_runner.ipynb #ee20398f
-import contextlib
-import math
-import os
-import time
+import contextlib, math, os, time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -92,17 +89,16 @@ def run_apart(jobs: list[Job], workers: int, report: SweepReport, progress: Prog
             for i, kind, what in staff.work(tasks):
                 if kind == "report": progress.round(*what)
                 elif kind == "died":
-                    for cell in jobs[i].cells: progress.restart(cell.run_id)
+                    for cell in jobs[i].cells: progress.rounds[cell.run_id] = 0
                 elif kind == "done": note(report, progress, jobs[i].cells, what)
                 else:
-                    lost = f"its worker process died {TRIES} times (killed, or out of memory?)"
-                    why = lost if kind == "lost" else brief(what)
+                    died = f"its worker process died {TRIES} times (killed, or out of memory?)"
+                    why = died if kind == "lost" else brief(what)
                     note(report, progress, jobs[i].cells, failed(jobs[i].cells, why))
         except NoWorker as error:
             left = [c for job in jobs for c in job.cells if c.run_id not in progress.ended]
             note(report, progress, left, failed(left, str(error)))
 
-# %% ../../nbs/07_experiments/10_runner.ipynb #ad24d505
 def run_near(jobs: list[Job], report: SweepReport, progress: Progress, workers: int):
     "Run the jobs in `workers` processes of this machine, each a job, or each a part of a run's clients"
     apart = len(jobs) >= workers > 1 and jobs[0].how != "processes"
@@ -179,7 +175,7 @@ def compute_runs(cells: list[PlannedRun], results: str | Path, *, data=None, dev
     executor, missing data, a folder that cannot be written."""
     COUNT(workers, "workers")
     choice(how, executor_names(), "executor")
-    wanted, cells = cells, list({c.run_id: c for c in cells}.values())
+    cells = list({c.run_id: c for c in cells}.values())
     here = "cpu" if pool else pick_device(device)  # a cluster's workers may have the GPU that this machine lacks
     device = choice(device, ("auto", "cpu", "cuda"), "device") if pool else here
     for tier in {c.tier for c in cells}: remove_leftovers(store.check_writable(Path(results)/tier))
@@ -189,7 +185,7 @@ def compute_runs(cells: list[PlannedRun], results: str | Path, *, data=None, dev
     report = SweepReport(skipped=[store.run_path(results, c) for c in cells if c.run_id in there])
     tried: dict[str, tuple] = {}
     stack, left = how in ("stacked", "stacked-graphs") or (how == "auto" and device == "cuda"), todo
-    with Progress([c for c in wanted if c.run_id not in there], quiet, on_done) as progress:
+    with Progress(todo, quiet, on_done) as progress:
         try:
             prepare(todo, data, here)
             while left:
