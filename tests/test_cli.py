@@ -291,7 +291,7 @@ def test_help_and_version(said):
     for option in "tier methods datasets seeds device data results workers executor quiet".split(): assert f"--{option}" in out
     out = said("--help")[1]
     assert said() == (0, out, ""), "without a command: the help"
-    groups = {"Start here": ["compare", "data"], "Reproduce": ["run", "sweep", "table", "figure"], "Your own": ["new-method", "export", "log"],
+    groups = {"Start here": ["compare", "data"], "Reproduce": ["run", "sweep", "table", "figure"], "Your own": ["new-method", "export"],
               "Look up": ["methods", "datasets", "tables", "scoreboard", "claims"]}
     at = [out.index(title) for title in groups]
     assert at == sorted(at) and "Commands" not in out and "--install-completion" in out

@@ -244,9 +244,6 @@ def _present(source: Source, root: Path):
 def download(name: str, data: str | Path | None = None) -> Path:
     "Get and check data set `name`; returns its folder. Raises InputError if it is unknown or cannot be downloaded"
     choice(name, dataset_names(), "data set")
-    if name == "digits":
-        import sklearn.datasets  # digits come with it
-        return Path(sklearn.datasets.__file__).parent / "data"
     if name in MADE: return Path(inspect.getfile(MADE[name])).parent  # nothing but the function is needed
     _present(SOURCES[name], data_dir(data))
     return data_dir(data) / SOURCES[name].folder

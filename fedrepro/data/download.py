@@ -88,9 +88,7 @@ def reading(archive: Path):
         raise InputError(f"{archive}: cannot be unpacked ({why})") from e
 
 def unpack(archive: Path, into: Path, members: dict[str, str]):
-    """Write `members` (name inside -> file) of a .tar.gz, or the only one of a .gz, into the folder `into`.
-
-    Raises InputError: a member is missing, the archive is damaged or malicious, the disk refuses."""
+    "Write `members` (name inside -> file) of a .tar.gz, or the only one of a .gz, into a folder; raises InputError"
     missing = dict(members)
     def keep(name: str, stream):
         if file := missing.pop(name, ""): write_atomic(into / file, iter(partial(stream.read, 1 << 20), b""))

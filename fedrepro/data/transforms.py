@@ -75,9 +75,7 @@ def data_recipe_names() -> list[str]:
     return list(RECIPES)
 
 def recipe_for(name: str, dataset: str) -> Recipe:
-    """The recipe of paper `name` for `dataset`; the plain one where that paper does not use that data set.
-
-    Raises InputError for a name it does not know."""
+    "The recipe of paper `name` for `dataset`, plain where it does not use that; raises InputError for unknown names"
     differs = RECIPES[choice(name, RECIPES, "recipe")].get(choice(dataset, PIXEL_STATISTICS, "data set"))
     mean, std = PIXEL_STATISTICS[dataset]
     return Recipe(**{"name": "plain" if differs is None else name, "mean": mean, "std": std} | (differs or {}))

@@ -88,11 +88,10 @@ class TimeUp(Exception):
     "The time that a job was given is over; the rounds that it has completed are kept"
 
 def run_job(job: Job, on_round: Callable | None = None) -> list[Path | None]:
-    """The result files of a job, whose runs are computed but for those that are there.
+    """The result files of a job, computed where they are not there; None for a run that another process computes now.
 
-    None stands for a run that another process computes now. `on_round(run_id, rounds)` tells how many rounds of a run
-    are complete. Raises InputError, TimeUp before a round that would end after the job's time, and Lost if somebody
-    else has taken a run that was ours."""
+    `on_round(run_id, rounds)` tells how many rounds of a run are complete. Raises InputError, TimeUp before a round
+    that would end after the job's time, and Lost if somebody else has taken a run that was ours."""
     paths = [job.path(c) for c in job.cells]
     missing = [path for path in paths if not store.is_complete(path)]
     if not missing: return [*paths]

@@ -113,18 +113,17 @@ def take_over(lease: Path) -> bool:
         finally: claim.unlink(missing_ok=True)
     except OSError: return False
 
-def clear(lease: Path):
-    "Remove a lease if it is stale"
-    if not take_over(lease): return
-    with suppress(OSError): lease.unlink()
+def clear(folder: Path):
+    "Remove the leases of processes that are no more"
+    for lease in folder.glob(".*.lease"):
+        if take_over(lease):
+            with suppress(OSError): lease.unlink()
 
 def take(path: Path) -> bool:
-    """Whether the result `path` is ours to compute from now on.
-
-    Where no lease can be written (a full disk, a folder that may only be read) it is: work comes before order."""
+    "Whether the result `path` is ours to compute from now on"
     try: new(lease_of(path))
     except FileExistsError: return take_over(lease_of(path))
-    except OSError: return True
+    except OSError: pass  # a full disk, a folder that may only be read: work comes before order
     return True
 
 class Lost(Exception):

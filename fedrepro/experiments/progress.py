@@ -51,18 +51,16 @@ class Progress:
     def count(self) -> tuple[int, int]:
         "Rounds that are complete, and all rounds"
         return sum(self.rounds.values()), sum(c.rounds for c in self.cells.values())
-    def text(self, *more: str) -> str:
+    def text(self, more: str = "") -> str:
         "How many runs have ended, `more`, and the time left by the rounds done so far"
-        (done, every), parts = self.count(), [f"{len(self.ended)} of {len(self.cells)} runs", *more]
-        if self.given < done < every:
-            seconds = (time.monotonic() - self.started) / (done - self.given) * (every - done)
-            parts.append(f"about {duration(seconds)} left")
-        return ", ".join(parts)
+        (done, every), line = self.count(), f"{len(self.ended)} of {len(self.cells)} runs{more}"
+        if not self.given < done < every: return line
+        seconds = (time.monotonic() - self.started) / (done - self.given) * (every - done)
+        return f"{line}, about {duration(seconds)} left"
     def draw(self, show: Callable[[str], None], cell: PlannedRun):
         done, every = self.count()
         full = 30 * done // every
-        line = self.text(f"{done} of {every} rounds", cell.describe())
-        show(f"{'█' * full}{'░' * (30 - full)} {line}")
+        show(f"{'█' * full}{'░' * (30 - full)} " + self.text(f", {done} of {every} rounds, {cell.describe()}"))
     def round(self, run_id: str, rounds: int):
         "So many rounds of a run are complete: one more, or those that another process has kept"
         if rounds > self.rounds[run_id] + 1: self.given += rounds - self.rounds[run_id]
@@ -70,13 +68,13 @@ class Progress:
         if self.quiet or time.monotonic() - self.said < (.5 if self.show else 60): return
         self.said = time.monotonic()
         if self.show: self.draw(self.show, self.cells[run_id])
-        else: say(self.text("{} of {} rounds".format(*self.count())))
+        else: say(self.text(", {} of {} rounds".format(*self.count())))
     def finish(self, run_id: str, outcome: str):
         "A run has ended; `outcome` is complete, diverged or failed"
         self.ended.add(run_id)
         self.rounds[run_id] = self.cells[run_id].rounds
         if self.show: self.draw(self.show, self.cells[run_id])
-        elif not self.quiet: say(self.text(f"{self.cells[run_id].describe()}: {outcome}"))
+        elif not self.quiet: say(self.text(f": {self.cells[run_id].describe()}: {outcome}"))
 
 # %% ../../nbs/07_experiments/08_progress.ipynb #67cac65f
 @dataclass
