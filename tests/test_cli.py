@@ -302,9 +302,9 @@ def test_help_and_version(said):
 
 COMPLETED = [  # what a shell would offer for the last word, some of it
     ("fedrepro comp", {"compare"}), ("fedrepro run fedccfa/table1", {"fedccfa/table1", "fedccfa/table10"}),
-    ("fedrepro run x --methods FedAvg,FedCC", {"FedAvg,FedCCFA"}), ("fedrepro compare FedA", {"FedAvg", "FedADC"}),
+    ("fedrepro compare FedA", {"FedAvg", "FedADC"}), ("fedrepro compare FedAvg --drift s", {"sudden"}),
     ("fedrepro compare FedAvg --dataset dig", {"digits"}), ("fedrepro data Fash", {"Fashion-MNIST"}),
-    ("fedrepro table x --tier s", {"smoke", "small"}), ("fedrepro export x --to l", {"latex"})]
+    ("fedrepro table x --tier s", {"smoke", "small"})]
 
 
 def test_names_are_completed_and_help_is_shown_without_torch():

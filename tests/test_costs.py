@@ -33,7 +33,7 @@ def test_operations_of_a_network_by_hand():
 
 def test_work_grows_with_epochs_and_not_with_the_trial(monkeypatch):
     one, two = trial(with_fields(AVG, epochs=1)), trial(with_fields(AVG, epochs=2))
-    assert two.flops == 2 * one.flops and one.sizes == two.sizes and one.clients == 4
+    assert two.flops == 2 * one.flops and one.samples == two.samples and one.clients == 4
     monkeypatch.setattr(costs, "TRIAL_SAMPLES", 8)
     client = open_round(*build(AVG)[:2], begin(*build(AVG)[:2])).clients[0]
     assert cut_client(client, 8).n == 8 and cut_client(client, 10**6).n == client.n and set(cut_client(client, 8).rows.tolist()) <= set(client.rows.tolist())

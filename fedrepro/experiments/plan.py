@@ -30,6 +30,7 @@ from .sweep import mean_seconds, pace
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #ce966531
 TRIAL_SAMPLES = 64  # that the trial client keeps
+BASE = 700e6  # bytes of a process that has loaded torch
 
 @dataclass(frozen=True)
 class Trial:
@@ -37,17 +38,14 @@ class Trial:
     flops: float  # a sample of its round, all epochs and phases
     seconds: float  # the same, on this device
     judging: float  # FLOPs of a forward pass of one sample
-    state: int  # bytes of one client's state after its round
-    model: int  # bytes of the model
-    data: int  # bytes of the data set
-    sizes: float  # mean number of training samples a client has
-    cohort: int  # clients a round
+    memory: float  # bytes of a worker: data set, states of all clients, models of a round
+    samples: float  # trained in a round
     clients: int
     tests: int  # test samples
     bodies: int  # models with a new body that a round brings, at the most
     most: int  # of which so many are judged at the most
     absent: int  # judged at first although no round has changed them: who has never taken part
-    tuning: float  # FLOPs a sample of the fine-tuning after the last round, at every client
+    tuning: float  # FLOPs of the fine-tuning of all clients after the last round
 
 def cut_client(client: Client, samples: int = TRIAL_SAMPLES) -> Client:
     "The client with at most so many samples, evenly taken"
@@ -74,13 +72,14 @@ def trial(cell: PlannedRun, data=None, device: str = "cpu") -> Trial:
     body = select(method.eval_params(first.received, state), "body.")
     own = method.personal and not all(id(t) in received for t in body.values())  # judged by a body that it has made
     models = len(first.received.get("models", "1"))
-    stored, sizes = federation.data, [len(rows) for rows in federation.partition.train]
-    return Trial(counter.get_total_flops() / first.n, seconds / first.n, forward.get_total_flops() / 2, nbytes(state),
-                 nbytes(federation.initial), nbytes([stored.train_x, stored.test_x]), sum(sizes) / len(sizes),
-                 federation.cohort_size, federation.clients, len(stored.test_y),
-                 federation.cohort_size if own else models, federation.clients if method.personal else models,
+    cohort, stored, trained = federation.cohort_size, federation.data, sum(federation.partition.sizes)
+    memory = BASE + nbytes([stored.train_x, stored.test_x]) + federation.clients * nbytes(state)
+    return Trial(counter.get_total_flops() / first.n, seconds / first.n, forward.get_total_flops() / 2,
+                 memory + (cohort + 3) * nbytes(federation.initial), float(cohort * trained / federation.clients),
+                 federation.clients, len(stored.test_y), cohort if own else models,
+                 federation.clients if method.personal else models,
                  (away if own else min(away, 1)) if method.personal else 0,
-                 tuning.get_total_flops() / second.n)
+                 float(tuning.get_total_flops() / second.n * trained))
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #a46776f1
 @dataclass(frozen=True)
@@ -95,8 +94,6 @@ class Cost:
         return Cost(self.samples + other.samples, self.flops + other.flops, self.seconds + other.seconds,
                     max(self.memory, other.memory))
 
-BASE = 700e6  # bytes of a process that has loaded torch
-
 def judged_bodies(cell: PlannedRun, of: Trial) -> int:
     "How many bodies a run applies to the whole test set: a model that has not changed since it was judged is not again"
     s = cell.settings
@@ -106,11 +103,9 @@ def judged_bodies(cell: PlannedRun, of: Trial) -> int:
 
 def run_cost(cell: PlannedRun, of: Trial) -> Cost:
     "What a run costs, if all its rounds are like the first client's"
-    rounds = cell.rounds
-    samples = rounds * of.cohort * of.sizes
-    flops = samples * of.flops + judged_bodies(cell, of) * of.tests * of.judging + of.clients * of.sizes * of.tuning
-    states = of.clients * of.state + of.cohort * of.model + 3 * of.model
-    return Cost(samples, flops, of.seconds / of.flops * flops if of.flops else 0., BASE + of.data + states)
+    samples = cell.rounds * of.samples
+    flops = samples * of.flops + judged_bodies(cell, of) * of.tests * of.judging + of.tuning
+    return Cost(samples, flops, of.seconds / of.flops * flops if of.flops else 0., of.memory)
 
 def work_key(cell: PlannedRun) -> str:
     "Equal for runs whose first clients have the same work"

@@ -40,10 +40,10 @@ class Progress:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.text import Text
-            status = self.stack.enter_context(Console(stderr=True).status(""))
+            status = self.stack.enter_context(Console(stderr=True).status(self.text()))
             self.show = lambda line: status.update(Text(line))
         elif "JPY_SESSION_NAME" in os.environ and "IPython.display" in sys.modules:  # a person runs this in JupyterLab
-            below = sys.modules["IPython.display"].display({"text/plain": ""}, raw=True, display_id=True)
+            below = sys.modules["IPython.display"].display({"text/plain": self.text()}, raw=True, display_id=True)
             self.show = lambda line: below.update({"text/plain": line}, raw=True)
             self.stack.callback(self.show, "")  # a saved page keeps no bar
         return self

@@ -117,15 +117,14 @@ def budget(text: str) -> float:
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #0b37657b
 def sweep(planned: list[list[SweepPart]], seconds: float | None = None, quiet: bool = False, **how) -> SweepReport:
-    "Compute what is missing, step by step, for at most `seconds`; `how` are arguments of `runner.run_cells`"
+    "Compute what is missing, step by step, for at most `seconds`; `how` are arguments of `runner.compute_runs`"
     until, whole = float("inf") if seconds is None else time.time() + seconds, SweepReport()
-    tell = (lambda line: None) if quiet else say
     for i, part in ((i, part) for i, parts in enumerate(planned, 1) for part in parts):
         if not (missing := part.missing): continue
         if time.time() >= until:
             whole.later += [c.describe() for c in missing]
             continue
-        tell(f"step {i}: {len(missing)} runs on {part.data} for {part.folder}")
+        if not quiet: say(f"step {i}: {len(missing)} runs on {part.data} for {part.folder}")
         try: report = compute_runs(missing, part.folder, until=until, quiet=quiet, **how)
         except InputError as error:
             whole.failed |= {c.describe(): str(error) for c in missing}
