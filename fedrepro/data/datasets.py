@@ -141,8 +141,8 @@ class _Batch(pickle.Unpickler):
     "Reads numbers, texts, lists, dicts and arrays; a pickle that names anything else is refused"
     def find_class(self, module, name):
         "`module.name`, if a batch of CIFAR needs it; else raises UnpicklingError"
-        needed = "numpy ndarray", "numpy dtype", "numpy.core.multiarray _reconstruct"
-        if f"{module} {name}" in needed: return super().find_class(module, name)
+        arrays = "numpy ndarray", "numpy dtype", *(f"numpy.{c}.multiarray _reconstruct" for c in ("core", "_core"))
+        if f"{module} {name}" in arrays: return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch of CIFAR needs")
 
 def read_batch(path: Path, md5: str, name: str) -> dict:
