@@ -39,13 +39,9 @@ class Dataset:
     group_names: tuple[str, ...] = ()
 
     @property
-    def classes(self) -> int:
-        "The number of classes"
-        return len(self.class_names)
+    def classes(self) -> int: return len(self.class_names)  # their number
     @property
-    def shape(self) -> tuple[int, ...]:
-        "(C, H, W) of one image"
-        return tuple(self.train_x.shape[1:])
+    def shape(self) -> tuple[int, ...]: return tuple(self.train_x.shape[1:])  # (C, H, W) of one image
     def __repr__(self):
         size = "x".join(map(str, self.shape))
         return (f"{self.name}: {len(self.train_y)} + {len(self.test_y)} images of {size}, {self.classes} classes, "

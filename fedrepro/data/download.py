@@ -25,9 +25,7 @@ class Archive:
     limit: int = 1 << 30           # the most bytes that are downloaded
 
     @property
-    def name(self) -> str:
-        "The file's name, as in its first address"
-        return self.urls[0].rpartition("/")[2]
+    def name(self) -> str: return self.urls[0].rpartition("/")[2]  # the file's
 
 # %% ../../nbs/02_data/02_download.ipynb #87bd41f1
 TIMEOUT = 30.0  # s until a silent server is given up

@@ -35,9 +35,7 @@ class Source:
     origin: str = ""               # what the user has to copy, where there are no archives
 
     @property
-    def files(self) -> dict[str, str]:
-        "All files with their checksums"
-        return self.meta | self.train | self.test
+    def files(self) -> dict[str, str]: return self.meta | self.train | self.test  # with their checksums
     def absent(self, root: Path) -> list[str]:
         "The files that are not under the data folder `root`"
         return [f for f in self.files if not (root / self.folder / f).is_file()]

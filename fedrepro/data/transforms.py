@@ -29,9 +29,7 @@ class Recipe:
 
     def __post_init__(self): choice(self.pad, ("black", "mean", "reflect"), "pad")
     @property
-    def augments(self) -> bool:
-        "Whether training images are changed beyond normalisation"
-        return self.flip or self.crop > 0 or self.rotate > 0
+    def augments(self) -> bool: return self.flip or self.crop > 0 or self.rotate > 0  # changes training images
 
 # %% ../../nbs/02_data/01_transforms.ipynb #88621c42
 PIXEL_STATISTICS = {  # mean and standard deviation per channel of the training pixels / scale

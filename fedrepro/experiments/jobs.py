@@ -37,12 +37,8 @@ class Job:
     until: float = math.inf  # no round may end after it (seconds since 1970)
 
     @property
-    def folder(self) -> Path:
-        "Where its results lie"
-        return Path(self.results)/self.cells[0].tier
-    def path(self, cell: PlannedRun) -> Path:
-        "The result file of one of its runs"
-        return store.run_path(self.results, cell)
+    def folder(self) -> Path: return Path(self.results)/self.cells[0].tier  # where its results lie
+    def path(self, cell: PlannedRun) -> Path: return store.run_path(self.results, cell)  # of one of its runs
 
 def peak_memory_mb(device: str) -> float | None:
     "The most memory so far: of the device where it is a GPU, else of this process; None where the system does not say"

@@ -42,9 +42,7 @@ class ActivePrelude(ActiveRun):
         if level is None or not rows or rows[-1]["generalised_accuracy"] < level: return False
         return not floor or rows[-1]["least_class_accuracy"] >= floor
     @property
-    def ended(self) -> bool:
-        "Whether the last round is complete, the accuracy reached, or the run diverged"
-        return super().ended or self.reached
+    def ended(self) -> bool: return super().ended or self.reached  # or the last round is complete, or it diverged
 
 def prelude(cell: PlannedRun, data, device: str, line: str) -> ActivePrelude:
     "The federation of a study; `line` is equal for those that share it. Raises InputError"
