@@ -17,7 +17,7 @@ import pytest
 from fedrepro.core.errors import InputError
 from fedrepro.core.files import code_digest
 from fedrepro.experiments import cluster, runner, store
-from fedrepro.experiments.cluster import DIED, LOST, DriverTicket, Pool, connect, outcomes, slurm_settings, unfit
+from fedrepro.experiments.cluster import DIED, LOST, DriverTicket, Pool, connect, outcomes, unfit
 from fedrepro.experiments.jobs import Job
 from fedrepro.experiments.runner import failed
 from fedrepro.experiments.leases import lease_of, leases, me
@@ -182,23 +182,6 @@ def test_an_address_where_somebody_else_answers(answer):
 def test_without_dask(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(InputError, match=r"fedrepro\[sweep\]"), cluster.pool("local"): pass
-
-
-@pytest.mark.parametrize("text, said", [("", "memory is not given"), ("memory = 8", "memory is 8, not of type str"), ("x = 1", "key 'x' is unknown"), ("=", "not valid TOML"),
-    ('memory = "8 GB"\njobs = [3, 1]', "jobs is"), ('memory = "8 GB"\ncores = true', "cores is True"), ('memory = "8 GB"\ncores = 4\nprocesses = 2', "processes is 2")])
-def test_a_wrong_slurm_file(tmp_path, text, said):
-    path = tmp_path / "slurm.toml"
-    path.write_text(text)
-    with pytest.raises(InputError) as error: slurm_settings(path)
-    assert said in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
-
-
-def test_what_a_job_of_slurm_is_told(tmp_path):
-    pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is in the extra `sweep`, which the tests install")
-    path = tmp_path / "slurm.toml"
-    path.write_text('memory = "8 GB"\ncores = 2\nqueue = "gpu"\nwalltime = "04:00:00"\njob_extra_directives = ["--gres=gpu:1"]\njobs = [0, 3]')
-    with cluster.slurm_cluster(path) as made: script = made.job_script()
-    for part in ("#SBATCH -p gpu", "#SBATCH -t 04:00:00", "#SBATCH --gres=gpu:1", "--nworkers 2", "--nthreads 1"): assert part in script, script
 
 
 # --- what dies

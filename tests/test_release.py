@@ -60,9 +60,9 @@ def content(wheel: Path) -> dict[str, bytes]:
 
 
 def expected() -> set[str]:
-    "What a wheel must hold: modules, specs, published numbers, ledgers, committed results, the papers' pages and a guide"
+    "What a wheel must hold: modules, specs, published numbers, ledgers, committed results, a template, the papers' pages and a guide"
     names = [n for n in known_to_git() if n.startswith("fedrepro/") and n != "fedrepro/_modidx.py"]
-    data, pages = r"papers/([a-z]+/)?[^/]+\.(toml|csv)|papers/[a-z]+/results/[a-z]+/[^/]+\.jsonl", r"nbs/06_methods/1[0-4]_[^/]+\.ipynb"
+    data, pages = r"papers/([a-z]+/)?[^/]+\.(toml|csv)|papers/new_method\.py|papers/[a-z]+/results/[a-z]+/[^/]+\.jsonl", r"nbs/06_methods/1[0-4]_[^/]+\.ipynb"
     carried = [n for n in known_to_git() if re.fullmatch(rf"{data}|{pages}|nbs/00_guides/00_your_method\.ipynb", n)]
     return {*names, *(f"fedrepro/{n}" for n in carried)}
 

@@ -300,7 +300,7 @@ def test_a_person_sees_bars(tmp_path):
         while part := os.read(ours, 4096): said += part
     except OSError: pass  # the other end is closed
     assert process.wait(60) == 0
-    assert b"4 of 4 runs" in said and "━".encode() in said and b"rounds" in said
+    assert b"4 of 4 runs" in said and "█".encode() in said and b"rounds" in said
 
 
 # --- what is said
