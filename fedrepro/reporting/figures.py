@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHOWN', 'DRAW', 'points', 'line_styles', 'plot_against', 'against_figure', 'shown_clients', 'bubbles_figure',
-           'swapped', 'plot_distances', 'distances_figure', 'listing', 'best_of', 'figure_alt', 'figure_in_words',
-           'draw']
+           'plot_distances', 'distances_figure', 'listing', 'best_of', 'figure_in_words', 'draw']
 
 # %% ../../nbs/09_reporting/02_figures.ipynb #3787ee98
 import textwrap
@@ -17,14 +16,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from ..core.errors import InputError, choice
-from ..data.concept_drift import drift
 from ..data.partition import plot_partition
 from ..engine.probes import distance_matrix
 from ..experiments.runs import PlannedRun, build
 from ..experiments.specs import Spec
 from .curves import (
     DASHES, METHOD_COLOURS, OTHER, Style, accuracy_figure, axis_label, diverged_notes, grid, lighter, over_seeds,
-    refuse_empty, row_styles, setting)
+    refuse_empty, row_styles, schedule_of, setting)
 from .study_figures import STUDY_PLOTS
 from ..verdicts.summaries import seed_values, stored_runs
 
@@ -103,12 +101,6 @@ def bubbles_figure(spec: Spec, tier: str, data: str | Path | None = None) -> Fig
     return fig
 
 # %% ../../nbs/09_reporting/02_figures.ipynb #1d1569a4
-def swapped(cell: PlannedRun, c: int) -> list[int]:
-    "The clients at which class `c` has another label in the last round of `cell`"
-    settings, clients = dict(cell.settings["drift"]), cell.settings["partition"]["clients"]
-    schedule = drift(settings.pop("name"), clients=clients, classes=10, **settings)
-    return np.flatnonzero(schedule.label_maps(cell.rounds - 1)[:, c] != c).tolist()
-
 def plot_distances(ax: Axes, clients: list[int], matrix: list[list[float]], bold: list[int]):
     "One matrix of distances (n, n) with its clients; returns the image"
     image = ax.imshow(matrix, cmap="viridis", vmin=0)
@@ -129,7 +121,7 @@ def distances_figure(spec: Spec, tier: str, results: str | Path | None = None) -
     fig, axes = grid(len(found))
     fig.set_size_inches(5. * min(len(found), 2), 4.3 * -(-len(found) // 2))
     for ax, (c, (clients, matrix)) in zip(axes, found.items()):
-        bold = swapped(cell, c)
+        bold = np.flatnonzero(schedule_of(cell).label_maps(cell.rounds - 1)[:, c] != c).tolist()  # another label there
         fig.colorbar(plot_distances(ax, clients, matrix, bold), ax=ax, label="distance (MADD)")
         ax.set_title(textwrap.fill(f"class {c}, swapped at {', '.join(map(str, bold)) or 'no client'}", 60), fontsize=9)
     fig.suptitle(f"{cell.row}, {setting(cell, tier)}, round {cell.rounds}, seed {cell.seed}", fontsize=9)
@@ -149,12 +141,8 @@ def best_of(found: pd.DataFrame, metric: str) -> str:
     row, column = mean.idxmax()
     return f"; the highest is {row} on {column} with {mean.max():.2f} %"
 
-def figure_alt(spec: Spec, tier: str, results: str | Path | None = None) -> str:
-    "The figure of `spec` in one sentence, for those who cannot see it; then the caption of its tier"
-    return f"{figure_in_words(spec, tier, results)} {spec.tier(tier).caption}".strip()
-
 def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) -> str:
-    "What the figure shows, in one sentence"
+    "What the figure shows, in one sentence, for those who cannot see it"
     rows, columns = listing(spec.rows), listing(c.label for c in spec.tier_columns(tier) if not c.missing)
     if spec.plot == "bubbles": return f"Bubbles show how many samples of each class a client holds: {columns}."
     found = seed_values(spec, tier, results)
@@ -172,14 +160,10 @@ def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) ->
     return f"Lines show {what} over rounds for {rows} on {columns}{best_of(found, spec.metric)}."
 
 # %% ../../nbs/09_reporting/02_figures.ipynb #213f7cb8
-DRAW: dict[str, Callable] = {  # plot of a spec -> (spec, tier, results, data) -> figure
-    "curves": lambda spec, tier, results, data: accuracy_figure(spec, tier, results),
-    "against": lambda spec, tier, results, data: against_figure(spec, tier, results),
-    "bubbles": lambda spec, tier, results, data: bubbles_figure(spec, tier, data),
-    "distances": lambda spec, tier, results, data: distances_figure(spec, tier, results)}
-DRAW |= {plot: lambda spec, tier, results, data, make=make: make(spec, tier, results)
-         for plot, (make, _) in STUDY_PLOTS.items()}
+DRAW: dict[str, Callable] = {plot: make for plot, (make, _) in STUDY_PLOTS.items()} | {  # plot of a spec -> its figure
+    "curves": accuracy_figure, "against": against_figure, "bubbles": bubbles_figure, "distances": distances_figure}
 
 def draw(spec: Spec, tier: str, results: str | Path | None = None, data: str | Path | None = None) -> Figure:
-    "The figure of `spec` as its `plot` says; raises InputError"
-    return DRAW[choice(spec.plot, DRAW, "plot")](spec, tier, results, data)
+    "The figure of `spec` as its `plot` says, from `results`, or from the folder `data` of data sets; raises InputError"
+    make = DRAW[choice(spec.plot, DRAW, "plot")]
+    return make(spec, tier, data if spec.plot == "bubbles" else results)

@@ -22,7 +22,7 @@ from ..engine.method import HOOKS, FedAvg
 from ..experiments.specs import Spec, load_spec
 from .curves import small_png
 from .figures import draw
-from .notebook import read_ledger
+from .notebook import code_links, read_ledger
 from .paper_page import anchor, folded, grids_html, said, started
 from ..verdicts.tables import paper_grid, table
 
@@ -192,11 +192,8 @@ def deviation_table(paper: str) -> str:
     def cell(text): return re.sub(r"(?<!\\)\|", r"\\|", said(text))
     rows, entries = [], read_ledger(paper)
     for i, entry in enumerate(entries, 1):
-        links = entry.get("link", [])
-        links = [links] if isinstance(links, str) else links
-        where = ", ".join(f"[{a.rsplit('/', 1)[-1].replace('?plain=1', '')}]({a})" for a in links)
         switch = f" `{entry['switch']}`".replace("|", "\\|") if entry["switch"] else ""
-        rows.append(f"| {i}. {cell(entry['name'])} | {cell(entry['paper'])} | {cell(entry['code'])} {where} "
+        rows.append(f"| {i}. {cell(entry['name'])} | {cell(entry['paper'])} | {cell(entry['code'])} {code_links(entry)} "
                     f"| {cell(entry['ours'])}{switch} | {cell(entry['cells'])} |")
     head = "| | the paper | the released code | here | touches |\n|---|---|---|---|---|"
     return folded(f"All {len(entries)} deviations", "\n".join([head, *rows]))

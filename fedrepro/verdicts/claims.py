@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['KEYS', 'KINDS', 'CLAIM_COLUMNS', 'HOW', 'Claim', 'claim_tables', 'read_claim', 'read_claims', 'at_column',
-           'gain_over_others', 'gain_over', 'above', 'fewer_rounds', 'joint', 'effect', 'reasons', 'examine_claim',
-           'verdict_before_test', 'missing_at', 'settle', 'verdicts', 'interval', 'verdict_in_words', 'claim_block',
-           'claim_grids', 'render_claims', 'claims_sheet']
+           'gain_over', 'above', 'fewer_rounds', 'joint', 'effect', 'reasons', 'examine_claim', 'verdict_before_test',
+           'missing_at', 'settle', 'verdicts', 'interval', 'verdict_in_words', 'claim_block', 'claim_grids',
+           'render_claims', 'claims_sheet']
 
 # %% ../../nbs/08_verdicts/05_claims.ipynb #411548c9
 import math
@@ -21,8 +21,9 @@ from ..experiments.rules import line_finder, read_published_csv, read_toml
 from ..experiments.specs import Column, Spec, load_spec
 from .comparisons import (
     LEVEL, Comparison, StoredRuns, at_round, best_within, contestants, first_round, holm, load_stored_runs,
-    paired_test, paper_files, statistic, subtract)
-from .tables import half_width, mean_std
+    paired_test, statistic, subtract)
+from .independent import paper_files
+from .tables import half_width, mean_std, small
 
 # %% ../../nbs/08_verdicts/05_claims.ipynb #112c8ee1
 @dataclass(frozen=True)
@@ -97,20 +98,14 @@ def at_column(claim: Claim, runs: StoredRuns) -> list[Column]:
     "The columns of a claim that the tier of `runs` has"
     return [c for c in runs.spec.tier_columns(runs.tier) if c.label in claim.labels(runs.tier)]
 
-def gain_over_others(claim: Claim, runs: StoredRuns) -> list[Comparison]:
-    value = statistic(claim.metric or runs.spec.metric, runs.spec.statistic)
-    return [subtract(f"{row} against {other}, {c.label}", runs.values(row, c.label, value),
-                     runs.values(other, c.label, value))
-            for c in at_column(claim, runs) for row in claim.rows
-            for other in contestants(runs.spec, c) if other != row]
-
 def gain_over(claim: Claim, runs: StoredRuns) -> list[Comparison]:
-    metric = claim.metric or runs.spec.metric
+    metric, others = claim.metric or runs.spec.metric, claim.against or claim.rows
     mine, theirs = (statistic(m, runs.spec.statistic) for m in (metric, claim.against_metric or metric))
-    others = claim.against or claim.rows
-    pairs = list(zip(claim.rows, others * len(claim.rows) if len(others) == 1 else others))
+    def pairs(column):
+        if claim.kind == "gain over": return zip(claim.rows, others * len(claim.rows) if len(others) == 1 else others)
+        return [(row, other) for row in claim.rows for other in contestants(runs.spec, column) if other != row]
     return [subtract(f"{row} against {other}, {c.label}", runs.values(row, c.label, mine),
-                     runs.values(other, c.label, theirs)) for c in at_column(claim, runs) for row, other in pairs]
+                     runs.values(other, c.label, theirs)) for c in at_column(claim, runs) for row, other in pairs(c)]
 
 def above(claim: Claim, runs: StoredRuns, of: Callable) -> list[Comparison]:
     value, bar = of(claim.metric or runs.spec.metric, claim.rounds), claim.published - claim.margin
@@ -131,7 +126,7 @@ def fewer_rounds(claim: Claim, runs: StoredRuns) -> list[Comparison]:
     return out
 
 KINDS = {
-    "gain over all others": gain_over_others, "gain over": gain_over, "fewer rounds": fewer_rounds,
+    "gain over all others": gain_over, "gain over": gain_over, "fewer rounds": fewer_rounds,
     "at round": lambda claim, runs: above(claim, runs, at_round),
     "within rounds": lambda claim, runs: above(claim, runs, best_within)}
 
@@ -236,7 +231,7 @@ def interval(line) -> str:
 def verdict_in_words(line) -> str:
     "The verdict, with the p that it rests on"
     p = dict(supported=line.p_holm, contradicted=line.p_opposite_holm).get(line.verdict, math.nan)
-    return line.verdict if math.isnan(p) else f"{line.verdict} (p {f'= {p:.3f}' if p >= .001 else '< 0.001'})"
+    return line.verdict if math.isnan(p) else f"{line.verdict} ({small('p', p)})"
 
 def claim_block(lines: pd.DataFrame) -> pd.DataFrame:
     "Claims as text: claim, stated number, ours, verdict, remarks; the second and the last only if any claim has one"

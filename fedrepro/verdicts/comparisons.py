@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LEVEL', 'RunValue', 'paired_test', 'holm', 'contestants', 'StoredRuns', 'load_stored_runs', 'statistic', 'at_round',
-           'best_within', 'first_round', 'Comparison', 'subtract', 'paper_files']
+           'best_within', 'first_round', 'Comparison', 'subtract']
 
 # %% ../../nbs/08_verdicts/04_comparisons.ipynb #bbec69b5
 import math
@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 from ..engine.evaluation import summarise
-from ..experiments.specs import Column, Spec, load_spec, roots
+from ..experiments.specs import Column, Spec, load_spec
 from .independent import places
 from .summaries import metric_rows, stored_runs
 from .tables import read_published
@@ -108,11 +108,3 @@ def subtract(label: str, mine: tuple[dict, str], theirs: tuple[dict, str]) -> Co
     if why := mine[1] or theirs[1]: return Comparison(label, why=why)
     both = sorted(mine[0].keys() & theirs[0].keys())
     return Comparison(label, {s: mine[0][s] - theirs[0][s] for s in both}, "" if both else "no seed in common")
-
-# %% ../../nbs/08_verdicts/04_comparisons.ipynb #4b99027d
-def paper_files(pattern: str, root: str | Path | None = None) -> dict[str, Path]:
-    "Files below `root`, or below `papers` of the working folder and then the package's, by their path there"
-    found = {}
-    for folder in [Path(root)] if root is not None else [r/"papers" for r in roots()]:
-        for p in sorted(folder.glob(pattern)): found.setdefault(p.relative_to(folder).as_posix(), p)
-    return found
