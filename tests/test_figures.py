@@ -27,7 +27,7 @@ from fedrepro.experiments.rules import Value
 from fedrepro.experiments.runs import build
 from fedrepro.experiments.specs import METRICS, PLOTS, find_specs, load_spec
 from fedrepro.reporting.curves import axis_label
-from fedrepro.reporting.figures import DRAW, bubbles_figure, distances_figure, draw, figure_in_words, points, shown_clients
+from fedrepro.reporting.figures import FIGURES, bubbles_figure, distances_figure, draw, figure_in_words, points, shown_clients
 from fedrepro.verdicts.tables import DEFINITIONS, render, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -208,7 +208,7 @@ def test_seconds_are_never_judged(tmp_path):
 # --- figures
 
 def test_every_plot_has_somebody_who_draws_it():
-    assert sorted(DRAW) == sorted(PLOTS)
+    assert sorted(FIGURES) == sorted(PLOTS)
     used = {spec(name).plot for name in find_specs(ROOT / "papers")}
     assert used == set(PLOTS)
     assert set(TIMES) <= set(METRICS) and set(TIMES) <= set(DEFINITIONS) and "update_norm" in MEASURES

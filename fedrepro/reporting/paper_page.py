@@ -26,8 +26,8 @@ from ..experiments.store import load_headers
 from .curves import own_rows
 from .figures import draw, figure_in_words, listing
 from .notebook import LEDGER, code_links, read_ledger
-from ..verdicts.claims import HOW, claim_grids, claim_tables, verdicts
-from ..verdicts.comparisons import Comparison, load_stored_runs, statistic, subtract
+from ..verdicts.claims import (
+    HOW, Comparison, claim_grids, claim_tables, load_stored_runs, statistic, subtract, verdicts)
 from ..verdicts.independent import paper_files
 from ..verdicts.scoreboard import independent, scoreboard
 from ..verdicts.summaries import stored_runs

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BOARD_TIERS', 'STATUSES', 'STATUS_WORDS', 'WHY', 'LOST', 'OURS', 'BOARD_COLUMNS', 'HEADINGS', 'NOTE',
            'published_tables', 'status', 'spec_lines', 'lost_settings', 'scoreboard', 'independent', 'judged_lines',
-           'with_q', 'totals', 'missing_lines', 'claim_totals', 'blank', 'speed', 'render_scoreboard', 'board_sheet']
+           'totals', 'missing_lines', 'claim_totals', 'blank', 'speed', 'render_scoreboard', 'board_sheet']
 
 # %% ../../nbs/08_verdicts/07_scoreboard.ipynb #eb35e327
 from pathlib import Path
@@ -99,7 +99,10 @@ def scoreboard(results: str | Path | None = None, root: str | Path | None = None
                 about = dict(paper=line.paper, folder=name.split("/")[0], table=name.split("/")[1], method=line.method,
                              dataset=line.dataset, published=line["mean"], published_std=line["std"], tier=tier)
                 out.append(about | found | dict(same_runs=same.get(found["line"], "")))
-    return with_q(pd.DataFrame(out).reindex(columns=BOARD_COLUMNS))
+    board = pd.DataFrame(out).reindex(columns=BOARD_COLUMNS)
+    for _, part in judged_lines(board).groupby("folder"):  # q: over the independent numbers of a paper with a verdict
+        board.loc[part.index, "q"] = false_discovery(part.p.astype(float))
+    return board
 
 def independent(board: pd.DataFrame) -> pd.DataFrame:
     "The lines of a scoreboard whose number is printed, and not already in another table"
@@ -110,12 +113,6 @@ def judged_lines(board: pd.DataFrame) -> pd.DataFrame:
     found = independent(board[(board.tier == "paper") & board.status.isin([*VERDICTS, "diverged"])])
     if found.duplicated(["folder", "table", "line"]).any(): raise ValueError("two rows share a published number")
     return found
-
-def with_q(board: pd.DataFrame) -> pd.DataFrame:
-    "The board with q: p after Benjamini and Hochberg, over the independent numbers of a paper with a verdict"
-    for _, part in judged_lines(board).groupby("folder"):
-        board.loc[part.index, "q"] = false_discovery(part.p.astype(float))
-    return board
 
 # %% ../../nbs/08_verdicts/07_scoreboard.ipynb #0aa9b69f
 def totals(board: pd.DataFrame) -> pd.DataFrame:
