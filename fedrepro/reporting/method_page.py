@@ -132,15 +132,13 @@ def message_figure(method: FedAvg, client: str, server: str, federation: Federat
             ax.text(.5, y - .06, f"{step}   {text}", ha="center", va="bottom", fontsize=9)
         else:
             box = {"boxstyle": "round", "facecolor": "#e8eef5", "edgecolor": "#56789a"}
-            ax.text(X_CLIENT if step == "client" else X_SERVER, y - .1, textwrap.fill(text, 36), ha="center",
-                    va="center",
+            ax.text(X_CLIENT if step == "client" else X_SERVER, y - .1, textwrap.fill(text, 36), ha="center", va="center",
                     fontsize=8.5, bbox=box)
     if federation is not None:
         server_start, model = method.init_server(federation), nbytes(federation.initial)
         down, up = (declared_bytes(shapes, federation, server_start) / model
                     for shapes in (messages.down, messages.up))
-        ax.set_title(f"One round of {name}: {down:.2f} models down and {up:.2f} up (FedAvg: 1 and 1)",
-                     fontsize=10)
+        ax.set_title(f"One round of {name}: {down:.2f} models down and {up:.2f} up (FedAvg: 1 and 1)", fontsize=10)
     else: ax.set_title(f"One round of {name}", fontsize=10)
     return fig
 

@@ -142,8 +142,8 @@ def touched(entry: dict, spec: Spec, row: Row, tier: str, everybody: set[str]) -
     "Whether an entry of the ledger touches a row, by the words of its `cells`"
     text, columns = entry["cells"], spec.tier_columns(tier)
     values = [{k: v.value for k, v in spec.values(tier, row.name, c).items()} for c in columns]
-    data, numbers = mentions(text, ("CIFAR-10", "CIFAR-100", "CINIC-10", "Fashion-MNIST",
-                                    "Tiny-ImageNet")), numbers_in(text)
+    data = mentions(text, ("CIFAR-10", "CIFAR-100", "CINIC-10", "Fashion-MNIST", "Tiny-ImageNet"))
+    numbers = numbers_in(text)
     return not (text.startswith("none") or (numbers and (spec.kind, spec.table) not in numbers)
                 or (mentions(text, everybody) and not mentions(text, names_of(row)))
                 or (data and not data & {v.get("dataset") for v in values})
@@ -168,8 +168,7 @@ def raw_runs(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=None
     if spec.difference:
         names = " and ".join(f"[{part.kind} {part.table}](#{place_of(part)})" for part in spec.difference)
         return (f'<span id="{place_of(spec)}-runs"></span>'
-                f"Runs, commits and deviations are those of {names}, row by row "
-                "and seed by seed.")
+                f"Runs, commits and deviations are those of {names}, row by row and seed by seed.")
     heads = {h["run_id"]: h for h in load_headers(Path(results or spec.results)/tier)}
     commits = Counter((heads[run].get("git_commit") or "unknown")[:9] for run in " ".join(frame.runs).split())
     def link(run):
