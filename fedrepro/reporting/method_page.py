@@ -132,8 +132,8 @@ def message_figure(method: FedAvg, client: str, server: str, federation: Federat
             ax.text(.5, y - .06, f"{step}   {text}", ha="center", va="bottom", fontsize=9)
         else:
             box = {"boxstyle": "round", "facecolor": "#e8eef5", "edgecolor": "#56789a"}
-            ax.text(X_CLIENT if step == "client" else X_SERVER, y - .1, textwrap.fill(text, 36), ha="center", va="center",
-                    fontsize=8.5, bbox=box)
+            ax.text(X_CLIENT if step == "client" else X_SERVER, y - .1, textwrap.fill(text, 36), ha="center",
+                    va="center", fontsize=8.5, bbox=box)
     if federation is not None:
         server_start, model = method.init_server(federation), nbytes(federation.initial)
         down, up = (declared_bytes(shapes, federation, server_start) / model
@@ -191,7 +191,7 @@ def deviation_table(paper: str) -> str:
     rows, entries = [], read_ledger(paper)
     for i, entry in enumerate(entries, 1):
         switch = f" `{entry['switch']}`".replace("|", "\\|") if entry["switch"] else ""
-        rows.append(f"| {i}. {cell(entry['name'])} | {cell(entry['paper'])} | {cell(entry['code'])} {code_links(entry)} "
-                    f"| {cell(entry['ours'])}{switch} | {cell(entry['cells'])} |")
+        rows.append(f"| {i}. {cell(entry['name'])} | {cell(entry['paper'])} | {cell(entry['code'])} "
+                    f"{code_links(entry)} | {cell(entry['ours'])}{switch} | {cell(entry['cells'])} |")
     head = "| | the paper | the released code | here | touches |\n|---|---|---|---|---|"
     return folded(f"All {len(entries)} deviations", "\n".join([head, *rows]))

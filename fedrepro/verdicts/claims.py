@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'CLAIM_COLUMNS', 'HOW', 'paired_test', 'holm', 'contestants', 'StoredRuns',
            'load_stored_runs', 'statistic', 'at_round', 'best_within', 'first_round', 'Comparison', 'subtract', 'Claim',
-           'claim_tables', 'read_claim', 'read_claims', 'at_column', 'gain_over', 'above', 'fewer_rounds', 'joint',
+           'claim_tables', 'read_claim', 'read_claims', 'columns_at', 'gain_over', 'above', 'fewer_rounds', 'joint',
            'effect', 'reasons', 'examine_claim', 'verdict_before_test', 'missing_at', 'settle', 'verdicts', 'interval',
            'verdict_in_words', 'claim_grid', 'claim_grids', 'render_claims', 'claims_sheet']
 
@@ -137,10 +137,6 @@ class Claim:
     reduced: tuple[str, ...] = ()  # labels that stand for `columns` in smaller tiers; empty: the same
     listed: bool = True  # in papers/claims.csv; False: an order that the text states without a number
 
-    def labels(self, tier: str) -> tuple[str, ...]:
-        "The labels of its columns at `tier`"
-        return self.reduced if self.reduced and tier != "paper" else self.columns
-
 KEYS = {"listed": dict, "source": str, "says": str, "kind": str, "spec": str, "rows": list, "columns": list,
         "unit": str, "against": list, "need": str, "metric": str, "against_metric": str, "rounds": int,
         "margin": float, "reduced": list}
@@ -184,9 +180,10 @@ def read_claims(root: str | Path | None = None) -> list[Claim]:
     return claims
 
 # %% ../../nbs/08_verdicts/05_claims.ipynb #389fdc3a
-def at_column(claim: Claim, runs: StoredRuns) -> list[Column]:
-    "The columns of a claim that the tier of `runs` has"
-    return [c for c in runs.spec.tier_columns(runs.tier) if c.label in claim.labels(runs.tier)]
+def columns_at(claim: Claim, spec: Spec, tier: str) -> list[Column]:
+    "The columns of a claim that `tier` has"
+    labels = claim.reduced if claim.reduced and tier != "paper" else claim.columns
+    return [c for c in spec.tier_columns(tier) if c.label in labels]
 
 def gain_over(claim: Claim, runs: StoredRuns) -> list[Comparison]:
     metric, others = claim.metric or runs.spec.metric, claim.against or claim.rows
@@ -195,17 +192,18 @@ def gain_over(claim: Claim, runs: StoredRuns) -> list[Comparison]:
         if claim.kind == "gain over": return zip(claim.rows, others * len(claim.rows) if len(others) == 1 else others)
         return [(row, other) for row in claim.rows for other in contestants(runs.spec, column) if other != row]
     return [subtract(f"{row} against {other}, {c.label}", runs.values(row, c.label, mine),
-                     runs.values(other, c.label, theirs)) for c in at_column(claim, runs) for row, other in pairs(c)]
+                     runs.values(other, c.label, theirs))
+            for c in columns_at(claim, runs.spec, runs.tier) for row, other in pairs(c)]
 
 def above(claim: Claim, runs: StoredRuns, of: Callable) -> list[Comparison]:
     value, bar = of(claim.metric or runs.spec.metric, claim.rounds), claim.published - claim.margin
-    cells = [(row, c.label) for c in at_column(claim, runs) for row in claim.rows]
+    cells = [(row, c.label) for c in columns_at(claim, runs.spec, runs.tier) for row in claim.rows]
     found = [(f"{row}, {label}", *runs.values(row, label, value)) for row, label in cells]
     return [Comparison(label, {s: v - bar for s, v in values.items()}, why) for label, values, why in found]
 
 def fewer_rounds(claim: Claim, runs: StoredRuns) -> list[Comparison]:
     metric, out = claim.metric or runs.spec.metric, []
-    for c in at_column(claim, runs):
+    for c in columns_at(claim, runs.spec, runs.tier):
         last, why = runs.values(claim.against[0], c.label, statistic(metric, "last"))
         def rounds(row):
             took, gone = runs.values(row, c.label, lambda run: math.nan if run.seed.iloc[0] not in last
@@ -269,7 +267,7 @@ def verdict_before_test(found: dict, mine: int, gone: int, tier: str) -> str:
 def missing_at(claim: Claim, spec: Spec, tier: str) -> str:
     "Why no column of a claim can be run at `tier`; empty if one can"
     if tier not in spec.tiers: return f"no tier {tier}"
-    columns = [c for c in spec.tier_columns(tier) if c.label in claim.labels(tier)]
+    columns = columns_at(claim, spec, tier)
     if not columns: return f"no such column at tier {tier}"
     return "" if any(not c.missing for c in columns) else columns[0].missing
 
