@@ -27,7 +27,7 @@ from fedrepro.experiments.rules import Value
 from fedrepro.experiments.runs import build
 from fedrepro.experiments.specs import METRICS, PLOTS, find_specs, load_spec
 from fedrepro.reporting.curves import axis_label
-from fedrepro.reporting.figures import DRAW, bubbles_figure, distances_figure, draw, figure_alt, points, shown_clients
+from fedrepro.reporting.figures import FIGURES, bubbles_figure, distances_figure, draw, figure_in_words, points, shown_clients
 from fedrepro.verdicts.tables import DEFINITIONS, render, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -208,7 +208,7 @@ def test_seconds_are_never_judged(tmp_path):
 # --- figures
 
 def test_every_plot_has_somebody_who_draws_it():
-    assert sorted(DRAW) == sorted(PLOTS)
+    assert sorted(FIGURES) == sorted(PLOTS)
     used = {spec(name).plot for name in find_specs(ROOT / "papers")}
     assert used == set(PLOTS)
     assert set(TIMES) <= set(METRICS) and set(TIMES) <= set(DEFINITIONS) and "update_norm" in MEASURES
@@ -234,9 +234,7 @@ def test_a_metric_against_a_setting(tmp_path, name, lines, x):
     drawn = {bar.get_label(): bar.lines[0].get_ydata() for bar in ax.containers}
     first = found[found.line == found.line.iloc[0]].groupby("x", sort=not isinstance(x[0], str)).y.mean()
     assert np.allclose(np.asarray(drawn[found.line.iloc[0]], float), first)
-    assert "highest is" in figure_alt(of, "smoke", tmp_path)
-    said = replace(of, tiers=of.tiers | {"smoke": replace(of.tier("smoke"), caption="Too small to tell.")})
-    assert figure_alt(said, "smoke", tmp_path) == figure_alt(of, "smoke", tmp_path) + " Too small to tell."
+    assert "highest is" in figure_in_words(of, "smoke", tmp_path)
 
 def test_a_point_with_a_diverged_run_is_a_gap(tmp_path):
     of = spec("fedccfa/figure6")
@@ -254,12 +252,12 @@ def test_curves_of_several_metrics(tmp_path):
     assert [ax.get_ylabel() for ax in axes] == ["generalised accuracy (%)"] * 4 + ["global models in use"] * 4
     assert [len({line.get_xdata()[0] for line in ax.lines if len(line.get_xdata()) == 2}) for ax in axes] == [0, 1, 3, 2] * 2
     assert [[t.get_text() for t in ax.texts] for ax in axes] == [[], *[["concept drift"]] * 3] * 2  # at the first of several
-    assert "global models in use" in figure_alt(of, "smoke", tmp_path)
+    assert "global models in use" in figure_in_words(of, "smoke", tmp_path)
 
 def test_the_sentence_names_what_has_runs(tmp_path):
     of = spec("fedccfa/table2")
     put(of, "smoke", "FedCCFA", [80., 82.], tmp_path)
-    said = figure_alt(of, "smoke", tmp_path)
+    said = figure_in_words(of, "smoke", tmp_path)
     assert " for FedCCFA on digits, 20 clients; the highest is FedCCFA" in said
 
 def test_bubbles_are_the_partition_and_are_not_trained(tmp_path):
@@ -288,7 +286,7 @@ def test_matrices_are_drawn_as_they_were_kept(tmp_path):
 def test_without_runs_it_says_what_to_type(tmp_path):
     for name in ("fedccfa/figure1", "fedccfa/figure5", "fedccfa/figure7"):
         with pytest.raises(InputError, match=f"fedrepro run {name} --tier smoke"): draw(spec(name), "smoke", tmp_path)
-        assert figure_alt(spec(name), "smoke", tmp_path).endswith(".")
+        assert figure_in_words(spec(name), "smoke", tmp_path).endswith(".")
 
 def test_the_command_draws_every_kind(tmp_path):
     done = CliRunner().invoke(app, ["figure", "fedccfa/figure3", "--out", str(tmp_path / "a.png")])
