@@ -164,5 +164,7 @@ def notebook_command(
     out: Annotated[Path, typer.Option(metavar="DIR", parser=place, help="Folder to copy it into")] = Path("."),
 ) -> None:
     "Copy a page into a folder and print its path, or list the pages."
-    if name is not None: return typer.echo(copy_page(name, out))
-    show([{"page": n, "folder": p.parent.name} for n, p in page_files().items()], ["page", "folder"], False)
+    if name is None:
+        return show([{"page": n, "folder": p.parent.name} for n, p in page_files().items()], ["page", "folder"], False)
+    typer.echo(page := copy_page(name, out))
+    typer.echo(f"open it: jupyter lab {page}", err=True)
