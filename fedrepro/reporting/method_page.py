@@ -112,10 +112,10 @@ def round_steps(messages: Messages, client: str, server: str) -> list[tuple[str,
     steps = [(name, way, work[name] if name in work else parts(name)) for name, way in ORDER.items()]
     return [step for step in steps if step[2]]
 
-def message_figure(method: FedAvg, client: str, server: str, federation: Federation | None = None) -> Figure:
-    """A round of `method` as messages between server and participant, from what it declares
+def message_figure(method: FedAvg, client: str, server: str, federation: Federation) -> Figure:
+    """A round of `method` as messages between server and participant, from what it declares; bytes beside FedAvg's
 
-    `client`, `server`: what each computes, in words. With a `federation` the bytes are compared with FedAvg's."""
+    `client`, `server`: what each computes, in words."""
     messages, name = method.communication(), type(method).__name__
     steps = round_steps(messages, client, server)
     fig, ax = plt.subplots(figsize=(8, .62 * len(steps) + .9), layout="constrained")
@@ -134,12 +134,9 @@ def message_figure(method: FedAvg, client: str, server: str, federation: Federat
             box = {"boxstyle": "round", "facecolor": "#e8eef5", "edgecolor": "#56789a"}
             ax.text(X_CLIENT if step == "client" else X_SERVER, y - .1, textwrap.fill(text, 36), ha="center",
                     va="center", fontsize=8.5, bbox=box)
-    if federation is not None:
-        server_start, model = method.init_server(federation), nbytes(federation.initial)
-        down, up = (declared_bytes(shapes, federation, server_start) / model
-                    for shapes in (messages.down, messages.up))
-        ax.set_title(f"One round of {name}: {down:.2f} models down and {up:.2f} up (FedAvg: 1 and 1)", fontsize=10)
-    else: ax.set_title(f"One round of {name}", fontsize=10)
+    server_start, model = method.init_server(federation), nbytes(federation.initial)
+    down, up = (declared_bytes(shapes, federation, server_start) / model for shapes in (messages.down, messages.up))
+    ax.set_title(f"One round of {name}: {down:.2f} models down and {up:.2f} up (FedAvg: 1 and 1)", fontsize=10)
     return fig
 
 # %% ../../nbs/09_reporting/07_method_page.ipynb #6df702e5
