@@ -1,5 +1,5 @@
 #!/bin/bash
-# A one-node SLURM on this machine, and a table on it: `--slurm`, and a job array by `fedrepro plan --sbatch`.
+# A one-node SLURM on this machine, and a table on it: a job array by `fedrepro plan --sbatch`.
 #   tests/slurm.sh            needs root and Debian's packages slurmctld, slurmd and munge; exits 77 and says why elsewhere
 # Everything lives in a temporary folder, and ends with it. fedrepro and its extra `sweep` must be on PATH.
 set -euo pipefail
@@ -59,10 +59,6 @@ EOF
 }
 fedrepro run $table --results one --workers 1 --quiet > /dev/null
 rows one > one.txt; test -s one.txt
-
-printf 'memory = "2 GB"\nwalltime = "00:10:00"\njobs = [0, 2]\ninterface = "lo"\nlog_directory = "%s"\njob_script_prologue = ["export PYTHONPATH=%s", "export OMP_NUM_THREADS=1"]\n' "$home" "$root" > slurm.toml
-fedrepro run $table --results queue --slurm slurm.toml > /dev/null
-rows queue > queue.txt; cmp one.txt queue.txt; echo "--slurm: the same files"
 
 fedrepro plan $table --results array --sbatch jobs.sh --hours 0.2 --jobs 2 > /dev/null
 sed -i "s|^export OMP|export PYTHONPATH=$root OMP|" jobs.sh

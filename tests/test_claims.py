@@ -12,8 +12,8 @@ from fedrepro.experiments.rules import read_published_csv
 from fedrepro.experiments.specs import find_specs, load_spec
 from fedrepro.verdicts import claims
 from fedrepro.verdicts.claims import (
-    Claim, effect, examine_claim, interval, joint, read_claims, render_claims, verdict_in_words, verdicts)
-from fedrepro.verdicts.comparisons import Comparison, load_stored_runs
+    Claim, Comparison, effect, examine_claim, interval, joint, load_stored_runs, read_claims, render_claims, verdict_in_words,
+    verdicts)
 from toy import BASE, TOY, written
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"

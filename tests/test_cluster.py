@@ -174,14 +174,6 @@ def test_without_dask(monkeypatch):
     with pytest.raises(InputError, match=r"fedrepro\[sweep\]"), cluster.pool("local"): pass
 
 
-def test_what_a_job_of_slurm_is_told(tmp_path):
-    pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is in the extra `sweep`, which the tests install")
-    path = tmp_path / "slurm.toml"
-    path.write_text('memory = "8 GB"\ncores = 2\nqueue = "gpu"\nwalltime = "04:00:00"\njob_extra_directives = ["--gres=gpu:1"]\njobs = [0, 3]')
-    with cluster.slurm_cluster(path) as made: script = made.job_script()
-    for part in ("#SBATCH -p gpu", "#SBATCH -t 04:00:00", "#SBATCH --gres=gpu:1", "--nworkers 2", "--nthreads 1"): assert part in script, script
-
-
 # --- what dies
 
 def test_what_became_of_a_task():

@@ -170,7 +170,7 @@ def evil_pickles(mark):
                          ("copyreg", "_reconstructor"), ("numpy", "dtype.__class__"), ("fedrepro.data.datasets", "os"),
                          ("_codecs", "lookup")): yield said(module, name)
     yield b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.ctypes\x93."
-    yield said("_codecs", "encode", b"X\x01\0\0\0aX\x05\0\0\0rot13\x86R.")
+    yield said("_codecs", "encode", b"X\x01\0\0\0aX\x06\0\0\0latin1\x86R.")
     yield from (b"\x82\x01.", b"Pmark\n.", b"\x80\x02", b"", b"\x80\xff.", b"garbage", b"\x80\x02]q\0h\x05.")
 
 
@@ -189,14 +189,3 @@ def test_the_evil_pickles_are_evil(tmp_path):
     "Python's own reader runs the first of them"
     pickle.loads(next(evil_pickles(tmp_path / "mark")))
     assert (tmp_path / "mark").exists()
-
-
-def test_an_array_of_anything_but_bytes(tmp_path):
-    for array in (np.zeros((2, 3)), np.zeros((2, 3), np.int8), np.zeros((2, 3), np.uint8, order="F")):
-        content = pickle.dumps({b"data": array}, 2)
-        (tmp_path / "x").write_bytes(content)
-        with pytest.raises(InputError, match="is refused: its array is"):
-            datasets.read_batch(tmp_path / "x", md5(content), "x")
-    content = pickle.dumps({b"data": np.arange(6, dtype=np.uint8).reshape(2, 3)}, 2)
-    (tmp_path / "x").write_bytes(content)
-    assert datasets.read_batch(tmp_path / "x", md5(content), "x")[b"data"].bytes.tolist() == [[0, 1, 2], [3, 4, 5]]

@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 import numpy as np
 import torch
-from fedrepro.data import datasets, partition; from fedrepro.models import networks
+from fedrepro.data import concept_drift, datasets, partition; from fedrepro.models import networks
 from fedrepro.checks.harness import flat
 from fedrepro.executors.processes import Processes
 from fedrepro.checks.contract import suited
@@ -52,7 +52,7 @@ def main(how, names):
     digits = datasets.load("digits")
     digits = replace(digits, train_x=digits.train_x[:300], train_y=digits.train_y[:300], recipe=replace(digits.recipe, name="own", crop=1))
     split = partition.partition("dirichlet-class", digits.train_y.numpy(), digits.test_y.numpy(), clients=5, seed=3, alpha=.5)
-    usual = Federation(digits, networks.network("digits_cnn"), split, partition.drift("sudden", clients=5, classes=10, at=1), seed=7,
+    usual = Federation(digits, networks.network("digits_cnn"), split, concept_drift.drift("sudden", clients=5, classes=10, at=1), seed=7,
                        participation=.6)
     out = {}
     with Processes(usual, 2) if how == "workers" else nullcontext({"plain": sequential, "backwards": backwards}.get(how)) as executor:

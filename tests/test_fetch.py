@@ -1,6 +1,5 @@
 """Downloads and archives in a hostile world: cut connections, evil archives, full disks, killed processes."""
 import builtins
-import gzip
 import hashlib
 import io
 import os
@@ -12,7 +11,6 @@ import tarfile
 import threading
 import time
 import traceback
-import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -124,11 +122,7 @@ def test_a_server_that_is_silent_or_drips_is_given_up(served, tmp_path, monkeypa
 # --- archives
 
 def packed(path, *members):
-    "A .zip or .tgz of `members`: (name, bytes), or (name, tarfile's type, where it leads)"
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z:
-            for name, content in members: z.writestr(name, content)
-        return path
+    "A .tar.gz of `members`: (name, bytes), or (name, tarfile's type, where it leads)"
     with tarfile.open(path, "w:gz") as t:
         for name, *rest in members:
             info = tarfile.TarInfo(name)
@@ -145,32 +139,20 @@ EVIL = {"up": [("../stolen", b"!")], "far up": [("a/../../../stolen", b"!")], "l
 
 @pytest.mark.parametrize("case", EVIL)
 def test_evil_archives(tmp_path, case):
-    "Refused in one line that names the archive, and nothing is written outside; a zip's other names are never used"
+    "Refused in one line that names the archive, and nothing is written outside"
     (tmp_path / "precious").write_bytes(b"precious")
-    archive = packed(tmp_path / "e.tgz", *EVIL[case], *[("good", b"good")] * (case != "wanted link"))
+    archive = packed(tmp_path / "e.tar.gz", *EVIL[case], *[("good", b"good")] * (case != "wanted link"))
     with pytest.raises(InputError) as e: unpack(archive, tmp_path / "target", {"good": "good"})
     assert str(archive) in str(e.value) and "\n" not in str(e.value)
-    if len(EVIL[case][0]) == 2: unpack(packed(tmp_path / "e.zip", *EVIL[case], ("good", b"good")), tmp_path / "zip", {"good": "good"})
-    inside = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*")} - {"e.tgz", "e.zip", "zip", "target", "zip/good"}
+    inside = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*")} - {"e.tar.gz", "target"}
     assert inside == {"precious"} and (tmp_path / "precious").read_bytes() == b"precious"
 
 
-@pytest.mark.parametrize("name", ["e.zip", "e.tgz", "e.gz"])
-def test_bombs(tmp_path, name):
-    "A hundred megabytes of zeros stop at the limit, and nothing stays"
-    zeros = bytes(100_000_000)
-    if name == "e.gz": (tmp_path / name).write_bytes(gzip.compress(zeros, 1))
-    else: packed(tmp_path / name, ("e", zeros))
-    with pytest.raises(InputError, match="unpacks to more bytes"): unpack(tmp_path / name, tmp_path / "to", {"e": "e"}, limit=5_000_000)
-    assert names(tmp_path / "to") == []
-
-
 def test_no_archive(tmp_path):
-    for name, content, said in (("e.rar", b"Rar!", "none of .zip"), ("gone.zip", None, "No such file"), ("e.zip", b"<html>", "not a zip"), ("e.tgz", b"<html>", "cannot be unpacked"),
-                                ("e.gz", b"<html>", "Not a gzipped file"), ("e.tar", b"<html>", "cannot be unpacked")):
+    for name, content, said in (("gone.gz", None, "No such file"), ("e.tar.gz", b"<html>", "cannot be unpacked"), ("e.gz", b"<html>", "Not a gzipped file")):
         if content: (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match=said): unpack(tmp_path / name, tmp_path / "to", {"e": "e"})
-    with pytest.raises(InputError, match="missing: three"): unpack(packed(tmp_path / "e.tgz", ("one", b"1")), tmp_path / "to", {"one": "one", "three": "x"})
+    with pytest.raises(InputError, match="missing: three"): unpack(packed(tmp_path / "e.tar.gz", ("one", b"1")), tmp_path / "to", {"one": "one", "three": "x"})
 
 
 # --- several processes, killed processes, disks that refuse
@@ -181,9 +163,9 @@ SUMS = {n: md5(c) for n, c in FILES.items()}
 @pytest.fixture
 def offer(served, tmp_path):
     "A server with the archive of FILES; `into` brings them into a folder"
-    content = packed(tmp_path / "set.tgz", *((f"set/{n}", c) for n, c in FILES.items())).read_bytes()
-    server = served({"set.tgz": content})
-    server.archives = [Archive((server.url("set.tgz"),), md5(content), {f"set/{n}": n for n in FILES})]
+    content = packed(tmp_path / "set.tar.gz", *((f"set/{n}", c) for n, c in FILES.items())).read_bytes()
+    server = served({"set.tar.gz": content})
+    server.archives = [Archive((server.url("set.tar.gz"),), md5(content), {f"set/{n}": n for n in FILES})]
     server.into = lambda folder: bring(server.archives, folder, SUMS)
     return server
 
@@ -255,8 +237,8 @@ def test_an_archive_that_is_there_is_not_downloaded(offer, tmp_path):
     "Put there by hand; and one that is itself a file of the set"
     folder = tmp_path / "set"
     folder.mkdir()
-    shutil.copy(tmp_path / "set.tgz", folder)
+    shutil.copy(tmp_path / "set.tar.gz", folder)
     offer.into(folder)
-    assert offer.asked == [] and whole(folder, "set.tgz")
-    bring([Archive((offer.url("set.tgz"),), offer.archives[0].digest)], tmp_path / "own", {"set.tgz": offer.archives[0].digest})
-    assert offer.asked == ["/set.tgz"] and names(tmp_path / "own") == ["set.tgz"]
+    assert offer.asked == [] and whole(folder, "set.tar.gz")
+    bring([Archive((offer.url("set.tar.gz"),), offer.archives[0].digest)], tmp_path / "own", {"set.tar.gz": offer.archives[0].digest})
+    assert offer.asked == ["/set.tar.gz"] and names(tmp_path / "own") == ["set.tar.gz"]

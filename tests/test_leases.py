@@ -91,7 +91,7 @@ def test_a_newer_lease_is_not_cleared_in_place_of_the_judged_one(tmp_path, dead,
         lease_of(path).unlink()
         lease_of(path).write_text(json.dumps(me()))
     monkeypatch.setattr(leases, "new", slow)
-    clear(lease_of(path))
+    clear(path.parent)
     assert json.loads(lease_of(path).read_text()) == me() and names(tmp_path) == [".a.jsonl.lease"]
 
 

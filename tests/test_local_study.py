@@ -20,13 +20,14 @@ from fedrepro.engine.rounds import open_round, run
 from fedrepro.experiments import jobs, store
 from fedrepro.experiments.jobs import Job, make_jobs
 from fedrepro.experiments.local_study import (
-    STUDY_METRICS, assigned, chosen, local_rows, losses, parse_client,
+    STUDY_METRICS, assigned, chosen, local_rows, parse_client,
     position, sample_rows, slice_rows)
 from fedrepro.experiments.runner import compute_runs
 from fedrepro.experiments.runs import make_method, run_id, run_settings
 from fedrepro.experiments.specs import find_specs, load_spec
 from fedrepro.experiments.store import Damaged
 from fedrepro.experiments.studies import check_study, conclude, prelude, start_notes
+from fedrepro.methods.fedbss import rate_samples
 from fedrepro.methods.fedbss import split
 from fedrepro.models import networks
 from fedrepro.verdicts.tables import UNKNOWN_VALUE, cell_line, table
@@ -73,7 +74,7 @@ def test_a_client_that_cannot_be_is_refused():
 
 def test_halves_by_loss_are_passed_as_often_as_all(toy):
     client = client_after(toy, made("FedAvg"))
-    loss = losses(client)
+    loss = rate_samples(client)[0].cpu().numpy()
     larger, smaller = chosen(client, "larger losses"), chosen(client, "smaller losses")
     assert len(larger) == len(smaller) == client.n and not set(larger) & set(smaller)
     assert len(set(larger)) == len(set(smaller)) == client.n // 2

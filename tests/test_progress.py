@@ -1,7 +1,6 @@
-"What is said while runs are computed: all of them, each table's, with the time left"
+"What is said while runs are computed: how many have ended, and the time left"
 import contextlib
 import io
-from dataclasses import replace
 
 import pytest
 
@@ -10,7 +9,6 @@ from fedrepro.experiments.progress import Progress
 from fedrepro.experiments.specs import load_spec
 
 CELLS = load_spec("fedccfa/table2").runs("smoke", ["FedAvg", "FedCCFA"], 2)
-MORE = [replace(c, table="fedccfa/table6") for c in CELLS[2:]] + [replace(CELLS[0], table="fedccfa/table6", seed=9, settings=CELLS[0].settings | {"seed": 9})]
 
 
 @pytest.fixture
@@ -28,22 +26,33 @@ def complete(seen: Progress, cell):
     return heard.getvalue()
 
 
-def test_bars(clock, monkeypatch):
-    "At a terminal, and nowhere else: one for all, one for each table, one for each run in progress"
-    with Progress(CELLS + MORE) as seen: assert seen.bars is None
+def test_a_count_and_the_time_left(clock):
+    seen = Progress(CELLS)
+    assert len(CELLS) == 4 and len({c.rounds for c in CELLS}) == 1
+    clock[0] = 10.
+    line = complete(seen, CELLS[0])
+    assert "1 of 4 runs" in line and line.rstrip().endswith("complete, about 30 s left")
+    for c in CELLS[1:]: line = complete(seen, c)
+    assert "4 of 4 runs" in line and line.rstrip().endswith("complete")
+
+
+def test_a_bar_at_a_terminal(clock, monkeypatch):
+    "It replaces itself, names the run that has moved last, and goes when all is done"
+    said = []
+    class Status:
+        def __init__(self, *_): pass
+        def __enter__(self): return self
+        def __exit__(self, *_): said.append("gone")
+        def update(self, text): said.append(text.plain)
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True)
-    with Progress(CELLS + MORE, quiet=True) as seen: assert seen.bars is None
-    with Progress(CELLS + MORE) as seen:
+    monkeypatch.setattr("rich.console.Console.status", Status)
+    with Progress(CELLS) as seen:
         clock[0] = 10.
-        complete(seen, CELLS[2])
         seen.round(CELLS[3].run_id, 1)
-        bars = {t.description: (t.completed, t.total, t.fields["left"]) for t in seen.bars.tasks}
+        complete(seen, CELLS[2])
     rounds = CELLS[0].rounds
-    part = 10 / (rounds + 1)  # seconds a round
-    assert bars == {"1 of 5 runs": (rounds + 1, 5 * rounds, f"about {part * (4 * rounds - 1):.0f} s left"),
-                    "fedccfa/table2 1 of 4 runs": (rounds + 1, 4 * rounds, f"about {part * (3 * rounds - 1):.0f} s left"),
-                    "fedccfa/table6 1 of 3 runs": (rounds + 1, 3 * rounds, f"about {part * (2 * rounds - 1):.0f} s left"),
-                    CELLS[3].describe(): (1, rounds, "")}
+    assert said[0].startswith("░░") and f"0 of 4 runs, 1 of {4 * rounds} rounds, {CELLS[3].describe()}, about {10 * (4 * rounds - 1)} s left".replace("470 s", "8 min") in said[0]
+    assert said[-2].startswith("█" * (30 * (rounds + 1) // (4 * rounds)) + "░") and "1 of 4 runs" in said[-2] and said[-1] == "gone"
 
 
 def test_a_line_in_jupyterlab(clock, monkeypatch, capsys):
@@ -61,14 +70,14 @@ def test_a_line_in_jupyterlab(clock, monkeypatch, capsys):
             seen.finish(CELLS[0].run_id, "complete")
         assert bool(said) == bool(session)
         if not session: assert "1 of 2 runs" in capsys.readouterr().err
-    assert said[-2].startswith("███") and "1 of 2 runs, 12 of 24 rounds, about 12 s left" in said[-2] and said[-1] == ""
+    assert said[-2].startswith("███") and f"1 of 2 runs, 12 of 24 rounds, {CELLS[0].describe()}, about 12 s left" in said[-2] and said[-1] == ""
     assert capsys.readouterr().err == ""
 
 
 def test_rounds_that_were_there_do_not_count_for_the_pace(clock):
     seen, rounds = Progress(CELLS), CELLS[0].rounds
     seen.round(CELLS[0].run_id, rounds - 1)  # kept by an earlier process
-    assert seen.left() == ""
+    assert seen.text() == "0 of 4 runs"
     clock[0] = 2.
     seen.round(CELLS[0].run_id, rounds)
-    assert seen.left() == f"about {progress.duration(2 * 3 * rounds)} left"
+    assert seen.text() == f"0 of 4 runs, about {progress.duration(2 * 3 * rounds)} left"

@@ -46,7 +46,7 @@ def test_every_part_without_results(paper, nothing):
     (idle, *_), = [s for s in paper_page.sections(paper, results=nothing) if "No run yet" in s[0]]
     assert all(f"`{s.name}`" in idle for s in paper_page.specs_of(paper) if s.plot != "bubbles")
     assert "No stored run" in paper_page.paper_cost(paper, nothing) and "**Easy**" in paper_page.easy_and_hard(paper)
-    entries, ledger = paper_page.entries_of(paper), paper_page.ledger(paper, nothing)
+    entries, ledger = paper_page.read_ledger(paper), paper_page.ledger(paper, nothing)
     assert "0 have runs" in ledger and ledger.count(": not measured</summary>") == len(entries) == ledger.count("<details")
     assert "supported" not in "".join(rows_with(paper_page.claims(paper, nothing)))
 
@@ -102,7 +102,7 @@ def test_effects_are_differences_over_seeds(some):
 def test_every_effect_names_an_entry_rows_and_specs():
     for paper in PAPERS:
         for given in paper_page.claim_tables(ROOT / f"papers/{paper}/claims.toml", "effect", paper_page.EFFECT):
-            assert given["deviation"] in [e["name"] for e in paper_page.entries_of(paper)]
+            assert given["deviation"] in [e["name"] for e in paper_page.read_ledger(paper)]
             rows = set(given["rows"]) | (set(given.get("against", ())) if "against_spec" not in given else set())
             assert rows <= set(load_spec(given["spec"]).rows), given
             assert set(given.get("against", given["rows"])) <= set(load_spec(given.get("against_spec", given["spec"])).rows)

@@ -277,6 +277,20 @@ def test_a_full_disk_does_not_stop_a_run(fork, forked, tmp_path, monkeypatch, ca
     assert "No space left on device); the run goes on without this checkpoint" in capsys.readouterr().err
 
 
+def test_another_process_may_remove_the_empty_folder_at_any_time(tmp_path, monkeypatch):
+    "Between a look at it and its listing: 1 of 4,000 runs failed after its last round"
+    look = os.scandir
+    def late(path):
+        if Path(path).is_dir() and Path(path).name == "checkpoints": Path(path).rmdir()
+        return look(path)
+    monkeypatch.setattr(os, "scandir", late)
+    writer, folder = CheckpointWriter(tmp_path / "checkpoints", ["0" * 16], {}), tmp_path / "checkpoints"
+    for use in (writer.mine, writer.find, writer.clear, lambda: runner.remove_leftovers(tmp_path)):
+        folder.mkdir(exist_ok=True)
+        use()
+    assert not folder.exists()
+
+
 def test_checkpoints_that_cannot_be_removed_cost_no_result(fork, forked, tmp_path, monkeypatch, capsys):
     "The folder became read-only: the run is whole, what it leaves is said, and the next run removes it"
     unlink = Path.unlink

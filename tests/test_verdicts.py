@@ -10,7 +10,6 @@ from scipy import stats
 from fedrepro.core.errors import InputError
 from fedrepro.experiments.rules import read_published_csv
 from fedrepro.experiments.specs import find_specs, load_spec
-from fedrepro.verdicts.agreement import agreement, forest, orders
 from fedrepro.verdicts.independent import own_table, read_reach, same_runs
 from fedrepro.verdicts.scoreboard import independent, judged_lines, scoreboard, totals
 from fedrepro.verdicts.tables import render, table
@@ -196,19 +195,3 @@ def test_every_row_with_a_grid_and_a_guess_says_untuned():
             values = spec.base | spec.rows[row].values
             guess = any(values[k].source.startswith("guess:") for k in grid if k in values)
             assert bool(spec.rows[row].untuned) == guess, (name, row)
-
-
-# --- a whole paper
-
-def test_a_paper_from_files(demo):
-    spec = demo()
-    put(spec, "FedAvg", [70., 70.2, 70.4])
-    put(spec, "FedProx", [71., 71.2, 71.4])
-    board = scoreboard(root=spec.path.parents[1], tiers=("paper",))
-    found = agreement(board).set_index("paper").loc["Demo"]
-    assert (found.judged, found.inside) == (2, 2) and math.isclose(found["mean"], .2, abs_tol=1e-9)
-    assert orders(spec, "paper", least=2).tau.tolist() == [pytest.approx(1.)]
-    fig = forest(judged_lines(board), "Demo")
-    assert len(fig.axes[0].get_yticklabels()) == 3
-    assert agreement(board[:0]).empty
-    with pytest.raises(InputError, match="no judged cell"): forest(judged_lines(board)[:0], "Demo")

@@ -5,13 +5,10 @@
 # %% auto #0
 __all__ = ['PROMISES', 'Finding', 'ContractError', 'ContractReport', 'Case', 'spread', 'works', 'whole_models', 'executors',
            'carried', 'untouched', 'odd_leaf', 'messages', 'invariants', 'resume', 'traffic', 'undeclared', 'limit_law',
-           'host_waits', 'suited', 'with_own_data', 'examine', 'check', 'describe_method']
+           'host_waits', 'suited', 'examine', 'check', 'describe_method']
 
 # %% ../../nbs/10_checks/01_contract.ipynb #3fcf5a29
-import inspect
-import math
-import pickle
-import tempfile
+import inspect, math, pickle, tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -78,7 +75,6 @@ class Case:
     def plain(self) -> RecordedRun:
         "The run with the sequential executor"
         return play(self.method, self.federation)
-
     def differs(self, promise: str, tolerance: float = 0., executor: Callable = sequential) -> Finding:
         "The difference of another run, with `executor`, from the plain one"
         try: other = play(self.method, self.federation, executor)
@@ -234,10 +230,6 @@ def suited(method: type[FedAvg], federation: Federation) -> Federation:
     "`federation` as a method of this class runs on it: pooled training has no concept drift"
     return replace(federation, drift=None).pooled() if method.pooled else federation
 
-def with_own_data(federation: Federation) -> Federation:
-    "The same with copies of its data, so that a method that writes into them changes no other check"
-    return replace(federation, data=replace(federation.data, **copied(federation.data.tensors)))
-
 def examine(method: type, federation: Federation | None = None, **settings) -> ContractReport:
     """All findings about `method` (a class) with `settings`, in `federation` (default: `tiny()`).
 
@@ -247,7 +239,9 @@ def examine(method: type, federation: Federation | None = None, **settings) -> C
     given = LOCAL | method.check_settings | settings
     try: inspect.signature(method).bind(**given)
     except TypeError as e: raise InputError(f"{method.__name__} cannot be made: {e}") from e
-    case, found = Case(method(**given), suited(method, with_own_data(federation or tiny()))), []
+    used = federation or tiny()  # with copies of its data: a method that writes into them changes no other check
+    used = suited(method, replace(used, data=replace(used.data, **copied(used.data.tensors))))
+    case, found = Case(method(**given), used), []
     for promise in PROMISES:
         try: found += promise(case)
         except Exception as e: found.append(Finding(promise.__name__, math.inf, 0, f"{type(e).__name__}: {e}"))

@@ -7,9 +7,7 @@ __all__ = ['HOLDINGS', 'ROUNDS', 'LOCAL', 'OPS', 'CALLS', 'CLIENT', 'HOST', 'dea
            'play', 'padded', 'flat', 'apart', 'gap', 'copied', 'hook_here', 'masked', 'Ops', 'Calls', 'waits']
 
 # %% ../../nbs/10_checks/00_harness.ipynb #cbc575cb
-import linecache
-import math
-import sys
+import linecache, math, sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['DATASETS', 'DRIFT_NAMES', 'TIERS', 'START', 'REPRODUCE', 'OWN', 'LOOK_UP', 'PANELS', 'SpecArgument', 'SpecsArgument',
-           'NameArgument', 'TierOption', 'AllTiersOption', 'BestTierOption', 'ResultsOption', 'DataOption',
-           'JsonOption', 'MethodsOption', 'DatasetsOption', 'SeedsOption', 'DeviceOption', 'WorkersOption',
-           'ExecutorOption', 'CheckpointOption', 'QuietOption', 'BudgetOption', 'SchedulerOption', 'SlurmOption',
-           'NoWaitOption', 'FormatOption', 'OutOption', 'LogOption', 'count', 'pause', 'place', 'method_names',
-           'paper_folders', 'spec_names', 'one', 'several', 'specs_and_files']
+           'NameArgument', 'BestTierOption', 'ResultsOption', 'DataOption', 'JsonOption', 'MethodsOption',
+           'DatasetsOption', 'SeedsOption', 'DeviceOption', 'WorkersOption', 'ExecutorOption', 'CheckpointOption',
+           'QuietOption', 'BudgetOption', 'SchedulerOption', 'NoWaitOption', 'FormatOption', 'LogOption', 'count',
+           'pause', 'place', 'method_names', 'paper_folders', 'spec_names', 'one', 'specs_and_files']
 
 # %% ../../nbs/11_cli/00_options.ipynb #67bc8d29
 import re
@@ -19,16 +18,15 @@ import typer
 import fedrepro
 
 # %% ../../nbs/11_cli/00_options.ipynb #f8299bf7
-def count(text: str | int) -> int:
-    "`text` as a whole number of at least 1, at most a million"
+def count(text: str | int, least: int = 1) -> int:
+    "`text` as a whole number of at least `least`, at most a million"
     text = str(text)  # a default comes as a number
-    if text.isdecimal() and len(text) < 9 and 0 < int(text) <= 10**6: return int(text)
-    raise typer.BadParameter(f"{text[:40]!r} is not a whole number of at least 1, at most 1000000")
+    if text.isdecimal() and len(text) < 9 and least <= int(text) <= 10**6: return int(text)
+    raise typer.BadParameter(f"{text[:40]!r} is not a whole number of at least {least}, at most 1000000")
 
 def pause(text: str) -> int:
     "`text` as a number of rounds from one checkpoint to the next; 0 = no checkpoints"
-    if str(text).isdecimal() and len(text) < 9 and int(text) <= 10**6: return int(text)
-    raise typer.BadParameter(f"{text[:40]!r} is not a whole number of at least 0, at most 1000000")
+    return count(text, 0)
 
 def place(text: str | Path) -> Path:
     "`text` as a path, with `~` and `~user` as home folders"
@@ -68,13 +66,6 @@ def one(names: Callable) -> Callable:
     "Completes one of `names()`"
     return lambda incomplete: [n for n in names() if n.lower().startswith(incomplete.lower())]
 
-def several(names: Callable) -> Callable:
-    "Completes the last of several of `names()`, separated by commas"
-    def complete(incomplete: str) -> list[str]:
-        before, comma, last = incomplete.rpartition(",")
-        return [before + comma + n for n in one(names)(last) if n not in before.split(",")]
-    return complete
-
 def specs_and_files(incomplete: str) -> list[str]:
     "Completes the name of a spec, or the path of a toml file"
     folder, _, start = incomplete.rpartition("/")
@@ -87,57 +78,36 @@ def specs_and_files(incomplete: str) -> list[str]:
 START, REPRODUCE, OWN, LOOK_UP = PANELS = "Start here", "Reproduce", "Your own", "Look up"
 
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", autocompletion=specs_and_files,
-                                             help="A spec file, or its short name as in `fedrepro tables`: "
-                                                  "fedccfa/table2")]
+    help="A spec file, or its short name as in `fedrepro tables`: fedccfa/table2")]
 SpecsArgument = Annotated[list[str], typer.Argument(metavar="SPEC...", autocompletion=specs_and_files,
                                                     help="Spec files, or their short names")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", autocompletion=one(lambda: DATASETS),
                                              help="A name that `fedrepro datasets` lists")]
-TierOption = Annotated[str | None, typer.Option(
-    "--tier", metavar="T", autocompletion=one(lambda: TIERS),
-    help="smoke (seconds a run), small (minutes), paper (the published setting); default: smoke, or a spec's only one")]
-AllTiersOption = Annotated[str | None, typer.Option("--tier", metavar="T", autocompletion=one(lambda: TIERS),
-                                                    help="smoke, small or paper; default: a line for each")]
-BestTierOption = Annotated[str | None, typer.Option(
-    "--tier", metavar="T", autocompletion=one(lambda: TIERS),
+BestTierOption = Annotated[str | None, typer.Option(metavar="T", autocompletion=one(lambda: TIERS),
     help="smoke, small or paper; default: the one nearest to the paper that has runs")]
-ResultsOption = Annotated[Path | None, typer.Option("--results", metavar="DIR", parser=place,
+ResultsOption = Annotated[Path | None, typer.Option(metavar="DIR", parser=place,
                                                     help="Folder of the results; default: beside the spec")]
-DataOption = Annotated[Path | None, typer.Option("--data", metavar="DIR", parser=place,
-                                                 help="Folder of the data sets; default: $FEDREPRO_DATA, or "
-                                                      "~/.cache/fedrepro/data")]
+DataOption = Annotated[Path | None, typer.Option(metavar="DIR", parser=place,
+    help="Folder of the data sets; default: $FEDREPRO_DATA, or ~/.cache/fedrepro/data")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
-MethodsOption = Annotated[str | None, typer.Option("--methods", metavar="A,B", autocompletion=several(method_names),
-                                                   help="Rows of the table; default: all")]
-DatasetsOption = Annotated[str | None, typer.Option("--datasets", metavar="A,B",
-                                                    autocompletion=several(lambda: DATASETS),
+MethodsOption = Annotated[str | None, typer.Option(metavar="A,B", help="Rows of the table; default: all")]
+DatasetsOption = Annotated[str | None, typer.Option(metavar="A,B",
                                                     help="Data sets, or labels of columns; default: all")]
-SeedsOption = Annotated[int | None, typer.Option("--seeds", metavar="N", parser=count,
+SeedsOption = Annotated[int | None, typer.Option(metavar="N", parser=count,
                                                  help="Number of seeds; default: the spec's")]
-DeviceOption = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda",
-                                           autocompletion=one(lambda: ("auto", "cpu", "cuda")),
-                                           help="Where to compute")]
+DeviceOption = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute")]
 WorkersOption = Annotated[int | None, typer.Option(
-    "--workers", metavar="N", parser=count, help="Processes, one thread each; default: one a core, or one for a GPU")]
-ExecutorOption = Annotated[str, typer.Option("--executor", metavar="E",
-                                             help="How the clients of a round are trained: auto, sequential, "
-                                                  "processes, stacked, stacked-graphs or graphs")]
+    metavar="N", parser=count, help="Processes, one thread each; default: one a core, or one for a GPU")]
+ExecutorOption = Annotated[str, typer.Option(metavar="E",
+    help="How the clients of a round are trained: auto, sequential, processes, stacked, stacked-graphs or graphs")]
 CheckpointOption = Annotated[int | None, typer.Option(
-    "--checkpoint", metavar="N", parser=pause, help="Rounds between checkpoints, 0 for none; default: about a minute")]
+    metavar="N", parser=pause, help="Rounds between checkpoints, 0 for none; default: about a minute")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Do not report progress")]
-BudgetOption = Annotated[str | None, typer.Option("--time-budget", metavar="TIME",
-                                                  help="Stop cleanly after this time: 90s, 30m, 2.5h")]
-SchedulerOption = Annotated[str | None, typer.Option(
-    "--scheduler", metavar="ADDRESS|local",
+BudgetOption = Annotated[str | None, typer.Option(metavar="TIME", help="Stop cleanly after this time: 90s, 30m, 2.5h")]
+SchedulerOption = Annotated[str | None, typer.Option(metavar="ADDRESS|local",
     help="Let a Dask scheduler distribute the runs: tcp://host:8786; default: $FEDREPRO_SCHEDULER")]
-SlurmOption = Annotated[Path | None, typer.Option("--slurm", metavar="FILE.toml", parser=place,
-                                                  help="Run the workers as SLURM jobs, described in this file")]
-NoWaitOption = Annotated[bool, typer.Option("--no-wait",
-                                            help="Skip runs that another process is computing")]
-FormatOption = Annotated[str, typer.Option("--format", metavar="text|md|csv|html",
+NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Skip runs that another process is computing")]
+FormatOption = Annotated[str, typer.Option(metavar="text|md|csv|html",
                                            help="Output format; csv has one line a number, with every seed")]
-OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", parser=place,
-                                                help="Default: out/<paper>_<table>_<tier>.png")]
-LogOption = Annotated[list[str] | None, typer.Option(
-    "--log", metavar="KIND:WHERE", autocompletion=one(lambda: ("tensorboard:", "mlflow:", "wandb:")),
-    help="Also log the runs: tensorboard:DIR, mlflow:URI, wandb:PROJECT")]
+LogOption = Annotated[list[str] | None, typer.Option(metavar="KIND:WHERE",
+    help="Also log the runs, new and stored ones: tensorboard:DIR, mlflow:URI, wandb:PROJECT")]

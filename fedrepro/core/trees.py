@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Tree', 'add', 'sub', 'scale', 'zeros_like', 'dot', 'squared_norm', 'norm', 'distance', 'weighted_mean', 'select',
-           'stack', 'unstack', 'tensors', 'nbytes', 'moved', 'all_finite', 'same_bits']
+           'stack', 'unstack', 'tensors', 'nbytes', 'moved', 'same_bits']
 
 # %% ../../nbs/01_core/01_trees.ipynb #08d44a9f
 import math
@@ -95,10 +95,6 @@ def moved(message, device):
     return type(message)(moved(part, device) for part in message) if isinstance(message, (list, tuple)) else message
 
 # %% ../../nbs/01_core/01_trees.ipynb #0edc8f88
-def all_finite(a: Tree) -> bool:
-    "Whether no entry is NaN or infinite (waits for the device: call it outside client code)"
-    return all(bool(torch.isfinite(t).all()) for t in a.values())
-
 def same_bits(a, b) -> bool:
     "Whether two nested messages hold tensors of the same shapes, types and bits, in the same order"
     def bits(t: Tensor) -> Tensor: return t.reshape(-1).contiguous().view(torch.uint8)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAX_CLIENTS', 'MAX_CLASSES', 'MAX_MAPS', 'MAX_ROUNDS', 'DRIFTS', 'GROUPS', 'as_labels', 'flip_labels', 'Swap',
-           'DriftSchedule', 'drift_names', 'drift', 'describe_map', 'plot_timeline']
+           'DriftSchedule', 'drift_names', 'drift', 'plot_timeline']
 
 # %% ../../nbs/02_data/00_concept_drift.ipynb #e9be8bf5
 from dataclasses import dataclass
@@ -71,10 +71,8 @@ class DriftSchedule:
         for s in self.swaps:
             good = max(s.clients, default=0) < clients and max(s.labels) < classes
             require(good, f"{name}: {short(s, 120)} does not fit {clients} clients, {classes} classes")
-
     @property
     def change_rounds(self) -> tuple: return tuple(sorted({swap.round for swap in self.swaps}))
-
     @cached_property
     def history(self) -> list:
         "(round, label maps (K, C)) at the beginning and for each round with a change"
@@ -86,19 +84,15 @@ class DriftSchedule:
                 exchange[list(swap.labels)] = swap.labels[::-1]
                 steps[-1][1][who] = exchange[steps[-1][1][who]]
         return steps
-
     @cached_property
     def concept_maps(self) -> np.ndarray:
         "All different label maps (Q, C) in order of appearance; row 0 is the identity, a row's number is its concept"
         return np.array(list(dict.fromkeys(tuple(row) for _, maps in self.history for row in maps.tolist())))
-
     def label_maps(self, t: int) -> np.ndarray:
         "The current label of each original label for every client in round t, (K, C)"
         t = number("round", t, 0, kind=int)
         return [maps for start, maps in self.history if start <= t][-1].copy()
-
     def label_map(self, t: int, k: int) -> np.ndarray: return self.label_maps(t)[k]  # of client k, (C,)
-
     def concepts(self, t: int) -> np.ndarray:
         "The concept of every client in round t, (K,): equal numbers have equal label maps, 0 is the original one"
         return (self.label_maps(t)[:, None] == self.concept_maps).all(2).argmax(1)
@@ -125,21 +119,18 @@ def drift(name: str, *, clients: int, classes: int, at: int = 100, step: int = 1
     return DriftSchedule(name, clients, classes, tuple(swap for swap in swaps if swap.clients))
 
 # %% ../../nbs/02_data/00_concept_drift.ipynb #7445c55e
-def describe_map(label_map) -> str:
-    "A label map (C,) in words: '1↔2' for a swap, '0→2' for each label of a longer cycle"
-    moves = [(c, m, "↔" if label_map[m] == c else "→") for c, m in enumerate(label_map)]
-    words = [f"{c}{sign}{m}" for c, m, sign in moves if sign == "→" or c < m]
-    return ", ".join(words) or "original"
-
 def plot_timeline(schedule: DriftSchedule, rounds: int, ax=None):
     "Concepts over time: one row for each client, `rounds` on x, colour and grey level = label map"
     import matplotlib.pyplot as plt  # here: training never draws, and a worker starts faster without
+    def words(label_map) -> str:  # '1↔2' for a swap, '0→2' for each label of a longer cycle
+        moves = [(c, m, "↔" if label_map[m] == c else "→") for c, m in enumerate(label_map)]
+        return ", ".join(f"{c}{sign}{m}" for c, m, sign in moves if sign == "→" or c < m) or "original"
     grid = np.stack([schedule.concepts(t) for t in range(number("rounds", rounds, 1, kind=int))], axis=1)
     colours = np.vstack([[.92] * 3 + [1], plt.cm.viridis(np.linspace(0, .75, max(1, len(schedule.concept_maps) - 1)))])
     ax = ax or plt.subplots(figsize=(7.5, 3), layout="constrained")[1]
     ax.imshow(colours[grid], aspect="auto", interpolation="nearest", extent=(0, rounds, schedule.clients - .5, -.5))
     if schedule.clients <= 40: ax.hlines(np.arange(schedule.clients - 1) + .5, 0, rounds, color="white", linewidth=.8)
-    for q in np.unique(grid): ax.bar([0], [0], color=colours[q], label=describe_map(schedule.concept_maps[q]))
+    for q in np.unique(grid): ax.bar([0], [0], color=colours[q], label=words(schedule.concept_maps[q]))
     ax.legend(title="labels", loc="center left", bbox_to_anchor=(1, .5), frameon=False)
     ax.set(xlabel="round", ylabel="client", title=f"{schedule.name} drift", xlim=(0, rounds))
     ax.set_ylim(schedule.clients - .5, -.5)

@@ -20,9 +20,7 @@ from .images import PICTURES
 from .sources import Source, complete, idx_array, intact
 from .synthetic import synthetic
 from .texts import TEXTS
-from .transforms import (
-    PIXEL_STATISTICS, RECIPES, Recipe, augment, data_recipe_names, dataset_names, draw_augmentation, normalise,
-    pixel_statistics, recipe_for)
+from .transforms import Recipe, augment, dataset_names, draw_augmentation, normalise, pixel_statistics, recipe_for
 
 # %% ../../nbs/02_data/07_datasets.ipynb #492de950
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,25 +39,17 @@ class Dataset:
     group_names: tuple[str, ...] = ()
 
     @property
-    def classes(self) -> int:
-        "The number of classes"
-        return len(self.class_names)
-
+    def classes(self) -> int: return len(self.class_names)  # their number
     @property
-    def shape(self) -> tuple[int, ...]:
-        "(C, H, W) of one image"
-        return tuple(self.train_x.shape[1:])
-
+    def shape(self) -> tuple[int, ...]: return tuple(self.train_x.shape[1:])  # (C, H, W) of one image
     def __repr__(self):
         size = "x".join(map(str, self.shape))
         return (f"{self.name}: {len(self.train_y)} + {len(self.test_y)} images of {size}, {self.classes} classes, "
                 f"recipe {self.recipe.name}")
-
     @property
     def tensors(self) -> dict[str, Tensor]:
         "Images and labels, by the name of their field"
         return {n: getattr(self, n) for n in ("train_x", "train_y", "test_x", "test_y")}
-
     @cached_property
     def fingerprint(self) -> str:
         "sha256 (hex) over shapes, types and bytes of all tensors"
@@ -69,13 +59,11 @@ class Dataset:
             digest.update(f"{t.dtype}{tuple(t.shape)}".encode())
             digest.update(t.cpu().contiguous().numpy())
         return digest.hexdigest()
-
     @property
     def groups(self) -> tuple[np.ndarray, np.ndarray] | None:
         "The groups of the training and the test samples, (N,) and (M,), or None: the recipe `natural` deals by them"
         if self.train_groups is None or self.test_groups is None: return None
         return self.train_groups.numpy(), self.test_groups.numpy()
-
     def first(self, train: int | None, test: int | None) -> "Dataset":
         "The first `train` and `test` samples (None = all); raises InputError if there are fewer"
         if train is None and test is None: return self
@@ -86,7 +74,6 @@ class Dataset:
             tensors = {k: getattr(self, k) for k in (f"{part}_x", f"{part}_y", f"{part}_groups")}
             cut |= {k: None if t is None else t[:n] for k, t in tensors.items()}
         return replace(self, **cut)
-
     def to(self, device) -> "Dataset":
         "The same data on `device` (groups stay); raises InputError if that cannot be used"
         try: moved: dict = {n: t.to(device) for n, t in self.tensors.items()}
@@ -95,11 +82,9 @@ class Dataset:
         out = replace(self, **moved)
         if "fingerprint" in self.__dict__: out.__dict__["fingerprint"] = self.fingerprint
         return out
-
     def draw(self, n: int, rng: np.random.Generator) -> np.ndarray | None:
         "Augmentation decisions for `n` samples, int64 (n, 4), or None: see the function `draw_augmentation`"
         return draw_augmentation(self.recipe, n, rng)
-
     def batch(self, x: Tensor, draws: Tensor | None = None, dtype=torch.float32) -> Tensor:
         "Network input of type `dtype`: uint8 `x` (..., C, H, W) normalised, and augmented by `draws` (..., 4)"
         recipe = self.recipe
@@ -125,16 +110,13 @@ class Texts(Dataset):
     def __post_init__(self):
         if self.recipe.augments:
             raise InputError(f"{self.name}: recipe {self.recipe.name!r} changes pictures, not texts")
-
     @property
     def shape(self) -> tuple[int, ...]:
         "Length and size of the vocabulary of each text of a row, one pair after the other: what a network has to know"
         return tuple(n for pair in zip(self.lengths, map(len, self.vocabularies)) for n in pair)
-
     def __repr__(self):
         texts = " and ".join(f"{n} of {len(names)} tokens" for n, names in zip(self.lengths, self.vocabularies))
         return f"{self.name}: {len(self.train_y)} + {len(self.test_y)} texts, each {texts}, {self.classes} classes"
-
     def batch(self, x: Tensor, draws: Tensor | None = None, dtype=torch.float32) -> Tensor:
         "Token numbers (..., L) as int64, whatever `dtype` the network computes in"
         return x.long()
@@ -151,33 +133,12 @@ def read_idx(source: Source, root: Path) -> dict:
     return parts | {"class_names": source.class_names}
 
 # %% ../../nbs/02_data/07_datasets.ipynb #3292a53f
-class _Array:
-    "Stands for numpy's array in a pickle"
-    def __init__(self, *_): pass
-    def __setstate__(self, state):
-        _, shape, _, fortran, content = state
-        if fortran: raise pickle.UnpicklingError("its array is not row by row")
-        self.bytes = np.frombuffer(content, np.uint8).reshape(shape)
-
-class _Type:
-    "Stands for numpy's type of an array in a pickle: bytes"
-    def __init__(self, name, *_):
-        if name not in ("u1", b"u1"): raise pickle.UnpicklingError(f"its array is of type {name!r}, not of bytes")
-    def __setstate__(self, state): pass
-
-def _encoded(text: str, encoding: str) -> bytes:
-    "How Python 3 writes bytes for Python 2"
-    if encoding == "latin1": return text.encode("latin1")
-    raise pickle.UnpicklingError(f"its text is encoded as {encoding!r}")
-
 class _Batch(pickle.Unpickler):
-    "Reads numbers, texts, lists, dicts and arrays of bytes; a pickle that names anything else is refused"
-    names = {"numpy ndarray": _Array, "numpy dtype": _Type, "_codecs encode": _encoded}
-    names |= {f"numpy.{core}.multiarray _reconstruct": _Array for core in ("core", "_core")}
-
+    "Reads numbers, texts, lists, dicts and arrays; a pickle that names anything else is refused"
     def find_class(self, module, name):
-        "What stands for `module.name`; raises UnpicklingError where nothing does"
-        if f"{module} {name}" in self.names: return self.names[f"{module} {name}"]
+        "`module.name`, if a batch of CIFAR needs it; else raises UnpicklingError"
+        arrays = "numpy ndarray", "numpy dtype", *(f"numpy.{c}.multiarray _reconstruct" for c in ("core", "_core"))
+        if f"{module} {name}" in arrays: return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch of CIFAR needs")
 
 def read_batch(path: Path, md5: str, name: str) -> dict:
@@ -195,7 +156,7 @@ def read_cifar(source: Source, root: Path) -> dict:
         for file, md5 in getattr(source, part).items():
             batch = content(file, md5)
             labels = batch[b"fine_labels"] if b"fine_labels" in batch else batch[b"labels"]
-            x[len(y):len(y) + len(labels)] = batch[b"data"].bytes.reshape(-1, 3, 32, 32)
+            x[len(y):len(y) + len(labels)] = batch[b"data"].reshape(-1, 3, 32, 32)
             y += labels
         parts |= {f"{part}_x": torch.from_numpy(x), f"{part}_y": torch.tensor(y)}
     meta = content(*next(iter(source.meta.items())))
@@ -279,9 +240,6 @@ def _present(source: Source, root: Path):
 def download(name: str, data: str | Path | None = None) -> Path:
     "Get and check data set `name`; returns its folder. Raises InputError if it is unknown or cannot be downloaded"
     choice(name, dataset_names(), "data set")
-    if name == "digits":
-        import sklearn.datasets  # digits come with it
-        return Path(sklearn.datasets.__file__).parent / "data"
     if name in MADE: return Path(inspect.getfile(MADE[name])).parent  # nothing but the function is needed
     _present(SOURCES[name], data_dir(data))
     return data_dir(data) / SOURCES[name].folder

@@ -6,9 +6,9 @@
 __all__ = ['TIMEOUT', 'PACE', 'RETRIES', 'Archive', 'download_file', 'reading', 'unpack', 'bring']
 
 # %% ../../nbs/02_data/02_download.ipynb #72a9aa61
-import gzip, os, shutil, sys, tarfile, time, warnings, zipfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import gzip, os, shutil, sys, tarfile, time, warnings
+from collections.abc import Iterable
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,10 @@ class Archive:
     urls: tuple[str, ...]          # http(s) mirrors, tried in order; the last part of the first one is its name
     digest: str                    # MD5 or sha256 (hex)
     members: dict[str, str] = field(default_factory=dict)  # name inside -> file; empty: the file is kept as it is
-    limit: int = 1 << 30           # the most bytes that are downloaded, and unpacked
+    limit: int = 1 << 30           # the most bytes that are downloaded
 
     @property
-    def name(self) -> str:
-        "The file's name, as in its first address"
-        return self.urls[0].rpartition("/")[2]
+    def name(self) -> str: return self.urls[0].rpartition("/")[2]  # the file's
 
 # %% ../../nbs/02_data/02_download.ipynb #87bd41f1
 TIMEOUT = 30.0  # s until a silent server is given up
@@ -87,60 +85,36 @@ def reading(archive: Path):
         why = " ".join(str(e).split()) or type(e).__name__
         raise InputError(f"{archive}: cannot be unpacked ({why})") from e
 
-def _members(archive: Path) -> Iterator[tuple[str, Callable]]:
-    "(name, function that opens it) of every file inside; a .gz has one. Raises InputError for another kind of archive"
-    if archive.name.endswith(".zip"):
-        with zipfile.ZipFile(archive) as packed:
-            for info in packed.infolist(): yield info.filename, partial(packed.open, info)
-    elif archive.name.endswith((".tar", ".tar.gz", ".tgz")):
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                tarfile.data_filter(member, str(archive.parent))
-                if member.isreg(): yield member.name, partial(tar.extractfile, member)
-    elif archive.suffix == ".gz": yield archive.stem, partial(gzip.open, archive)
-    else: raise InputError(f"{archive}: its name ends in none of .zip, .tar, .tar.gz, .tgz, .gz")
-
-def _content(opened: Callable, archive: Path, limit: int) -> Iterator[bytes]:
-    "The content of a member in blocks; raises InputError if it cannot be read, or has more than `limit` bytes"
-    with reading(archive), opened() as stream:
-        while block := stream.read(1 << 20):
-            limit -= len(block)
-            if limit < 0: raise InputError(f"{archive}: refused, it unpacks to more bytes than expected at most")
-            yield block
-
-def unpack(archive: Path, into: Path, members: dict[str, str], limit: int = 1 << 30):
-    """Write `members` (name inside -> file) into the folder `into`, each of at most `limit` bytes.
-
-    Raises InputError: a member is missing, the archive is damaged or malicious, the disk refuses."""
+def unpack(archive: Path, into: Path, members: dict[str, str]):
+    "Write `members` (name inside -> file) of a .tar.gz, or the only one of a .gz, into a folder; raises InputError"
     missing = dict(members)
+    def keep(name: str, stream):
+        if file := missing.pop(name, ""): write_atomic(into / file, iter(partial(stream.read, 1 << 20), b""))
     with reading(archive):
-        for name, opened in _members(archive):
-            if file := missing.pop(name, ""): write_atomic(into / file, _content(opened, archive, limit))
+        if archive.name.endswith(".tar.gz"):
+            with tarfile.open(archive) as tar:
+                for member in tar:
+                    tarfile.data_filter(member, str(archive.parent))
+                    if member.isreg(): keep(member.name, tar.extractfile(member))
+        else:
+            with gzip.open(archive) as stream: keep(archive.stem, stream)
     if missing: raise InputError(f"{archive}: these members are missing: {', '.join(sorted(missing))}")
-
-# %% ../../nbs/02_data/02_download.ipynb #81cd1390
-@contextmanager
-def _workspace(folder: Path):
-    "A new folder inside `folder`, removed afterwards; what a killed process left in it is removed first"
-    space = folder / ".partial"
-    shutil.rmtree(space, ignore_errors=True)
-    try:
-        with writing(space): space.mkdir()
-        yield space
-    finally: shutil.rmtree(space, ignore_errors=True)
 
 def bring(archives: Iterable[Archive], folder: Path, digests: dict[str, str]):
     """Make the files of `digests` (name -> MD5 or sha256) whole in `folder`, from `archives`; one process at a time.
 
     An archive that is in `folder` already is not downloaded. Raises InputError if a file cannot be made whole."""
-    with locked(folder), _workspace(folder) as space:
+    with locked(folder), ExitStack() as stack:
+        shutil.rmtree(space := folder / ".partial", ignore_errors=True)  # a killed process may have left it
+        stack.callback(shutil.rmtree, space, ignore_errors=True)
+        with writing(space): space.mkdir()
         bad = {file for file, digest in digests.items() if checksum(folder / file, digest) != digest}
         for archive in archives:
             path, wanted = folder / archive.name, {m: f for m, f in archive.members.items() if f in bad}
             if not wanted and archive.name not in bad: continue
             if checksum(path, archive.digest) != archive.digest:
                 path = download_file(archive.urls, space / archive.name, archive.digest, archive.limit)
-            if wanted: unpack(path, space / "unpacked", wanted, archive.limit)
+            if wanted: unpack(path, space / "unpacked", wanted)
             for file in wanted.values() or [archive.name]:
                 new = space / "unpacked" / file if wanted else path
                 found, expected = checksum(new, digests[file]), digests[file]

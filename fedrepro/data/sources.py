@@ -35,14 +35,10 @@ class Source:
     origin: str = ""               # what the user has to copy, where there are no archives
 
     @property
-    def files(self) -> dict[str, str]:
-        "All files with their checksums"
-        return self.meta | self.train | self.test
-
+    def files(self) -> dict[str, str]: return self.meta | self.train | self.test  # with their checksums
     def absent(self, root: Path) -> list[str]:
         "The files that are not under the data folder `root`"
         return [f for f in self.files if not (root / self.folder / f).is_file()]
-
     def present(self, root: Path) -> bool:
         "Whether all files, or the pack, are under the data folder `root`"
         return not self.absent(root) or bool(self.pack) and (root / self.folder / self.pack).is_file()
@@ -57,10 +53,10 @@ def intact(path: Path, digest: str, name: str):
 
 def lacking(source: Source, root: Path) -> InputError:
     "The error that says which files of `source` are not under `root`, and how to get them"
-    how = f"`fedrepro data {shlex.quote(source.name)}` downloads it; offline, copy"
-    how = f"{how if source.archives else 'it cannot be downloaded: copy'} {source.origin or 'the files'} there"
+    get = f"`fedrepro data {shlex.quote(source.name)}` downloads it; offline,"
     return InputError(f"{source.name} is not in {root / source.folder} (missing: {', '.join(source.absent(root))}); "
-                      f"{how} or name another folder with --data DIR")
+                      f"{get if source.archives else 'it cannot be downloaded:'} copy {source.origin or 'the files'} "
+                      "there or name another folder with --data DIR")
 
 def complete(source: Source, root: Path):
     "Raises InputError unless all files of `source`, or its pack, are under `root`"

@@ -30,9 +30,7 @@ def words(text: str) -> tuple[str, ...]:
 PADDING, UNKNOWN = 0, 1
 
 def vocabulary(texts: Iterable[Sequence[str]], least: int = 1, most: int | None = None) -> tuple[str, ...]:
-    """The name of every number: two special ones, then the tokens of `texts` by frequency, ties by alphabet.
-
-    Tokens that occur less than `least` times are left out, and so are numbers from `most` on."""
+    "The name of every number below `most`: two special ones, then tokens that occur `least` times, most frequent first"
     counts = Counter(chain.from_iterable(texts))
     kept = sorted((t for t, n in counts.items() if n >= least), key=lambda t: (-counts[t], t))
     return ("<padding>", "<unknown>", *kept)[:most]

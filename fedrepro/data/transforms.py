@@ -28,11 +28,8 @@ class Recipe:
     rotate: float = 0.0            # turn by a random angle of at most so many degrees; the corners become black
 
     def __post_init__(self): choice(self.pad, ("black", "mean", "reflect"), "pad")
-
     @property
-    def augments(self) -> bool:
-        "Whether training images are changed beyond normalisation"
-        return self.flip or self.crop > 0 or self.rotate > 0
+    def augments(self) -> bool: return self.flip or self.crop > 0 or self.rotate > 0  # changes training images
 
 # %% ../../nbs/02_data/01_transforms.ipynb #88621c42
 PIXEL_STATISTICS = {  # mean and standard deviation per channel of the training pixels / scale
@@ -67,7 +64,6 @@ RECIPES: dict[str, dict] = {  # paper -> data set -> what differs from plain; fr
     "FedADC": {"CIFAR-10": _CROP_FLIP, "CIFAR-100": _CROP_FLIP},
 }
 
-# %% ../../nbs/02_data/01_transforms.ipynb #f05a446d
 def dataset_names() -> list[str]:
     "The data sets that `fedrepro.data.datasets.load` knows"
     return list(PIXEL_STATISTICS)
@@ -77,9 +73,7 @@ def data_recipe_names() -> list[str]:
     return list(RECIPES)
 
 def recipe_for(name: str, dataset: str) -> Recipe:
-    """The recipe of paper `name` for `dataset`; the plain one where that paper does not use that data set.
-
-    Raises InputError for a name it does not know."""
+    "The recipe of paper `name` for `dataset`, plain where it does not use that; raises InputError for unknown names"
     differs = RECIPES[choice(name, RECIPES, "recipe")].get(choice(dataset, PIXEL_STATISTICS, "data set"))
     mean, std = PIXEL_STATISTICS[dataset]
     return Recipe(**{"name": "plain" if differs is None else name, "mean": mean, "std": std} | (differs or {}))
@@ -89,9 +83,8 @@ def pixel_statistics(x: Tensor, scale: float = 255.0) -> dict[str, tuple[float, 
     "Mean and standard deviation per channel of uint8 `x` (N, C, H, W) / scale, from exact sums, a thousand at a time"
     found: dict[str, tuple[float, ...]] = {"mean": (), "std": ()}
     for channel in x.unbind(1):
-        n, total, squares = channel.numel(), 0, 0
-        for part in channel.split(1000):
-            total, squares = total + int(part.sum()), squares + int((part.int() ** 2).sum())
+        parts, n = channel.split(1000), channel.numel()
+        total, squares = sum(int(p.sum()) for p in parts), sum(int((p.int() ** 2).sum()) for p in parts)
         found["mean"] += (total / n / scale,)
         found["std"] += ((n * squares - total ** 2) ** .5 / n / scale,)
     return found

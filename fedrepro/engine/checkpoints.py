@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MALFORMED', 'CHECKPOINT_FORMAT', 'MINUTE', 'SHARE', 'Unusable', 'OtherFormat', 'outline', 'filled', 'axes',
            'to_bytes', 'from_bytes', 'digest', 'save_message', 'read_description', 'load_message', 'snapshot_parts',
-           'snapshot_of', 'save_snapshot', 'load_snapshot', 'forget', 'forget_finished', 'CheckpointWriter']
+           'snapshot_of', 'save_snapshot', 'load_snapshot', 'matching', 'forget', 'forget_finished', 'CheckpointWriter']
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #3b589b5e
 import hashlib
@@ -147,6 +147,11 @@ def load_snapshot(path: Path, federation: Federation) -> Snapshot:
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #dc791965
 MINUTE, SHARE = 60., 20  # seconds between checkpoints; how many times longer a run computes than it writes
 
+def matching(folder: Path, pattern: str) -> list[Path]:
+    "The files of `folder` that match; none where there is no folder: when it is empty, any process may remove it"
+    try: return list(folder.glob(pattern))
+    except FileNotFoundError: return []
+
 def forget(paths: list[Path]):
     "Remove checkpoints: first what makes them one; raises InputError where the disk refuses"
     for path in [p.with_suffix(suffix) for p in paths for suffix in (".json", ".safetensors")]:
@@ -154,7 +159,7 @@ def forget(paths: list[Path]):
 
 def forget_finished(folder: Path, finished: Callable[[str], bool]):
     "Remove the checkpoints in a folder of which all runs (by run id) are `finished`; raises InputError like `forget`"
-    for path in [head.with_suffix("") for head in folder.glob("*.json")]:
+    for path in [head.with_suffix("") for head in matching(folder, "*.json")]:
         with suppress(Unusable):
             if all(finished(run) for run in read_description(path)["rounds"]): forget([path])
 
@@ -200,7 +205,7 @@ class CheckpointWriter:
 
     def mine(self) -> list[Path]:
         "Checkpoints of exactly these runs, oldest first"
-        parts = [p for suffix in (".json", ".safetensors") for p in self.folder.glob(f"{self.name}-*{suffix}")]
+        parts = [p for suffix in (".json", ".safetensors") for p in matching(self.folder, f"{self.name}-*{suffix}")]
         return sorted({p.with_suffix("") for p in parts})
 
     def find(self, device: str = "cpu") -> dict[str, dict]:
@@ -218,7 +223,7 @@ class CheckpointWriter:
 
     def heads(self) -> dict[Path, dict]:
         "All checkpoints in the folder that some of the runs could go on from"
-        paths = [path.with_suffix("") for path in sorted(self.folder.glob("*.json"))]
+        paths = [path.with_suffix("") for path in sorted(matching(self.folder, "*.json"))]
         heads = {path: self.read(path, None) for path in paths}
         ours = {p: h for p, h in heads.items() if h is not None and h["rounds"].keys() & set(self.runs)}
         usable = {p: h for p, h in ours.items() if h["marks"] == self.marks}
@@ -241,7 +246,7 @@ class CheckpointWriter:
         try:
             forget(self.mine())
             forget_finished(self.folder, finished)
-            for part in self.folder.glob(f".{self.name}-*.partial"):
+            for part in matching(self.folder, f".{self.name}-*.partial"):
                 with writing(part): part.unlink(missing_ok=True)
         except InputError as error: self.tell(f"{error}; it stays until the next run")
         with suppress(OSError): self.folder.rmdir()  # when it is empty

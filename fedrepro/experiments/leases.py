@@ -4,15 +4,10 @@
 
 # %% auto #0
 __all__ = ['BEAT', 'PATIENCE', 'HANG', 'WATCHED', 'machine', 'start_time', 'me', 'gone', 'lease_of', 'holder', 'mark', 'age',
-           'unmoved', 'void', 'held', 'whose', 'new', 'take_over', 'clear', 'take', 'Lost', 'Held', 'leases']
+           'void', 'held', 'whose', 'new', 'take_over', 'clear', 'take', 'Lost', 'Held', 'leases']
 
 # %% ../../nbs/07_experiments/06_leases.ipynb #38cd38ad
-import json
-import os
-import platform
-import tempfile
-import threading
-import time
+import json, os, platform, tempfile, threading, time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -71,15 +66,11 @@ def age(lease: Path) -> float:
     with tempfile.TemporaryFile(dir=lease.parent) as now: stamp = os.fstat(now.fileno()).st_mtime
     return stamp - lease.lstat().st_mtime
 
-def unmoved(lease: Path) -> float:
-    "For how many seconds we have seen no sign of life, by our own clock"
-    now = mark(lease)
-    if lease not in WATCHED or WATCHED[lease][0] != now: WATCHED[lease] = now, time.monotonic()
-    return time.monotonic() - WATCHED[lease][1]
-
 def void(lease: Path) -> tuple[int, int] | None:
     "The mark of a stale lease, whose holder has ended or shows no sign of life; else None"
-    seen, old = mark(lease), unmoved(lease)
+    seen, now = mark(lease), time.monotonic()
+    if lease not in WATCHED or WATCHED[lease][0] != seen: WATCHED[lease] = seen, now
+    old = now - WATCHED[lease][1]  # by our own clock
     with suppress(OSError): old = max(old, age(lease))
     return seen if seen and (old > PATIENCE or gone(holder(lease))) else None
 
@@ -122,18 +113,17 @@ def take_over(lease: Path) -> bool:
         finally: claim.unlink(missing_ok=True)
     except OSError: return False
 
-def clear(lease: Path):
-    "Remove a lease if it is stale"
-    if not take_over(lease): return
-    with suppress(OSError): lease.unlink()
+def clear(folder: Path):
+    "Remove the leases of processes that are no more"
+    for lease in folder.glob(".*.lease"):
+        if take_over(lease):
+            with suppress(OSError): lease.unlink()
 
 def take(path: Path) -> bool:
-    """Whether the result `path` is ours to compute from now on.
-
-    Where no lease can be written (a full disk, a folder that may only be read) it is: work comes before order."""
+    "Whether the result `path` is ours to compute from now on"
     try: new(lease_of(path))
     except FileExistsError: return take_over(lease_of(path))
-    except OSError: return True
+    except OSError: pass  # a full disk, a folder that may only be read: work comes before order
     return True
 
 class Lost(Exception):

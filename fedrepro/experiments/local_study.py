@@ -5,15 +5,13 @@
 # %% auto #0
 __all__ = ['STUDIES', 'CLIENT_PATTERN', 'STUDY_SAMPLES', 'STUDY_METRICS', 'POINTS', 'LINE', 'parse_client', 'position',
            'assigned', 'means_by_class', 'class_accuracy', 'confidence', 'learning_performance', 'group_ratios',
-           'linear_cka', 'kl', 'losses', 'chosen', 'the_phase', 'train_watched', 'test_logits', 'DriftMeter',
-           'local_rows', 'slice_rows', 'pushes', 'sample_rows']
+           'linear_cka', 'kl', 'chosen', 'the_phase', 'train_watched', 'test_logits', 'DriftMeter', 'local_rows',
+           'slice_rows', 'pushes', 'sample_rows']
 
 # %% ../../nbs/07_experiments/00_local_study.ipynb #199b320f
-import math
-import re
+import math, re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 import numpy as np
 import pandas as pd
 import torch
@@ -109,13 +107,9 @@ def kl(p: Tensor, q: Tensor) -> float:
 # %% ../../nbs/07_experiments/00_local_study.ipynb #1142a71d
 STUDY_SAMPLES = ("all", "smaller losses", "larger losses")
 
-def losses(client: Client) -> np.ndarray:
-    "(n,) cross-entropy of each of the client's samples, not augmented, under the model that it received"
-    return rate_samples(client)[0].cpu().numpy()
-
 def chosen(client: Client, samples: str) -> np.ndarray:
     "Positions of the half with the smaller (or larger) losses, repeated to length n"
-    order = np.argsort(losses(client), kind="stable")
+    order = np.argsort(rate_samples(client)[0].cpu().numpy(), kind="stable")  # under the model that it received
     if samples == "larger losses": order = order[::-1]
     return np.sort(np.resize(order[:max(1, client.n // 2)], client.n))
 
@@ -176,20 +170,13 @@ class DriftMeter:
     federation: Federation
     client: Client
 
-    @property
-    def received(self) -> Tree:
-        "w"
-        return self.client.received["params"]
-    @cached_property
-    def before(self) -> Tensor:
-        "(N_test, C) logits of the received model"
-        return test_logits(self.method, self.federation, self.received)
-
+    def __post_init__(self):
+        self.received: Tree = self.client.received["params"]
+        self.before = test_logits(self.method, self.federation, self.received)  # (N_test, C)
     def drift(self, params: Tree) -> float:
         "How far `params` are from the received model"
         gaps = {n: (params[n] - self.received[n]).double() for n in self.federation.net.trained}
         return float(norm(gaps))
-
     def row(self, params: Tree) -> dict[str, float]:
         "All measures of a model; accuracies in percent, of groups: the mean over their classes"
         y, counts = self.federation.data.test_y, self.client.counts
@@ -252,6 +239,5 @@ def sample_rows(client: Client) -> list[dict]:
     rank = float(spearmanr(loss, push).statistic) if client.n > 2 else float("nan")
     order = np.concatenate([unbiased, biased])
     return [{"sample": i, "loss": float(loss[j]), "uncertainty": float(uncertainty[j]),
-             "biased": int(i >= len(unbiased)),
-             "push": float(push[j]), "unbiased_share": len(unbiased) / client.n, "rank_correlation": rank}
-            for i, j in enumerate(order)]
+             "biased": int(i >= len(unbiased)), "push": float(push[j]), "unbiased_share": len(unbiased) / client.n,
+             "rank_correlation": rank} for i, j in enumerate(order)]

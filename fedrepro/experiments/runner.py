@@ -4,13 +4,10 @@
 
 # %% auto #0
 __all__ = ['GLANCE', 'QUIETLY', 'Outcome', 'failed', 'attempt', 'note', 'run_here', 'gpus', 'see_gpu', 'run_apart', 'run_near',
-           'awaited', 'remove_leases', 'remove_leftovers', 'compute_runs']
+           'awaited', 'remove_leftovers', 'compute_runs']
 
 # %% ../../nbs/07_experiments/10_runner.ipynb #ee20398f
-import contextlib
-import math
-import os
-import time
+import contextlib, math, os, time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 import torch
 from ..core.errors import InputError, choice
-from ..engine.checkpoints import forget_finished
+from ..engine.checkpoints import forget_finished, matching
 from ..executors.executors import executor_names
 from ..executors.messages import dumps
 from ..executors.processes import TRIES, NoWorker, Workers, keep_memory
@@ -92,17 +89,16 @@ def run_apart(jobs: list[Job], workers: int, report: SweepReport, progress: Prog
             for i, kind, what in staff.work(tasks):
                 if kind == "report": progress.round(*what)
                 elif kind == "died":
-                    for cell in jobs[i].cells: progress.restart(cell.run_id)
+                    for cell in jobs[i].cells: progress.rounds[cell.run_id] = 0
                 elif kind == "done": note(report, progress, jobs[i].cells, what)
                 else:
-                    lost = f"its worker process died {TRIES} times (killed, or out of memory?)"
-                    why = lost if kind == "lost" else brief(what)
+                    died = f"its worker process died {TRIES} times (killed, or out of memory?)"
+                    why = died if kind == "lost" else brief(what)
                     note(report, progress, jobs[i].cells, failed(jobs[i].cells, why))
         except NoWorker as error:
             left = [c for job in jobs for c in job.cells if c.run_id not in progress.ended]
             note(report, progress, left, failed(left, str(error)))
 
-# %% ../../nbs/07_experiments/10_runner.ipynb #ad24d505
 def run_near(jobs: list[Job], report: SweepReport, progress: Progress, workers: int):
     "Run the jobs in `workers` processes of this machine, each a job, or each a part of a run's clients"
     apart = len(jobs) >= workers > 1 and jobs[0].how != "processes"
@@ -117,23 +113,23 @@ def awaited(report: SweepReport, progress: Progress, results: str | Path, until:
             tried: dict[str, tuple]) -> list[PlannedRun]:
     """Those of the runs in others' hands that came free unfinished; empty when all are done, or when not to `wait`.
 
-    `tried` is the mark of each void lease by run id. One that is still there the next time cannot be taken: its run has
-    failed."""
+    `tried`: the mark of each void lease by run id; one that is still there the next time cannot be taken."""
     began, told = time.monotonic(), progress.quiet
     while report.elsewhere:
-        there = {c.run_id: store.run_path(results, c) for c in report.elsewhere}
-        done = {run for run, path in there.items() if store.is_complete(path)}
-        free = [c for c in report.elsewhere if not (held(there[c.run_id]) or store.is_complete(there[c.run_id]))]
-        for run in done: progress.finish(run, "computed by another process")
-        report.theirs += [there[run] for run in done]
-        report.elsewhere = [c for c in report.elsewhere if c.run_id not in done and c not in free]
-        for c in [*free]:
-            lease = lease_of(there[c.run_id])
-            if (now := mark(lease)) and tried.get(c.run_id) == now:
-                free.remove(c)
+        theirs, report.elsewhere, free = report.elsewhere, [], []
+        for c in theirs:
+            path, lease = store.run_path(results, c), lease_of(store.run_path(results, c))
+            done = store.is_complete(path)
+            if not done and held(path): report.elsewhere.append(c)
+            elif done or store.is_complete(path):  # a result is there before its lease goes
+                report.theirs.append(path)
+                progress.finish(c.run_id, "computed by another process")
+            elif (now := mark(lease)) and tried.get(c.run_id) == now:
                 why = f"the lease of {whose(lease)} is void, but cannot be taken over; remove the file"
                 note(report, progress, [c], failed([c], why))
-            elif now: tried[c.run_id] = now
+            else:
+                if now: tried[c.run_id] = now
+                free.append(c)
         progress.ended -= {c.run_id for c in free}
         if free or not wait: return free
         if time.time() >= until:
@@ -142,25 +138,19 @@ def awaited(report: SweepReport, progress: Progress, results: str | Path, until:
         elif report.elsewhere:
             if not told and time.monotonic() - began > QUIETLY:
                 told, c = True, report.elsewhere[0]
-                say(f"waiting for {len(report.elsewhere)} runs of others: {c.describe()} is held by "
-                    f"{whose(lease_of(there[c.run_id]))}; after {PATIENCE:.0f} s without such a sign it is taken over")
+                holder = whose(lease_of(store.run_path(results, c)))
+                say(f"waiting for {len(report.elsewhere)} runs of others: {c.describe()} is held by {holder}; after "
+                    f"{PATIENCE:.0f} s without such a sign it is taken over")
             time.sleep(GLANCE)
     return []
 
 # %% ../../nbs/07_experiments/10_runner.ipynb #766acd70
-def remove_leases(folder: Path):
-    "Remove the leases of processes that are no more"
-    for lease in folder.glob(".*.lease"): clear(lease)
-
 def remove_leftovers(folder: Path, age: float = 3600.):
-    """Remove what a kill left half written at least `age` seconds ago, leases of processes that are no more, and
-    checkpoints of runs that have a result.
-
-    A checkpoint without its json is half of one."""
-    remove_leases(folder)
-    kept = folder/"checkpoints"
-    halves = [p for p in kept.glob(16 * "[0-9a-f]" + "-*.safetensors") if not p.with_suffix(".json").exists()]
-    for part in [*folder.glob(".*.partial"), *kept.glob(".*.partial"), *halves]:
+    "Remove what a kill left half written at least `age` seconds ago, stale leases, checkpoints of runs with a result"
+    clear(folder)
+    kept = folder/"checkpoints"  # one without its json is half of one
+    halves = [p for p in matching(kept, 16 * "[0-9a-f]" + "-*.safetensors") if not p.with_suffix(".json").exists()]
+    for part in [*folder.glob(".*.partial"), *matching(kept, ".*.partial"), *halves]:
         with contextlib.suppress(OSError):
             if time.time() - part.stat().st_mtime >= age: part.unlink()
     with contextlib.suppress(InputError): forget_finished(kept, lambda run_id: store.has_run(folder, run_id))
@@ -171,15 +161,14 @@ def compute_runs(cells: list[PlannedRun], results: str | Path, *, data=None, dev
                  pool: Callable | None = None, wait: bool = True, on_done: Callable | None = None) -> SweepReport:
     """Compute the cells that are not in `results` yet, in `workers` processes; a failing run does not stop the others.
 
-    Processes compute jobs; where there are fewer jobs than workers, or with the executor `processes`, the clients of
-    one run. `data`, `device`, `how`, `every` and `until` are those of each `Job`: at `until` runs stop and are kept,
-    and none starts. Ctrl-C keeps what is finished. `pool(jobs, report, progress)` computes them in place of processes
-    here. Runs that others on the same folder compute are waited for, or not (`wait`). `on_done(cell, header, rows)` is
-    called in this process for each run that is finished. Raises InputError before anything is computed: wrong device or
-    executor, missing data, a folder that cannot be written."""
+    `data`, `device`, `how`, `every` and `until` are those of each `Job`: at `until` runs stop and are kept, and none
+    starts. `pool(jobs, report, progress)` computes them in place of processes here. Runs that others on the same folder
+    compute are waited for, or not (`wait`). `on_done(cell, header, rows)` is called in this process for each run that
+    is finished. Raises InputError before anything is computed: wrong device or executor, missing data, a folder that
+    cannot be written."""
     COUNT(workers, "workers")
     choice(how, executor_names(), "executor")
-    wanted, cells = cells, list({c.run_id: c for c in cells}.values())
+    cells = list({c.run_id: c for c in cells}.values())
     here = "cpu" if pool else pick_device(device)  # a cluster's workers may have the GPU that this machine lacks
     device = choice(device, ("auto", "cpu", "cuda"), "device") if pool else here
     for tier in {c.tier for c in cells}: remove_leftovers(store.check_writable(Path(results)/tier))
@@ -189,7 +178,7 @@ def compute_runs(cells: list[PlannedRun], results: str | Path, *, data=None, dev
     report = SweepReport(skipped=[store.run_path(results, c) for c in cells if c.run_id in there])
     tried: dict[str, tuple] = {}
     stack, left = how in ("stacked", "stacked-graphs") or (how == "auto" and device == "cuda"), todo
-    with Progress([c for c in wanted if c.run_id not in there], quiet, on_done) as progress:
+    with Progress(todo, quiet, on_done) as progress:
         try:
             prepare(todo, data, here)
             while left:
@@ -199,7 +188,7 @@ def compute_runs(cells: list[PlannedRun], results: str | Path, *, data=None, dev
         except KeyboardInterrupt as stop:  # perhaps between a result's last byte and our note of it: the files decide
             report.interrupted, report.signal = True, (*stop.args, 2)[0]
             report.done = [p for p in (store.run_path(results, c) for c in todo) if store.is_complete(p)]
-    for tier in {c.tier for c in todo}: remove_leases(Path(results)/tier)  # of workers that were killed
+    for tier in {c.tier for c in todo}: clear(Path(results)/tier)  # of workers that were killed
     for run, error in report.failed.items(): say(f"{run} failed: {error}")
     if report.interrupted: say(report.summary())
     return report

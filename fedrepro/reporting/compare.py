@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SOURCE', 'ROUND_FIELDS', 'PUBLISHED_ROUNDS', 'OWN_TIER', 'NETWORKS', 'FEW_SAMPLES', 'OPTIMISER', 'COMPARED_METRICS',
            'literal', 'method_named', 'rows_of', 'scaled', 'base_of', 'label_of', 'toml_value', 'as_toml', 'written',
-           'checked', 'differences', 'ComparedTable', 'stem_of', 'compare']
+           'checked', 'differences', 'ComparedTable', 'compare']
 
 # %% ../../nbs/09_reporting/05_compare.ipynb #a4dbd5d5
 import json
@@ -158,11 +158,6 @@ class ComparedTable(StoredTable):
         "`sheet` as text, md or html, or the summary as csv; raises InputError"
         return shown(self.sheet(), format, self.summary)
 
-def stem_of(name: str) -> str:
-    "`name` as the stem of a file; raises InputError"
-    if re.fullmatch(r"[\w.-]{1,80}", name): return name
-    raise InputError(f"compare: name {short(name)}: expected letters, digits, '-', '_' and '.', at most 80")
-
 def compare(methods, dataset: str = "digits", clients: int = 20, alpha: float | None = None, drift: str = "none",
             rounds: int = 20, epochs: int = 2, participation: float = 1., lr: float = .03, batch_size: int = 16,
             seeds: int | list[int] = 3, metric: str = COMPARED_METRICS[0], *, momentum: float = .9,
@@ -177,11 +172,13 @@ def compare(methods, dataset: str = "digits", clients: int = 20, alpha: float | 
     is not given one of its own; `name` of the file; `folder` keeps spec and runs: what is finished is never computed
     again; `workers`: processes; `log`: loggers, or texts like tensorboard:DIR."""
     base, rows, folder = base_of(locals()), rows_of(methods), Path(folder).expanduser()  # locals: the arguments
+    if name and not re.fullmatch(r"[\w.-]{1,80}", name):
+        raise InputError(f"compare: name {short(name)}: expected letters, digits, '-', '_' and '.', at most 80")
     raw = {"title": f"{', '.join(rows)} on {dataset}"[:200], "paper": "Comparison", "kind": "table",
            "metric": choice(metric, COMPARED_METRICS, "compare: metric"), "statistic": "last",
            "base": {"source": SOURCE} | base, "columns": [{"label": label_of(base)[:80]}],
            "methods": {k: {"source": SOURCE} | scaled(row, rounds) for k, row in rows.items()}, "tiers": {OWN_TIER: {}}}
-    raw["table"] = stem_of(name) if name else f"{dataset.replace(' ', '')}-{run_id({'text': written(raw)})[:8]}"
+    raw["table"] = name or f"{dataset.replace(' ', '')}-{run_id({'text': written(raw)})[:8]}"
     spec, loggers = checked(raw, folder), Loggers.of(log)
     cells = spec.runs(OWN_TIER)
     report = compute_runs(cells, folder/"results", data=data, device=device, workers=workers, quiet=quiet, how=executor,

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['METHOD_COLOURS', 'DASHES', 'PLAIN', 'METHOD_MARKERS', 'OTHER', 'NAMED', 'TIED', 'TIED_PARTS', 'REST', 'FEW',
            'PARTITION_WORDS', 'METRIC_WORDS', 'lighter', 'Style', 'own_rows', 'row_styles', 'curves', 'plot_curves',
-           'mark_drift', 'drift_rounds', 'partition_words', 'setting', 'axis_label', 'plot_published', 'grid',
-           'diverged_notes', 'over_seeds', 'add_legend', 'highlighted', 'refuse_empty', 'accuracy_figure',
+           'mark_drift', 'schedule_of', 'drift_rounds', 'partition_words', 'setting', 'axis_label', 'plot_published',
+           'grid', 'diverged_notes', 'over_seeds', 'add_legend', 'highlighted', 'refuse_empty', 'accuracy_figure',
            'save_figure', 'small_png']
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #c0866378
@@ -134,10 +134,14 @@ def mark_drift(ax: Axes, rounds: tuple[int, ...]) -> None:
                     textcoords="offset points", va="bottom", fontsize=8, color="0.25")
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #4f1989e9
+def schedule_of(cell: PlannedRun):
+    "When and where labels change in a cell of ten classes"
+    settings, clients = dict(cell.settings["drift"]), cell.settings["partition"]["clients"]
+    return drift(settings.pop("name"), clients=clients, classes=10, **settings)
+
 def drift_rounds(cell: PlannedRun) -> tuple[int, ...]:
     "The rounds (from 0) at whose start labels change in this cell; empty without concept drift"
-    settings, clients = dict(cell.settings["drift"]), cell.settings["partition"]["clients"]
-    return tuple(drift(settings.pop("name"), clients=clients, classes=10, **settings).change_rounds)
+    return tuple(schedule_of(cell).change_rounds)
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #fb596f60
 PARTITION_WORDS = {"iid": "IID", "iid-class": "IID", "sort": "sorted by label", "natural": "natural clients"}

@@ -22,7 +22,7 @@ from ..engine.method import HOOKS, FedAvg
 from ..experiments.specs import Spec, load_spec
 from .curves import small_png
 from .figures import draw
-from .notebook import read_ledger
+from .notebook import code_links, read_ledger
 from .paper_page import anchor, folded, grids_html, said, started
 from ..verdicts.tables import paper_grid, table
 
@@ -112,10 +112,10 @@ def round_steps(messages: Messages, client: str, server: str) -> list[tuple[str,
     steps = [(name, way, work[name] if name in work else parts(name)) for name, way in ORDER.items()]
     return [step for step in steps if step[2]]
 
-def message_figure(method: FedAvg, client: str, server: str, federation: Federation | None = None) -> Figure:
-    """A round of `method` as messages between server and participant, from what it declares
+def message_figure(method: FedAvg, client: str, server: str, federation: Federation) -> Figure:
+    """A round of `method` as messages between server and participant, from what it declares; bytes beside FedAvg's
 
-    `client`, `server`: what each computes, in words. With a `federation` the bytes are compared with FedAvg's."""
+    `client`, `server`: what each computes, in words."""
     messages, name = method.communication(), type(method).__name__
     steps = round_steps(messages, client, server)
     fig, ax = plt.subplots(figsize=(8, .62 * len(steps) + .9), layout="constrained")
@@ -133,15 +133,10 @@ def message_figure(method: FedAvg, client: str, server: str, federation: Federat
         else:
             box = {"boxstyle": "round", "facecolor": "#e8eef5", "edgecolor": "#56789a"}
             ax.text(X_CLIENT if step == "client" else X_SERVER, y - .1, textwrap.fill(text, 36), ha="center",
-                    va="center",
-                    fontsize=8.5, bbox=box)
-    if federation is not None:
-        server_start, model = method.init_server(federation), nbytes(federation.initial)
-        down, up = (declared_bytes(shapes, federation, server_start) / model
-                    for shapes in (messages.down, messages.up))
-        ax.set_title(f"One round of {name}: {down:.2f} models down and {up:.2f} up (FedAvg: 1 and 1)",
-                     fontsize=10)
-    else: ax.set_title(f"One round of {name}", fontsize=10)
+                    va="center", fontsize=8.5, bbox=box)
+    server_start, model = method.init_server(federation), nbytes(federation.initial)
+    down, up = (declared_bytes(shapes, federation, server_start) / model for shapes in (messages.down, messages.up))
+    ax.set_title(f"One round of {name}: {down:.2f} models down and {up:.2f} up (FedAvg: 1 and 1)", fontsize=10)
     return fig
 
 # %% ../../nbs/09_reporting/07_method_page.ipynb #6df702e5
@@ -192,11 +187,8 @@ def deviation_table(paper: str) -> str:
     def cell(text): return re.sub(r"(?<!\\)\|", r"\\|", said(text))
     rows, entries = [], read_ledger(paper)
     for i, entry in enumerate(entries, 1):
-        links = entry.get("link", [])
-        links = [links] if isinstance(links, str) else links
-        where = ", ".join(f"[{a.rsplit('/', 1)[-1].replace('?plain=1', '')}]({a})" for a in links)
         switch = f" `{entry['switch']}`".replace("|", "\\|") if entry["switch"] else ""
-        rows.append(f"| {i}. {cell(entry['name'])} | {cell(entry['paper'])} | {cell(entry['code'])} {where} "
-                    f"| {cell(entry['ours'])}{switch} | {cell(entry['cells'])} |")
+        rows.append(f"| {i}. {cell(entry['name'])} | {cell(entry['paper'])} | {cell(entry['code'])} "
+                    f"{code_links(entry)} | {cell(entry['ours'])}{switch} | {cell(entry['cells'])} |")
     head = "| | the paper | the released code | here | touches |\n|---|---|---|---|---|"
     return folded(f"All {len(entries)} deviations", "\n".join([head, *rows]))

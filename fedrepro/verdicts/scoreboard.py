@@ -4,23 +4,20 @@
 
 # %% auto #0
 __all__ = ['BOARD_TIERS', 'STATUSES', 'STATUS_WORDS', 'WHY', 'LOST', 'OURS', 'BOARD_COLUMNS', 'HEADINGS', 'NOTE',
-           'published_tables', 'status', 'missing', 'spec_lines', 'lost_settings', 'any_run', 'scoreboard',
-           'independent', 'judged_lines', 'with_q', 'totals', 'missing_lines', 'claim_totals', 'blank', 'hours_of',
-           'speed', 'render_scoreboard', 'board_sheet']
+           'published_tables', 'status', 'spec_lines', 'lost_settings', 'scoreboard', 'independent', 'judged_lines',
+           'totals', 'missing_lines', 'claim_totals', 'blank', 'speed', 'render_scoreboard', 'board_sheet']
 
 # %% ../../nbs/08_verdicts/07_scoreboard.ipynb #eb35e327
-import math
 from pathlib import Path
 import numpy as np
 import pandas as pd
 from ..core.errors import choice
 from ..core.grids import FORMATS, Sheet, grid_of, shown
 from ..experiments.rules import line_finder, read_published_csv
-from ..experiments.specs import Column, Spec, find_specs, load_spec
+from ..experiments.specs import Spec, find_specs, load_spec
 from ..experiments.store import load_headers, tier_folders
 from .claims import verdicts
-from .comparisons import paper_files
-from .independent import REACH, out_of_reach, places, read_reach, same_runs
+from .independent import REACH, out_of_reach, paper_files, places, read_reach, same_runs
 from .tables import JUDGED, table
 from .verdicts import DECIDED, VERDICTS, false_discovery
 
@@ -49,18 +46,15 @@ def status(cell, tier: str) -> tuple[str, str]:
 
 LOST = "the text lost"  # begins what a spec says of a row or column whose published setting is not known
 
-def missing(paper: pd.DataFrame, why: str) -> list[dict]:
-    "The lines of a published table that cannot be run, and why"
-    return [dict(line=i, status="missing", why=why) for i in range(len(paper))]
-
 OURS = ("metric", "runs", "n", "mean", "std", "difference", *JUDGED)  # columns of a table's long form
 
 def spec_lines(spec: Spec, paper: pd.DataFrame, tier: str, results: str | Path | None,
                reach: dict | None = None) -> list[dict]:
     "One dict for each published line: its place, status and why, our number; `reach` as `read_reach` returns it"
-    if tier not in spec.tiers: return missing(paper, f"no tier {tier}")
+    if tier not in spec.tiers: return [dict(line=i, status="missing", why=f"no tier {tier}") for i in range(len(paper))]
     at, reach, lost = places(spec, spec.tier_columns(tier)), reach or read_reach(), lost_settings(spec, paper, tier)
-    ours = table(spec, tier, results) if any_run(spec, tier, results) else pd.DataFrame()
+    stored = tier_folders(Path(results or spec.results)/tier)
+    ours = table(spec, tier, results) if any(any(f.glob("*.jsonl")) for f in stored) else pd.DataFrame()
     cells = {(c.row, c.column): c for c in ours.itertuples()}
     out, elsewhere = [], f"no such column at tier {tier}" if tier != "paper" else "the spec has no cell for it"
     for i in range(len(paper)):
@@ -85,11 +79,6 @@ def lost_settings(spec: Spec, paper: pd.DataFrame, tier: str) -> dict[int, str]:
     why = {i: whole["columns" if known[i] else "rows"] for i in range(len(paper)) if i not in at}
     return {i: text for i, text in why.items() if text}
 
-def any_run(spec: Spec, tier: str, results: str | Path | None) -> bool:
-    "Whether the folder of `tier` has any result file, of this spec or another"
-    return any(any(folder.glob("*.jsonl")) for folder in tier_folders(Path(results or spec.results)/tier))
-
-# %% ../../nbs/08_verdicts/07_scoreboard.ipynb #5ec1cab9
 BOARD_COLUMNS = ["paper", "folder", "table", "line", "method", "dataset", "tier", "status", "why", "row", "column",
                  "published", "published_std", *OURS, "q", "same_runs"]
 
@@ -104,12 +93,16 @@ def scoreboard(results: str | Path | None = None, root: str | Path | None = None
         printed, spec = read_published_csv(csv), load_spec(specs[name]) if name in specs else None
         same = (same_runs(spec) if spec else {}) | dict.fromkeys(np.flatnonzero(printed["mean"].isna()), "-")
         for tier in tiers:
-            lines = spec_lines(spec, printed, tier, results, reach) if spec else missing(printed, "no spec yet")
+            lines = spec_lines(spec, printed, tier, results, reach) if spec else [
+                dict(line=i, status="missing", why="no spec yet") for i in range(len(printed))]
             for found, (_, line) in zip(lines, printed.iterrows()):
                 about = dict(paper=line.paper, folder=name.split("/")[0], table=name.split("/")[1], method=line.method,
                              dataset=line.dataset, published=line["mean"], published_std=line["std"], tier=tier)
                 out.append(about | found | dict(same_runs=same.get(found["line"], "")))
-    return with_q(pd.DataFrame(out).reindex(columns=BOARD_COLUMNS))
+    board = pd.DataFrame(out).reindex(columns=BOARD_COLUMNS)
+    for _, part in judged_lines(board).groupby("folder"):  # q: over the independent numbers of a paper with a verdict
+        board.loc[part.index, "q"] = false_discovery(part.p.astype(float))
+    return board
 
 def independent(board: pd.DataFrame) -> pd.DataFrame:
     "The lines of a scoreboard whose number is printed, and not already in another table"
@@ -120,12 +113,6 @@ def judged_lines(board: pd.DataFrame) -> pd.DataFrame:
     found = independent(board[(board.tier == "paper") & board.status.isin([*VERDICTS, "diverged"])])
     if found.duplicated(["folder", "table", "line"]).any(): raise ValueError("two rows share a published number")
     return found
-
-def with_q(board: pd.DataFrame) -> pd.DataFrame:
-    "The board with q: p after Benjamini and Hochberg, over the independent numbers of a paper with a verdict"
-    for _, part in judged_lines(board).groupby("folder"):
-        board.loc[part.index, "q"] = false_discovery(part.p.astype(float))
-    return board
 
 # %% ../../nbs/08_verdicts/07_scoreboard.ipynb #0aa9b69f
 def totals(board: pd.DataFrame) -> pd.DataFrame:
@@ -176,19 +163,15 @@ NOTE = ("numbers: printed; independent: without dashes, repeats and differences 
         "the machines where these runs are made; runnable: it would; reproduced to contradicted: by the rule of "
         "the page on verdicts, from the seeds run so far; decided: with one of these, but for undecided")
 
-def hours_of(board: pd.DataFrame, results: str | Path | None = None, root: str | Path | None = None) -> float:
-    "Hours of computing of the stored runs behind the board's numbers of tier paper, each run once"
-    mine = board[board.tier == "paper"].dropna(subset=["runs"])
+def speed(board: pd.DataFrame, results: str | Path | None = None, root: str | Path | None = None) -> str:
+    "Published numbers decided per hour of computing, from the wall times in the stored runs, each run once"
+    alone = independent(board[board.tier == "paper"])
+    mine = alone.dropna(subset=["runs"])
     runs = {run for text in mine.runs for run in text.replace(" - ", " ").split()}
     folders = {Path(results or load_spec(path, root).results)/"paper" for name, path in find_specs(root).items()
                if name.split("/")[0] in set(mine.folder)} if runs else set()
     found = {h["run_id"]: h.get("wall_seconds") or 0. for folder in folders for h in load_headers(folder)}
-    return sum(found.get(run, 0.) for run in runs) / 3600
-
-def speed(board: pd.DataFrame, results: str | Path | None = None, root: str | Path | None = None) -> str:
-    "Published numbers decided per hour of computing, from the wall times in the stored runs"
-    alone = independent(board[board.tier == "paper"])
-    decided, hours = int(alone.status.isin(DECIDED).sum()), hours_of(alone, results, root)
+    decided, hours = int(alone.status.isin(DECIDED).sum()), sum(found.get(run, 0.) for run in runs) / 3600
     if not decided: return "Published numbers decided per hour: none decided yet at tier paper"
     if not hours: return f"Published numbers decided: {decided}; their runs hold no times"
     return f"Published numbers decided per hour: {decided / hours:.1f} ({decided} in {hours:.1f} hours of stored runs)"

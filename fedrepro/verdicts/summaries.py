@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 from ..core.errors import InputError
 from ..engine.evaluation import rounds_to_target, summarise
-from ..engine.probes import TIMES
 from ..experiments import rules
 from ..experiments.local_study import group_ratios
 from ..experiments.runs import PlannedRun
