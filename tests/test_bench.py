@@ -17,7 +17,6 @@ FILES = sorted((Path(__file__).resolve().parent.parent / "benchmarks").glob("*.j
 SMALL = Work("small", network="digits_cnn", shape=(1, 8, 8), clients=3, samples=300, batch_size=32)
 JOB = {"device": "cpu", "workers": 2}
 
-
 def check(found):
     "The schema of a result"
     assert found["format"] == 1
@@ -36,14 +35,12 @@ def check(found):
                and min(entry["gflops"].values()) > 0 for entry in found["limits"])
     assert found["state"]["bytes"] > 0 and found["peak_mb"].keys() == found["startup_seconds"].keys()
 
-
 @pytest.fixture
 def said(capsys):
     def said(*argv):
         code = main([*map(str, argv)])
         return code, *capsys.readouterr()
     return said
-
 
 @pytest.mark.parametrize("argv, words", [
     (["--rounds", "0"], "--rounds"), (["--only", "W2"], "--only 'W2' is unknown; accepted: ResNet-18"), (["--samples", "100"], "samples 100"), (["--device", "gpu"], "gpu"),
@@ -52,12 +49,10 @@ def test_bad_input(said, argv, words):
     code, out, err = said(*argv)
     assert code == 2 and out == "" and len(err.splitlines()) == 1 and words in err
 
-
 @pytest.mark.skipif(find_spec("flwr") is not None and find_spec("pfl") is not None, reason="the peers are installed")
 def test_peers_that_are_not_installed(said):
     code, out, err = said("--peers")
     assert code == 2 and out == "" and len(err.splitlines()) == 1 and "make peers" in err
-
 
 @pytest.mark.parametrize("kind", ["sequential", "stacked", "processes"])
 def test_the_plain_loop_computes_the_same_model(kind):
@@ -71,13 +66,11 @@ def test_the_plain_loop_computes_the_same_model(kind):
     assert distance(built["w"], at.server["params"]) < 1e-10
     assert loop.done(SMALL, built) == counted(SMALL, federation) == {"samples": 300, "steps": built["steps"]}
 
-
 class Fake:
     "A remote that needs a second for its samples"
     def __init__(self, samples): self.samples = samples
     def ask(self, work, threads): pass
     def hear(self): return {"seconds": 1., "samples": self.samples, "steps": 3, "device_mb": None}
-
 
 def test_different_work_is_refused():
     rows = bench.compare([("a", Fake(10), 1), ("b", Fake(10), 1)], [SMALL], 2)
@@ -85,13 +78,11 @@ def test_different_work_is_refused():
     with pytest.raises(RuntimeError, match="did not do the same work"):
         bench.compare([("a", Fake(10), 1), ("b", Fake(11), 1)], [SMALL], 1)
 
-
 def test_evaluation_is_the_same_by_hand():
     work = Work("tested", clients=3, samples=400, test_samples=30)
     ours, plain = (kind(JOB | {"kind": ""}) for kind in (Evaluation, PlainEvaluation))
     for c in (ours, plain): assert {k: c.timed(work)[k] for k in ("samples", "steps")} == {"samples": 90, "steps": 3}
     assert all(torch.equal(a, b) for a, b in zip(ours.built[work]["found"], plain.built[work]["found"]))
-
 
 def test_precisions_are_compared_seed_by_seed():
     "By hand: differences 0.1, 0.2, 0.3 have the mean 0.2 and the standard error 0.1/sqrt(3)"
@@ -101,14 +92,12 @@ def test_precisions_are_compared_seed_by_seed():
     for network in precision.NETWORKS:
         for a, b in precision.pairs(network): assert a.run_id != b.run_id and b.settings == a.settings | {"precision": "bf16"}
 
-
 def test_works_have_samples_for_everyone():
     for samples in (400, 4_000, 60_000):
         for group in works(samples).values():
             for work in group: assert work.clients <= work.samples <= 60_000
     assert [w.clients for w in works(60_000)["growth"]] == [20, 100, 1000]
     assert read_work(json.loads(json.dumps(SMALL.__dict__))) == SMALL
-
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
 def test_committed_results(path):

@@ -43,13 +43,11 @@ def demo(tmp_path):
     written(folder, RAW, "demo/t", CSV).with_name("claims.toml").write_text(ONE)
     return folder
 
-
 def put(demo, row, values, column="A", tier="paper", curve=None):
     "One run a seed of `row`, which ends in its value; None = diverged"
     spec = load_spec("demo/t", demo)
     curves = [v and (curve or [v - 10, v - 1, v, v, v, v])[-spec.runs(tier)[0].rounds:] for v in values]
     toy.put(spec, tier, row, curves, column)
-
 
 def only(demo, tier="paper"): return verdicts(tier, root=demo).iloc[0]
 
@@ -78,7 +76,6 @@ def test_every_claim_names_rows_and_columns_that_exist():
         assert set(c.rows) | set(c.against) <= set(spec.rows), c.says
         assert set(c.columns) <= {col.label for col in spec.columns} and c.columns, c.says
         if c.reduced: assert set(c.reduced) <= {col.label for col in spec.tier_columns("small")}, c.says
-
 
 @pytest.mark.parametrize("change, word", [
     ('kind = "gain over all others"', 'kind = "guess"'), ('rows = ["FedCCFA"]', 'rows = "FedCCFA"'),

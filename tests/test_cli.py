@@ -22,10 +22,8 @@ RAW = TOY | dict(title="A small one", published="t.published.csv", base=BASE | d
                  tiers={"smoke": {"base": {"rounds": 1, "source": "tier: reduced"}}})
 ONE = ["--seeds", 1, "--methods", "FedAvg", "--quiet"]
 
-
 @pytest.fixture
 def write(tmp_path): return lambda raw, name="t": written(tmp_path / "papers", raw, f"demo/{name}", CSV)
-
 
 @pytest.fixture
 def spec(tmp_path, monkeypatch, write):
@@ -51,7 +49,6 @@ def test_lists(said, spec, monkeypatch):
         code, out, _ = said(command)
         assert code == 0 and word in out
 
-
 def test_some_columns_alone(said, spec, write, monkeypatch):
     asked = []
     def note(cells, *_, **__): return asked.append({c.column for c in cells}) or runner.SweepReport()
@@ -62,7 +59,6 @@ def test_some_columns_alone(said, spec, write, monkeypatch):
         assert said("run", two, "--datasets", given, "--quiet")[0] == 0 and asked.pop() == columns
     assert said("run", spec, two, "--datasets", second, "--quiet")[0] == 0
     assert set().union(*asked) == {second}, "a column that only one of the tables has"
-
 
 def test_run_table_figure(said, spec, tmp_path, monkeypatch):
     monkeypatch.setattr(specs, "roots", lambda: [tmp_path])  # `tables` reads every spec
@@ -82,7 +78,6 @@ def test_run_table_figure(said, spec, tmp_path, monkeypatch):
     assert said("figure", spec, "--tier", "smoke", "--out", tmp_path / "x/y.pdf")[0] == 0 and (tmp_path / "x/y.pdf").exists()
     assert json.loads(said("tables", "--json")[1])[0]["tiers"]["smoke"]["finished"] == 4
 
-
 def test_where_results_and_data_lie(said, spec, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert said("run", spec, *ONE, "--results", "~/there")[0] == 0
@@ -96,7 +91,6 @@ def test_where_results_and_data_lie(said, spec, tmp_path, monkeypatch):
         mnist = next(d for d in json.loads(said("datasets", "--json", *argv)[1]) if d["name"] == "MNIST")
         assert not mnist["present"] and Path(mnist["folder"]).is_relative_to(tmp_path)
 
-
 def test_two_specs_share_runs(said, refused, spec, write):
     other = write(RAW | dict(title="Another one", base=RAW["base"] | dict(drift="sudden", drift_round=0)), "u")
     code, out, err = said("run", spec, other, *ONE[:4], "--device", "cpu")
@@ -104,7 +98,6 @@ def test_two_specs_share_runs(said, refused, spec, write):
     refused(["run", spec, other, "--methods", "FedAvg,FedAvgg"], "'FedAvgg'", "FedAvg")
     code, out, err = said("run", spec, spec, *ONE[:4], "--executor", "stacked")
     assert code == 0 and out.count("A small one") == 1 and "0 computed, 1 were there" in err
-
 
 OWN = '''
 from dataclasses import dataclass
@@ -116,7 +109,6 @@ class Halfway(FedAvg):
         mean = super().aggregate(server, exchange)["params"]
         return server | {"params": {n: (t + mean[n]) / 2 for n, t in server["params"].items()}}
 '''
-
 
 def test_a_method_in_a_file_of_ones_own(said, refused, write, spec, monkeypatch):
     "Pays for two worker processes that compute a run each, and two that compute its clients: all have to know the file"
@@ -135,7 +127,6 @@ def test_a_method_in_a_file_of_ones_own(said, refused, write, spec, monkeypatch)
         if text: spec.with_name(name).write_text(text)
         refused(["--import", spec.with_name(name), "methods"], name)
 
-
 def test_what_new_method_writes_runs(said, refused, tmp_path, monkeypatch):
     "Pays for the contract of a method in a process of its own, and for two runs of 12 rounds"
     monkeypatch.chdir(tmp_path)
@@ -150,7 +141,6 @@ def test_what_new_method_writes_runs(said, refused, tmp_path, monkeypatch):
     assert (code, err) == (0, "") and "MyMethod" in out and "published" not in out and "not run" not in out
     refused(["new-method", "my_method.py"], "my_method.py exists")
 
-
 def test_pages_are_listed_and_copied(said, refused, tmp_path):
     code, out, _ = said("notebook")
     assert code == 0 and "00_your_method" in out and len(out.splitlines()) == len(page_files()) + 2
@@ -159,9 +149,7 @@ def test_pages_are_listed_and_copied(said, refused, tmp_path):
         assert (tmp_path / f"{file}.ipynb").read_bytes() == page_files()[file].read_bytes()
     refused(["notebook", "14_fedccfa", "--out", tmp_path], "exists; it is not replaced")
 
-
 TORCHLESS = ["table fedccfa/table2", "claims", "export fedccfa/table2 --to latex", "datasets", "methods", "data digits", "notebook"]
-
 
 def test_what_was_answered_once_is_answered_without_torch(tmp_path):
     "Pays for every answer once; `tables` and `scoreboard` are answered the same way"
@@ -172,7 +160,6 @@ def test_what_was_answered_once_is_answered_without_torch(tmp_path):
         done = subprocess.run([sys.executable, "-c", code, time, *TORCHLESS], capture_output=True, text=True, cwd=tmp_path,
                               env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)})
         assert done.returncode == 0, done.stderr
-
 
 def test_a_plan_needs_no_data_and_has_a_line_a_tier(said, write, spec, tmp_path):
     base = RAW["base"] | dict(dataset="CINIC-10", network="fedccfa_cifar")
@@ -206,10 +193,8 @@ def test_refused(refused, spec, argv, words):
     spec.with_name("file").write_text("")
     refused([{"SPEC": spec, "FILE": spec.with_name("file")}.get(a, a) for a in argv], *words)
 
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_without_a_gpu(refused, spec): refused(["run", spec, "--device", "cuda"], "'cuda'", "accepted: auto, cpu")
-
 
 @pytest.mark.parametrize("error, code, words", [(RuntimeError("broken"), 1, "broken"), (KeyboardInterrupt(), 130, "finished runs are kept")])
 def test_a_run_that_fails_or_is_interrupted(said, spec, monkeypatch, error, code, words):
@@ -217,7 +202,6 @@ def test_a_run_that_fails_or_is_interrupted(said, spec, monkeypatch, error, code
     monkeypatch.setattr(runner, "run_job", broken)
     found, out, err = said("run", spec, "--seeds", 1)
     assert found == code and words in err and ("not run" in out if code == 1 else out == "")
-
 
 def test_our_own_mistakes_are_not_hidden(said, spec, monkeypatch):
     def broken(*_): raise ValueError("a bug")
@@ -241,7 +225,6 @@ def test_the_advertised_example_shows_the_papers_point(said, tmp_path, monkeypat
         assert last["FedCCFA"] > last["FedAvg"] + 10, last
     assert Path(out.splitlines()[-1]).stat().st_size > 5000
 
-
 def test_help_and_version(said):
     assert said("--version") == (0, fedrepro.__version__ + "\n", "") and said("-h")[0] == 0
     out = said("run", "--help")[1]
@@ -256,13 +239,11 @@ def test_help_and_version(said):
     for title, end, names in zip(groups, [*at[1:], len(out)], groups.values()):
         for name in names: assert f" {name} " in out[out.index(title):end], (title, name)
 
-
 COMPLETED = [  # what a shell would offer for the last word, some of it
     ("fedrepro comp", {"compare"}), ("fedrepro run fedccfa/table1", {"fedccfa/table1", "fedccfa/table10"}),
     ("fedrepro compare FedA", {"FedAvg", "FedADC"}), ("fedrepro compare FedAvg --drift s", {"sudden"}),
     ("fedrepro compare FedAvg --dataset dig", {"digits"}), ("fedrepro data Fash", {"Fashion-MNIST"}),
     ("fedrepro table x --tier s", {"smoke", "small"})]
-
 
 def test_names_are_completed_and_help_is_shown_without_torch():
     code = ("import os, sys; from fedrepro.cli.main import main\nfor line in sys.argv[1:]:\n"
@@ -272,7 +253,6 @@ def test_names_are_completed_and_help_is_shown_without_torch():
     done = subprocess.run([sys.executable, "-c", code, *(line for line, _ in COMPLETED)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     for (line, some), offered in zip(COMPLETED, done.stdout.split("#\n")[1:]): assert some <= set(offered.split("\n")), (line, offered)
-
 
 def test_a_list_of_commands_is_the_whole_table(said, refused, spec, tmp_path):
     "One line a job for any engine; each computes its runs alone, and prints no table"

@@ -28,7 +28,6 @@ from toy import until
 ROOT = Path(__file__).resolve().parents[1]
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "DASK_DISTRIBUTED__ADMIN__TICK__LIMIT": "1h"}
 
-
 class Cluster:
     "A scheduler and workers as processes of their own, as somebody starts them by hand"
     def __init__(self, folder: Path):
@@ -54,7 +53,6 @@ class Cluster:
             except ProcessLookupError: pass
             process.wait()
 
-
 @contextmanager
 def started(folder, workers):
     made = Cluster(folder)
@@ -66,18 +64,15 @@ def started(folder, workers):
             yield made
     finally: made.end()
 
-
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     "A scheduler and two workers, started once for this file"
     with started(tmp_path_factory.mktemp("cluster"), 2) as made: yield made
 
-
 def plain(folder, cells):
     "Headers without what a run has cost, and rows"
     found = [store.read(store.run_path(folder, c)) for c in cells]
     return [({k: v for k, v in head.items() if k not in ("wall_seconds", "peak_memory_mb")}, rows) for head, rows in found]
-
 
 def test_two_workers_over_tcp_write_the_same_files(two, alone, tmp_path):
     heard, progress = [], runner.Progress.round
@@ -88,14 +83,12 @@ def test_two_workers_over_tcp_write_the_same_files(two, alone, tmp_path):
     assert names(tmp_path) == names(alone) and {run for run, _ in heard} <= {c.run_id for c in many()} and len(heard) > 8
     assert runner.compute_runs(many(), tmp_path, quiet=True, pool=two.pool).summary() == "0 computed, 8 were there"
 
-
 def test_what_is_asked_for_first_is_computed_first(two, tmp_path):
     cells, before = many(), []
     runner.compute_runs(cells, tmp_path, quiet=True, pool=lambda jobs, *more: two.pool(jobs[::-1], *more))
     ended = sorted(cells, key=lambda c: store.run_path(tmp_path, c).stat().st_mtime_ns)
     before = [cells.index(c) for c in ended]
     assert before[0] >= 4 and before[-1] <= 3, before
-
 
 def test_a_time_budget_counts_for_workers(two, tmp_path):
     report = runner.compute_runs(many(), tmp_path, quiet=True, pool=two.pool, until=time.time() - 1)
@@ -125,16 +118,13 @@ def test_workers_that_cannot_work_are_refused(two, tmp_path, monkeypatch):
     try: assert "does not answer for 1 s" in said()
     finally: os.killpg(two.processes[1].pid, signal.SIGCONT)
 
-
 checked = Pool.check
-
 
 def test_a_worker_that_comes_later_is_looked_at_too(tmp_path):
     with leases([tmp_path / "driver"]):
         assert unfit(DriverTicket(code_digest(), tmp_path / "driver")) == ""
         assert unfit(DriverTicket("other", tmp_path / "driver")) == "has other code than the driver"
     assert unfit(DriverTicket(code_digest(), tmp_path / "driver")).startswith(f"does not see {tmp_path}")
-
 
 def test_the_worker_of_a_killed_driver_stops(tmp_path, dead, monkeypatch):
     "At the end of a round, without a result; nobody else has failed"
@@ -147,11 +137,9 @@ def test_the_worker_of_a_killed_driver_stops(tmp_path, dead, monkeypatch):
     monkeypatch.setattr(cluster, "GLANCE", 0.)
     assert [o.status for o in cluster.work_there(Job(CELLS[:1], tmp_path), DriverTicket(code_digest(), flag))] == ["elsewhere"] and seen == [1]
 
-
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense://x", ""])
 def test_an_address_where_nobody_answers(address):
     with pytest.raises(InputError, match="no scheduler answers there"): connect(address or "tcp://", .5)
-
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"\xff" * 4096])
 def test_an_address_where_somebody_else_answers(answer):
@@ -167,7 +155,6 @@ def test_an_address_where_somebody_else_answers(answer):
         with pytest.raises(InputError, match="no scheduler answers there"): connect(f"127.0.0.1:{server.getsockname()[1]}", 1.)
         assert time.monotonic() - began < 10
         for each in held: each.close()
-
 
 def test_without_dask(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
@@ -185,7 +172,6 @@ def test_what_became_of_a_task():
         assert outcomes(future, one) == said
     future = SimpleNamespace(status="error", exception=lambda: ValueError("a\nb"))
     assert outcomes(future, Job(CELLS[:2], "")) == failed(CELLS[:2], "ValueError: a b")
-
 
 def test_workers_and_scheduler_die(two, alone, tmp_path):
     "A worker is killed: another computes its run. The scheduler is killed: what is finished stays, the next call computes the rest alone. Last: it ends `two`"

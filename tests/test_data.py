@@ -15,7 +15,6 @@ from fedrepro.data.download import Archive
 from test_data_made import idx, tar_gz
 from test_fetch import md5, names, quick, served  # noqa: F401 (fixtures)
 
-
 @pytest.mark.parametrize("wrong, said", [
     (dict(name="CIFAR10"), f"data set 'CIFAR10' is unknown; did you mean 'CIFAR-10'? accepted: {', '.join(sorted({*datasets.SOURCES, *datasets.MADE}))}"),
     (dict(name="digits", recipe="FedNone"), "recipe 'FedNone' is unknown; accepted: FedADC"),
@@ -25,7 +24,6 @@ from test_fetch import md5, names, quick, served  # noqa: F401 (fixtures)
 def test_unknown_names(wrong, said):
     with pytest.raises(InputError) as e: datasets.load(**wrong)
     assert said in str(e.value) and "\n" not in str(e.value)
-
 
 @pytest.mark.parametrize("name", datasets.SOURCES)
 def test_nothing_there(name, tmp_path):
@@ -37,7 +35,6 @@ def test_nothing_there(name, tmp_path):
         how = f"fedrepro data {shlex.quote(name)}" if source.archives else "it cannot be downloaded"
         for part in (str(root / source.folder), *source.files, how, "--data DIR"):
             assert part in str(e.value)
-
 
 def test_a_pickle_is_not_opened_before_its_checksum(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "_Batch", lambda *a, **k: pytest.fail("unpickled an unchecked file"))
@@ -59,7 +56,6 @@ def content_of(kind, r):
     return {"batch_1": batch(5), "batch_2": batch(5), "test": batch(4),
             "meta": as_published({b"label_names": [b"%d" % i for i in range(10)]})}
 
-
 def as_published(content):
     "A pickle as Python 2 and numpy 1 wrote it: texts are bytes, an array names numpy.core.multiarray"
     def text(b): return b"U" + bytes([len(b)]) + b
@@ -72,7 +68,6 @@ def as_published(content):
     def one(v): return array(v) if isinstance(v, np.ndarray) else b"](" + b"".join(
         text(x) if isinstance(x, bytes) else number(x) for x in v) + b"e"
     return b"\x80\x02}(" + b"".join(text(k) + one(v) for k, v in content.items()) + b"u."
-
 
 def made(kind, tmp_path, served, seed=0):
     "(source, files, server): a made data set under `tmp_path`, whole, and a server that has its archives"
@@ -92,13 +87,11 @@ def made(kind, tmp_path, served, seed=0):
     for f, c in content.items(): (tmp_path / "made" / f).write_bytes(c)
     return source, content, server
 
-
 @pytest.fixture(params=["idx", "cifar"])
 def whole(request, tmp_path, served, monkeypatch):  # noqa: F811
     source, content, server = made(request.param, tmp_path, served)
     monkeypatch.setitem(datasets.SOURCES, "MNIST", source)
     return source, content, server
-
 
 def test_the_made_cifar_is_like_the_real_one(tmp_path, served):  # noqa: F811
     "Its pickles name what the real ones name, and Python reads them as we do"
@@ -109,7 +102,6 @@ def test_the_made_cifar_is_like_the_real_one(tmp_path, served):  # noqa: F811
     ours = source.read(source, tmp_path)
     assert torch.equal(ours["test_x"].reshape(4, -1), torch.from_numpy(theirs[b"data"]))
     assert ours["test_y"].tolist() == theirs[b"labels"] and ours["class_names"] == tuple("0123456789")
-
 
 def test_a_flipped_byte_in_any_file(whole, tmp_path):
     "It is refused by name; `download` repairs it, from one archive, and then the same numbers are read"
@@ -127,13 +119,11 @@ def test_a_flipped_byte_in_any_file(whole, tmp_path):
     assert datasets.load("MNIST", data=tmp_path).fingerprint == before
     assert names(tmp_path) == ["made"] and names(tmp_path / "made") == sorted(content)
 
-
 def test_what_is_whole_is_used_where_nothing_can_be_written(whole, tmp_path, monkeypatch):
     "No lock, no folder, no network"
     monkeypatch.setattr(download, "bring", lambda *_: pytest.fail("asked for a download"))
     datasets.download("MNIST", tmp_path)
     datasets.load("MNIST", tmp_path, download=True)
-
 
 def test_download_fails(whole, tmp_path):
     "What was wanted, what every server said, and what to do without a network; the damaged file stays"
@@ -154,7 +144,6 @@ class Run:
     def __init__(self, *call): self.call = call
     def __reduce__(self): return self.call[0], self.call[1:]
 
-
 def evil_pickles(mark):
     "Programs that would make the file `mark`, or reach for what could"
     command = f"touch {mark}"
@@ -173,7 +162,6 @@ def evil_pickles(mark):
     yield said("_codecs", "encode", b"X\x01\0\0\0aX\x06\0\0\0latin1\x86R.")
     yield from (b"\x82\x01.", b"Pmark\n.", b"\x80\x02", b"", b"\x80\xff.", b"garbage", b"\x80\x02]q\0h\x05.")
 
-
 def test_evil_pickles_whose_checksums_agree(tmp_path, served, monkeypatch):  # noqa: F811
     "Nothing is run, and each is one clear line"
     source, _, _ = made("cifar", tmp_path, served)
@@ -183,7 +171,6 @@ def test_evil_pickles_whose_checksums_agree(tmp_path, served, monkeypatch):  # n
         with pytest.raises(InputError) as e: datasets.load("MNIST", data=tmp_path)
         assert f"{tmp_path / 'made/test'} is refused: " in str(e.value) and "\n" not in str(e.value), i
         assert not (tmp_path / "mark").exists(), i
-
 
 def test_the_evil_pickles_are_evil(tmp_path):
     "Python's own reader runs the first of them"

@@ -31,19 +31,15 @@ ALL = [*OURS]
 SHORT = dict(lr=.05, epochs=1, batch_size=64)
 nan, inf = math.nan, math.inf
 
-
 def federation(clients=4, **more):
     digits = datasets.load("digits")
     cut = partition.partition("dirichlet-class", digits.train_y.numpy(), digits.test_y.numpy(), clients=clients, seed=0, alpha=.5)
     return Federation(digits, networks.network("digits_cnn"), cut, **more)
 
-
 FED = federation()
 START = FED.initial
 
-
 def arranged(name): return suited(METHODS[name], FED)
-
 
 def judged_once(method, federation, at, final): return {"generalised_accuracy": 50.}
 
@@ -58,7 +54,6 @@ def test_the_border(share, found):
     assert bool(server_diverged(1, model, 1e6)) == found
     assert bool(client_diverged(1, [0], [(fine, fine, 0)], [EXPLODED * share], 1e6)) == found
     assert bool(client_diverged(1, [0], [(fine, fine, 0)], [-EXPLODED * share], 1e6)) == found
-
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_quick_look_never_passes_what_has_diverged(dtype, monkeypatch):
@@ -77,7 +72,6 @@ def test_the_quick_look_never_passes_what_has_diverged(dtype, monkeypatch):
                     exact.setattr(divergence, "calm", lambda *_: False)
                     assert seen(given, losses) == found
     assert {case for case, passed in quick.items() if passed} == {(size, clients, 0.) for size in (0., 1., 4e5) for clients in (1, 5)}
-
 
 def test_what_a_damaged_record_says():
     assert in_words(None) == in_words({}) == "where is not recorded" and in_words(record(2, None, 12345.678)) == "round 2, server, norm 1.23e+04"
@@ -111,11 +105,9 @@ class Faulty(FedAvg):
         wrong = self.value if self.what == "loss" and client.round >= self.when else 0.
         return super().loss(client, params, batch) + wrong
 
-
 METHODS.pop("Faulty")
 CASES = [("upload", nan, 2), ("upload", inf, 2), ("upload", 1e30, 2), ("state", nan, 2), ("server", nan, None), ("server", inf, None),
          ("server", 1e9, None), ("reply", nan, None), ("loss", nan, 0), ("loss", inf, 0), ("loss", 1e8, 0)]
-
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("what, value, client", CASES)
@@ -129,18 +121,15 @@ def test_who_is_recorded_whoever_computes(what, value, client, executor):
     assert [r["round"] for r in history.rows] == [1] and before[-1] is history.snapshot and history.snapshot.round == 2
     if client is not None: assert same_bits(before[0].server, before[1].server)  # what diverged is not averaged
 
-
 @pytest.mark.parametrize("seed", range(3))
 def test_the_client_is_its_number_not_its_place_in_the_cohort(seed):
     part = federation(8, participation=.25, cohorts=seed)
     method = Faulty(**SHORT, who=next(k for k in part.cohort(1) if k not in part.cohort(0)), when=0)
     assert run(method, part, 2).diverged == record(2, method.who, nan)
 
-
 def test_a_diverged_run_is_not_gone_on_from():
     at = run(Faulty(**SHORT), FED, 4).snapshot
     assert run(Faulty(**SHORT), FED, 9, start=at).snapshot is at
-
 
 @pytest.mark.parametrize("settings", [("SlowMo", dict(alpha=1e12)), ("FedAvgM", dict(server_lr=1e12)), ("FedAvgM", dict(beta=1e200)),
                                       ("FedADC", dict(alpha=1e40)), ("SlowMo", dict(beta=1e200))], ids=str)
@@ -148,7 +137,6 @@ def test_a_server_that_overshoots(settings):
     name, wild = settings
     history = run(METHODS[name](**SHORT | wild), FED, 4)
     assert history.status == "diverged" and history.diverged["client"] is None
-
 
 def test_the_nan_of_a_quotient():
     "FedExP divides by the clients' agreement: where nobody moves and eps underflows, that is 0/0"
@@ -164,7 +152,6 @@ def test_a_wild_learning_rate_is_an_outcome(name):
         if lr == 1e30: assert history.status == "diverged"
         assert history.status == "complete" or (history.diverged["round"] in (1, 2) and history.diverged["client"] in (None, 0, 1, 2, 3))
         assert all(math.isfinite(r["generalised_accuracy"]) for r in history.rows)
-
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_sane_run_stays_five_orders_below(name):
@@ -184,7 +171,6 @@ def test_a_sane_run_stays_five_orders_below(name):
 
 def test_a_counter_is_no_weight(): assert refuse_diverged(START, [START | {"body.batches": torch.tensor(10**15)}] * 2) is None
 
-
 @dataclass
 class Tuned(FedAvg):
     "FedAvg with a final fine-tuning that breaks client 1"
@@ -192,9 +178,7 @@ class Tuned(FedAvg):
         def loss(client, params, batch): return super(Tuned, self).loss(client, params, batch) * (nan if client.id == 1 else 1.)
         return [*super().local_phases(client), self.phase(client, "tune", loss=loss, final=True)]
 
-
 METHODS.pop("Tuned")
-
 
 def test_fine_tuning_that_ends_in_nan_is_recorded():
     seen = []
@@ -202,7 +186,6 @@ def test_fine_tuning_that_ends_in_nan_is_recorded():
     assert seen[-1] is history.snapshot  # a checkpoint would keep it
     assert history.status == "diverged" and history.diverged == record(2, 1, nan)
     assert [r["round"] for r in history.rows] == [1]  # the last round has no metrics: its models were not finite
-
 
 @pytest.mark.parametrize("name, wild", [("FedCCFA", dict(finetune_epochs=1, finetune_lr=1e30)),
                                         ("FedADCPlus", dict(calibration="plain", calibration_lr=1e30))])
@@ -222,11 +205,9 @@ def test_a_course_that_diverges_leaves_the_others_their_bits():
     assert [h.status for h in together] == ["complete", "diverged", "complete"]
     for a, b in zip(together, alone): assert a.rows == b.rows and same_bits(a.snapshot.server, b.snapshot.server) and repr(a.diverged) == repr(b.diverged)
 
-
 def drifting(at):
     swap = concept_drift.DriftSchedule("test", FED.clients, 10, (concept_drift.Swap(at, tuple(range(FED.clients)), (0, 1)),))
     return replace(FED, drift=swap)
-
 
 @pytest.mark.parametrize("when", [1, 2])
 def test_runs_that_share_their_first_rounds_diverge_alone(when):
@@ -234,7 +215,6 @@ def test_runs_that_share_their_first_rounds_diverge_alone(when):
     makes = [lambda d=d: ActiveRun(Faulty(**SHORT, when=when), d, 4, line="one", evaluate=evaluate) for d in (drifting(2), drifting(3))]
     for history in run_lockstep([make() for make in makes]):
         assert history.diverged == record(when + 1, 2, nan) and [r["round"] for r in history.rows] == list(range(1, when + 1))
-
 
 def test_an_evaluation_that_finds_divergence_ends_all_who_share_it():
     def judge(method, federation, at, final):
@@ -252,7 +232,6 @@ def cells(lrs):
     s = found.settings
     s = s | dict(rounds=2, drift=dict(name="none"), partition=s["partition"] | dict(clients=4))
     return [replace(found, settings=s | dict(method=s["method"] | dict(fields=s["method"]["fields"] | dict(lr=lr)))) for lr in lrs]
-
 
 @pytest.mark.parametrize("how", [dict(), dict(how="stacked"), pytest.param(dict(workers=2), marks=pytest.mark.nightly("starts workers; what they write is the same"))], ids=str)
 def test_a_sweep_goes_on(tmp_path, how):
@@ -274,7 +253,6 @@ def test_nothing_is_clipped_by_default():
     assert given == {"FedDC": 10.0}
     assert SGD(.1).clip_norm is None
     assert all(any(f.name == "clip_norm" for f in fields(METHODS[name])) for name in ALL)
-
 
 def test_a_spec_that_clips(tmp_path):
     plain, clips = (load_spec(written(tmp_path, TOY | dict(base=BASE | dict(rounds=1) | more), name)).runs("paper")[0]

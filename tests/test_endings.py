@@ -19,21 +19,17 @@ LONG = RAW | dict(base=RAW["base"] | dict(every=500), tiers={"smoke": {  # FedAv
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 
-
 @pytest.fixture
 def write(tmp_path): return lambda raw: written(tmp_path / "papers", raw, "demo/t")
-
 
 def listen():
     "As from a terminal, whatever this process has been told"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP): signal.signal(number, signal.SIG_DFL)
 
-
 def started(*command, **more):
     env = {k: v for k, v in os.environ.items() if k != "CI"} | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listen) | more
     return subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, env=env, text=True, start_new_session=True, **pipes)
-
 
 def alive(session):
     with suppress(ProcessLookupError):
@@ -41,11 +37,9 @@ def alive(session):
         return True
     return False
 
-
 def left(results):
     "Names of what is neither a result nor a checkpoint"
     return [p.name for p in results.rglob("*") if p.is_file() and p.suffix != ".jsonl" and p.parent.name != "checkpoints"]
-
 
 @pytest.mark.parametrize("number, workers, everybody", [
     (signal.SIGINT, 2, True), (signal.SIGTERM, 2, False), (signal.SIGKILL, 2, False),
@@ -68,7 +62,6 @@ def test_a_driver_that_is_ended_keeps_what_is_finished_and_ends_its_workers(writ
     *before, last = err.splitlines()
     assert all("complete" in line for line in before) and f"{kept} computed, 0 were there; interrupted" in last and "the same command goes on" in last, err
 
-
 LATE = """
 import os, signal, sys
 from fedrepro.cli.main import interrupts
@@ -77,19 +70,15 @@ with interrupts():
     except KeyboardInterrupt: os.kill(os.getpid(), signal.SIGINT); signal.pause()
 """
 
-
 def test_a_second_signal_ends_at_once():
     process = started("-c", LATE)
     assert process.communicate(timeout=60) == ("", "") and process.returncode == 130
-
 
 def test_what_nohup_ignores_stays_ignored():
     script = "import os, signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\nfrom fedrepro.cli.main import interrupts\nwith interrupts(): os.kill(os.getpid(), signal.SIGHUP)"
     assert started("-c", script).wait(60) == 0
 
-
 METHODS = "import sys\nfrom fedrepro.engine.method import FedAvg\n{}class Mine(FedAvg):\n    def init_server(self, federation): {}\n"
-
 
 @pytest.mark.parametrize("top, hook, words", [("sys.exit(0)\n", "pass", "SystemExit: 0"), ("", "sys.exit(0)", "ended the program"),
                                               ("", "sys.exit(0) if federation.seed else None; return super().init_server(federation)", "SystemExit: 0")])
@@ -106,7 +95,6 @@ def test_what_ends_the_program_is_no_success(write, tmp_path, monkeypatch, capsy
         sys.modules.pop("mine_ends", None)
     done = [store.read(p)[0]["settings"]["seed"] for p in (tmp_path / "r").rglob("Mine*.jsonl")]
     assert code and words in capsys.readouterr().err and done == ([0] if "seed" in hook else [])
-
 
 @pytest.mark.parametrize("where", ["closed", "gone", "full"])
 def test_nobody_reads_what_is_said(write, tmp_path, monkeypatch, where):
@@ -140,7 +128,6 @@ def test_long_chains_end(tmp_path):
     assert len(extended(tmp_path / "0.toml")) == 1201
     (tmp_path / "1200.toml").write_text('extends = "7.toml"')
     with pytest.raises(InputError, match="7.toml: extends itself"): extended(tmp_path / "0.toml")
-
 
 def test_a_name_may_not_begin_a_formula(write):
     "matplotlib would read it as one, and fail where it is none"

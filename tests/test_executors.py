@@ -27,12 +27,9 @@ CUT = partition.Partition([rows[:n] for rows, n in zip(WHOLE.train, (40, 25, 1, 
 TOY = Federation(DIGITS, NET, CUT, dtype=torch.float64)
 LOCAL = dict(lr=.05, epochs=2, batch_size=8)
 
-
 def drifting(at): return replace(TOY, drift=concept_drift.drift("sudden", clients=5, classes=10, at=at))
 
-
 def same(a, b): return a.rows == b.rows and same_bits([a.snapshot.server, a.snapshot.states], [b.snapshot.server, b.snapshot.states])
-
 
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "FedCCFA", "FedDrift", "Ditto", "Flash", "FedBABU"])
 def test_forks_have_the_bits_of_runs_alone(name):
@@ -40,7 +37,6 @@ def test_forks_have_the_bits_of_runs_alone(name):
     federations = [TOY, drifting(1), drifting(2), drifting(2)]
     together = run_lockstep([ActiveRun(method, fed, 3, line="one", evaluate=Evaluator()) for fed in federations])
     assert all(same(run(method, fed, 3, evaluate), ours) for fed, ours in zip(federations, together))
-
 
 def test_only_equal_lines_share_rounds():
     calls = []
@@ -51,7 +47,6 @@ def test_only_equal_lines_share_rounds():
     ends = run_lockstep([ActiveRun(slow, TOY, 2, line="slow"), ActiveRun(fast, TOY, 1, line="fast"), ActiveRun(slow, TOY, 2, line="slow")], counting)
     assert calls == [5, 5, 5] and [h.snapshot.round for h in ends] == [2, 1, 2]
     assert distance(ends[0].snapshot.server["params"], ends[1].snapshot.server["params"]) > 1e-3
-
 
 def test_a_feed_holds_every_batch_once():
     method, at = FedAvg(**LOCAL), rounds.begin(FedAvg(**LOCAL), TOY)
@@ -67,7 +62,6 @@ def test_a_feed_holds_every_batch_once():
             if s < len(p): assert torch.equal(batch.x[k][batch.w[k] > 0], c.batch(p[s][0]).x)
     assert seen == [2 * c.n for c in clients]
 
-
 def test_states_wait_on_the_host_above_a_limit(monkeypatch):
     asked = []
     monkeypatch.setattr(rounds, "moved", lambda message, device: asked.append(str(device)) or moved(message, device))
@@ -77,13 +71,11 @@ def test_states_wait_on_the_host_above_a_limit(monkeypatch):
         out = park_states(SimpleNamespace(clients=5, device=device), states, limit)
         assert (asked == ["cpu"]) is goes and same_bits(out, states)
 
-
 def test_shares_are_even():
     sizes = np.random.default_rng(0).integers(1, 1000, 40).tolist()
     parts = [sum(sizes[i] for i in group) for group in shares(sizes, 8)]
     assert sum(parts) == sum(sizes) and max(parts) < 1.05 * min(parts) and parts == sorted(parts, reverse=True)
     assert shares([5], 8) == [[0]]
-
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedCCFA", "FedDrift", "Union"])
 def test_processes_serve_every_run_of_a_pack(name):
@@ -94,7 +86,6 @@ def test_processes_serve_every_run_of_a_pack(name):
         together = run_lockstep([ActiveRun(method, fed, 3, line=str(fed.seed), evaluate=Evaluator()) for fed in federations], pool)
     assert all(same(run(method, fed, 3, evaluate), ours) for fed, ours in zip(federations, together))
 
-
 def test_a_phase_of_ones_own_is_not_taken_for_anothers():
     class Closing(FedAvg):
         def local_phases(self, client):
@@ -104,7 +95,6 @@ def test_a_phase_of_ones_own_is_not_taken_for_anothers():
         loop, stack = (run(Closing(**LOCAL), TOY, 2, executor=e).snapshot.server["params"] for e in (sequential, stacked))
         assert distance(loop, stack) < 1e-10
     finally: method_module.METHODS.pop("Closing")
-
 
 def test_what_an_executor_refuses():
     class Mine(FedAvg): pass

@@ -27,7 +27,6 @@ RAW = TOY | dict(
     methods={"FedAvg": {}, "prox_&_%": {"class": "FedProx", "published": {"method": "FedProx"}}, "MOON": {}},
     tiers={"smoke": {"base": {"rounds": 3, "source": "tier: reduced"}}})
 
-
 @pytest.fixture
 def spec(tmp_path):
     spec = load_spec(written(tmp_path, RAW, "demo/t_1", PUBLISHED))
@@ -54,7 +53,6 @@ def test_csv_is_what_is_stored(spec):
         assert set(run.run_id) == {cell.run_id} and set(run.status) == {head["status"]} and set(run.clients) == {cell.settings["partition"]["clients"]}
     assert result(spec.path, "paper").frame.equals(tidy(spec, "paper"))
 
-
 def test_parquet_keeps_values_and_types(spec, tmp_path):
     "pyarrow is in the extra `export`; where the developers' extra has it, it must be there"
     if not installed("pyarrow", "export"): pytest.skip("pyarrow is not installed: pip install 'fedrepro[export]'")
@@ -62,7 +60,6 @@ def test_parquet_keeps_values_and_types(spec, tmp_path):
     back = pd.read_parquet(file)
     pd.testing.assert_frame_equal(back, tidy(spec, "paper"), check_dtype=False)
     assert [k.kind for k in back.dtypes] == [k.kind for k in tidy(spec, "paper").dtypes]
-
 
 def installed(module: str, extra: str) -> bool:
     "Whether a module of an optional extra is there; it must be when the extra `dev` asks for it"
@@ -72,7 +69,6 @@ def installed(module: str, extra: str) -> bool:
     found = importlib.util.find_spec(module) is not None
     assert found or not (names & asked or extra in asked), f"{module} is missing, though the extra dev has it"
     return found
-
 
 def test_without_pyarrow_one_line_names_the_extra(spec, monkeypatch, tmp_path, refused):
     real = builtins.__import__
@@ -106,7 +102,6 @@ def structure(text: str) -> list[list[list[str]]]:
         found.append(lines)
     return found
 
-
 def test_the_table(spec):
     text = latex(spec, "paper")
     first, second = structure(text)
@@ -121,12 +116,10 @@ def test_the_table(spec):
     assert set(re.findall(r"\\([a-zA-Z]+)", text)) <= set(
         "usepackage begin end centering caption label toprule midrule bottomrule multicolumn textbf pm approx neq lambda textasciitilde textasciicircum".split()), "nothing but LaTeX's own and booktabs"
 
-
 def test_only_the_paper_tier_has_marks(spec):
     text = latex(spec, "smoke")
     structure(text)
     assert not any(f"{MARKS[word]}" in text for word in VERDICTS) and "not comparable" in text and "rounds 3 (paper 12)" in text and "$n$ = 2 to 3" in text
-
 
 def test_no_text_becomes_a_command():
     every = "".join(map(chr, range(32, 0x17F)))

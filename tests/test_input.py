@@ -44,7 +44,6 @@ inputs = settings.get_profile("input")
 ROOT = Path(__file__).resolve().parents[1]
 EACH = 30  # seconds in which every answer must have come; they take milliseconds
 
-
 @contextlib.contextmanager
 def answered_in_time():
     def late(*_): raise AssertionError(f"no answer after {EACH} s")
@@ -55,7 +54,6 @@ def answered_in_time():
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
 
-
 def clear(error, *words, most: int = 400):
     "The message is one printable line of at most `most` characters that has all the words"
     line = str(error)
@@ -63,26 +61,21 @@ def clear(error, *words, most: int = 400):
     for word in words: assert word in line, (word, line)
     event("refused")
 
-
 class Odd:
     "Nothing that is expected anywhere; prints badly"
     def __repr__(self): return "one\ntwo\x1b"
 
-
 class Odder:
     def __repr__(self): raise RuntimeError("cannot be printed")
-
 
 def deep(n):
     x = {}
     for _ in range(n): x = {"a": x}
     return x
 
-
 ODD = st.sampled_from([float("nan"), True, None]) | st.sampled_from([float("inf"), 0, -1, 10**5000, "1"]) | st.sampled_from([
                        -float("inf"), -0.0, 1, 10**30, -10**5000, 1e308, 1e-308, 2.5, False, "", "nan", "a\nb\x1b[31m", "ü" * 5000, "\ud800", b"x", [], [1], (), {}, {"a": 1}, 1j, np.float64("nan"), np.float32(.5),
                        np.int64(3), np.bool_(True), np.complex128(1), np.arange(3), np.arange(9999), np.array(2), Odd(), Odder(), deep(9999), int, Path("x")])
-
 
 def most_often(usual, odd=ODD, times: int = 5):
     "`times` out of `times` + 1 the `usual`, else something odd"
@@ -101,7 +94,6 @@ def some_labels(draw, least=0):
     labels = rng.choice(classes, n)
     return draw(st.sampled_from([labels, labels.tolist(), torch.tensor(labels, dtype=torch.int64), np.sort(labels).astype(np.uint8)]))
 
-
 ODD_LABELS = st.sampled_from([None, [], [[0, 1], [1]], [0.5], [-1, 0], ["cat"], [2**63], [10**30], [10**12], [True], 3, np.zeros((2, 2), int), {"a": 1},
                               torch.zeros(3), Odd(), [None], "012", b"012", [float("nan")], np.array([], int), [0, 10**5]])
 alphas = st.floats(1e-6, 1e6) | st.floats(.05, 1) | st.sampled_from([1e-6, 1e6])
@@ -109,9 +101,7 @@ ARGUMENTS = {"alpha": alphas, "minimum": st.integers(1, 12), "tries": st.integer
              "per_class_test": st.integers(0, 2), "sigma": st.floats(0, 10), "shards": st.integers(1, 9)}
 one_or_two = st.integers(0, 9).flatmap(lambda i: st.fixed_dictionaries({k: ARGUMENTS[k] for k in (["alpha"], ["sigma"], ["alpha", "sigma"], [])[i % 4 if i > 7 else i % 2]}))
 
-
 def same_sizes(counts, asked): return np.ptp(counts.sum(1)) <= 1
-
 
 PROMISES = {  # recipe -> law of the counts (K, C) and the settings
     "iid": same_sizes, "iid-class": lambda c, s: np.ptp(c, axis=0).max() <= 1 and same_sizes(c, s),
@@ -120,22 +110,18 @@ PROMISES = {  # recipe -> law of the counts (K, C) and the settings
     "dirichlet-client": lambda c, s: s["sigma"] > 0 or same_sizes(c, s), "quantity-skew": lambda c, s: (s["alpha"] is None) != (s["sigma"] is None)}
 ALWAYS = ("iid", "iid-class")  # nothing but impossible numbers is refused
 
-
 def test_every_recipe_has_a_promise():
     "`natural` deals nothing: test_partition.py"
     assert sorted([*PROMISES, "natural"]) == recipe_names() and set(ARGUMENTS) == {s for r in recipe_names() for s in recipe_settings(r)}
-
 
 def deals_every_sample_once(lists, n):
     owned = np.concatenate(lists)
     assert owned.dtype == np.int64 and len(owned) == n and (np.sort(owned) == np.arange(n)).all()
 
-
 def follows(train, test):
     "A client's share of the test samples of a class is that of its training samples, up to rounding"
     share = train / np.maximum(train.sum(0), 1)
     assert (np.abs(share * test.sum(0) - test)[:, train.sum(0) > 0] <= 1 + 1e-9).all()
-
 
 def check_partition(cut, recipe, labels, test, clients, asked):
     given = {**recipe_settings(recipe), **asked}
@@ -151,7 +137,6 @@ def check_partition(cut, recipe, labels, test, clients, asked):
     shares = np.stack([np.bincount(shares[mine], minlength=classes) for mine in cut.test])
     if recipe == "dirichlet-class-5": assert shares.min() >= given["per_class_test"]
     else: follows(counts, shares)
-
 
 @pytest.mark.parametrize("recipe", PROMISES)
 def test_a_partition_is_disjoint_and_complete_or_refused(recipe):
@@ -179,7 +164,6 @@ def test_a_partition_is_disjoint_and_complete_or_refused(recipe):
 
     holds()
     assert seen["dealt"] > 10 and seen["refused"], "all alike: this shows little"
-
 
 @inputs
 @given(st.data())
@@ -211,7 +195,6 @@ def test_noise_hits_exactly_its_share_or_is_refused(labels, ratio, classes, seed
     assert not isinstance(ratio, bool) and (noisy != before).sum() == round(float(ratio) * len(before)) and 0 <= noisy.min() <= noisy.max() < classes
     assert (concept_drift.as_labels(labels) == before).all()
 
-
 def check_schedule(s, around):
     "Label maps are permutations that change only when announced; concepts name them; the swaps backwards restore the labels"
     start = np.tile(np.arange(s.classes), (s.clients, 1))
@@ -225,9 +208,7 @@ def check_schedule(s, around):
     back = [Swap(end + i, swap.clients, swap.labels) for i, swap in enumerate(reversed(s.swaps))]
     assert (DriftSchedule("and back", s.clients, s.classes, [*s.swaps, *back]).label_maps(10**40) == start).all()
 
-
 when = st.integers(0, 300) | st.integers(0, 10**30)
-
 
 @inputs
 @given(most_often(st.sampled_from(drift_names()), ODD | st.text(max_size=9)), most_often(st.integers(1, 40)), most_often(st.integers(1, 15)),
@@ -253,11 +234,9 @@ REAL = {k: v for k, v in REAL.items() if k not in ("methods", "tuning")} | {"met
 for tier in REAL["tiers"].values():
     tier |= {"methods": {k: v for k, v in tier["methods"].items() if k in KEPT}} if "methods" in tier else {}
 
-
 class Long(int):
     "A number with more digits than Python prints"
     def __repr__(self): return "Long"
-
 
 numbers = st.integers() | st.floats() | st.sampled_from([0, -1, 1, 2**31, 2**63, 10**30, Long(16**5000), 1e308, 0.0, -0.0, 5e-324])
 texts = st.text(max_size=8) | st.sampled_from(["x" * 30_000, "a\nb", "\x1b[31m", "\x00", "none", "nan", "../..", "FedAvg", "paper", "_base.toml", "guess: x", "guess:\nx", "é" * 99])
@@ -265,21 +244,17 @@ plain = st.booleans() | numbers | texts | st.dates() | st.datetimes() | st.times
 anything = st.recursive(plain, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(["value", "source", "base", "dataset"]) | texts, x, max_size=3),
                         max_leaves=6) | st.builds(lambda n: deep(n), st.integers(1, 300)) | st.builds(lambda n: nested(n), st.integers(1, 300))
 
-
 def nested(n):
     x = []
     for _ in range(n): x = [x]
     return x
-
 
 def places(raw, path=()):
     "All key paths of nested dicts and lists"
     items = raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ()
     return [path] + [p for k, v in items for p in places(v, (*path, k))]
 
-
 MEANT = ["extends", "like", "rows", "tuning", "class", "published", "missing", "label", "source", "columns", "shards"]
-
 
 def change(raw, draw):
     "One change anywhere: another value, another key, one less, one twice, one of another place"
@@ -297,7 +272,6 @@ def change(raw, draw):
         if isinstance(parent, list): parent.insert(0, copy.deepcopy(parent[key]))
         else: parent[draw.draw(st.sampled_from(["FedAvg", "second", "rounds", "dataset"]))] = copy.deepcopy(parent[key])
 
-
 def check_spec(path: Path) -> Spec | None:
     "The spec, with all its tiers resolved into runs of settings that have a name; None when refused in one clear line that names the file"
     with answered_in_time():
@@ -313,13 +287,11 @@ def check_spec(path: Path) -> Spec | None:
     event("accepted")
     return spec
 
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
     for name, content in FILES.items(): (folder / name).write_bytes(content)
     return folder
-
 
 @inputs
 @given(st.data())
@@ -337,7 +309,6 @@ rows = st.lists(st.tuples(st.sampled_from(["FedAvg", "FedAvg", "FedProx", "Other
                           st.sampled_from(["1.5", "2", ""]), st.sampled_from(["1", ""])).map(list), max_size=6)
 filters = st.fixed_dictionaries({}, optional={"method": st.sampled_from(["FedAvg", "FedProx", "Nobody"]), "clients": st.sampled_from([20, 20.0, 100, "20"]),
                                               "variant": st.sampled_from(["a", "", "c"]), "other": numbers | texts})
-
 
 @inputs
 @given(st.data())
@@ -372,7 +343,6 @@ VALUES = {"tier": ["smoke", "paper", "smok"], "methods": ["FedAvg", "FedAvg,FedP
           "imports": ["own.py", "wrong.py", "stops.py"], "file": ["x.json", "folder"], "rounds": ["1", "2"], "samples": ["100"]}
 COMMANDS = typer.main.get_command(app.app)
 
-
 @st.composite
 def command_lines(draw):
     "A command with its own options and values that mostly fit, then at most two changes"
@@ -386,7 +356,6 @@ def command_lines(draw):
         at = draw(st.integers(0, len(line)))
         line[at:at + draw(st.integers(0, 1))] = [draw(junk)] * draw(st.integers(0, 1))
     return line
-
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
@@ -415,10 +384,8 @@ def own(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "download", lambda name, folder=None: choice(name, transforms.dataset_names(), "data set"))
     return done
 
-
 @pytest.fixture(scope="module")
 def tally(): return {0: 0, 1: 0, 2: 0, 130: 0}
-
 
 def said(argv):
     "Exit code, stdout and stderr of a command; the code and the lines are as they must be"
@@ -433,7 +400,6 @@ def said(argv):
     assert "Traceback" not in err
     return code, out, err
 
-
 @inputs
 @example(argv="run own/t --tier smoke --seeds 1 --methods FedAvg".split())  # one of two runs fails: 1
 @example(argv="run own/t --tier smoke --seeds 1".split())  # interrupted: 130
@@ -446,10 +412,8 @@ def test_any_command_line_is_done_or_refused_in_one_line(own, tally, argv):
     event(f"exit code {code}")
     assert not (code == 2 and own), ("refused after the work was done", err)
 
-
 def test_all_exit_codes_were_seen(tally):
     assert not sum(tally.values()) or min(tally[0], tally[2]) > inputs.max_examples / 10 and tally[1] and tally[130], tally
-
 
 def test_a_process_says_one_line(tmp_path):
     argv = ["figure", "fedccfa/table2", "--tier", os.fsdecode(b"\xff")]
@@ -460,7 +424,6 @@ def test_a_process_says_one_line(tmp_path):
 # --- papermill parameters
 
 PAGES = ["10_lfd", "11_feddc", "12_fedadc", "13_fedbss", "14_fedccfa"]
-
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_hands_all_its_parameters_over(page):

@@ -23,11 +23,9 @@ BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 WHY = f"none of {', '.join(BROWSERS)} is installed: JupyterLab is not looked at"
 needs_browser = pytest.mark.skipif(BROWSER is None, reason=WHY)
 
-
 def test_there_is_a_browser_where_one_is_asked_for():
     if BROWSER is None and os.environ.get("FEDREPRO_NEED_BROWSER") == "1": pytest.fail(WHY)
     if BROWSER is None: pytest.skip(WHY)
-
 
 def wait(what: str, found, seconds: float):
     "What `found` returns as soon as it is true"
@@ -36,7 +34,6 @@ def wait(what: str, found, seconds: float):
         assert time.monotonic() < until, f"{what}: not after {seconds} seconds"
         time.sleep(0.2)
     return value
-
 
 class Tab:
     "A page of the browser, spoken to by its debugging protocol"
@@ -55,7 +52,6 @@ class Tab:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     "A copy of the pages: Run All and autosave must not change the repository's"
@@ -63,7 +59,6 @@ def folder(tmp_path_factory):
     junk = shutil.ignore_patterns(".ipynb_checkpoints", "__pycache__", "_quarto.yml")
     shutil.copytree(ROOT / "nbs", folder / "nbs", ignore=junk)
     return folder
-
 
 @pytest.fixture(scope="module")
 def lab(folder, tmp_path_factory):
@@ -87,7 +82,6 @@ def lab(folder, tmp_path_factory):
             yield f"http://127.0.0.1:{port}"
         finally: server.terminate()
 
-
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory):
     "An empty tab of a headless chromium with a profile of its own"
@@ -103,9 +97,7 @@ def tab(tmp_path_factory):
             yield Tab(f"ws://127.0.0.1:{port}/devtools/page/{target}")
         finally: browser.terminate()
 
-
 PANEL = "window.jupyterapp?.shell?.currentWidget"
-
 
 def run_all(tab: Tab, lab: str, page: str) -> dict:
     "Open a page, run all its cells, wait until the kernel is idle; the notebook as it would be saved"
@@ -116,7 +108,6 @@ def run_all(tab: Tab, lab: str, page: str) -> dict:
               ".then(() => { window.ran = true; }); 0")
     wait(f"{page}: Run All", lambda: tab.value(f"window.ran && {PANEL}.sessionContext.session.kernel.status === 'idle'"), 120)
     return tab.value(f"JSON.parse(JSON.stringify({PANEL}.content.model.toJSON()))")
-
 
 @needs_browser
 def test_run_all_in_jupyterlab(tab, lab):

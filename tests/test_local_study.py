@@ -38,9 +38,7 @@ METHODS = {"FedAvg": {}, "FedProx": {"mu": .1}, "FedAvgM": {"beta": .5}, "MOON":
 STUDIES = ("lfd/table5", "lfd/figure1", "lfd/figure3", "lfd/figure4", "fedbss/figure2", "fedbss/figure3a", "fedbss/figure3b",
            "fedbss/figure3c")
 
-
 def run_job(cells, results, on_round=None, **how): return jobs.run_job(Job(cells, results, **how), on_round)
-
 
 @pytest.fixture(scope="module")
 def toy():
@@ -51,12 +49,10 @@ def toy():
     half = assigned(cut, d.train_y.numpy(), "classes 0-4", 0)
     return Federation(d, networks.network("digits_cnn"), half, dtype=torch.float64)
 
-
 def client_after(toy, method, rounds=3, client="classes 0-4"):
     "The client in the round after some of FedAvg's"
     w, k = run(made("FedAvg", epochs=5), toy, rounds).snapshot.server["params"], position(toy.partition, client)
     return toy.client(k, rounds, method.broadcast(method.init_server(toy) | {"params": w}), method.init_client(toy, k))
-
 
 def made(name, **more): return load_methods()[name](**LOCAL | METHODS[name] | more)
 
@@ -70,7 +66,6 @@ def test_a_client_that_cannot_be_is_refused():
                          ("classes 0-2", "no sample of class 2"), ("classes 7-9", "others have only 0")):
         with pytest.raises(InputError, match=says): assigned(cut, labels, client, 0)
     assert parse_client("client 3") == (3, range(0)) and parse_client("classes 2-4") == (None, range(2, 5))
-
 
 def test_halves_by_loss_are_passed_as_often_as_all(toy):
     client = client_after(toy, made("FedAvg"))
@@ -107,7 +102,6 @@ def test_at_the_start_nothing_has_changed_and_at_the_end_it_is_the_clients_model
     made_when_read = {"lp_means_existing", "lp_means_absent"}
     assert {*STUDY_METRICS} - {*last} == {"test_loss", "unbiased_share", "rank_correlation"} | made_when_read
 
-
 def test_lfd_predicts_with_the_softmax_that_it_trains(toy):
     method = made("LfD", weight=0., margin=0.)
     client = client_after(toy, method)
@@ -117,14 +111,12 @@ def test_lfd_predicts_with_the_softmax_that_it_trains(toy):
     assert torch.equal(method.logits(toy.net, w, batch.x).argmax(1), toy.net(method.eval_params({"params": w}, {}), batch.x).argmax(1))
     assert torch.equal(made("FedAvg").logits(toy.net, w, batch.x), toy.net(w, batch.x))
 
-
 def test_a_slice_ends_at_the_clients_model(toy):
     rows = slice_rows(made("FedAvg"), toy, client_after(toy, made("FedAvg")), "all")
     end = local_rows(made("FedAvg"), toy, client_after(toy, made("FedAvg")), "all")[-1]
     assert [rows[-1][key] for key in ("along", "drift_norm", "generalised_accuracy")] == [1, end["drift_norm"], end["generalised_accuracy"]]
     received, x = client_after(toy, made("FedAvg")).received["params"], toy.data.batch(toy.data.test_x, None, torch.float64)
     assert rows[10]["test_loss"] == pytest.approx(F.cross_entropy(toy.net(received, x), toy.data.test_y).item(), abs=1e-12)
-
 
 def test_sample_rows_are_the_losses_uncertainties_and_gradients_of_plain_torch(toy):
     client = client_after(toy, made("FedAvg"))
@@ -151,7 +143,6 @@ def settings(row="FedAvg", **more):
     values = VALUES | more
     return run_settings(make_method(row, values, "here"), values, 0, "here")
 
-
 def test_no_other_run_has_the_part_study_or_another_name():
     assert run_id(settings()) == "e0c475135b230f95" and run_id(settings("LfD", tau=.2)) == "b4b535ff269cb7d8"  # from before there were studies
     for name in find_specs():
@@ -169,9 +160,7 @@ def small(name, row=None, **changes):
     s = cell.settings | {"data": data, "network": "digits_cnn", "rounds": 3, "study": cell.settings["study"] | changes}
     return replace(cell, settings=s)
 
-
 class Killed(Exception): pass
-
 
 def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, monkeypatch):
     pack = [small("lfd/figure1", row, epochs=2) for row in ("Parameter constraint: all", "Feature constraint: all", "No constraint")]
@@ -200,7 +189,6 @@ def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, mo
     assert compute_runs(pack, tmp_path / "whole", quiet=True).summary() == "0 computed, 3 were there"
     assert before == [p.stat().st_mtime_ns for p in (tmp_path / "whole").rglob("*.jsonl")]
 
-
 def test_a_study_that_was_killed_in_its_federation_goes_on(tmp_path):
     cell = small("fedbss/figure3b", rounds=[1, 3])
     _, rows = store.read(run_job([cell], tmp_path / "whole")[0])
@@ -211,7 +199,6 @@ def test_a_study_that_was_killed_in_its_federation_goes_on(tmp_path):
     head, again = store.read(run_job([cell], tmp_path / "killed")[0])
     assert again == rows and head["resumed"][0]["round"] == 1
     assert {r["round"] for r in rows} == {1, 3} and {r["epoch"] for r in rows} == {0}
-
 
 def test_the_federation_goes_on_until_it_knows_every_class(tmp_path):
     "It ends at the first round with the accuracy, and at least so much on every class; a note says what was asked"
@@ -232,7 +219,6 @@ def test_the_federation_goes_on_until_it_knows_every_class(tmp_path):
     assert "asked for 1 % and 0.01 % on every class" in notes and "asked for 1 % and 99.9 % on every class" in notes
     assert notes.count("not reached") == 1
 
-
 def test_divergence_of_the_federation_and_of_the_client_is_recorded(tmp_path):
     cell = small("lfd/table5", "FedAvg", accuracy=1.)
     fields = cell.settings["method"]["fields"]
@@ -244,7 +230,6 @@ def test_divergence_of_the_federation_and_of_the_client_is_recorded(tmp_path):
     k = head["diverged"]["client"]
     assert head["status"] == "diverged" and head["diverged"]["round"] == 1 and 0 <= k < 5
     assert [r["epoch"] for r in rows] == [0] and rows[0]["drift_norm"] == 0
-
 
 def test_rows_that_are_no_study_are_neither_written_nor_read(tmp_path):
     cell = small("lfd/table5", "FedAvg", accuracy=1.)
@@ -267,7 +252,6 @@ def test_a_ratio_is_judged_by_its_own_margin():
     words = {p: cell_line(spec, "paper", runs, UNKNOWN_VALUE | {"mean": p}, "lp_existing")["verdict"] for p in (1.04, 1.05, 1.07, 1.09)}
     assert words == {1.04: "reproduced", 1.05: "consistent", 1.07: "consistent", 1.09: "contradicted"}
 
-
 def test_run_table_and_figure_from_the_command_line(tmp_path, capsys):
     "Pays for the federations from which two studies start"
     where = ["--tier", "smoke", "--results", str(tmp_path)]
@@ -284,7 +268,6 @@ def test_run_table_and_figure_from_the_command_line(tmp_path, capsys):
     assert main(["figure", "lfd/figure4", *where, "--out", str(tmp_path / "four.png")]) == 0
     assert (tmp_path / "four.png").stat().st_size > 5000
     assert main(["figure", "lfd/figure1", *where]) == 2 and "no finished run" in capsys.readouterr().err
-
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_can_be_run_at_every_tier_that_has_its_data(name):

@@ -16,7 +16,6 @@ from toy import written
 
 ROOT = Path(__file__).resolve().parents[1]
 
-
 @pytest.fixture
 def cells(tmp_path):
     "Two cells with results, written as a run would: one complete, one diverged"
@@ -28,10 +27,8 @@ def cells(tmp_path):
         store.write(store.run_path(spec.results, c), head, rows)
     return cells
 
-
 @pytest.fixture
 def results(cells, tmp_path): return tmp_path / "demo/results"
-
 
 class Listed:
     "Keeps what it is given"
@@ -51,18 +48,15 @@ def test_it_is_given_what_is_stored(cells, results):
     assert run.settings["row"] == "FedAvg" and run.settings["clients"] == 3 and run.settings["lr"] == .01 and "alpha" not in run.settings
     json.dumps(run.settings)
 
-
 def test_a_run_is_sent_once(cells, results):
     listed = Listed()
     loggers = Loggers.of([listed])
     for _ in range(2): log_stored(loggers, cells, results)
     assert len(listed.runs) == len(loggers.seen) == 2
 
-
 def test_rounds_that_come_again_are_counted():
     assert steps([dict(round=5, a=1.), dict(round=5, a=2.)]) == [(1, {"round": 5, "a": 1.}), (2, {"round": 5, "a": 2.})]
     assert steps([dict(round=5, a=1.), dict(round=9, a=None)]) == [(5, {"a": 1.}), (9, {})]
-
 
 def test_new_runs_are_sent_by_the_process_that_asked(tmp_path):
     "Pays for two workers: they send nothing themselves"
@@ -83,7 +77,6 @@ def test_refused(asked, words, refused, tmp_path, monkeypatch):
     for argv in (["run", "fedccfa/table2", "--log", asked], ["compare", "FedAvg", "--log", asked]): refused(argv, *words)
     assert not list(tmp_path.iterdir())
 
-
 @pytest.mark.parametrize("kind", sorted(LOGGERS))
 def test_a_missing_extra_is_named(kind, monkeypatch):
     def missing(name): raise ImportError(f"No module named {name!r}")
@@ -95,7 +88,6 @@ def test_a_missing_extra_is_named(kind, monkeypatch):
 
 def needs(name, extra):
     if not installed(name, extra): pytest.skip(f"{name} is not installed: pip install 'fedrepro[{extra}]'")
-
 
 def test_tensorboard(cells, results, tmp_path):
     needs("tensorboard", "tensorboard")
@@ -109,7 +101,6 @@ def test_tensorboard(cells, results, tmp_path):
     assert [e.step for e in read.Scalars("train_loss")] == [1, 3]
     text = read.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
     assert json.loads(text.strip("`\n")) == logged_run(cells[0]).settings
-
 
 def test_a_kill_leaves_nothing_that_looks_finished(cells, results, tmp_path, monkeypatch):
     "A folder of TensorBoard gets its name when the run is whole"

@@ -13,14 +13,11 @@ NBS = ROOT / "nbs/06_methods"
 FIVE = {"lfd": "10_lfd", "feddc": "11_feddc", "fedadc": "12_fedadc", "fedbss": "13_fedbss", "fedccfa": "14_fedccfa"}
 def cells(page): return json.loads((NBS / f"{page}.ipynb").read_text())["cells"]
 
-
 def sources(page): return ["".join(c["source"]) for c in cells(page)]
-
 
 def outputs(cell, kind):
     "The outputs of a kind, such as text/markdown, of a cell"
     return ["".join(o["data"][kind]) for o in cell.get("outputs", []) if kind in o.get("data", {})]
-
 
 @pytest.mark.parametrize("paper", FIVE)
 def test_the_first_five_cells(paper):
@@ -31,7 +28,6 @@ def test_the_first_five_cells(paper):
     assert (NBS.parent / f"12_results/{at.results}.ipynb").is_file()
     assert ("github.com" in shown) == bool(at.repository) and at.commit in shown
     assert any(outputs(c, "image/png") for c in first)
-
 
 @pytest.mark.parametrize("paper", FIVE)
 def test_order_and_length(paper):

@@ -7,7 +7,6 @@ import pytest
 
 NBS = Path(__file__).parents[1] / "nbs"
 
-
 def test_a_wrong_parameter_stops_in_the_first_cell(tmp_path):
     "Pays for a kernel; what else is refused, and that every page asks `planned_table`, is in test_input.py"
     said = "parameter 'sped' is unknown; did you mean 'spec'? accepted: data, device, methods, "

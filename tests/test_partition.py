@@ -43,7 +43,6 @@ def test_refused(recipe, changed, says):
     with pytest.raises(InputError, match=says) as refused: partition(recipe, DIGITS, DIGITS, **{"clients": 4, **changed})
     assert "\n" not in str(refused.value)
 
-
 @pytest.mark.parametrize("make, says", [
     (lambda: partition("iid", [0., 1.], clients=1), "class numbers"), (lambda: Partition([[0, 0]], None), "two owners"),
     (lambda: Partition([[0], [1]], [[0]]), "one test list per client, got 1 for 2"), (lambda: flip_labels(DIGITS, 1.1, 10, np.random.default_rng(0)), "1.1"),
@@ -53,7 +52,6 @@ def test_refused(recipe, changed, says):
     (lambda: DriftSchedule("own", 2, 3, [Swap(0, [2], (0, 1))]), "2 clients"), (lambda: DriftSchedule("own", 2, 3, [Swap(0, [1], (0, 3))]), "3 classes")])
 def test_lists_labels_and_drifts_refused(make, says):
     with pytest.raises(InputError, match=says): make()
-
 
 def test_test_labels_count_for_the_classes():
     cut = partition("iid", [0, 1], [0, 1, 2], clients=2)
@@ -66,7 +64,6 @@ def test_a_map_given_away_is_a_copy():
     s = drift("sudden", clients=10, classes=10, at=0)
     s.label_maps(0)[:] = 0
     assert s.label_map(0, 0).tolist() == [0, 2, 1, 3, 4, 5, 6, 7, 8, 9] and s == drift("sudden", clients=10, classes=10, at=0)
-
 
 @pytest.mark.parametrize("name", drift_names())
 def test_drift_with_few_clients(name):
@@ -87,7 +84,6 @@ def test_fedccfa_sizes_on_cifar10(clients, alpha, sizes):
     assert (ours.min(), int(np.median(ours)), ours.max()) == sizes
     assert all(cut.counts(labels).min() >= 5 and cut.sizes.sum() == 50_000 for cut in cuts)
 
-
 def test_fedccfa_reserve_on_fashion_mnist():
     "With 100 clients the five per class are 8.3 % of the data, and they come first in file order"
     labels = present("Fashion-MNIST").train_y.numpy()
@@ -103,7 +99,6 @@ def test_fedccfa_reserve_on_fashion_mnist():
 GOLDEN = json.loads((Path(__file__).parent / "golden/fedccfa_cohorts.json").read_text())
 SORTED = {"Fashion-MNIST": (6000, 1000), "CIFAR-10": (5000, 1000)}  # training and test samples of each class
 
-
 @pytest.mark.parametrize("which", GOLDEN)
 def test_cohorts_of_the_released_code(which):
     "All 200 rounds, in drawn order. Only the sizes of the test lists move the stream, so sorted labels do as well as the real ones"
@@ -112,7 +107,6 @@ def test_cohorts_of_the_released_code(which):
     split, drawn = partition("dirichlet-class-5", train, test, clients=100, alpha=alpha), GOLDEN[which]["cohorts_in_drawn_order"]
     assert len(drawn) == 200 and split.sizes.tolist() == GOLDEN[which]["train_sizes"]
     assert [fedccfa_cohort(split, 20, t) for t in range(200)] == drawn
-
 
 @pytest.mark.parametrize("which", GOLDEN)
 def test_partitions_of_the_released_code(which):
@@ -124,12 +118,10 @@ def test_partitions_of_the_released_code(which):
         content = json.dumps([np.sort(rows).tolist() for rows in lists])
         assert hashlib.sha256(content.encode()).hexdigest() == GOLDEN[which][key]
 
-
 def test_other_partitions_have_no_such_cohorts():
     labels = np.arange(400) % 10
     for split in (partition("iid", labels, labels, clients=10), partition("dirichlet-class-5", labels, clients=4)):
         with pytest.raises(InputError, match="cohorts 'fedccfa-code'"): fedccfa_cohort(split, 2, 0)
-
 
 def test_every_paper_run_with_100_clients_has_these_cohorts():
     cells = [c for name, path in find_specs().items() if name.startswith("fedccfa/") for c in load_spec(path).runs("paper")]

@@ -19,19 +19,15 @@ from fedrepro.experiments.specs import load_spec
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = load_spec("fedccfa/table2", ROOT / "papers")
 
-
 def small(cell, rounds=2):
     "The cell on four clients, without drift"
     s = cell.settings
     return replace(cell, settings=s | dict(rounds=rounds, drift=dict(name="none"), partition=s["partition"] | dict(clients=4)))
 
-
 CELLS = [small(c) for c in SPEC.runs("smoke", methods=["FedAvg", "FedCCFA"])]
-
 
 def rows(folder, cells=CELLS): return [store.read(store.run_path(folder, c))[1] for c in cells]
 def names(folder): return sorted(p.name for p in Path(folder).rglob("*") if p.is_file())
-
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
@@ -41,14 +37,12 @@ def reference(tmp_path_factory):
     assert len(report.done) == len(CELLS) == 4 and report.exit_code == 0
     return folder
 
-
 def test_what_a_result_says(reference):
     head, found = store.read(store.run_path(reference, CELLS[-1]))
     assert head["status"] == "complete" and head["threads"] == 1 and head["executor"] == "sequential" and head["device"] == "cpu"
     assert head["wall_seconds"] > 0 and head["peak_memory_mb"] > 10 and len(head["data_fingerprint"]) == 64
     assert head["bytes_up"] == found[-1]["bytes_up"] > 0 and [r["round"] for r in found] == [1, 2]
     assert all(0 <= r[m] <= 100 for r in found for m in ("generalised_accuracy", "personalised_accuracy"))
-
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.nightly("a pool of processes for each of five calls"))])
 def test_when_time_is_up_the_rest_is_left_for_another_time(reference, tmp_path, workers):
@@ -66,7 +60,6 @@ def test_when_time_is_up_the_rest_is_left_for_another_time(reference, tmp_path, 
     runner.compute_runs(CELLS, tmp_path, workers=workers, quiet=True)
     assert rows(tmp_path) == rows(reference) and names(tmp_path) == names(reference)
 
-
 def test_halves_of_files_are_removed_after_an_hour(tmp_path):
     "What a kill left: parts of files, and a checkpoint's tensors without json; not what may still be written, nor what is not ours"
     kept, name = tmp_path / "checkpoints", "0123456789abcdef-000002"
@@ -82,7 +75,6 @@ def test_halves_of_files_are_removed_after_an_hour(tmp_path):
     for path in others: path.unlink()
     runner.remove_leftovers(tmp_path)
     assert not kept.exists()
-
 
 def test_nothing_is_computed_twice_and_damage_is_repaired(reference, tmp_path, capsys):
     for path in reference.rglob("*.jsonl"):
@@ -123,7 +115,6 @@ def test_a_failing_run_does_not_stop_the_others(reference, tmp_path, monkeypatch
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and CELLS[0].describe() in said and "ZeroDivisionError: a slip of the pen (test_runner.py:" in said
 
-
 def dies(job, on_round, deaths, folder):
     "A task whose worker is killed the first `deaths[run_id]` times that it comes to that run; module level, because workers import it"
     run = job.cells[0].run_id
@@ -131,7 +122,6 @@ def dies(job, on_round, deaths, folder):
         (folder / f"{run}{seen}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return runner.attempt(job, on_round)
-
 
 def test_a_killed_worker_loses_no_run(reference, tmp_path, monkeypatch):
     """The runs beside it are whole, and its own is tried again before it fails, here twice; there need be no semaphores.
@@ -157,7 +147,6 @@ class {name}(FedAvg):
         return super().init_server(federation)
 """
 
-
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     "Writes a file with a method, loads it as --import does, and gives a planned run of it"
@@ -176,7 +165,6 @@ def own(tmp_path, monkeypatch):
     method.METHODS.clear()
     method.METHODS.update(known)
 
-
 def test_a_method_that_changes_the_data_writes_no_result_and_spoils_no_other(own, reference, tmp_path):
     spoils = own(line="federation.data.train_x.zero_()")
     report = runner.compute_runs([spoils, CELLS[1]], tmp_path / "r", quiet=True)
@@ -184,16 +172,13 @@ def test_a_method_that_changes_the_data_writes_no_result_and_spoils_no_other(own
                                             + next(iter(report.failed.values())).rsplit(":", 1)[1]]
     assert report.done == [store.run_path(tmp_path / "r", CELLS[1])] and rows(tmp_path / "r", CELLS[1:2]) == rows(reference, CELLS[1:2])
 
-
 def test_the_name_of_a_method_of_the_package_is_refused(own):
     with pytest.raises(InputError, match="SCAFFOLD of own_methods has the name of a method of the package"): own("SCAFFOLD")
-
 
 def test_an_edited_method_is_computed_again(own):
     first, same, edited = own(), own(), own(line="None")
     assert first.run_id == same.run_id != edited.run_id and len(first.settings["method"]["source"]) == 16
     assert store.encode(dict(settings=first.settings, run_id=first.run_id, status="diverged"), []) and "source" not in CELLS[0].settings["method"]
-
 
 def test_the_source_of_a_method_from_a_notebook(monkeypatch):
     from fedrepro.engine.method import METHODS, FedAvg
@@ -204,7 +189,6 @@ def test_the_source_of_a_method_from_a_notebook(monkeypatch):
         found.append(own_source(spaces["Typed"]))
     METHODS.pop("Typed")
     assert found[0] and found[0] != found[1]
-
 
 @pytest.mark.parametrize("moment", ["note", "finish"])
 def test_an_interrupt_between_a_result_and_its_note(tmp_path, monkeypatch, moment):

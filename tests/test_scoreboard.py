@@ -36,12 +36,10 @@ def demo(tmp_path):
     path.with_name("other.published.csv").write_text(line.format("third party: someone"))
     return tmp_path / "papers"
 
-
 def put(demo, row, values, tier="paper"):
     "One run a seed; None = diverged. Returns the files"
     spec = load_spec("demo/table1", demo)
     return toy.put(spec, tier, row, [v and [v] * spec.runs(tier)[0].rounds for v in values])
-
 
 def statuses(demo, tier="paper"):
     board = scoreboard(root=demo)
@@ -115,14 +113,12 @@ def test_small_runs_are_run_and_not_judged(demo):
     assert board.loc["small", "table1", 0].status == "run" and "1 of 2" in board.loc["small", "table1", 0].why
     assert board.loc["paper", "table1", 0].status == "runnable"
 
-
 def test_a_stale_result_is_not_counted(demo):
     put(demo, "FedAvg", [70., 70.5])
     written(demo, RAW | dict(base=RAW["base"] | dict(rounds=4)), "demo/table1")
     assert statuses(demo)[0] == "runnable"
     written(demo, RAW, "demo/table1")
     assert statuses(demo)[0] == "consistent"
-
 
 def test_a_result_that_changes_is_read_again(demo):
     import os

@@ -27,19 +27,15 @@ RAW = TOY | dict(
     tiers={"smoke": {"base": dict(rounds=3, source="tier: reduced")}})
 CSV = "method,clients,mean,std\nIFCA,20,50.0,1.0\nFedProx <b>|,20,70.0,\nFedAvg,20,70.0,0.6\nFedAvg,100,60.0,0.5\n"
 
-
 @pytest.fixture
 def spec(tmp_path): return load_spec(written(tmp_path, RAW, "demo/t", CSV))
-
 
 def put(spec, tier, row, column, values):
     "Runs of `row` that end in these values, one a seed; None or a record: diverged"
     def curve(v): return v if v is None or isinstance(v, dict) else ([v - 3, v + 1] + [v] * 10)[:spec.runs(tier)[0].rounds]
     toy.put(spec, tier, row, list(map(curve, values)), column)
 
-
 ONE = "digits, 3 clients"
-
 
 @pytest.mark.parametrize("text, word", [("method,mean\nA,1\n", "'std' is missing"), ("", "cannot be read"),
                                         ("method,mean,std\nA,x,1\n", "mean 'x' is not")])
@@ -66,7 +62,6 @@ def test_table(spec):
     assert long.loc[ONE, "prox"].verdict == "undecided" and math.isnan(long.loc[ONE, "prox"]["std"])
     assert long.loc[ONE, "IFCA"].verdict == long.loc["digits, 4 clients", "FedAvg"].verdict == "not run"
     assert long.loc[ONE, "IFCA"].published_mean == 50. and long.loc["digits, 4 clients", "FedAvg"].published_mean == 60.
-
 
 def test_a_diverged_trial_is_not_averaged_away(spec):
     put(spec, "paper", "FedAvg", ONE, [69, None, 71])
@@ -98,7 +93,6 @@ def test_every_format_says_who_diverged_where(spec, tier, record, words):
     run = seed_values(spec, tier).set_index(["row", "seed"]).loc["FedAvg"]
     assert run.diverged.tolist() == ["", words, "round 2, client 0, norm inf"]
 
-
 def test_a_run_without_the_metric_is_not_left_out(spec):
     put(spec, "paper", "FedAvg", ONE, [70., math.nan, 72.])
     avg = table(spec, "paper").set_index(["column", "row"]).loc[ONE, "FedAvg"]
@@ -107,7 +101,6 @@ def test_a_run_without_the_metric_is_not_left_out(spec):
     avg = table(spec, "smoke").set_index(["column", "row"]).loc[ONE, "FedAvg"]
     assert avg.verdict == "not measured" and "no run yet" not in render(spec, "smoke") and "To run it" not in render(spec, "smoke")
 
-
 def test_only_the_paper_tier_is_judged(spec):
     put(spec, "smoke", "FedAvg", ONE, [70, 70, 70])
     avg = table(spec, "smoke").set_index(["column", "row"]).loc[ONE, "FedAvg"]
@@ -115,7 +108,6 @@ def test_only_the_paper_tier_is_judged(spec):
     text = render(spec, "smoke")
     assert "rounds 3 (paper 12)" in text and "not comparable with the published numbers" in text
     assert "reproduced" not in text
-
 
 def test_the_papers_own_shape(spec):
     "Methods down, columns across, ours above published with a letter; what has no run is folded into a sentence"
@@ -148,7 +140,6 @@ def test_q_counts_the_papers_other_tables(spec):
     put(load_spec(written(spec.path.parents[1], other, "demo/u", CSV)), "paper", "FedAvg", ONE, [70., 70.1, 70.2])
     assert q_values(spec)[("prox", ONE)] == pytest.approx(2 * p)
 
-
 def test_another_tables_rows_are_not_borrowed(spec):
     other = load_spec(written(spec.path.parents[1], RAW, "demo/readings", CSV))
     assert set(table(other, "paper").row) == {"prox", "FedAvg", "twin"} < set(table(spec, "paper").row)
@@ -160,7 +151,6 @@ def test_markdown_and_html_are_escaped(spec):
     assert "| <script>\\|x |" in md and "<script>" not in page and "&lt;script&gt;&#124;x" in page
     rows = [line for line in md.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", r)) for r in rows} == {3, 5}
-
 
 def test_without_runs_it_says_how_to_make_them(spec):
     assert "fedrepro run demo/t --tier paper" in render(spec, "paper")

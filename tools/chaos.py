@@ -40,7 +40,6 @@ ROWS = {"FedAvg": {}, "FedAvg calm": {"drift": "none"}, "FedAvg wild": {"lr": 1e
         "FedDrift": {}, "FedBSS": {}, "FedProx": {}}
 METHODS = {row: {"class": row.split()[0]} | SMALL | more for row, more in ROWS.items()}
 
-
 class Driver:
     "A `fedrepro run` in a session of its own, and what it says"
     def __init__(self, spec: Path, results: Path, *more: str):
@@ -69,11 +68,9 @@ class Driver:
         if self.gone: return  # its numbers may belong to others
         with suppress(ProcessLookupError): (os.killpg if everybody else os.kill)(self.process.pid, number)
 
-
 def said(head: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
     "What a result says, but for what it has cost"
     return {k: v for k, v in head.items() if k not in COST}, rows
-
 
 def damage(path: Path, rng: random.Random) -> str:
     "Flip a bit of a file in place, cut it off, or add to it; returns how"
@@ -84,7 +81,6 @@ def damage(path: Path, rng: random.Random) -> str:
         file.write(content + b"?" * (how == "bytes added"))
         if how == "cut off": file.truncate(at)
     return f"{how} in {path.name}"
-
 
 class Storm:
     "One sweep with its faults; every result must appear whole, as in the undisturbed sweep, once, and stay"
@@ -242,7 +238,6 @@ class Storm:
         path = self.rng.choice(there()).with_suffix(self.rng.choice([".json", ".safetensors"]))
         return f"{damage(path, self.rng)}, {killed}"
 
-
 FAULTS = {  # the first six are in every storm
     "kill a worker": Storm.kill_worker, "kill the driver": lambda at: at.end(signal.SIGKILL),
     "fill the disk": Storm.fill_disk, "damage a result": Storm.damage_result, "kill all": Storm.kill_all,
@@ -253,7 +248,6 @@ USUAL = re.compile(  # what a driver may say
     r"|fedrepro: .*set aside( as .*\.damaged)?$|.*resource_tracker: There appear|.*cannot be written \(No space left"
     r"|fedrepro: (waiting for|ended by SIG|\d+ workers; dashboard)|fedrepro: 0 computed"
     r"|.*(damaged after it was written|it is not used$)|.*(worker process died|no worker process could be|scheduler has gone|driver has gone)")
-
 
 @contextmanager
 def small_disk(folder: Path, size: int = 32):
@@ -266,7 +260,6 @@ def small_disk(folder: Path, size: int = 32):
     finally:
         if mounted: subprocess.run(["umount", "-l", folder])
 
-
 def undisturbed(folder: Path, **base) -> tuple[Path, dict]:
     "Make the table, with what `base` says, and sweep once: the spec, and file name -> what the result says"
     spec = written(folder, TOY | {"title": "Faults", "base": BASE | base, "methods": METHODS, "tiers": {"smoke": {}}}, "faults/table")
@@ -277,7 +270,6 @@ def undisturbed(folder: Path, **base) -> tuple[Path, dict]:
     print(f"{len(found)} runs in {took:.0f} s by 2 workers: {(2 * took - spent) / len(found) * 1000:.0f} ms a run beside "
           f"{spent / len(found) * 1000:.0f} ms of its own", flush=True)
     return spec, {name: said(*run) for name, run in found.items()}
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -299,7 +291,6 @@ def main() -> int:
                                   "terminate" if asked.terms else "").run())
     print(f"{len(good)} seeds, {good.count(False)} with trouble")
     return 0 if all(good) else 1
-
 
 if __name__ == "__main__":
     inside = ["unshare", "--user", "--map-root-user", "--mount"]  # where one who is not root may mount

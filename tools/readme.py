@@ -8,7 +8,6 @@ from nbconvert import MarkdownExporter
 ROOT = Path(__file__).resolve().parent.parent
 DIRECTIVES = re.compile(r"\A(?:[ \t]*#\|[^\n]*\n?)+")
 
-
 def shown(cell):
     "The cell as a reader of the page sees it; None when it is hidden"
     if cell.cell_type != "code": return cell
@@ -18,12 +17,10 @@ def shown(cell):
     cell.source = "" if "echo: false" in said else DIRECTIVES.sub("", cell.source)
     return cell
 
-
 def from_top(markdown: str) -> str:
     "Relative links of a page in nbs/ as links from the top folder"
     markdown = re.sub(r"(?<=\]\()(?!https?:|#|mailto:|\.\./)", "nbs/", markdown)
     return markdown.replace("](../", "](")
-
 
 def readme(notebook: Path = ROOT / "nbs/index.ipynb") -> str:
     "The text of README.md, from the notebook and its stored outputs"
@@ -39,6 +36,5 @@ def readme(notebook: Path = ROOT / "nbs/index.ipynb") -> str:
     text = re.sub(r"<!-- on GitHub: (.*?) -->", r"\1", text)  # badges: pictures of other sites, which a page of ours does not ask for
     notice = "<!-- made from nbs/index.ipynb by tools/readme.py; do not edit -->\n"
     return notice + re.sub(r"[ \t]+\n", "\n", re.sub(r"\n{3,}", "\n\n", text)).strip() + "\n"
-
 
 if __name__ == "__main__": (ROOT / "README.md").write_text(readme())

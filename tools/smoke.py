@@ -18,7 +18,6 @@ from fedrepro.verdicts.tables import render
 
 TIER = "smoke"
 
-
 def trouble(spec: Spec, folder: Path) -> str:
     "What is wrong with a table or figure as it is shown; empty when nothing is"
     results, name = folder / spec.folder, spec.name.replace("/", "_")
@@ -30,7 +29,6 @@ def trouble(spec: Spec, folder: Path) -> str:
     (folder / f"{name}.txt").write_text(text)
     empty = len(re.findall(r"not run", text))
     return f"{empty} cells have no run" if empty else ""
-
 
 def main(folder: Path, names: list[str], workers: int = 2) -> int:
     specs = [load_spec(name) for name in names or find_specs()]
@@ -46,6 +44,5 @@ def main(folder: Path, names: list[str], workers: int = 2) -> int:
     for name, why in (failed | found).items(): print(f"{name}: {why}")
     print(f"{len(specs)} tables and figures, {len(found)} with trouble, {len(failed)} runs failed")
     return 1 if found or failed else 0
-
 
 if __name__ == "__main__": sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
