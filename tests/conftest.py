@@ -7,7 +7,6 @@ import torch
 
 torch.set_num_threads(1)  # tests run side by side, and the kept numbers are those of one thread
 
-
 @pytest.fixture
 def said(capsys, monkeypatch):
     "(exit code, stdout, stderr) of a command, run here, and by one worker unless it asks for more"
@@ -18,7 +17,6 @@ def said(capsys, monkeypatch):
         return code, *capsys.readouterr()
     return said
 
-
 @pytest.fixture
 def refused(said):
     "Runs a command that must be refused: exit code 2, nothing on stdout, one line on stderr that has all the words"
@@ -28,13 +26,11 @@ def refused(said):
         for word in words: assert word in err, (word, err)
     return refused
 
-
 @pytest.fixture(scope="session")
 def board():
     "The scoreboard of the repository's own results: made once, since it reads every spec and every result"
     from fedrepro.verdicts.scoreboard import scoreboard
     return scoreboard(root=Path(__file__).resolve().parents[1] / "papers")
-
 
 @pytest.fixture(scope="session")
 def part():
@@ -45,7 +41,6 @@ def part():
     digits = datasets.load("digits")
     cut = partition.partition("dirichlet-class", digits.train_y.numpy(), clients=7, seed=1, alpha=.3)
     return Federation(digits, networks.network("digits_cnn"), cut, participation=.4, dtype=torch.float64)
-
 
 @pytest.fixture(scope="session")
 def normed(part):

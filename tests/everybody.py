@@ -12,7 +12,6 @@ from fedrepro.experiments.specs import load_spec
 ROOT = Path(__file__).resolve().parents[1]
 LOCAL = dict(lr=.05, epochs=1, batch_size=32)
 
-
 def every_cell(rounds: int = 4, names=None) -> list[PlannedRun]:
     "A run of each method on digits: five clients, three a round, sudden drift before the third; FedAvg and FedCCFA without drift too"
     base = load_spec("fedccfa/table2", ROOT / "papers").runs("smoke", methods=["FedAvg"], seeds=1)[0]
@@ -27,7 +26,6 @@ def every_cell(rounds: int = 4, names=None) -> list[PlannedRun]:
         cells.append(replace(base, row=name, settings=settings))
         if name in ("FedAvg", "FedCCFA"): cells.append(replace(base, row=name, settings=settings | dict(drift={"name": "none"})))
     return cells
-
 
 if __name__ in ("__main__", "__mp_main__"):  # here and in worker processes
     CheckpointWriter.clear = lambda self, finished=None: None  # the last checkpoints stay, so that parameters and states can be compared

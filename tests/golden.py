@@ -23,7 +23,6 @@ from toy import OURS as METHODS
 
 TYPES = {"float32": torch.float32, "float64": torch.float64}
 
-
 @dataclass(frozen=True)
 class Cell:
     "Where a method's numbers are taken; a method without a cell of its own has this one"
@@ -71,7 +70,6 @@ CELLS = {
 
 def cell_of(name: str) -> Cell: return CELLS.get(name, Cell())
 
-
 @cache
 def digits(samples: int) -> datasets.Dataset:
     "The first training images of digits, shifted by up to a pixel, and its test set"
@@ -110,7 +108,6 @@ def federation(name: str, dtype: torch.dtype, nudge: int = 0) -> Federation:
     drift = DriftSchedule("golden", cell.clients, 10, swaps)
     made = Federation(d, net, split, drift, participation=cell.participation, dtype=dtype)
     return suited(METHODS[name], made)
-
 
 def test_loss(federation: Federation, trees: list[dict], t: int) -> float:
     "Mean over clients of the mean cross-entropy on the whole test set, labelled as in round t"

@@ -17,7 +17,6 @@ from golden import METHODS, numbers  # noqa: E402
 KEPT = json.loads(bands.BANDS.read_text())
 NIGHTLY = os.environ.get("FEDREPRO_NIGHTLY") == "1"
 
-
 @pytest.mark.parametrize("name", METHODS)
 def test_numbers_stay_in_their_bands(name):
     lines = bands.check(name)
@@ -30,13 +29,11 @@ FIELDS = [(name, f.name) for name, cls in METHODS.items() for f in dataclasses.f
 FEW = [("FedAvg", "weight_decay"), ("FedProx", "mu"), ("FedCCFA", "align_from"), ("FedCDA", "smooth"), ("FedBSS", "warm_up"),
        ("pFedMe", "weight_decay")]
 
-
 @pytest.mark.parametrize("name, field", FIELDS if NIGHTLY else FEW)
 def test_a_changed_default_leaves_its_band(name, field):
     f = METHODS[name].__dataclass_fields__[field]
     far, why = bands.caught(name, f, KEPT[name]["float64"]), bands.UNSEEN.get((name, field))
     assert far < 1 if why else far > 1, f"{name}.{field}, in place of {f.default!r} {bands.others(name, f)}: {far} bands off; said to be unseen: {why}"
-
 
 def test_the_table_of_what_is_caught_is_complete():
     "Each hyper-parameter is two bands off or said to be unseen, and why; its text and number come from the table, not from hand"
@@ -45,7 +42,6 @@ def test_the_table_of_what_is_caught_is_complete():
         if why: assert said == why
         else: assert said[0] == bands.others(name, METHODS[name].__dataclass_fields__[field]) and said[1] >= bands.SHOWS, (name, field)
     assert len(bands.UNSEEN) <= 12 and len(bands.ROUGH) <= 1 and all((name, field) in FIELDS for name, field in bands.UNSEEN)
-
 
 def test_a_change_of_the_code_leaves_its_band(monkeypatch):
     "One term of one method, by a thousandth"
@@ -56,7 +52,6 @@ def test_a_change_of_the_code_leaves_its_band(monkeypatch):
     monkeypatch.setattr(METHODS["FedProx"], "loss", lambda *a: loss(*a) * 1.5)
     assert any("float32" in line for line in bands.check("FedProx"))
 
-
 def test_bytes_are_exact(monkeypatch):
     finish = METHODS["FedAvg"].client_result
     def more(*a):
@@ -65,7 +60,6 @@ def test_bytes_are_exact(monkeypatch):
     monkeypatch.setattr(METHODS["FedAvg"], "client_result", more)
     lines = bands.check("FedAvg")
     assert len(lines) == 8 and all("bytes_up" in line for line in lines)  # four rounds in two types
-
 
 def test_the_line_names_method_quantity_value_band_and_command(tmp_path):
     kept = json.loads(json.dumps({"FedAvg": KEPT["FedAvg"]}))
@@ -79,7 +73,6 @@ def test_the_line_names_method_quantity_value_band_and_command(tmp_path):
     assert line.endswith('; if this is meant: python tools/bands.py --renew FedAvg --why "..."')
     assert unknown.startswith("FedAvg.lr: a hyper-parameter that is not in b.json") and gone.startswith("FedAvg.gone: in b.json, but")
     assert bands.check("FedProx", file)[0].startswith("FedProx: not in b.json")
-
 
 def test_what_is_missing_or_no_number_is_outside():
     kept = {"a": [[1., .1], [2., .1]], "b": [[3, 0.], [None, 0.]]}
@@ -99,7 +92,6 @@ def test_the_file_is_small_sorted_and_of_these_methods():
         assert entry["cell"] == golden.cell_of(name).text
         for said in entry["history"]: assert {*said} == {"date", "why", "fedrepro", "torch", "processor"} and said["why"]
 
-
 def test_bands_are_as_wide_as_was_decided():
     "Nothing widened by hand: each band is at least the least width, and in float64 never more than a millionth of the value or so"
     for name, entry in KEPT.items():
@@ -109,7 +101,6 @@ def test_bands_are_as_wide_as_was_decided():
                     if value is None or q.startswith("bytes"): assert half == 0
                     else: assert half >= bands.LEAST[type] * max(abs(value), 1e-3) * .95 and (type == "float32" or half <= 1e-6 * max(abs(value), 1.)), (name, q)
 
-
 def test_unseen_must_be_true(monkeypatch):
     "A hyper-parameter that does not show needs a reason; one that does may not have one"
     monkeypatch.setattr(bands, "caught", lambda name, f, kept: 0. if f.name == "lr" else 5.)
@@ -118,7 +109,6 @@ def test_unseen_must_be_true(monkeypatch):
     assert bands.sensitivity("FedAvg", {})["lr"] == "no reason"
     monkeypatch.setitem(bands.UNSEEN, ("FedAvg", "epochs"), "no reason")
     with pytest.raises(bands.InputError, match="epochs 5 bands off, UNSEEN says 'no reason'"): bands.sensitivity("FedAvg", {})
-
 
 def test_other_values_of_every_kind():
     def other(name, field): return bands.others(name, METHODS[name].__dataclass_fields__[field])
@@ -138,13 +128,11 @@ def test_wrong_input_is_refused_in_a_line(words, error, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert not out and error in err and err.count("\n") == 1 and bands.BANDS.read_bytes() == before
 
-
 def test_the_command_checks(tmp_path, capsys):
     assert (bands.main(["--check", "Union"]), *capsys.readouterr()) == (0, "1 method, every number in its band\n", "")
     (file := tmp_path / "none.json").write_text("{}")
     assert bands.main(["--check", "Union", "--file", str(file)]) == 1
     assert capsys.readouterr().out == 'Union: not in none.json; if this is meant: python tools/bands.py --renew Union --why "..."\n'
-
 
 def test_the_command_renews(tmp_path, monkeypatch, capsys):
     "One method, without the other processes: the rest of the file stays, and the reason joins those that were there"

@@ -19,16 +19,13 @@ FOUR = dict(parts=[[0, 1, 3], [2, 5], [4, 6, 7, 8], [9]], participation=.5)  # f
 W = {"body.weight": torch.tensor([[.5, -.2], [.1, .7], [.3, .3]], dtype=torch.float64), "body.bias": torch.tensor([.1, 0., -.1], dtype=torch.float64),
      "head.weight": torch.tensor([[.4, -.3, .2], [-.1, .2, .5]], dtype=torch.float64), "head.bias": torch.tensor([0., .2], dtype=torch.float64)}
 
-
 class TinyNet(Net):
     def init(self, seed, dtype=torch.float64): return {n: t.clone() for n, t in W.items()}
-
 
 class Points:
     train_x, train_y = X, Y
     def draw(self, n, rng): return None
     def batch(self, x, draws=None, dtype=torch.float64): return x.to(dtype)
-
 
 def federation(parts=PARTS, **changes):
     "Clients with these rows of X and Y each"
@@ -36,9 +33,7 @@ def federation(parts=PARTS, **changes):
     cut = SimpleNamespace(train=tuple(map(np.array, parts)), test=None)
     return Federation(Points(), net, cut, dtype=torch.float64, **changes)
 
-
 def logits(w, x): return (x @ w["body.weight"].T + w["body.bias"]) @ w["head.weight"].T + w["head.bias"]
-
 
 def descend(w, names, loss, lr, steps, momentum=0.9, decay=1e-2):
     "PyTorch's SGD written out"
@@ -52,7 +47,6 @@ def descend(w, names, loss, lr, steps, momentum=0.9, decay=1e-2):
             w[n] = w[n] - lr * velocity[n]
     return w
 
-
 def test_fedavg():
     m = FedAvg(lr=.1, momentum=.9, weight_decay=1e-2, epochs=3, batch_size=0)
     after = next_round(m, federation(), begin(m, federation())).server["params"]
@@ -61,9 +55,7 @@ def test_fedavg():
         by_hand = (4 * local[0][n] + 2 * local[1][n] + 4 * local[2][n]) / 10
         assert torch.allclose(after[n], by_hand, atol=1e-12, rtol=0)
 
-
 HEAD, BODY = ["head.weight", "head.bias"], ["body.weight", "body.bias"]
-
 
 @pytest.mark.parametrize("eps", [1e-9, 0.05, 2.0])
 def test_fedccfa(eps):

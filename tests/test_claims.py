@@ -43,13 +43,11 @@ def demo(tmp_path):
     written(folder, RAW, "demo/t", CSV).with_name("claims.toml").write_text(ONE)
     return folder
 
-
 def put(demo, row, values, column="A", tier="paper", curve=None):
     "One run a seed of `row`, which ends in its value; None = diverged"
     spec = load_spec("demo/t", demo)
     curves = [v and (curve or [v - 10, v - 1, v, v, v, v])[-spec.runs(tier)[0].rounds:] for v in values]
     toy.put(spec, tier, row, curves, column)
-
 
 def only(demo, tier="paper"): return verdicts(tier, root=demo).iloc[0]
 
@@ -78,7 +76,6 @@ def test_every_claim_names_rows_and_columns_that_exist():
         assert set(c.rows) | set(c.against) <= set(spec.rows), c.says
         assert set(c.columns) <= {col.label for col in spec.columns} and c.columns, c.says
         if c.reduced: assert set(c.reduced) <= {col.label for col in spec.tier_columns("small")}, c.says
-
 
 @pytest.mark.parametrize("change, word", [
     ('kind = "gain over all others"', 'kind = "guess"'), ('rows = ["FedCCFA"]', 'rows = "FedCCFA"'),
@@ -183,11 +180,6 @@ def test_values_at_a_round(demo, kind, rounds, stated, word):
     margin = Claim(**{**claim.__dict__, "margin": 3.})
     wide = claims.settle([examine_claim(margin, load_stored_runs(load_spec("demo/t", demo), "paper"))])[0]
     assert wide["verdict"] == "supported" and math.isclose(wide["effect"], found["effect"])
-
-def test_a_round_that_was_not_evaluated_is_not_measured(demo):
-    put(demo, "FedCCFA", [75., 75.2, 74.7])
-    claim = Claim("Demo", "x", "y", "at round", "demo/t", ("FedCCFA",), ("A",), published=1., rounds=9)
-    assert examine_claim(claim, load_stored_runs(load_spec("demo/t", demo), "paper"))["verdict"] == "not run"
 
 def test_fewer_rounds_to_the_references_last_accuracy(demo):
     "FedAvg ends at 70; FedCCFA is there in round 2 or 3, IFCA never (one round more than the last)"

@@ -28,7 +28,6 @@ from toy import until
 ROOT = Path(__file__).resolve().parents[1]
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "DASK_DISTRIBUTED__ADMIN__TICK__LIMIT": "1h"}
 
-
 class Cluster:
     "A scheduler and workers as processes of their own, as somebody starts them by hand"
     def __init__(self, folder: Path):
@@ -54,7 +53,6 @@ class Cluster:
             except ProcessLookupError: pass
             process.wait()
 
-
 @contextmanager
 def started(folder, workers):
     made = Cluster(folder)
@@ -66,18 +64,15 @@ def started(folder, workers):
             yield made
     finally: made.end()
 
-
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     "A scheduler and two workers, started once for this file"
     with started(tmp_path_factory.mktemp("cluster"), 2) as made: yield made
 
-
 def plain(folder, cells):
     "Headers without what a run has cost, and rows"
     found = [store.read(store.run_path(folder, c)) for c in cells]
     return [({k: v for k, v in head.items() if k not in ("wall_seconds", "peak_memory_mb")}, rows) for head, rows in found]
-
 
 def test_two_workers_over_tcp_write_the_same_files(two, alone, tmp_path):
     heard, progress = [], runner.Progress.round
@@ -88,24 +83,12 @@ def test_two_workers_over_tcp_write_the_same_files(two, alone, tmp_path):
     assert names(tmp_path) == names(alone) and {run for run, _ in heard} <= {c.run_id for c in many()} and len(heard) > 8
     assert runner.compute_runs(many(), tmp_path, quiet=True, pool=two.pool).summary() == "0 computed, 8 were there"
 
-
-def test_a_failing_run_does_not_stop_the_others(two, alone, tmp_path):
-    broken = store.run_path(tmp_path, many()[0])
-    def obstacle(jobs, *more):  # since the driver has looked, something stands in the place of a result
-        broken.mkdir(parents=True)
-        two.pool(jobs, *more)
-    report = runner.compute_runs(many(), tmp_path, quiet=True, pool=obstacle)
-    assert len(report.done) == 7 and report.exit_code == 1 and "move it away" in report.failed[many()[0].describe()]
-    assert rows(tmp_path, many()[1:]) == rows(alone, many()[1:])
-
-
 def test_what_is_asked_for_first_is_computed_first(two, tmp_path):
     cells, before = many(), []
     runner.compute_runs(cells, tmp_path, quiet=True, pool=lambda jobs, *more: two.pool(jobs[::-1], *more))
     ended = sorted(cells, key=lambda c: store.run_path(tmp_path, c).stat().st_mtime_ns)
     before = [cells.index(c) for c in ended]
     assert before[0] >= 4 and before[-1] <= 3, before
-
 
 def test_a_time_budget_counts_for_workers(two, tmp_path):
     report = runner.compute_runs(many(), tmp_path, quiet=True, pool=two.pool, until=time.time() - 1)
@@ -135,16 +118,13 @@ def test_workers_that_cannot_work_are_refused(two, tmp_path, monkeypatch):
     try: assert "does not answer for 1 s" in said()
     finally: os.killpg(two.processes[1].pid, signal.SIGCONT)
 
-
 checked = Pool.check
-
 
 def test_a_worker_that_comes_later_is_looked_at_too(tmp_path):
     with leases([tmp_path / "driver"]):
         assert unfit(DriverTicket(code_digest(), tmp_path / "driver")) == ""
         assert unfit(DriverTicket("other", tmp_path / "driver")) == "has other code than the driver"
     assert unfit(DriverTicket(code_digest(), tmp_path / "driver")).startswith(f"does not see {tmp_path}")
-
 
 def test_the_worker_of_a_killed_driver_stops(tmp_path, dead, monkeypatch):
     "At the end of a round, without a result; nobody else has failed"
@@ -157,11 +137,9 @@ def test_the_worker_of_a_killed_driver_stops(tmp_path, dead, monkeypatch):
     monkeypatch.setattr(cluster, "GLANCE", 0.)
     assert [o.status for o in cluster.work_there(Job(CELLS[:1], tmp_path), DriverTicket(code_digest(), flag))] == ["elsewhere"] and seen == [1]
 
-
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense://x", ""])
 def test_an_address_where_nobody_answers(address):
     with pytest.raises(InputError, match="no scheduler answers there"): connect(address or "tcp://", .5)
-
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"\xff" * 4096])
 def test_an_address_where_somebody_else_answers(answer):
@@ -177,7 +155,6 @@ def test_an_address_where_somebody_else_answers(answer):
         with pytest.raises(InputError, match="no scheduler answers there"): connect(f"127.0.0.1:{server.getsockname()[1]}", 1.)
         assert time.monotonic() - began < 10
         for each in held: each.close()
-
 
 def test_without_dask(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
@@ -196,71 +173,26 @@ def test_what_became_of_a_task():
     future = SimpleNamespace(status="error", exception=lambda: ValueError("a\nb"))
     assert outcomes(future, Job(CELLS[:2], "")) == failed(CELLS[:2], "ValueError: a b")
 
-
-def test_workers_and_scheduler_die(alone, tmp_path, tmp_path_factory):
-    """A worker is killed: its run is computed by another. The scheduler is killed: what is finished stays, and the next call computes the rest alone.
-
-    Pays for a cluster of its own, three processes."""
-    results = tmp_path / "r"
-    with started(tmp_path_factory.mktemp("dying"), 2) as made:
-        first, second = made.processes[1:]
-        def assail(jobs, report, progress):
-            listen = Pool.listen
-            def watched(pool, heard, futures, report, progress, ours):
-                real, seen = heard.get, []
-                def get(timeout):
-                    what = real(timeout=timeout)
-                    seen.append(what)
-                    if len(seen) == 2: os.killpg(first.pid, signal.SIGKILL)
-                    if len(report.done) == 3: os.killpg(made.scheduler.pid, signal.SIGKILL)
-                    return what
-                listen(pool, SimpleNamespace(get=get), futures, report, progress, ours)
-            Pool.listen = watched
-            try: made.pool(jobs, report, progress)
-            finally: Pool.listen = listen
-        report = runner.compute_runs(many(), results, quiet=True, pool=assail)
-        assert second.poll() is None
+def test_workers_and_scheduler_die(two, alone, tmp_path):
+    "A worker is killed: another computes its run. The scheduler is killed: what is finished stays, the next call computes the rest alone. Last: it ends `two`"
+    results, (first, second) = tmp_path / "r", two.processes[1:3]
+    def assail(jobs, report, progress):
+        listen = Pool.listen
+        def watched(pool, heard, futures, report, progress, ours):
+            real, seen = heard.get, []
+            def get(timeout):
+                what = real(timeout=timeout)
+                seen.append(what)
+                if len(seen) == 2: os.killpg(first.pid, signal.SIGKILL)
+                if len(report.done) == 3: os.killpg(two.scheduler.pid, signal.SIGKILL)
+                return what
+            listen(pool, SimpleNamespace(get=get), futures, report, progress, ours)
+        Pool.listen = watched
+        try: two.pool(jobs, report, progress)
+        finally: Pool.listen = listen
+    report = runner.compute_runs(many(), results, quiet=True, pool=assail)
+    assert second.poll() is None
     assert len(report.done) >= 3 and report.failed and set(report.failed.values()) == {LOST} and report.exit_code == 1
     there = len(list(results.rglob("*.jsonl")))
     again = runner.compute_runs(many(), results, quiet=True)
     assert len(again.skipped) == there and len(again.done) == 8 - there and rows(results, many()) == rows(alone, many())
-
-
-@pytest.mark.nightly("a cluster of its own; that a lost worker costs nothing is tested above")
-def test_a_slow_worker_holds_up_its_own_run_alone(alone, tmp_path, tmp_path_factory):
-    "One of two stands still while the other computes five runs; nothing is computed twice"
-    with started(tmp_path_factory.mktemp("slow"), 2) as made:
-        def crawl(jobs, report, progress):
-            slow, done, seen = made.processes[1], progress.on_done, []
-            def hold(*finished):
-                done(*finished)
-                seen.append(finished)
-                if len(seen) == 1: os.killpg(slow.pid, signal.SIGSTOP)
-                if len(seen) == 6: os.killpg(slow.pid, signal.SIGCONT)
-            progress.on_done = hold
-            try: made.pool(jobs, report, progress)
-            finally: os.killpg(slow.pid, signal.SIGCONT)
-        report = runner.compute_runs(many(), tmp_path, quiet=True, pool=crawl)
-    assert report.summary() == "8 computed, 0 were there" and rows(tmp_path, many()) == rows(alone, many())
-
-
-def test_a_full_disk_costs_the_runs_that_found_no_room(two, alone, tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode: pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        def fill(jobs, *more):
-            free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
-            (disk / "filler").write_bytes(bytes(free - 20_480))  # room for a few results
-            two.pool(jobs, *more)
-        report = runner.compute_runs(many(), disk / "r", quiet=True, pool=fill)
-        assert report.done and report.failed and report.exit_code == 1 and len(report.done) + len(report.failed) == 8
-        assert all("No space left on device" in why for why in report.failed.values()), report.failed
-        (disk / "filler").unlink()
-        again = runner.compute_runs(many(), disk / "r", quiet=True, pool=two.pool)
-        assert len(again.skipped) == len(report.done) and len(again.done) == len(report.failed)
-        assert rows(disk / "r", many()) == rows(alone, many())
-        left = [p.name for p in (disk / "r/smoke").iterdir() if p.suffix not in (".jsonl", "")]
-        assert not left
-    finally: subprocess.run(["umount", "-l", disk], check=True)

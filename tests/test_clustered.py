@@ -19,7 +19,6 @@ from fedrepro.models import networks
 
 K, LOCAL, LONGER = 8, dict(lr=.05, epochs=2, batch_size=16), dict(lr=.05, epochs=5, batch_size=12)
 
-
 def federation(drift="sudden", participation=.5, recipe="iid-class"):
     digits = datasets.load("digits").first(640, 120)
     cut = partition.partition(recipe, digits.train_y.numpy(), digits.test_y.numpy(), clients=K, seed=0)
@@ -33,7 +32,6 @@ def federation(drift="sudden", participation=.5, recipe="iid-class"):
 def mean_loss(fed, params, k, labels):
     x = fed.data.batch(fed.data.train_x[fed.rows[k]], None, fed.dtype)
     with torch.no_grad(): return float(F.cross_entropy(fed.net(params, x), torch.as_tensor(labels)))
-
 
 def merge(trees, identity, cohort, losses, sizes, delta):
     "Merge the closest clusters of the cohort's clients, drop models, and move the numbers of the cohort alone"
@@ -55,7 +53,6 @@ def merge(trees, identity, cohort, losses, sizes, delta):
     for j in sorted(gone, reverse=True):
         for k in cohort: identity[k] = None if identity[k] is None else identity[k] - (identity[k] > j)
         del trees[j]
-
 
 def released(fed, rounds, delta, keep_previous):
     "Yields (models, positions of all clients) after each round; `keep_previous`: absent clients keep previous labels"
@@ -79,7 +76,6 @@ def released(fed, rounds, delta, keep_previous):
             if on: trees[m] = weighted_mean([local[k] for k in on], [sizes[k] for k in on])
         previous = [present[k] if k in cohort or not keep_previous else previous[k] for k in range(K)]
         yield list(trees), list(identity)
-
 
 @pytest.mark.parametrize("drift, participation, previous", [
     ("sudden", 1., "as_published"), ("reoccurring", .5, "as_published"), ("reoccurring", .5, "participation"),
@@ -112,7 +108,6 @@ def test_merging_is_scipys_complete_linkage():
             ours = merged(torch.tensor(d + np.diag(np.full(n, np.inf))), delta)
             assert all((ours[i] == ours[j]) == (theirs[i] == theirs[j]) for i in range(n) for j in range(n))
             assert all(ours[i] <= i and ours[ours[i]] == ours[i] for i in range(n))
-
 
 def test_merged_clients_start_from_the_mean_of_their_models():
     "Two models that fit alike merge: by the samples of those who chose them, at the server and at every client"
@@ -149,7 +144,6 @@ def test_numbers_stay_meaningful(variant):
         assert 1 <= measures["used_models"] <= measures["models"] == len(now.server["models"])
     assert measures["used_models"] > 1
 
-
 def test_nobody_drifts_where_nothing_changes():
     "Also with delta 0: both losses are measured on the same views"
     for m in (FedDrift(delta=0., **LOCAL), FedDrift(delta=0., previous="participation", **LOCAL)):
@@ -166,7 +160,6 @@ class Dimmed:
     def batch(self, x, draws=None, dtype=torch.float32):
         x = self.digits.batch(x, None, dtype)
         return x if draws is None else x / (1 + draws[:, 0].to(dtype))[:, None, None, None]
-
 
 def test_one_view_serves_models_and_names():
     fed = replace(federation("none"), data=Dimmed())
@@ -185,11 +178,9 @@ class Merged(concept_drift.DriftSchedule):
     "Classes 0 and 1 are called the same"
     def label_maps(self, t): return np.maximum(super().label_maps(t), 1)
 
-
 class NoChanges:
     clients = K
     def label_maps(self, t): return np.tile(np.arange(10), (K, 1))
-
 
 @pytest.mark.parametrize("drift", [Merged("merged", K, 10), NoChanges()])
 def test_a_drift_that_cannot_be_undone_is_refused(drift):

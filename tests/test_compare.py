@@ -8,45 +8,20 @@ import pytest
 from fedrepro.core.errors import InputError
 from fedrepro.data.transforms import dataset_names
 from fedrepro.engine.method import load_methods
-from fedrepro.experiments import runner
 from fedrepro.experiments.specs import find_specs, load_spec
 from fedrepro.models.networks import network_names
 from fedrepro.reporting.compare import NETWORKS, OWN_TIER, as_toml, compare, rows_of, scaled
-from fedrepro.reporting.notebook import result
 from fedrepro.verdicts.tables import DEFINITIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = dict(clients=3, rounds=2, epochs=1, batch_size=64, seeds=2, quiet=True)
 LINE = "--clients 3 --rounds 2 --epochs 1 --batch-size 64 --seeds 2 --workers 1 --device cpu".split()
 
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory): return tmp_path_factory.mktemp("compare")
 
-
 @pytest.fixture(scope="module")
 def found(folder): return compare(["FedAvg", "FedProx:mu=0.1"], folder=folder, **TINY)
-
-
-def test_the_file_that_is_written_asks_for_the_same_runs(found):
-    again = load_spec(found.spec.path)
-    assert [(c.row, c.column, c.settings) for c in again.runs(OWN_TIER)] == [(c.row, c.column, c.settings) for c in found.spec.runs(OWN_TIER)]
-    assert again.results == found.results and again.runs(OWN_TIER)[0].settings["method"]["fields"]["epochs"] == 1
-    assert {c.row: c.settings["method"]["fields"].get("mu") for c in again.runs(OWN_TIER)} == {"FedAvg": None, "FedProx:mu=0.1": .1}
-    stored = result(found.spec.path, OWN_TIER)
-    assert stored.summary.equals(found.summary) and stored.frame.equals(found.frame)
-
-
-def test_a_finished_run_is_never_computed_again(found, folder, monkeypatch):
-    before = {p: p.read_bytes() for p in folder.rglob("*.jsonl")}
-    assert len(before) == len(found.report.done) == 4
-    more = compare(["FedAvg", "FedProx:mu=0.1", "FedAvgM"], folder=folder, **TINY)
-    assert len(more.report.done) == 2 and len(more.report.skipped) == 4
-    assert all(p.read_bytes() == content for p, content in before.items())
-    monkeypatch.setattr(runner, "run_job", None)  # nothing may be computed now
-    again = compare(["FedAvg", "FedProx:mu=0.1"], folder=folder, **TINY)
-    assert (len(again.report.done), len(again.report.skipped), again.report.failed) == (0, 4, {})
-
 
 def test_the_numbers_are_those_of_the_rows(found):
     last = found.frame.groupby(["row", "seed"]).generalised_accuracy.agg(["last", "max", "mean"])
@@ -58,7 +33,6 @@ def test_the_numbers_are_those_of_the_rows(found):
     assert f"{line['mean']:.2f} ± {line['std']:.2f} (2)" in shown and "generalised_accuracy: %" in shown and "mean last 10" in shown
     for word in ("published", "verdict", "difference"): assert word not in shown
 
-
 def test_a_result_shows_itself(found):
     assert "<th>last ± std (n)</th>" in found._repr_html_() and "| FedAvg |" in found._repr_markdown_()
     for text in (repr(found), found._repr_html_(), found._repr_markdown_()):
@@ -68,17 +42,14 @@ def test_a_result_shows_itself(found):
     assert figure.legends[0].get_lines()[0].get_color() == "#000000", "FedAvg's colour everywhere"
     assert set(found.frame.groupby(["row", "seed"]).size()) == {2}
 
-
 def test_dicts_and_texts_say_the_same():
     rows = rows_of({"strong": {"class": "FedProx", "mu": 1.}, "FedAvg": {}})
     assert rows == {"strong": {"class": "FedProx", "mu": 1.}, "FedAvg": {"class": "FedAvg"}}
     assert rows_of(["FedADC:covering=true,beta=0.5,variant=nesterov"]) == {
         "FedADC:covering=true,beta=0.5,variant=nesterov": {"class": "FedADC", "covering": True, "beta": .5, "variant": "nesterov"}}
 
-
 @pytest.mark.parametrize("value", [.1, 1e-5, 1e22, 3, True, "a \"quoted\" \\ text, ünï", [1, 2], np.float64(.5), np.int64(7), {"value": 2, "source": "x"}, float("inf")])
 def test_values_are_read_back(value): assert tomllib.loads(f"v = {as_toml(value)}")["v"] == value
-
 
 def test_every_wait_is_found():
     "A field that counts rounds and defaults to more than a short run has would leave the method without its effect"
@@ -88,7 +59,6 @@ def test_every_wait_is_found():
         left = {k: v for k, v in vars(cls()).items() if isinstance(v, int) and not isinstance(v, bool) and v >= 20 and k not in row and k != "batch_size"}
         assert not left and all(1 <= v <= 5 for v in row.values()), (name, left, row)
 
-
 def test_every_data_set_has_a_network_that_fits_it():
     assert set(NETWORKS) == set(dataset_names()) and set(NETWORKS.values()) <= set(network_names())
     papers = [load_spec(p) for p in find_specs(ROOT / "papers").values()]
@@ -96,21 +66,16 @@ def test_every_data_set_has_a_network_that_fits_it():
     alike = {"MNIST", "CIFAR-100", "EMNIST-letters", "EMNIST-letters-10", "Tiny-ImageNet"}  # as Fashion-MNIST, as CIFAR-10, as ImageNet
     assert {pair for pair in NETWORKS.items() if pair not in used and pair[0] not in alike} == set()
 
-
 @pytest.mark.parametrize("change, words", [
     (dict(methods=["FedAvgg"]), ["'FedAvgg'", "FedAvg"]), (dict(methods=[]), ["no method"]), (dict(methods=["FedAvg", "FedAvg"]), ["twice"]),
-    (dict(methods=["FedProx:mu"]), ["FedProx:mu", "key=value"]), (dict(methods=["FedProx:nu=1"]), ["'nu'", "mu"]),
-    (dict(methods=["FedProx:mu=much"]), ["'much'", "number"]), (dict(methods={"x": {}}), ["'x'"]), (dict(methods={"FedAvg": {"lr": object()}}), ["object"]),
-    (dict(dataset="digit"), ["'digit'", "digits"]), (dict(alpha=0), ["alpha", "0"]), (dict(alpha="x"), ["alpha", "'x'"]), (dict(drift="recurring"), ["'recurring'", "reoccurring"]),
-    (dict(drift="sudden", drift_round=2), ["drift_round 2"]), (dict(drift=["sudden"]), ["drift"]), (dict(rounds=0), ["rounds", "0"]), (dict(rounds="2"), ["rounds", "'2'"]),
-    (dict(seeds=[1, 1]), ["seeds", "twice"]), (dict(seeds=0), ["seeds"]), (dict(participation=0.), ["participation"]), (dict(lr="x"), ["lr", "'x'"]),
-    (dict(metric="accuracy"), ["'accuracy'", "generalised_accuracy"]), (dict(network="vgg"), ["'vgg'"]), (dict(partition="idd"), ["'idd'", "iid"]),
-    (dict(clients=10**4), ["10000"]), (dict(device="gpu"), ["'gpu'"]), (dict(executor="threads"), ["'threads'"]), (dict(log=["tensorbord:x"]), ["'tensorbord'"])])
+    (dict(methods=["FedProx:mu"]), ["FedProx:mu", "key=value"]), (dict(methods=["FedProx:nu=1"]), ["'nu'", "mu"]), (dict(methods={"x": {}}), ["'x'"]),
+    (dict(methods={"FedAvg": {"lr": object()}}), ["object"]), (dict(dataset="digit"), ["'digit'", "digits"]), (dict(alpha=0), ["alpha", "0"]),
+    (dict(drift="sudden", drift_round=2), ["drift_round 2"]), (dict(drift=["sudden"]), ["drift"]), (dict(rounds="2"), ["rounds", "'2'"]),
+    (dict(seeds=[1, 1]), ["seeds", "twice"]), (dict(clients=10**4), ["10000"]), (dict(executor="threads"), ["'threads'"]), (dict(log=["tensorbord:x"]), ["'tensorbord'"])])
 def test_refused(change, words, tmp_path):
     with pytest.raises(InputError) as error: compare(**{"methods": ["FedAvg"], **TINY, "folder": tmp_path / "out", **change})
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value), str(error.value)
     assert not list(tmp_path.rglob("*.jsonl")) and not list(tmp_path.rglob("*.toml")) and "/tmp" not in str(error.value)
-
 
 def test_the_command(said, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -125,7 +90,6 @@ def test_the_command(said, refused, tmp_path, monkeypatch):
     for wrong, word in [("--alpha x", "--alpha"), ("--clients 0", "'0'"), ("--dataset digit", "did you mean 'digits'"), ("--participation 2", "participation")]:
         refused(["compare", "FedAvg", *LINE, *wrong.split()], word)
 
-
 def test_the_command_and_the_function_have_the_same_defaults():
     import inspect
     from fedrepro.cli.own import compare_command
@@ -133,19 +97,6 @@ def test_the_command_and_the_function_have_the_same_defaults():
     same = set(ours) & set(theirs) - {"methods", "folder", "workers"}  # a command may use all cores; a notebook's own methods are here alone
     assert len(same) > 14 and {n: ours[n].default for n in same} == {n: theirs[n].default for n in same}
     assert Path(ours["folder"].default) == theirs["folder"].default
-
-
-def test_a_failed_and_an_interrupted_comparison(said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    def broken(*_, **__): raise RuntimeError("broken")
-    monkeypatch.setattr(runner, "run_job", broken)
-    code, out, err = said("compare", "FedAvg", *LINE)
-    assert code == 1 and "broken" in err and ".png" not in out
-    def stop(*_, **__): raise KeyboardInterrupt
-    monkeypatch.setattr(runner, "run_job", stop)
-    code, out, err = said("compare", "FedAvg", *LINE)
-    assert (code, out) == (130, "") and "finished runs are kept" in err
-
 
 def test_a_method_of_ones_own(folder):
     from fedrepro.engine.method import METHODS, FedAvg
@@ -159,9 +110,7 @@ def test_a_method_of_ones_own(folder):
     assert own.report.failed == {} and (curve.nunique() == 1).all() and list(own.spec.rows) == ["ours", "FedAvg"]
     assert set(shown.metric) == {"generalised_accuracy"} <= set(DEFINITIONS)
 
-
 OPTIMISER = ("lr", "momentum", "weight_decay", "lr_decay", "clip_norm")
-
 
 def test_rows_differ_in_what_was_typed_and_in_their_methods_alone(monkeypatch, tmp_path):
     "SCAFFOLD's, FedDC's and FedADC's classes have other optimisers by default; side by side they have one"
@@ -182,7 +131,6 @@ def test_rows_differ_in_what_was_typed_and_in_their_methods_alone(monkeypatch, t
     assert shared >= {*OPTIMISER, "epochs", "batch_size"}
     assert {k for k in shared if len({repr(row[k]) for row in fields.values()}) > 1} == {"momentum"}, "the one that was typed"
 
-
 def test_every_difference_between_rows_is_printed(tmp_path):
     rows, small = ["FedAvg", "FedProx:momentum=0.5", "FedADC"], dict(clients=3, rounds=1, seeds=1, epochs=1, folder=tmp_path, quiet=True)
     found = compare(rows, **small)
@@ -193,7 +141,6 @@ def test_every_difference_between_rows_is_printed(tmp_path):
             differs = any(other.get(k, "absent") != v for other in fields.values())
             assert differs == (f"{k.replace('_', ' ')} " in said[row].replace(f"{row}: ", "")), (row, k, said)
     assert set(said) == set(rows) and "momentum 0.5" in said[rows[1]] and "momentum 0.9" in said["FedAvg"]
-
 
 def test_a_name_of_ones_own(tmp_path):
     small = dict(clients=3, rounds=1, seeds=1, epochs=1, folder=tmp_path, quiet=True)

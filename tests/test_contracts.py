@@ -30,15 +30,12 @@ VARIANTS = [  # whatever takes another path through a method's code
     ("FedDrift", dict(augmented=False)), ("FedCDA", dict(models=1, batches=1)),
 ]
 
-
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_keeps_its_contract(name): check(METHODS[name])
-
 
 @pytest.mark.parametrize("name, settings", VARIANTS, ids=lambda v: v if isinstance(v, str) else ",".join(f"{n}={x}" for n, x in v.items()))
 def test_every_variant_keeps_its_contract(name, settings):
     check(METHODS[name], **settings)
-
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_declares_itself(name):
@@ -198,7 +195,6 @@ BROKEN = {  # method -> the promises that it must be caught to break
 VIEWS = {f"executor {name}" for name in EXECUTORS if name != "sequential"}  # they show hooks only a part of a client
 ALONE = {SaysOtherwise, SaysNonsense, Tied, LostTwice, KnowsItsSize, Remembers, NotConserved}
 
-
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 @pytest.mark.parametrize("method", BROKEN, ids=lambda m: m.__name__)
 def test_a_broken_promise_is_caught_and_named(method):
@@ -208,7 +204,6 @@ def test_a_broken_promise_is_caught_and_named(method):
     assert wanted <= broken and (method not in ALONE or broken == wanted), caught.value
     assert method.__name__ in str(caught.value) and BROKEN[method] in str(caught.value)
 
-
 def test_the_remark_says_where():
     assert "round 1 server params" in examine(Scales)["nothing changed in place"].remark
     assert "upload" in examine(AddsUp)["nothing changed in place"].remark
@@ -216,10 +211,8 @@ def test_the_remark_says_where():
     assert examine(SendsMore)["bytes up"].size == 80 and "KeyError" in examine(Raises)["works"].remark
     assert examine(Tied)["limit law"].size > 1e-6 and "Tied(mu=0.0) = FedAvg()" in examine(Tied)["limit law"].remark
 
-
 class NeedsMore(FedAvg):
     def __init__(self, mu): super().__init__()
-
 
 @pytest.mark.parametrize("method, settings, words", [
     (FedAvg(), {}, "expected a subclass of FedAvg, got FedAvg("), ("FedAvg", {}, "expected a subclass of FedAvg, got 'FedAvg'"),
@@ -228,7 +221,6 @@ class NeedsMore(FedAvg):
 def test_what_cannot_be_checked_is_refused_in_one_line(method, settings, words):
     with pytest.raises(InputError) as refused: check(method, **settings)
     assert words in str(refused.value) and "\n" not in str(refused.value)
-
 
 def test_a_contract_can_be_checked_in_ones_own_federation():
     report = check(METHODS["FedProx"], replace(tiny(), participation=1., drift=None), mu=.1)

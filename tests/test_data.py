@@ -1,6 +1,5 @@
 """What people get wrong when they ask for data: each is one clear line, before anything is computed."""
 import gzip
-import hashlib
 import os
 import pickle
 import pickletools
@@ -11,21 +10,10 @@ import numpy as np
 import pytest
 import torch
 from fedrepro.core.errors import InputError
-from fedrepro.data import datasets, download, sources, transforms
+from fedrepro.data import datasets, download, sources
 from fedrepro.data.download import Archive
 from test_data_made import idx, tar_gz
 from test_fetch import md5, names, quick, served  # noqa: F401 (fixtures)
-
-
-@pytest.fixture
-def small(tmp_path):
-    "A made data set of two IDX pairs under tmp_path"
-    files = {"x": idx(np.zeros((4, 28, 28), np.uint8)), "y": idx(np.arange(4, dtype=np.uint8))}
-    (tmp_path / "small").mkdir()
-    for f, content in files.items(): (tmp_path / "small" / f).write_bytes(content)
-    md5s = {f: hashlib.md5(c).hexdigest() for f, c in files.items()}
-    return sources.Source("MNIST", "small", datasets.read_idx, md5s, md5s, (4, 4), (), class_names=tuple("0123"))
-
 
 @pytest.mark.parametrize("wrong, said", [
     (dict(name="CIFAR10"), f"data set 'CIFAR10' is unknown; did you mean 'CIFAR-10'? accepted: {', '.join(sorted({*datasets.SOURCES, *datasets.MADE}))}"),
@@ -36,7 +24,6 @@ def small(tmp_path):
 def test_unknown_names(wrong, said):
     with pytest.raises(InputError) as e: datasets.load(**wrong)
     assert said in str(e.value) and "\n" not in str(e.value)
-
 
 @pytest.mark.parametrize("name", datasets.SOURCES)
 def test_nothing_there(name, tmp_path):
@@ -49,34 +36,12 @@ def test_nothing_there(name, tmp_path):
         for part in (str(root / source.folder), *source.files, how, "--data DIR"):
             assert part in str(e.value)
 
-
-def test_data_folder(monkeypatch, tmp_path):
-    "--data comes before FEDREPRO_DATA, which comes before the cache"
-    monkeypatch.setenv("FEDREPRO_DATA", str(tmp_path))
-    assert datasets.data_dir() == tmp_path and datasets.data_dir("~/x") == datasets.Path("~/x").expanduser()
-    monkeypatch.delenv("FEDREPRO_DATA")
-    assert datasets.data_dir().parts[-3:] == (".cache", "fedrepro", "data")
-
-
-def test_unreadable_file(small, tmp_path):
-    (tmp_path / "small" / "x").unlink()
-    (tmp_path / "small" / "x").mkdir()
-    with pytest.raises(InputError, match="cannot be read"): small.read(small, tmp_path)
-
-
 def test_a_pickle_is_not_opened_before_its_checksum(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "_Batch", lambda *a, **k: pytest.fail("unpickled an unchecked file"))
     source = datasets.SOURCES["CIFAR-10"]
     (tmp_path / source.folder).mkdir()
     for f in source.files: (tmp_path / source.folder / f).write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(InputError, match="is damaged"): datasets.load("CIFAR-10", data=tmp_path)
-
-
-def test_a_home_that_is_not_known(monkeypatch):
-    for asked in ("~nosuch/data", None):
-        monkeypatch.setenv("FEDREPRO_DATA", "~nosuch/data")
-        with pytest.raises(InputError, match="~nosuch/data.*--data DIR or FEDREPRO_DATA"):
-            datasets.load("MNIST", data=asked)
 
 
 # --- downloads from a server on this machine
@@ -91,7 +56,6 @@ def content_of(kind, r):
     return {"batch_1": batch(5), "batch_2": batch(5), "test": batch(4),
             "meta": as_published({b"label_names": [b"%d" % i for i in range(10)]})}
 
-
 def as_published(content):
     "A pickle as Python 2 and numpy 1 wrote it: texts are bytes, an array names numpy.core.multiarray"
     def text(b): return b"U" + bytes([len(b)]) + b
@@ -104,7 +68,6 @@ def as_published(content):
     def one(v): return array(v) if isinstance(v, np.ndarray) else b"](" + b"".join(
         text(x) if isinstance(x, bytes) else number(x) for x in v) + b"e"
     return b"\x80\x02}(" + b"".join(text(k) + one(v) for k, v in content.items()) + b"u."
-
 
 def made(kind, tmp_path, served, seed=0):
     "(source, files, server): a made data set under `tmp_path`, whole, and a server that has its archives"
@@ -124,13 +87,11 @@ def made(kind, tmp_path, served, seed=0):
     for f, c in content.items(): (tmp_path / "made" / f).write_bytes(c)
     return source, content, server
 
-
 @pytest.fixture(params=["idx", "cifar"])
 def whole(request, tmp_path, served, monkeypatch):  # noqa: F811
     source, content, server = made(request.param, tmp_path, served)
     monkeypatch.setitem(datasets.SOURCES, "MNIST", source)
     return source, content, server
-
 
 def test_the_made_cifar_is_like_the_real_one(tmp_path, served):  # noqa: F811
     "Its pickles name what the real ones name, and Python reads them as we do"
@@ -142,54 +103,27 @@ def test_the_made_cifar_is_like_the_real_one(tmp_path, served):  # noqa: F811
     assert torch.equal(ours["test_x"].reshape(4, -1), torch.from_numpy(theirs[b"data"]))
     assert ours["test_y"].tolist() == theirs[b"labels"] and ours["class_names"] == tuple("0123456789")
 
-
-def test_a_hundred_flipped_bytes(whole, tmp_path):
-    "Each is refused by name; `download` repairs it, from one archive, and then the same numbers are read"
+def test_a_flipped_byte_in_any_file(whole, tmp_path):
+    "It is refused by name; `download` repairs it, from one archive, and then the same numbers are read"
     source, content, server = whole
-    before = datasets.load("MNIST", data=tmp_path).fingerprint
-    r, refused = random.Random(7), 0
-    for i in range(100):
-        name = r.choice(sorted(content)) if i >= len(content) else sorted(content)[i]
+    before, r = datasets.load("MNIST", data=tmp_path).fingerprint, random.Random(7)
+    for name in sorted(content) * 3:
         path, damaged = tmp_path / "made" / name, bytearray(content[name])
         damaged[r.randrange(len(damaged))] ^= r.randrange(1, 256)
         path.write_bytes(damaged)
         with pytest.raises(InputError) as e: datasets.load("MNIST", data=tmp_path)
-        refused += all(s in str(e.value) for s in (str(path), "is damaged", "`fedrepro data MNIST`"))
+        assert all(s in str(e.value) for s in (str(path), "is damaged", "`fedrepro data MNIST`"))
         server.asked.clear()
         assert datasets.download("MNIST", tmp_path) == tmp_path / "made"
         assert len(server.asked) == 1 and path.read_bytes() == content[name]
-    assert refused == 100 and datasets.load("MNIST", data=tmp_path).fingerprint == before
+    assert datasets.load("MNIST", data=tmp_path).fingerprint == before
     assert names(tmp_path) == ["made"] and names(tmp_path / "made") == sorted(content)
-
-
-def test_download_from_nothing_and_again(whole, tmp_path):
-    source, content, server = whole
-    datasets.download("MNIST", tmp_path / "new")
-    assert {f: (tmp_path / "new/made" / f).read_bytes() for f in names(tmp_path / "new/made")} == content
-    assert len(server.asked) == len(source.archives)
-    datasets.download("MNIST", tmp_path / "new")
-    assert len(server.asked) == len(source.archives)
-    assert datasets.load("MNIST", tmp_path / "other", download=True).fingerprint == datasets.load("MNIST", tmp_path).fingerprint
-
 
 def test_what_is_whole_is_used_where_nothing_can_be_written(whole, tmp_path, monkeypatch):
     "No lock, no folder, no network"
     monkeypatch.setattr(download, "bring", lambda *_: pytest.fail("asked for a download"))
     datasets.download("MNIST", tmp_path)
     datasets.load("MNIST", tmp_path, download=True)
-
-
-def test_download_delivers_the_wrong_bytes(whole, tmp_path):
-    "The archive agrees with its sum, but not the file in it: the old file stays as it was, and nothing else is left"
-    source, content, _ = whole
-    victim = next(iter(source.test))
-    wanted = replace(source, test={**source.test, victim: "0" * 32})
-    (tmp_path / "made" / victim).write_bytes(b"old")
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    with pytest.raises(InputError, match=f"checksum of {victim}"): datasets._present(wanted, tmp_path)
-    after = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    assert {p: c for p, c in after.items() if p.suffix != ".gz"} == before
-
 
 def test_download_fails(whole, tmp_path):
     "What was wanted, what every server said, and what to do without a network; the damaged file stays"
@@ -203,19 +137,12 @@ def test_download_fails(whole, tmp_path):
     assert (tmp_path / "made" / victim).read_bytes() == b"old" and "\n" not in str(e.value)
 
 
-def test_download_into_a_file(small, tmp_path):
-    (tmp_path / "file").touch()
-    archived = replace(small, archives=datasets.SOURCES["MNIST"].archives)
-    with pytest.raises(InputError, match="cannot be written"): datasets._present(archived, tmp_path / "file")
-
-
 # --- pickles
 
 class Run:
     "Runs a function when it is unpickled"
     def __init__(self, *call): self.call = call
     def __reduce__(self): return self.call[0], self.call[1:]
-
 
 def evil_pickles(mark):
     "Programs that would make the file `mark`, or reach for what could"
@@ -235,7 +162,6 @@ def evil_pickles(mark):
     yield said("_codecs", "encode", b"X\x01\0\0\0aX\x06\0\0\0latin1\x86R.")
     yield from (b"\x82\x01.", b"Pmark\n.", b"\x80\x02", b"", b"\x80\xff.", b"garbage", b"\x80\x02]q\0h\x05.")
 
-
 def test_evil_pickles_whose_checksums_agree(tmp_path, served, monkeypatch):  # noqa: F811
     "Nothing is run, and each is one clear line"
     source, _, _ = made("cifar", tmp_path, served)
@@ -246,13 +172,7 @@ def test_evil_pickles_whose_checksums_agree(tmp_path, served, monkeypatch):  # n
         assert f"{tmp_path / 'made/test'} is refused: " in str(e.value) and "\n" not in str(e.value), i
         assert not (tmp_path / "mark").exists(), i
 
-
 def test_the_evil_pickles_are_evil(tmp_path):
     "Python's own reader runs the first of them"
     pickle.loads(next(evil_pickles(tmp_path / "mark")))
     assert (tmp_path / "mark").exists()
-
-
-def test_unknown_pad():
-    with pytest.raises(InputError, match="pad 'white' is unknown; accepted: black, mean, reflect"):
-        transforms.Recipe("x", (0.,), (1.,), pad="white")

@@ -13,14 +13,12 @@ NAMES = {"MNIST": "MNIST", "Fashion-MNIST": "FashionMNIST",  # ours -> torchvisi
          "CIFAR-10": "CIFAR10", "CIFAR-100": "CIFAR100"}
 PRINTS = {"MNIST": "3ee7f568b8fdc891", "Fashion-MNIST": "90fb00bb668ec4c4", "CIFAR-10": "cb85cdd084bdd771"}
 
-
 def present(name, **settings):
     "The data set, or a skip that says how to get it"
     source = SOURCES[name]
     if not all((data_dir() / source.folder / f).is_file() for f in source.files):
         pytest.skip(f"{name} is not in {data_dir() / source.folder}; `fedrepro data {name}` downloads it")
     return load(name, **settings)
-
 
 @pytest.mark.parametrize("name", NAMES)
 def test_as_published(name):
@@ -33,7 +31,6 @@ def test_as_published(name):
         assert abs(histogram @ level - mean) < 6e-5
         assert abs(np.sqrt(histogram @ level ** 2 - (histogram @ level) ** 2) - std) < 6e-5
 
-
 @pytest.mark.parametrize("name", NAMES)
 def test_as_torchvision_reads_it(name):
     d = present(name)
@@ -44,10 +41,8 @@ def test_as_torchvision_reads_it(name):
     assert d.test_y.tolist() == list(map(int, theirs.targets))
     if "CIFAR" in name: assert list(d.class_names) == theirs.classes
 
-
 @pytest.mark.parametrize("name", PRINTS)
 def test_fingerprints(name): assert present(name).fingerprint.startswith(PRINTS[name])
-
 
 def test_one_flipped_byte(tmp_path):
     "A copy of Fashion-MNIST's labels with one changed label is refused"
@@ -61,7 +56,6 @@ def test_one_flipped_byte(tmp_path):
     path.unlink()
     path.write_bytes(content)
     with pytest.raises(InputError, match="train-labels-idx1-ubyte is damaged"): load("Fashion-MNIST", data=tmp_path)
-
 
 @pytest.mark.parametrize("name", ["MNIST", "Fashion-MNIST", "CIFAR-10"])
 def test_every_small_run_can_be_built(name):

@@ -69,7 +69,6 @@ def main(how, names):
 if __name__ == "__main__": main(sys.argv[1], sys.argv[2:])
 '''
 
-
 def result(folder, how, names=METHODS, **env):
     "Digests of every method, by a fresh process that works in `folder`"
     (folder / "everything.py").write_text(SCRIPT)
@@ -78,10 +77,8 @@ def result(folder, how, names=METHODS, **env):
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
-
 @pytest.fixture(scope="module")
 def first(tmp_path_factory): return result(tmp_path_factory.mktemp("first"), "plain", PYTHONHASHSEED="0")
-
 
 @pytest.mark.parametrize("how, env", [
     ("workers", dict(PYTHONHASHSEED="2", LC_ALL="C", TZ="Asia/Kathmandu")),  # two worker processes
@@ -91,7 +88,6 @@ def test_fresh_processes_agree_for_every_method(first, tmp_path, how, env):
     again = result(tmp_path, how, **env)
     assert set(again) == set(METHODS)
     assert not [f"{name}: {part}" for name in METHODS for part in first[name] if again[name][part] != first[name][part]]
-
 
 def test_the_digests_tell_methods_and_parts_apart(first):
     "All that are the same are so for a reason; an empty digest, or one of nothing but names, would be the same everywhere"
@@ -108,9 +104,7 @@ def ends(name, on_round=None, seed=0):
     s = run(method, replace(tiny(), seed=seed), 3, on_round=on_round).snapshot
     return {"server": s.server, "states": dict(enumerate(s.states)), "heard": dict(enumerate(s.heard))}
 
-
 def state(): return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedBSS", "FedCCFA", "FedDrift"])
 def test_global_generators_neither_matter_nor_move(name):
@@ -123,7 +117,6 @@ def test_global_generators_neither_matter_nor_move(name):
     quiet = ends(name)
     assert state() == before
     assert gap(quiet, ends(name, disturb)) == (0., "") and flat(quiet)
-
 
 def test_other_seeds_give_other_bits():
     "The comparison sees a seed"

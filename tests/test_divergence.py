@@ -1,5 +1,4 @@
 "A run that blows up is a recorded outcome with round, client and norm; nothing is clipped unless a spec says so"
-import ast
 import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -32,40 +31,20 @@ ALL = [*OURS]
 SHORT = dict(lr=.05, epochs=1, batch_size=64)
 nan, inf = math.nan, math.inf
 
-
 def federation(clients=4, **more):
     digits = datasets.load("digits")
     cut = partition.partition("dirichlet-class", digits.train_y.numpy(), digits.test_y.numpy(), clients=clients, seed=0, alpha=.5)
     return Federation(digits, networks.network("digits_cnn"), cut, **more)
 
-
 FED = federation()
 START = FED.initial
 
-
 def arranged(name): return suited(METHODS[name], FED)
-
 
 def judged_once(method, federation, at, final): return {"generalised_accuracy": 50.}
 
 
 # --- the measure
-
-def test_sizes_are_those_of_torch():
-    whole = torch.cat([t.double().flatten() for t in START.values()])
-    assert math.isclose(sizes({"params": START})[1], float(whole.norm()), rel_tol=1e-12)
-    assert math.isclose(limit(START), 1e6 * float(whole.norm()), rel_tol=1e-12) and limit({"body.w": torch.zeros(2)}) == 1e6
-    assert sizes({"body.w": torch.full((3,), 1e38)})[1] > 1e38  # float32 would overflow
-
-
-def test_only_models_can_explode():
-    "Counts and statistics may be as large as they like; NaN is wrong anywhere"
-    many = {"counts": torch.tensor([1e12]), "body.w": torch.tensor([1.])}
-    assert client_diverged(1, [5], [(many, {"best loss": torch.tensor([inf])}, 0)], [1.], 1e6) is None
-    assert server_diverged(1, many, 1e6) is None
-    assert client_diverged(1, [5], [({"counts": torch.tensor([inf])}, {}, 0)], [1.], 1e6) == record(1, 5, inf)
-    assert client_diverged(1, [5], [({"counts": torch.tensor([nan])}, {}, 0)], [1.], 1e6) == record(1, 5, nan)
-
 
 @pytest.mark.parametrize("share, found", [(.999, False), (1.001, True)])
 def test_the_border(share, found):
@@ -75,7 +54,6 @@ def test_the_border(share, found):
     assert bool(server_diverged(1, model, 1e6)) == found
     assert bool(client_diverged(1, [0], [(fine, fine, 0)], [EXPLODED * share], 1e6)) == found
     assert bool(client_diverged(1, [0], [(fine, fine, 0)], [-EXPLODED * share], 1e6)) == found
-
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_quick_look_never_passes_what_has_diverged(dtype, monkeypatch):
@@ -94,7 +72,6 @@ def test_the_quick_look_never_passes_what_has_diverged(dtype, monkeypatch):
                     exact.setattr(divergence, "calm", lambda *_: False)
                     assert seen(given, losses) == found
     assert {case for case, passed in quick.items() if passed} == {(size, clients, 0.) for size in (0., 1., 4e5) for clients in (1, 5)}
-
 
 def test_what_a_damaged_record_says():
     assert in_words(None) == in_words({}) == "where is not recorded" and in_words(record(2, None, 12345.678)) == "round 2, server, norm 1.23e+04"
@@ -128,11 +105,9 @@ class Faulty(FedAvg):
         wrong = self.value if self.what == "loss" and client.round >= self.when else 0.
         return super().loss(client, params, batch) + wrong
 
-
 METHODS.pop("Faulty")
 CASES = [("upload", nan, 2), ("upload", inf, 2), ("upload", 1e30, 2), ("state", nan, 2), ("server", nan, None), ("server", inf, None),
          ("server", 1e9, None), ("reply", nan, None), ("loss", nan, 0), ("loss", inf, 0), ("loss", 1e8, 0)]
-
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("what, value, client", CASES)
@@ -146,18 +121,15 @@ def test_who_is_recorded_whoever_computes(what, value, client, executor):
     assert [r["round"] for r in history.rows] == [1] and before[-1] is history.snapshot and history.snapshot.round == 2
     if client is not None: assert same_bits(before[0].server, before[1].server)  # what diverged is not averaged
 
-
 @pytest.mark.parametrize("seed", range(3))
 def test_the_client_is_its_number_not_its_place_in_the_cohort(seed):
     part = federation(8, participation=.25, cohorts=seed)
     method = Faulty(**SHORT, who=next(k for k in part.cohort(1) if k not in part.cohort(0)), when=0)
     assert run(method, part, 2).diverged == record(2, method.who, nan)
 
-
 def test_a_diverged_run_is_not_gone_on_from():
     at = run(Faulty(**SHORT), FED, 4).snapshot
     assert run(Faulty(**SHORT), FED, 9, start=at).snapshot is at
-
 
 @pytest.mark.parametrize("settings", [("SlowMo", dict(alpha=1e12)), ("FedAvgM", dict(server_lr=1e12)), ("FedAvgM", dict(beta=1e200)),
                                       ("FedADC", dict(alpha=1e40)), ("SlowMo", dict(beta=1e200))], ids=str)
@@ -165,7 +137,6 @@ def test_a_server_that_overshoots(settings):
     name, wild = settings
     history = run(METHODS[name](**SHORT | wild), FED, 4)
     assert history.status == "diverged" and history.diverged["client"] is None
-
 
 def test_the_nan_of_a_quotient():
     "FedExP divides by the clients' agreement: where nobody moves and eps underflows, that is 0/0"
@@ -181,7 +152,6 @@ def test_a_wild_learning_rate_is_an_outcome(name):
         if lr == 1e30: assert history.status == "diverged"
         assert history.status == "complete" or (history.diverged["round"] in (1, 2) and history.diverged["client"] in (None, 0, 1, 2, 3))
         assert all(math.isfinite(r["generalised_accuracy"]) for r in history.rows)
-
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_sane_run_stays_five_orders_below(name):
@@ -201,7 +171,6 @@ def test_a_sane_run_stays_five_orders_below(name):
 
 def test_a_counter_is_no_weight(): assert refuse_diverged(START, [START | {"body.batches": torch.tensor(10**15)}] * 2) is None
 
-
 @dataclass
 class Tuned(FedAvg):
     "FedAvg with a final fine-tuning that breaks client 1"
@@ -209,9 +178,7 @@ class Tuned(FedAvg):
         def loss(client, params, batch): return super(Tuned, self).loss(client, params, batch) * (nan if client.id == 1 else 1.)
         return [*super().local_phases(client), self.phase(client, "tune", loss=loss, final=True)]
 
-
 METHODS.pop("Tuned")
-
 
 def test_fine_tuning_that_ends_in_nan_is_recorded():
     seen = []
@@ -219,7 +186,6 @@ def test_fine_tuning_that_ends_in_nan_is_recorded():
     assert seen[-1] is history.snapshot  # a checkpoint would keep it
     assert history.status == "diverged" and history.diverged == record(2, 1, nan)
     assert [r["round"] for r in history.rows] == [1]  # the last round has no metrics: its models were not finite
-
 
 @pytest.mark.parametrize("name, wild", [("FedCCFA", dict(finetune_epochs=1, finetune_lr=1e30)),
                                         ("FedADCPlus", dict(calibration="plain", calibration_lr=1e30))])
@@ -239,11 +205,9 @@ def test_a_course_that_diverges_leaves_the_others_their_bits():
     assert [h.status for h in together] == ["complete", "diverged", "complete"]
     for a, b in zip(together, alone): assert a.rows == b.rows and same_bits(a.snapshot.server, b.snapshot.server) and repr(a.diverged) == repr(b.diverged)
 
-
 def drifting(at):
     swap = concept_drift.DriftSchedule("test", FED.clients, 10, (concept_drift.Swap(at, tuple(range(FED.clients)), (0, 1)),))
     return replace(FED, drift=swap)
-
 
 @pytest.mark.parametrize("when", [1, 2])
 def test_runs_that_share_their_first_rounds_diverge_alone(when):
@@ -251,7 +215,6 @@ def test_runs_that_share_their_first_rounds_diverge_alone(when):
     makes = [lambda d=d: ActiveRun(Faulty(**SHORT, when=when), d, 4, line="one", evaluate=evaluate) for d in (drifting(2), drifting(3))]
     for history in run_lockstep([make() for make in makes]):
         assert history.diverged == record(when + 1, 2, nan) and [r["round"] for r in history.rows] == list(range(1, when + 1))
-
 
 def test_an_evaluation_that_finds_divergence_ends_all_who_share_it():
     def judge(method, federation, at, final):
@@ -269,7 +232,6 @@ def cells(lrs):
     s = found.settings
     s = s | dict(rounds=2, drift=dict(name="none"), partition=s["partition"] | dict(clients=4))
     return [replace(found, settings=s | dict(method=s["method"] | dict(fields=s["method"]["fields"] | dict(lr=lr)))) for lr in lrs]
-
 
 @pytest.mark.parametrize("how", [dict(), dict(how="stacked"), pytest.param(dict(workers=2), marks=pytest.mark.nightly("starts workers; what they write is the same"))], ids=str)
 def test_a_sweep_goes_on(tmp_path, how):
@@ -291,26 +253,6 @@ def test_nothing_is_clipped_by_default():
     assert given == {"FedDC": 10.0}
     assert SGD(.1).clip_norm is None
     assert all(any(f.name == "clip_norm" for f in fields(METHODS[name])) for name in ALL)
-
-
-def uses(tree):
-    "(function, what) of everything that clips, or that repairs a NaN"
-    for f in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]:
-        for n in ast.walk(f):
-            word = n.attr if isinstance(n, ast.Attribute) else n.id if isinstance(n, ast.Name) else n.name if isinstance(n, ast.alias) else ""
-            if word in ("clip_norm", "clipped", "nan_to_num") or word.startswith("clip_grad"): yield f.name, word
-
-
-def test_one_place_clips():
-    files = [p for p in sorted((ROOT / "fedrepro").rglob("*.py"))]
-    found = {(p.stem, *use) for p in files for use in uses(ast.parse(p.read_text()))}
-    assert found == {("client", "grad", "clip_norm"), ("client", "grad", "clipped"), ("method", "phase", "clip_norm"),
-                     ("clustered", "cluster_distances", "nan_to_num"), ("harness", "apart", "nan_to_num")}
-
-
-def test_a_hidden_clip_is_seen():
-    for code in ("torch.nn.utils.clip_grad_norm_(g, 1)", "g.nan_to_num()", "clipped(g, 1)"): assert list(uses(ast.parse(f"def f(g): {code}")))
-
 
 def test_a_spec_that_clips(tmp_path):
     plain, clips = (load_spec(written(tmp_path, TOY | dict(base=BASE | dict(rounds=1) | more), name)).runs("paper")[0]

@@ -1,9 +1,7 @@
 """Every link and anchor of a page leads somewhere, every picture is described; where quarto is, every page renders."""
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -23,7 +21,6 @@ import website  # noqa: E402  (tools/ is not a package)
 
 ADDRESS = re.compile(r"https://(?:[\w-]+\.)+[a-z]{2,}(?:/[\w.~%/?#=&+,:@()-]*)?|mailto:[\w.+-]+@[\w.-]+\w")
 
-
 BADGES = "https://github.com/fedrepro/fedrepro/actions/workflows/", "https://img.shields.io/badge/licence-"
 
 
@@ -34,7 +31,6 @@ def cells(path):
     if path.suffix == ".md": return [{"cell_type": "markdown", "source": path.read_text()}]
     return [{**cell, "source": "".join(cell["source"])} for cell in json.loads(path.read_text())["cells"]]
 
-
 def texts(path):
     "The markdown of a page, cell by cell, with what its code cells put out as markdown"
     for cell in cells(path):
@@ -42,19 +38,16 @@ def texts(path):
         for out in cell.get("outputs", []):
             if "text/markdown" in out.get("data", {}): yield "".join(out["data"]["text/markdown"])
 
-
 @cache
 def inline(path):
     "Every inline token of a page, with its text's block token"
     parsed = [MARKDOWN.parse(text) for text in texts(path)]
     return [pair for tokens in parsed for pair in zip([None, *tokens], tokens) if pair[1].type == "inline"]
 
-
 def slug(heading):
     "The anchor that pandoc gives a heading"
     text = re.sub(r"[^\w\s.-]", "", re.sub(r"`|\*|\$", "", heading).strip().lower())
     return re.sub(r"^[^a-z]+", "", re.sub(r"\s", "-", text)) or "section"
-
 
 @cache
 def anchors(path):
@@ -64,14 +57,12 @@ def anchors(path):
     written = r"\{#([\w:-]+)[^}]*\}", r'<(?:a|span|details) id="([\w.:-]+)"'
     return found | {name for text in texts(path) for form in written for name in re.findall(form, text)}
 
-
 def links(path):
     "(kind, target) of every link and picture of a page"
     for _, token in inline(path):
         for child in token.children or []:
             if child.type == "link_open": yield "link", child.attrGet("href")
             if child.type == "image": yield "image", child.attrGet("src")
-
 
 def broken(path):
     "What is wrong with a page's links"
@@ -95,10 +86,8 @@ def broken(path):
             if not re.search(rf"\{{#{name}\b", text): yield f"@{name}: no such label"
         elif name not in BIBLIOGRAPHY: yield f"@{name}: not in references.bib"
 
-
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_links(path): assert not list(broken(path))
-
 
 def test_a_broken_link_is_found(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
@@ -117,13 +106,11 @@ def test_readme_is_the_index_page():
     from readme import readme
     assert (ROOT / "README.md").read_text() == readme(), "README.md is not nbs/index.ipynb: run `make readme`"
 
-
 def listed(contents):
     for entry in contents:
         if isinstance(entry, str): yield entry
         elif "href" in entry: yield entry["href"]
         else: yield from listed(entry["contents"])
-
 
 def test_sidebars_list_every_page_once():
     site = yaml.safe_load((ROOT / "_quarto.yml").read_text())["website"]
@@ -145,10 +132,8 @@ def speechless(path):
             if len(alt.split()) < 4 or re.search(r"\.(png|svg|jpe?g)$|^No description", alt): yield f"picture {child.attrGet('src')}: {alt!r}"
             if child.type == "html_inline" and child.content.startswith("<img"): yield f"{child.content}: write ![...](...)"
 
-
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_every_picture_is_described(path): assert not list(speechless(path))
-
 
 def test_a_picture_without_words_is_found(tmp_path):
     page = tmp_path / "page.ipynb"
@@ -169,12 +154,6 @@ def test_the_rendered_site(tmp_path):
     folder = website.build(tmp_path)
     html = {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*.html")}
     assert {re.sub(r"^\d+\w?_", "", p.stem) for p in NOTEBOOKS} <= {re.sub(r"^\d+\w?_", "", Path(name).stem) for name in html}
-
-
-def test_without_quarto_one_line_says_what_is_missing(tmp_path):
-    done = subprocess.run([sys.executable, ROOT / "tools/website.py", tmp_path / "site"], capture_output=True, text=True, env=os.environ | {"PATH": str(tmp_path)})
-    assert done.returncode == 2 and "quarto" in done.stderr and len(done.stderr.splitlines()) == 1 and not (tmp_path / "site").exists()
-
 
 def test_pages_show_code_and_hide_the_machinery(tmp_path):
     """What a page teaches is on it, exported code included; nbdev's directives and hidden cells are not
@@ -217,7 +196,6 @@ def test_api_reference_is_up_to_date(monkeypatch):
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.name)
 def test_workflow(path):
     "It says what it may do and for how long; actions have a version; neither a secret nor what an event says reaches a command"
@@ -227,33 +205,3 @@ def test_workflow(path):
         assert job["timeout-minutes"] <= (120 if path.name == "nightly.yml" else 60) and job.get("permissions") in (None, {"pages": "write", "id-token": "write"})
         for step in job["steps"]:
             assert re.fullmatch(r"[\w.-]+/[\w./-]+@v\d+(\.\d+)*", step["uses"]) if "uses" in step else "${{" not in step["run"], step
-
-
-def test_the_site_is_published_after_the_tests():
-    flows = {p.stem: yaml.safe_load(p.read_text()) for p in WORKFLOWS}
-    after = flows["docs"][True]["workflow_run"]
-    assert after["workflows"] == [flows["test"]["name"]] and after["branches"] == ["main"]
-    assert "conclusion == 'success'" in flows["docs"]["jobs"]["render"]["if"]
-
-
-def test_site_configuration():
-    "Navbar and sidebars agree; a card and an icon of our own; nothing is asked of other sites"
-    config = yaml.safe_load((ROOT / "_quarto.yml").read_text())
-    site, html = config["website"], config["format"]["html"]
-    assert [(bar["title"], next(listed(bar["contents"]))) for bar in site["sidebar"]] == [(e["text"], e["href"]) for e in site["navbar"]["left"]]
-    for file in (site["favicon"], site["image"].removeprefix(site["site-url"] + "/"), "404.qmd"): assert (ROOT / "nbs" / file).is_file()
-    assert site["repo-url"] in (ROOT / "settings.ini").read_text() and html["html-math-method"] == "mathml"
-    for theme in html["theme"].values(): assert "$web-font-path: false" in (ROOT / "nbs" / theme[1]).read_text()
-
-
-def test_references():
-    "Each names its authors, title and year, and where it is: a number, an address or a venue"
-    entries = re.split(r"^@", (ROOT / "nbs/references.bib").read_text(), flags=re.M)[1:]
-    keys = [re.match(r"\w+\{([\w:-]+),", entry)[1] for entry in entries]
-    assert len(set(keys)) == len(keys) > 40 and keys == sorted(keys)
-    for entry in entries:
-        fields = dict(re.findall(r"^  (\w+) *= \{(.*)\},?$", entry, re.M))
-        assert {"title", "author", "year"} <= set(fields) and re.fullmatch(r"(19|20)\d\d", fields["year"]), entry
-        assert set(fields) & {"doi", "eprint", "url", "booktitle", "journal", "institution"}, entry
-        if "doi" in fields: assert re.fullmatch(r"10\.\d{4,5}/\S+", fields["doi"]), entry
-        if "eprint" in fields: assert re.fullmatch(r"\d{4}\.\d{5}|\d{4}\.\d{4}", fields["eprint"]), entry

@@ -1,5 +1,4 @@
 "Runs side by side, states that wait on the host, and executors asked for by name"
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +6,7 @@ import pytest
 import torch
 
 from fedrepro.core.errors import InputError
-from fedrepro.core.trees import distance, moved, same_bits, tensors
+from fedrepro.core.trees import distance, moved, same_bits
 from fedrepro.data import concept_drift, datasets, partition
 from fedrepro.engine import method as method_module, rounds
 from fedrepro.engine.client import plan_batches
@@ -16,7 +15,6 @@ from fedrepro.engine.federation import Federation
 from fedrepro.engine.lockstep import ActiveRun, run_lockstep
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import park_states, run, sequential
-from fedrepro.executors import processes
 from fedrepro.executors.executors import pick_executor
 from fedrepro.executors.processes import Processes, cores, shares
 from fedrepro.executors.stacks import BatchPlan, stacked
@@ -29,12 +27,9 @@ CUT = partition.Partition([rows[:n] for rows, n in zip(WHOLE.train, (40, 25, 1, 
 TOY = Federation(DIGITS, NET, CUT, dtype=torch.float64)
 LOCAL = dict(lr=.05, epochs=2, batch_size=8)
 
-
 def drifting(at): return replace(TOY, drift=concept_drift.drift("sudden", clients=5, classes=10, at=at))
 
-
 def same(a, b): return a.rows == b.rows and same_bits([a.snapshot.server, a.snapshot.states], [b.snapshot.server, b.snapshot.states])
-
 
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "FedCCFA", "FedDrift", "Ditto", "Flash", "FedBABU"])
 def test_forks_have_the_bits_of_runs_alone(name):
@@ -42,7 +37,6 @@ def test_forks_have_the_bits_of_runs_alone(name):
     federations = [TOY, drifting(1), drifting(2), drifting(2)]
     together = run_lockstep([ActiveRun(method, fed, 3, line="one", evaluate=Evaluator()) for fed in federations])
     assert all(same(run(method, fed, 3, evaluate), ours) for fed, ours in zip(federations, together))
-
 
 def test_only_equal_lines_share_rounds():
     calls = []
@@ -53,17 +47,6 @@ def test_only_equal_lines_share_rounds():
     ends = run_lockstep([ActiveRun(slow, TOY, 2, line="slow"), ActiveRun(fast, TOY, 1, line="fast"), ActiveRun(slow, TOY, 2, line="slow")], counting)
     assert calls == [5, 5, 5] and [h.snapshot.round for h in ends] == [2, 1, 2]
     assert distance(ends[0].snapshot.server["params"], ends[1].snapshot.server["params"]) > 1e-3
-
-
-@pytest.mark.parametrize("name", ["FedAvg", "FedCCFA", "pFedMe"])
-def test_seeds_in_one_stack_are_seeds_alone(name):
-    method, federations = load_methods()[name](**LOCAL), [replace(TOY, seed=s) for s in (0, 1)]
-    together = run_lockstep([ActiveRun(method, fed, 2, line=str(fed.seed)) for fed in federations], stacked)
-    for fed, ours in zip(federations, together):
-        alone = run(method, fed, 2).snapshot
-        gaps = [float((x - y).abs().max()) for x, y in zip(tensors([alone.server, alone.states]), tensors([ours.snapshot.server, ours.snapshot.states]))]
-        assert max(gaps) < 1e-10
-
 
 def test_a_feed_holds_every_batch_once():
     method, at = FedAvg(**LOCAL), rounds.begin(FedAvg(**LOCAL), TOY)
@@ -79,7 +62,6 @@ def test_a_feed_holds_every_batch_once():
             if s < len(p): assert torch.equal(batch.x[k][batch.w[k] > 0], c.batch(p[s][0]).x)
     assert seen == [2 * c.n for c in clients]
 
-
 def test_states_wait_on_the_host_above_a_limit(monkeypatch):
     asked = []
     monkeypatch.setattr(rounds, "moved", lambda message, device: asked.append(str(device)) or moved(message, device))
@@ -89,13 +71,11 @@ def test_states_wait_on_the_host_above_a_limit(monkeypatch):
         out = park_states(SimpleNamespace(clients=5, device=device), states, limit)
         assert (asked == ["cpu"]) is goes and same_bits(out, states)
 
-
 def test_shares_are_even():
     sizes = np.random.default_rng(0).integers(1, 1000, 40).tolist()
     parts = [sum(sizes[i] for i in group) for group in shares(sizes, 8)]
     assert sum(parts) == sum(sizes) and max(parts) < 1.05 * min(parts) and parts == sorted(parts, reverse=True)
     assert shares([5], 8) == [[0]]
-
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedCCFA", "FedDrift", "Union"])
 def test_processes_serve_every_run_of_a_pack(name):
@@ -106,13 +86,6 @@ def test_processes_serve_every_run_of_a_pack(name):
         together = run_lockstep([ActiveRun(method, fed, 3, line=str(fed.seed), evaluate=Evaluator()) for fed in federations], pool)
     assert all(same(run(method, fed, 3, evaluate), ours) for fed, ours in zip(federations, together))
 
-
-def test_courses_without_a_line_share_nothing():
-    avg, tied = FedAvg(**LOCAL), load_methods()["FedProx"](mu=1., **LOCAL)
-    ends = run_lockstep([ActiveRun(avg, TOY, 1), ActiveRun(tied, TOY, 1), ActiveRun(avg, replace(TOY, seed=1), 1)])
-    assert all(same(run(c, fed, 1), ours) for c, fed, ours in zip((avg, tied, avg), (TOY, TOY, replace(TOY, seed=1)), ends))
-
-
 def test_a_phase_of_ones_own_is_not_taken_for_anothers():
     class Closing(FedAvg):
         def local_phases(self, client):
@@ -122,7 +95,6 @@ def test_a_phase_of_ones_own_is_not_taken_for_anothers():
         loop, stack = (run(Closing(**LOCAL), TOY, 2, executor=e).snapshot.server["params"] for e in (sequential, stacked))
         assert distance(loop, stack) < 1e-10
     finally: method_module.METHODS.pop("Closing")
-
 
 def test_what_an_executor_refuses():
     class Mine(FedAvg): pass
@@ -135,18 +107,3 @@ def test_what_an_executor_refuses():
         with pytest.raises(InputError, match="executor 'threads' is unknown; accepted: auto, graphs, processes"): pick_executor("threads", TOY)
     finally: method_module.METHODS.pop("Mine")
     assert cores() >= 1
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's options")
-@pytest.mark.parametrize("most, asked", [
-    (1 << 28, [(-3, 1 << 28), (-1, 1 << 28)]), (1 << 25, [(-3, 1 << 28), (-3, 1 << 25), (-1, 1 << 28)]), (0, [(-3, 1 << 28), (-3, 1 << 25)])])
-def test_memory_is_kept_as_far_as_the_system_lets_it(most, asked, monkeypatch):
-    "Blocks are trimmed late only if large ones stay at all: one option without the other costs a page fault a page"
-    seen = []
-    class Library:
-        def mallopt(self, option, value):
-            seen.append((option, value))
-            return int(option != -3 or value <= most)
-    monkeypatch.setattr(processes.ctypes, "CDLL", lambda name: Library())
-    processes.keep_memory()
-    assert seen == asked

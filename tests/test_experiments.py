@@ -32,7 +32,6 @@ def test_every_spec_loads_and_every_value_has_a_source(name):
         changed = [v for layer in (spec.tiers[tier].base, *spec.tiers[tier].methods.values()) for v in layer.values()]
         assert bool(changed) == (tier != "paper") and all(v.source.startswith("tier:") for v in changed)
 
-
 @pytest.mark.parametrize("name", SPECS)
 def test_every_published_number_is_found_exactly_once(name):
     "Every column is in the paper, and a row that is, or that says where, is there once for each column; or they say why not"
@@ -47,7 +46,6 @@ def test_every_published_number_is_found_exactly_once(name):
         if row.unpublished or row.published == {"method": row.name} and not found(row.published): continue  # a row of our own
         for column in spec.columns:
             assert found(row.published | column.published) == (not column.unpublished), (row.name, column.label)
-
 
 def test_table_2_at_the_paper_tier_is_section_5_of_the_paper():
     spec = load_spec("fedccfa/table2", ROOT / "papers")
@@ -67,7 +65,6 @@ def test_table_2_at_the_paper_tier_is_section_5_of_the_paper():
     sparse = {row for (row, column, seed), s in cells.items() if s["every"] == 10}
     assert sparse == {"pFedMe", "Ditto"} and all(s.get("last", 1) == (10 if row in sparse else 1) for (row, *_), s in cells.items())
 
-
 def test_rows_beside_published_numbers_are_what_was_run():
     "The released code's algorithms (second review, 2); what repairs them is a row of its own, without a published number"
     for name in ("table1", "table2", "table6", "table7", "table9", "table10"):
@@ -77,7 +74,6 @@ def test_rows_beside_published_numbers_are_what_was_run():
         for row in ("FedPAC", "Flash", "FedDrift", "FedCCFA"): assert row in paper and variants[row] == "as_published"
         mended = {row: variants[row] for row in spec.rows if row not in paper}
         assert len(mended) == 5 and set(mended.values()) == {"corrected", "adaptive", None}  # None: Flash's default, honest
-
 
 def test_table_1_is_table_2_without_drift():
     one, two = (load_spec(f"fedccfa/table{n}", ROOT / "papers").runs("paper") for n in (1, 2))
@@ -90,7 +86,6 @@ def test_table_1_is_table_2_without_drift():
 def test_no_hyper_parameter_is_called_like_a_setting():
     for name, method in load_methods().items():
         assert not set(field_rules(method)) & set(SETTINGS), name
-
 
 def test_a_new_version_of_a_method_is_a_new_run(monkeypatch):
     before = load_spec(SPECS["fedccfa/table2"]).runs("smoke", methods=["FedProx"])[0]
@@ -117,13 +112,6 @@ def test_layers_from_general_to_special(tmp_path):
     wrong = TOY | dict(columns=[dict(methods={"hlaf": dict(lr=.1, source="paper")})], methods={"half": {"class": "FedAvg"}})
     with pytest.raises(InputError, match="columns 1.methods: row 'hlaf' is unknown; did you mean 'half'"): load_spec(written(tmp_path, wrong))
 
-
-def test_equal_rows_share_their_run(tmp_path):
-    raw = TOY | dict(methods={"a": {"class": "FedAvg"}, "b": {"class": "FedAvg", "lr": .01, "source": "paper"}})
-    a, b = load_spec(written(tmp_path, raw)).runs("paper")
-    assert a.run_id == b.run_id and a.row != b.row
-
-
 def test_noise_and_drift_reach_the_federation(tmp_path):
     raw = TOY | dict(base=BASE | dict(noise=.3, drift="reoccurring", drift_round=0, drift_back=1, partition="dirichlet-class", alpha_dirichlet=.7))
     method, federation, rounds = build(load_spec(written(tmp_path, raw)).runs("paper")[0])
@@ -140,38 +128,19 @@ def refused(spec) -> str:
     assert "\n" not in message and "Traceback" not in message
     return message
 
-
 @pytest.mark.parametrize("old, new, says", [
     ('rounds = {value = 200', 'rounds = {value = "200"', "base.rounds: '200' is not an integer"),
-    ('rounds = {value = 200', 'rounds = {value = true', "base.rounds: True is not an integer"),
-    ('rounds = {value = 200, source = "paper 5.1"}', 'rounds = 200', "base.rounds: source None"),
-    ('rounds = {value = 200, source = "paper 5.1"}', 'rounds = {source = "paper"}', "base.rounds has no value"),
     ('source = "paper B.2"', 'source = "somewhere"', "'somewhere' does not begin with one of: paper, code"),
     ('[methods.FedProx]', '[methods.FedPrx]', "method 'FedPrx' is unknown; did you mean 'FedProx'?"),
-    ('mu = {value = 0.01', 'mu = {value = nan', "methods.FedProx.mu: nan is not a finite number"),
-    ('mu = {value = 0.01', 'mu = {value = inf', "inf is not a finite number"),
     ('mu = {value = 0.01', 'mu = {value = 1e19', "mu: 1e+19 is not in [-1e+18, 1e+18]"),
-    ('mu = {value = 0.01', 'mew = {value = 0.01', "methods.FedProx: key 'mew' is unknown"),
-    ('mu = {value = 0.01', 'mu = {value = 1' + '0' * 5000, "not valid TOML"),
     ('dataset = "Fashion-MNIST"', 'dataset = "FashionMNIST"', "did you mean 'Fashion-MNIST'"),
-    ('value = "dirichlet-class-5"', 'value = "dirichlet"', "base.partition 'dirichlet' is unknown"),
-    ('drift = {value = "sudden"', 'drift = {value = "suden"', "did you mean 'sudden'"),
     ('drift_round = {value = 100', 'drift_round = {value = 200', "drift_round 200 comes after the last of 200 rounds"),
-    ('value = [0, 1, 2]', 'value = [0, 1, 1]', "names a seed twice"),
-    ('value = [0, 1, 2]', 'value = []', "is empty"),
-    ('participation = 1.0', 'participation = 1.5', "participation: 1.5 is not in (0, 1]"),
-    ('value = 0.5,', 'value = 0,', "alpha_dirichlet: 0.0 is not in [1e-06"),
+    ('value = [0, 1, 2]', 'value = [0, 1, 1]', "names a seed twice"), ('kind = "table"', 'kind = 3', "kind: 3 is not a text"),
+    ('participation = 1.0', 'participation = 1.5', "participation: 1.5 is not in (0, 1]"), ('paper = "FedCCFA"', '', "paper is not given"),
     ('metric = "generalised_accuracy"', 'metric = "accuracy"', "metric 'accuracy' is unknown"),
-    ('kind = "table"', 'kind = 3', "kind: 3 is not a text"),
-    ('title =', 'titel =', "did you mean 'title'"),
-    ('paper = "FedCCFA"', '', "paper is not given"),
-    ('table2.published.csv', 'table9.csv', "table9.csv does not exist"),
+    ('table2.published.csv', 'table9.csv', "table9.csv does not exist"), ('[base]', '[base', "not valid TOML"),
     ('[tiers.paper]', '[tiers.paper.base]\nrounds = 3', "the tier paper is the published setting"),
-    ('[tiers.small.methods.FedCCFA]', '[tiers.small.methods.FedCFA]', "row 'FedCFA' is unknown; did you mean 'FedCCFA'"),
-    ('[base]', 'base = 3\n[other]', "key 'other' is unknown"),
-    ('[base]', '[base', "not valid TOML"),
-    ('seeds = {value = [0, 1, 2], source = "paper 5.2: three trials"}', '', "base.seeds is not given"),
-])
+    ('[tiers.small.methods.FedCCFA]', '[tiers.small.methods.FedCFA]', "row 'FedCFA' is unknown; did you mean 'FedCCFA'")])
 def test_mistakes_are_named_in_one_line(tmp_path, old, new, says):
     folder = tmp_path / "fedccfa"
     folder.mkdir()
@@ -181,27 +150,16 @@ def test_mistakes_are_named_in_one_line(tmp_path, old, new, says):
     message = refused(folder / "table2.toml")
     assert says in message and str(folder / "table2.toml") in message
 
-
 @pytest.mark.parametrize("change, says", [
     (dict(columns=[]), "no columns"), (dict(methods={}), "no methods"), (dict(columns={}), "is not a list"), (dict(base=3), "not a table"),
-    (dict(columns=[{}, {}]), "two columns are named 'digits, 4 clients'"), (dict(methods={"FedAvg": 3}), "not a table"),
-    (dict(methods={"x": {"class": 3}}), "method 3 is unknown"), (dict(tiers={"smoke": {"columns": [3]}}), "not a table"),
-    (dict(columns=[{"published": {"clients": [1]}}]), "neither text nor number"), (dict(columns=[{"label": 3}]), "is not a text"),
-    (dict(methods={"a\nb": {"class": "FedAvg"}}), "'a\\nb' is not a text of one line"),
-    (dict(tiers={"../up": {}}), "'../up' cannot name a tier"), (dict(columns=[{"label": "a\tb"}]), "is not a text of one line"),
-    (dict(base={k: v for k, v in BASE.items() if k != "network"}), "network is not given"),
-    (dict(base=BASE | dict(drift="sudden")), "drift_round is not given"),
-    (dict(base=BASE | dict(clients=10**9)), "is not in [1, 100000]"),
-    (dict(methods={"FedAvg": {"untuned": True}}), "methods.FedAvg.untuned: True is not a text"),
-    (dict(methods={"FedAvg": {"untuned": ""}}), "untuned: the length of '' is not in [1"),
+    (dict(columns=[{}, {}]), "two columns are named 'digits, 4 clients'"), (dict(methods={"x": {"class": 3}}), "method 3 is unknown"),
+    (dict(columns=[{"published": {"clients": [1]}}]), "neither text nor number"), (dict(tiers={"../up": {}}), "'../up' cannot name a tier"),
+    (dict(methods={"a\nb": {"class": "FedAvg"}}), "'a\\nb' is not a text of one line"), (dict(base=BASE | dict(drift="sudden")), "drift_round is not given"),
+    (dict(base=BASE | dict(clients=10**9)), "is not in [1, 100000]"), (dict(methods={"FedAvg": {"untuned": ""}}), "untuned: the length of '' is not in [1"),
     (dict(methods={"FedAvg": {"unpublished": "ours", "published": {"method": "x"}}}), "published and unpublished contradict each other"),
-    (dict(columns=[{"unpublished": 3}]), "unpublished: 3 is not a text"), (dict(tiers={"smoke": {"caption": 3}}), "caption: 3 is not a text"),
-    (dict(tiers={"paper": {"caption": "x"}}), "the tier paper is the published setting"),
-    (dict(base=BASE | dict(partition_seed="trial")), "partition_seed 'trial' is unknown; accepted: seed"),
-])
+    (dict(base=BASE | dict(partition_seed="trial")), "partition_seed 'trial' is unknown; accepted: seed")])
 def test_wrong_parts_are_named(tmp_path, change, says):
     assert says in refused(written(tmp_path, TOY | change))
-
 
 def test_what_a_row_says_of_itself(tmp_path):
     "A row takes `untuned` from the row that it is like; why it stands beside nothing is its own"
@@ -214,7 +172,6 @@ def test_what_a_row_says_of_itself(tmp_path):
     assert s.rows["FedProx"].published == s.columns[1].published == NOTHING and s.columns[0].published == {}
     assert s.tier("smoke").caption == "Too small to tell." and s.tier("paper").caption == ""
 
-
 def test_seeds_that_follow_the_trial_are_the_same_runs_as_if_they_were_written(tmp_path):
     def ids(**base):
         s = load_spec(written(tmp_path, TOY | dict(base=BASE | dict(seeds=[0, 3]) | base)))
@@ -222,7 +179,6 @@ def test_seeds_that_follow_the_trial_are_the_same_runs_as_if_they_were_written(t
     own, fixed = ids(partition_seed="seed", cohort_seed="seed"), ids(partition_seed=3, cohort_seed=3)
     assert own[0] == ids()[0] and own[3] == fixed[3] != ids()[3] and own[3][1:] == (3, 3)
     assert own[0] == ids(partition_seed=0, cohort_seed=0)[0] and ids(partition_seed="seed")[3][1:] == (3, 0)
-
 
 def test_unknown_names_and_unreadable_files(tmp_path):
     assert "did you mean 'fedccfa/table2'" in refused("fedccfa/tabel2")
@@ -237,7 +193,6 @@ def test_unknown_names_and_unreadable_files(tmp_path):
         with pytest.raises(InputError) as error: call()
         assert "\n" not in str(error.value)
 
-
 def test_a_folder_of_ones_own_comes_first_and_hides_nothing(tmp_path, monkeypatch):
     own = written(tmp_path / "papers", TOY)
     monkeypatch.chdir(tmp_path)
@@ -248,40 +203,24 @@ def test_a_folder_of_ones_own_comes_first_and_hides_nothing(tmp_path, monkeypatc
     assert load_spec("fedccfa/table2").title == "t" and find_specs()["fedccfa/table2"].is_relative_to(tmp_path)
     assert load_spec("fedccfa/table1").paper == "FedCCFA"
 
-
 CSV = "method,variant,clients,mean,std\nFedAvg,,20,1,2\nFedAvg,,100,3,\nOther,a,20,5,6\nOther,b,20,7,8\n"
-
 
 def beside(tmp_path, csv: str | bytes, row: dict, column: dict) -> Path:
     "A spec with one row and one column beside the published `csv`"
     raw = dict(published="x.csv", columns=[{"published": column}], methods={"FedAvg": {"published": row} if row else {}})
     return written(tmp_path, TOY | raw, csv=csv or b"\n")
 
-
 @pytest.mark.parametrize("csv, row, column, says", [
-    ("method,mean\nFedAvg,1", {}, {}, "column 'std' is missing"), ("", {}, {}, "cannot be read as csv (No columns"),
-    ("method,mean,std\nFedAvg,about 3,", {}, {}, "mean 'about 3' is not a finite number"), ("method,mean,std\nFedAvg,1,-1", {}, {}, "std '-1' is not a finite number of at least 0"),
-    ("method,mean,std\nFedAvg,inf,", {}, {}, "mean 'inf'"), ("method,mean,std\nFedAvg,1,2,3", {}, {}, "more fields than the first"),
-    ("method,mean,std\n,1,2", {}, {}, "method: nan is not a text"), ("method,mean,std\n3,1,2", {}, {}, "method: 3 is not a text"),
-    (b"method,mean,std\n\xff\xfe,1,2", {}, {}, "cannot be read as csv ('utf-8'"), (b"\x1f\x8b\0\0", {}, {}, "cannot be read as csv"),
-    (CSV, {}, {}, "2 lines of x.csv match {'method': 'FedAvg'}"), (CSV, {}, {"client": 20}, "column 'client' is unknown; did you mean 'clients'?"),
-    (CSV.replace("Other,a,20", "FedAvg,a,20.0") + "Other,c,many,1,2", {}, {"clients": 20}, "2 lines of x.csv match {'method': 'FedAvg', 'clients': 20}"),
-    (CSV, {"metod": "FedAvg"}, {"clients": 20}, "did you mean 'method'?"),
-    (CSV + "Other,b,20,7,8\n", {}, {"clients": 20}, "2 lines of x.csv match {'method': 'Other', 'variant': 'b', 'clients': 20}")])
+    ("method,mean\nFedAvg,1", {}, {}, "column 'std' is missing"), ("method,mean,std\nFedAvg,about 3,", {}, {}, "mean 'about 3' is not a finite number"),
+    ("method,mean,std\nFedAvg,1,2,3", {}, {}, "more fields than the first"), ("method,mean,std\n3,1,2", {}, {}, "method: 3 is not a text"),
+    (b"method,mean,std\n\xff\xfe,1,2", {}, {}, "cannot be read as csv ('utf-8'"), (CSV, {}, {"client": 20}, "column 'client' is unknown; did you mean 'clients'?"),
+    (CSV, {}, {}, "2 lines of x.csv match {'method': 'FedAvg'}"), (CSV, {"metod": "FedAvg"}, {"clients": 20}, "did you mean 'method'?")])
 def test_published_numbers_are_checked_before_anything_runs(tmp_path, csv, row, column, says):
     message = refused(beside(tmp_path, csv, row, column))
     assert says in message and str(tmp_path / "toy/x.") in message
-
 
 def test_published_numbers_that_fit(tmp_path):
     spec = load_spec(beside(tmp_path, CSV, {}, {"clients": 20.0}))
     assert [len(render(spec, "paper", f)) > 0 for f in ("text", "csv")] == [True, True]
     load_spec(beside(tmp_path, CSV, {"method": "FedDyn"}, {"clients": 20}))  # a row that the paper does not have
     load_spec(beside(tmp_path, CSV.replace("1,2", "1.5 , 2"), {}, {"clients": 20}))
-
-
-def test_how_many_seeds(tmp_path):
-    spec = load_spec(written(tmp_path, TOY))
-    assert len(spec.runs("paper", seeds=1000)) == 1000
-    for seeds in (1001, 2.5, "2", True, [], list(range(1001)), [2**31 + 1]):
-        with pytest.raises(InputError): spec.runs("paper", seeds=seeds)

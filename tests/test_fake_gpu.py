@@ -21,7 +21,6 @@ torch.set_num_threads(1)
 DIGITS, NET = datasets.load("digits"), networks.network("digits_cnn")
 CUT = partition.Partition([np.arange(100 * k, 100 * k + n) for k, n in enumerate((20, 9, 14))], None)
 
-
 class Stream:
     "Nothing runs beside anything"
     def __init__(self, *_): pass
@@ -29,17 +28,14 @@ class Stream:
     def __enter__(self): return self
     def __exit__(self, *_): pass
 
-
 class Graph(Stream):
     "Recording computes shapes; playing counts"
     played = recorded = 0
     def replay(self): Graph.played += 1
 
-
 def recording(graph, pool=None):
     Graph.recorded += 1
     return graph
-
 
 @pytest.fixture
 def gpu(monkeypatch):
@@ -60,7 +56,6 @@ def gpu(monkeypatch):
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         yield FakeTensorMode(allow_non_fake_inputs=True)
 
-
 def clients_of(name):
     "(method, its clients in the first round) with data on the GPU; the labels are read on the host before"
     there = Federation(DIGITS.to("cuda"), NET, CUT)
@@ -68,7 +63,6 @@ def clients_of(name):
     method = load_methods()[name](lr=.05, epochs=2, batch_size=8)
     at = begin(method, there)
     return method, lambda: open_round(method, there, at).clients
-
 
 @pytest.mark.parametrize("how", EXECUTORS)
 @pytest.mark.parametrize("name", ["FedAvg", "FedCCFA"])
@@ -82,11 +76,9 @@ def test_a_round_on_a_gpu(gpu, name, how):
     assert {t.device.type for t in tensors(found)} == {"cuda"} and [t.shape for t in tensors(found)] == shapes
     assert (Graph.played > Graph.recorded > 0) is ("graphs" in how)
 
-
 def test_who_waits_is_seen(gpu):
     with gpu, pytest.raises(DataDependentOutputException): float(torch.zeros(3, device="cuda").sum())
     with gpu, pytest.raises(RuntimeError, match="devices"): torch.zeros(3, device="cuda") + torch.zeros(3)
-
 
 def test_auto_picks_nothing_that_was_never_measured():
     "Graphs and stacks have not been measured on a GPU: there, `auto` is the loop"

@@ -1,17 +1,14 @@
 """FedBSS on two clients, worked out again in plain PyTorch from eq. 3 to 6 and Algorithm 1; no released code exists."""
 import math
-import tomllib
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-from test_by_hand import Points, TinyNet, W, X, Y, logits
+from test_by_hand import FOUR as AWAY, TWO as PARTS, W, X, Y, federation as by_rows, logits
+from test_fedadc import Uniform
 from fedrepro.checks.harness import padded
-from fedrepro.core.errors import InputError
 from fedrepro.core.trees import distance, nbytes, weighted_mean
 from fedrepro.data import datasets, partition
 from fedrepro.engine.client import client_round
@@ -22,18 +19,11 @@ from fedrepro.executors.processes import Processes
 from fedrepro.executors.stacks import stacked
 from fedrepro.methods.fedbss import SELECTIONS, FedBSS, split, used
 from fedrepro.models import networks
-from fedrepro.models.architectures import Network
 
 torch.set_num_threads(1)
-PARTS = [[0, 1, 3, 4, 6, 7, 8], [2, 5, 9]]
 SETTINGS = dict(lr=.2, lr_decay=.5, momentum=.5, weight_decay=1e-2, epochs=4, batch_size=2)
 
-
-def tiny(parts=PARTS, labels=None, out=2, **changes):
-    net = TinyNet("tiny", lambda: Network(nn.Linear(2, 3), nn.Linear(3, out)))
-    cut = SimpleNamespace(train=tuple(map(np.array, parts)), test=None)
-    return Federation(Points(), net, cut, dtype=torch.float64, labels=labels, **changes)
-
+def tiny(parts=PARTS, **changes): return by_rows(parts, **changes)
 
 def epochs_by_hand(w, part, selection, E):
     "The samples of each epoch, one by one"
@@ -48,7 +38,6 @@ def epochs_by_hand(w, part, selection, E):
         m = sum(i + .5 <= share * len(biased) + 1e-9 for i in range(len(biased)))
         out.append([i for i in range(len(part)) if i not in biased or i in biased[:m]])
     return out
-
 
 def plain(fed, rounds, warm_up, selection, weights, lr, lr_decay, momentum, weight_decay, epochs, batch_size):
     "Server's model after each round"
@@ -71,7 +60,6 @@ def plain(fed, rounds, warm_up, selection, weights, lr, lr_decay, momentum, weig
         out.append(w)
     return out
 
-
 def gap(method, warm_up=1, selection="cosine", weights=(1, 1)):
     "The largest difference between `method` and the equations over three rounds"
     fed = tiny()
@@ -89,7 +77,6 @@ def gap(method, warm_up=1, selection="cosine", weights=(1, 1)):
 def test_fedbss(warm_up, selection):
     assert gap(FedBSS(warm_up=warm_up, selection=selection, **SETTINGS), warm_up, selection) < 1e-10
 
-
 def latest_by_hand(fed, rounds, method):
     "Line 12 to the letter: the mean of every client's last model, the initial one for who has none"
     last, w = [fed.initial] * fed.clients, fed.initial
@@ -97,10 +84,6 @@ def latest_by_hand(fed, rounds, method):
         for k in fed.cohort(t): last[k] = client_round(method, fed.client(k, t, {"params": w}, {}))[0]["params"]
         w = {n: sum(v[n] for v in last) / fed.clients for n in w}
     return w
-
-
-AWAY = dict(parts=[[0, 1, 3], [2, 5], [4, 6, 7, 8], [9]], participation=.5)
-
 
 def test_over_all_clients():
     fed, m = tiny(**AWAY), FedBSS(warm_up=1, aggregation="all", **SETTINGS)
@@ -111,7 +94,6 @@ def test_over_all_clients():
     assert distance(model(FedBSS(warm_up=1, **SETTINGS), fed), there) > 1e-4
     assert distance(at.server["params"], weighted_mean([s["latest"] for s in at.states])) < 1e-10
 
-
 @pytest.mark.parametrize("warm_up", [0, 9])
 def test_over_all_clients_is_over_the_participants_when_all_take_part(warm_up):
     fed = tiny()
@@ -121,9 +103,7 @@ def test_over_all_clients_is_over_the_participants_when_all_take_part(warm_up):
     equal = tiny(EQUAL)
     if warm_up: assert distance(*(model(m, equal) for m in (FedBSS(warm_up=9, aggregation="all", **SETTINGS), FedAvg(**SETTINGS)))) < 1e-10
 
-
 def test_weights_by_size(): assert gap(FedBSS(warm_up=1, aggregation="size", **SETTINGS), weights=(7, 3)) < 1e-10
-
 
 @pytest.mark.parametrize("m", [FedBSS(warm_up=0, **SETTINGS), FedBSS(warm_up=2, **SETTINGS),
                                FedBSS(warm_up=1, selection="linear", **SETTINGS),
@@ -131,14 +111,12 @@ def test_weights_by_size(): assert gap(FedBSS(warm_up=1, aggregation="size", **S
                          ids=["earlier", "later", "linear", "by size"])
 def test_the_comparison_can_fail(m): assert gap(m) > 1e-4
 
-
 def test_sizes_by_hand():
     "E = 10, of 1000: 24.5, 95.5, 206.1, 345.5, 500, and what is left of 1000"
     assert [used("cosine", e, 10, 1000) for e in range(1, 11)] == [24, 95, 206, 345, 500, 655, 794, 905, 976, 1000]
     assert [used("linear", e, 10, 7) for e in range(1, 11)] == [1, 1, 2, 3, 4, 4, 5, 6, 6, 7]
     assert [used(s, 1, 1, 7) for s in SELECTIONS] == [7, 7, 0]
     assert used("cosine", 5, 10, 5) == 3 and used("cosine", 1, 3, 2) == 1 and used("cosine", 2, 3, 2) == 2  # halves up
-
 
 @pytest.mark.parametrize("loss, uncertainty, unbiased, biased", [
     ([.1, .7, 2., .4, 3.], [.05, .9, .4, .5, .1], [0, 3, 1], [2, 4]),
@@ -152,13 +130,11 @@ def test_split(loss, uncertainty, unbiased, biased):
     found = split(np.array(loss), np.array(uncertainty))
     assert [part.tolist() for part in found] == [unbiased, biased]
 
-
 def test_two_classes_divide_where_the_model_changes_its_mind():
     p = np.random.default_rng(0).uniform(size=(50, 31))
     for row in p:
         _, biased = split(-np.log(row), 1 - np.abs(2 * row - 1))
         assert set(biased) == set(np.flatnonzero(row < .5)) - {np.argmin(np.abs(row - .5))}
-
 
 def test_ratings_by_hand():
     client = replace(tiny().client(0, 9, {"params": W}, {}), pad=3)
@@ -170,22 +146,14 @@ def test_ratings_by_hand():
 
 # --- laws
 
-class Uniform(FedAvg):
-    def aggregate(self, server, exchange):
-        return server | {"params": weighted_mean([u["params"] for u in exchange.uploads])}
-
-
 class Agreeing(FedBSS):
     "Uncertainty grows with the loss: the most uncertain sample has the largest loss"
     def rate(self, client): return 2 * [super().rate(client)[0]]
 
-
 def model(m, fed, rounds=4): return run(m, fed, rounds).snapshot.server["params"]
-
 
 EQUAL = [[0, 1, 3], [2, 5, 9], [4, 6, 7]]
 ONE = SETTINGS | {"epochs": 1}
-
 
 @pytest.mark.parametrize("m, there, parts", [
     (FedBSS(warm_up=4, **SETTINGS), FedAvg(**SETTINGS), EQUAL),
@@ -199,12 +167,10 @@ def test_equals_fedavg(m, there, parts):
     fed = tiny(parts)
     assert distance(model(m, fed), model(there, fed)) < 1e-10
 
-
 def test_and_else_it_does_not():
     fed = tiny(EQUAL)
     there = model(FedAvg(**SETTINGS), fed)
     assert min(distance(model(FedBSS(warm_up=t, **SETTINGS), fed), there) for t in (0, 1)) > 1e-4
-
 
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_epochs_grow_to_all_samples(selection):
@@ -212,7 +178,6 @@ def test_epochs_grow_to_all_samples(selection):
     assert len(pools) == 10 and all(set(a) <= set(b) for a, b in zip(pools, pools[1:]))
     assert all(p.dtype == np.int64 and (np.diff(p) > 0).all() for p in pools)
     assert (len(pools[-1]) < 7) == (selection == "filter") and len(pools[0]) < 7
-
 
 def test_selection_depends_on_the_received_model_alone():
     fed, m = tiny(), FedBSS(**SETTINGS)
@@ -234,9 +199,7 @@ def digits():
     few = SimpleNamespace(train=tuple(rows[:n] for rows, n in zip(cut.train, range(9, 59, 5))), test=None)
     return Federation(loaded, networks.network("digits_cnn"), few, participation=.5, dtype=torch.float64)
 
-
 FAST = dict(lr=.05, momentum=.5, epochs=3, batch_size=16, warm_up=1)
-
 
 @pytest.mark.parametrize("aggregation", ["uniform", "all"])
 def test_every_executor_gives_the_same(digits, aggregation):
@@ -245,13 +208,11 @@ def test_every_executor_gives_the_same(digits, aggregation):
     with Processes(digits, 2) as pool: ends = [run(m, digits, 3, executor=e).snapshot for e in (stacked, pool)]
     assert max(distance(at.server["params"], there) for at in ends) < 1e-10
 
-
 def test_padding_and_a_resume_change_nothing(digits):
     m = FedBSS(**FAST)
     there = model(m, digits, 3)
     assert distance(run(m, digits, 3, executor=padded(3)).snapshot.server["params"], there) < 1e-10
     assert distance(run(m, digits, 3, start=run(m, digits, 2).snapshot).snapshot.server["params"], there) == 0
-
 
 def test_the_rating_is_in_eval_mode_and_not_augmented(digits):
     class Watching:
@@ -263,7 +224,6 @@ def test_the_rating_is_in_eval_mode_and_not_augmented(digits):
     client.net, client.draw = Watching(), lambda n: draws.append(n)
     FedBSS().rate(client)
     assert not draws
-
 
 def test_one_model_down_and_one_up_and_nothing_kept(digits):
     m = FedBSS(**FAST | {"warm_up": 0})
@@ -278,21 +238,5 @@ def test_one_model_down_and_one_up_and_nothing_kept(digits):
 
 # --- the rest
 
-@pytest.mark.parametrize("make, says", [
-    (lambda: FedBSS(selection="sine"), "FedBSS selection 'sine' is unknown; did you mean 'cosine'. accepted: cosine, filter, linear"),
-    (lambda: FedBSS(aggregation="mean"), "FedBSS aggregation 'mean' is unknown; accepted: all, size, uniform"),
-    (lambda: FedBSS(warm_up=-1), r"FedBSS\(warm_up=-1\)")])
-def test_bad_input(make, says):
-    with pytest.raises(InputError, match=says): make()
-
-
 def test_it_is_found_by_name():
     assert "FedBSS" in load_methods() and METHODS["FedBSS"].warm_up == 50 and METHODS["FedBSS"].selection == "cosine"
-
-
-def test_deviations():
-    path = Path(__file__).parent.parent / "papers" / "fedbss" / "deviations.toml"
-    entries = tomllib.loads(path.read_text())["deviation"]
-    assert len({e["name"] for e in entries}) == len(entries) >= 12
-    assert all(set(e) - {"link"} == {"name", "paper", "code", "ours", "cells", "switch"} for e in entries)
-    assert all(e[k] for e in entries for k in ("paper", "code", "ours", "cells"))

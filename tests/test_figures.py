@@ -9,13 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
-from typer.testing import CliRunner
 
 from fedrepro.checks.harness import LOCAL, tiny
-from fedrepro.cli.main import app
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import norm, select, sub
-from fedrepro.engine.evaluation import evaluate, rounds_to_target
+from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.method import load_methods
 from fedrepro.engine.probes import MEASURES, TIMES, distance_matrix
 from fedrepro.engine.rounds import run
@@ -24,10 +22,9 @@ from fedrepro.executors.stacks import stacked
 from fedrepro.experiments import store
 from fedrepro.experiments.jobs import active_run
 from fedrepro.experiments.rules import Value
-from fedrepro.experiments.runs import build
 from fedrepro.experiments.specs import METRICS, PLOTS, find_specs, load_spec
 from fedrepro.reporting.curves import axis_label
-from fedrepro.reporting.figures import FIGURES, bubbles_figure, distances_figure, draw, figure_in_words, points, shown_clients
+from fedrepro.reporting.figures import FIGURES, distances_figure, draw, figure_in_words, points
 from fedrepro.verdicts.tables import DEFINITIONS, render, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,10 +77,6 @@ def test_seconds_are_measured_where_they_are_seen():
     assert math.isnan(hidden["seconds_collaboration"]) and hidden["seconds_collaboration_server"] > 0
     assert all(math.isnan(played("FedAvg", ("collaboration_seconds",))[0][-1][k]) for k in TIMES)
     assert pick_executor("auto", tiny(), 4, ("collaboration_seconds",)) == "sequential"
-
-def test_two_runs_agree_but_for_the_declared_times():
-    one, two = (played("FedCCFA", ("collaboration_seconds", "update_norm"))[0] for _ in range(2))
-    assert [{k: v for k, v in r.items() if k not in TIMES} for r in one] == [{k: v for k, v in r.items() if k not in TIMES} for r in two]
 
 def test_asking_for_a_measure_is_another_run_and_asking_for_none_is_the_same(tmp_path):
     cell = spec("fedccfa/figure1").runs("smoke")[0]
@@ -180,18 +173,6 @@ def test_rounds_to_a_target_and_never(tmp_path):
     assert csv.loc["FedAvg"].to_target == 9. and math.isnan(csv.loc["FedProx"].to_target)
     assert "to_target" not in table(spec("fedccfa/table1"), "smoke", tmp_path)
 
-def test_the_first_round_counts_and_only_evaluated_ones():
-    rows = [dict(round=t, a=v) for t, v in [(2, 10.), (4, 50.), (6, 40.), (8, 60.)]]
-    assert [rounds_to_target(rows, "a", x) for x in (10., 50., 55., 61.)] == [2., 4., 8., math.inf]
-    assert [rounds_to_target(rows, "a", x, 2) for x in (30., 50., 51.)] == [4., 8., math.inf]
-    assert rounds_to_target([], "a", 0.) == math.inf
-
-def test_feddc_shows_accuracy_and_rounds():
-    of = spec("feddc/comparison")
-    def of_the_code(c): return c.label.count(",") == 2 and c.values["dataset"].value in ("CIFAR-10", "MNIST", "digits")
-    for tier in of.tiers:
-        assert all(c.target is not None for c in of.tier_columns(tier) if of_the_code(c) and "clients" not in c.label)
-
 # --- seconds
 
 def test_seconds_are_never_judged(tmp_path):
@@ -214,10 +195,6 @@ def test_every_plot_has_somebody_who_draws_it():
     assert set(TIMES) <= set(METRICS) and set(TIMES) <= set(DEFINITIONS) and "update_norm" in MEASURES
     assert [axis_label(m) for m in ("generalised_accuracy", TIMES[0], "used_models")] == ["generalised accuracy (%)", "seconds collaboration (s)", "global models in use"]
 
-def test_fedccfa_has_all_its_tables_and_figures():
-    names = {name for name in find_specs(ROOT / "papers") if name.startswith("fedccfa/")}
-    assert {f"fedccfa/table{n}" for n in range(1, 14)} | {f"fedccfa/figure{n}" for n in (1, 3, 4, 5, 6, 7, 8, 9)} <= names
-
 @pytest.mark.parametrize("name, lines, x", [
     ("fedccfa/figure5", ["digits, 20 clients"], [5., 10., 20., 50., 100.]), ("fedccfa/figure6", ["digits, 20 clients"], [.05, .1, .15, .2]),
     ("lfd/figure5_epochs", None, [1, 2, 4]), ("fedbss/figure5b", ["digits, Dir(0.5)"], ["filter", "linear", "cosine"]),
@@ -236,13 +213,6 @@ def test_a_metric_against_a_setting(tmp_path, name, lines, x):
     assert np.allclose(np.asarray(drawn[found.line.iloc[0]], float), first)
     assert "highest is" in figure_in_words(of, "smoke", tmp_path)
 
-def test_a_point_with_a_diverged_run_is_a_gap(tmp_path):
-    of = spec("fedccfa/figure6")
-    for row, values in zip(of.rows, ([60., 62.], [70., None], [64., 66.])): put(of, "smoke", row, values, tmp_path)
-    fig = draw(of, "smoke", tmp_path)
-    y = np.asarray(fig.axes[0].containers[0].lines[0].get_ydata(), float)
-    assert np.allclose(y, [61., np.nan, 65.], equal_nan=True) and "eps = 0.1" in fig.get_supxlabel()
-
 def test_curves_of_several_metrics(tmp_path):
     of = spec("fedccfa/figure8")
     for c in of.runs("smoke", seeds=1):
@@ -253,24 +223,6 @@ def test_curves_of_several_metrics(tmp_path):
     assert [len({line.get_xdata()[0] for line in ax.lines if len(line.get_xdata()) == 2}) for ax in axes] == [0, 1, 3, 2] * 2
     assert [[t.get_text() for t in ax.texts] for ax in axes] == [[], *[["concept drift"]] * 3] * 2  # at the first of several
     assert "global models in use" in figure_in_words(of, "smoke", tmp_path)
-
-def test_the_sentence_names_what_has_runs(tmp_path):
-    of = spec("fedccfa/table2")
-    put(of, "smoke", "FedCCFA", [80., 82.], tmp_path)
-    said = figure_in_words(of, "smoke", tmp_path)
-    assert " for FedCCFA on digits, 20 clients; the highest is FedCCFA" in said
-
-def test_bubbles_are_the_partition_and_are_not_trained(tmp_path):
-    of = spec("fedccfa/figure4")
-    assert of.runs("smoke") == [] and len(of.grid("smoke", seeds=1)) == 2
-    cell = of.grid("smoke")[0]
-    shown = shown_clients(cell)
-    assert len(shown) == 20 == len(set(shown)) and shown == sorted(shown) and shown_clients(spec("fedccfa/figure3").grid("smoke")[0]) == [*range(20)]
-    federation = build(cell)[1]
-    counts = federation.partition.counts(federation.data.train_y)[shown]
-    area = bubbles_figure(of, "smoke").axes[0].collections[0].get_sizes().reshape(counts.shape)
-    assert np.allclose(area / area.max(), counts / counts.max())
-    assert "Nothing is trained" in render(of, "smoke", results=tmp_path)
 
 def test_matrices_are_drawn_as_they_were_kept(tmp_path):
     of = spec("fedccfa/figure7")
@@ -287,7 +239,3 @@ def test_without_runs_it_says_what_to_type(tmp_path):
     for name in ("fedccfa/figure1", "fedccfa/figure5", "fedccfa/figure7"):
         with pytest.raises(InputError, match=f"fedrepro run {name} --tier smoke"): draw(spec(name), "smoke", tmp_path)
         assert figure_in_words(spec(name), "smoke", tmp_path).endswith(".")
-
-def test_the_command_draws_every_kind(tmp_path):
-    done = CliRunner().invoke(app, ["figure", "fedccfa/figure3", "--out", str(tmp_path / "a.png")])
-    assert done.exit_code == 0 and (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"

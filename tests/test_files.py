@@ -10,7 +10,6 @@ import threading
 from fedrepro.core import files
 from fedrepro.core.files import locked
 
-
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
     code = f"import signal\nfrom pathlib import Path\nfrom fedrepro.core.files import locked\nwith locked(Path({str(tmp_path)!r})): print('held', flush=True); signal.pause()"
     holder = subprocess.Popen([sys.executable, "-c", code], text=True, stdout=subprocess.PIPE)
@@ -25,7 +24,6 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
     waiter.join(60)
     assert got.is_set() and holder.wait(60) == -signal.SIGKILL and not list(tmp_path.iterdir())
 
-
 def test_a_lock_whose_name_is_gone(tmp_path, monkeypatch):
     "Who opened the lock of the last holder just before it was removed takes the lock that others see"
     original, first = fcntl.flock, []
@@ -36,13 +34,11 @@ def test_a_lock_whose_name_is_gone(tmp_path, monkeypatch):
     with locked(tmp_path): assert first and (tmp_path / ".lock").exists()
     assert not list(tmp_path.iterdir())
 
-
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
     "Then there is none, and everything else still holds"
     def unknown(*_): raise OSError(errno.ENOSYS, "not here")
     monkeypatch.setattr(fcntl, "flock", unknown)
     with locked(tmp_path): pass
-
 
 def test_a_file_is_as_open_as_the_umask_says(tmp_path):
     for mask, mode in ((0o077, 0o600), (0o027, 0o640), (0o022, 0o644)):

@@ -19,21 +19,17 @@ GOLDEN = json.loads((Path(__file__).parent / "golden" / "fedccfa_code.json").rea
 CONFIG, CLIENTS = GOLDEN["config"], range(GOLDEN["config"]["clients"])
 TOLERANCE = 1e-9
 
-
 def tree(stored: dict) -> dict:
     "A stored state dict under our names"
     return {n.replace("hidden_layers.", "body.").replace("fc.", "head."): torch.tensor(v, dtype=torch.float64) for n, v in stored.items()}
-
 
 def toy():
     body = nn.Sequential(nn.Linear(CONFIG["features"], CONFIG["hidden"]), nn.LeakyReLU(0.01))
     return Network(body, nn.Linear(CONFIG["hidden"], CONFIG["classes"]))
 
-
 class ToyNet(Net):
     "The golden network: everybody starts from the stored weights"
     def init(self, seed, dtype=torch.float64): return tree(GOLDEN["init"])
-
 
 class Rows:
     "Training samples as they are stored: nothing to normalise or augment"
@@ -42,7 +38,6 @@ class Rows:
         self.train_y = torch.tensor(sum((d["y"] for d in GOLDEN["data"]), []))
     def draw(self, n, rng): return None
     def batch(self, x, draws=None, dtype=torch.float64): return x.to(dtype)
-
 
 class Swaps:
     "From `drift_round` on, even clients swap labels 1 and 2, odd clients 0 and 3"
@@ -53,7 +48,6 @@ class Swaps:
             for k in CLIENTS: maps[k] = [0, 2, 1, 3] if k % 2 == 0 else [3, 1, 2, 0]
         return maps
 
-
 class StoredOrder:
     "Class-balanced samples: the first ones of each class in stored order, as in the golden run"
     def balanced(self, client):
@@ -61,13 +55,11 @@ class StoredOrder:
         take = min(self.balanced_samples, np.unique(labels, return_counts=True)[1].min())
         return np.concatenate([np.flatnonzero(labels == c)[:take] for c in np.unique(labels)])
 
-
 def federation():
     sizes = [len(d["y"]) for d in GOLDEN["data"]]
     starts = np.cumsum([0, *sizes])
     cut = SimpleNamespace(train=tuple(np.arange(a, b) for a, b in zip(starts, starts[1:])), test=None)
     return Federation(Rows(), ToyNet("golden", toy), cut, Swaps(), dtype=torch.float64)
-
 
 def method(name):
     a = GOLDEN["methods"][name]["args"]
@@ -80,12 +72,10 @@ def method(name):
     return Golden(**rep, gamma=a["gamma"], eps=a["eps"], tau=a["temperature"], balanced_steps=a["balanced_epochs"], align_from=CONFIG["align_round"],
                   variant=name.split("/")[1])
 
-
 def close(ours: dict, stored: dict, what: str, tolerance=TOLERANCE):
     "Every tensor of `ours` equals the stored one of the same name"
     want = tree(stored)
     for n, t in ours.items(): assert (gap := float((t - want[n]).abs().max())) < tolerance, f"{what}, {n}: off by {gap}"
-
 
 def check(m, name, extra=None, tolerance=TOLERANCE):
     """Every round of method `m` against the stored run `name`: participants after training, server, judged models.
@@ -108,14 +98,11 @@ def check(m, name, extra=None, tolerance=TOLERANCE):
             if "judged" in want: close(params, want["judged"][str(k)], f"round {t}, judged model of client {k}", tolerance)
         if extra is not None: extra(now, want, seen, t)
 
-
 @pytest.mark.parametrize("name", ["FedAvg", "FedProx", "FedRep"])
 def test_every_round_equals_the_released_code(name): check(method(name), name)
 
-
 @pytest.mark.parametrize("name", ["FedCCFA/corrected", "FedCCFA/as_published"])
 def test_every_step_of_fedccfa_equals_the_released_code(name): check(method(name), name, ccfa)
-
 
 def ccfa(now, want, seen, t):
     for client, upload, _, _ in seen:

@@ -7,24 +7,19 @@ from fedrepro.methods.alignment import FedFM, FedPAC, simplex_minimum
 from fedrepro.methods.clustered import IFCA
 from test_golden import CONFIG, GOLDEN, TOLERANCE, check, close, tree
 
-
 def args(name): return GOLDEN["methods"][name]["args"]
 
-
 def sgd(a): return dict(momentum=a["momentum"], weight_decay=a["weight_decay"], batch_size=0)
-
 
 def same(ours, stored, what, tolerance=TOLERANCE):
     want = torch.tensor(stored, dtype=torch.float64)
     assert ours.shape == want.shape and (gap := float((ours - want).abs().max())) < tolerance, f"{what}: off by {gap}"
-
 
 def test_every_round_of_fedfm_equals_the_released_code():
     a = args("FedFM")
     m = FedFM(lr=a["lr"], epochs=a["epochs"], weight=a["lambda"], tau=a["temperature"],
               align_from=CONFIG["align_round"], **sgd(a))
     check(m, "FedFM", lambda now, want, seen, t: same(now.server["anchors"], want["anchors"], f"round {t}, anchors"))
-
 
 def test_every_round_of_fedpac_equals_the_released_code():
     a = args("FedPAC")
@@ -40,7 +35,6 @@ def test_every_round_of_fedpac_equals_the_released_code():
 
     check(m, "FedPAC", extra)
 
-
 def test_every_round_of_ifca_equals_the_released_code():
     a, init = args("IFCA"), GOLDEN["methods"]["IFCA"]["init"]["models"]
 
@@ -54,7 +48,6 @@ def test_every_round_of_ifca_equals_the_released_code():
         assert found == want["cluster"], f"round {t}: identities"
 
     check(Golden(lr=a["lr"], epochs=a["epochs"], models=a["cluster_num"], **sgd(a)), "IFCA", extra)
-
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_simplex_programme_is_scipys(seed):

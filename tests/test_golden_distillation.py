@@ -22,9 +22,7 @@ class Given:
     def features(self, params, x, train=False): return params["z"] * 1
     def classify(self, params, features): return stored("logits")
 
-
 def stored(name): return torch.tensor(GOLDEN[name], dtype=torch.float64)
-
 
 def golden_case(want):
     "Our method with the stored settings, what moves, and a client whose teachers are the stored ones"
@@ -34,11 +32,9 @@ def golden_case(want):
     state = {"previous": previous, "known": torch.ones((), dtype=torch.float64)}
     return m, want["gradient_of"], SimpleNamespace(net=Given(), received={"params": received}, state=state)
 
-
 def batch(pad=0):
     y = torch.tensor(GOLDEN["targets"] + [0] * pad)
     return Batch(torch.zeros(len(y), 1), y, torch.tensor([1.] * (len(y) - pad) + [0.] * pad, dtype=torch.float64))
-
 
 @pytest.mark.parametrize("want", GOLDEN["values"], ids=lambda v: f"{v['loss']}-{v['tau']}-{v.get('beta', v.get('mu'))}")
 def test_value_and_gradient_equal_the_released_code(want):
@@ -49,7 +45,6 @@ def test_value_and_gradient_equal_the_released_code(want):
     assert abs(float(loss.detach()) - want["value"]) < TOLERANCE
     assert float((gradient - torch.tensor(want["gradient"], dtype=torch.float64)).abs().max()) < TOLERANCE
 
-
 @pytest.mark.parametrize("want", GOLDEN["values"][::2], ids=lambda v: v["loss"])
 def test_teachers_get_no_gradient(want):
     m, name, client = golden_case(want)
@@ -57,7 +52,6 @@ def test_teachers_get_no_gradient(want):
         for t in tree.values(): t.requires_grad_()
     m.loss(client, {name: stored(name).requires_grad_()}, batch()).backward()
     assert all(t.grad is None for t in (*client.received["params"].values(), *client.state["previous"].values()))
-
 
 def test_without_a_last_model_moon_is_cross_entropy():
     m, name, client = golden_case(GOLDEN["values"][-1])
@@ -82,7 +76,6 @@ def test_fedgkd_by_hand():
         loss = FedGKD(weight=2., tau=.5).loss(client, {"logits": pupil}, one)
         assert abs(float(loss) - float(torch.log(torch.tensor(2., dtype=torch.float64))) - 2 * want) < TOLERANCE
 
-
 def test_the_terms_stay_finite_at_their_edges():
     zero = torch.zeros(2, 3, requires_grad=True)
     value = contrast(zero, torch.ones(2, 3), -torch.ones(2, 3), .5).sum()
@@ -98,9 +91,7 @@ def test_the_terms_stay_finite_at_their_edges():
 LOCAL = dict(lr=.05, epochs=1, batch_size=64)
 ALL = [MOON(**LOCAL), FedGKD(**LOCAL), FedGKD(models=3, **LOCAL), FedNTD(**LOCAL)]
 
-
 def name(m): return f"{type(m).__name__}{getattr(m, 'models', '')}"
-
 
 @pytest.mark.parametrize("m", ALL, ids=name)
 def test_teachers_are_in_eval_mode(normed, m):

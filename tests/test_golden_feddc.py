@@ -20,7 +20,6 @@ ALPHA = FEDDC["config"]["alpha"]
 def test_feddc_equals_the_released_code():
     same_as_feddc(FedDC(alpha=ALPHA, compat_eta0=True, **SGD), "FedDC", {"params": "cloud", "selected": "selected"})
 
-
 def test_average_of_all_last_models_equals_the_released_code():
     "`all`: every client's last local model, the initial one for a client never seen, unweighted"
     m, fed = FedDC(alpha=ALPHA, compat_eta0=True, **SGD), feddc_federation()
@@ -35,12 +34,10 @@ def test_average_of_all_last_models_equals_the_released_code():
         close(weighted_mean(last), {n.replace("body.", "body.0."): v for n, v in want.items()}, f"round {t}, all", 1e-6)
     assert now.round == FEDDC["config"]["rounds"] == 5
 
-
 def test_the_default_departs_from_the_code_only_by_the_learning_rate():
     "The rounds' own rate first enters the memories after round 1, so the models differ from round 2 on, not before"
     with pytest.raises(AssertionError, match="round 2, cloud.*off by"):
         same_as_feddc(FedDC(alpha=ALPHA, **SGD), "FedDC", {"params": "cloud"})
-
 
 @pytest.mark.parametrize("m", [FedDyn(alpha=ALPHA, **SGD), FedDC(alpha=2 * ALPHA, compat_eta0=True, **SGD)],
                          ids=["FedDyn", "other alpha"])
@@ -55,9 +52,7 @@ class Points(FedDC):
     def loss(self, client, params, batch):
         return batch.mean(batch.x[:, 1] * (params["body.w"] - batch.x[:, 0]) ** 2) / 2
 
-
 SIZES, TARGETS, SLOPES = np.array([3, 10, 6, 5, 1]), np.array([1., 5., -2., 0., 3.]), np.array([1., .5, 2., 1., .25])
-
 
 def points(participation=1.):
     x = torch.tensor(np.repeat(np.stack([TARGETS, SLOPES], 1), SIZES, 0))
@@ -66,7 +61,6 @@ def points(participation=1.):
     net = SimpleNamespace(buffers=(), classes=1, init=lambda seed, dtype: {"body.w": torch.tensor(.5, dtype=dtype)})
     cut = SimpleNamespace(train=tuple(np.split(np.arange(len(x)), np.cumsum(SIZES)[:-1])), test=None)
     return Federation(rows, net, cut, participation=participation, dtype=torch.float64)
-
 
 def plain(cohorts, lr, decay, alpha, epochs, batch, weight_decay, clip, compat):
     "Cloud model and participants' average after each round, and the memories at the end"
@@ -89,7 +83,6 @@ def plain(cohorts, lr, decay, alpha, epochs, batch, weight_decay, clip, compat):
         w = np.mean(ends) + h.mean()
         out.append([w, np.mean(ends), g])
     return np.array(out), h, own
-
 
 @pytest.mark.parametrize("clip", [1e9, .8], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("compat", [False, True])

@@ -42,10 +42,8 @@ FEDDC = json.loads((Path(__file__).parent / "golden" / "feddc_code.json").read_t
 SGD = dict(lr=FEDDC["config"]["lr"], lr_decay=FEDDC["config"]["decay"], epochs=FEDDC["config"]["epochs"], batch_size=0, momentum=0.,
            weight_decay=FEDDC["config"]["weight_decay"], clip_norm=FEDDC["config"]["clip"])
 
-
 class FedDCNet(Net):
     def init(self, seed, dtype=torch.float64): return tree({n.replace("body.", "body.0."): v for n, v in FEDDC["init"].items()})
-
 
 class FedDCRows:
     train_x = torch.tensor(sum((d["x"] for d in FEDDC["data"]), []), dtype=torch.float64)
@@ -53,14 +51,12 @@ class FedDCRows:
     def draw(self, n, rng): return None
     def batch(self, x, draws=None, dtype=torch.float64): return x.to(dtype)
 
-
 def feddc_federation():
     make = lambda: Network(nn.Sequential(nn.Linear(FEDDC["config"]["features"], FEDDC["config"]["hidden"]), nn.Tanh()),
                            nn.Linear(FEDDC["config"]["hidden"], FEDDC["config"]["classes"]))
     starts = np.cumsum([0, *(len(d["y"]) for d in FEDDC["data"])])
     rows = tuple(np.arange(a, b) for a, b in zip(starts, starts[1:]))
     return Federation(FedDCRows(), FedDCNet("feddc", make), SimpleNamespace(train=rows, test=None), dtype=torch.float64)
-
 
 def same_as_feddc(m, name, where):
     "Every round's models of the server against the stored ones; `where`: our key -> theirs"
@@ -73,10 +69,8 @@ def same_as_feddc(m, name, where):
             close(now.server[ours], want, f"{name}, round {t}, {theirs}", 1e-6)
     assert FEDDC["cohorts"] == [fed.cohort(t) for t in range(FEDDC["config"]["rounds"])]
 
-
 def test_feddyn_equals_feddcs_code():
     same_as_feddc(FedDyn(alpha=FEDDC["config"]["alpha"], **SGD), "FedDyn", {"params": "cloud", "selected": "selected"})
-
 
 @dataclass
 class FedDCScaffold(SCAFFOLD):
@@ -95,7 +89,6 @@ class FedDCScaffold(SCAFFOLD):
         for u, s in zip(exchange.uploads, mean): u["change"] = {n: s * t for n, t in u["change"].items()}
         return super().aggregate(server, exchange)
 
-
 def test_scaffold_with_its_departures_undone_equals_feddcs_code():
     same_as_feddc(FedDCScaffold(**SGD), "SCAFFOLD", {"params": "selected"})
     with pytest.raises(AssertionError, match="off by"): same_as_feddc(SCAFFOLD(**SGD), "SCAFFOLD", {"params": "selected"})
@@ -105,13 +98,11 @@ def test_scaffold_with_its_departures_undone_equals_feddcs_code():
 
 LOCAL = dict(lr=.05, epochs=1, batch_size=64)
 
-
 def test_scaffolds_server_step(part):
     "A global rate of one half goes half the way, with the same variates after one round"
     one, half = (next_round(m, part, begin(m, part)).server for m in (SCAFFOLD(**LOCAL), SCAFFOLD(global_lr=.5, **LOCAL)))
     assert distance(half["params"], weighted_mean([one["params"], part.initial])) < 1e-10
     assert distance(half["c"], one["c"]) == 0
-
 
 def test_scaffolds_variate_uses_the_rounds_rate_and_own_steps(part):
     m = SCAFFOLD(lr_decay=.5, **LOCAL)
@@ -131,7 +122,6 @@ def test_slowmo_counts_clients_equally(part):
         def aggregate(self, server, exchange): return {"params": weighted_mean([u["params"] for u in exchange.uploads])}
     slow, mean = run(SlowMo(beta=0., lr_decay=.9, **LOCAL), part, 3), run(Uniform(lr_decay=.9, momentum=0., **LOCAL), part, 3)
     assert distance(slow.snapshot.server["params"], mean.snapshot.server["params"]) < 1e-10
-
 
 def test_fedexp_at_partial_participation(part):
     "The server's step by the formula, from the uploads of one round; eps shrinks with the square of the rate"

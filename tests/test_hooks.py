@@ -21,19 +21,16 @@ from toy import OURS
 
 PACKAGE = Path(fedrepro.__file__).parent
 
-
 def test_a_method_has_at_most_fourteen_hooks_each_with_a_docstring():
     assert len(HOOKS) <= 14 and all(getattr(FedAvg, n).__doc__ for n in HOOKS)
     page = (PACKAGE.parent / "nbs/04_engine/04_method.ipynb").read_text()
     assert not [n for n in HOOKS if f"| `{n}(" not in page]  # the table of hooks has them all
-
 
 def test_no_method_overrides_what_is_no_hook():
     "A method of a class of FedAvg's that the engine calls is a hook, or is declared"
     known = {*HOOKS, "communication", "invariants", "phase", "__post_init__"}
     plain = {n for n in vars(FedAvg) if not n.startswith("__")} - known
     assert plain == {"version", "paper", "personal", "pooled", "evaluated", "stackable", "limit", "check_settings", *(f.name for f in fields(FedAvg))}
-
 
 def test_a_federation_has_few_fields_and_none_can_be_set():
     assert len(fields(Federation)) <= 9
@@ -53,7 +50,6 @@ REFUSED = {  # hyper-parameters that each method refuses, one at a time
     "FedADC": dict(variant="red", lr=0., epochs=0, beta=-.1, beta_local=-.1, phi=1.1),
     "FedADCPlus": dict(calibration="head", calibration_mu=-1., lam=1.5, temperature=0.)}
 
-
 @pytest.mark.parametrize("name, field", [(name, field) for name, fields in REFUSED.items() for field in fields])
 def test_impossible_settings_are_refused(name, field):
     "In one line that names the method, the setting and its value"
@@ -61,7 +57,6 @@ def test_impossible_settings_are_refused(name, field):
     said = f"{name} {field} {value!r} is unknown;" if isinstance(value, str) else f"{name}({field}={value}): expected"
     with pytest.raises(InputError) as refused: load_methods()[name](**{field: value})
     assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
-
 
 def test_settings_that_contradict_each_other_are_refused():
     with pytest.raises(InputError, match="margins of which term"): LfD(own_margins=True, margin_in_regulariser=False)
@@ -83,12 +78,10 @@ def frames(target: str, last: str) -> list[str]:
     finally: sys.setprofile(None)
     return found
 
-
 @pytest.mark.parametrize("target, last, most", [("_wrapped_call_impl", "run", 8), ("augment", "train", 3)])
 def test_few_frames_lead_to_the_network_and_to_augmentation(target, last, most):
     found = frames(target, last)
     assert 0 < len(found) <= most, found
-
 
 def names_in(source: str) -> set[str]:
     "Identifiers and whole strings of a module, without its docstrings and comments"
@@ -99,7 +92,6 @@ def names_in(source: str) -> set[str]:
     words |= {alias.name for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
     return words | {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs}
 
-
 def strangers(root: Path) -> list[str]:
     "Where a method is named outside the package of methods, but for the table of colours, the papers' normalisations and the facade"
     free = {"reporting/curves.py", "data/transforms.py", "__init__.py", "_modidx.py"}
@@ -107,15 +99,12 @@ def strangers(root: Path) -> list[str]:
     watched = set(OURS) - {"FedAvg"}
     return [f"{f.relative_to(root)}: {name}" for f in files for name in sorted(names_in(f.read_text()) & watched)]
 
-
 def test_no_module_but_the_methods_names_a_method(): assert strangers(PACKAGE) == []
-
 
 def test_a_planted_name_is_found(tmp_path):
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine/rounds.py").write_text('"MOON in a docstring is fine"\n# and SCAFFOLD in a comment\nif name == "MOON": pass\n')
     assert strangers(tmp_path) == ["engine/rounds.py: MOON"]
-
 
 @pytest.mark.parametrize("folder", ["engine", "methods", "executors"])
 def test_no_shortcut_around_types_or_control_flow(folder):

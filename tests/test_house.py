@@ -25,9 +25,7 @@ def order(root):
     "The packages in the order of their folders in nbs/"
     return [p.name.split("_", 1)[1] for p in sorted((root / "nbs").iterdir()) if p.is_dir() and re.match(r"\d\d_", p.name)]
 
-
 def module(path, root): return ".".join(path.relative_to(root / "fedrepro").with_suffix("").parts)
-
 
 def mentioned(node, name):
     "The modules of the package that a node imports, by statement or by a call with the module's name, relative to the package"
@@ -41,7 +39,6 @@ def mentioned(node, name):
     else: found = []
     return [f.removeprefix("fedrepro.") for f in found if f.startswith("fedrepro.") and "__" not in f]
 
-
 def imports(root):
     "(module, what it imports) over the whole syntax tree of the package: statements inside functions count"
     for path in sorted((root / "fedrepro").rglob("*.py")):
@@ -50,12 +47,10 @@ def imports(root):
         for node in ast.walk(ast.parse(path.read_text())):
             for other in mentioned(node, name): yield name, other
 
-
 def upward(root):
     "Imports of a later package"
     rank = {name: i for i, name in enumerate(order(root))}
     return [(a, b) for a, b in dict.fromkeys(imports(root)) if rank[b.split(".")[0]] > rank[a.split(".")[0]] and (a, b) not in FOUND_BY_NAME]
-
 
 def cycles(root):
     "Circles of modules that import each other, at once or while they run"
@@ -70,7 +65,6 @@ def cycles(root):
         done.add(name)
     for name in sorted(modules): visit(name, [])
     return found
-
 
 def test_imports_go_to_earlier_packages_only(): assert not upward(ROOT)
 def test_no_modules_import_each_other(): assert not cycles(ROOT)
@@ -105,7 +99,6 @@ def misplaced(root):
              if p.stem != "__init__" and module(p, root) not in exported | HAND]
     return said + [f"{stem}: the name of {len(pages)} pages" for stem, pages in stems.items() if len(pages) > 1]
 
-
 def test_a_folder_is_a_package(): assert not misplaced(ROOT)
 
 
@@ -117,7 +110,6 @@ def public(path):
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__": return ast.literal_eval(node.value)
     return []
 
-
 def shared(root):
     "(names that two modules of one package have, names that two modules have anywhere)"
     homes = defaultdict(list)
@@ -126,7 +118,6 @@ def shared(root):
         for name in public(path): homes[name].append(module(path, root))
     twice = {name: where for name, where in homes.items() if len(where) > 1}
     return {n: w for n, w in twice.items() if len({m.split(".")[0] for m in w}) < len(w)}, twice
-
 
 def test_a_public_name_means_one_thing():
     within, anywhere = shared(ROOT)
@@ -146,9 +137,7 @@ def house(folder, pages: dict, modules: dict):
         file.write_text(code)
     return folder
 
-
 USUAL = {"01_core/00_a.ipynb": "core.a", "01_core/01_b.ipynb": "core.b", "02_data/00_c.ipynb": "data.c"}
-
 
 @pytest.mark.parametrize("a, b, c, found", [
     ("", "from .a import x", "from ..core.b import y\nfrom fedrepro.core import a", []),
@@ -160,13 +149,11 @@ USUAL = {"01_core/00_a.ipynb": "core.a", "01_core/01_b.ipynb": "core.b", "02_dat
 def test_an_upward_import_is_found(tmp_path, a, b, c, found):
     assert upward(house(tmp_path, USUAL, {"core/a.py": a, "core/b.py": b, "data/c.py": c})) == found
 
-
 @pytest.mark.parametrize("a, b, found", [
     ("from .b import x", "", []), ("from .b import x", "def f():\n    from fedrepro.core import a", [["core.a", "core.b"]]),
     ("def f(): from . import b", "from .a import x", [["core.a", "core.b"]])])
 def test_a_circle_is_found(tmp_path, a, b, found):
     assert cycles(house(tmp_path, USUAL, {"core/a.py": a, "core/b.py": b, "data/c.py": ""})) == found
-
 
 @pytest.mark.parametrize("pages, modules, said", [
     ({}, {}, []), ({"03_x.ipynb": None}, {}, ["03_x.ipynb: a page in no folder"]),
@@ -183,7 +170,6 @@ def test_a_misplaced_page_is_found(tmp_path, pages, modules, said):
     usual = {"__init__.py": "", "core/__init__.py": "", "core/a.py": "", "core/b.py": "", "data/c.py": ""}
     assert misplaced(house(tmp_path, USUAL | pages, usual | modules)) == said
 
-
 def test_a_name_of_two_things_is_found(tmp_path):
     x = "__all__ = ['x', 'y']"
     tree = house(tmp_path, USUAL, {"core/a.py": x, "core/b.py": "__all__ = ['x']", "data/c.py": "__all__ = ['y']"})
@@ -197,12 +183,9 @@ def planned():
     specs = [load_spec(path) for path in find_specs(ROOT / "papers").values()]
     return {run.run_id for spec in specs for tier in spec.tiers for run in spec.runs(tier)}
 
-
 UNASKED: set[str] = set()  # stored runs that no spec asks for any more
 
-
 def strays(files, ids): return {run for f in files if (run := re.search(r"([0-9a-f]{16})\.jsonl$", f.name)[1]) not in ids}
-
 
 def test_every_stored_result_is_one_of_a_planned_run(tmp_path):
     files, ids = sorted((ROOT / "papers").glob("*/results/*/*.jsonl")), planned()
@@ -219,13 +202,11 @@ def test_every_name_of_the_facade_is_its_modules_own():
         assert getattr(fedrepro, name) is getattr(sys.modules[f"fedrepro.{home}"], name)
     with pytest.raises(AttributeError, match="has no attribute 'FedAvgg'"): fedrepro.FedAvgg
 
-
 def test_the_facade_is_typed_as_it_loads():
     "What a type checker reads is what `__getattr__` does"
     block = next(n for n in ast.parse((ROOT / "fedrepro/__init__.py").read_text()).body if isinstance(n, ast.If))
     said = {a.name: n.module for n in block.body for a in n.names if a.asname == a.name}
     assert said == fedrepro._HOME
-
 
 def test_the_facade_loads_nothing_until_it_is_used():
     "No module of the package but itself, and none of the large libraries: what an import costs, without a clock"

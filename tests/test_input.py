@@ -1,5 +1,5 @@
 """Whatever a person may type, the answer is a result or one clear line: partitions, drifts, specs, published numbers, the
-command line, papermill parameters. 200 generated inputs a test, the same ones each time; with FEDREPRO_NIGHTLY=1
+command line, papermill parameters. 100 generated inputs a test, the same ones each time; with FEDREPRO_NIGHTLY=1
 it is 5,000 a test, new ones each night. A failure prints the decorator that repeats it."""
 import contextlib
 import copy
@@ -19,6 +19,7 @@ import torch
 import typer
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
+from papermill.translators import PythonTranslator
 
 from fedrepro.checks import contract
 from fedrepro.cli import app, main
@@ -37,12 +38,11 @@ from fedrepro.verdicts import tables
 from toy import BASE, TOY, toml
 
 NIGHTLY = os.environ.get("FEDREPRO_NIGHTLY") == "1"
-settings.register_profile("input", max_examples=5000 if NIGHTLY else 200, deadline=None, print_blob=True,
+settings.register_profile("input", max_examples=5000 if NIGHTLY else 100, deadline=None, print_blob=True,
                           derandomize=not NIGHTLY, suppress_health_check=list(HealthCheck))
 inputs = settings.get_profile("input")
 ROOT = Path(__file__).resolve().parents[1]
 EACH = 30  # seconds in which every answer must have come; they take milliseconds
-
 
 @contextlib.contextmanager
 def answered_in_time():
@@ -54,7 +54,6 @@ def answered_in_time():
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
 
-
 def clear(error, *words, most: int = 400):
     "The message is one printable line of at most `most` characters that has all the words"
     line = str(error)
@@ -62,26 +61,21 @@ def clear(error, *words, most: int = 400):
     for word in words: assert word in line, (word, line)
     event("refused")
 
-
 class Odd:
     "Nothing that is expected anywhere; prints badly"
     def __repr__(self): return "one\ntwo\x1b"
 
-
 class Odder:
     def __repr__(self): raise RuntimeError("cannot be printed")
-
 
 def deep(n):
     x = {}
     for _ in range(n): x = {"a": x}
     return x
 
-
 ODD = st.sampled_from([float("nan"), True, None]) | st.sampled_from([float("inf"), 0, -1, 10**5000, "1"]) | st.sampled_from([
                        -float("inf"), -0.0, 1, 10**30, -10**5000, 1e308, 1e-308, 2.5, False, "", "nan", "a\nb\x1b[31m", "ü" * 5000, "\ud800", b"x", [], [1], (), {}, {"a": 1}, 1j, np.float64("nan"), np.float32(.5),
                        np.int64(3), np.bool_(True), np.complex128(1), np.arange(3), np.arange(9999), np.array(2), Odd(), Odder(), deep(9999), int, Path("x")])
-
 
 def most_often(usual, odd=ODD, times: int = 5):
     "`times` out of `times` + 1 the `usual`, else something odd"
@@ -100,7 +94,6 @@ def some_labels(draw, least=0):
     labels = rng.choice(classes, n)
     return draw(st.sampled_from([labels, labels.tolist(), torch.tensor(labels, dtype=torch.int64), np.sort(labels).astype(np.uint8)]))
 
-
 ODD_LABELS = st.sampled_from([None, [], [[0, 1], [1]], [0.5], [-1, 0], ["cat"], [2**63], [10**30], [10**12], [True], 3, np.zeros((2, 2), int), {"a": 1},
                               torch.zeros(3), Odd(), [None], "012", b"012", [float("nan")], np.array([], int), [0, 10**5]])
 alphas = st.floats(1e-6, 1e6) | st.floats(.05, 1) | st.sampled_from([1e-6, 1e6])
@@ -108,9 +101,7 @@ ARGUMENTS = {"alpha": alphas, "minimum": st.integers(1, 12), "tries": st.integer
              "per_class_test": st.integers(0, 2), "sigma": st.floats(0, 10), "shards": st.integers(1, 9)}
 one_or_two = st.integers(0, 9).flatmap(lambda i: st.fixed_dictionaries({k: ARGUMENTS[k] for k in (["alpha"], ["sigma"], ["alpha", "sigma"], [])[i % 4 if i > 7 else i % 2]}))
 
-
 def same_sizes(counts, asked): return np.ptp(counts.sum(1)) <= 1
-
 
 PROMISES = {  # recipe -> law of the counts (K, C) and the settings
     "iid": same_sizes, "iid-class": lambda c, s: np.ptp(c, axis=0).max() <= 1 and same_sizes(c, s),
@@ -119,22 +110,18 @@ PROMISES = {  # recipe -> law of the counts (K, C) and the settings
     "dirichlet-client": lambda c, s: s["sigma"] > 0 or same_sizes(c, s), "quantity-skew": lambda c, s: (s["alpha"] is None) != (s["sigma"] is None)}
 ALWAYS = ("iid", "iid-class")  # nothing but impossible numbers is refused
 
-
 def test_every_recipe_has_a_promise():
     "`natural` deals nothing: test_partition.py"
     assert sorted([*PROMISES, "natural"]) == recipe_names() and set(ARGUMENTS) == {s for r in recipe_names() for s in recipe_settings(r)}
-
 
 def deals_every_sample_once(lists, n):
     owned = np.concatenate(lists)
     assert owned.dtype == np.int64 and len(owned) == n and (np.sort(owned) == np.arange(n)).all()
 
-
 def follows(train, test):
     "A client's share of the test samples of a class is that of its training samples, up to rounding"
     share = train / np.maximum(train.sum(0), 1)
     assert (np.abs(share * test.sum(0) - test)[:, train.sum(0) > 0] <= 1 + 1e-9).all()
-
 
 def check_partition(cut, recipe, labels, test, clients, asked):
     given = {**recipe_settings(recipe), **asked}
@@ -151,12 +138,11 @@ def check_partition(cut, recipe, labels, test, clients, asked):
     if recipe == "dirichlet-class-5": assert shares.min() >= given["per_class_test"]
     else: follows(counts, shares)
 
-
 @pytest.mark.parametrize("recipe", PROMISES)
 def test_a_partition_is_disjoint_and_complete_or_refused(recipe):
     seen = {"dealt": 0, "refused": 0}
 
-    @inputs
+    @settings(inputs, max_examples=5000 if NIGHTLY else 200)  # so many, that impossible ones are among them
     @given(st.data())
     def holds(draw):
         labels = draw.draw(some_labels(1))
@@ -177,8 +163,7 @@ def test_a_partition_is_disjoint_and_complete_or_refused(recipe):
             assert partition(recipe, before.tolist(), test, clients=clients, seed=seed, **asked).fingerprint == cut.fingerprint
 
     holds()
-    assert seen["dealt"] > inputs.max_examples / 20 and seen["refused"], "all alike: this shows little"
-
+    assert seen["dealt"] > 10 and seen["refused"], "all alike: this shows little"
 
 @inputs
 @given(st.data())
@@ -210,7 +195,6 @@ def test_noise_hits_exactly_its_share_or_is_refused(labels, ratio, classes, seed
     assert not isinstance(ratio, bool) and (noisy != before).sum() == round(float(ratio) * len(before)) and 0 <= noisy.min() <= noisy.max() < classes
     assert (concept_drift.as_labels(labels) == before).all()
 
-
 def check_schedule(s, around):
     "Label maps are permutations that change only when announced; concepts name them; the swaps backwards restore the labels"
     start = np.tile(np.arange(s.classes), (s.clients, 1))
@@ -224,9 +208,7 @@ def check_schedule(s, around):
     back = [Swap(end + i, swap.clients, swap.labels) for i, swap in enumerate(reversed(s.swaps))]
     assert (DriftSchedule("and back", s.clients, s.classes, [*s.swaps, *back]).label_maps(10**40) == start).all()
 
-
 when = st.integers(0, 300) | st.integers(0, 10**30)
-
 
 @inputs
 @given(most_often(st.sampled_from(drift_names()), ODD | st.text(max_size=9)), most_often(st.integers(1, 40)), most_often(st.integers(1, 15)),
@@ -243,22 +225,6 @@ def test_any_drift_is_a_schedule_or_refused(name, clients, classes, more):
     assert list(s.change_rounds) == [int(t) for t in wanted][:reached]
 
 
-ids = st.lists(st.integers(0, 6), max_size=4) | st.sets(st.integers(0, 4)) | ODD
-pairs = st.lists(st.integers(0, 4), min_size=2, max_size=2, unique=True) | ODD | st.lists(st.integers(-1, 6), max_size=3)
-
-
-@inputs
-@given(st.lists(st.tuples(most_often(st.integers(0, 6)), ids, pairs), max_size=6), most_often(st.integers(1, 6)), most_often(st.integers(1, 6)), st.booleans())
-def test_any_schedule_of_ones_own(swaps, clients, classes, odd):
-    made = []
-    for swap in swaps:
-        try: made.append(Swap(*swap))
-        except InputError as error: clear(error)
-    try: s = DriftSchedule("any", clients, classes, [*made, "x"] if odd and len(made) > 4 else made)
-    except InputError as error: return clear(error)
-    if s.clients * s.classes < 10**5: check_schedule(s, [3])
-
-
 # --- specs
 
 KEPT = ("FedAvg", "FedProx", "AdapFedAvg (rate used)", "FedRep", "FedCCFA")
@@ -268,11 +234,9 @@ REAL = {k: v for k, v in REAL.items() if k not in ("methods", "tuning")} | {"met
 for tier in REAL["tiers"].values():
     tier |= {"methods": {k: v for k, v in tier["methods"].items() if k in KEPT}} if "methods" in tier else {}
 
-
 class Long(int):
     "A number with more digits than Python prints"
     def __repr__(self): return "Long"
-
 
 numbers = st.integers() | st.floats() | st.sampled_from([0, -1, 1, 2**31, 2**63, 10**30, Long(16**5000), 1e308, 0.0, -0.0, 5e-324])
 texts = st.text(max_size=8) | st.sampled_from(["x" * 30_000, "a\nb", "\x1b[31m", "\x00", "none", "nan", "../..", "FedAvg", "paper", "_base.toml", "guess: x", "guess:\nx", "é" * 99])
@@ -280,21 +244,17 @@ plain = st.booleans() | numbers | texts | st.dates() | st.datetimes() | st.times
 anything = st.recursive(plain, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(["value", "source", "base", "dataset"]) | texts, x, max_size=3),
                         max_leaves=6) | st.builds(lambda n: deep(n), st.integers(1, 300)) | st.builds(lambda n: nested(n), st.integers(1, 300))
 
-
 def nested(n):
     x = []
     for _ in range(n): x = [x]
     return x
-
 
 def places(raw, path=()):
     "All key paths of nested dicts and lists"
     items = raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ()
     return [path] + [p for k, v in items for p in places(v, (*path, k))]
 
-
 MEANT = ["extends", "like", "rows", "tuning", "class", "published", "missing", "label", "source", "columns", "shards"]
-
 
 def change(raw, draw):
     "One change anywhere: another value, another key, one less, one twice, one of another place"
@@ -312,7 +272,6 @@ def change(raw, draw):
         if isinstance(parent, list): parent.insert(0, copy.deepcopy(parent[key]))
         else: parent[draw.draw(st.sampled_from(["FedAvg", "second", "rounds", "dataset"]))] = copy.deepcopy(parent[key])
 
-
 def check_spec(path: Path) -> Spec | None:
     "The spec, with all its tiers resolved into runs of settings that have a name; None when refused in one clear line that names the file"
     with answered_in_time():
@@ -328,13 +287,11 @@ def check_spec(path: Path) -> Spec | None:
     event("accepted")
     return spec
 
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
     for name, content in FILES.items(): (folder / name).write_bytes(content)
     return folder
-
 
 @inputs
 @given(st.data())
@@ -345,23 +302,6 @@ def test_any_change_of_a_spec_is_a_spec_or_one_clear_line(folder, draw):
     check_spec(folder / "x.toml")
 
 
-@settings(inputs, max_examples=5000 if NIGHTLY else 60)  # each reads a spec with all that it inherits
-@given(st.data())
-@example(None)
-def test_any_bytes_are_a_spec_or_one_clear_line(folder, draw):
-    "Random bytes, and real files with a piece cut out, put in, or repeated"
-    name = draw.draw(st.sampled_from(["table2.toml", *(n for n in FILES if n[0] == "_")])) if draw else "table2.toml"
-    content = bytearray(FILES[name])
-    for _ in range(draw.draw(st.integers(0, 3)) if draw else 0):
-        a, n = draw.draw(st.integers(0, len(content))), draw.draw(st.integers(0, 200))
-        pieces = [b"", bytes(content[a:a + n]) * 2, *b"[ ] \" = . { ''' \xff \x00 \n".split(b" "), b"[[columns]]\n", b'extends = "table2.toml"\n', b'like = "FedAvg"\n']
-        content[a:a + n] = draw.draw(st.sampled_from(pieces) | st.binary(max_size=20))
-    if draw and draw.draw(st.booleans()): content = draw.draw(st.binary(max_size=99) | st.text(max_size=99).map(lambda t: t.encode("utf-8", "surrogatepass")))
-    (folder / name).write_bytes(content)
-    try: assert check_spec(folder / "table2.toml") or draw, "the real file is refused"
-    finally: (folder / name).write_bytes(FILES[name])
-
-
 # --- published numbers
 
 words = st.sampled_from(["FedAvg", "FedProx", "Other", "", "20", "20.0", "100", "1.5", "nan", "inf", "-1", "about 3", "a,b", '"', "x\ny", "\x00", "True", "1e999", "é"])
@@ -369,7 +309,6 @@ rows = st.lists(st.tuples(st.sampled_from(["FedAvg", "FedAvg", "FedProx", "Other
                           st.sampled_from(["1.5", "2", ""]), st.sampled_from(["1", ""])).map(list), max_size=6)
 filters = st.fixed_dictionaries({}, optional={"method": st.sampled_from(["FedAvg", "FedProx", "Nobody"]), "clients": st.sampled_from([20, 20.0, 100, "20"]),
                                               "variant": st.sampled_from(["a", "", "c"]), "other": numbers | texts})
-
 
 @inputs
 @given(st.data())
@@ -404,7 +343,6 @@ VALUES = {"tier": ["smoke", "paper", "smok"], "methods": ["FedAvg", "FedAvg,FedP
           "imports": ["own.py", "wrong.py", "stops.py"], "file": ["x.json", "folder"], "rounds": ["1", "2"], "samples": ["100"]}
 COMMANDS = typer.main.get_command(app.app)
 
-
 @st.composite
 def command_lines(draw):
     "A command with its own options and values that mostly fit, then at most two changes"
@@ -418,7 +356,6 @@ def command_lines(draw):
         at = draw(st.integers(0, len(line)))
         line[at:at + draw(st.integers(0, 1))] = [draw(junk)] * draw(st.integers(0, 1))
     return line
-
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
@@ -447,10 +384,8 @@ def own(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "download", lambda name, folder=None: choice(name, transforms.dataset_names(), "data set"))
     return done
 
-
 @pytest.fixture(scope="module")
 def tally(): return {0: 0, 1: 0, 2: 0, 130: 0}
-
 
 def said(argv):
     "Exit code, stdout and stderr of a command; the code and the lines are as they must be"
@@ -465,7 +400,6 @@ def said(argv):
     assert "Traceback" not in err
     return code, out, err
 
-
 @inputs
 @example(argv="run own/t --tier smoke --seeds 1 --methods FedAvg".split())  # one of two runs fails: 1
 @example(argv="run own/t --tier smoke --seeds 1".split())  # interrupted: 130
@@ -478,14 +412,11 @@ def test_any_command_line_is_done_or_refused_in_one_line(own, tally, argv):
     event(f"exit code {code}")
     assert not (code == 2 and own), ("refused after the work was done", err)
 
-
 def test_all_exit_codes_were_seen(tally):
     assert not sum(tally.values()) or min(tally[0], tally[2]) > inputs.max_examples / 10 and tally[1] and tally[130], tally
 
-
-@pytest.mark.parametrize("argv", [["\x1b[31m"], ["table", "fedccfa/table2", "--results", "~nosuch"],
-                                  ["figure", "fedccfa/table2", "--tier", os.fsdecode(b"\xff")]])
-def test_a_process_says_one_line(argv, tmp_path):
+def test_a_process_says_one_line(tmp_path):
+    argv = ["figure", "fedccfa/table2", "--tier", os.fsdecode(b"\xff")]
     done = subprocess.run([sys.executable, "-m", "fedrepro", *argv], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, b"") and done.stderr.count(b"\n") == 1 and done.stderr[:-1].decode().isprintable()
 
@@ -493,7 +424,6 @@ def test_a_process_says_one_line(argv, tmp_path):
 # --- papermill parameters
 
 PAGES = ["10_lfd", "11_feddc", "12_fedadc", "13_fedbss", "14_fedccfa"]
-
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_hands_all_its_parameters_over(page):
@@ -505,25 +435,5 @@ def test_every_page_hands_all_its_parameters_over(page):
     types, defaults = names["__annotations__"], {k: v for k, v in names.items() if not k.startswith("__")}
     wanted = inspect.signature(notebook.planned_table).parameters
     assert defaults == {n: p.default for n, p in wanted.items()} and types == {n: p.annotation for n, p in wanted.items()}
+    assert {p.name for p in PythonTranslator.inspect(cells[at])} == set(wanted), "a second = in a line, even in a comment, papermill cannot read"
     assert "".join(cells[at + 1].source.split()).endswith(f"job=planned_table({','.join(f'{n}={n}' for n in wanted)})")
-
-
-given_json = st.none() | st.booleans() | numbers.map(lambda n: int(n) if type(n) is Long else n) | texts | st.lists(st.integers(), max_size=2) | st.dictionaries(texts, st.integers(), max_size=2)
-parameters = st.fixed_dictionaries({
-    "spec": most_often(st.sampled_from(["papers/own/t.toml", "own/t", ""]), given_json), "tier": most_often(st.sampled_from(["smoke", "paper"]), given_json), "methods": most_often(st.sampled_from(["", " ", "FedAvg", "FedAvg, FedProx"]), given_json),
-    "seeds": most_often(st.integers(0, 9), given_json), "device": most_often(st.sampled_from(["auto", "cpu"]), given_json),
-    "workers": most_often(st.integers(1, 9), given_json), "data": most_often(st.sampled_from(["", "x", "~/x", "/x"]), given_json | st.just("~nosuch")),
-    "results": most_often(st.sampled_from(["", "x", "~/x", "/x"]), given_json | st.just("~nosuch/x"))})
-
-
-@inputs
-@given(parameters)
-def test_any_parameters_are_a_job_or_one_clear_line(own, given):
-    with answered_in_time():
-        try: job = notebook.planned_table(**given)
-        except InputError as error: return clear(error, most=560)
-    event("accepted")
-    assert (job is None) == (given["spec"] == "")
-    if job is None: return
-    assert job.cells and {c.tier for c in job.cells} == {given.get("tier", "smoke")} and job.results.is_absolute() | ("results" not in given or given["results"] == "")
-    assert "~" not in f"{job.results}{job.data}" and isinstance(job.workers, int)

@@ -1,5 +1,4 @@
 "Studies of one client: the measures against other ways to compute them, the client, and a study as a run like any other"
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,7 @@ from sklearn.metrics import recall_score
 
 from fedrepro.cli.main import main
 from fedrepro.core.errors import InputError
-from fedrepro.core.trees import distance, same_bits
+from fedrepro.core.trees import distance
 from fedrepro.data import datasets, partition
 from fedrepro.engine.client import client_round
 from fedrepro.engine.federation import Federation
@@ -21,13 +20,13 @@ from fedrepro.engine.rounds import open_round, run
 from fedrepro.experiments import jobs, store
 from fedrepro.experiments.jobs import Job, make_jobs
 from fedrepro.experiments.local_study import (
-    STUDY_METRICS, assigned, chosen, class_accuracy, confidence, learning_performance, local_rows, parse_client,
+    STUDY_METRICS, assigned, chosen, local_rows, parse_client,
     position, sample_rows, slice_rows)
 from fedrepro.experiments.runner import compute_runs
 from fedrepro.experiments.runs import make_method, run_id, run_settings
 from fedrepro.experiments.specs import find_specs, load_spec
 from fedrepro.experiments.store import Damaged
-from fedrepro.experiments.studies import check_study, conclude, prelude, shared, start_notes
+from fedrepro.experiments.studies import check_study, conclude, prelude, start_notes
 from fedrepro.methods.fedbss import rate_samples
 from fedrepro.methods.fedbss import split
 from fedrepro.models import networks
@@ -39,9 +38,7 @@ METHODS = {"FedAvg": {}, "FedProx": {"mu": .1}, "FedAvgM": {"beta": .5}, "MOON":
 STUDIES = ("lfd/table5", "lfd/figure1", "lfd/figure3", "lfd/figure4", "fedbss/figure2", "fedbss/figure3a", "fedbss/figure3b",
            "fedbss/figure3c")
 
-
 def run_job(cells, results, on_round=None, **how): return jobs.run_job(Job(cells, results, **how), on_round)
-
 
 @pytest.fixture(scope="module")
 def toy():
@@ -52,43 +49,15 @@ def toy():
     half = assigned(cut, d.train_y.numpy(), "classes 0-4", 0)
     return Federation(d, networks.network("digits_cnn"), half, dtype=torch.float64)
 
-
 def client_after(toy, method, rounds=3, client="classes 0-4"):
     "The client in the round after some of FedAvg's"
     w, k = run(made("FedAvg", epochs=5), toy, rounds).snapshot.server["params"], position(toy.partition, client)
     return toy.client(k, rounds, method.broadcast(method.init_server(toy) | {"params": w}), method.init_client(toy, k))
 
-
 def made(name, **more): return load_methods()[name](**LOCAL | METHODS[name] | more)
 
 
-# --- measures (by hand, against HSIC and torch: the page)
-
-def test_a_class_without_samples_has_no_measure():
-    z, y = torch.randn(50, 6, generator=torch.Generator().manual_seed(0)), torch.arange(50) % 5
-    assert math.isnan(class_accuracy(z, y)[5]) and math.isnan(confidence(z, y)[5])
-    now, before = torch.tensor([40., 10.]), torch.tensor([80., 0.])
-    for group in ([False, False], [False, True]): assert math.isnan(learning_performance(now, before, torch.tensor(group))[0])
-    assert learning_performance(now, before, torch.tensor([True, True])) == (.5, 1)  # one of them was never known
-
-
 # --- the client
-
-def test_the_client_of_half_the_classes_is_built_by_exchange():
-    labels = np.random.default_rng(0).integers(0, 10, 900)
-    cut = partition.partition("dirichlet-class", labels, clients=9, seed=0, alpha=.5, classes=10)
-    half, again = (assigned(cut, labels, "classes 5-9", 4) for _ in range(2))
-    k = position(half, "classes 5-9")
-    assert k == position(cut, "classes 5-9") and sorted(cut.sizes)[4] == cut.sizes[k]
-    assert (half.sizes == cut.sizes).all() and set(labels[half.train[k]]) == set(range(5, 10))
-    assert sorted(np.concatenate(half.train)) == list(range(900)) and half.fingerprint == again.fingerprint
-    kept = cut.train[k][labels[cut.train[k]] > 4]
-    assert set(kept) <= set(half.train[k]), "the client gives away what it may keep"
-    moved = len(cut.train[k]) - len(kept)
-    assert sum(len(np.setdiff1d(a, b)) for a, b in zip(cut.train, half.train)) == 2 * moved > 0
-    assert assigned(cut, labels, "classes 5-9", 5).fingerprint != half.fingerprint
-    assert assigned(cut, labels, "client 3", 0).fingerprint == replace(cut, test=None).fingerprint
-
 
 def test_a_client_that_cannot_be_is_refused():
     labels = np.repeat([0, 1], 50)
@@ -97,7 +66,6 @@ def test_a_client_that_cannot_be_is_refused():
                          ("classes 0-2", "no sample of class 2"), ("classes 7-9", "others have only 0")):
         with pytest.raises(InputError, match=says): assigned(cut, labels, client, 0)
     assert parse_client("client 3") == (3, range(0)) and parse_client("classes 2-4") == (None, range(2, 5))
-
 
 def test_halves_by_loss_are_passed_as_often_as_all(toy):
     client = client_after(toy, made("FedAvg"))
@@ -134,7 +102,6 @@ def test_at_the_start_nothing_has_changed_and_at_the_end_it_is_the_clients_model
     made_when_read = {"lp_means_existing", "lp_means_absent"}
     assert {*STUDY_METRICS} - {*last} == {"test_loss", "unbiased_share", "rank_correlation"} | made_when_read
 
-
 def test_lfd_predicts_with_the_softmax_that_it_trains(toy):
     method = made("LfD", weight=0., margin=0.)
     client = client_after(toy, method)
@@ -144,14 +111,12 @@ def test_lfd_predicts_with_the_softmax_that_it_trains(toy):
     assert torch.equal(method.logits(toy.net, w, batch.x).argmax(1), toy.net(method.eval_params({"params": w}, {}), batch.x).argmax(1))
     assert torch.equal(made("FedAvg").logits(toy.net, w, batch.x), toy.net(w, batch.x))
 
-
 def test_a_slice_ends_at_the_clients_model(toy):
     rows = slice_rows(made("FedAvg"), toy, client_after(toy, made("FedAvg")), "all")
     end = local_rows(made("FedAvg"), toy, client_after(toy, made("FedAvg")), "all")[-1]
     assert [rows[-1][key] for key in ("along", "drift_norm", "generalised_accuracy")] == [1, end["drift_norm"], end["generalised_accuracy"]]
     received, x = client_after(toy, made("FedAvg")).received["params"], toy.data.batch(toy.data.test_x, None, torch.float64)
     assert rows[10]["test_loss"] == pytest.approx(F.cross_entropy(toy.net(received, x), toy.data.test_y).item(), abs=1e-12)
-
 
 def test_sample_rows_are_the_losses_uncertainties_and_gradients_of_plain_torch(toy):
     client = client_after(toy, made("FedAvg"))
@@ -174,44 +139,15 @@ def test_sample_rows_are_the_losses_uncertainties_and_gradients_of_plain_torch(t
 
 VALUES = dict(rounds=20, dataset="digits", recipe="plain", network="digits_cnn", partition="dirichlet-class", clients=4,
               alpha_dirichlet=.5)
-STUDY = dict(study="local", study_client="classes 0-4", study_epochs=3)
-
-
 def settings(row="FedAvg", **more):
     values = VALUES | more
     return run_settings(make_method(row, values, "here"), values, 0, "here")
-
 
 def test_no_other_run_has_the_part_study_or_another_name():
     assert run_id(settings()) == "e0c475135b230f95" and run_id(settings("LfD", tau=.2)) == "b4b535ff269cb7d8"  # from before there were studies
     for name in find_specs():
         spec = load_spec(name)
         for tier in spec.tiers: assert {"study" in c.settings for c in spec.runs(tier)} <= {name in STUDIES}, name
-
-
-def test_what_decides_the_numbers_of_a_study_is_in_its_name():
-    plain = settings(**STUDY)
-    changes = [dict(study="slice"), dict(study_client="client 1"), dict(study_epochs=4), dict(study_samples="larger losses"),
-               dict(start_accuracy=50.), dict(rounds=21)]
-    assert len({run_id(settings(**STUDY | c)) for c in changes} | {run_id(plain)}) == 7
-    asked = STUDY | dict(start_accuracy=50.)
-    assert settings(**asked, start_class_accuracy=0.) == settings(**asked) != settings(**asked, start_class_accuracy=10.)
-    assert shared(settings(**asked, start_class_accuracy=10.))["study"]["class_accuracy"] == 10.
-    assert settings("FedProx", **STUDY, start_method="FedAvg")["study"]["start"]["class"] == "FedAvg"
-    assert settings(**STUDY, start_method="FedAvg", study_samples="all") == plain
-    same = [shared(settings(row, **STUDY, start_method="FedAvg")) for row in ("FedAvg", "FedProx")]
-    assert same[0] == same[1] != shared(settings(**STUDY | dict(study_client="client 1")))
-    assert shared(settings()) == settings()
-
-
-@pytest.mark.parametrize("more, says", [
-    (dict(study_epochs=3), "study_epochs is given, but no study"), (dict(study="local"), "study_client is not given"),
-    (STUDY | dict(study="samples"), "study_rounds is not given"), (STUDY | dict(study_client="me"), "neither like 'client 3'"),
-    (STUDY | dict(study="samples", study_rounds=[3, 21]), "21 comes after the last of 20"),
-    (STUDY | dict(start_class_accuracy=10.), "start_class_accuracy is given, but no start_accuracy"),
-    (STUDY | dict(drift="sudden", drift_round=3), "a study has none")])
-def test_settings_that_are_no_study_are_refused(more, says):
-    with pytest.raises(InputError, match=says): settings(**more)
 
 
 # --- a run like any other
@@ -224,9 +160,7 @@ def small(name, row=None, **changes):
     s = cell.settings | {"data": data, "network": "digits_cnn", "rounds": 3, "study": cell.settings["study"] | changes}
     return replace(cell, settings=s)
 
-
 class Killed(Exception): pass
-
 
 def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, monkeypatch):
     pack = [small("lfd/figure1", row, epochs=2) for row in ("Parameter constraint: all", "Feature constraint: all", "No constraint")]
@@ -255,7 +189,6 @@ def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, mo
     assert compute_runs(pack, tmp_path / "whole", quiet=True).summary() == "0 computed, 3 were there"
     assert before == [p.stat().st_mtime_ns for p in (tmp_path / "whole").rglob("*.jsonl")]
 
-
 def test_a_study_that_was_killed_in_its_federation_goes_on(tmp_path):
     cell = small("fedbss/figure3b", rounds=[1, 3])
     _, rows = store.read(run_job([cell], tmp_path / "whole")[0])
@@ -266,7 +199,6 @@ def test_a_study_that_was_killed_in_its_federation_goes_on(tmp_path):
     head, again = store.read(run_job([cell], tmp_path / "killed")[0])
     assert again == rows and head["resumed"][0]["round"] == 1
     assert {r["round"] for r in rows} == {1, 3} and {r["epoch"] for r in rows} == {0}
-
 
 def test_the_federation_goes_on_until_it_knows_every_class(tmp_path):
     "It ends at the first round with the accuracy, and at least so much on every class; a note says what was asked"
@@ -287,7 +219,6 @@ def test_the_federation_goes_on_until_it_knows_every_class(tmp_path):
     assert "asked for 1 % and 0.01 % on every class" in notes and "asked for 1 % and 99.9 % on every class" in notes
     assert notes.count("not reached") == 1
 
-
 def test_divergence_of_the_federation_and_of_the_client_is_recorded(tmp_path):
     cell = small("lfd/table5", "FedAvg", accuracy=1.)
     fields = cell.settings["method"]["fields"]
@@ -300,7 +231,6 @@ def test_divergence_of_the_federation_and_of_the_client_is_recorded(tmp_path):
     assert head["status"] == "diverged" and head["diverged"]["round"] == 1 and 0 <= k < 5
     assert [r["epoch"] for r in rows] == [0] and rows[0]["drift_norm"] == 0
 
-
 def test_rows_that_are_no_study_are_neither_written_nor_read(tmp_path):
     cell = small("lfd/table5", "FedAvg", accuracy=1.)
     head, rows = store.read(run_job([cell], tmp_path)[0])
@@ -312,14 +242,6 @@ def test_rows_that_are_no_study_are_neither_written_nor_read(tmp_path):
     with pytest.raises(Damaged, match="row after round"): store.encode(head, [{k: v for k, v in r.items() if k != "epoch"} for r in rows])
 
 
-def test_a_start_from_another_method_has_the_state_of_a_new_client():
-    cell = small("lfd/figure1", "No constraint")
-    course = prelude(cell, None, "cpu", "")
-    assert type(course.method).__name__ == "FedAvg" and course.rounds == 3
-    other = prelude(small("lfd/figure1", "Feature constraint: all"), None, "cpu", "")
-    assert type(other.method).__name__ == "FedAvg" and same_bits(course.federation.initial, other.federation.initial)
-
-
 # --- tables and the command line
 
 def test_a_ratio_is_judged_by_its_own_margin():
@@ -329,7 +251,6 @@ def test_a_ratio_is_judged_by_its_own_margin():
                          for s, v in enumerate((1.02, 1.03, 1.04))])
     words = {p: cell_line(spec, "paper", runs, UNKNOWN_VALUE | {"mean": p}, "lp_existing")["verdict"] for p in (1.04, 1.05, 1.07, 1.09)}
     assert words == {1.04: "reproduced", 1.05: "consistent", 1.07: "consistent", 1.09: "contradicted"}
-
 
 def test_run_table_and_figure_from_the_command_line(tmp_path, capsys):
     "Pays for the federations from which two studies start"
@@ -347,7 +268,6 @@ def test_run_table_and_figure_from_the_command_line(tmp_path, capsys):
     assert main(["figure", "lfd/figure4", *where, "--out", str(tmp_path / "four.png")]) == 0
     assert (tmp_path / "four.png").stat().st_size > 5000
     assert main(["figure", "lfd/figure1", *where]) == 2 and "no finished run" in capsys.readouterr().err
-
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_can_be_run_at_every_tier_that_has_its_data(name):

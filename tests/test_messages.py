@@ -26,14 +26,12 @@ WHOLE = partition.partition("iid", DIGITS.train_y.numpy(), DIGITS.test_y.numpy()
 TOY = Federation(DIGITS, NET, partition.Partition([rows[:n] for rows, n in zip(WHOLE.train, (9, 12, 1, 16, 5))], WHOLE.test), dtype=torch.float64)
 LOCAL = dict(lr=.05, epochs=1, batch_size=8)
 
-
 def opened() -> list[str]:
     "The shelves that this process holds"
     def target(file):
         try: return os.readlink(f"/proc/self/fd/{file}")
         except FileNotFoundError: return ""  # the folder's own
     return [t for t in map(target, os.listdir("/proc/self/fd")) if "memfd:fedrepro" in t]
-
 
 @pytest.mark.parametrize("shelved", [False, pytest.param(True, marks=LINUX)])
 def test_what_travels_arrives_as_it_was(shelved, monkeypatch):
@@ -62,7 +60,6 @@ def test_what_travels_arrives_as_it_was(shelved, monkeypatch):
     assert len(opened()) == before
     assert len(dumps(torch.zeros(100_000)[:3])) < 1000  # not all that lies behind it
 
-
 @LINUX
 def test_a_large_tensor_lies_there_once_for_every_message():
     large, small = torch.randn(LARGE // 4), torch.randn(LARGE // 4 - 1)
@@ -75,26 +72,7 @@ def test_a_large_tensor_lies_there_once_for_every_message():
             os.truncate(shelf.place[0], LARGE // 2)
             with pytest.raises(EOFError, match="bytes of a tensor are missing"): loads(first, there)
 
-
-@LINUX
-def test_no_other_file_is_taken_for_a_shelf(tmp_path):
-    "Its number may belong to something else by the time a message is read"
-    with SharedBuffer() as shelf: place = shelf.place
-    with pytest.raises(OSError): SharedBuffer(place)
-    (tmp_path / "precious").write_bytes(b"as it was")
-    file = int(place[0].rsplit("/", 1)[1])
-    other = os.open(tmp_path / "precious", os.O_RDWR)
-    try:
-        os.dup2(other, file)
-        before = len(os.listdir("/proc/self/fd"))
-        with pytest.raises(OSError, match="is something else now"): SharedBuffer(place)
-        assert len(os.listdir("/proc/self/fd")) == before and (tmp_path / "precious").read_bytes() == b"as it was"
-    finally:
-        for each in {other, file}: os.close(each)
-
-
 def ends(method, executor): return [getattr(run(method, TOY, 2, executor=executor).snapshot, name) for name in ("server", "states")]
-
 
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "FedCDA"])
 def test_workers_get_and_give_large_tensors(name, monkeypatch):
@@ -121,7 +99,6 @@ def test_workers_get_and_give_large_tensors(name, monkeypatch):
         monkeypatch.delattr(os, "memfd_create", raising=False)
         assert same_bits(ends(method, pool), alone) and not pool.shelves
 
-
 @LINUX
 def test_nothing_stays_open_after_an_error():
     with Processes(TOY, 2) as pool:
@@ -145,7 +122,6 @@ def slowly_big():
     report(os.getpid())
     return bytes(10_000_000)
 
-
 def half_an_answer(folder, times):
     "Dies `times` times after the first bytes of an answer"
     seen = len(list(folder.glob("half*")))
@@ -155,9 +131,7 @@ def half_an_answer(folder, times):
         os.kill(os.getpid(), signal.SIGKILL)
     return seen
 
-
 def ends_the_program(code): sys.exit(code)
-
 
 @LINUX
 def test_a_worker_that_dies_while_it_writes_holds_up_nobody(tmp_path, monkeypatch):
@@ -177,7 +151,6 @@ def test_a_worker_that_dies_while_it_writes_holds_up_nobody(tmp_path, monkeypatc
     assert heard[3] == [("failed", None)] and heard[4] == [("done", 8)]
     with Workers(1, lambda number: dumps((os._exit, (1,)))) as staff, pytest.raises(RuntimeError, match="no worker process could be started"):
         list(staff.work([dumps((pow, (2, 3)))]))
-
 
 @LINUX
 def test_a_worker_that_does_not_start_holds_up_nobody():

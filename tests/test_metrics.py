@@ -34,7 +34,6 @@ def cut_up(rows, parts, rng):
     "`rows` in `parts` shares, some of them empty"
     return np.split(rng.permutation(rows), np.sort(rng.integers(0, rows + 1, parts - 1)))
 
-
 @SOME
 @given(SEEDS, st.integers(1, 6), st.integers(1, 50), st.integers(1, 7), st.booleans())
 def test_accuracies_are_means_of_scikit_learns(seed, clients, samples, classes, one_model):
@@ -48,7 +47,6 @@ def test_accuracies_are_means_of_scikit_learns(seed, clients, samples, classes, 
     assert generalised_accuracy(predicted, torch.as_tensor(y), maps) == pytest.approx(100 * np.mean(whole), abs=1e-9)
     own = [accuracy_score(concept[y[rows]], p[rows]) for concept, p, rows in zip(maps, predicted, shares) if len(rows)]
     assert personalised_accuracy(predicted, torch.as_tensor(y), maps, shares) == pytest.approx(100 * np.mean(own), abs=1e-9)
-
 
 @pytest.mark.parametrize("metric, more", [(generalised_accuracy, ()), (personalised_accuracy, ([[0], [1]],))])
 def test_every_client_needs_a_prediction_and_a_concept(metric, more):
@@ -65,7 +63,6 @@ def by_numpy(federation, params):
     x = x @ w["body.fc1.weight"].T + w["body.fc1.bias"]
     x = np.where(x > 0, x, .01 * x) @ w["body.header1.weight"].T + w["body.header1.bias"]
     return x @ w["head.weight"].T + w["head.bias"]
-
 
 @settings(max_examples=20, deadline=None)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 400))
@@ -91,11 +88,9 @@ def played(name, rounds=4):
         snapshots.append(next_round(method, federation, snapshots[-1]))
     return method, federation, snapshots, cohorts
 
-
 def last_heard(k, cohorts, rounds):
     "After how many rounds client k last heard from the server"
     return max([t + 1 for t, cohort in enumerate(cohorts[:rounds]) if k in cohort], default=0)
-
 
 @pytest.mark.parametrize("rounds", range(5))
 def test_a_personal_model_is_as_old_as_its_client(rounds):
@@ -109,11 +104,9 @@ def test_a_personal_model_is_as_old_as_its_client(rounds):
         stale.append(heard < rounds)
     assert rounds == 0 or 0 < sum(stale) < 5
 
-
 def test_a_global_model_is_the_newest_for_all():
     method, federation, snapshots, _ = played("FedAvg")
     for params in eval_models(method, federation, snapshots[3]): assert params is snapshots[3].server["params"]
-
 
 def scores(federation, models, t):
     "(generalised, personalised) accuracy of one model per client, by numpy and scikit-learn; `t` is the round's index"
@@ -123,7 +116,6 @@ def scores(federation, models, t):
         pairs.append((accuracy_score(concept[y], p), accuracy_score(concept[y[rows]], p[rows]) if len(rows) else np.nan))
     whole, own = np.array(pairs).T
     return 100 * whole.mean(), 100 * np.nanmean(own)
-
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedRep", "FedBABU", "FedDyn", "Ditto"])
 def test_evaluate_names_every_accuracy(name):
@@ -142,7 +134,6 @@ def test_evaluate_names_every_accuracy(name):
             both = row[f"generalised_accuracy{end}"], row[f"personalised_accuracy{end}"]
             assert both == pytest.approx(scores(federation, models, t), abs=1e-9), f"{name} after {rounds} rounds: {end}"
 
-
 def counted(monkeypatch, federation):
     "A list that gets the number of images of every body's pass over test images"
     seen, original = [], federation.net.features
@@ -152,7 +143,6 @@ def counted(monkeypatch, federation):
     monkeypatch.setattr(federation.net, "features", features)
     return seen
 
-
 @pytest.mark.parametrize("name", OURS)
 def test_what_was_predicted_before_changes_no_number(name):
     "An evaluator that remembers the last models' predictions, beside one that knows none"
@@ -161,7 +151,6 @@ def test_what_was_predicted_before_changes_no_number(name):
     for rounds, at in enumerate(snapshots):
         again, anew = (judge(method, federation, at, rounds == 4) for judge in (remembers, evaluate))
         assert again == pytest.approx(anew, rel=0, abs=0, nan_ok=True)
-
 
 @pytest.mark.parametrize("name, models", [("FedAvg", 1), ("Ditto", 3), ("FedRep", 1)])
 def test_a_model_that_did_not_change_is_not_run_again(name, models, monkeypatch):
@@ -174,13 +163,11 @@ def test_a_model_that_did_not_change_is_not_run_again(name, models, monkeypatch)
         judge(method, federation, at)
         if at.round: assert len(cohorts[at.round - 1]) == 3 and sum(seen) == models * len(federation.data.test_y)
 
-
 def test_another_federation_is_not_judged_by_what_is_remembered():
     one, predict = tiny(), Predictor()
     other = replace(one, data=replace(one.data, test_x=one.data.test_x.flip(0)))
     first, second = predict(one, [one.initial])[0], predict(other, [one.initial])[0]
     assert torch.equal(second, first.flip(0)) and not torch.equal(first, second)
-
 
 def by_optim(method, federation, at, judged):
     "FedBABU's fine-tuning with a torch module and torch.optim.SGD; None for other methods"
@@ -206,7 +193,6 @@ def by_optim(method, federation, at, judged):
         out.append({n: p.detach() for n, p in zip(params, body.parameters())})
     return out
 
-
 def test_fine_tuning_is_torch_optims():
     method, federation, snapshots, _ = played("FedBABU")
     judged = eval_models(method, federation, snapshots[-1])
@@ -215,7 +201,6 @@ def test_fine_tuning_is_torch_optims():
         assert all(torch.allclose(a[n], b[n], rtol=0, atol=1e-12) for n in b) and not torch.allclose(a["head.weight"], start["head.weight"])
     method, federation, snapshots, _ = played("FedAvg")
     assert finetuned(method, federation, snapshots[-1], judged) is None
-
 
 def test_a_test_set_that_is_not_divided_has_no_personalised_accuracy():
     method, federation = METHODS["FedAvg"](), replace(tiny(), partition=replace(tiny().partition, test=None))
@@ -236,7 +221,6 @@ def test_summaries_are_the_standard_librarys(values):
     assert found["mean_last_10"] == pytest.approx(statistics.fmean(list(reversed(values))[:10]), abs=1e-9)
     assert summarise(rows, "other")["best"] == -sorted(values)[0]
 
-
 @SOME
 @given(st.lists(points, min_size=1, max_size=15), points)
 def test_fine_tuned_and_untuned_rounds_are_two_series(values, tuned):
@@ -252,7 +236,6 @@ def test_fine_tuned_and_untuned_rounds_are_two_series(values, tuned):
         assert rounds_to_target(found, "a_untuned", best) == 1 + values.index(best)
         assert rounds_to_target(found, "a", tuned) == len(values)
 
-
 @SOME
 @given(st.lists(points, min_size=1, max_size=8), SEEDS)
 def test_a_round_that_is_not_a_number_leaves_no_best(values, seed):
@@ -261,14 +244,12 @@ def test_a_round_that_is_not_a_number_leaves_no_best(values, seed):
     found = summarise([{"generalised_accuracy": v} for v in values])
     assert math.isnan(found["best"]) and math.isnan(found["mean_last_10"]) and math.isnan(found["last"]) == math.isnan(values[-1])
 
-
 @SOME
 @given(st.lists(points, max_size=12))
 def test_mean_and_spread_are_the_standard_librarys(values):
     mean, std = mean_std(values)
     assert mean == pytest.approx(statistics.fmean(values), abs=1e-9) if values else math.isnan(mean)
     assert std == pytest.approx(statistics.stdev(values), abs=1e-6) if len(values) > 1 else math.isnan(std)
-
 
 @SOME
 @given(st.lists(points, min_size=2, max_size=12), st.floats(.5, .999))
@@ -291,7 +272,6 @@ def test_madd_from_its_sum(seed, n, d, ties):
     found = madd(torch.as_tensor(v)).numpy()
     assert np.allclose(found, want, atol=1e-12) and np.array_equal(found, found.T) and (found >= 0).all() and (found <= 2 + 1e-12).all()
 
-
 @SOME
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any))
 @example([7])
@@ -300,7 +280,6 @@ def test_madd_from_its_sum(seed, n, d, ties):
 def test_entropy_is_scipys(counts):
     "metrics.md, 14"
     assert float(label_entropy(torch.tensor(counts, dtype=torch.float64))) == pytest.approx(stats.entropy(counts), abs=1e-12)
-
 
 @SOME
 @given(SEEDS, st.integers(1, 6), st.integers(2, 9))

@@ -6,20 +6,15 @@ from fedrepro.core.trees import same_bits
 from fedrepro.models.architectures import ARCHITECTURES
 from fedrepro.models.networks import network, network_names
 
-
 @pytest.mark.parametrize("wrong, said", [
     (dict(name="LeNet"), "network 'LeNet' is unknown; did you mean 'feddc_lenet'? accepted: digits_cnn"),
     (dict(name="fedccfa_fmnist", shape=(1, 8, 8)), "network fedccfa_fmnist: images of 1x8x8 are too small"),
-    (dict(name="feddc_lenet", shape=(3, 4, 4)), "network feddc_lenet: images of 3x4x4 are too small for convolution 1"),
-    (dict(name="moon_cnn", shape=(3072,)), "network moon_cnn needs a shape (channels, height, width), got (3072,)"),
     (dict(name="resnet18", shape=(64, 64)), "network resnet18 needs a shape (channels, height, width), got (64, 64)"),
     (dict(name="feddc_mlp", classes=0), "network feddc_mlp needs positive numbers, got classes 0"),
-    (dict(name="feddc_mlp", shape=(1, 0, 28)), "network feddc_mlp needs positive numbers"),
 ])
 def test_impossible_networks(wrong, said):
     with pytest.raises(InputError) as e: network(**wrong)
     assert str(e.value).startswith(said) and "\n" not in str(e.value)
-
 
 @pytest.mark.parametrize("name", network_names())
 def test_names_and_order(name):
@@ -31,14 +26,12 @@ def test_names_and_order(name):
     assert tree["head.weight"].shape == (3, net.feature_dim) and net.classes == 3
     assert net.count() == net.count("body.") + net.count("head.") == sum(tree[n].numel() for n in net.trained)
 
-
 @pytest.mark.parametrize("name", ["resnet18_cifar", "feddc_resnet18", "resnet50_cifar", "resnet50", "resnet18"])
 def test_large_networks_as_functions(name):
     net, x = network(name), torch.randn(2, *ARCHITECTURES[name][1], generator=torch.Generator().manual_seed(0))
     tree = net.init(0)
     expected = net._fresh(0).eval()(x)
     assert torch.equal(net(tree, x), expected) and torch.equal(net.classify(tree, net.features(tree, x)), expected)
-
 
 def test_modes_do_not_leak():
     "A training call between two evaluating ones of another model changes nothing for them"
@@ -56,7 +49,6 @@ def conv(i, o, k): return i * o * k * k
 def linear(i, o): return i * o + o
 def normed(*convs): return sum(conv(*c) + 2 * c[1] for c in convs)  # no bias; the norm's weight and bias
 
-
 def resnet(stem, block, out):
     "All but the classifier: the stem, then 2, 2, 2, 2 blocks of two convolutions, or 3, 4, 6, 3 of three"
     total, i = normed((3, 64, stem)), 64
@@ -67,7 +59,6 @@ def resnet(stem, block, out):
             if b == 0 and i != o: total += normed((i, o, 1))
             i = o
     return total
-
 
 ADC = sum(conv(i, o, 3) + o for i, o in ((3, 64), (64, 128), (128, 256), (256, 256)))
 MOON = conv(3, 6, 5) + 6 + conv(6, 16, 5) + 16 + linear(400, 120) + linear(120, 84) + linear(84, 84) + linear(84, 256)
@@ -87,11 +78,9 @@ COUNTS = {
     "resnet18_cifar_plain": resnet(3, 2, 1) + linear(512, 10),
     "digits_cnn": conv(1, 16, 3) + 16 + conv(16, 32, 3) + 32 + linear(128, 64) + linear(64, 10)}
 
-
 def test_every_parameter_is_accounted_for():
     "Of every network for pictures; the page has the numbers that are published"
     assert COUNTS == {n: network(n).count() for n, (build, _) in ARCHITECTURES.items() if build.__module__ == "fedrepro.models.architectures"}
-
 
 def test_what_moon_compares_is_the_projection():
     "FedADC's networks for MOON differ from the others' in what stands before the head alone"

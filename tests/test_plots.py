@@ -10,12 +10,8 @@ from fedrepro.core.errors import InputError
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.curves import (
-    METHOD_COLOURS, METHOD_MARKERS, REST, accuracy_figure, curves, diverged_notes, drift_rounds, over_seeds, row_styles,
+    METHOD_COLOURS, REST, accuracy_figure, diverged_notes, drift_rounds, over_seeds, row_styles,
     save_figure)
-
-METHODS = """Union FedAvg FedAvgM FedProx MOON LfD Constraint SCAFFOLD FedDyn FedDC SlowMo FedExP FedFM AdaptiveFedAvg
-Flash pFedMe Ditto FedRep FedBABU FedPAC IFCA FedDrift FedCCFA FedRS FedLC InCo FedCDA FedBSS FedGKD FedNTD FedADC
-FedADCPlus""".split()
 
 @pytest.fixture
 def spec():
@@ -35,10 +31,6 @@ def put(spec, tier, results, values, columns=1):
         head = dict(settings=c.settings, run_id=c.run_id, status="complete")
         if end < c.rounds: head |= dict(status="diverged", diverged=dict(round=end + 1, client=2, norm="inf"))
         store.write(store.run_path(results, c), head, rows)
-
-def test_every_method_has_its_colour_and_marker():
-    assert sorted(METHODS) == sorted(METHOD_COLOURS) == sorted(METHOD_MARKERS)
-    assert len(set(METHOD_COLOURS.values())) == len(METHODS)
 
 def test_colours_show_on_white_paper():
     "Contrast with white (WCAG) of at least 2.2, so that thin lines survive a print"
@@ -84,18 +76,6 @@ def test_a_diverged_run_is_apart(spec, tmp_path):
     assert "every seed, x = diverged" in [t.get_text() for t in fig.legends[0].get_texts()]
     assert fig.get_supxlabel() == "diverged: FedAvg, digits, 20 clients, seed 1: round 5, client 2, norm inf"
 
-def test_a_row_beside_a_diverged_one_keeps_its_mean(spec, tmp_path):
-    put(spec, "smoke", tmp_path, dict(FedAvg=[60, (10, 4)], FedCCFA=[80, 82]))
-    ax = accuracy_figure(spec, "smoke", tmp_path).axes[0]
-    lines = [line for line in ax.lines if to_hex(line.get_color()) == METHOD_COLOURS["FedCCFA"]]
-    assert len(lines) == 1 and np.allclose(lines[0].get_ydata(), 81) and len(ax.collections) == 1
-
-def test_a_run_that_diverged_at_once_is_named(spec, tmp_path):
-    put(spec, "smoke", tmp_path, dict(FedAvg=[(10, 0), (10, 0)]))
-    fig = accuracy_figure(spec, "smoke", tmp_path)
-    assert fig.get_supxlabel().splitlines() == [f"diverged: FedAvg, digits, 20 clients, seed {s}: round 1, client 2, norm inf" for s in (0, 1)]
-    save_figure(fig, tmp_path / "a.png")
-
 def test_many_diverged_runs_are_counted():
     long = pd.DataFrame(dict(row="A", column="c", seed=range(9), status="diverged", diverged="round 1", round=1, m=0.))
     notes = diverged_notes(pd.concat([long, long.assign(round=2)]))
@@ -131,14 +111,8 @@ def test_files(spec, tmp_path):
     put(spec, "smoke", tmp_path, dict(FedAvg=[60, 64]))
     def draw(name): return save_figure(accuracy_figure(spec, "smoke", tmp_path), tmp_path / name)
     one, two = draw("new/a.png"), draw("new/b.png")
-    assert one.read_bytes() == two.read_bytes() and one.read_bytes()[:4] == b"\x89PNG"
-    assert draw("a.pdf").read_bytes() == draw("b.pdf").read_bytes()
+    assert one.read_bytes() == two.read_bytes() and draw("a.pdf").read_bytes() == draw("b.pdf").read_bytes()
     with pytest.raises(InputError, match="'doc'.*png"): draw("a.doc")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot write"): draw("file/a.png")
     assert not plt.get_fignums()
-
-def test_without_runs(spec, tmp_path):
-    assert len(curves(spec, "smoke", tmp_path)) == 0
-    with pytest.raises(InputError, match="fedrepro run fedccfa/table2 --tier smoke"):
-        accuracy_figure(spec, "smoke", tmp_path)

@@ -10,7 +10,6 @@ from fedrepro.experiments.specs import load_spec
 
 CELLS = load_spec("fedccfa/table2").runs("smoke", ["FedAvg", "FedCCFA"], 2)
 
-
 @pytest.fixture
 def clock(monkeypatch):
     "Seconds that only a test lets pass"
@@ -19,12 +18,10 @@ def clock(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     return now
 
-
 def complete(seen: Progress, cell):
     for n in range(1, cell.rounds + 1): seen.round(cell.run_id, n)
     with contextlib.redirect_stderr(io.StringIO()) as heard: seen.finish(cell.run_id, "complete")
     return heard.getvalue()
-
 
 def test_a_count_and_the_time_left(clock):
     seen = Progress(CELLS)
@@ -34,7 +31,6 @@ def test_a_count_and_the_time_left(clock):
     assert "1 of 4 runs" in line and line.rstrip().endswith("complete, about 30 s left")
     for c in CELLS[1:]: line = complete(seen, c)
     assert "4 of 4 runs" in line and line.rstrip().endswith("complete")
-
 
 def test_a_bar_at_a_terminal(clock, monkeypatch):
     "It replaces itself, names the run that has moved last, and goes when all is done"
@@ -54,7 +50,6 @@ def test_a_bar_at_a_terminal(clock, monkeypatch):
     assert said[0].startswith("░░") and f"0 of 4 runs, 1 of {4 * rounds} rounds, {CELLS[3].describe()}, about {10 * (4 * rounds - 1)} s left".replace("470 s", "8 min") in said[0]
     assert said[-2].startswith("█" * (30 * (rounds + 1) // (4 * rounds)) + "░") and "1 of 4 runs" in said[-2] and said[-1] == "gone"
 
-
 def test_a_line_in_jupyterlab(clock, monkeypatch, capsys):
     "Shown to a person who runs a cell, and gone when it ends; papermill's kernels have no session name"
     said = []
@@ -72,7 +67,6 @@ def test_a_line_in_jupyterlab(clock, monkeypatch, capsys):
         if not session: assert "1 of 2 runs" in capsys.readouterr().err
     assert said[-2].startswith("███") and f"1 of 2 runs, 12 of 24 rounds, {CELLS[0].describe()}, about 12 s left" in said[-2] and said[-1] == ""
     assert capsys.readouterr().err == ""
-
 
 def test_rounds_that_were_there_do_not_count_for_the_pace(clock):
     seen, rounds = Progress(CELLS), CELLS[0].rounds

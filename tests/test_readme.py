@@ -20,13 +20,13 @@ ELSEWHERE = {
     r"python3 -m venv \.venv && \. \.venv/bin/activate": ("Makefile", "@$(PYTHON) -m venv $(VENV)"),
     r"pip install -c constraints\.txt -e '\.\[dev\]'": ("Makefile", "-m pip install -qq --no-input -c constraints.txt -e '.[dev]'"),
     r"papermill nbs/06_methods/14_fedccfa\.ipynb .*": ("Makefile", "$(PAGE) $(OUT)/14_fedccfa_table2_$(TIER).ipynb -p spec $(SPEC) -p tier $(TIER)"),
+    r"fedrepro compare FedAvg FedCCFA --alpha 0\.1 --drift sudden": ("tests/test_cli.py", 'line.startswith("A minute")'),
     r"jupyter lab nbs": ("tests/test_lab.py", '[BIN / "jupyter", "lab", *options]'),
     r"pip install 'dist/fedrepro-.*\.whl\[run\]'": ("tests/test_release.py", '"--target", package, built[1]'),
 }
 # what is run with less to do: the same command and options
 LESS = [("data Fashion-MNIST", "data digits"), ("--tier small", "--tier smoke"), ("2h", "1s"), ("--rounds 20", "--rounds 2 --clients 4 --seeds 1")]
 FIRST = " --methods FedAvg --seeds 1"
-
 
 def commands() -> list[str]:
     "Each command in the README's shell blocks, without its comment"
@@ -37,25 +37,20 @@ def commands() -> list[str]:
     found = [" ".join(part.split()) for line in lines if not line.startswith("#") for part in line.split(";") if part.strip()]
     return list(dict.fromkeys(found))
 
-
 def place(command: str):
     "Where a command is run, if not here"
     return next((where for pattern, where in ELSEWHERE.items() if re.fullmatch(pattern, command)), None)
 
-
 HERE = [c for c in commands() if place(c) is None]
-
 
 def test_the_list_is_exact():
     assert len(HERE) >= 14 and len(HERE) == len(set(HERE)) and all(c.startswith("fedrepro ") for c in HERE)
     for pattern in ELSEWHERE: assert [c for c in commands() if re.fullmatch(pattern, c)], f"nobody is told {pattern} any more"
 
-
 @pytest.mark.parametrize("command", [c for c in commands() if place(c)])
 def test_it_is_run_elsewhere(command):
     file, text = place(command)
     assert text in (ROOT / file).read_text(), f"{file} no longer runs it"
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -64,7 +59,6 @@ def folder(tmp_path_factory):
     shutil.copytree(ROOT / "papers", here / "papers", ignore=shutil.ignore_patterns("results"))
     return here
 
-
 @pytest.mark.parametrize("command", HERE)
 def test_it_runs(command, folder, said, monkeypatch):
     monkeypatch.chdir(folder)
@@ -72,7 +66,6 @@ def test_it_runs(command, folder, said, monkeypatch):
     if re.match("fedrepro (run|plan) ", command): command += FIRST
     code, out, err = said(*shlex.split(command)[1:])
     assert code == 0 and (out + err).strip(), (command, out[-500:], err[-2000:])
-
 
 def test_a_process_runs_and_its_workers_too(tmp_path):
     "Pays for `python -m fedrepro`, which starts two workers"

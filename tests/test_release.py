@@ -22,19 +22,16 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 QUIET = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PIP_REQUIRE_VIRTUALENV": "1", "OMP_NUM_THREADS": "1"}
 
-
 def done(*command, cwd, **environment):
     "The output of a command that succeeds"
     ran = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, env=QUIET | environment)
     assert ran.returncode == 0, f"{command}: {ran.stdout[-3000:]}{ran.stderr[-3000:]}"
     return ran.stdout
 
-
 def known_to_git() -> list[str]:
     "Every file that is in git or could be added to it"
     names = done("git", "ls-files", "-coz", "--exclude-standard", cwd=ROOT).split("\0")
     return [name for name in names if name and (ROOT / name).is_file()]
-
 
 def copied(names, folder: Path) -> Path:
     "A copy of these files of the repository"
@@ -55,10 +52,8 @@ def built(tmp_path_factory):
     done(sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "--wheel", "--outdir", second, cwd=tree)
     return *first.glob("*.tar.gz"), *first.glob("*.whl"), *second.glob("*.whl")
 
-
 def content(wheel: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(wheel) as archive: return {name: archive.read(name) for name in archive.namelist()}
-
 
 def expected() -> set[str]:
     "What a wheel must hold: modules, specs, published numbers, ledgers, committed results, a template, the papers' pages and a guide"
@@ -66,7 +61,6 @@ def expected() -> set[str]:
     data, pages = r"papers/([a-z]+/)?[^/]+\.(toml|csv)|papers/new_method\.py|papers/[a-z]+/results/[a-z]+/[^/]+\.jsonl", r"nbs/06_methods/1[0-4]_[^/]+\.ipynb"
     carried = [n for n in known_to_git() if re.fullmatch(rf"{data}|{pages}|nbs/00_guides/00_your_method\.ipynb", n)]
     return {*names, *(f"fedrepro/{n}" for n in carried)}
-
 
 def test_the_wheel_holds_what_it_needs_and_nothing_else(built):
     files = content(built[1])
@@ -79,20 +73,12 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(built):
     assert all("/results/" in name and size < 1_000_000 for name, size in large.items()) and built[1].stat().st_size < 3_000_000
     for name in mine: assert files[name] == (ROOT / re.sub("^fedrepro/(?=papers/|nbs/)", "", name)).read_bytes(), name
 
-
 def test_the_sdist_makes_the_same_wheel(built):
     assert content(built[1]) == content(built[2])
     with tarfile.open(built[0]) as archive: names = {n.partition("/")[2] for n in archive.getnames()}
     assert names >= {"pyproject.toml", "tools/wheel.py", "LICENSE", "CITATION.cff", "constraints.txt", "papers/fedccfa/table2.toml"}
     assert not [n for n in names if re.search(r"(^|/)(tests|out|_modidx\.py|\.\w[^/]*)(/|$)", n)]
     assert built[0].stat().st_size < 3_000_000
-
-
-def test_without_its_papers_there_is_no_wheel(tmp_path):
-    tree = copied([n for n in known_to_git() if n.startswith(("fedrepro/", "tools/wheel", "pyproject", "LICENSE", "README"))], tmp_path)
-    ran = subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "--wheel", "."],
-                         cwd=tree, capture_output=True, text=True, env=QUIET)
-    assert ran.returncode and "a wheel needs papers/*.toml" in ran.stdout + ran.stderr
 
 
 # --- where the repository is not
@@ -132,7 +118,6 @@ found = {
 Path("said.json").write_text(json.dumps(found))
 """
 
-
 @pytest.fixture(scope="module")
 def alone(built, tmp_path_factory):
     "(folder of the installed wheel, what the demo said there); the repository is on no path: -S leaves out *.pth files. Pays for its runs"
@@ -147,7 +132,6 @@ def alone(built, tmp_path_factory):
     assert sorted(package.rglob("*")) == before, "something was written into the installed package"
     return package, json.loads((empty / "said.json").read_text())
 
-
 def test_the_demo_runs_without_the_repository(alone):
     package, said = alone
     assert Path(said["package"]) == package / "fedrepro/__init__.py"
@@ -161,14 +145,12 @@ def test_the_demo_runs_without_the_repository(alone):
     assert "1024" in said["scoreboard"][1].replace(",", "")
     assert said["job"] == ["FedAvg on digits, 20 clients, seed 0 (smoke)"] and said["skipped"] == 1
 
-
 def test_results_of_an_installed_package_lie_in_the_working_folder(alone):
     _, said = alone
     assert said["results"] == "papers/lfd/results" and said["page"] == "mine/14_fedccfa.ipynb"
     kept = [f for f in said["files"] if f.endswith(".jsonl")]
     assert len(kept) == 2 and all(f.startswith("papers/fedccfa/results/smoke/Fed") for f in kept)
     assert "out/fedccfa_table2_smoke.png" in said["files"] and said["commit"] is None
-
 
 def test_results_of_the_repository_lie_beside_the_spec():
     assert not specs.INSTALLED and specs.PACKAGE == ROOT / "fedrepro"
@@ -184,7 +166,6 @@ def test_results_of_older_versions_are_read(tmp_path, capsys):
     assert set(frame.run_id) == {"f48d4922777d81f6"} and set(frame.method) == {"FedAvg"} and list(frame["round"]) == list(range(1, 41))
     assert frame.generalised_accuracy.iloc[-1] == 69.661 and capsys.readouterr().err == ""
 
-
 def test_results_of_another_format_are_refused_in_one_line_and_left_alone(tmp_path, capsys):
     shutil.copytree(ROOT / "tests/old/format-0", tmp_path / "small")
     before = {p.name: p.read_bytes() for p in (tmp_path / "small").iterdir()}
@@ -194,22 +175,12 @@ def test_results_of_another_format_are_refused_in_one_line_and_left_alone(tmp_pa
     assert {p.name: p.read_bytes() for p in (tmp_path / "small").iterdir()} == before
 
 
-# --- citation, by the schema of the Citation File Format 1.2.0
-
-KEYS = set("""abstract authors cff-version commit contact date-released doi identifiers keywords license license-url message
-preferred-citation references repository repository-artifact repository-code title type url version""".split())
-
+# --- citation
 
 def test_citation():
     cff = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert {"cff-version", "message", "title", "authors"} <= cff.keys() <= KEYS and cff["cff-version"] == "1.2.0"
-    assert cff["version"] == fedrepro.__version__ and cff["type"] == "software" and cff["license"] == "Apache-2.0"
-    for entry in (cff, *cff["references"]):
-        assert entry["title"] and entry["authors"], entry
-        for person in entry["authors"]: assert person.keys() in ({"name"}, {"given-names", "family-names"}) and all(person.values())
-    for paper in cff["references"]:
-        [identifier] = paper["identifiers"]
-        assert paper["url"] == "https://arxiv.org/abs/" + identifier["value"].removeprefix("arXiv:") and type(paper["year"]) is int
+    assert (cff["cff-version"], cff["version"], cff["license"]) == ("1.2.0", fedrepro.__version__, "Apache-2.0") and cff["message"]
+    for entry in (cff, *cff["references"]): assert entry["title"] and entry["authors"], entry
     assert {paper["abbreviation"] for paper in cff["references"]} == {"FedCCFA", "FedDC", "LfD", "FedBSS", "FedADC"}
     assert {paper["url"] for paper in cff["references"]} <= set(re.findall(r"https://arxiv\.org/abs/[\d.]+", (ROOT / "README.md").read_text()))
 
@@ -218,18 +189,15 @@ def test_citation():
 
 HOOKS = {hook["id"]: hook for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"] for hook in repo["hooks"]}
 
-
 def hooked(name: str, tree: Path, files: list[str]):
     "Run a hook as pre-commit does: its command, and the files of its kind"
     command, *arguments = shlex.split(HOOKS[name]["entry"])
     return subprocess.run([shutil.which(command, path=BIN), *arguments, *files], cwd=tree, capture_output=True, text=True, env=QUIET)
 
-
 def test_the_commands_of_all_hooks_are_there_and_the_tree_is_tidy():
     for hook in HOOKS.values(): assert hook["language"] == "system" and shutil.which(shlex.split(hook["entry"])[0], path=BIN), hook
     ran = hooked("tidy", ROOT, known_to_git())
     assert ran.returncode == 0, ran.stdout + ran.stderr
-
 
 @pytest.mark.parametrize("name, bad, text", [("ruff", "wrong.py", "print(nothing_of_this_name)\n"), ("tidy", "wrong.md", "an end \n"),
                                              ("tidy", "wrong.txt", "<<<<<<< HEAD\n"), ("tidy", "wrong.csv", "a,b"),

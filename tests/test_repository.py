@@ -11,7 +11,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from papermill.translators import PythonTranslator
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -20,15 +19,12 @@ MODULES = sorted((ROOT / "fedrepro").rglob("*.py"))
 TEXT = {".py", ".ipynb", ".md", ".toml", ".csv", ".ini", ".yml", ".txt", ".json", ".jsonl", ".css", ""}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-
 def named(paths): return dict(argvalues=paths, ids=[p.relative_to(ROOT).as_posix() for p in paths])
-
 
 def cells(path, kind="code"):
     "The cells of a notebook of one kind, each with its source as one string"
     for cell in json.loads(path.read_text())["cells"]:
         if cell["cell_type"] == kind: yield {**cell, "source": "".join(cell["source"])}
-
 
 def tracked():
     "Every file that is in git or could be added to it"
@@ -56,9 +52,7 @@ def exported(tmp_path_factory):
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return copy
 
-
 def files(folder): return {p.relative_to(folder).as_posix() for p in folder.rglob("*.py")}
-
 
 def test_export_leaves_no_difference(exported):
     assert files(exported / "fedrepro") == files(ROOT / "fedrepro")
@@ -67,7 +61,6 @@ def test_export_leaves_no_difference(exported):
     assert not changed, f"fedrepro/ is not what nbdev_export makes of nbs/: {changed}"
     changed = [p.name for p in (ROOT / "benchmarks").glob("*.py") if (exported / "benchmarks" / p.name).read_bytes() != p.read_bytes()]
     assert not changed, f"benchmarks/ is not what tools/export_benchmarks.py makes of its notebooks: {changed}"
-
 
 def test_clean_leaves_no_difference(exported):
     changed = [p.name for p in NOTEBOOKS if (exported / p.relative_to(ROOT)).read_bytes() != p.read_bytes()]
@@ -80,7 +73,6 @@ def test_one_version_everywhere():
     version = re.search(r"^version = (.+)$", (ROOT / "settings.ini").read_text(), re.M)[1]
     assert f'__version__ = "{version}"' in (ROOT / "fedrepro/__init__.py").read_text()
     assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
-
 
 def test_constraints_agree_with_the_declared_ranges():
     from packaging.requirements import Requirement
@@ -99,13 +91,11 @@ def imported(path):
         if isinstance(node, ast.Import): yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level: yield node.module.split(".")[0]
 
-
 def test_the_package_imports_only_what_it_declares():
     distributions = {re.match(r"[\w-]+", need)[0] for need in PROJECT["dependencies"]}
     allowed = {{"scikit-learn": "sklearn", "pillow": "PIL"}.get(d, d) for d in distributions} | {"fedrepro", *sys.stdlib_module_names}
     found = {f"{path.relative_to(ROOT)}: {name}" for path in MODULES for name in imported(path) if name not in allowed}
     assert not found, f"not a declared dependency (nbdev and fastcore never are): {sorted(found)}"
-
 
 @pytest.mark.parametrize("path", **named(MODULES))
 def test_lines_stay_short(path):
@@ -120,7 +110,6 @@ def test_lines_stay_short(path):
 MACHINE = re.compile(r"(?<![\w.~:/-])/(?:work|root|home|farm|Users|opt|mnt)/\w"
                      r"|/tmp/(?:ipykernel|bash|tmp)|site-packages/\w")
 
-
 def test_no_paths_of_one_machine():
     found = []
     for path in tracked():
@@ -128,7 +117,6 @@ def test_no_paths_of_one_machine():
         for i, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
             if MACHINE.search(line): found.append(f"{path.relative_to(ROOT)}:{i}: {MACHINE.search(line)[0]}")
     assert not found, found
-
 
 @pytest.mark.parametrize("text, hit", [("in /home/ann/data", True), ('"/tmp/ipykernel_12/3.py"', True),
                                        ("https://a.org/home/x", False), ("~/.cache/fedrepro", False)])
@@ -138,7 +126,6 @@ def test_the_path_pattern(text, hit): assert bool(MACHINE.search(text)) is hit
 # --- notebooks as they are committed
 
 TIMING = re.compile(r"\d+(?:\.\d+)?\s?(?:it/s|s/it)\b|Wall time|CPU times|\bper loop\b")
-
 
 @pytest.mark.parametrize("path", **named(NOTEBOOKS))
 def test_notebook_leaves_nothing_behind(path):
@@ -156,7 +143,6 @@ def test_notebook_leaves_nothing_behind(path):
             most = 200_000  # base64: panels of many methods
             assert len(data.get("image/png", "")) < most, f"{where}: a picture over {most * 3 // 4000} KB"
 
-
 @pytest.mark.parametrize("path", **named(NOTEBOOKS))
 def test_notebook_form(path):
     "Title and one-line description first; distinct cell ids; imports alone in their cell; no export in a run"
@@ -168,21 +154,3 @@ def test_notebook_form(path):
         if not re.search(r"^#\|\s*export", cell["source"], re.M): continue
         kinds = {isinstance(node, ast.Import | ast.ImportFrom) for node in ast.parse(cell["source"]).body}
         assert len(kinds) < 2, f"{path.name}, cell {cell['id']}: imports and other code in one exported cell"
-
-
-def parameters(path): return [c for c in cells(path) if "parameters" in c["metadata"].get("tags", [])]
-
-
-@pytest.mark.parametrize("path", **named([p for p in NOTEBOOKS if parameters(p)]))
-def test_parameters_cell(path):
-    "papermill finds one `parameters` cell of plain literals; a second `=` in a line, even in a comment, it cannot read"
-    found = parameters(path)
-    assert len(found) == 1
-    parsed = {p.name for p in PythonTranslator.inspect(found[0])}
-    body = ast.parse(found[0]["source"]).body
-    assert all(isinstance(node, ast.Assign | ast.AnnAssign) for node in body)
-    assert parsed == {(node.target if isinstance(node, ast.AnnAssign) else node.targets[0]).id for node in body}
-    for node in body: ast.literal_eval(node.value)
-    for line in filter(None, found[0]["source"].splitlines()):  # name, type, default and what it does or what is accepted
-        said = re.fullmatch(r"(\w+): \w+ = ([^#]+?)  # (.+)", line)
-        assert said and len(said[3].split()) > 2, line

@@ -26,14 +26,11 @@ from fedrepro.experiments.jobs import Job
 SCRIPT = Path(__file__).with_name("everybody.py")
 COST = ("wall_seconds", "peak_memory_mb", "resumed", "executor")
 
-
 def run_job(cells, results, on_round=None, **how): return jobs.run_job(Job(cells, results, **how), on_round)
-
 
 def started(folder: Path, workers: int, names=()) -> subprocess.Popen:
     "The sweep in a session of its own"
     return subprocess.Popen([sys.executable, SCRIPT, folder, str(workers), *names], start_new_session=True, stderr=subprocess.PIPE)
-
 
 def events(folder: Path) -> int:
     "Changes whenever something has been written, also while files come and go under the eyes"
@@ -44,12 +41,10 @@ def events(folder: Path) -> int:
             except FileNotFoundError: continue  # renamed since it was listed, as every file written is
     return total
 
-
 def half_way(folder: Path) -> bool:
     "Whether some run has kept a round, and is not over"
     try: return any(folder.rglob("checkpoints/*-00000[12].json"))
     except FileNotFoundError: return False  # the folder went with its last checkpoint
-
 
 def killed_until_done(folder: Path, workers: int, kills: int, seed: int, names=()) -> int:
     """Start the sweep, kill it with all its workers, and again; returns the kills
@@ -75,12 +70,10 @@ def killed_until_done(folder: Path, workers: int, kills: int, seed: int, names=(
         process.communicate()
         done += 1
 
-
 def results(folder: Path) -> dict:
     "What each file says, without what the run has cost"
     found = store.load_runs(folder / "smoke")
     return {path.name: ({k: v for k, v in head.items() if k not in COST}, rows) for path, head, rows in found}
-
 
 def last_states(folder: Path) -> dict:
     "Parameters, states and all else that the last checkpoint of every pack holds, without costs; the tensors by their digest"
@@ -92,7 +85,6 @@ def last_states(folder: Path) -> dict:
         found[path.name.rsplit("-", 1)[0]] = about["rounds"], about["sha256"], text
     return found
 
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     "The sweep of all methods, undisturbed: half a minute that the tests below share"
@@ -102,14 +94,12 @@ def whole(tmp_path_factory):
     assert process.returncode == 0, said
     return folder
 
-
 def test_the_sweep_has_every_method(whole):
     names = {name for name, cls in load_methods().items() if cls.__module__.startswith("fedrepro.")}
     heads = [head for _, head, _ in store.load_runs(whole / "smoke")]
     assert {head["settings"]["method"]["class"] for head in heads} == names and len(heads) == len(names) + 2
     assert all(head["resumed"] == [] and head["status"] == "complete" for head in heads)
     assert all(set(rounds.values()) == {4} for rounds, _, _ in last_states(whole).values())
-
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 @pytest.mark.parametrize("workers, kills", [  # the first of them not at random
@@ -129,20 +119,16 @@ def test_killed_anywhere_every_method_ends_with_the_same_bits(whole, tmp_path, w
 @pytest.fixture(scope="module")
 def fork(): return every_cell(names=["FedCCFA"])
 
-
 class Killed(BaseException): pass
-
 
 def killing(at):
     def on_round(run_id, rounds):
         if rounds == at: raise Killed
     return on_round
 
-
 @pytest.fixture(scope="module")
 def forked(fork, tmp_path_factory):
     return [store.read(p)[1] for p in run_job(fork, tmp_path_factory.mktemp("fork"))]
-
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 @pytest.mark.parametrize("every", [1, 2])
@@ -154,7 +140,6 @@ def test_a_forked_pack_goes_on(fork, forked, tmp_path, at, every):
     last = (at - 1) // every * every
     assert seen[0] == (last or 1) and [[r["round"] for r in head["resumed"]] for head, _ in found] == [[last] if last else []] * 2
     assert [p.name for p in (tmp_path / "smoke").iterdir() if not p.name.endswith(".jsonl")] == []
-
 
 def test_each_of_a_pack_may_go_on_alone(fork, forked, tmp_path):
     with pytest.raises(Killed): run_job(fork, tmp_path, every=1, on_round=killing(4))
@@ -172,13 +157,11 @@ def stopped(fork, tmp_path):
     with pytest.raises(Killed): run_job(fork, tmp_path, every=1, on_round=killing(4))
     return tmp_path
 
-
 def rounds_of(fork, folder):
     "The rounds that a second call reports, and its rows"
     seen = []
     paths = run_job(fork, folder, on_round=lambda run, done: seen.append(done))
     return seen[0], [store.read(p)[1] for p in paths]
-
 
 @pytest.mark.parametrize("what", ["code", "versions", "device", "data"])
 def test_other_code_starts_anew(fork, forked, stopped, monkeypatch, capsys, what):
@@ -187,7 +170,6 @@ def test_other_code_starts_anew(fork, forked, stopped, monkeypatch, capsys, what
     assert rounds_of(fork, stopped) == (1, forked)
     assert "checkpoints of other code, versions, data, device or executor are not used" in capsys.readouterr().err
 
-
 def test_another_executor_starts_anew(fork, forked, stopped, capsys):
     "A run has the bits of one executor; those of worker processes are those of the loop"
     course = jobs.active_run(fork[0], None, "cpu")
@@ -195,7 +177,6 @@ def test_another_executor_starts_anew(fork, forked, stopped, capsys):
     seen = []
     paths = run_job(fork, stopped, on_round=lambda run, done: seen.append(done), how="stacked")
     assert seen[0] == 1 and {store.read(p)[0]["executor"] for p in paths} == {"stacked"} and "executor are not used" in capsys.readouterr().err
-
 
 def test_a_truncated_result_does_not_take_its_checkpoint_along(fork, forked, stopped):
     "It is read before the checkpoint goes: the run goes on from there"
@@ -207,19 +188,15 @@ def test_a_truncated_result_does_not_take_its_checkpoint_along(fork, forked, sto
     runner.remove_leftovers(stopped / "smoke")
     assert rounds_of(fork, stopped) == (3, forked)
 
-
 def sealed(body): return f"{body}\n{checkpoints.digest(body.encode())}\n"
 
-
 MALFORMED = ["[]", "3", "{}", '{"format": 1, "rounds": [1]}', '{"format": 1, "rounds": {"a": "b"}}', "[" * 100_000 + "]" * 100_000, '{"format": 1, "format"']
-
 
 @pytest.mark.parametrize("body", MALFORMED, ids=range(len(MALFORMED)))
 def test_a_sealed_but_malformed_checkpoint_is_set_aside(tmp_path, body, capsys):
     (tmp_path / "x-1.json").write_text(sealed(body))
     assert CheckpointWriter(tmp_path, ["a"], {}).find() == {} and "malformed; it is set aside" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["x-1.json.damaged"]
-
 
 def test_what_a_malformed_checkpoint_holds_is_not_used(tmp_path):
     for i, (message, axes) in enumerate([({"dict": 3}, []), ({"tensor": 7}, []), ({"tensor": 0}, [[5]]), ({"x": 1, "y": 2}, []), ({"dict": [["a", {"dict": []}]]}, [])]):
@@ -229,12 +206,10 @@ def test_what_a_malformed_checkpoint_holds_is_not_used(tmp_path):
         (tmp_path / f"{i}.json").write_text(sealed(json.dumps(about)))
     assert CheckpointWriter(tmp_path, ["a"], {}).find() == {}
 
-
 def test_a_checkpoint_of_a_newer_format_is_left_alone(tmp_path, capsys):
     (tmp_path / "x-1.json").write_text(sealed('{"format": 2}'))
     assert CheckpointWriter(tmp_path, ["a"], {}).find() == {} and "format 2, not 1; it is not used" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["x-1.json"]
-
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
 def test_a_flipped_byte_is_found_and_the_one_before_taken(fork, forked, stopped, capsys, suffix):
@@ -243,7 +218,6 @@ def test_a_flipped_byte_is_found_and_the_one_before_taken(fork, forked, stopped,
     content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     newest.write_bytes(content)
     assert rounds_of(fork, stopped) == (2, forked) and "it is set aside" in capsys.readouterr().err
-
 
 def test_a_hundred_damages_of_a_checkpoint_are_all_found(tmp_path):
     federation = tiny()
@@ -261,7 +235,6 @@ def test_a_hundred_damages_of_a_checkpoint_are_all_found(tmp_path):
     (tmp_path / "kept.safetensors").unlink()
     with pytest.raises(Unusable): load_snapshot(tmp_path / "kept", federation)
 
-
 def test_nothing_is_executed_by_a_foreign_file(tmp_path):
     (tmp_path / "x.json").write_text(json.dumps({"format": 1, "message": {"dict": []}}) + "\n" + "0" * 64)
     with pytest.raises(Unusable, match="damaged"): checkpoints.load_message(tmp_path / "x")
@@ -276,7 +249,6 @@ def test_a_full_disk_does_not_stop_a_run(fork, forked, tmp_path, monkeypatch, ca
     assert [store.read(p)[1] for p in paths] == forked
     assert "No space left on device); the run goes on without this checkpoint" in capsys.readouterr().err
 
-
 def test_another_process_may_remove_the_empty_folder_at_any_time(tmp_path, monkeypatch):
     "Between a look at it and its listing: 1 of 4,000 runs failed after its last round"
     look = os.scandir
@@ -289,7 +261,6 @@ def test_another_process_may_remove_the_empty_folder_at_any_time(tmp_path, monke
         folder.mkdir(exist_ok=True)
         use()
     assert not folder.exists()
-
 
 def test_checkpoints_that_cannot_be_removed_cost_no_result(fork, forked, tmp_path, monkeypatch, capsys):
     "The folder became read-only: the run is whole, what it leaves is said, and the next run removes it"
@@ -309,7 +280,6 @@ def test_checkpoints_that_cannot_be_removed_cost_no_result(fork, forked, tmp_pat
     run_job(fork, tmp_path, every=0)
     assert not (tmp_path / "smoke" / "checkpoints").exists()
 
-
 def test_a_checkpoint_of_a_run_with_a_result_is_removed_when_nothing_is_left_to_compute(fork, tmp_path, monkeypatch):
     "What a kill left between the result and the removal, or a folder that was read-only; not that of an unfinished run"
     with monkeypatch.context() as m:
@@ -324,11 +294,9 @@ def test_a_checkpoint_of_a_run_with_a_result_is_removed_when_nothing_is_left_to_
     run_job(fork[1:2], tmp_path, every=0)
     assert not kept.exists()
 
-
 def test_no_checkpoints_when_none_are_asked_for(fork, tmp_path):
     with pytest.raises(Killed): run_job(fork, tmp_path, every=0, on_round=killing(4))
     assert not list(tmp_path.rglob("*.*"))
-
 
 def test_by_default_about_once_a_minute_and_a_twentieth_of_the_time(monkeypatch, tmp_path):
     now = [100.]
@@ -342,7 +310,6 @@ def test_by_default_about_once_a_minute_and_a_twentieth_of_the_time(monkeypatch,
     now[0] += 199; assert not keeper.due(3)
     now[0] += 1; assert keeper.due(4)
 
-
 def test_shared_tensors_are_stored_once_and_shared_again(tmp_path):
     federation = tiny()
     start = begin(FedAvg(), federation)
@@ -350,7 +317,6 @@ def test_shared_tensors_are_stored_once_and_shared_again(tmp_path):
     back = load_snapshot(tmp_path / "kept", federation)
     assert len({id(t) for heard in back.heard for t in heard["params"].values()}) == len(federation.initial)
     assert (tmp_path / "kept.safetensors").stat().st_size < 1.5 * sum(t.nbytes for t in federation.initial.values()) + 2000
-
 
 def test_a_diverged_run_beside_others_goes_on_as_diverged(tmp_path):
     calm, still = every_cell(names=["FedAvg"])
@@ -365,7 +331,6 @@ def test_a_diverged_run_beside_others_goes_on_as_diverged(tmp_path):
         with pytest.raises(Killed): run_job(pair, tmp_path / "b", every=1, on_round=killing(at))
         again = [store.read(p) for p in run_job(pair, tmp_path / "b")]
         assert [(h["status"], h["diverged"], rows) for h, rows in again] == [(h["status"], h["diverged"], rows) for h, rows in reference]
-
 
 def test_the_report_of_a_sweep_says_what_went_on(fork, tmp_path, capsys, monkeypatch):
     with pytest.raises(Killed): run_job(fork, tmp_path, every=1, on_round=killing(4))

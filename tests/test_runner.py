@@ -1,9 +1,7 @@
 "A sweep: the same bits on any number of workers; failures, Ctrl-C and kills lose nothing that is finished"
 import multiprocessing.synchronize
 import os
-import pty
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -17,24 +15,19 @@ from fedrepro.executors import processes
 from fedrepro.experiments import runner, store
 from fedrepro.experiments.jobs import Job
 from fedrepro.experiments.specs import load_spec
-from toy import until
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = load_spec("fedccfa/table2", ROOT / "papers")
-
 
 def small(cell, rounds=2):
     "The cell on four clients, without drift"
     s = cell.settings
     return replace(cell, settings=s | dict(rounds=rounds, drift=dict(name="none"), partition=s["partition"] | dict(clients=4)))
 
-
 CELLS = [small(c) for c in SPEC.runs("smoke", methods=["FedAvg", "FedCCFA"])]
-
 
 def rows(folder, cells=CELLS): return [store.read(store.run_path(folder, c))[1] for c in cells]
 def names(folder): return sorted(p.name for p in Path(folder).rglob("*") if p.is_file())
-
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
@@ -44,21 +37,12 @@ def reference(tmp_path_factory):
     assert len(report.done) == len(CELLS) == 4 and report.exit_code == 0
     return folder
 
-
 def test_what_a_result_says(reference):
     head, found = store.read(store.run_path(reference, CELLS[-1]))
     assert head["status"] == "complete" and head["threads"] == 1 and head["executor"] == "sequential" and head["device"] == "cpu"
     assert head["wall_seconds"] > 0 and head["peak_memory_mb"] > 10 and len(head["data_fingerprint"]) == 64
     assert head["bytes_up"] == found[-1]["bytes_up"] > 0 and [r["round"] for r in found] == [1, 2]
     assert all(0 <= r[m] <= 100 for r in found for m in ("generalised_accuracy", "personalised_accuracy"))
-
-
-def test_two_workers_give_the_same_bits_in_any_order(reference, tmp_path):
-    report = runner.compute_runs(CELLS[::-1], tmp_path, workers=2, quiet=True)
-    assert len(report.done) == 4 and not report.failed and rows(tmp_path) == rows(reference)
-    heads = [[store.read(store.run_path(f, c))[0]["partition_fingerprint"] for c in CELLS] for f in (tmp_path, reference)]
-    assert heads[0] == heads[1] and names(tmp_path) == names(reference)
-
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.nightly("a pool of processes for each of five calls"))])
 def test_when_time_is_up_the_rest_is_left_for_another_time(reference, tmp_path, workers):
@@ -76,7 +60,6 @@ def test_when_time_is_up_the_rest_is_left_for_another_time(reference, tmp_path, 
     runner.compute_runs(CELLS, tmp_path, workers=workers, quiet=True)
     assert rows(tmp_path) == rows(reference) and names(tmp_path) == names(reference)
 
-
 def test_halves_of_files_are_removed_after_an_hour(tmp_path):
     "What a kill left: parts of files, and a checkpoint's tensors without json; not what may still be written, nor what is not ours"
     kept, name = tmp_path / "checkpoints", "0123456789abcdef-000002"
@@ -92,7 +75,6 @@ def test_halves_of_files_are_removed_after_an_hour(tmp_path):
     for path in others: path.unlink()
     runner.remove_leftovers(tmp_path)
     assert not kept.exists()
-
 
 def test_nothing_is_computed_twice_and_damage_is_repaired(reference, tmp_path, capsys):
     for path in reference.rglob("*.jsonl"):
@@ -133,16 +115,6 @@ def test_a_failing_run_does_not_stop_the_others(reference, tmp_path, monkeypatch
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and CELLS[0].describe() in said and "ZeroDivisionError: a slip of the pen (test_runner.py:" in said
 
-
-def test_divergence_is_a_result(tmp_path):
-    s = CELLS[0].settings
-    wild = replace(CELLS[0], settings=s | dict(method=s["method"] | dict(fields=s["method"]["fields"] | dict(lr=1e9))))
-    report = runner.compute_runs([wild], tmp_path, quiet=True)
-    head, found = store.read(report.done[0])
-    assert report.exit_code == 0 and head["status"] == "diverged" and set(head["diverged"]) == {"round", "client", "norm"}
-    assert len(found) < wild.rounds and store.load_results(tmp_path / "smoke").status.unique().tolist() == ["diverged"]
-
-
 def dies(job, on_round, deaths, folder):
     "A task whose worker is killed the first `deaths[run_id]` times that it comes to that run; module level, because workers import it"
     run = job.cells[0].run_id
@@ -150,7 +122,6 @@ def dies(job, on_round, deaths, folder):
         (folder / f"{run}{seen}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return runner.attempt(job, on_round)
-
 
 def test_a_killed_worker_loses_no_run(reference, tmp_path, monkeypatch):
     """The runs beside it are whole, and its own is tried again before it fails, here twice; there need be no semaphores.
@@ -176,7 +147,6 @@ class {name}(FedAvg):
         return super().init_server(federation)
 """
 
-
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     "Writes a file with a method, loads it as --import does, and gives a planned run of it"
@@ -195,7 +165,6 @@ def own(tmp_path, monkeypatch):
     method.METHODS.clear()
     method.METHODS.update(known)
 
-
 def test_a_method_that_changes_the_data_writes_no_result_and_spoils_no_other(own, reference, tmp_path):
     spoils = own(line="federation.data.train_x.zero_()")
     report = runner.compute_runs([spoils, CELLS[1]], tmp_path / "r", quiet=True)
@@ -203,16 +172,13 @@ def test_a_method_that_changes_the_data_writes_no_result_and_spoils_no_other(own
                                             + next(iter(report.failed.values())).rsplit(":", 1)[1]]
     assert report.done == [store.run_path(tmp_path / "r", CELLS[1])] and rows(tmp_path / "r", CELLS[1:2]) == rows(reference, CELLS[1:2])
 
-
 def test_the_name_of_a_method_of_the_package_is_refused(own):
     with pytest.raises(InputError, match="SCAFFOLD of own_methods has the name of a method of the package"): own("SCAFFOLD")
-
 
 def test_an_edited_method_is_computed_again(own):
     first, same, edited = own(), own(), own(line="None")
     assert first.run_id == same.run_id != edited.run_id and len(first.settings["method"]["source"]) == 16
     assert store.encode(dict(settings=first.settings, run_id=first.run_id, status="diverged"), []) and "source" not in CELLS[0].settings["method"]
-
 
 def test_the_source_of_a_method_from_a_notebook(monkeypatch):
     from fedrepro.engine.method import METHODS, FedAvg
@@ -224,83 +190,12 @@ def test_the_source_of_a_method_from_a_notebook(monkeypatch):
     METHODS.pop("Typed")
     assert found[0] and found[0] != found[1]
 
-
-# --- Ctrl-C and kills, from outside
-
-SCRIPT = """
-import sys
-sys.path.insert(0, {tests!r})
-from test_runner import SPEC, small
-from fedrepro.experiments import runner
-if __name__ == "__main__":
-    cells = [small(c, 2) for c in SPEC.runs("smoke", methods=["FedAvg"], seeds=1)]
-    cells += [small(c, {rounds}) for c in SPEC.runs("smoke", methods=["FedAvg"], seeds=3)]
-    sys.exit(runner.compute_runs(cells, {folder!r}, workers={workers}).exit_code)
-"""
-
-
-def started(tmp_path, workers, rounds=500, **more):
-    "A process that runs a short cell and three endless ones; returns when the short one is finished"
-    script = tmp_path / "sweep.py"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), rounds=rounds, folder=str(tmp_path / "r"), workers=workers))
-    env = {k: v for k, v in os.environ.items() if k != "CI"} | {"OMP_NUM_THREADS": "1"}
-    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # as from a terminal, whatever this process has been told
-    process = subprocess.Popen([sys.executable, script], cwd=ROOT, env=env, start_new_session=True, preexec_fn=listen, **dict(stderr=subprocess.PIPE) | more)
-    until(lambda: list((tmp_path / "r").rglob("*.jsonl")) or process.poll() is not None)
-    return process
-
-
-def group(pid):
-    "The living processes of a session"
-    found = subprocess.run(["ps", "-eo", "pid,sid,stat"], capture_output=True, text=True).stdout.split("\n")[1:]
-    return [p for p, sid, state in (line.split() for line in found if line.strip()) if sid == str(pid) and "Z" not in state]
-
-
 @pytest.mark.parametrize("moment", ["note", "finish"])
 def test_an_interrupt_between_a_result_and_its_note(tmp_path, monkeypatch, moment):
     def interrupt(*_): raise KeyboardInterrupt
     monkeypatch.setattr(*((runner, "note") if moment == "note" else (runner.Progress, "finish")), interrupt)
     report = runner.compute_runs(CELLS[:2], tmp_path, quiet=True)
     assert report.exit_code == 130 and report.done == [store.run_path(tmp_path, CELLS[0])]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly("with two workers there is more to end")), 2])
-def test_ctrl_c_keeps_what_is_finished(tmp_path, workers):
-    "Pays for the start of a driver and of its two workers"
-    process = started(tmp_path, workers)
-    os.killpg(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=60)[1].decode()
-    assert process.returncode == 130, said
-    last = said.splitlines()[-1]
-    assert "Traceback" not in said and "1 computed, 0 were there; interrupted" in last and "the same command goes on" in last
-    until(lambda: not group(process.pid), 20)
-    assert len(names(tmp_path / "r")) == 1 and names(tmp_path / "r")[0].endswith(".jsonl")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-def test_workers_end_with_a_killed_parent(tmp_path):
-    "Pays for the start of a driver and of its two workers"
-    process = started(tmp_path, 2, stderr=subprocess.DEVNULL)
-    assert len(group(process.pid)) >= 3
-    process.kill()
-    process.wait()
-    until(lambda: not group(process.pid), 20)
-    assert len(list((tmp_path / "r").rglob("*.jsonl"))) == 1
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_a_person_sees_bars(tmp_path):
-    "Pays for a driver at a terminal"
-    ours, theirs = pty.openpty()
-    process = started(tmp_path, 1, rounds=3, stderr=theirs)
-    os.close(theirs)
-    said = b""
-    try:
-        while part := os.read(ours, 4096): said += part
-    except OSError: pass  # the other end is closed
-    assert process.wait(60) == 0
-    assert b"4 of 4 runs" in said and "█".encode() in said and b"rounds" in said
 
 
 # --- what is said

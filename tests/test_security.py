@@ -21,16 +21,13 @@ ROOT = Path(__file__).resolve().parents[1]
 RUFF = [Path(sys.executable).with_name("ruff"), "check", "--no-cache", "--output-format", "json"]
 EXCEPTIONS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]["per-file-ignores"]
 
-
 def ruff(*more, where=("fedrepro", "nbs", "benchmarks", "tools", "conftest.py"), folder=ROOT):
     "(file, rule) of what ruff finds"
     done = subprocess.run([*RUFF, *more, *where], cwd=folder, capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stderr
     return {(Path(f["filename"]).relative_to(folder).as_posix(), f["code"]) for f in json.loads(done.stdout)}
 
-
 def test_ruff_finds_nothing(): assert not ruff()
-
 
 def test_every_exception_is_needed():
     "Each is named with its file and rule; without it ruff would find something there"
@@ -41,14 +38,12 @@ def test_every_exception_is_needed():
             there = {file for file, code in found if code == rule and any(fnmatch(file, before + n + after) for n in names.split(","))}
             assert there or files == "tests/*", f"{files}: {rule} is allowed, but nobody needs it"
 
-
 PLANTED = {"S101": "def f(x): assert x", "S102": "exec(x)", "S301": "import pickle\npickle.loads(b)", "S302": "import marshal\nmarshal.loads(b)", "S306": "import tempfile\ntempfile.mktemp()",
            "S307": "eval(x)", "S310": "from urllib.request import urlopen\nurlopen(x)", "S202": "import tarfile\ntarfile.open(f).extractall(d)", "S324": "import hashlib\nhashlib.md5(b)",
            "S506": "import yaml\nyaml.load(x)", "S602": "import subprocess\nsubprocess.run(x, shell=True)", "S603": "import subprocess\nsubprocess.run([x])", "S605": "import os\nos.system(x)",
            "S606": "import os\nos.execv(x, y)", "TID251": ["import torch as t\nt.load(f)", "from torch import load", "import joblib\njoblib.load(f)", "import pandas as pd\npd.read_pickle(f)",
                                                           "import importlib\nimportlib.import_module(x)", "import runpy\nrunpy.run_path(x)", "import socket", "import requests",
                                                           "from pickle import Unpickler", "import ctypes", "import shutil\nshutil.unpack_archive(f)"]}
-
 
 def test_a_planted_offence_is_found(tmp_path):
     planted = [(rule, code) for rule, codes in PLANTED.items() for code in ([codes] if isinstance(codes, str) else codes)]
@@ -57,7 +52,6 @@ def test_a_planted_offence_is_found(tmp_path):
     for i, (_, code) in enumerate(planted): (tmp_path / f"fedrepro/planted_{i}.py").write_text(code + "\n")
     found = ruff(where=["fedrepro"], folder=tmp_path)
     assert not [(rule, code) for i, (rule, code) in enumerate(planted) if (f"fedrepro/planted_{i}.py", rule) not in found]
-
 
 def test_what_ruff_has_no_rule_for():
     "`np.load` has to say allow_pickle=False, or nothing; nobody calls `__import__`; no shell in a page"
@@ -73,7 +67,6 @@ def test_every_test_that_is_pointed_to_exists():
     for file, test in said:
         tree = ast.parse((ROOT / file).read_text())
         assert not test or test in {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}, f"{file}::{test}"
-
 
 def test_text_in_files_stays_text(tmp_path):
     "Specs, published numbers and results full of what would run if anything were evaluated"
@@ -95,7 +88,6 @@ def test_text_in_files_stays_text(tmp_path):
     for wrong in evil:
         with pytest.raises(InputError): load_spec(wrong)
     assert not mark.exists()
-
 
 def test_files_with_methods_run_when_methods_are_looked_up_and_not_before(tmp_path):
     (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('x')")

@@ -15,7 +15,6 @@ from fedrepro.models import networks
 
 LOCAL = dict(lr=.05, epochs=1, batch_size=64)
 
-
 @pytest.fixture
 def most(part):
     "Four of seven clients take part"
@@ -32,14 +31,12 @@ def by_the_equation(deep, shallow):
     unit = deep / (length(deep) + 1e-7) + kappa * (shallow / (length(shallow) + 1e-7))
     return torch.clamp(unit * (length(deep) + length(shallow)) / 2, -.1, .1)
 
-
 EXPECTED = {  # network -> (convolution after the first block, its partner) for each stage and block
     "resnet18_cifar": [(f"layer{s}.1.conv{c}", f"layer{s}.0.conv2") for s in range(1, 5) for c in (1, 2)],
     "resnet50_cifar": [(f"layer{s}.{b}.conv{c}", f"layer{s}.0.conv{c}") for s, blocks in enumerate((3, 4, 6, 3), 1)
                        for b in range(1, blocks) for c in (2, 3)],
 }
 EXPECTED |= {"feddc_resnet18": EXPECTED["resnet18_cifar"], "resnet50": EXPECTED["resnet50_cifar"]}
-
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_update_of_a_resnet(name):
@@ -95,7 +92,6 @@ def plain_fedcda(m, fed, rounds):
             params = weighted_mean([v[2] for v in kept.values()])
         yield params
 
-
 @pytest.mark.parametrize("more", [dict(batches=2, warmup=1), dict(batches=1, warmup=0, models=2, smooth=.1),
                                   dict(warmup=3, smooth=20.)])
 def test_every_round_equals_a_plain_search(most, more):
@@ -111,7 +107,6 @@ def test_every_round_equals_a_plain_search(most, more):
         assert all((i >= 0) == (str(k) in now.server["cache"]) for k, i in enumerate(picked))
     assert older > 0
 
-
 def test_a_common_shift_of_all_models_changes_no_choice():
     "Also where the shift is a thousand times the spread"
     rng = torch.Generator().manual_seed(3)
@@ -123,14 +118,12 @@ def test_a_common_shift_of_all_models_changes_no_choice():
     assert near == choose(far, {6: 0, 7: 1}, [[0, 1, 2], [3, 4, 5]], origin, 1.)
     assert (near[6], near[7]) == (0, 1)
 
-
 def test_statistics_of_batch_norm_are_averaged_but_measure_no_distance(normed):
     fed = normed
     end = run(FedCDA(warmup=1, **LOCAL), fed, 4).snapshot.server
     assert fed.net.buffers and not set(fed.net.buffers) & set(end["origin"])
     chosen = [end["cache"][k][str(int(end["picked"][int(k)]))]["params"] for k in end["cache"]]
     assert distance(end["params"], weighted_mean(chosen)) < 1e-10
-
 
 def test_a_search_without_end_is_refused(part):
     cut = partition.partition("iid", part.data.train_y.numpy(), clients=100, seed=0)

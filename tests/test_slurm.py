@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-
 def test_a_one_node_slurm():
     done = subprocess.run(["bash", Path(__file__).with_name("slurm.sh")], capture_output=True, text=True, timeout=600)
     if done.returncode == 77: pytest.skip(done.stdout.strip())

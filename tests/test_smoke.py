@@ -9,7 +9,6 @@ import smoke  # noqa: E402
 from fedrepro.experiments.specs import load_spec  # noqa: E402
 from fedrepro.experiments import store  # noqa: E402
 
-
 def test_what_was_not_run_is_named(tmp_path, capsys):
     spec = load_spec("feddc/synthetic", ROOT / "papers")
     cells = spec.runs("smoke", seeds=1)
@@ -18,7 +17,6 @@ def test_what_was_not_run_is_named(tmp_path, capsys):
     store.run_path(tmp_path / "feddc", cells[1]).unlink()
     assert "cells have no run" in smoke.trouble(spec, tmp_path)
     assert smoke.main(tmp_path, [spec.name], 1) == 0 and smoke.trouble(spec, tmp_path) == ""
-
 
 def test_a_table_of_differences_is_printed_and_not_drawn(tmp_path):
     table8 = load_spec("fedccfa/table8", ROOT / "papers")

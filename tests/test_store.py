@@ -30,14 +30,11 @@ ROWS = [dict(round=t, generalised_accuracy=10.5 * t, personalised_accuracy=11. *
         for t in (1, 2, CELL.rounds)]
 OPEN = HEAD | dict(status="diverged")  # may end after any row
 
-
 @pytest.fixture
 def path(tmp_path):
     return store.write(store.run_path(tmp_path, CELL), HEAD, ROWS)
 
-
 numbers = st.floats(allow_nan=True, allow_infinity=True) | st.integers(-2**63, 2**63)
-
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "c"]), numbers), max_size=5))
@@ -47,7 +44,6 @@ def test_numbers_come_back_bit_for_bit(values):
     for row, back in zip(rows, again, strict=True):
         for key, value in row.items():
             assert back[key] is None if isinstance(value, float) and not math.isfinite(value) else repr(back[key]) == repr(value)
-
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
@@ -64,13 +60,11 @@ def test_no_damage_goes_unseen(data):
     try: assert store.decode(bad) == store.decode(content)  # a change that json does not see (a space, the case of an escape)
     except store.Damaged: pass
 
-
 @pytest.mark.parametrize("change", [dict(status="ok"), dict(run_id="0" * 16), dict(settings=CELLS[1].settings), dict(threads="1"), dict(dirty=1),
                                     dict(wall_seconds=True), dict(versions=[]), dict(settings=None), dict(bytes_up=1.5), dict(cpu="red\x1b[31m"), dict(executor="two\nlines")])
 def test_a_wrong_header_is_not_written(tmp_path, change):
     with pytest.raises(store.Damaged): store.write(store.run_path(tmp_path, CELL), HEAD | change, ROWS)
     assert not list(tmp_path.rglob("*"))
-
 
 @pytest.mark.parametrize("rows", [[dict(round=0)], [dict(round=2), dict(round=2)], [dict(a=1)], [dict(round=True)], [dict(round=1, a="x")], [3],
                                   [dict(round=1, a=True)], [dict(round=1, a=[1])], [dict(round=1.0)], [dict(round=CELL.rounds + 1)],
@@ -95,16 +89,13 @@ def test_load_results_uses_only_whole_files(path, tmp_path, capsys):
     assert capsys.readouterr().err.count("set aside") == 2 and (folder / "notes.txt").exists()
     assert [h["file"] for h in store.load_headers(folder)] == [path.name]
 
-
 def test_a_renamed_copy_is_not_counted_twice(path):
     path.with_name("copy.jsonl").write_bytes(path.read_bytes())
     assert len(store.load_results(path.parent)) == 3
 
-
 def test_a_file_of_another_format_is_left_alone(path, monkeypatch, capsys):
     monkeypatch.setattr(store, "RESULT_FORMAT", store.RESULT_FORMAT + 1)
     assert not store.is_complete(path) and path.exists() and "another version" in capsys.readouterr().err
-
 
 def test_the_committed_results_are_all_read():
     files = list((ROOT / "papers").glob("*/results/*/*.jsonl"))
@@ -121,16 +112,13 @@ def signed(header, rows):
     end = {"end": True, "rows": len(rows), "sha256": hashlib.sha256(body).hexdigest()}
     return body + (json.dumps(end) + "\n").encode()
 
-
 GOOD, _ = store.decode(store.encode(HEAD | dict(wall_seconds=1.5, versions={"torch": "2"}, diverged=None), ROWS))
-
 
 def places(tree, path=()):
     "The path to every key"
     for key, value in tree.items():
         yield (*path, key)
         if isinstance(value, dict): yield from places(value, (*path, key))
-
 
 def changed(tree, path, value):
     "A copy of `tree` with another value at `path`; without that key for `...`"
@@ -140,7 +128,6 @@ def changed(tree, path, value):
     if value is ...: del inner[path[-1]]
     else: inner[path[-1]] = value
     return tree
-
 
 def put(folder, content):
     "The content under the name that it claims, in a fresh folder; under another where it claims none"
@@ -152,7 +139,6 @@ def put(folder, content):
     path = folder / name.encode(errors="replace").decode()
     path.write_bytes(content)
     return path
-
 
 def whole_or_set_aside(folder, path):
     "What every reader does with the one file in `folder`: it is used entirely, or set aside with a line"
@@ -166,10 +152,8 @@ def whole_or_set_aside(folder, path):
     else: assert frame.empty and list(folder.glob("*.damaged")) and said.getvalue().count("\n") == 1 and "set aside" in said.getvalue()
     if path.exists(): assert len(table(SMALL, "smoke", folder.parent)) > 1
 
-
 ODD = (st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just([]) | st.just({}) | st.lists(st.integers(), max_size=2)
        | st.sampled_from([-1, 0, 1, 2**31, 2**63, 2**64, 10**30, 10**400, 1e400, "a/b", "\ud800", "\n", "../x", "a" * 300, {"class": 3}, [[[]]]]))
-
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
@@ -182,9 +166,7 @@ def test_any_change_of_any_key_is_used_whole_or_set_aside(tmp_path_factory, data
     folder.parent.mkdir(exist_ok=True)
     whole_or_set_aside(folder, put(folder, signed(header, rows)))
 
-
 NEEDED = [p for p in places(GOOD["settings"]) if p[:2] != ("method", "fields") or len(p) == 2]
-
 
 @pytest.mark.parametrize("path", [p for p in NEEDED if p not in {("partition", "alpha"), ("drift", "at"), ("partition", "per_class"),
                                                                  ("partition", "per_class_test")}], ids=".".join)
@@ -193,13 +175,11 @@ def test_every_setting_that_runs_have_is_needed(tmp_path, path):
         file = put(tmp_path / "smoke", signed(changed(GOOD, ("settings", *path), value), ROWS))
         assert not store.is_complete(file) and not file.exists()
 
-
 @pytest.mark.parametrize("change", [dict(noise=.5), dict(method=GOOD["settings"]["method"] | dict(**{"class": "MethodOfTomorrow"}, fields={"x": [1]})),
                                     dict(data=GOOD["settings"]["data"] | dict(noise=.2, new={"a": None})), dict(network="a net of my own")], ids=str)
 def test_methods_and_keys_of_others_are_read(tmp_path, change):
     file = put(tmp_path / "smoke", signed(GOOD | dict(settings=GOOD["settings"] | change, added_later=[1]), ROWS))
     assert store.is_complete(file) and len(store.load_results(file.parent)) == 3
-
 
 @pytest.mark.parametrize("change", [dict(status="complete", diverged=dict(round=1, client=0, norm="inf"), rows=3), dict(status="complete", rows=2),
                                     dict(status="complete", rows=0)] + [
@@ -212,7 +192,6 @@ def test_status_record_and_rows_belong_together(tmp_path, change):
     file = put(tmp_path / "smoke", signed(GOOD | dict(status="diverged", diverged=dict(round=3, client=None, norm="nan")), ROWS[:2]))
     assert store.is_complete(file) and set(store.load_results(file.parent).diverged) == {"round 3, server, norm nan"}
 
-
 @pytest.mark.parametrize("old, new", [('"train_loss": 1.0', '"train_loss": 1e400'), ('"train_loss": 1.0', '"train_loss": NaN'), ('"wall_seconds": 1.5', '"wall_seconds": 1e999'),
                                       ('"participation": 1.0', '"participation": 1e999'), ('"train_loss": 1.0', '"train_loss": -Infinity')])
 def test_numbers_that_json_makes_infinite(tmp_path, old, new):
@@ -222,8 +201,7 @@ def test_numbers_that_json_makes_infinite(tmp_path, old, new):
     end = json.dumps(json.loads(end) | {"sha256": hashlib.sha256(body.encode()).hexdigest()}) + "\n"
     with pytest.raises(store.Damaged, match="inf|not lines of json|run id"): store.decode((body + end).encode())
 
-
-@pytest.mark.parametrize("depth", [100, 900, 990, 3000, 100_000])
+@pytest.mark.parametrize("depth", [900, 100_000])
 def test_deep_nesting_is_no_crash(tmp_path, depth):
     deep = "[" * depth + "]" * depth
     for key in ("settings", "versions", "new"):
@@ -246,7 +224,6 @@ def test_a_pipe_a_device_a_folder_are_left_alone(path, capsys):
         assert said.count("\n") == 1 and other.name in said and "it is not used" in said
     assert len(store.load_results(path.parent)) == 3 and capsys.readouterr().err.count("\n") == 4
 
-
 def test_links_are_followed_and_never_their_targets_renamed(path, tmp_path, capsys):
     real = tmp_path / "elsewhere" / path.name
     real.parent.mkdir()
@@ -262,13 +239,6 @@ def test_links_are_followed_and_never_their_targets_renamed(path, tmp_path, caps
         assert said.count("\n") == 1 and "it is not used" in said
         path.unlink()
 
-
-def test_a_dangling_link_does_not_swallow_what_is_set_aside(path):
-    path.with_name(path.name + ".damaged").symlink_to("nowhere")
-    path.write_bytes(b"x")
-    assert not store.is_complete(path) and path.with_name(path.name + ".1.damaged").read_bytes() == b"x"
-
-
 @pytest.mark.parametrize("name", ["new\nline.jsonl", "\x1b[31mred.jsonl", "tab\t.jsonl", "ümlaut.jsonl", "right\u202eleft.jsonl", " .jsonl", ".jsonl", "-rf.jsonl", "%s{0}.jsonl"])
 def test_odd_names_stay_on_one_line(tmp_path, capsys, name):
     (tmp_path / name).write_text("x")
@@ -276,27 +246,15 @@ def test_odd_names_stay_on_one_line(tmp_path, capsys, name):
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and said.strip().isprintable()
 
-
 def test_a_huge_file_is_not_read(path, capsys):
     with open(path, "r+b") as file: file.truncate(store.LONGEST + 1)  # sparse
     assert not store.is_complete(path)
     said = capsys.readouterr().err
     assert f"{store.LONGEST + 1} bytes, more than {store.LONGEST}" in said and not path.exists()
 
-
 def test_a_run_too_long_to_be_read_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "LONGEST", 1000)
     with pytest.raises(store.Damaged, match="more than 1000"): store.write(store.run_path(tmp_path, CELL), HEAD, ROWS)
-
-
-def test_a_foreign_seed_does_not_stop_a_table(tmp_path):
-    "Seeds of other tables' runs stand in the same folder"
-    for seed in [*range(3), 2**31, 2**31 + 5, 2**62, 2**63]:
-        put_one = GOOD | dict(settings=GOOD["settings"] | dict(seed=seed))
-        (tmp_path / "smoke").mkdir(exist_ok=True)
-        content = signed(put_one, ROWS)
-        (tmp_path / "smoke" / store.file_name(put_one["settings"])).write_bytes(content)
-    assert table(SMALL, "smoke", tmp_path).set_index("row").loc["FedAvg", "seeds"] == "0 1 2 2147483648"
 
 
 # --- writing
@@ -309,7 +267,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(path, monkeypatch):
             m.setattr(os, name, full)
             with pytest.raises(InputError, match="No space left"): store.write(path, OPEN, ROWS[:1])
         assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
-
 
 def test_killed_while_writing_shows_no_file(tmp_path):
     if not (child := os.fork()):
@@ -329,14 +286,12 @@ def test_another_repository_is_not_taken_for_ours(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path))
     assert store.git("rev-parse", "--show-toplevel") == here
 
-
 def test_what_differs_between_runs_that_are_averaged_is_said():
     one = HEAD | dict(code="a", git_commit="1", versions={"torch": "2"}, device="cpu", executor="sequential", data_fingerprint="x", file="one.jsonl")
     assert store.mixed([]) == store.mixed([one, one | dict(executor="processes", git_commit="2")]) == []
     assert store.mixed([one, one | dict(code="b"), one | dict(executor="stacked")]) == ["code", "executor"]
     assert store.mixed([one | dict(code=None), one | dict(code=None, git_commit="2", versions={"torch": "3"}, device="H100")]) == ["code", "versions", "device"]
     with pytest.raises(InputError, match="one.jsonl and two.jsonl were computed on different data"): store.mixed([one, one | dict(data_fingerprint="y", file="two.jsonl")])
-
 
 def test_runs_of_one_cell_are_compared(tmp_path):
     "As a table does, from the files"

@@ -9,13 +9,11 @@ from toy import OURS as METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
 
-
 def documents(node):
     "The line numbers of all docstrings inside a node"
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
     nodes = [n.body[0] for n in ast.walk(node) if isinstance(n, kinds) and ast.get_docstring(n) is not None]
     return {i for n in nodes for i in range(n.lineno, n.end_lineno + 1)}
-
 
 def code(name):
     "The lines of a method's class, without docstrings, comments and empty lines"
@@ -25,12 +23,10 @@ def code(name):
     kept = [lines[i - 1].strip() for i in range(node.lineno, node.end_lineno + 1) if i not in skipped]
     return [line for line in kept if line and not line.startswith("#")]
 
-
 def test_no_two_methods_say_the_same():
     runs = {name: {tuple(lines[i:i + 6]) for i in range(len(lines) - 5)} for name in METHODS for lines in [code(name)]}
     shared = [(a, b, both) for a, b in combinations(runs, 2) if (both := runs[a] & runs[b])]
     assert not shared
-
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_is_near_fedavg(name):

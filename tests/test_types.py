@@ -9,12 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
 
-
 def mypy(*arguments, cwd=ROOT):
     "mypy's verdict; its cache is kept from one run to the next, so that torch is read once"
     command = [sys.executable, "-m", "mypy", "--no-error-summary", "--cache-dir", str(ROOT / ".mypy_cache"), *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-
 
 def test_every_module_is_checked():
     "No module is left out, by the settings or by itself; what is ignored in a line names the error"
@@ -26,12 +24,10 @@ def test_every_module_is_checked():
     for file in (ROOT / "fedrepro").rglob("*.py"):
         assert not re.search(r"type: ignore(?!\[)|# *mypy:|no_type_check", file.read_text(encoding="utf-8")), file
 
-
 def test_the_package_has_no_type_error():
     "Pays for reading torch, where there is no cache"
     found = mypy()
     assert found.returncode == 0, found.stdout + found.stderr
-
 
 def test_a_user_is_told(tmp_path):
     "The types arrive in the code of others: the first line is right, the two others are not"

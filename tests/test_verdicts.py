@@ -38,7 +38,6 @@ def test_p_is_scipys(seed, pairing, n, n0):
     low, high = oracle.confidence_interval(.9)
     assert math.isclose(v.reach, max(abs(low), abs(high)), rel_tol=1e-6)
 
-
 def test_a_new_observation_where_the_published_spread_is_not_used():
     "SE = s sqrt(1 + 1/n): scipy's t quantile of a prediction interval for one more value"
     x = np.array([69.1, 70.4, 70.9])
@@ -47,18 +46,15 @@ def test_a_new_observation_where_the_published_spread_is_not_used():
     alone = verdict([71.], 71.)
     assert alone.word == "undecided" and math.isnan(alone.interval) and alone.needed == 2
 
-
 @pytest.mark.parametrize("values, published, std", [([70., 71., 72.], 70.4, .3), ([68.], 75., 1.), ([60., 60.1], 70., .2)])
 def test_above_and_below_are_the_same(values, published, std):
     a = verdict(values, published, std, 3)
     b = verdict([140 - v for v in values], 140 - published, std, 3)
     assert (a.word, a.interval, a.difference) == (b.word, pytest.approx(b.interval), pytest.approx(-b.difference))
 
-
 def test_a_declared_margin_and_gaps_that_say_nothing():
     assert default_margin(90., declared=2.) == 2. and [default_margin(90., gap=g) for g in (9., 0., NAN)] == [1., 1., 1.]
     assert false_discovery([NAN, .02])[1] == .02 and math.isnan(false_discovery([NAN])[0]) and false_discovery([]) == []
-
 
 @pytest.mark.parametrize("pairing", ["pooled", "welch"])
 @pytest.mark.parametrize("gap, s, s0", [(0., 1., .8), (1., 2., .5), (2., 1.5, .2)])
@@ -76,7 +72,6 @@ RAW = TOY | dict(
 CSV = "paper,table,method,dataset,mean,std\nDemo,{table},FedAvg,digits,70.0,0.5\nDemo,{table},FedProx,digits,{mean},0.50\n"
 TRIALS = 'spread = "trials"\ntrials = 3\npairing = "pooled"'
 
-
 @pytest.fixture
 def demo(tmp_path):
     def write(table=1, top=TRIALS, row="", mean="71.0"):
@@ -85,27 +80,16 @@ def demo(tmp_path):
         return load_spec(written(tmp_path / "papers", raw, f"demo/table{table}", CSV.format(table=table, mean=mean)))
     return write
 
-
 def put(spec, row, values): toy.put(spec, "paper", row, [v and [v - 2, v - 1, v] for v in values])
 
-
 @pytest.mark.parametrize("top, word", [
-    ('spread = "seeds"', "spread 'seeds'"), ('spread = "trials"', "trials"), ("trials = 3", "trials"), ('spread = "trials"\ntrials = 1', r"\[2, 1000\]"),
-    ('pairing = "paired"', "pairing"), ("margin = 0.0", "margin"), ('margin = "one"', "margin"), ("margin = nan", "margin"), ('gap = ["FedAvg"]', "two rows"),
-    ('gap = ["FedAvg", "FedAvg"]', "two rows"), ('gap = ["FedAvg", "Nobody"]', "gap"), ("nan_model = 101.0", "nan_model")])
+    ('spread = "seeds"', "spread 'seeds'"), ('spread = "trials"', "trials"), ('spread = "trials"\ntrials = 1', r"\[2, 1000\]"), ('pairing = "paired"', "pairing"),
+    ("margin = nan", "margin"), ('gap = ["FedAvg", "FedAvg"]', "two rows"), ('gap = ["FedAvg", "Nobody"]', "gap"), ("nan_model = 101.0", "nan_model")])
 def test_wrong_declarations_are_refused(demo, top, word):
     with pytest.raises(InputError, match=word) as error: demo(top=top)
     assert "\n" not in str(error.value)
 
-
-def test_declarations_name_no_run(demo):
-    ids = [{c.run_id for c in demo(top=top, row=row).runs("paper")} for top, row in
-           [("", ""), (TRIALS, ""), ('spread = "last rounds"\nmargin = 3.0\ngap = ["FedAvg", "FedProx"]\nnan_model = 10.0', 'untuned = "mu"')]]
-    assert ids[0] == ids[1] == ids[2] and len(ids[0]) == 9
-
-
 def line(spec, row): return table(spec, "paper").set_index("row").loc[row]
-
 
 def test_what_the_spec_declares_is_used(demo):
     values = [70., 70.5, 71.]
@@ -119,14 +103,12 @@ def test_what_the_spec_declares_is_used(demo):
     assert (cells["pooled"].margin, cells["gap"].margin, cells["margin"].margin) == (1., .5, 4.)
     assert cells["margin"].verdict == "reproduced" and cells["pooled"].verdict == "consistent"
 
-
 def test_rows_that_were_not_tuned_say_so(demo):
     spec = demo(row='untuned = "mu"')
     put(spec, "FedProx", [60., 60.1])
     put(spec, "FedAvg", [70., 70.1])
     text = render(spec, "paper")
     assert "contradicted, p < 0.001, q < 0.001, untuned" in text and text.count("untuned") == 1
-
 
 def test_undecided_cells_say_how_many_seeds_would_decide(demo):
     spec = demo()
@@ -137,18 +119,11 @@ def test_undecided_cells_say_how_many_seeds_would_decide(demo):
     put(spec, "FedProx", [70.])
     assert "undecided: none can" in render(spec, "paper")
 
-
 def test_a_diverged_run_beside_what_the_code_would_print(demo):
     spec = demo(top=TRIALS + "\nnan_model = 10.0")
     put(spec, "FedAvg", [None, None, 81.1])
     assert "33.70 ± 41.05 (3)" in render(spec, "paper") and line(spec, "FedAvg").verdict == "diverged"
     assert "would print" not in render(demo(), "paper")
-
-
-def test_the_swing_of_the_last_rounds(demo):
-    spec = demo()
-    put(spec, "FedAvg", [70., 71.])
-    assert math.isclose(line(spec, "FedAvg").swing, 1.)  # each run: v - 2, v - 1, v
 
 
 # --- counted once
@@ -160,7 +135,6 @@ def test_two_rows_never_share_a_number(demo):
     board = scoreboard(root=spec.path.parents[1], tiers=("paper",))
     assert len(judged_lines(board)) == 1 and totals(board).consistent.sum() + totals(board).reproduced.sum() == 1
 
-
 def test_a_number_printed_twice_counts_once(demo):
     first, second = demo(1), demo(2, mean="72.0")
     put(first, "FedAvg", [70., 70.2, 70.4])
@@ -169,12 +143,10 @@ def test_a_number_printed_twice_counts_once(demo):
     board = scoreboard(root=first.path.parents[1], tiers=("paper",))
     assert len(board) == 4 and len(independent(board)) == 3 and len(judged_lines(board)) == 1
 
-
 def test_a_neighbour_that_cannot_be_read_does_not_stop_a_table(demo):
     spec = demo(1)
     demo(2).path.write_text("not toml [")
     assert same_runs(spec) == {} and len(table(spec, "paper")) == 3
-
 
 def test_the_papers_numbers(board):
     "An oracle from the csv files alone: equal numbers of one setting in two tables of a paper, by what the notes say"
@@ -192,22 +164,10 @@ def test_the_papers_numbers(board):
             twin = there[(there["mean"] == mine["mean"]) & (there["std"] == mine["std"]) & (there.dataset == mine.dataset)]
             assert len(twin) == 1, (spec.name, i)
 
-
-def test_out_of_reach(board):
-    board = board[board.tier == "paper"]
-    asked = board[board.status.isin(["no data here", "beyond a CPU"])]
-    kinds = asked.groupby("dataset").status.agg(set)
-    assert kinds.to_dict() == {"AGNews": {"no data here"}, "BindingDB": {"no data here"}, "CIFAR-10": {"beyond a CPU"},
-                               "CIFAR-100": {"no data here"}, "CINIC-10": {"no data here"}}
-    assert (board[board.dataset.isin(["CINIC-10", "CIFAR-100"])].status == "no data here").all()
-    assert set(board[(board.status == "beyond a CPU")].folder) == {"fedbss"}
-
-
-@pytest.mark.parametrize("text, word", [("[data]\nX = 1", "reason"), ("[dat]\nX = 'y'", "dat"), ("data = 3", "data"), ("[data", "TOML")])
+@pytest.mark.parametrize("text, word", [("[data]\nX = 1", "reason"), ("data = 3", "data")])
 def test_a_wrong_list_of_what_is_out_of_reach(tmp_path, text, word):
     (tmp_path / "reach.toml").write_text(text)
     with pytest.raises(InputError, match=word): read_reach(tmp_path)
-
 
 def test_every_row_with_a_grid_and_a_guess_says_untuned():
     "The specs declare what a paper tuned; where the value is still a guess the row must say so"

@@ -14,14 +14,12 @@ BASE = dict(rounds=2, seeds=[0], dataset="digits", recipe="plain", network="digi
 TOY = dict(title="t", paper="p", table="1", kind="table", metric=METRICS[0], statistic=STATISTICS[0], base=BASE,
            columns=[{}], methods={"FedAvg": {}})
 
-
 def until(true, seconds: float = 90):
     "Waits until `true()`"
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(.02)
-
 
 def toml(raw: dict) -> list[str]:
     "TOML lines of nested dicts; lists of dicts become arrays of inline tables"
@@ -34,7 +32,6 @@ def toml(raw: dict) -> list[str]:
         return v.isoformat() if hasattr(v, "isoformat") else json.dumps(v) if isinstance(v, bool) else repr(v)
     return [f"{quoted(k)} = {text(v)}" for k, v in raw.items()]
 
-
 def written(folder: Path, raw: dict, name: str = "toy/x", csv: str | bytes = "") -> Path:
     "`raw` as the spec `name` under `folder`, beside its published numbers"
     path = folder / f"{name}.toml"
@@ -42,7 +39,6 @@ def written(folder: Path, raw: dict, name: str = "toy/x", csv: str | bytes = "")
     path.write_text("\n".join(toml(raw)))
     if csv: path.with_name(raw["published"]).write_bytes(csv.encode() if isinstance(csv, str) else csv)
     return path
-
 
 def put(spec, tier: str, row: str, curves: list, column: str = "", results: Path | None = None, **more) -> list[Path]:
     """Stored runs of `row`, one seed a curve: a list of accuracies, one a round; their files. `more`: of each round.

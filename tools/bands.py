@@ -103,19 +103,13 @@ def outside(found: dict, bands: dict) -> Iterator[tuple[float, str, int, object,
 # --- what the bands catch
 
 SHOWS = 2  # bands off, at least
-UNSEEN = {  # (method, hyper-parameter) -> why its change cannot show in the run
-    ("FedADC", "phi"): "only the variant double_momentum has it",
-    ("FedADCPlus", "phi"): "only the variant double_momentum has it",
-    ("FedADCPlus", "calibration_epochs"): "there is no calibration by default",
-    ("FedADCPlus", "calibration_lr"): "there is no calibration by default",
-    ("FedADCPlus", "calibration_mu"): "there is no calibration by default",
-    ("FedCCFA", "finetune_lr"): "there is no fine-tuning by default",
-    ("FedDrift", "previous"): "the same where everybody takes part in every round",
-    ("FedDrift", "variant"): "the same until models merge",
-    ("FedPAC", "variant"): "the same until a head's weight falls below 1e-3",
-    ("pFedMe", "momentum"): "the method has none",
-    ("pFedMe", "weight_decay"): "the method has none",
-}
+UNSEEN = {where: why for why, places in {  # (method, hyper-parameter) -> why its change cannot show in the run
+    "only the variant double_momentum has it": [("FedADC", "phi"), ("FedADCPlus", "phi")],
+    "there is no calibration by default": [("FedADCPlus", f"calibration_{part}") for part in ("epochs", "lr", "mu")],
+    "there is no fine-tuning by default": [("FedCCFA", "finetune_lr")],
+    "the same where everybody takes part in every round": [("FedDrift", "previous")],
+    "the same until models merge": [("FedDrift", "variant")], "the same until a head's weight falls below 1e-3": [("FedPAC", "variant")],
+    "the method has none": [("pFedMe", "momentum"), ("pFedMe", "weight_decay")]}.items() for where in places}
 ROUGH = {  # (method, hyper-parameter) -> the value tried, where a tenth less changes nothing
     ("Flash", "gamma"): .04,  # it decides who stops: no client of 40 partitions came as near to the limit as a tenth
 }

@@ -1,7 +1,6 @@
 """One storm a seed: a sweep on two workers while processes are killed, the disk fills and files are damaged.
 
     python tools/chaos.py --seeds 1..20      for each seed the faults as they happen, and a verdict
-    python tools/chaos.py --seeds 7 --short  fewer runs and faults: about a minute
     python tools/chaos.py --runs 4000        a rehearsal: so many short runs by three drivers and a Dask cluster at once
     python tools/chaos.py --terms 50         SIGTERM alone, at any moment of a driver's life, which may leave nothing
 
@@ -28,18 +27,18 @@ import psutil
 from fedrepro.experiments import store
 from fedrepro.experiments.leases import mark
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from toy import TOY, written  # noqa: E402
+
 COST = "wall_seconds peak_memory_mb resumed executor together git_commit dirty".split()  # what may differ in a header
 PATIENCE = 240  # seconds without anything new, after which a sweep is stuck
-SPEC = 'columns = [{source = "guess: small", label = "digits"}]\ntiers.smoke = {}\n'
-TOP = {"title": "Faults under load", "paper": "none", "table": "0", "kind": "table", "metric": "generalised_accuracy",
-       "statistic": "last"}
-BASE = {"source": "guess: seconds a run", "rounds": 6, "drift": "sudden", "drift_round": 3, "seeds": [0, 1, 2],
-        "partition": "dirichlet-class-5", "alpha_dirichlet": .5, "per_class": 2, "per_class_test": 1,
-        "recipe": "FedCCFA", "dataset": "digits", "network": "digits_cnn", "clients": 5, "participation": .6,
-        "lr": .05, "epochs": 1, "batch_size": 32}
-ROWS = {"FedAvg": "", "FedAvg calm": 'drift = "none"', "FedAvg wild": "lr = 1e9", "SCAFFOLD": "", "FedCCFA": "",
-        "FedDrift": "", "FedBSS": "", "FedProx": ""}
-
+SMALL = {"source": "guess: seconds a run"}
+BASE = SMALL | {"rounds": 6, "drift": "sudden", "drift_round": 3, "seeds": [0, 1, 2], "partition": "dirichlet-class-5",
+                "alpha_dirichlet": .5, "per_class": 2, "per_class_test": 1, "recipe": "FedCCFA", "dataset": "digits",
+                "network": "digits_cnn", "clients": 5, "participation": .6, "lr": .05, "epochs": 1, "batch_size": 32}
+ROWS = {"FedAvg": {}, "FedAvg calm": {"drift": "none"}, "FedAvg wild": {"lr": 1e9}, "SCAFFOLD": {}, "FedCCFA": {},
+        "FedDrift": {}, "FedBSS": {}, "FedProx": {}}
+METHODS = {row: {"class": row.split()[0]} | SMALL | more for row, more in ROWS.items()}
 
 class Driver:
     "A `fedrepro run` in a session of its own, and what it says"
@@ -69,11 +68,9 @@ class Driver:
         if self.gone: return  # its numbers may belong to others
         with suppress(ProcessLookupError): (os.killpg if everybody else os.kill)(self.process.pid, number)
 
-
 def said(head: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
     "What a result says, but for what it has cost"
     return {k: v for k, v in head.items() if k not in COST}, rows
-
 
 def damage(path: Path, rng: random.Random) -> str:
     "Flip a bit of a file in place, cut it off, or add to it; returns how"
@@ -84,7 +81,6 @@ def damage(path: Path, rng: random.Random) -> str:
         file.write(content + b"?" * (how == "bytes added"))
         if how == "cut off": file.truncate(at)
     return f"{how} in {path.name}"
-
 
 class Storm:
     "One sweep with its faults; every result must appear whole, as in the undisturbed sweep, once, and stay"
@@ -242,7 +238,6 @@ class Storm:
         path = self.rng.choice(there()).with_suffix(self.rng.choice([".json", ".safetensors"]))
         return f"{damage(path, self.rng)}, {killed}"
 
-
 FAULTS = {  # the first six are in every storm
     "kill a worker": Storm.kill_worker, "kill the driver": lambda at: at.end(signal.SIGKILL),
     "fill the disk": Storm.fill_disk, "damage a result": Storm.damage_result, "kill all": Storm.kill_all,
@@ -253,7 +248,6 @@ USUAL = re.compile(  # what a driver may say
     r"|fedrepro: .*set aside( as .*\.damaged)?$|.*resource_tracker: There appear|.*cannot be written \(No space left"
     r"|fedrepro: (waiting for|ended by SIG|\d+ workers; dashboard)|fedrepro: 0 computed"
     r"|.*(damaged after it was written|it is not used$)|.*(worker process died|no worker process could be|scheduler has gone|driver has gone)")
-
 
 @contextmanager
 def small_disk(folder: Path, size: int = 32):
@@ -266,15 +260,9 @@ def small_disk(folder: Path, size: int = 32):
     finally:
         if mounted: subprocess.run(["umount", "-l", folder])
 
-
-def undisturbed(folder: Path, short: bool, **base) -> tuple[Path, dict]:
+def undisturbed(folder: Path, **base) -> tuple[Path, dict]:
     "Make the table, with what `base` says, and sweep once: the spec, and file name -> what the result says"
-    spec, base = folder / "faults/table.toml", BASE | base
-    text = "".join(f"{key} = {value!r}\n" for key, value in (TOP | {f"base.{k}": v for k, v in base.items()}).items()) + SPEC
-    for row, more in list(ROWS.items())[:5 if short else None]:
-        text += f'[methods."{row}"]\nclass = "{row.split()[0]}"\nsource = "guess: small"\n{more}\n'
-    spec.parent.mkdir()
-    spec.write_text(text)
+    spec = written(folder, TOY | {"title": "Faults", "base": BASE | base, "methods": METHODS, "tiers": {"smoke": {}}}, "faults/table")
     driver, began = Driver(spec, folder / "reference"), time.monotonic()
     if driver.process.wait(): raise SystemExit("\n".join(["the undisturbed sweep failed:", *driver.lines]))
     took, found = time.monotonic() - began, {p.name: store.read(p) for p in (folder / "reference/smoke").iterdir()}
@@ -283,21 +271,19 @@ def undisturbed(folder: Path, short: bool, **base) -> tuple[Path, dict]:
           f"{spent / len(found) * 1000:.0f} ms of its own", flush=True)
     return spec, {name: said(*run) for name, run in found.items()}
 
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0", metavar="1..20")
-    parser.add_argument("--short", action="store_true", help="fewer runs and faults")
     parser.add_argument("--runs", type=int, default=0, help="a rehearsal with so many")
     parser.add_argument("--terms", type=int, default=0, help="end so many drivers")
     asked, good = parser.parse_args(), []
     first, _, last = asked.seeds.partition("..")
     base = {"seeds": list(range(-(-asked.runs // len(ROWS)))), "rounds": 2, "drift_round": 1} if asked.runs else {}
     if asked.terms: base = {"rounds": 24, "drift_round": 12}
-    faults = asked.terms or max(6 if asked.short else 14, asked.runs // 40)
+    faults = asked.terms or max(14, asked.runs // 40)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing is left running or mounted
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as top:
-        spec, reference = undisturbed(Path(top), asked.short, **base)
+        spec, reference = undisturbed(Path(top), **base)
         for seed in range(int(first), int(last or first) + 1):
             with small_disk(Path(top, f"seed {seed}"), 32 + asked.runs // 40) as disk:
                 print(f"seed {seed}:", flush=True)
@@ -305,7 +291,6 @@ def main() -> int:
                                   "terminate" if asked.terms else "").run())
     print(f"{len(good)} seeds, {good.count(False)} with trouble")
     return 0 if all(good) else 1
-
 
 if __name__ == "__main__":
     inside = ["unshare", "--user", "--map-root-user", "--mount"]  # where one who is not root may mount

@@ -1,6 +1,5 @@
-"""README.md is nbs/index.ipynb: `python tools/readme.py` writes it, `--check` only compares. Needs no quarto."""
+"""README.md is nbs/index.ipynb: `python tools/readme.py` writes it. Needs no quarto."""
 import re
-import sys
 from pathlib import Path
 
 import nbformat
@@ -8,7 +7,6 @@ from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).resolve().parent.parent
 DIRECTIVES = re.compile(r"\A(?:[ \t]*#\|[^\n]*\n?)+")
-
 
 def shown(cell):
     "The cell as a reader of the page sees it; None when it is hidden"
@@ -19,12 +17,10 @@ def shown(cell):
     cell.source = "" if "echo: false" in said else DIRECTIVES.sub("", cell.source)
     return cell
 
-
 def from_top(markdown: str) -> str:
     "Relative links of a page in nbs/ as links from the top folder"
     markdown = re.sub(r"(?<=\]\()(?!https?:|#|mailto:|\.\./)", "nbs/", markdown)
     return markdown.replace("](../", "](")
-
 
 def readme(notebook: Path = ROOT / "nbs/index.ipynb") -> str:
     "The text of README.md, from the notebook and its stored outputs"
@@ -41,8 +37,4 @@ def readme(notebook: Path = ROOT / "nbs/index.ipynb") -> str:
     notice = "<!-- made from nbs/index.ipynb by tools/readme.py; do not edit -->\n"
     return notice + re.sub(r"[ \t]+\n", "\n", re.sub(r"\n{3,}", "\n\n", text)).strip() + "\n"
 
-
-if __name__ == "__main__":
-    text, page = readme(), ROOT / "README.md"
-    if "--check" not in sys.argv: page.write_text(text)
-    elif page.read_text() != text: sys.exit("README.md is not nbs/index.ipynb: run `make readme`")
+if __name__ == "__main__": (ROOT / "README.md").write_text(readme())

@@ -1,10 +1,7 @@
-"""Every table and figure at tier smoke: each run with one seed, then printed and drawn; names those that cannot be.
-
-    python tools/smoke.py out/smoke [SPEC ...] [--workers 2]
+"""Every table and figure at tier smoke: `python tools/smoke.py out/smoke [SPEC ...]` runs, prints and draws each; names those that cannot be.
 
 The results stay in the folder, and a second call goes on from them. Exit code 1 unless every cell of every table is a
 number (or diverged) and every figure is drawn; a table of differences is printed only."""
-import argparse
 import re
 import sys
 from pathlib import Path
@@ -21,7 +18,6 @@ from fedrepro.verdicts.tables import render
 
 TIER = "smoke"
 
-
 def trouble(spec: Spec, folder: Path) -> str:
     "What is wrong with a table or figure as it is shown; empty when nothing is"
     results, name = folder / spec.folder, spec.name.replace("/", "_")
@@ -34,8 +30,7 @@ def trouble(spec: Spec, folder: Path) -> str:
     empty = len(re.findall(r"not run", text))
     return f"{empty} cells have no run" if empty else ""
 
-
-def main(folder: Path, names: list[str], workers: int) -> int:
+def main(folder: Path, names: list[str], workers: int = 2) -> int:
     specs = [load_spec(name) for name in names or find_specs()]
     planned: dict[str, list] = {}
     for spec in specs: planned.setdefault(spec.folder, []).extend(spec.runs(TIER, seeds=1))
@@ -50,11 +45,4 @@ def main(folder: Path, names: list[str], workers: int) -> int:
     print(f"{len(specs)} tables and figures, {len(found)} with trouble, {len(failed)} runs failed")
     return 1 if found or failed else 0
 
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("specs", nargs="*")
-    parser.add_argument("--workers", type=int, default=2)
-    given = parser.parse_args()
-    sys.exit(main(given.folder, given.specs, given.workers))
+if __name__ == "__main__": sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

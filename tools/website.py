@@ -20,14 +20,9 @@ REPO = re.search("^git_url = (.+)$", (ROOT / "settings.ini").read_text(), re.M)[
 INSTALL = f"%pip install -q git+{REPO}"
 BOOTSTRAP = f"from importlib.util import find_spec\nif find_spec('fedrepro') is None:\n    {INSTALL}"
 
-
-def do(*command, folder: Path, **how) -> str:
-    "What a command prints; raises RuntimeError with what it says if it fails"
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True,
-                          env={**os.environ, "PIP_REQUIRE_VIRTUALENV": "1"}, **how)
-    if done.returncode: raise RuntimeError(f"{command}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
-    return done.stdout
-
+def do(*command, folder: Path):
+    "Run a command that must succeed"
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PIP_REQUIRE_VIRTUALENV": "1"})
 
 def outward(text: str, page: str) -> str:
     "Links of a page in nbs/ to files of the repository that are not in nbs/, as addresses"
@@ -37,7 +32,6 @@ def outward(text: str, page: str) -> str:
         return found[0] if inside else f"]({REPO}/blob/main/{path}{found[2] or ''})"
     return re.sub(r"\]\((\.\./[^)\s#]+)(#[^)\s]*)?\)", absolute, text)
 
-
 def folded_imports(cell) -> str:
     "The source of a cell, folded if it imports and prints nothing"
     try: body = ast.parse(cell.source).body
@@ -46,7 +40,6 @@ def folded_imports(cell) -> str:
     only = body and isinstance(body[0], imports) and all(isinstance(line, (*imports, ast.Expr)) for line in body)
     fold = only and not cell.outputs and "#|" not in cell.source
     return f"#| code-fold: true\n#| code-summary: imports\n{cell.source}" if fold else cell.source
-
 
 def dressed(nb, page: str):
     "A page as the site shows it: links that hold there, imports folded, where to run it; HTML as Markdown, without scripts"
@@ -62,7 +55,6 @@ def dressed(nb, page: str):
         f'<a href="{"../" * page.count("/")}notebooks/{page}" download>Download the notebook</a>\n:::'))
     return nb
 
-
 def prepare(folder: Path) -> Path:
     "The pages as quarto gets them, in `folder`/_proc: processed by nbdev, dressed, and the API's pages"
     for name in ("nbs", "fedrepro"): shutil.copytree(ROOT / name, folder / name, ignore=JUNK)
@@ -74,7 +66,6 @@ def prepare(folder: Path) -> Path:
     reference(folder / "_proc")
     return folder / "_proc"
 
-
 def entries(module) -> dict:
     "name -> public function, class or method that a module defines, in the order of its source"
     own = {n: o for n, o in vars(module).items() if n in module.__all__ and getattr(o, "__module__", "") == module.__name__}
@@ -82,7 +73,6 @@ def entries(module) -> dict:
             if not m.startswith("_") and inspect.isfunction(f) and f.__module__ == module.__name__ and f.__doc__}
     lines = {n: inspect.getsourcelines(o)[1] for n, o in own.items() if inspect.isclass(o) or inspect.isfunction(o)}
     return {n: (own[n], lines[n]) for n in sorted(lines, key=lines.get)}
-
 
 def reference(pages: Path):
     "Writes 13_reference/api/MODULE.qmd for every module in the index of the API, and leads the index there"
@@ -98,7 +88,6 @@ def reference(pages: Path):
         (pages / f"13_reference/api/{path.replace('/', '.')}.qmd").write_text("\n\n".join(parts) + "\n")
     index.write_text(re.sub(rf"\]\({source}\)", lambda m: f"](api/{m[1].replace('/', '.')}.qmd)", index.read_text()))
 
-
 def build(folder: Path) -> Path:
     "Renders the site in the empty `folder`; where its pages are. Each is there as a notebook that installs the package"
     do("quarto", "render", "--no-cache", folder=prepare(folder))
@@ -108,7 +97,6 @@ def build(folder: Path) -> Path:
         to.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(nb, to)
     return folder / "_proc/_docs"
-
 
 if __name__ == "__main__":
     if len(sys.argv) != 2: sys.exit(__doc__)

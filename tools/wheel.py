@@ -9,7 +9,6 @@ CARRIED = ("papers/*.toml", "papers/*.py", "papers/*.csv", "papers/*/*.toml", "p
            "papers/*/results/*/*.jsonl", "nbs/06_methods/1[0-4]_*.ipynb", "nbs/00_guides/00_your_method.ipynb")
 LEFT_OUT = ("_modidx",)  # nbdev's index of the notebooks
 
-
 class BuildPy(build_py):
     "Copies what CARRIED names into the package as it is built; the repository, and so an editable install, has no copy"
     def carried(self) -> dict[str, str]:
