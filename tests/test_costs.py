@@ -10,7 +10,7 @@ from fedrepro.data.datasets import SHAPES, SOURCES, data_dir, load, stand_in
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.rounds import begin, open_round, run
 from fedrepro.experiments import plan as costs, store
-from fedrepro.experiments.plan import Cost, Plan, amount, cut_client, plan, plan_row, sbatch, trial
+from fedrepro.experiments.plan import Cost, Plan, amount, few_samples, plan, plan_row, sbatch, trial
 from fedrepro.experiments.runs import build
 from fedrepro.experiments.specs import load_spec
 from test_runner import SPEC, small
@@ -35,8 +35,10 @@ def test_work_grows_with_epochs_and_not_with_the_trial(monkeypatch):
     one, two = trial(with_fields(AVG, epochs=1)), trial(with_fields(AVG, epochs=2))
     assert two.flops == 2 * one.flops and one.samples == two.samples and one.clients == 4
     monkeypatch.setattr(costs, "TRIAL_SAMPLES", 8)
-    client = open_round(*build(AVG)[:2], begin(*build(AVG)[:2])).clients[0]
-    assert cut_client(client, 8).n == 8 and cut_client(client, 10**6).n == client.n and set(cut_client(client, 8).rows.tolist()) <= set(client.rows.tolist())
+    whole = build(AVG)[1]
+    few, all_of_them = few_samples(whole, 8).partition, few_samples(whole, 10**6).partition
+    assert max(few.sizes) <= 8 and all(set(some) <= set(mine) for some, mine in zip(few.train, whole.partition.train))
+    assert all((some == mine).all() for some, mine in zip(all_of_them.train, whole.partition.train))
 
 
 @pytest.mark.parametrize("row, every, last", [("FedAvg", 1, 1), ("Ditto", 3, 1), ("FedRep", 3, 2), ("FedBABU", 3, 2), ("IFCA", 1, 1), ("FedCCFA", 3, 1)])

@@ -160,7 +160,7 @@ def test_a_page_can_be_read(path):
     "No box that scrolls inside the page, no empty table, every link within it has a target, under 600 lines, small"
     outs = [o["data"] for c in json.loads(path.read_text())["cells"] for o in c.get("outputs", []) if "data" in o]
     text = "\n".join("".join(d.get("text/markdown", "")) for d in outs)
-    assert "overflow" not in text and "max-height" not in text and path.stat().st_size < 500_000
+    assert "overflow" not in text and "max-height" not in text and path.stat().st_size < 400_000
     assert len([line for line in text.splitlines() if re.sub("<[^>]+>", "", line).strip()]) < 600
     assert set(re.findall(r'(?:href="|\]\()#([^")]+)', text)) <= set(re.findall(r'id="([^"]+)"', text))
     assert all(table.count("<tr>") > 1 for table in text.split("<table")[1:]) and "<table" in text

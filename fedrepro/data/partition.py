@@ -12,7 +12,7 @@ import hashlib, inspect, random
 import numpy as np
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import lru_cache, wraps
 from ..core.errors import InputError, choice, number, require
 from .concept_drift import MAX_CLASSES, as_labels
 
@@ -88,9 +88,11 @@ def recipe(name: str):
 
 def recipe_names() -> list[str]: return sorted(PARTITIONS)
 
+_signature = lru_cache(inspect.signature)
+
 def recipe_settings(name: str) -> dict:
     "The settings of a recipe and their defaults"
-    parameters = inspect.signature(PARTITIONS[choice(name, PARTITIONS, "partition recipe")]).parameters.values()
+    parameters = _signature(PARTITIONS[choice(name, PARTITIONS, "partition recipe")]).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 def partition(recipe: str, train_labels, test_labels=None, *, clients: int, seed: int = 0, classes: int | None = None,

@@ -13,6 +13,7 @@ __all__ = ['PACKAGE', 'INSTALLED', 'SENTENCE', 'NOTHING', 'SEEDS', 'STATISTICS',
 import os
 import re
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import NoneType
 from ..core.errors import InputError, choice, short
@@ -162,11 +163,11 @@ class Spec:
     nan_model: float | None = None  # what the authors' code prints for a model of NaN; None: not known
     gap: tuple[str, ...] = ()  # two rows whose published difference the table is about
 
-    @property
+    @cached_property
     def folder(self) -> str:
         "The paper's folder: `fedccfa`"
         return self.path.resolve().parent.name
-    @property
+    @cached_property
     def name(self) -> str:
         "Folder and file: `fedccfa/table2`"
         return f"{self.folder}/{self.path.stem}"
@@ -287,7 +288,12 @@ def check_tuning(raw, where: str):
 def load_spec(spec: str | Path, root: str | Path | None = None) -> Spec:
     "The spec in a file (or called `fedccfa/table2`), with all it names checked; raises InputError"
     path = spec_path(spec, root)
-    return spec_from(read_spec(path), path)
+    specs, tables = (sorted(path.parent.glob(f"*.{end}")) for end in ("toml", "csv"))  # what it may rest on
+    state = tuple(p.read_bytes() for p in specs if p.is_file()), tuple(p.stat().st_mtime_ns for p in tables)
+    return _loaded_spec(path, (tuple(specs), tuple(tables), *state), tuple(load_methods().values()))
+
+@lru_cache(256)
+def _loaded_spec(path: Path, state: tuple, methods: tuple) -> Spec: return spec_from(read_spec(path), path)
 
 def spec_from(raw: dict, path: Path) -> Spec:
     "The spec that `raw` says, with all it names checked, as if it stood in a file at `path`; raises InputError"
