@@ -17,7 +17,7 @@ from ..core.errors import InputError, short
 from ..core.files import write_atomic
 from ..core.trees import nbytes, select, tensors
 from ..data.datasets import MADE, SHAPES, SOURCES, data_dir, stand_in
-from ..engine.client import Client, client_round, train
+from ..engine.client import client_round, train
 from ..engine.evaluation import final_phases
 from ..engine.federation import Federation
 from ..engine.rounds import begin, is_due, open_round
