@@ -1,19 +1,32 @@
 "A sweep under faults loses nothing, computes nothing twice and leaves nothing behind; and the tool that says so can say otherwise"
+import faulthandler
 import os
 import random
+import signal
 import sys
+import time
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from everybody import every_cell
+from fedrepro.core.trees import same_bits
+from fedrepro.data import datasets, partition
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.method import FedAvg
+from fedrepro.engine.rounds import run
+from fedrepro.executors import processes
 from fedrepro.experiments import store
 from fedrepro.experiments.runs import run_id
+from fedrepro.models import networks
 
 CELL = every_cell(names=["FedAvg"])[0]
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 sys.path.insert(0, str(TOOLS))
-from chaos import FAULTS, Storm, damage, said  # noqa: E402
+from chaos import FAULTS, PATIENCE, Storm, damage, said  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and mounts of Linux")
 
@@ -68,3 +81,52 @@ def test_damage_always_changes_a_file(tmp_path):
 def test_a_seed_is_a_schedule(tmp_path):
     def schedule(seed): return Storm(tmp_path, {f"{i}.jsonl": () for i in range(10)}, tmp_path, seed, 14).schedule
     assert schedule(0) == schedule(0) != schedule(1) and {kind for _, kind in schedule(0)} == set(FAULTS) - {"fill the disk"}
+
+@pytest.fixture
+def bounded():
+    "A hang says where it is, and ends the test run"
+    def renew(seen):
+        print(dict(seen), flush=True)
+        faulthandler.dump_traceback_later(4 * PATIENCE, exit=True)
+    yield renew
+    faulthandler.cancel_dump_traceback_later()
+
+@pytest.mark.nightly("some minutes")
+def test_killed_workers_hold_up_nobody(monkeypatch, bounded):
+    """Half of them at random moments of a run, half in the midst of large answers; pays for a worker after each death
+
+    Forty, or as many as FEDREPRO_KILLS says."""
+    monkeypatch.setattr(processes, "TRIES", 10**6)  # a task that is hit three times would fail, as it should
+    kills, large, rng, struck, wrong = int(os.environ.get("FEDREPRO_KILLS", 40)), 1 << 24, random.Random(0), Counter(), 0
+    data, net = datasets.load("digits"), networks.network("feddc_mlp", 10, (1, 8, 8))
+    cut = partition.partition("iid", data.train_y.numpy(), data.test_y.numpy(), clients=8)
+    federation, method = Federation(data, net, cut), FedAvg(lr=.05, epochs=5, batch_size=8)
+    alone = run(method, federation, 2).snapshot.server
+    def writers():
+        "Workers that stand still in the midst of an answer, because nobody reads it"
+        with suppress(OSError):
+            return [w for w in pool.pool.staff.values() if "send" in Path(f"/proc/{w.process.pid}/wchan").read_text()]
+    def strike(staff):
+        if not any(worker.ready for worker in staff): return
+        worker = rng.choice(staff)
+        when = "wrote" if staff == writers() else "computed" if worker.ready else "started"
+        with suppress(OSError): os.kill(worker.process.pid, signal.SIGKILL)  # it may have ended just now
+        struck[when] += 1
+    def storm():
+        while struck.total() < kills / 2:
+            time.sleep(rng.uniform(0, 1))
+            strike(list(pool.pool.staff.values()))
+    with processes.Processes(federation, 4) as pool:
+        (thread := Thread(target=storm, daemon=True)).start()
+        while thread.is_alive():
+            bounded(struck)
+            wrong += not same_bits(run(method, federation, 2, executor=pool).snapshot.server, alone)
+        while struck.total() < kills:
+            bounded(struck)
+            for _, kind, what in pool.pool.work([processes.dumps((bytes, (large,)))] * 8):
+                wrong += kind == "done" and len(what) != large
+                late = time.monotonic() + 3
+                while struck.total() < kills and time.monotonic() < late and not writers(): time.sleep(.01)
+                if struck.total() < kills: strike(writers() or [])
+    print(dict(struck))
+    assert not wrong and struck.total() == kills and struck["wrote"] > kills / 4

@@ -1,5 +1,6 @@
 "The pages of methods: what the five papers' pages have, and where sentences about released code lead"
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from fedrepro.reporting.method_page import PAPER_LINKS
 ROOT = Path(__file__).resolve().parents[1]
 NBS = ROOT / "nbs/06_methods"
 FIVE = {"lfd": "10_lfd", "feddc": "11_feddc", "fedadc": "12_fedadc", "fedbss": "13_fedbss", "fedccfa": "14_fedccfa"}
+PAGES = sorted(NBS.glob("*.ipynb"))
+PLACE = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/blob/[0-9a-f]{40}/[\w./-]+#L\d+")
+
 def cells(page): return json.loads((NBS / f"{page}.ipynb").read_text())["cells"]
 
 def sources(page): return ["".join(c["source"]) for c in cells(page)]
@@ -54,3 +58,28 @@ def test_a_drawing_has_every_message():
             messages = method().communication()
             drawn = {step for step, way, _ in method_page.round_steps(messages, "works", "works") if way}
             assert drawn == {name for name in ("broadcast", "survey", "assigned", "upload", "reply") if getattr(messages, name)}
+
+@pytest.mark.parametrize("paper", FIVE)
+def test_code_fits_the_column(paper):
+    assert not [line for c in cells(FIVE[paper]) if c["cell_type"] == "code"
+                for line in "".join(c["source"]).split("\n") if len(line) > 110 and not line.startswith("#|")]
+
+# --- sentences about released code
+
+SAYS = re.compile(r"released (?:code|server|version)|(?:authors'|official|FedDC's|FedDyn's|FedCCFA's) code"
+                  r"|\b[Tt]h(?:e|at) code(?:'s)?\b(?= \w)", re.S)
+
+def statements():
+    "(page, sentence, whether it leads to lines) in prose about what a released code does"
+    for path in PAGES:
+        for source in ("".join(c["source"]) for c in cells(path.stem) if c["cell_type"] == "markdown"):
+            for part in re.split(r"\n\s*\n|\n(?=- |\*\*)", source):
+                text = re.sub(r"\s+", " ", part)
+                for sentence in re.split(r"(?<=[.:;])\s+(?=[A-Z`$*])", text):
+                    if SAYS.search(sentence) and not sentence.startswith("#"): yield path.stem, sentence, bool(PLACE.search(sentence))
+
+def test_sentences_about_released_code_lead_to_its_lines():
+    markdown = [s for s in statements() if "could find" not in s[1]]
+    linked = [s for s in markdown if s[2]]
+    assert len(markdown) > 25
+    assert len(linked) >= .8 * len(markdown), [s[:2] for s in markdown if not s[2]]
