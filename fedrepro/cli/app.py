@@ -7,12 +7,7 @@ __all__ = ['EXAMPLES', 'app', 'VersionOption', 'ImportOption', 'print_sheet', 's
            'cached_answer', 'folder_given', 'picked', 'in_places', 'asked_for']
 
 # %% ../../nbs/11_cli/01_app.ipynb #3e456385
-import hashlib
-import json
-import os
-import shutil
-import sys
-import time
+import hashlib, json, os, shutil, sys, time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path

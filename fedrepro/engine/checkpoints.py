@@ -8,11 +8,7 @@ __all__ = ['MALFORMED', 'CHECKPOINT_FORMAT', 'MINUTE', 'SHARE', 'Unusable', 'Oth
            'snapshot_of', 'save_snapshot', 'load_snapshot', 'matching', 'forget', 'forget_finished', 'CheckpointWriter']
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #3b589b5e
-import hashlib
-import json
-import math
-import sys
-import time
+import hashlib, json, math, sys, time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, fields

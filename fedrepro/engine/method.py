@@ -6,11 +6,7 @@
 __all__ = ['METHODS', 'HOOKS', 'Exchange', 'Survey', 'FedAvg', 'load_methods', 'import_file']
 
 # %% ../../nbs/04_engine/04_method.ipynb #0ea1af1a
-import importlib.util
-import math
-import os
-import pkgutil
-import sys
+import importlib.util, math, os, pkgutil, sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path

@@ -7,8 +7,7 @@ __all__ = ['TIMES', 'OFF', 'MEASURES', 'timed', 'clock', 'Profiler', 'collaborat
            'class_distances', 'distance_matrix', 'measured']
 
 # %% ../../nbs/04_engine/00_probes.ipynb #094a13ac
-import math
-import time
+import math, time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 import torch

@@ -7,9 +7,7 @@ __all__ = ['by_product', 'fits', 'with_products', 'layers_of', 'seconds', 'choic
            'stack_net']
 
 # %% ../../nbs/05_executors/00_kernels.ipynb #1e68e4f2
-import json
-import math
-import time
+import json, math, time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress

@@ -6,9 +6,7 @@
 __all__ = ['LARGE', 'SharedBuffer', 'Pickler', 'Unpickler', 'dumps', 'loads']
 
 # %% ../../nbs/05_executors/03_messages.ipynb #fba0bad9
-import io
-import os
-import pickle
+import io, os, pickle
 from contextlib import AbstractContextManager
 from typing import Any
 import numpy as np

@@ -7,14 +7,7 @@ __all__ = ['TRIES', 'keep_memory', 'huge_pages', 'one_thread', 'calm_worker', 'e
            'answer_to', 'serve', 'report', 'NoWorker', 'Worker', 'Workers', 'shares', 'Processes']
 
 # %% ../../nbs/05_executors/05_processes.ipynb #dad2ae54
-import ctypes
-import itertools
-import multiprocessing
-import os
-import signal
-import sys
-import threading
-import traceback
+import ctypes, itertools, multiprocessing, os, signal, sys, threading, traceback
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress

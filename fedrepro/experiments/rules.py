@@ -8,11 +8,7 @@ __all__ = ['SOURCE_KINDS', 'NAMES', 'SEED', 'COUNT', 'NAME', 'SETTINGS', 'PARTIT
            'field_rules']
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #9f1a0293
-import dataclasses
-import io
-import math
-import operator
-import tomllib
+import dataclasses, io, math, operator, tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal

@@ -7,11 +7,7 @@ __all__ = ['PROTOCOL', 'run_id', 'own_source', 'package_methods', 'make_method',
            'run_settings', 'PlannedRun', 'load_data', 'first', 'forget_data', 'pick_device', 'build']
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #8f35dde5
-import dataclasses
-import hashlib
-import inspect
-import json
-import sys
+import dataclasses, hashlib, inspect, json, sys
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path

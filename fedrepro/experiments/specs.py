@@ -10,8 +10,7 @@ __all__ = ['PACKAGE', 'INSTALLED', 'SENTENCE', 'NOTHING', 'SEEDS', 'STATISTICS',
            'check_alike']
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #2155c2c7
-import os
-import re
+import os, re
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path

@@ -10,18 +10,7 @@ __all__ = ['RESULT_FORMAT', 'NUMBER', 'HEADER', 'ALWAYS', 'STATUS', 'SHAPE', 'AB
            'settings_columns', 'tier_folders', 'load_runs', 'state', 'load_headers', 'load_results', 'mixed']
 
 # %% ../../nbs/07_experiments/07_store.ipynb #f68f48b0
-import errno
-import hashlib
-import importlib.metadata
-import json
-import math
-import os
-import platform
-import stat
-import subprocess
-import sys
-import tempfile
-import time
+import errno, hashlib, importlib.metadata, json, math, os, platform, stat, subprocess, sys, tempfile, time
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path

@@ -6,8 +6,7 @@
 __all__ = ['partners', 'cross_layer', 'InCo', 'products', 'closest', 'choose', 'remember', 'FedCDA']
 
 # %% ../../nbs/06_methods/09_layers.ipynb #878cbb90
-import math
-import re
+import math, re
 from dataclasses import dataclass
 from typing import ClassVar
 import numpy as np

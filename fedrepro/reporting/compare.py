@@ -8,8 +8,7 @@ __all__ = ['SOURCE', 'ROUND_FIELDS', 'PUBLISHED_ROUNDS', 'OWN_TIER', 'NETWORKS',
            'checked', 'differences', 'ComparedTable', 'compare']
 
 # %% ../../nbs/09_reporting/05_compare.ipynb #a4dbd5d5
-import json
-import re
+import json, re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

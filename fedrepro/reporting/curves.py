@@ -10,8 +10,7 @@ __all__ = ['METHOD_COLOURS', 'DASHES', 'PLAIN', 'METHOD_MARKERS', 'OTHER', 'NAME
            'save_figure', 'small_png']
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #c0866378
-import io
-import textwrap
+import io, textwrap
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import cycle

@@ -8,8 +8,7 @@ __all__ = ['PAPER_LINKS', 'ORDER', 'X_SERVER', 'X_CLIENT', 'PaperLinks', 'links_
            'deviation_table']
 
 # %% ../../nbs/09_reporting/07_method_page.ipynb #1713867e
-import re
-import textwrap
+import re, textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 import matplotlib.pyplot as plt

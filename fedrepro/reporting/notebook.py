@@ -7,10 +7,7 @@ __all__ = ['LEDGER', 'project_folder', 'PlannedTable', 'assigned', 'mistyped', '
            'StoredTable', 'result']
 
 # %% ../../nbs/09_reporting/04_notebook.ipynb #7641e343
-import ast
-import inspect
-import os
-import sys
+import ast, inspect, os, sys
 from dataclasses import dataclass
 from pathlib import Path
 import pandas as pd

@@ -10,8 +10,7 @@ __all__ = ['WAITS', 'EFFECT', 'said', 'folded', 'specs_of', 'loaded', 'started',
            'paper_lines', 'summary']
 
 # %% ../../nbs/09_reporting/06_paper_page.ipynb #d25de4bf
-import math
-import re
+import math, re
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache

@@ -7,8 +7,7 @@ __all__ = ['REACH', 'read_published', 'places', 'repeats', 'own_table', 'own_tab
            'out_of_reach']
 
 # %% ../../nbs/08_verdicts/00_independent.ipynb #0379a55a
-import math
-import re
+import math, re
 from functools import lru_cache
 from pathlib import Path
 import numpy as np
