@@ -59,7 +59,8 @@ def run_header(cell: PlannedRun, course: ActiveRun, device: str, **cost) -> dict
 
 def refuse_taken(path: Path):
     "Raises InputError if something that is no usable result (of another version, unreadable) stands at `path`"
-    if os.path.lexists(path):
+    def taken(): return os.path.lexists(path)
+    if taken() and not store.is_complete(path) and taken():  # it may be a result that another process has just written
         raise InputError(f"{path} is there but cannot be used; move it away or choose another folder with --results")
 
 def stack_key(cell: PlannedRun) -> str:
