@@ -98,6 +98,13 @@ def test_a_result_that_another_process_writes_between_two_looks_is_taken(referen
     report = runner.compute_runs(CELLS[:2], tmp_path, quiet=True)
     assert report.exit_code == 0 and report.theirs == [done] and rows(tmp_path, CELLS[:2]) == rows(reference, CELLS[:2])
 
+def test_a_damaged_result_of_another_driver_is_computed_again(reference, tmp_path):
+    (tmp_path / "smoke").mkdir()
+    store.run_path(tmp_path, CELLS[0]).write_bytes(store.run_path(reference, CELLS[0]).read_bytes()[:100])
+    report = runner.SweepReport(elsewhere=[CELLS[0]])
+    with runner.Progress([CELLS[0]], True) as progress:
+        assert runner.awaited(report, progress, tmp_path, float("inf"), True, {}) == [CELLS[0]] and report.theirs == []
+
 
 # --- refused before anything is computed
 
