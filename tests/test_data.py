@@ -176,3 +176,14 @@ def test_the_evil_pickles_are_evil(tmp_path):
     "Python's own reader runs the first of them"
     pickle.loads(next(evil_pickles(tmp_path / "mark")))
     assert (tmp_path / "mark").exists()
+
+def test_download_delivers_the_wrong_bytes(whole, tmp_path):
+    "The archive agrees with its sum, but not the file in it: the old file stays as it was, and nothing else is left"
+    source, content, _ = whole
+    victim = next(iter(source.test))
+    wanted = replace(source, test={**source.test, victim: "0" * 32})
+    (tmp_path / "made" / victim).write_bytes(b"old")
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(InputError, match=f"checksum of {victim}"): datasets._present(wanted, tmp_path)
+    after = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert {p: c for p, c in after.items() if p.suffix != ".gz"} == before

@@ -1,4 +1,5 @@
 "A run that blows up is a recorded outcome with round, client and norm; nothing is clipped unless a spec says so"
+import ast
 import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -262,3 +263,19 @@ def test_a_spec_that_clips(tmp_path):
     method, fed, rounds = build(clips)
     ends = [run(m, fed, rounds).snapshot.server["params"] for m in (build(plain)[0], method, replace(method, clip_norm=1e9))]
     assert not same_bits(ends[0], ends[1]) and same_bits(ends[0], ends[2])
+
+def uses(tree):
+    "(function, what) of everything that clips, or that repairs a NaN"
+    for f in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]:
+        for n in ast.walk(f):
+            word = n.attr if isinstance(n, ast.Attribute) else n.id if isinstance(n, ast.Name) else n.name if isinstance(n, ast.alias) else ""
+            if word in ("clip_norm", "clipped", "nan_to_num") or word.startswith("clip_grad"): yield f.name, word
+
+def test_one_place_clips():
+    files = [p for p in sorted((ROOT / "fedrepro").rglob("*.py"))]
+    found = {(p.stem, *use) for p in files for use in uses(ast.parse(p.read_text()))}
+    assert found == {("client", "grad", "clip_norm"), ("client", "grad", "clipped"), ("method", "phase", "clip_norm"),
+                     ("clustered", "cluster_distances", "nan_to_num"), ("harness", "apart", "nan_to_num")}
+
+def test_a_hidden_clip_is_seen():
+    for code in ("torch.nn.utils.clip_grad_norm_(g, 1)", "g.nan_to_num()", "clipped(g, 1)"): assert list(uses(ast.parse(f"def f(g): {code}")))

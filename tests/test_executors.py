@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedrepro.core.errors import InputError
-from fedrepro.core.trees import distance, moved, same_bits
+from fedrepro.core.trees import distance, moved, same_bits, tensors
 from fedrepro.data import concept_drift, datasets, partition
 from fedrepro.engine import method as method_module, rounds
 from fedrepro.engine.client import plan_batches
@@ -107,3 +107,12 @@ def test_what_an_executor_refuses():
         with pytest.raises(InputError, match="executor 'threads' is unknown; accepted: auto, graphs, processes"): pick_executor("threads", TOY)
     finally: method_module.METHODS.pop("Mine")
     assert cores() >= 1
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedCCFA", "pFedMe"])
+def test_seeds_in_one_stack_are_seeds_alone(name):
+    method, federations = load_methods()[name](**LOCAL), [replace(TOY, seed=s) for s in (0, 1)]
+    together = run_lockstep([ActiveRun(method, fed, 2, line=str(fed.seed)) for fed in federations], stacked)
+    for fed, ours in zip(federations, together):
+        alone = run(method, fed, 2).snapshot
+        gaps = [float((x - y).abs().max()) for x, y in zip(tensors([alone.server, alone.states]), tensors([ours.snapshot.server, ours.snapshot.states]))]
+        assert max(gaps) < 1e-10

@@ -437,3 +437,18 @@ def test_every_page_hands_all_its_parameters_over(page):
     assert defaults == {n: p.default for n, p in wanted.items()} and types == {n: p.annotation for n, p in wanted.items()}
     assert {p.name for p in PythonTranslator.inspect(cells[at])} == set(wanted), "a second = in a line, even in a comment, papermill cannot read"
     assert "".join(cells[at + 1].source.split()).endswith(f"job=planned_table({','.join(f'{n}={n}' for n in wanted)})")
+
+ids = st.lists(st.integers(0, 6), max_size=4) | st.sets(st.integers(0, 4)) | ODD
+
+pairs = st.lists(st.integers(0, 4), min_size=2, max_size=2, unique=True) | ODD | st.lists(st.integers(-1, 6), max_size=3)
+
+@inputs
+@given(st.lists(st.tuples(most_often(st.integers(0, 6)), ids, pairs), max_size=6), most_often(st.integers(1, 6)), most_often(st.integers(1, 6)), st.booleans())
+def test_any_schedule_of_ones_own(swaps, clients, classes, odd):
+    made = []
+    for swap in swaps:
+        try: made.append(Swap(*swap))
+        except InputError as error: clear(error)
+    try: s = DriftSchedule("any", clients, classes, [*made, "x"] if odd and len(made) > 4 else made)
+    except InputError as error: return clear(error)
+    if s.clients * s.classes < 10**5: check_schedule(s, [3])

@@ -160,3 +160,19 @@ def test_a_worker_that_does_not_start_holds_up_nobody():
         os.kill(staff.staff[0].process.pid, signal.SIGSTOP)
         heard = sorted((i, kind, content) for i, kind, content in staff.work([dumps((pow, (2, n))) for n in range(4)]))
     assert heard == [(n, "done", 2**n) for n in range(4)]
+
+@LINUX
+def test_no_other_file_is_taken_for_a_shelf(tmp_path):
+    "Its number may belong to something else by the time a message is read"
+    with SharedBuffer() as shelf: place = shelf.place
+    with pytest.raises(OSError): SharedBuffer(place)
+    (tmp_path / "precious").write_bytes(b"as it was")
+    file = int(place[0].rsplit("/", 1)[1])
+    other = os.open(tmp_path / "precious", os.O_RDWR)
+    try:
+        os.dup2(other, file)
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(OSError, match="is something else now"): SharedBuffer(place)
+        assert len(os.listdir("/proc/self/fd")) == before and (tmp_path / "precious").read_bytes() == b"as it was"
+    finally:
+        for each in {other, file}: os.close(each)

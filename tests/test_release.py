@@ -208,3 +208,9 @@ def test_a_hook_finds_what_it_is_for(name, bad, text, tmp_path):
     (tmp_path / bad).write_text(text)
     ran = hooked(name, tmp_path, [bad])
     assert ran.returncode and bad in ran.stdout
+
+def test_without_its_papers_there_is_no_wheel(tmp_path):
+    tree = copied([n for n in known_to_git() if n.startswith(("fedrepro/", "tools/wheel", "pyproject", "LICENSE", "README"))], tmp_path)
+    ran = subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "--wheel", "."],
+                         cwd=tree, capture_output=True, text=True, env=QUIET)
+    assert ran.returncode and "a wheel needs papers/*.toml" in ran.stdout + ran.stderr

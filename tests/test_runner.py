@@ -227,3 +227,9 @@ def test_quiet_and_ci_are_silent(reference, tmp_path, capsys, monkeypatch):
     runner.compute_runs(CELLS[:1], tmp_path / "loud")
     out, err = capsys.readouterr()
     assert out == "" and err == f"fedrepro: 1 of 1 runs: {CELLS[0].describe()}: complete\n"
+
+def test_two_workers_give_the_same_bits_in_any_order(reference, tmp_path):
+    report = runner.compute_runs(CELLS[::-1], tmp_path, workers=2, quiet=True)
+    assert len(report.done) == 4 and not report.failed and rows(tmp_path) == rows(reference)
+    heads = [[store.read(store.run_path(f, c))[0]["partition_fingerprint"] for c in CELLS] for f in (tmp_path, reference)]
+    assert heads[0] == heads[1] and names(tmp_path) == names(reference)
