@@ -195,4 +195,5 @@ def test_workers_and_scheduler_die(two, alone, tmp_path):
     assert len(report.done) >= 3 and report.failed and set(report.failed.values()) == {LOST} and report.exit_code == 1
     there = len(list(results.rglob("*.jsonl")))
     again = runner.compute_runs(many(), results, quiet=True)
-    assert len(again.skipped) == there and len(again.done) == 8 - there and rows(results, many()) == rows(alone, many())
+    assert len(again.skipped) >= there and not again.failed and rows(results, many()) == rows(alone, many())
+    assert len(again.skipped) + len(again.done) + len(again.theirs) == 8  # theirs: `second` may end the run that it was at
