@@ -14,7 +14,8 @@ from fedrepro.data import concept_drift, datasets, partition
 from fedrepro.engine import divergence
 from fedrepro.engine.client import SGD
 from fedrepro.engine.divergence import (
-    EXPLODED, calm, client_diverged, in_words, limit, record, refuse_diverged, server_diverged, sizes)
+    calm, client_diverged, limit, record, refuse_diverged, server_diverged, sizes)
+from fedrepro.engine.rows import EXPLODED, in_words
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.lockstep import ActiveRun, run_lockstep

@@ -1,4 +1,6 @@
 "Specs: every committed one says what the paper says; whatever is wrong in one is said in a single line"
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ from fedrepro.core.errors import InputError
 from fedrepro.engine.method import load_methods
 from fedrepro.experiments.rules import SETTINGS, SOURCE_KINDS, field_rules, line_finder, read_published_csv
 from fedrepro.experiments.runs import build, pick_device, run_id
-from fedrepro.experiments.specs import NOTHING, Column, find_specs, load_spec
+from fedrepro.experiments.specs import NOTHING, Column, Spec, find_specs, keep_spec, kept_spec, load_spec, place_and_state
 from fedrepro.verdicts.tables import render
 from toy import BASE, TOY, written
 
@@ -202,6 +204,42 @@ def test_a_folder_of_ones_own_comes_first_and_hides_nothing(tmp_path, monkeypatc
     (tmp_path / "papers/fedccfa/table2.toml").write_text(own.read_text())
     assert load_spec("fedccfa/table2").title == "t" and find_specs()["fedccfa/table2"].is_relative_to(tmp_path)
     assert load_spec("fedccfa/table1").paper == "FedCCFA"
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    "Keeps a spec in a cache of its own, and reads it from there"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    def kept(spec, files=("state",), write=True) -> Spec | None:
+        kept_spec.cache_clear()
+        if write: keep_spec(spec, files)
+        return kept_spec(spec.path, files)
+    yield kept
+    kept_spec.cache_clear()
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_kept_spec_is_the_one_that_was_read(name, kept):
+    "Also the settings of its runs, of seeds that it does not list too; but for tuples, which json has not"
+    spec = load_spec(SPECS[name])
+    again = kept(spec)
+    def plain(s): return [json.dumps([c.run_id, c.row, c.column, c.seed, c.table, c.settings]) for t in s.tiers for c in s.runs(t, seeds=[0, 7])]
+    assert again is not spec and repr(again).replace("(", "[").replace(")", "]") == repr(spec).replace("(", "[").replace(")", "]")
+    assert plain(again) == plain(spec) and again.known and not spec.known and not replace(again).known
+
+def test_what_was_kept_is_read_again_when_it_may_be_wrong(kept):
+    spec = load_spec(SPECS["fedccfa/table8"])
+    assert kept(spec) and kept(spec, ("other",), write=False) is None
+    file, state = place_and_state(spec.path, ("state",))
+    whole = json.loads(file.read_text())
+    changes = [{"state": state}, whole | {"known": []}, whole | {"spec": 3}, whole | {"spec": whole["spec"] | {"base": {"rounds": 5}}}, [], 1]
+    for text in ["", "{", file.read_text()[:-9], *map(json.dumps, changes)]:
+        file.write_text(text)
+        assert kept(spec, write=False) is None, text[:80]
+
+def test_a_spec_with_a_method_of_ones_own_is_not_kept(kept, monkeypatch):
+    "Its runs follow from its source, which may change"
+    spec = load_spec(SPECS["fedadc/figure2"])
+    monkeypatch.setitem(load_methods(), "Mine", type("Mine", (load_methods()["FedAvg"],), {}, listed=False))
+    assert kept(spec) is None
 
 CSV = "method,variant,clients,mean,std\nFedAvg,,20,1,2\nFedAvg,,100,3,\nOther,a,20,5,6\nOther,b,20,7,8\n"
 

@@ -15,7 +15,8 @@ from fedrepro.core.errors import InputError
 from fedrepro.core.trees import norm, select, sub
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.method import load_methods
-from fedrepro.engine.probes import MEASURES, TIMES, distance_matrix
+from fedrepro.engine.probes import MEASURES, distance_matrix
+from fedrepro.engine.rows import TIMES
 from fedrepro.engine.rounds import run
 from fedrepro.executors.executors import pick_executor
 from fedrepro.executors.stacks import stacked

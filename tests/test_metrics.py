@@ -13,12 +13,11 @@ from sklearn.metrics import accuracy_score, adjusted_rand_score
 from torch import nn
 
 from fedrepro.checks.harness import tiny
-from fedrepro.engine.evaluation import (
-    Predictor, Evaluator, evaluate, finetuned, generalised_accuracy, eval_models, personalised_accuracy, predictions, rounds_to_target,
-    summarise)
+from fedrepro.engine.evaluation import Predictor, Evaluator, evaluate, finetuned, generalised_accuracy, eval_models, personalised_accuracy, predictions
 from fedrepro.engine.federation import TUNE
 from fedrepro.engine.method import load_methods
 from fedrepro.engine.rounds import begin, next_round
+from fedrepro.engine.rows import rounds_to_target, summarise
 from fedrepro.methods.fedccfa import cluster_scores, label_entropy, madd
 from fedrepro.verdicts.tables import half_width, mean_std
 from toy import OURS

@@ -21,7 +21,7 @@ from ..core.trees import nbytes
 from ..engine.checkpoints import load_snapshot, save_snapshot
 from ..engine.client import Client, client_round
 from ..engine.declarations import Messages, declared_bytes, law_of, law_text, shape_bytes
-from ..engine.divergence import in_words
+from ..engine.rows import in_words
 from ..engine.evaluation import eval_models, evaluate, sorts
 from ..engine.federation import Federation
 from ..engine.method import HOOKS, METHODS, FedAvg

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import typer
 import fedrepro
 from .. import __version__
-from ..core.files import write_atomic
+from ..core.files import cache_folder, write_atomic
 from ..core.grids import Grid, Sheet, as_sheet, as_text
-from .options import paper_folders, place
+from .options import place
 
 # %% ../../nbs/11_cli/01_app.ipynb #46a5c4b4
 EXAMPLES = """A minute: fedrepro compare FedAvg FedCCFA --alpha 0.1 --drift sudden
@@ -90,11 +90,12 @@ def state_of(folders: Iterable[Path]) -> str | None:
     return hashlib.sha256(json.dumps([mine, found]).encode()).hexdigest()
 
 def cached_answer(question: list, folders: Iterable[Path | None], make: Callable[[], Any]) -> Any:
-    "What `make` returns (text, a list, a sheet): from the cache, if nothing that it rests on has changed"
+    """What `make` returns (text, a list, a sheet): from the cache, if nothing that it rests on has changed.
+
+    That is the package, and what is in `folders` (None: nothing)."""
     question = [str(Path.cwd()), *map(str, question)]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    file = home/"fedrepro/answers"/f"{hashlib.sha256(json.dumps(question).encode()).hexdigest()[:24]}.json"
-    state = state_of([*paper_folders(), *(f for f in folders if f is not None)])
+    file = cache_folder()/"answers"/f"{hashlib.sha256(json.dumps(question).encode()).hexdigest()[:24]}.json"
+    state = state_of(f for f in folders if f is not None)
     try: kept = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError): kept = {}
     if state is None or kept.get("state") != state:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Annotated
 import typer
 from .app import cached_answer, app, folder_given, print_sheet, show
-from .options import LOOK_UP, DataOption, FormatOption, JsonOption, ResultsOption, place
+from .options import (
+    LOOK_UP, DataOption, FormatOption, JsonOption, ResultsOption, paper_folders, place)
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #628af49e
 def method_lines(whole: bool = False) -> list[dict]:
@@ -57,11 +58,12 @@ def dataset_lines(data: Path | None = None) -> list[dict]:
 def table_lines() -> list[dict]:
     "Every spec found: name, title, paper, table, metric, file, and the runs finished and asked for in each tier"
     from fedrepro.experiments.specs import find_specs, load_spec
-    from fedrepro.experiments.store import load_results
+    from fedrepro.experiments.store import load_headers
     lines = []
     for name, path in find_specs().items():
         spec = load_spec(path)
-        found = {t: (set(load_results(spec.results / t).run_id), {c.run_id for c in spec.runs(t)}) for t in spec.tiers}
+        found = {t: ({h["run_id"] for h in load_headers(spec.results/t)}, {c.run_id for c in spec.runs(t)})
+                 for t in spec.tiers}
         tiers = {t: dict(finished=len(done & asked), runs=len(asked)) for t, (done, asked) in found.items()}
         finished = ", ".join(f"{t} {n['finished']}/{n['runs']}" for t, n in tiers.items())
         lines.append(dict(name=name, title=spec.title, paper=spec.paper, table=spec.table, metric=spec.metric,
@@ -83,7 +85,7 @@ def datasets_command(data: DataOption = None, as_json: JsonOption = False) -> No
 @app.command("tables", rich_help_panel=LOOK_UP)
 def tables_command(as_json: JsonOption = False) -> None:
     "List the tables and figures, with the number of finished runs by tier."
-    show(cached_answer(["tables"], [], table_lines), ["name", "title", "finished"], as_json)
+    show(cached_answer(["tables"], paper_folders(), table_lines), ["name", "title", "finished"], as_json)
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #a12eca37
 @app.command("scoreboard", rich_help_panel=LOOK_UP)
@@ -93,7 +95,7 @@ def scoreboard_command(results: ResultsOption = None, format: FormatOption = "te
         from fedrepro.verdicts.scoreboard import board_sheet, render_scoreboard, scoreboard
         folder = folder_given(results)
         return board_sheet(scoreboard(folder), folder) if format == "text" else render_scoreboard(format, folder)
-    print_sheet(cached_answer(["scoreboard", results, format], [results], make))
+    print_sheet(cached_answer(["scoreboard", results, format], [*paper_folders(), results], make))
 
 JudgedOption = Annotated[str, typer.Option("--tier", metavar="T",
                                            help="paper, which is judged, or a smaller tier, which is only shown")]
@@ -105,4 +107,4 @@ def claims_command(tier: JudgedOption = "paper", results: ResultsOption = None, 
         from fedrepro.verdicts.claims import claims_sheet, render_claims, verdicts
         folder = folder_given(results)
         return claims_sheet(verdicts(tier, folder), tier) if format == "text" else render_claims(tier, format, folder)
-    print_sheet(cached_answer(["claims", tier, results, format], [results], make))
+    print_sheet(cached_answer(["claims", tier, results, format], [*paper_folders(), results], make))

@@ -138,7 +138,7 @@ def export_command(
         return f"{export(loaded, shown, to, file, folder)}\n"
     if out is not None or to == "parquet": return print_sheet(make())
     beside = Path(spec).parent if Path(spec).is_file() else None
-    print_sheet(cached_answer(["export", spec, tier, to, results], [results, beside], make))
+    print_sheet(cached_answer(["export", spec, tier, to, results], [*paper_folders(), results, beside], make))
 
 # %% ../../nbs/11_cli/03_own.ipynb #7c5541e1
 def page_files() -> dict[str, Path]:

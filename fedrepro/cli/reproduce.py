@@ -14,7 +14,7 @@ from .app import app, asked_for, busy, cached_answer, folder_given, print_sheet,
 from .options import (
     REPRODUCE, TIERS, BestTierOption, BudgetOption, CheckpointOption, DataOption, DatasetsOption, DeviceOption,
     ExecutorOption, FormatOption, JsonOption, LogOption, MethodsOption, NoWaitOption, QuietOption, ResultsOption,
-    SchedulerOption, SeedsOption, SpecArgument, SpecsArgument, WorkersOption, count, one, place)
+    SchedulerOption, SeedsOption, SpecArgument, SpecsArgument, WorkersOption, count, one, paper_folders, place)
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #750361da
 @app.command("run", rich_help_panel=REPRODUCE)
@@ -100,7 +100,7 @@ def table_command(spec: SpecArgument, tier: BestTierOption = None, results: Resu
         chosen = sheet.grids and not tier and len(loaded.tiers) > 1
         return replace(sheet, notes=[*sheet.notes, said]) if chosen else sheet
     beside = Path(spec).parent if Path(spec).is_file() else None
-    print_sheet(cached_answer(["table", spec, tier, results, format], [results, beside], make))
+    print_sheet(cached_answer(["table", spec, tier, results, format], [*paper_folders(), results, beside], make))
 
 @app.command("figure", rich_help_panel=REPRODUCE)
 def figure_command(

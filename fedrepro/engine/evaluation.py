@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['digests', 'Predictor', 'predictions', 'generalised_accuracy', 'personalised_accuracy', 'eval_models', 'sorts',
-           'final_phases', 'finetuned', 'own_metrics', 'Evaluator', 'evaluate', 'series', 'summarise',
-           'rounds_to_target']
+           'final_phases', 'finetuned', 'own_metrics', 'Evaluator', 'evaluate']
 
 # %% ../../nbs/04_engine/06_evaluation.ipynb #e91970da
 import hashlib
@@ -151,27 +150,3 @@ class Evaluator:
 def evaluate(method, federation: Federation, at: Snapshot, final: bool = False) -> dict[str, float]:
     "As `Evaluator`, for once"
     return Evaluator()(method, federation, at, final)
-
-# %% ../../nbs/04_engine/06_evaluation.ipynb #cf487e15
-def series(rows: list[dict], metric: str) -> list[float]:
-    """A metric over one run's evaluated rounds, all of models of one kind.
-
-    Where the last row is of fine-tuned models, those are known in that row alone: nan in all others. The same models as
-    they were before it are the series `..._untuned`, which goes back to the first round."""
-    def has(row, key): return key in row and not np.isnan(row[key])
-    plain = metric.removesuffix("_untuned")
-    if plain != metric: return [r[metric if has(r, metric) else plain] for r in rows]
-    tuned = [has(r, f"{metric}_untuned") for r in rows]
-    return [r[metric] if t or not any(tuned) else np.nan for r, t in zip(rows, tuned)]
-
-def summarise(rows: list[dict], metric: str = "generalised_accuracy") -> dict[str, float]:
-    "`last`, `best`, `mean_last_10` of a metric over one run's evaluated rounds, in order; nan if one of them is nan"
-    values = series(rows, metric)
-    return {"last": values[-1], "best": float(np.max(values)), "mean_last_10": float(np.mean(values[-10:]))}
-
-# %% ../../nbs/04_engine/06_evaluation.ipynb #f3c01f07
-def rounds_to_target(rows: list[dict], metric: str, target: float, window: int = 1) -> float:
-    "The first evaluated round at which the mean of the last `window` values is at least `target`; inf if there is none"
-    values = series(rows, metric)
-    ends = range(window, len(rows) + 1)
-    return next((float(rows[i - 1]["round"]) for i in ends if np.mean(values[i - window:i]) >= target), np.inf)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PROTOCOL', 'run_id', 'own_source', 'package_methods', 'make_method', 'method_settings', 'method_part', 'study_part',
-           'run_settings', 'PlannedRun', 'load_data', 'first', 'forget_data', 'pick_device', 'build']
+           'run_settings', 'seeded', 'PlannedRun', 'load_data', 'first', 'forget_data', 'pick_device', 'build']
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #8f35dde5
 import dataclasses, hashlib, inspect, json, sys
@@ -13,14 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 import numpy as np
-import torch
 from ..core.errors import InputError, choice
-from ..data import concept_drift, datasets, partition
-from ..engine.federation import Federation, in_precision
-from ..engine.method import METHODS, FedAvg, load_methods
-from .local_study import STUDIES, assigned, parse_client
-from .rules import DEFAULTS, DRIFT, PARTITION, STUDY, field_rules
-from ..models import networks
+from ..data import concept_drift, partition
+from .rules import (
+    DEFAULTS, DRIFT, PARTITION, STUDIES, STUDY, field_rules, method_classes, parse_client)
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #29d81d14
 PROTOCOL = 1  # raised when the engine's numbers change for every method, so that old runs are not reused
@@ -32,7 +28,7 @@ def run_id(settings: dict) -> str:
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #ec1c8662
 @lru_cache
-def own_source(method: type[FedAvg]) -> str:
+def own_source(method: type) -> str:
     "The source of all that a method consists of and that is not the package's; empty for the package's own"
     parts = []
     for c in method.__mro__:
@@ -45,15 +41,15 @@ def own_source(method: type[FedAvg]) -> str:
                 except OSError: parts.append(repr((f.__code__.co_code, f.__code__.co_consts, f.__code__.co_names)))
     return "".join(parts)
 
-def package_methods(kind: type[FedAvg] = FedAvg) -> set[str]:
+def package_methods(kind: type) -> set[str]:
     "Names of the package's methods among `kind` and all that is built on it"
     mine = {kind.__name__} if kind.__module__.startswith("fedrepro.") else set()
     return mine.union(*map(package_methods, kind.__subclasses__()))
 
 def make_method(name: str, values: dict, where: str):
     "The method called `name` with those of `values` that are its fields; raises InputError"
-    method = METHODS.get(name) or load_methods()[name]
-    if not method.__module__.startswith("fedrepro.") and load_methods() and name in package_methods():
+    method = method_classes()[name]
+    if not method.__module__.startswith("fedrepro.") and name in package_methods(method_classes()["FedAvg"]):
         raise InputError(f"{where}: {name} of {method.__module__} has the name of a method of the package")
     try: return method(**{k: values[k] for k in field_rules(method) if k in values})
     except (TypeError, ValueError, ArithmeticError) as error:
@@ -64,7 +60,7 @@ def method_settings(method) -> dict:
     return {f.name: value for f in dataclasses.fields(method) if f.init
             for value in [getattr(method, f.name)] if not (f.metadata.get("neutral") and value == f.default)}
 
-def method_part(method: FedAvg) -> dict:
+def method_part(method) -> dict:
     "What the settings say about a method; of one that is not the package's, also a digest of its source"
     kind: Any = type(method)
     own = own_source(kind)
@@ -95,7 +91,6 @@ def study_part(method, v: dict, where: str) -> dict:
 def run_settings(method, v: dict, seed: int, where: str) -> dict:
     "The canonical settings of a run from a method object and the values `v` of the spec; raises InputError"
     v = DEFAULTS | v
-    v |= {key: seed for key in ("partition_seed", "cohort_seed") if v[key] == "seed"}
     for key in ("rounds", "dataset", "recipe", "network", "clients", "partition", *DRIFT.get(v["drift"], ())):
         if key not in v: raise InputError(f"{where}: {key} is not given")
     at = {k.removeprefix("drift_").replace("round", "at"): v[k] for k in DRIFT.get(v["drift"], ())}
@@ -113,11 +108,18 @@ def run_settings(method, v: dict, seed: int, where: str) -> dict:
     if cohorts and v["partition"] != "dirichlet-class-5":
         raise InputError(f"{where}: cohorts {v['cohorts']!r} with partition {v['partition']!r}: they are drawn from "
                          "the stream that cut the data, expected partition 'dirichlet-class-5'")
-    return {"protocol": PROTOCOL, "method": method_part(method),
-            "data": {"name": v["dataset"], "recipe": v["recipe"]} | noise | first, "network": v["network"],
-            "partition": {"recipe": v["partition"], "clients": v["clients"], "seed": v["partition_seed"]} | split,
-            "drift": {"name": v["drift"]} | at, "participation": v["participation"], "cohort_seed": v["cohort_seed"],
-            "rounds": v["rounds"], "every": v["every"], "seed": seed} | asked | cohorts | study_part(method, v, where)
+    settings = {"protocol": PROTOCOL, "method": method_part(method),
+                "data": {"name": v["dataset"], "recipe": v["recipe"]} | noise | first, "network": v["network"],
+                "partition": {"recipe": v["partition"], "clients": v["clients"]} | split,
+                "drift": {"name": v["drift"]} | at, "participation": v["participation"], "rounds": v["rounds"],
+                "every": v["every"]} | asked | cohorts | study_part(method, v, where)
+    return seeded(settings, v, seed)
+
+def seeded(settings: dict, v: dict, seed: int) -> dict:
+    "`settings` of a run as they are for another seed; partition and cohorts follow it where `v` says so"
+    v = DEFAULTS | v
+    split, cohorts = (seed if v[key] == "seed" else v[key] for key in ("partition_seed", "cohort_seed"))
+    return settings | {"seed": seed, "cohort_seed": cohorts, "partition": settings["partition"] | {"seed": split}}
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #10e8ba0b
 @dataclass(frozen=True)
@@ -153,12 +155,13 @@ class PlannedRun:
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #64b0514e
 @lru_cache(2)
-def load_data(name: str, data, recipe: str, device: str) -> datasets.Dataset:
-    "The data set, loaded once a process"
+def load_data(name: str, data, recipe: str, device: str) -> Any:
+    "The `Dataset`, loaded once a process"
+    from fedrepro.data import datasets
     return datasets.load(name, data=data, recipe=recipe, device=device)
 
 @lru_cache(2)
-def first(d: datasets.Dataset, train: int | None, test: int | None) -> datasets.Dataset:
+def first(d, train: int | None, test: int | None) -> Any:
     "The first `train` and `test` samples of a data set (None = all); raises InputError where there are not so many"
     return d.first(train, test)
 
@@ -169,6 +172,7 @@ def forget_data():
 
 def pick_device(device: str) -> str:
     "`cpu` or `cuda`; `auto` is cuda where there is one. Raises InputError"
+    import torch
     choice(device, ("auto", "cpu", "cuda"), "device")
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device 'cuda': PyTorch finds no GPU here; accepted: auto, cpu")
@@ -177,7 +181,11 @@ def pick_device(device: str) -> str:
 # %% ../../nbs/07_experiments/03_runs.ipynb #65a5b461
 def build(cell: PlannedRun, data=None, device: str = "cpu", load=load_data):
     "(method, federation, rounds) of a cell; `data` is the folder from which `load` reads data sets. Raises InputError"
-    load_methods()  # the files of --import may bring data sets too
+    import torch
+    from fedrepro.engine.federation import Federation, in_precision
+    from fedrepro.experiments.local_study import assigned
+    from fedrepro.models import networks
+    method_classes()  # the files of --import may bring data sets too
     s, device = cell.settings, pick_device(device)
     d = load(s["data"]["name"], None if data is None else str(data), s["data"]["recipe"], device)
     d = first(d, s["data"].get("train_samples"), s["data"].get("test_samples"))

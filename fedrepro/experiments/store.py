@@ -7,7 +7,8 @@ __all__ = ['RESULT_FORMAT', 'NUMBER', 'HEADER', 'ALWAYS', 'STATUS', 'SHAPE', 'AB
            'run_path', 'git', 'processor', 'provenance', 'Damaged', 'Foreign', 'demand', 'is_a', 'check_settings',
            'check_header', 'check_rows', 'check_end', 'json_line', 'encode', 'write', 'check_writable', 'decode',
            'parse_lines', 'content_of', 'read', 'say', 'set_aside', 'read_or_set_aside', 'is_complete', 'has_run',
-           'settings_columns', 'tier_folders', 'load_runs', 'state', 'load_headers', 'load_results', 'mixed']
+           'settings_columns', 'tier_folders', 'load_runs', 'state', 'load_headers', 'load_results', 'load_by_run',
+           'mixed']
 
 # %% ../../nbs/07_experiments/07_store.ipynb #f68f48b0
 import errno, hashlib, importlib.metadata, json, math, os, platform, stat, subprocess, sys, tempfile, time
@@ -18,7 +19,7 @@ from typing import Any
 import pandas as pd
 from ..core.errors import InputError, short
 from ..core.files import write_atomic
-from ..engine.divergence import in_words
+from ..engine.rows import in_words
 from .runs import PlannedRun, run_id
 from .specs import INSTALLED, PACKAGE
 
@@ -90,6 +91,7 @@ def demand(ok: bool, message: str, error: type = Damaged):
 # %% ../../nbs/07_experiments/07_store.ipynb #e4103689
 def is_a(value, types) -> bool:
     "isinstance, but a bool is no number, a number is finite, a whole one at most 2^63, and a text can be printed"
+    if type(value) is float and types is NUMBER: return math.isfinite(value)  # most values: without further ado
     if not isinstance(value, types) or (isinstance(value, bool) and types is not bool): return False
     if isinstance(value, NUMBER): return math.isfinite(value) if isinstance(value, float) else abs(value) <= 2**63
     return value.isprintable() if isinstance(value, str) else True
@@ -130,11 +132,12 @@ def check_rows(rows: list[dict], most: int, epochs: int | None = None):
         at: tuple = tuple(row.get(name) for name in names) if isinstance(row, dict) else (None,)
         fits = all(is_a(n, int) for n in at) and (last < at if epochs is None else last <= at)
         fits = fits and at[0] <= most and (epochs is None or 0 <= at[1] <= epochs)
-        demand(fits, f"row after {place(last)}: {short(row)}")
+        if not fits: raise Damaged(f"row after {place(last)}: {short(row)}")
         last = at
-        for key, value in row.items():
-            demand(value is None or is_a(value, NUMBER), f"{place(at)}: {short(key)} is {short(value)}")
-            demand(key not in ABOUT, f"{place(at)}: {short(key)} is no metric")
+        for key, value in row.items():  # a million values in a paper's folder: nothing is put into words that is right
+            if not (value is None or is_a(value, NUMBER)):
+                raise Damaged(f"{place(at)}: {short(key)} is {short(value)}")
+            if key in ABOUT: raise Damaged(f"{place(at)}: {short(key)} is no metric")
 
 def check_end(header: dict, rows: list[dict]):
     "Raises Damaged unless the rows end where the header says that the run did"
@@ -282,7 +285,7 @@ def load_runs(folder: str | Path) -> list[tuple[Path, dict, list[dict]]]:
     return [(path, *run) for path, run in found if run is not None]
 
 # %% ../../nbs/07_experiments/07_store.ipynb #e9b53674
-LOADED = {}  # folder -> (its files, their headers and rows): a page of tables asks for the same files again and again
+LOADED = {}  # folder -> (its files, their contents, frames): a page of tables asks for the same files again and again
 
 def state(folder: str | Path) -> list[tuple]:
     "Name, size, time and inode of each result in a folder; empty when one changed in the last two seconds"
@@ -294,29 +297,38 @@ def state(folder: str | Path) -> list[tuple]:
 
 def load_headers(folder: str | Path) -> list[dict]:
     "The headers of a tier's folder, each with its `file`"
-    return [dict(head) for head in _loaded(folder)[0]]
+    return [header | {"file": path.name} for path, header, _ in _loaded(folder)[0]]
 
 def load_results(folder: str | Path) -> pd.DataFrame:
     """All results in a tier's folder: one row an evaluated round; the columns of an empty folder are `COLUMNS`.
 
     `diverged` is empty, or where the run diverged; if before its first evaluation, it has one row, without metrics."""
-    return _loaded(folder)[1].copy()
+    return _frames(folder)["all"].copy()
 
-def _loaded(folder: str | Path) -> tuple[list[dict], pd.DataFrame]:
-    "(headers, rows) of a folder, read again when one of its files has changed"
+def load_by_run(folder: str | Path) -> dict[str, pd.DataFrame]:
+    "Run id -> its rows of `load_results`; to be read only, as others are given the same"
+    return _frames(folder)["by run"]
+
+def _loaded(folder: str | Path) -> tuple[list[tuple[Path, dict, list[dict]]], dict]:
+    "(the whole results of a folder, the frames made of them), read again when one of its files has changed"
+    where, now = os.path.realpath(folder), state(folder)
+    if now and LOADED.get(where, [None])[0] == now: return LOADED[where][1:]
+    runs, frames = load_runs(folder), {}
+    if len(runs) == len(now): LOADED[where] = now, runs, frames  # all of them whole
+    return runs, frames
+
+def _frames(folder: str | Path) -> dict:
     def about(h):
         where = in_words(h["diverged"]) if h["status"] == "diverged" else ""
         return {"run_id": h["run_id"], "status": h["status"], "diverged": where, **settings_columns(h["settings"])}
-    where, now = os.path.realpath(folder), state(folder)
-    if now and LOADED.get(where, [None])[0] == now: return LOADED[where][1:]
-    runs = load_runs(folder)
+    runs, frames = _loaded(folder)
+    if frames: return frames
     frame = pd.DataFrame([{**about(header), "file": path.name, **row}
                           for path, header, rows in runs for row in (rows or [{"round": 0}])])
     for name in frame.columns.difference(ABOUT): frame[name] = pd.to_numeric(frame[name])  # null becomes NaN
-    frame = frame.reindex(columns=[*COLUMNS, *(c for c in frame.columns if c not in COLUMNS)])
-    heads = [header | {"file": path.name} for path, header, _ in runs]
-    if len(runs) == len(now): LOADED[where] = now, heads, frame  # all of them whole
-    return heads, frame
+    frame = frame.reindex(columns=[*COLUMNS, *(c for c in frame.columns if c not in COLUMNS)]).copy()  # in one piece
+    frames.update({"all": frame, "by run": dict(tuple(frame.groupby("run_id")))})
+    return frames
 
 def mixed(heads: list[dict]) -> list[str]:
     "In what runs that are averaged differ, by their headers; raises InputError where it is the data"

@@ -24,8 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from ..core.errors import InputError, choice
 from ..data.concept_drift import drift
-from ..engine.evaluation import series
-from ..engine.probes import TIMES
+from ..engine.rows import TIMES, series
 from ..experiments.runs import PlannedRun
 from ..experiments.specs import Column, Spec
 from ..verdicts.summaries import metric_rows, stored_runs

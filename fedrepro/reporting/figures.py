@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from ..core.errors import InputError, choice
 from ..data.partition import plot_partition
 from ..engine.probes import distance_matrix
-from ..experiments.local_study import STUDY_SAMPLES
+from ..experiments.rules import STUDY_SAMPLES
 from ..experiments.runs import PlannedRun, build
 from ..experiments.specs import Spec
 from .curves import (

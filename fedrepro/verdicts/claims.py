@@ -19,7 +19,7 @@ import pandas as pd
 from scipy import special  # scipy.stats takes half a second to import
 from ..core.errors import InputError, choice, short
 from ..core.grids import FORMATS, Grid, Sheet, grid_of, shown
-from ..engine.evaluation import summarise
+from ..engine.rows import summarise
 from ..experiments.rules import line_finder, read_published_csv, read_toml
 from ..experiments.specs import Column, Spec, load_spec
 from .independent import paper_files, places, read_published

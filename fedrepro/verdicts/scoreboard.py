@@ -95,9 +95,10 @@ def scoreboard(results: str | Path | None = None, root: str | Path | None = None
         for tier in tiers:
             lines = spec_lines(spec, printed, tier, results, reach) if spec else [
                 dict(line=i, status="missing", why="no spec yet") for i in range(len(printed))]
-            for found, (_, line) in zip(lines, printed.iterrows()):
-                about = dict(paper=line.paper, folder=name.split("/")[0], table=name.split("/")[1], method=line.method,
-                             dataset=line.dataset, published=line["mean"], published_std=line["std"], tier=tier)
+            for found, line in zip(lines, printed.to_dict("records")):
+                about = {k: line[k] for k in ("paper", "method", "dataset")} | dict(
+                    folder=name.split("/")[0], table=name.split("/")[1], published=line["mean"],
+                    published_std=line["std"], tier=tier)
                 out.append(about | found | dict(same_runs=same.get(found["line"], "")))
     board = pd.DataFrame(out).reindex(columns=BOARD_COLUMNS)
     for _, part in judged_lines(board).groupby("folder"):  # q: over the independent numbers of a paper with a verdict

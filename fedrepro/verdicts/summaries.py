@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WINDOWS', 'stored_runs', 'metric_rows', 'to_target', 'run_swing', 'seed_values', 'paired', 'arrivals', 'arrival_text',
-           'processors', 'mixed_cells', 'ratios']
+           'group_ratios', 'start_notes', 'left_out', 'processors', 'mixed_cells', 'ratios']
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #a7b0ca2c
 import math
@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from ..core.errors import InputError
-from ..engine.evaluation import rounds_to_target, summarise
+from ..engine.rows import rounds_to_target, summarise
 from ..experiments import rules
-from ..experiments.local_study import group_ratios
 from ..experiments.runs import PlannedRun
 from ..experiments.specs import SEEDS, STATISTICS, Spec
-from ..experiments.store import load_headers, load_results, mixed
+from ..experiments.store import load_by_run, load_headers, mixed
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #71228f44
 def stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -> list[tuple[PlannedRun, pd.DataFrame]]:
@@ -27,13 +26,13 @@ def stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -> lis
     `results` is the folder that holds the tiers' folders (default: beside the spec). Raises InputError if the runs lack
     the metric."""
     folder = Path(results or spec.results) / spec.tier(tier).name
-    runs = load_results(folder)
+    found = load_by_run(folder)
     most = rules.SETTINGS["seeds"].high  # a file of another spec may have any seed
-    seeds = sorted({c.seed for c in spec.runs(tier)} | {int(s) for s in runs.seed.unique() if s <= most})
+    others = {int(run.seed.iloc[0]) for run in found.values()}
+    seeds = sorted({c.seed for c in spec.runs(tier)} | {s for s in others if s <= most})
     parts = [seeds[i:i + int(SEEDS.high)] for i in range(0, len(seeds), int(SEEDS.high))]
-    found = dict(tuple(runs.groupby("run_id")))
     cells = [c for part in parts for c in spec.runs(tier, seeds=part) if c.run_id in found]
-    kept = [(c, group_ratios(found[c.run_id])) for c in cells]
+    kept = [(c, group_ratios(found[c.run_id].copy())) for c in cells]
     for metric in (*(c.metric or spec.metric for c in spec.tier_columns(tier)), *spec.beside):
         if kept and metric.removesuffix("_untuned") not in kept[0][1]:
             raise InputError(f"{folder}: no run has the metric {metric!r} of {spec.name}")
@@ -45,7 +44,8 @@ WINDOWS = {"to_target": 1, "to_target_5": 5}  # column -> evaluated rounds of wh
 def metric_rows(run: pd.DataFrame, metric: str) -> list[dict]:
     "The rows of one run with `metric` only, after and before a final fine-tuning"
     plain = metric.removesuffix("_untuned")
-    return run[[c for c in dict.fromkeys(("round", plain, metric, f"{plain}_untuned")) if c in run]].to_dict("records")
+    names = [c for c in dict.fromkeys(("round", plain, metric, f"{plain}_untuned")) if c in run]
+    return [dict(zip(names, row)) for row in zip(*(run[c].tolist() for c in names))]  # to_dict takes five times as long
 
 def to_target(run: pd.DataFrame, metric: str, target: float | None) -> dict[str, float]:
     "For each of `WINDOWS` the round of `run` that reaches `target`, inf if none does; nan without a target"
@@ -55,8 +55,9 @@ def to_target(run: pd.DataFrame, metric: str, target: float | None) -> dict[str,
 
 def run_swing(run: pd.DataFrame, metric: str, rounds: int = 20) -> float:
     "Sample standard deviation of `metric` over the last `rounds` rounds of one run; nan below two evaluated ones"
-    values = run[metric.removesuffix("_untuned")]
-    return float(values[run["round"] > run["round"].max() - rounds].std())
+    at, values = run["round"].to_numpy(), run[metric.removesuffix("_untuned")].to_numpy()
+    last = values[(at > at.max() - rounds) & ~np.isnan(values)]
+    return float(last.std(ddof=1)) if len(last) > 1 else math.nan
 
 def seed_values(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
     """One line a finished run: row, column, seed, run_id, status, where it diverged, the statistics, file, swing.
@@ -104,6 +105,36 @@ def arrival_text(found: dict) -> str:
         return f"{', '.join(dict.fromkeys(each))} ({found['reached']} of {len(each)} reached)"
     spread = "" if math.isnan(found["std"]) else f" ± {found['std']:.1f}"
     return f"{found['mean']:.1f}{spread} ({len(each)})"
+
+# %% ../../nbs/08_verdicts/01_summaries.ipynb #8e2eb96a
+def group_ratios(run: pd.DataFrame) -> pd.DataFrame:
+    "The rows of a study, from epoch 0 on, with `lp_means_` of both groups; what follows no client stays as it is"
+    for group in ("existing", "absent"):
+        if (name := f"accuracy_{group}") not in run: continue
+        before = run[name].iloc[0]
+        run = run.assign(**{f"lp_means_{group}": run[name] / before if before > 0 else math.nan})
+    return run
+
+# %% ../../nbs/08_verdicts/01_summaries.ipynb #ef86ce04
+def start_notes(runs: list[tuple[PlannedRun, pd.DataFrame]]) -> list[str]:
+    "Lines for below a table of studies, from its runs with their rows: accuracy and round of the starting models"
+    lines, mine = {}, {c.run_id: (c, run) for c, run in runs if "accuracy" in c.settings.get("study", {})}
+    for cell, run in mine.values():
+        study, start = cell.settings["study"], run[run["epoch"] == 0] if "epoch" in run else run[:0]
+        if not len(start): continue  # its federation diverged
+        level, floor, first = study["accuracy"], study.get("class_accuracy", 0.), start.iloc[0]
+        there = first.generalised_accuracy >= level and first.filter(regex=r"^accuracy_\d+$").min() >= floor
+        asked = f"{level:g} %" + (f" and {floor:g} % on every class" if floor else "")
+        lines.setdefault(asked, []).append(
+            f"{cell.row}, seed {cell.seed}: {first.generalised_accuracy:.1f} % after {first['round']:.0f} rounds"
+            f"{'' if there else ', not reached'}{left_out(run)}")
+    return [f"starting models, asked for {asked}: " + "; ".join(found) for asked, found in lines.items()]
+
+def left_out(run: pd.DataFrame) -> str:
+    "How many classes the learning performance leaves out, because the starting model is never right on them"
+    found = [(int(run[f"left_out_{group}"].iloc[-1]), group) for group in ("existing", "absent")
+             if f"left_out_{group}" in run]
+    return "".join(f", {n} {group} class{'es' * (n > 1)} left out of LP" for n, group in found if n)
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #bab875d2
 def processors(spec: Spec, tier: str, results: str | Path | None, run_ids) -> str:

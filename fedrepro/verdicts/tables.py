@@ -18,15 +18,12 @@ import pandas as pd
 from scipy.special import stdtrit
 from ..core.errors import InputError, choice
 from ..core.grids import FORMATS, Cell, Grid, Sheet, shown
-from ..engine.divergence import EXPLODED
-from ..engine.probes import TIMES
+from ..engine.rows import EXPLODED, TIMES
 from ..experiments import rules
-from ..experiments.local_study import POINTS, STUDY_METRICS
-from ..experiments.specs import Column, Spec
-from ..experiments.studies import start_notes
+from ..experiments.specs import POINTS, STUDY_METRICS, Column, Spec
 from .independent import out_of_reach, own_tables, places, read_published, read_reach, same_runs
 from .summaries import (
-    WINDOWS, arrival_text, arrivals, mixed_cells, processors, ratios, seed_values, stored_runs)
+    WINDOWS, arrival_text, arrivals, mixed_cells, processors, ratios, seed_values, start_notes, stored_runs)
 from .verdicts import VERDICTS, default_margin, false_discovery, verdict
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #061206ea
@@ -101,9 +98,9 @@ UNKNOWN_VALUE = {"mean": math.nan, "std": math.nan, "std_step": math.nan}
 
 def cell_line(spec: Spec, tier: str, runs: pd.DataFrame, beside: dict, metric: str = "", gap: float = math.nan) -> dict:
     "The numbers of one cell from its `runs` (lines of `seed_values`), `beside` a published line or UNKNOWN"
-    runs = runs.sort_values("seed")
-    done, gone = runs[runs.status == "complete"], runs[runs.status == "diverged"]
-    values, diverged = list(done[spec.statistic]), len(gone)
+    trials = sorted(runs.to_dict("records"), key=lambda r: r["seed"])
+    done, gone = ([r for r in trials if r["status"] == word] for word in ("complete", "diverged"))
+    values, diverged = [r[spec.statistic] for r in done], len(gone)
     mean, std = (math.nan, math.nan) if diverged else mean_std(values)
     judged, hardware = tier == "paper", spec.metric in TIMES
     word = why_no_verdict(values, diverged, beside["mean"], judged)
@@ -112,21 +109,23 @@ def cell_line(spec: Spec, tier: str, runs: pd.DataFrame, beside: dict, metric: s
         margin = default_margin(beside["mean"], (metric or spec.metric) in POINTS, spec.margin, gap)
         said = verdict(values, beside["mean"], beside["std"], spec.trials, margin, spec.pairing, beside["std_step"])
         found = dict(verdict=said.word) | {k: getattr(said, k) for k in JUDGED}
-    line = dict(mean=mean, std=std, n=int(done["last"].count()), diverged=diverged, published_mean=beside["mean"],
-                published_std=beside["std"], difference=mean - beside["mean"] if judged and not hardware else math.nan)
+    line = dict(mean=mean, std=std, n=sum(not math.isnan(r["last"]) for r in done), diverged=diverged,
+                published_mean=beside["mean"], published_std=beside["std"],
+                difference=mean - beside["mean"] if judged and not hardware else math.nan)
     line |= found
     for name in STATISTIC_WORDS:
-        line[name], line[f"{name}_std"] = (math.nan, math.nan) if diverged else mean_std(done[name])
-    line["swing"] = math.nan if diverged else mean_std(done.swing)[0]
-    line["seeds"], line["runs"] = " ".join(map(str, runs.seed)), " ".join(runs.run_id)
-    line["values"] = " ".join(f"{v:.2f}" if s == "complete" else s for v, s in zip(runs[spec.statistic], runs.status))
-    line["diverged_runs"] = "; ".join(f"seed {s}: {where}" for s, where in zip(gone.seed, gone.diverged))
+        line[name], line[f"{name}_std"] = (math.nan, math.nan) if diverged else mean_std([r[name] for r in done])
+    line["swing"] = math.nan if diverged else mean_std([r["swing"] for r in done])[0]
+    line["seeds"], line["runs"] = " ".join(str(r["seed"]) for r in trials), " ".join(r["run_id"] for r in trials)
+    line["values"] = " ".join(f"{r[spec.statistic]:.2f}" if r["status"] == "complete" else r["status"] for r in trials)
+    line["diverged_runs"] = "; ".join(f"seed {r['seed']}: {r['diverged']}" for r in gone)
     line["as_code_prints"] = ""
     if judged and diverged and spec.nan_model is not None:  # what the authors' code prints for a model of NaN
-        printed = [spec.nan_model if s == "diverged" else v for v, s in zip(runs[spec.statistic], runs.status)]
+        printed = [r[spec.statistic] if r["status"] == "complete" else spec.nan_model for r in trials]
         line["as_code_prints"] = plus_minus(*mean_std(printed), len(printed))
     for name in (n for n in WINDOWS if n in runs):  # rounds to a target; none when a run diverged
-        reached = arrivals([] if diverged else done[name].dropna(), int(done.rounds.max()) if len(done) else 0)
+        there = [] if diverged else [r[name] for r in done if not math.isnan(r[name])]
+        reached = arrivals(there, max((int(r["rounds"]) for r in done), default=0))
         line |= {name: reached["mean"]} | {f"{name}_{k}": reached[k] for k in ("std", "reached", "each")}
     return line
 
@@ -138,7 +137,7 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
     runs, paper, lines = seed_values(spec, tier, results), read_published(spec), []
     at, same = places(spec, spec.tier_columns(tier)), same_runs(spec) if tier == "paper" else {}
     find, mine = rules.line_finder(paper, str(spec.published)), dict(tuple(runs.groupby(["row", "column"])))
-    rows = table_rows(spec, paper)
+    rows, blank = table_rows(spec, paper), cell_line(spec, tier, runs[:0], UNKNOWN_VALUE)  # most cells have no run yet
     for column in spec.tier_columns(tier):
         metric = column.metric or spec.metric
         both = [published_cell(paper, spec.rows[row].published | column.published)[0] for row in spec.gap]
@@ -148,7 +147,8 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
             if len(hit) > 1: raise InputError(f"published numbers: {len(hit)} lines match {where | column.published}")
             beside = paper.iloc[hit[0]].to_dict() if len(hit) else UNKNOWN_VALUE
             owner = at[hit[0]][0] if len(hit) and hit[0] in at else row
-            line = cell_line(spec, tier, mine.get((row, column.label), runs[:0]), beside, metric, gap)
+            if (row, column.label) in mine: line = cell_line(spec, tier, mine[row, column.label], beside, metric, gap)
+            else: line = blank | {"published_mean": beside["mean"], "published_std": beside["std"]}
             if owner != row and line["verdict"] in VERDICTS: line |= {"verdict": f"number of {owner}"}
             origin = f"row {owner}" if owner != row else same.get(hit[0], "") if len(hit) else ""
             untuned = spec.rows[row].untuned if row in spec.rows else ""
