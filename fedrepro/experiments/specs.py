@@ -316,13 +316,14 @@ def place_and_state(path: Path, files: tuple) -> tuple[Path, str]:
     return cache_folder()/"specs"/f"{digest(path.resolve())[:24]}.json", digest((code_digest(), path, files))
 
 def keep_spec(spec: Spec, files: tuple):
-    "Keep `spec` and the settings of its runs, unless one of the methods is not the package's"
+    "Keep `spec` and the settings of its runs, unless a method is not the package's, or json would change a value"
     if not all(m.__module__.startswith("fedrepro.") for m in method_classes().values()): return
     file, state = place_and_state(spec.path, files)
     known = [{f"{c.tier}, {c.column}, {c.row}": c.settings for tier in s.tiers for c in s.grid(tier, seeds=1)}
              for s in (spec, *spec.difference)]
-    plain = {"state": state, "spec": asdict(spec), "known": known}
-    with suppress(InputError): write_atomic(file, json.dumps(plain, default=str).encode())  # next time it is read again
+    text = json.dumps({"state": state, "spec": asdict(spec), "known": known}, default=str)
+    if revived(Spec, (again := json.loads(text))["spec"]) != spec or again["known"] != known: return  # a tuple, say
+    with suppress(InputError): write_atomic(file, text.encode())  # what cannot be kept is read again
 
 @lru_cache(256)
 def kept_spec(path: Path, files: tuple) -> Spec | None:
@@ -337,7 +338,7 @@ def kept_spec(path: Path, files: tuple) -> Spec | None:
     return spec
 
 def revived(kind: Any, plain: Any) -> Any:
-    "An object of the type `kind` from what json made of it; tuples inside a `Value` stay lists"
+    "An object of the type `kind` from what json made of it"
     origin, inner = get_origin(kind), [k for k in get_args(kind) if k is not NoneType]
     if isinstance(kind, type) and is_dataclass(kind):
         return kind(**{name: revived(k, plain[name]) for name, k in _hints(kind).items()})
