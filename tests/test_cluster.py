@@ -173,6 +173,20 @@ def test_what_became_of_a_task():
     future = SimpleNamespace(status="error", exception=lambda: ValueError("a\nb"))
     assert outcomes(future, Job(CELLS[:2], "")) == failed(CELLS[:2], "ValueError: a b")
 
+@pytest.mark.parametrize("deaths", [0, 2, 3])
+def test_a_local_worker_that_dies_as_it_starts_is_started_again(deaths, monkeypatch):
+    "As the rehearsal kills it; Dask raises what it raises then"
+    tries = []
+    def start(**asked):
+        tries.append(asked)
+        if len(tries) > deaths: return "a cluster"
+        raise RuntimeError("Nanny failed to start.") from RuntimeError("Nanny failed to start worker process")
+    monkeypatch.setattr(cluster, "dask", lambda: SimpleNamespace(LocalCluster=start))
+    if deaths < 3: assert cluster.local_cluster(2) == "a cluster" and len(tries) == deaths + 1 and tries[0]["n_workers"] == 2
+    else:
+        with pytest.raises(InputError, match=r"^--scheduler local: its workers do not start \(Nanny failed to start worker process\)$"):
+            cluster.local_cluster(2)
+
 def test_workers_and_scheduler_die(two, alone, tmp_path):
     "A worker is killed: another computes its run. The scheduler is killed: what is finished stays, the next call computes the rest alone. Last: it ends `two`"
     results, (first, second), alive = tmp_path / "r", two.processes[1:3], []

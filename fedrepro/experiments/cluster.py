@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TOPIC', 'LOST', 'ANSWER', 'DIED', 'dask', 'Stopped', 'DriverTicket', 'unfit', 'work_there', 'outcomes', 'within',
-           'Pool', 'connect', 'usual_workers', 'pool']
+           'Pool', 'connect', 'local_cluster', 'usual_workers', 'pool']
 
 # %% ../../nbs/07_experiments/11_cluster.ipynb #97e2cc04
 import os, queue, threading, time, uuid
@@ -146,6 +146,17 @@ def connect(address: str, patience: float = 10.):
     except InputError: raise
     except Exception as error: raise InputError(f"{where} ({type(error).__name__})") from None
 
+def local_cluster(workers: int):
+    "Worker processes on this machine; raises InputError when one dies as it starts, three times"
+    for left in (2, 1, 0):
+        try:
+            with no_interrupt():
+                return dask().LocalCluster(n_workers=workers, threads_per_worker=1, host="127.0.0.1", silence_logs=50,
+                                           dashboard_address="127.0.0.1:0")
+        except RuntimeError as error:  # Dask's "Nanny failed to start", whoever killed the process
+            why = f"--scheduler local: its workers do not start ({error.__cause__ or error})"
+            if not left: raise InputError(why) from None
+
 def usual_workers(device: str) -> int:
     "Processes of this machine when nobody says how many: one a GPU, or one a core; raises InputError"
     return max(1, len(gpus())) if pick_device(device) == "cuda" else cores()
@@ -159,8 +170,5 @@ def pool(scheduler: str | None = None, workers: int = 1, quiet: bool = False) ->
     if not scheduler: return (yield None)
     with ExitStack() as stack:
         if scheduler == "local":
-            with no_interrupt():
-                made = dask().LocalCluster(n_workers=workers, threads_per_worker=1, host="127.0.0.1", silence_logs=50,
-                                           dashboard_address="127.0.0.1:0")
-            scheduler = stack.enter_context(made).scheduler_address
+            scheduler = stack.enter_context(local_cluster(workers)).scheduler_address
         yield Pool(stack.enter_context(connect(scheduler)), not quiet)
