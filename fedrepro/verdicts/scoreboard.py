@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['BOARD_TIERS', 'STATUSES', 'STATUS_WORDS', 'WHY', 'LOST', 'OURS', 'BOARD_COLUMNS', 'HEADINGS', 'NOTE',
            'published_tables', 'status', 'spec_lines', 'lost_settings', 'scoreboard', 'independent', 'judged_lines',
-           'totals', 'missing_lines', 'claim_totals', 'blank', 'speed', 'render_scoreboard', 'board_sheet']
+           'totals', 'missing_lines', 'claim_totals', 'blank', 'papers_across', 'speed', 'render_scoreboard',
+           'board_sheet']
 
 # %% ../../nbs/08_verdicts/07_scoreboard.ipynb #eb35e327
 from pathlib import Path
@@ -156,10 +157,14 @@ def blank(frame: pd.DataFrame) -> pd.DataFrame:
     out = frame.map(lambda v: "" if v == 0 else str(v))
     return out[[c for c in out if (out[c] != "").any()]]
 
+def papers_across(counts: pd.DataFrame) -> pd.DataFrame:
+    "A line a count and a column a paper: one status more is a line more, and no heading is squeezed"
+    return counts.set_index("paper").T.rename_axis(None, axis=1).reset_index(names="")
+
 HEADINGS = {"paper": "Published numbers, the published setting (tier paper): judged",
             "small": "Published numbers, reduced settings (tier small): run, not judged"}
 NOTE = ("numbers: printed; independent: without dashes, repeats and differences of two others, and only these "
-        "are counted on the right; missing: cannot be run yet, for the reason named; not comparable: its setting is "
+        "are counted below; missing: cannot be run yet, for the reason named; not comparable: its setting is "
         "not known, or a run lacks the metric; no data here, beyond a CPU: fedrepro run would compute it, but not on "
         "the machines where these runs are made; runnable: it would; reproduced to contradicted: by the rule of "
         "the page on verdicts, from the seeds run so far; decided: with one of these, but for undecided")
@@ -187,7 +192,7 @@ def board_sheet(board: pd.DataFrame, results: str | Path | None = None, root: st
     "Totals by tier, claims, what is missing, decided numbers per hour"
     claims = verdicts("paper", results, root)
     tiers = totals(board).groupby("tier", sort=False)
-    grids = [grid_of(blank(part.drop(columns="tier")), HEADINGS[tier]) for tier, part in tiers]
+    grids = [grid_of(papers_across(blank(part.drop(columns="tier"))), HEADINGS[tier]) for tier, part in tiers]
     grids += [grid_of(blank(claim_totals(claims)), "Claims in the texts, tier paper")] if len(claims) else []
     grids += [grid_of(gone, "What is missing or out of reach")] if len(gone := missing_lines(board)) else []
     numbers = board.groupby(["folder", "table"]).line.nunique()
