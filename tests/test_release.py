@@ -62,6 +62,10 @@ def expected() -> set[str]:
     carried = [n for n in known_to_git() if re.fullmatch(rf"{data}|{pages}|nbs/00_guides/00_your_method\.ipynb", n)]
     return {*names, *(f"fedrepro/{n}" for n in carried)}
 
+def stored(wheel):
+    "Bytes of the committed results in a wheel, which grow with every sweep"
+    with zipfile.ZipFile(wheel) as files: return sum(f.compress_size for f in files.infolist() if "/results/" in f.filename)
+
 def test_the_wheel_holds_what_it_needs_and_nothing_else(built):
     files = content(built[1])
     mine = {name for name in files if ".dist-info/" not in name}
@@ -70,7 +74,7 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(built):
                  "papers/fedccfa/table2.published.csv", "papers/fedccfa/_base.toml", "nbs/06_methods/14_fedccfa.ipynb", "methods/fedccfa.py"):
         assert f"fedrepro/{name}" in mine
     large = {name: len(text) for name, text in files.items() if len(text) >= 500_000}
-    assert all("/results/" in name and size < 1_000_000 for name, size in large.items()) and built[1].stat().st_size < 3_000_000
+    assert all("/results/" in name and size < 1_000_000 for name, size in large.items()) and built[1].stat().st_size - stored(built[1]) < 2_000_000
     for name in mine: assert files[name] == (ROOT / re.sub("^fedrepro/(?=papers/|nbs/)", "", name)).read_bytes(), name
 
 def test_the_sdist_makes_the_same_wheel(built):
@@ -78,7 +82,7 @@ def test_the_sdist_makes_the_same_wheel(built):
     with tarfile.open(built[0]) as archive: names = {n.partition("/")[2] for n in archive.getnames()}
     assert names >= {"pyproject.toml", "tools/wheel.py", "LICENSE", "CITATION.cff", "constraints.txt", "papers/fedccfa/table2.toml"}
     assert not [n for n in names if re.search(r"(^|/)(tests|out|_modidx\.py|\.\w[^/]*)(/|$)", n)]
-    assert built[0].stat().st_size < 3_000_000
+    assert built[0].stat().st_size - stored(built[1]) < 2_500_000
 
 
 # --- where the repository is not

@@ -316,11 +316,12 @@ def place_and_state(path: Path, files: tuple) -> tuple[Path, str]:
     return cache_folder()/"specs"/f"{digest(path.resolve())[:24]}.json", digest((code_digest(), path, files))
 
 def keep_spec(spec: Spec, files: tuple):
-    "Keep `spec` and the settings of its runs, unless a method is not the package's, or json would change a value"
-    if not all(m.__module__.startswith("fedrepro.") for m in method_classes().values()): return
+    "Keep `spec` and the settings of its runs, unless a method of it is not the package's, or json changes a value"
+    def own(run: dict) -> bool: return "source" in run["method"] or "source" in run.get("study", {}).get("start", {})
     file, state = place_and_state(spec.path, files)
     known = [{f"{c.tier}, {c.column}, {c.row}": c.settings for tier in s.tiers for c in s.grid(tier, seeds=1)}
              for s in (spec, *spec.difference)]
+    if any(own(run) for part in known for run in part.values()): return  # it may be edited at any time
     text = json.dumps({"state": state, "spec": asdict(spec), "known": known}, default=str)
     if revived(Spec, (again := json.loads(text))["spec"]) != spec or again["known"] != known: return  # a tuple, say
     with suppress(InputError): write_atomic(file, text.encode())  # what cannot be kept is read again
