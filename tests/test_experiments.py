@@ -225,6 +225,14 @@ def test_a_kept_spec_is_the_one_that_was_read(name, kept):
     assert again is not spec and again == spec and runs(again) == runs(spec)
     assert again.known and not spec.known and not replace(again).known
 
+def test_kept_runs_are_not_mixed_up(kept, tmp_path):
+    "A column `a` with a row `b, c`, and a column `a, b` with a row `c`"
+    columns = [{"label": label, "clients": n, "source": "guess: toy"} for n, label in enumerate(("a", "a, b"), 3)]
+    rows = {name: {"class": "FedAvg", "lr": lr, "source": "guess: toy"} for name, lr in (("b, c", .1), ("c", .2))}
+    base = {k: v for k, v in BASE.items() if k != "clients"}
+    spec = load_spec(written(tmp_path, TOY | {"base": base, "columns": columns, "methods": rows}))
+    assert kept(spec).runs("paper") == spec.runs("paper") and len({c.run_id for c in spec.runs("paper")}) == 4
+
 def test_what_was_kept_is_read_again_when_it_may_be_wrong(kept):
     spec = load_spec(SPECS["fedccfa/table8"])
     assert kept(spec) and kept(spec, ("other",), write=False) is None

@@ -21,9 +21,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 from ..core.errors import InputError, choice, short
 from ..core.files import cache_folder, code_digest, write_atomic
 from ..engine.rows import TIMES
-from fedrepro.experiments.rules import (
-    NAME, SETTINGS, Rule, Value, field_rules, line_finder, method_classes, read_published_csv, read_values, toml_table,
-    typed)
+from .rules import NAME, SETTINGS, Rule, Value, field_rules, method_classes, typed
+from .rules import line_finder, read_published_csv, read_values, toml_table
 from .runs import PlannedRun, make_method, run_settings, seeded
 from .spec_files import read_spec
 
@@ -219,7 +218,7 @@ class Spec:
             for row in rows:
                 where = f"{self.path}: {row} on {column.label} at tier {tier}"
                 v = {k: value.value for k, value in self.values(tier, row, column).items()}
-                settings = self.known.get(f"{tier}, {column.label}, {row}") or run_settings(
+                settings = self.known.get(json.dumps([tier, column.label, row])) or run_settings(
                     make_method(self.rows[column.same_as.get(row, row)].method, v, where), v, 0, where)
                 found += [PlannedRun(folder, tier, row, column.label, s, seeded(settings, v, s), self.name)
                           for s in pick_seeds(v["seeds"], seeds, f"{where}: seeds")]
@@ -319,7 +318,7 @@ def keep_spec(spec: Spec, files: tuple):
     "Keep `spec` and the settings of its runs, unless a method of it is not the package's, or json changes a value"
     def own(run: dict) -> bool: return "source" in run["method"] or "source" in run.get("study", {}).get("start", {})
     file, state = place_and_state(spec.path, files)
-    known = [{f"{c.tier}, {c.column}, {c.row}": c.settings for tier in s.tiers for c in s.grid(tier, seeds=1)}
+    known = [{json.dumps([tier, c.column, c.row]): c.settings for tier in s.tiers for c in s.grid(tier, seeds=1)}
              for s in (spec, *spec.difference)]
     if any(own(run) for part in known for run in part.values()): return  # it may be edited at any time
     text = json.dumps({"state": state, "spec": asdict(spec), "known": known}, default=str)
