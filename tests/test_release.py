@@ -82,7 +82,7 @@ def test_the_sdist_makes_the_same_wheel(built):
     with tarfile.open(built[0]) as archive: names = {n.partition("/")[2] for n in archive.getnames()}
     assert names >= {"pyproject.toml", "tools/wheel.py", "LICENSE", "CITATION.cff", "constraints.txt", "papers/fedccfa/table2.toml"}
     assert not [n for n in names if re.search(r"(^|/)(tests|out|_modidx\.py|\.\w[^/]*)(/|$)", n)]
-    assert built[0].stat().st_size - stored(built[1]) < 2_500_000
+    assert built[0].stat().st_size - stored(built[1]) < 2_000_000
 
 
 # --- where the repository is not
