@@ -61,6 +61,7 @@ def test_stand_ins_have_the_sizes_of_the_data_sets(name):
     "Against what the source declares; against the files, where they are"
     blank, source = stand_in(name), SOURCES[name]
     assert (len(blank.train_y), len(blank.test_y)) == source.sizes and blank.classes == SHAPES[name][-1]
+    assert blank.batch(blank.train_x[:2]).shape == (2, *blank.shape)
     if source.class_names: assert blank.class_names == source.class_names and len(source.class_names) == blank.classes
     assert int(blank.train_y.bincount().max() - blank.train_y.bincount().min()) <= 1
     if not source.present(data_dir()): pytest.skip(f"{name} is not here: compared with its declaration only")

@@ -138,7 +138,7 @@ def test_evil_archives(tmp_path, case):
     assert inside == {"precious"} and (tmp_path / "precious").read_bytes() == b"precious"
 
 def test_no_archive(tmp_path):
-    for name, content, said in (("gone.gz", None, "No such file"), ("e.tar.gz", b"<html>", "cannot be unpacked"), ("e.gz", b"<html>", "Not a gzipped file")):
+    for name, content, said in (("gone.gz", None, "No such file"), ("e.tar.gz", b"<html>", "cannot be unpacked"), ("e.gz", b"<html>", "e.gz: cannot be unpacked .Not a gzipped file")):
         if content: (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match=said): unpack(tmp_path / name, tmp_path / "to", {"e": "e"})
     with pytest.raises(InputError, match="missing: three"): unpack(packed(tmp_path / "e.tar.gz", ("one", b"1")), tmp_path / "to", {"one": "one", "three": "x"})

@@ -6,8 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
+
+import pytest
 
 from fedrepro.core import files
+from fedrepro.core.errors import InputError
 from fedrepro.core.files import locked
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
@@ -46,3 +50,14 @@ def test_a_file_is_as_open_as_the_umask_says(tmp_path):
         try: files.write_atomic(tmp_path / "x", b"1")
         finally: os.umask(before)
         assert (tmp_path / "x").stat().st_mode & 0o777 == mode and [p.name for p in tmp_path.iterdir()] == ["x"]
+
+@pytest.mark.parametrize("path", [".", "..", "/", ""])
+def test_a_folder_is_no_file_to_write(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="cannot be written"): files.write_atomic(Path(path), b"1")
+    assert not list(tmp_path.iterdir())
+
+def test_a_home_that_nobody_knows(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "expanduser", lambda _: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")))
+    with pytest.raises(InputError, match="XDG_CACHE_HOME"): files.cache_folder()

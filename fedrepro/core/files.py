@@ -24,7 +24,7 @@ def writing(path: Path):
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     "A file to be written in binary: all of it appears under `path` when the block ends, nothing if the block fails"
-    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    part = path.parent/f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"  # `with_name` refuses "." and "/"
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -71,8 +71,11 @@ def locked(folder: Path):
 
 # %% ../../nbs/01_core/02_files.ipynb #ddbf2a7f
 def cache_folder() -> Path:
-    "The folder of what may be made again: `$XDG_CACHE_HOME/fedrepro`, else `~/.cache/fedrepro`"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())/"fedrepro"
+    "The folder of what may be made again: `$XDG_CACHE_HOME/fedrepro`, else `~/.cache/fedrepro`; raises InputError"
+    try: return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())/"fedrepro"
+    except RuntimeError:
+        raise InputError("cache folder ~/.cache: this home folder is not known; name another with "
+                         "XDG_CACHE_HOME") from None
 
 # %% ../../nbs/01_core/02_files.ipynb #b8e3727e
 @lru_cache(1)

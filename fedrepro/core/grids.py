@@ -65,7 +65,7 @@ def lines_of(cell: str | Cell) -> str:
 
 def pieces(grid: Grid, width: int) -> list[Grid]:
     "The grid cut so that its columns of numbers fit into `width` characters; one of text is left to wrap"
-    if not any(isinstance(c, Cell) for row in grid.rows for c in row): return [grid]
+    if not grid.numbers: return [grid]
     wide = [max(widest([lines_of(row[i]) for row in grid.rows]), widest(name.replace(",", ",\n").split(" ")))
             for i, name in enumerate(grid.columns)]
     out: list[list[int]] = [[]]
@@ -86,12 +86,11 @@ def as_text(sheet: Sheet, width: int = 120, colours: bool = False) -> str:
                       color_system="standard" if colours else None)
     if sheet.title: console.print(Text(sheet.title, "bold"))
     for grid in (part for whole in sheet.grids for part in pieces(whole, width)):
-        numbers = any(isinstance(c, Cell) for row in grid.rows for c in row)
         table = Table(box=box.HORIZONTALS, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
         for name in grid.columns: table.add_column(Text(name), overflow="fold")
         for row in grid.rows:
             styles = [TONES[c.tone][1] if isinstance(c, Cell) and c.tone else "" for c in row]
-            table.add_row(*(Text(lines_of(c), s, no_wrap=numbers) for c, s in zip(row, styles)))
+            table.add_row(*(Text(lines_of(c), s, no_wrap=grid.numbers) for c, s in zip(row, styles)))
         console.print(Text(f"\n{grid.heading.strip()}".rstrip("\n") if grid.heading else "", "bold"), soft_wrap=True)
         console.print(table)
     if sheet.notes: console.print()
@@ -105,8 +104,8 @@ def safe(text: str) -> str:
     "`text` in HTML that stands in Markdown"
     return escape(text, quote=True).translate(MARKDOWN)
 
-def _html_cell(cell: str | Cell, tag: str = "td") -> str:
-    if isinstance(cell, str): return f"<{tag}>{safe(cell)}</{tag}>"
+def _html_cell(cell: str | Cell) -> str:
+    if isinstance(cell, str): return f"<td>{safe(cell)}</td>"
     style = f' style="background: {TONES[cell.tone][0]}; color: #111"' if cell.tone else ""
     text = f'<a href="{safe(cell.link)}">{safe(cell.text)}</a>' if cell.link else safe(cell.text)
     return f"<td{style}>{text}" + (f"<br><small>{safe(cell.below)}</small>" if cell.below else "") + "</td>"
@@ -114,14 +113,13 @@ def _html_cell(cell: str | Cell, tag: str = "td") -> str:
 def grid_html(grid: Grid) -> str:
     "One grid as an HTML table, a row a line"
     out = [f"<p><b>{safe(grid.heading)}</b></p>"] if grid.heading else []
-    numbers = any(isinstance(cell, Cell) for row in grid.rows for cell in row)
-    out += ['<table class="numbers">' if numbers else "<table>",
+    out += ['<table class="numbers">' if grid.numbers else "<table>",
             "<tr>" + "".join(f"<th>{safe(name)}</th>" for name in grid.columns) + "</tr>"]
     return "\n".join([*out, *("<tr>" + "".join(map(_html_cell, row)) + "</tr>" for row in grid.rows), "</table>"])
 
-def as_html(sheet: Sheet, width: int = 120) -> str:
+def as_html(sheet: Sheet) -> str:
     "The sheet for a page"
-    grids = [grid_html(part) for grid in sheet.grids for part in pieces(grid, width)]
+    grids = [grid_html(part) for grid in sheet.grids for part in pieces(grid, 120)]
     return "\n".join([f"<h2>{safe(sheet.title)}</h2>", *grids,
                       *(f"<p>{safe(note)}</p>" for note in sheet.notes)]) + "\n"
 

@@ -85,7 +85,7 @@ def tensors(message) -> list[Tensor]:
 
 def nbytes(message) -> int:
     "Bytes of all tensors inside a nested message"
-    return sum(t.numel() * t.element_size() for t in tensors(message))
+    return sum(t.nbytes for t in tensors(message))
 
 # %% ../../nbs/01_core/01_trees.ipynb #1c7e630e
 def moved(message, device):

@@ -276,4 +276,6 @@ def stand_in(name: str, data=None, recipe: str | None = None, device="cpu") -> D
     parts: dict = {f"{part}_{k}": v for part, n in zip(("train", "test"), SOURCES[name].sizes)
                    for k, v in (("x", image.expand(n, *shape)), ("y", torch.arange(n) % classes))}
     names = SOURCES[name].class_names or tuple(map(str, range(classes)))
-    return Dataset(name, **parts, class_names=names, recipe=recipe_for(recipe or "plain", name)).to(device)
+    own = recipe_for(recipe or "plain", name)
+    if not own.mean: own = replace(own, **pixel_statistics(image))  # type: ignore[arg-type]
+    return Dataset(name, **parts, class_names=names, recipe=own).to(device)

@@ -44,17 +44,21 @@ def _transfer(url: str, path: str, _, name: str, limit: int):
         if 400 <= code < 500 and code not in (408, 429): raise _Refused(f"{url}: HTTP {code} {answer.reason}")
         answer.raise_for_status()
         began = shown = time.monotonic()
-        while max(got, total) <= limit:
-            try: block = answer.raw.read1(1 << 16)
-            except urllib3.exceptions.HTTPError as e: raise requests.ConnectionError(f"{url}: {e}") from e
-            if not block: return
-            got, now = got + file.write(block), time.monotonic()
-            if now - began > TIMEOUT and got < PACE * (now - began):
-                raise requests.Timeout(f"{url}: timed out, only {got} bytes came in {now - began:.0f} s")
-            if sys.stderr.isatty() and (got == total or now - shown > 1):
-                shown, said = now, f"\rfedrepro: {name}: {got / 1e6:.0f} of {total / 1e6:.0f} MB"
-                print(said, end="\n" * (got == total), file=sys.stderr, flush=True)
-        raise _Refused(f"{url}: more than the {limit} bytes expected at most")
+        of = f" of {total / 1e6:.0f}" if total else ""
+        try:
+            while max(got, total) <= limit:
+                try: block = answer.raw.read1(1 << 16)
+                except urllib3.exceptions.HTTPError as e: raise requests.ConnectionError(f"{url}: {e}") from e
+                if not block: return
+                got, now = got + file.write(block), time.monotonic()
+                if now - began > TIMEOUT and got < PACE * (now - began):
+                    raise requests.Timeout(f"{url}: timed out, only {got} bytes came in {now - began:.0f} s")
+                if sys.stderr.isatty() and (got == total or now - shown > 1):
+                    shown, said = now, f"\rfedrepro: {name}: {got / 1e6:.0f}{of} MB"
+                    print(said, end="", file=sys.stderr, flush=True)
+            raise _Refused(f"{url}: more than the {limit} bytes expected at most")
+        finally:
+            if shown > began: print(file=sys.stderr, flush=True)
 
 def download_file(urls: Iterable[str], path: Path, digest: str, limit: int = 1 << 30) -> Path:
     """Get `path` from the first of `urls` that delivers the bytes of `digest` (MD5 or sha256, hex), `limit` at most.
@@ -88,8 +92,10 @@ def reading(archive: Path):
 def unpack(archive: Path, into: Path, members: dict[str, str]):
     "Write `members` (name inside -> file) of a .tar.gz, or the only one of a .gz, into a folder; raises InputError"
     missing = dict(members)
+    def blocks(stream):  # its errors are the archive's, not those of the file that is written
+        with reading(archive): yield from iter(partial(stream.read, 1 << 20), b"")
     def keep(name: str, stream):
-        if file := missing.pop(name, ""): write_atomic(into / file, iter(partial(stream.read, 1 << 20), b""))
+        if file := missing.pop(name, ""): write_atomic(into / file, blocks(stream))
     with reading(archive):
         if archive.name.endswith(".tar.gz"):
             with tarfile.open(archive) as tar:

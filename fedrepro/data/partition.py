@@ -107,7 +107,7 @@ def partition(recipe: str, train_labels, test_labels=None, *, clients: int, seed
     classes = number("classes", top if classes is None else classes, top, MAX_CLASSES, kind=int)
     clients, seed = number("clients", clients, 1, len(train_labels), kind=int), number("seed", seed, 0, kind=int)
     settings = accepted | settings
-    asked = {"groups": groups} if "groups" in inspect.signature(PARTITIONS[recipe]).parameters else {}
+    asked = {"groups": groups} if "groups" in _signature(PARTITIONS[recipe]).parameters else {}
     train, test = PARTITIONS[recipe](train_labels, test_labels, clients, classes, seed, **asked, **settings)
     return Partition(train, test, recipe, dict(clients=clients, seed=seed, classes=classes, **settings))
 

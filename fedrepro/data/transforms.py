@@ -25,7 +25,7 @@ class Recipe:
     crop: int = 0                  # pad by so many pixels, then cut the old size at a random place; 0: never
     pad: str = "black"             # outside the image: "black", the "mean" (0 once normalised) or its "reflect"ion
     crop_probability: float = 1.0  # the share of samples that are cropped, in [0, 1]
-    rotate: float = 0.0            # turn by a random angle of at most so many degrees; the corners become black
+    rotate: float = 0.0            # turn by a random angle of at most so many degrees; corners: black, or the "mean"
 
     def __post_init__(self): choice(self.pad, ("black", "mean", "reflect"), "pad")
     @property
@@ -127,7 +127,7 @@ def _fold(i: Tensor, n: int) -> Tensor:
     return n - 1 - (n - 1 - i.abs()).abs()
 
 def augment(x: Tensor, draws: Tensor | None, recipe: Recipe) -> Tensor:
-    """`x` (..., C, H, W), of any type, changed by `draws` (..., 4); what lies outside becomes 0 unless reflected.
+    """`x` (..., C, H, W), of any type, changed by `draws` (..., 4). What lies outside becomes 0; past a border, "reflect" mirrors.
 
     One gather: no loop over samples, no waiting for the device."""
     if draws is None: return x

@@ -22,7 +22,7 @@ def network(name: str, classes: int = 10, shape: tuple[int, ...] | None = None) 
     shape = tuple(usual if shape is None else shape)
     if len(usual) == 3 != len(shape):
         raise InputError(f"network {name} needs a shape (channels, height, width), got {shape}")
-    if len(shape) in (2, 4) and len(usual) != len(shape):
+    if len(shape) in (2, 4) and len(usual) == 1:
         raise InputError(f"network {name} is not for texts: the shape {shape} is (length, tokens) of a row's texts")
     if classes < 1 or min(shape, default=0) < 1:
         raise InputError(f"network {name} needs positive numbers, got classes {classes} and shape {shape}")
