@@ -10,6 +10,9 @@ from fedrepro.models.networks import network, network_names
     (dict(name="LeNet"), "network 'LeNet' is unknown; did you mean 'feddc_lenet'? accepted: digits_cnn"),
     (dict(name="fedccfa_fmnist", shape=(1, 8, 8)), "network fedccfa_fmnist: images of 1x8x8 are too small"),
     (dict(name="resnet18", shape=(64, 64)), "network resnet18 needs a shape (channels, height, width), got (64, 64)"),
+    (dict(name="dta_cnn", shape=(64, 20000)), "network dta_cnn: it needs a shape"),
+    (dict(name="resnet18", shape=(100, 40, 1000, 24)), "network resnet18 needs a shape (channels, height, width)"),
+    (dict(name="feddc_linear", shape=(64, 20000)), "network feddc_linear is not for texts"),
     (dict(name="feddc_mlp", classes=0), "network feddc_mlp needs positive numbers, got classes 0"),
 ])
 def test_impossible_networks(wrong, said):

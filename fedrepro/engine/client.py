@@ -20,7 +20,7 @@ from torch import Tensor
 from ..core.trees import Tree
 from ..data.datasets import Dataset
 from .probes import OFF, Profiler
-from ..models.architectures import Net
+from ..models.architectures import Net, needs_two
 
 # %% ../../nbs/04_engine/01_client.ipynb #dd27ea0a
 @dataclass(frozen=True)
@@ -144,10 +144,13 @@ def plan_batches(client: Client, phase: Phase) -> list[list[tuple[np.ndarray, np
     "All batches of `phase`, epoch by epoch: positions (B,) of 0..n-1 and augmentation decisions (B, 4) or None"
     pools = np.arange(client.n) if phase.samples is None else phase.samples(client)
     pools = pools if isinstance(pools, list) else [pools] * phase.epochs
-    epochs = []
+    epochs, two = [], bool(client.net.buffers) and needs_two(client.net, tuple(client.data.train_x.shape[1:]))
     for pool in pools:
         order, size = np.asarray(pool, dtype=np.int64)[client.rng.permutation(len(pool))], phase.batch_size or len(pool)
-        parts = [order[i:i + size] for i in range(0, len(order), max(size, 1))]
+        if two and len(pool) == 1: order = order[:0]
+        starts = list(range(0, len(order), max(size, 1)))
+        if two and 2 < size < len(order) and len(order) % size == 1: starts[-1] -= 1
+        parts = [order[i:j] for i, j in zip(starts, [*starts[1:], len(order)])]
         epochs.append([(rows, client.draw(len(rows))) for rows in parts])
     return epochs
 
@@ -260,7 +263,9 @@ def client_rounds(methods: list, clients: list[Client], trainer: Trainer = in_tu
     declared = [[p for p in m.local_phases(c) if not p.final] for m, c in zip(methods, clients)]
     for phases in zip(*declared, strict=True):
         starts = [start_phase(c, p, r) for c, p, r in zip(clients, phases, results)]
-        for r, phase, result in zip(results, phases, trainer(clients, list(phases), starts)): r[phase.name] = result
+        for r, phase, result in zip(results, phases, trainer(clients, list(phases), starts)):
+            r.pop(phase.name, None)  # the latest stands last
+            r[phase.name] = result
     found = []
     for method, client, r in zip(methods, clients, results):
         last = [*r.values()][-1]
