@@ -16,6 +16,7 @@ from ..core.errors import InputError, choice
 from ..core.trees import Tree, squared_norm, sub, zeros_like
 from ..engine.client import Batch, Client, Phase, Results, Step, cross_entropy, sgd_step
 from ..engine.method import Exchange, FedAvg
+from .memory import need_positive, no_memory
 from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/07_adaptive.ipynb #fe542c77
@@ -115,7 +116,7 @@ class StopsEarly(FedAvg, listed=False):
     "FedAvg whose clients stop when an epoch gains little (Panchal et al. 2023): eq. 2"
     gamma: float = 0.004  # of eq. 2; 0 = no client stops early
     one_in: int = 10  # every `one_in`-th sample of a client is for validation only; 0 = none, and nobody stops early
-    variant: str = field(default="honest", metadata={"neutral": True})  # or "as_published": see above
+    variant: str = field(default="honest", metadata={"neutral": True})  # or "as_published": by the test share's loss
 
     def __post_init__(self):
         super().__post_init__()
@@ -164,21 +165,20 @@ class Flash(StopsEarly):
     "Clients stop when an epoch gains little; the server's step grows when the movement does (Panchal et al. 2023)"
     server_lr: float = 0.01  # eta_s; 0.01 in FedCCFA's experiments (tuned)
     beta1: float = 0.9  # of m
-    beta2: float = 0.99  # of v
-    tau: float = 1e-3  # in the denominator of eq. 3, above 0; v starts at its square
+    beta2: float = 0.99  # of v, above 0
+    tau: float = 1e-3  # in the denominator of eq. 3, above 0; v starts at its square, above 0 too
     paper: ClassVar[str] = "Panchal et al. 2023"
-    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "server_lr", "beta1", "beta2", "tau")
     limit = law(gamma=0., one_in=0, hooks={"aggregate": FedAvg.aggregate})
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.tau > 0: raise InputError(f"Flash(tau={self.tau!r}): expected a number above 0")
+        need_positive(self, "beta2", "tau")  # v = 0 would leave 0/0 in beta_3
 
     def init_server(self, federation) -> dict:
         "`params`; `m`, `v`, `d`: trees like its trained part"
-        w = {n: t for n, t in federation.initial.items() if n not in federation.net.buffers}
+        w = no_memory(federation)
         return super().init_server(federation) | {
-            "m": zeros_like(w), "d": zeros_like(w), "v": {n: torch.full_like(t, self.tau ** 2) for n, t in w.items()}}
+            "m": w, "d": w, "v": {n: torch.full_like(t, self.tau ** 2) for n, t in w.items()}}
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Eq. 3 for what is trained, the mean by size for other buffers"
         mean, old = super().aggregate(server, exchange)["params"], server["params"]

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core.errors import InputError, choice
+from ..core.errors import choice
 from ..core.trees import Tree, stack
 from ..engine.client import Batch, Client, Phase, Results, class_means, cross_entropy
 from ..engine.method import Exchange, FedAvg
+from .memory import need_positive
 from .personal import FedRep
 from ..engine.declarations import Messages, law, one_a_round
 
@@ -48,7 +49,7 @@ class FedFM(FedAvg):
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.tau > 0: raise InputError(f"FedFM(tau={self.tau!r}): expected a number above 0")
+        need_positive(self, "tau")
 
     def init_server(self, federation) -> dict:
         "`params` and `anchors` (C, d): none yet"

@@ -106,7 +106,7 @@ class FedADC(FedAvg):
         memory: Any
         if self.variant == "double_momentum":
             memory = averaged_step(moving, grads, step.memory, self.phi, sgd)
-        else: memory = sgd_step(moving, grads, step.memory, sgd)
+        else: memory = step.sgd(grads)
         if self.variant != "nesterov": sgd_step(moving, share, None, plain)
         return loss, memory
 

@@ -205,7 +205,7 @@ class FedCCFA(Algorithm1):
     aggregation: str = "uniform"  # Table 11; or "weighted" by the participants' samples of the class
     fixed_weight: float | None = None  # Table 5: alignment weight in place of the entropy's; None = eq. 9
     finetune_epochs: int = 0  # Table 13, FedCCFA-FT: epochs of the head after the last round
-    finetune_lr: float = 0.01
+    finetune_lr: float = 0.01  # decayed as `lr`
     variant: str = "corrected"  # or "as_published": with the released code's in-place anchor sum
     limit = law(FedRep, clustering="local", eps=1e-12, anchors="none")
 
@@ -253,6 +253,8 @@ class FedCCFA(Algorithm1):
         return after | {"clusters": after["concepts"]} if self.clustering == "oracle" else after
     def reply(self, server: dict, exchange: Exchange) -> list[dict]:
         "As Algorithm 1; switches: means by samples, global anchors or none, the released code's sum"
+        if (self.aggregation, self.anchors, self.variant) == ("uniform", "clustered", "corrected"):
+            return super().reply(server, exchange)
         uploads, clusters, counts = exchange.uploads, server["clusters"], exchange.counts
         weights = counts if self.aggregation == "weighted" else torch.ones_like(counts)
         with exchange.profiler.span(AT_SERVER): heads = shared_heads(uploads, clusters, weights)

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from ..core.errors import InputError, choice
 from ..core.trees import Tree, squared_norm, sub
 from ..engine.client import Batch, Client, cross_entropy
+from ..engine.federation import Autocast
 from ..engine.method import FedAvg
 from ..engine.declarations import law
 
@@ -82,11 +83,13 @@ def outputs(net, params: Tree, x: Tensor, train: bool = False) -> dict[str, Tens
     "What each part of `net` puts out for `x` (n, *shape): (n, d) features, (n, feature_dim) projection, (n, C) logits"
     if net.module.training != train: net.module.train(train)
     out, buffers = {}, set(net.buffers)
-    for part, module in part_modules(net).items():
-        where = "head." if part == "classifier" else "body."
-        own = [n for n, _ in module.named_parameters()] + [n for n, _ in module.named_buffers() if where + n in buffers]
-        out[part] = x = functional_call(module, {n: params[where + n] for n in own}, (x,))
-    return out
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=isinstance(net, Autocast)):
+        for part, module in part_modules(net).items():
+            where = "head." if part == "classifier" else "body."
+            own = [n for n, _ in module.named_parameters()]
+            own += [n for n, _ in module.named_buffers() if where + n in buffers]
+            out[part] = x = functional_call(module, {n: params[where + n] for n in own}, (x,))
+    return {part: t.to(params["head.weight"].dtype) for part, t in out.items()}
 
 # %% ../../nbs/06_methods/00_objective.ipynb #45bd1be1
 @dataclass

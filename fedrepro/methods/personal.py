@@ -17,8 +17,8 @@ from ..engine.method import Exchange, FedAvg
 from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/04_personal.ipynb #3fe8025d
-def server_head(federation) -> dict:
-    "A client's state with the server's head, for which FedRep equals FedBABU"
+def server_head(self, federation, k: int) -> dict:
+    "In place of `init_client`: the server's head, for which FedRep equals FedBABU"
     return {"head": select(federation.initial, "head.")}
 
 GLOBAL = {"eval_params": FedAvg.eval_params, "personal": False}  # of a method evaluated by the global model, for laws
@@ -30,7 +30,7 @@ class FedRep(FedAvg):
     head_epochs: int = 1  # epochs of the head's phase, before the body's
     paper: ClassVar[str] = "Collins et al. 2021"
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "head_lr")
-    limit = law("FedBABU", head_epochs=0, hooks={"init_client": lambda self, federation, k: server_head(federation)})
+    limit = law("FedBABU", head_epochs=0, hooks={"init_client": server_head})
     personal: ClassVar[bool] = True
 
     def init_server(self, federation) -> dict:
@@ -60,9 +60,9 @@ class FedRep(FedAvg):
 @dataclass
 class FedBABU(FedAvg):
     "Only the body is learned; at the end every client fine-tunes the whole model (Oh et al. 2022)"
-    finetune_epochs: int = 5  # of body and head after the last round, at rate `lr`; 0 = none
+    finetune_epochs: int = 5  # of body and head after the last round, at rate `lr` as decayed by then; 0 = none
     paper: ClassVar[str] = "Oh et al. 2022"
-    limit = law(FedRep, theirs={"head_epochs": 0, "init_client": lambda self, federation, k: server_head(federation)})
+    limit = law(FedRep, theirs={"head_epochs": 0, "init_client": server_head})
     personal: ClassVar[bool] = True
 
     def local_phases(self, client: Client) -> list[Phase]:
