@@ -180,7 +180,7 @@ class NotConserved(FedAvg):
     def invariants(self, server, states): return {"parameters add up to 0": abs(float(server["params"]["head.bias"].sum()))}
 
 class Raises(FedAvg):
-    def loss(self, client, params, batch): return client.received["parameters"]
+    def loss(self, client, params, batch): raise RuntimeError("parameters\n\nare not there")
 
 BROKEN = {  # method -> the promises that it must be caught to break
     Scales: "nothing changed in place", AddsUp: "nothing changed in place", Writes: "nothing changed in place",
@@ -203,12 +203,13 @@ def test_a_broken_promise_is_caught_and_named(method):
     wanted = {BROKEN[method]} | (VIEWS if BROKEN[method] in VIEWS else set())
     assert wanted <= broken and (method not in ALONE or broken == wanted), caught.value
     assert method.__name__ in str(caught.value) and BROKEN[method] in str(caught.value)
+    assert len(repr(caught.value.report).splitlines()) == 1 + len(caught.value.report.findings)
 
 def test_the_remark_says_where():
     assert "round 1 server params" in examine(Scales)["nothing changed in place"].remark
     assert "upload" in examine(AddsUp)["nothing changed in place"].remark
     assert "loss: `loss.detach().mean().item()`" in examine(Peeks)["clients never wait"].remark
-    assert examine(SendsMore)["bytes up"].size == 80 and "KeyError" in examine(Raises)["works"].remark
+    assert examine(SendsMore)["bytes up"].size == 80 and "RuntimeError" in examine(Raises)["works"].remark
     assert examine(Tied)["limit law"].size > 1e-6 and "Tied(mu=0.0) = FedAvg()" in examine(Tied)["limit law"].remark
 
 class NeedsMore(FedAvg):

@@ -4,19 +4,27 @@ import io
 import re
 import sys
 import tokenize
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import fedrepro
+from fedrepro.checks.contract import Case, limit_law
 from fedrepro.checks.harness import LOCAL, tiny
 from fedrepro.core.errors import InputError
-from fedrepro.engine.federation import Federation
-from fedrepro.engine.method import HOOKS, FedAvg, load_methods
+from fedrepro.core.trees import same_bits
+from fedrepro.engine.client import plan_batches
+from fedrepro.engine.declarations import with_hooks
+from fedrepro.engine.federation import Federation, in_precision
+from fedrepro.engine.lockstep import ActiveRun, run_lockstep
+from fedrepro.engine.method import HOOKS, FedAvg, import_file, load_methods
 from fedrepro.engine.rounds import run
 from fedrepro.methods.fedadc import FedADC
 from fedrepro.methods.lfd import LfD
+from fedrepro.methods.objective import Constraint
 from toy import OURS
 
 PACKAGE = Path(fedrepro.__file__).parent
@@ -44,7 +52,7 @@ REFUSED = {  # hyper-parameters that each method refuses, one at a time
     "FedAvgM": dict(beta=float("nan")), "MOON": dict(tau=0., mu=float("inf")), "FedGKD": dict(tau=0., models=0),
     "FedNTD": dict(tau=0., beta=-1.), "FedDC": dict(lr=0., lr_decay=0., epochs=0), "FedCDA": dict(models=0, batches=0, smooth=-1.),
     "InCo": dict(clip=-.1), "FedDrift": dict(delta=-1., models=0, previous="now", variant="fixed"),
-    "Flash": dict(variant="literal"), "Union": dict(epochs=-1), "Constraint": dict(kind="logits", part="body", mu=-1.),
+    "Flash": dict(variant="literal", beta2=0., tau=0.), "Union": dict(epochs=-1), "Constraint": dict(kind="logits", part="body", mu=-1.),
     "LfD": dict(tau=0., outer_tau=0., margin=1.1, weight=-1., first="none"),
     "FedBSS": dict(selection="sine", aggregation="mean", warm_up=-1),
     "FedADC": dict(variant="red", lr=0., epochs=0, beta=-.1, beta_local=-.1, phi=1.1),
@@ -61,6 +69,51 @@ def test_impossible_settings_are_refused(name, field):
 def test_settings_that_contradict_each_other_are_refused():
     with pytest.raises(InputError, match="margins of which term"): LfD(own_margins=True, margin_in_regulariser=False)
     with pytest.raises(InputError, match="momentum"): FedADC(variant="double_momentum", momentum=.9)
+
+
+# --- what goes wrong without a word
+
+def ran(method, federation=None, rounds=1): return run(method, federation or tiny(), rounds).snapshot
+
+def test_a_phase_may_have_the_name_of_an_earlier_one():
+    "The last one's parameters are the client's result"
+    def phases(self, client): return [self.phase(client, "a", train="head."), self.phase(client, "b"), self.phase(client, "a", lr=0.)]
+    def twice(self, client): return phases(self, client)[:2]
+    same, other = (ran(with_hooks(FedAvg(**LOCAL), {"local_phases": f})).server["params"] for f in (phases, twice))
+    assert same_bits(same, other)
+
+def test_a_reply_is_one_for_each_participant():
+    with pytest.raises(ValueError, match="argument 2 is shorter"): ran(with_hooks(FedAvg(**LOCAL), {"reply": lambda self, server, exchange: [{}]}))
+
+def test_hooks_of_one_object_are_not_shared_in_lockstep():
+    own = with_hooks(FedAvg(**LOCAL), {"adjust_gradient": lambda self, client, params, grads: {n: g / 2 for n, g in grads.items()}})
+    both = [ActiveRun(method, tiny(), 1) for method in (FedAvg(**LOCAL), own)]
+    run_lockstep(both)
+    for course in both: assert same_bits(course.at.server["params"], ran(course.method).server["params"])
+
+def test_a_methods_file_is_known_by_its_whole_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("nova_xyz.py", "my.method.py", "__main__.py"): Path(name).write_text("MARK = 1\n")
+    for _ in range(2): import_file(Path("nova_xyz.py"))
+    with pytest.raises(InputError, match="has no dot; rename the file"): import_file(Path("my.method.py"))
+    with pytest.raises(InputError, match="is called '__main__' already"): import_file(Path("__main__.py"))
+
+def test_a_seed_of_cohorts_may_be_numpys():
+    assert replace(tiny(), cohorts=np.int64(5)).cohort(0) == replace(tiny(), cohorts=5).cohort(0)
+
+def test_a_network_that_needs_two_samples_gets_them(normed):
+    "65 samples in batches of 64 become 63 and 2; one sample alone is no step; other networks have their short batches"
+    def sizes(net, n): return [len(rows) for rows, _ in plan_batches(replace(normed.client(0, 0, {}, {}), net=net, rows=torch.arange(n)), phase)[0]]
+    phase = FedAvg(**LOCAL | dict(batch_size=8)).phase(normed.client(0, 0, {}, {}))
+    assert [sizes(normed.net, n) for n in (1, 8, 9, 17, 18)] == [[], [8], [7, 2], [8, 7, 2], [8, 8, 2]]
+    assert sizes(tiny().net, 9) == [8, 1]
+
+def test_a_law_holds_with_batch_norm(normed): assert next(limit_law(Case(LfD(**LOCAL), normed))).ok
+
+def test_a_law_holds_in_half_the_bits():
+    half = replace(tiny(), dtype=torch.float32, net=in_precision(tiny().net, "bf16"))
+    assert next(limit_law(Case(Constraint(**LOCAL), half))).ok
 
 
 # --- the path of a client's round

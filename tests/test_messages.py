@@ -12,13 +12,15 @@ import torch
 from fedrepro.core.trees import same_bits
 from fedrepro.data import datasets, partition
 from fedrepro.engine import rounds
+from fedrepro.engine.divergence import Diverged
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import run
 from fedrepro.executors import messages, processes
-from fedrepro.executors.processes import Processes, Workers, report
+from fedrepro.executors.processes import NoWorker, Processes, Workers, report
 from fedrepro.executors.messages import LARGE, SharedBuffer, dumps, loads
 from fedrepro.models import networks
+from fedrepro.models.architectures import Net
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory by file is Linux's; elsewhere all travels in the message")
 DIGITS, NET = datasets.load("digits"), networks.network("feddc_mlp", 10, (1, 8, 8))
@@ -160,6 +162,20 @@ def test_a_worker_that_does_not_start_holds_up_nobody():
         os.kill(staff.staff[0].process.pid, signal.SIGSTOP)
         heard = sorted((i, kind, content) for i, kind, content in staff.work([dumps((pow, (2, n))) for n in range(4)]))
     assert heard == [(n, "done", 2**n) for n in range(4)]
+
+def test_no_more_processes_can_be_started(monkeypatch):
+    def start(self): raise BlockingIOError(11, "Resource temporarily unavailable")
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", start)
+    with Workers(2, lambda number: b"") as staff, pytest.raises(NoWorker, match="Resource temporarily unavailable"): list(staff.work([b""]))
+
+class Kept(Net): "A network of one's own"
+
+@pytest.mark.parametrize("error", [ValueError("small"), Diverged(3, 1.)])  # the second cannot be unpickled
+def test_an_error_travels_with_its_traceback(error):
+    try: raise error
+    except Exception as caught: assert "test_messages.py" in loads(dumps(processes.portable(caught))).__notes__[0]
+
+def test_a_network_of_ones_own_travels_as_it_is(): assert type(loads(dumps(Kept("own", NET.make)))) is Kept
 
 @LINUX
 def test_no_other_file_is_taken_for_a_shelf(tmp_path):

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -241,6 +242,11 @@ def test_nothing_is_executed_by_a_foreign_file(tmp_path):
 
 
 # --- where nothing can be kept
+
+@pytest.mark.parametrize("odd", [np.array(["a"]), torch.zeros(2, dtype=torch.complex128).to_sparse(), np.arange(3)[::-1], {1, 2}])
+def test_what_no_file_can_hold_is_refused_in_one_line(odd, tmp_path):
+    with pytest.raises(InputError, match="cannot be kept") as refused: checkpoints.save_message(tmp_path / "x", {}, {"odd": odd})
+    assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
 
 def test_a_full_disk_does_not_stop_a_run(fork, forked, tmp_path, monkeypatch, capsys):
     def full(path, content): raise InputError(f"{path}: cannot be written (No space left on device)")

@@ -37,6 +37,7 @@ class Finding:
     tolerance: float = 0.0
     remark: str = ""
 
+    def __post_init__(self): self.remark = " ".join(self.remark.split())  # a promise is a line
     @property
     def ok(self) -> bool: return self.size is None or self.size <= self.tolerance
 

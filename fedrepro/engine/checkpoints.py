@@ -58,7 +58,7 @@ def filled(shape, tensors: list[Tensor]):
     if kind == "dict": return {inner(key): inner(part) for key, part in value}
     if kind == "tuple": return tuple(inner(part) for part in value)
     if kind == "float": return float(value)
-    return tensors[value] if kind == "tensor" else tensors[value].numpy()
+    return tensors[value] if kind == "tensor" else tensors[value].cpu().numpy()
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #a26a4b00
 def axes(t: Tensor) -> list[int]:
@@ -92,7 +92,8 @@ def save_message(path: Path, about: dict, message) -> Path:
     "Write `path`.safetensors, then `path`.json with the outline of `message` and `read_description`; raises InputError"
     tensors = {}
     shape = outline(message, tensors)
-    content, order = to_bytes(torch.as_tensor(t) for _, t in tensors.values())
+    try: content, order = to_bytes(torch.as_tensor(t) for _, t in tensors.values())
+    except MALFORMED as error: raise InputError(f"checkpoint: cannot be kept: {short(str(error))}") from error
     write_atomic(path.with_name(path.name + ".safetensors"), content)
     about = about | {"format": CHECKPOINT_FORMAT, "sha256": digest(content), "axes": order, "message": shape}
     body = json.dumps(about, allow_nan=False)

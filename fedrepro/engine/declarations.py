@@ -52,7 +52,7 @@ def shape_bytes(shape: str, federation: Federation, server: dict) -> int:
     sizes = {"C": federation.net.classes, "d": federation.net.feature_dim, "1": 1,
              "M": len(server.get("models", ())), "N": len(server.get("now", ()))}
     if kind: choice(kind, ("int64", "bool"), "type of a message's entries")
-    entry = (torch.empty((), dtype=getattr(torch, kind)) if kind else torch.empty((), dtype=federation.dtype)).itemsize
+    entry = (getattr(torch, kind) if kind else federation.dtype).itemsize
     factors = [choice(f, parts | sizes, "shape of a message") for f in product.split(" x ")]
     whole = [parts[f] for f in factors if f in parts]
     return math.prod(sizes[f] for f in factors if f in sizes) * (math.prod(whole) if whole else entry)

@@ -9,7 +9,6 @@ __all__ = ['digests', 'Predictor', 'predictions', 'generalised_accuracy', 'perso
 # %% ../../nbs/04_engine/06_evaluation.ipynb #e91970da
 import hashlib
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import islice
 import numpy as np
 import torch
@@ -84,8 +83,9 @@ def eval_models(method, federation: Federation, at: Snapshot, suffix: str = "") 
     "The K models by which the clients are evaluated after `at.round` rounds; `suffix`: which of `sorts`"
     message = method.broadcast(at.server)
     if suffix in method.evaluated: message = message | {"params": at.server[method.evaluated[suffix]]}
-    stale, states = method.personal and not suffix, moved(at.states, federation.device)
-    return [method.eval_params(at.heard[k] if stale else message, states[k]) for k in range(federation.clients)]
+    stale = method.personal and not suffix
+    return [method.eval_params(at.heard[k] if stale else message, moved(state, federation.device))
+            for k, state in enumerate(at.states)]
 
 def sorts(method) -> list[str]:
     "The suffixes of a method's metrics, one a sort of models: \"\", what it declares, for a personal one `_fresh`"
@@ -135,7 +135,6 @@ class Evaluator:
         `generalised_accuracy`, `personalised_accuracy`: of the models that clients are evaluated by; after the last
         round of a method that fine-tunes, of the fine-tuned ones, with `_untuned` beside them. `_fresh`: with the
         server's newest part. Raises Diverged when the fine-tuning has diverged."""
-        at = replace(at, states=moved(at.states, federation.device))
         t, usual, *more = max(at.round - 1, 0), *sorts(method)
         models = eval_models(method, federation, at, usual)
         tuned = finetuned(method, federation, at, models) if final else None

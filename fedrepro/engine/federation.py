@@ -36,16 +36,12 @@ class Autocast(Net):
     def without_layouts(self) -> Net:
         raise InputError("precision bf16: not in a stack of clients; use the executor sequential or processes")
 
-    def __reduce__(self): return Autocast, (self.name, self.make)
-
 class BF16Net(Net):
     "A network that clients compute in bfloat16, and the server in float32, as all evaluation"
     @cached_property
     def for_clients(self) -> Autocast:
         "The network as clients compute it"
         return Autocast(self.name, self.make)
-
-    def __reduce__(self): return BF16Net, (self.name, self.make)
 
 def in_precision(net: Net, precision: str) -> Net:
     "`net`, which clients compute in `precision`, one of PRECISIONS; raises InputError"
@@ -127,7 +123,7 @@ class Federation:
         return self._init(HEAD, k)
     def draws(self, t: int) -> Iterator[list[int]]:
         "Endless independent uniform draws of a cohort for round t: without replacement, ascending"
-        rng = np.random.default_rng([self.cohorts if isinstance(self.cohorts, int) else self.seed, COHORT, t])
+        rng = np.random.default_rng([self.cohorts if isinstance(self.cohorts, (int, np.integer)) else self.seed, COHORT, t])
         while True: yield sorted(rng.choice(self.clients, self.cohort_size, replace=False).tolist())
     def cohort(self, t: int) -> list[int]:
         "The clients that take part in round t: all, or the first draw; FedCCFA's in drawn order"

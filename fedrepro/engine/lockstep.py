@@ -69,7 +69,7 @@ def train_lockstep(leaders: list[ActiveRun], executor: Callable) -> list[Snapsho
     grids = getattr(executor, "grids", False)  # whether it takes methods that differ in their settings
     def kind(c):
         alone = id(c) if timed(c.measures) else 0
-        same = type(c.method) if grids else (type(c.method), repr(c.method))
+        same = type(c.method) if grids else (type(c.method), repr(vars(c.method)))  # with hooks of its own
         return same, id(c.federation.data), type(c.federation.net), c.federation.net.name, c.federation.dtype, alone
     for group in grouped(leaders, kind):
         opened = [open_round(c.method, c.federation, c.at, Profiler(timed(c.measures))) for c in group]

@@ -165,9 +165,10 @@ def load_methods() -> dict[str, type[FedAvg]]:
 
 def import_file(path: Path):
     "Import a Python file as a module of its own name, once; raises InputError"
+    path = path.absolute()
     if getattr(sys.modules.get(path.stem), "__file__", None) == str(path): return
-    found = importlib.util.find_spec(path.stem)
-    if path.stem in sys.modules or (found and found.origin != str(path)):
+    if "." in path.stem: raise InputError(f"methods file {path}: a module's name has no dot; rename the file")
+    if path.stem in sys.modules or ((found := importlib.util.find_spec(path.stem)) and found.origin != str(path)):
         raise InputError(f"methods file {path}: a module is called {path.stem!r} already; rename the file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():

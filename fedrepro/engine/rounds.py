@@ -100,8 +100,9 @@ def close_round(method, federation: Federation, at: Snapshot, now: OpenRound, re
     diverged = diverged or server_diverged(t + 1, replies, most)
     found = {} if diverged else measured(measures, federation, at.server, server, exchange)
     states, heard = list(at.states), list(at.heard)
-    after = kept if replies is None else [own | reply for own, reply in zip(kept, replies)]
-    for k, state in zip(exchange.cohort, park_states(federation, list(after))): states[k], heard[k] = state, news
+    after = kept if replies is None else [own | reply for own, reply in zip(kept, replies, strict=True)]
+    for k, state in zip(exchange.cohort, park_states(federation, list(after)), strict=True):
+        states[k], heard[k] = state, news
     sizes = torch.tensor(exchange.sizes, dtype=torch.float64)
     loss = float(means @ sizes / sizes.sum())
     return Snapshot(t + 1, server, states, heard, at.bytes_up + now.bytes_up + nbytes(exchange.uploads),

@@ -170,11 +170,11 @@ def phase_kind(r: StackPhase) -> tuple:
 
 class StreamSlot:
     "A stream, graph memory, and the stages whose recordings use them"
-    def __init__(self, device: torch.device, stages: int = 8, own_stream: bool = False):
+    def __init__(self, device: torch.device, own_stream: bool = False):
         on_gpu = device.type == "cuda"
         self.stream = torch.cuda.Stream(device) if on_gpu and own_stream else None
         self.pool = torch.cuda.graph_pool_handle() if on_gpu else None
-        self.stages, self.most = OrderedDict[Hashable, RecordedPhase](), stages
+        self.stages, self.most = OrderedDict[Hashable, RecordedPhase](), 8
 
     def inside(self): return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
@@ -239,8 +239,6 @@ def slots_for(net) -> int:
 
 class Graphs:
     "The executor that plays each client's steps, several clients at once"
-    grids = False
-
     def __init__(self, slots: int | None = None): self.number, self.slots = slots, list[StreamSlot]()
 
     def train(self, clients: list[Client], phases: list[Phase], starts: list[Tree]) -> list[PhaseResult]:

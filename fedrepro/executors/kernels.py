@@ -7,7 +7,7 @@ __all__ = ['by_product', 'fits', 'with_products', 'layers_of', 'seconds', 'choic
            'stack_net']
 
 # %% ../../nbs/05_executors/00_kernels.ipynb #1e68e4f2
-import json, math, time
+import json, math
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from ..core.errors import InputError
-from ..core.files import write_atomic
+from ..core.files import cache_folder, write_atomic
+from ..engine.probes import clock
 from ..models.architectures import Net
 
 # %% ../../nbs/05_executors/00_kernels.ipynb #45dec028
@@ -72,18 +73,16 @@ def seconds(layer: nn.Conv2d, shape: tuple[int, ...], way: str, clients: int, si
     def once():
         torch.autograd.grad(run(own, x).sum(), [x, *own.values()])
     def timed(times: int) -> float:
-        if x.is_cuda: torch.cuda.synchronize()
-        started = time.perf_counter()
+        started = clock()
         for _ in range(times): once()
-        if x.is_cuda: torch.cuda.synchronize()
-        return (time.perf_counter() - started) / times
+        return (clock() - started) / times
     timed(3)
     return min(timed(5) for _ in range(3))
 
 # %% ../../nbs/05_executors/00_kernels.ipynb #24ef086b
 def choices_file() -> Path:
     "Where the choices are kept"
-    return Path("~/.cache/fedrepro/convolutions.json").expanduser()
+    return cache_folder()/"convolutions.json"
 
 def read_choices() -> dict[str, str]:
     "What was chosen so far, by question"
@@ -107,8 +106,7 @@ def choose_kernel(layer: nn.Conv2d, shape: tuple[int, ...], clients: int, size: 
             try: times[way] = timer(layer, shape, way, clients, size, dtype, device)
             except torch.OutOfMemoryError: times[way] = math.inf
         _asked[question] = min(times, key=lambda way: times[way])
-        with suppress(OSError, InputError):  # where nothing can be kept, each process asks anew
-            choices_file().parent.mkdir(parents=True, exist_ok=True)
+        with suppress(InputError):  # where nothing can be kept, each process asks anew
             write_atomic(choices_file(), json.dumps(read_choices() | _asked, indent=1).encode())
     return _asked[question]
 

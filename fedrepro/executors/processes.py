@@ -82,9 +82,10 @@ TRIES = 3  # how often a task is tried whose worker dies
 
 def portable(error: BaseException) -> BaseException:
     "An error as it can travel, with its traceback as a note"
-    error.add_note(traceback.format_exc())
-    try: return loads(dumps(error))
-    except Exception: return RuntimeError(f"{type(error).__name__}: {error}")
+    try: found = loads(dumps(error))
+    except Exception: found = RuntimeError(f"{type(error).__name__}: {error}")
+    found.add_note(traceback.format_exc())
+    return found
 
 def answer_to(message: bytes) -> tuple[bytes, bool]:
     "(the answer to a message, whether all went well); a message is a function that workers can import, and arguments"
@@ -99,7 +100,7 @@ def serve(pipe: Connection):
     "A worker's life: it says that it runs, gets a message that prepares it, then tasks, until its parent hangs up"
     global _parent
     calm_worker()
-    _parent, good = pipe, True
+    _parent = pipe
     with suppress(EOFError, OSError):
         pipe.send_bytes(dumps(("started", None)))
         for tasks in itertools.count():
@@ -137,8 +138,12 @@ class Workers:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs,), daemon=True)
-        with no_interrupt(), huge_pages(): process.start()
-        theirs.close()  # so that the pipe ends when the process does
+        try:
+            with no_interrupt(), huge_pages(): process.start()
+        except OSError as error:
+            ours.close()
+            raise NoWorker(f"no worker process could be started ({error.strerror or error})") from error
+        finally: theirs.close()  # so that the pipe ends when the process does
         self.staff[number] = Worker(number, process, ours)
 
     def hire_for(self, tasks: int):
@@ -238,7 +243,7 @@ def _visit(message: bytes, places: list[tuple[str, int, int]]) -> bytes | None:
 class Processes:
     "An executor that shares clients out to worker processes, which hold one data set; close it, or use it in a `with`"
     def __init__(self, federation: Federation, workers: int):
-        "Starts `workers` processes; raises InputError for a federation that is not on the CPU"
+        "At most `workers` processes, started when there is work; raises InputError for a federation that is not on the CPU"
         if federation.device != "cpu":
             raise InputError(f"executor processes: needs the device cpu, not {federation.device}")
         first = dumps((_join, (dumps(federation),)))
