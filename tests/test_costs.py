@@ -10,7 +10,7 @@ from fedrepro.data.datasets import SHAPES, SOURCES, data_dir, load, stand_in
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.rounds import run
 from fedrepro.experiments import plan as costs, store
-from fedrepro.experiments.plan import Cost, Plan, few_samples, plan, plan_row, sbatch, trial
+from fedrepro.experiments.plan import Cost, Plan, commands, few_samples, plan, plan_row, sbatch, trial
 from fedrepro.experiments.runs import build
 from test_runner import SPEC, small
 
@@ -68,11 +68,22 @@ def test_stand_ins_have_the_sizes_of_the_data_sets(name):
     real = load(name)
     assert (blank.shape, blank.classes, len(blank.train_y), len(blank.test_y)) == (real.shape, real.classes, len(real.train_y), len(real.test_y))
 
-def test_shared_rounds_are_counted_once(tmp_path):
-    def drifting(at): return replace(AVG, settings=AVG.settings | {"rounds": 10, "drift": {"name": "sudden", "at": at}})
-    single = plan(SPEC, [drifting(5)], "smoke", tmp_path)
-    fork = plan(SPEC, [drifting(5), drifting(8)], "smoke", tmp_path)
-    assert fork.packs == 1 and fork.missing == 2 and fork.cost.samples == pytest.approx(single.cost.samples * 1.2)
+def drifting(at=None, **more):
+    drift = {"name": "sudden", "at": at} if at else {"name": "none"}
+    return replace(AVG, settings=AVG.settings | {"rounds": 10, "drift": drift} | more)
+
+@pytest.mark.parametrize("cells, stack, runs, rounds", [
+    ([drifting(5), drifting(8)], False, 2, 15), ([drifting(8), drifting(5)], False, 2, 15), ([drifting(), drifting(5)], False, 2, 15),
+    ([drifting(5), drifting()], False, 2, 15), ([drifting(5), drifting(8), drifting()], False, 3, 17),
+    ([drifting(seed=s) for s in range(3)], True, 3, 30),
+    ([drifting(5), replace(drifting(5), column="another")], False, 1, 10)])
+def test_shared_rounds_are_counted_once(tmp_path, cells, stack, runs, rounds):
+    "In any order; other seeds of a pack share none; a run that two cells show is one"
+    single, found = plan(SPEC, [drifting()], "smoke", tmp_path), plan(SPEC, cells, "smoke", tmp_path, stack=stack)
+    assert (found.packs, found.runs, found.missing) == (1, runs, runs)
+    assert found.cost.samples == pytest.approx(single.cost.samples * rounds / 10)
+    line, = commands("x", cells, tmp_path, [], stack)
+    assert len(line.split()[-1].split(",")) == runs
 
 def test_what_is_there_costs_nothing_and_tells_the_time_of_its_like(tmp_path):
     from fedrepro.experiments.runner import compute_runs
@@ -93,6 +104,8 @@ def test_a_job_array_is_a_script_that_bash_reads(tmp_path):
     assert "partition" not in text
     for seconds, jobs, throttle, array in ((10., 99, None, "0-0%1"), (1e6, 99, 2, "0-4%2"), (1e6, 4, 9, "0-3%4")):  # ten minutes a job, and no more jobs than packs
         assert f"--array={array}\n" in sbatch(tmp_path / "jobs.sh", ["x"], [replace(some, cost=Cost(seconds=seconds))], jobs, 1., throttle=throttle).read_text()
+    for hours, time in ((.001, "0:01"), (2.3, "2:18")):
+        assert f"--time={time}:00\n" in sbatch(tmp_path / "jobs.sh", ["x"], [some], 1, hours).read_text()
     for hours in (0, -1, 1001, float("nan")):
         with pytest.raises(InputError, match="--hours"): sbatch(tmp_path / "no.sh", ["x"], [some], 1, hours)
     with pytest.raises(InputError, match="--account"): sbatch(tmp_path / "no.sh", ["x"], [some], 1, 1., account="a\n#SBATCH --uid=0")

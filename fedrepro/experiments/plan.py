@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TRIAL_SAMPLES', 'BASE', 'SCRIPT', 'LEAST', 'Trial', 'few_samples', 'trial', 'Cost', 'judged_bodies', 'run_cost',
-           'work_key', 'Plan', 'plan', 'amount', 'plan_row', 'sbatch', 'commands']
+           'work_key', 'shared_rounds', 'Plan', 'plan', 'amount', 'plan_row', 'sbatch', 'commands']
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #d7f326fa
 import json, math, re, shlex, time
@@ -23,7 +23,7 @@ from ..engine.federation import Federation
 from ..engine.rounds import begin, is_due, open_round
 from ..executors.processes import one_thread
 from . import store
-from .jobs import make_jobs
+from .jobs import make_jobs, stack_key
 from .progress import duration
 from .runs import PlannedRun, build
 from .specs import Spec
@@ -115,6 +115,11 @@ def work_key(cell: PlannedRun) -> str:
     cut = {key: cell.settings["partition"][key] for key in ("recipe", "clients")}  # how unlike they are costs nothing
     return json.dumps({k: v for k, v in cell.settings.items() if k not in left} | cut, sort_keys=True)
 
+def shared_rounds(one: PlannedRun, other: PlannedRun) -> int:
+    "Rounds that two runs have in common, until the first drift parts them; studies count as a whole"
+    if "study" in one.settings or stack_key(one) != stack_key(other): return 0
+    return min(c.settings["drift"].get("at", c.rounds) for c in (one, other))
+
 @dataclass(frozen=True)
 class Plan:
     "What is missing of a table at a tier, and what it will cost"
@@ -133,6 +138,7 @@ def plan(spec: Spec, cells: list[PlannedRun], tier: str, results: Path | None = 
 
     `trials`: those made so far, for tables that share them; `watch`: passes the jobs on, and may show a bar."""
     folder = spec.results if results is None else results
+    cells = list({c.run_id: c for c in cells}.values())  # several cells may show one run
     missing = [c for c in cells if not store.is_complete(store.run_path(folder, c))]
     blind = {c.settings["data"]["name"] for c in missing} - {*SHAPES, *MADE}
     blind = {name for name in blind if not SOURCES[name].present(data_dir(data))}
@@ -146,8 +152,8 @@ def plan(spec: Spec, cells: list[PlannedRun], tier: str, results: Path | None = 
             if work_key(c) not in trials: trials[work_key(c)] = trial(c, data, device)
             now, like = run_cost(c, trials[work_key(c)]), took.get(kind(c))
             if like is not None: now, known = replace(now, seconds=like), known + 1
-            shared = c.settings["drift"].get("at", c.rounds) / c.rounds if i and "study" not in c.settings else 0.
-            own = 1 - min(shared, 1.) if like is None else 1.
+            shared = max((shared_rounds(c, before) for before in group[:i]), default=0) / c.rounds
+            own = 1 - shared if like is None else 1.
             total += Cost(now.samples * own, now.flops * own, now.seconds * own, now.memory)
     return Plan(spec.name, tier, len(cells), len(missing), len(groups), total, known, len(missing) - len(counted))
 
@@ -202,10 +208,11 @@ def sbatch(path: Path, command: list[str], plans: list[Plan], jobs: int, hours: 
     fit = torch.cuda.mem_get_info()[1] / memory if device == "cuda" and torch.cuda.is_available() else 1
     workers = workers or max(1, min(4, int(fit)))
     enough = math.ceil(sum(p.cost.seconds for p in plans) / workers / LEAST)
+    minutes = max(1, round(hours * 60))  # no limit is what 0 would say
     jobs = max(1, min(jobs, enough, math.ceil(sum(p.packs for p in plans) / workers)))
     more = {"gres": "gpu:1" if device == "cuda" else None} | directives
     text = SCRIPT.format(last=jobs - 1, throttle=min(throttle or jobs, jobs), workers=workers,
-                         memory=round(memory * workers / 2**20), hours=int(hours), minutes=int(hours % 1 * 60),
+                         memory=round(memory * workers / 2**20), hours=minutes // 60, minutes=minutes % 60,
                          more="".join(f"#SBATCH --{name}={value}\n" for name, value in more.items() if value),
                          command=shlex.join([*command, "--workers", str(workers)]))
     write_atomic(path, text.encode())
@@ -213,6 +220,6 @@ def sbatch(path: Path, command: list[str], plans: list[Plan], jobs: int, hours: 
 
 def commands(spec: str, cells: list[PlannedRun], results: Path, more: list[str], stack: bool = False) -> list[str]:
     "For each job that is missing in `results` a line for a shell: any engine may run them, in any order"
-    missing = [c for c in cells if not store.is_complete(store.run_path(results, c))]
+    missing = {c.run_id: c for c in cells if not store.is_complete(store.run_path(results, c))}
     return [shlex.join(["fedrepro", "run", spec, "--runs", ",".join(c.run_id for c in group), *more])
-            for group in make_jobs(missing, stack)]
+            for group in make_jobs(list(missing.values()), stack)]
