@@ -152,6 +152,16 @@ def test_no_other_run_has_the_part_study_or_another_name():
         for tier in spec.tiers: assert {"study" in c.settings for c in spec.runs(tier)} <= {name in STUDIES}, name
 
 
+@pytest.mark.parametrize("study, stray", [
+    (dict(study="samples", study_rounds=[2]), dict(study_epochs=1)), (dict(study="samples", study_rounds=[2]), dict(start_accuracy=99.)),
+    (dict(study="samples", study_rounds=[2]), dict(study_samples="all")), (dict(study="local", study_epochs=1), dict(study_rounds=[2]))])
+def test_settings_of_another_study_are_refused(study, stray):
+    study |= dict(study_client="client 0")
+    assert "study" in settings(**study)
+    says = f"here: {[*stray][0]} is given, but the study {study['study']} has none"
+    with pytest.raises(InputError, match=says): settings(**study | stray)
+
+
 # --- a run like any other
 
 def small(name, row=None, **changes):

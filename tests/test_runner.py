@@ -2,6 +2,7 @@
 import multiprocessing.synchronize
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -198,15 +199,31 @@ def test_an_edited_method_is_computed_again(own):
     assert first.run_id == same.run_id != edited.run_id and len(first.settings["method"]["source"]) == 16
     assert store.encode(dict(settings=first.settings, run_id=first.run_id, status="diverged"), []) and "source" not in CELLS[0].settings["method"]
 
-def test_the_source_of_a_method_from_a_notebook(monkeypatch):
+@pytest.mark.parametrize("kind", ["", "@property", "@staticmethod", "@classmethod"])
+def test_the_source_of_a_method_from_a_notebook(kind):
     from fedrepro.engine.method import METHODS, FedAvg
     from fedrepro.experiments.runs import own_source
     found = []
     for line in ("1", "2"):
-        exec(f"class Typed(FedAvg):\n    def cohort(self, *a): return [{line}]", {"FedAvg": FedAvg, "__name__": "nowhere"}, spaces := {})
+        text = f"class Typed(FedAvg):\n    {kind}\n    def cohort(*a): return [{line}]"
+        exec(text, {"FedAvg": FedAvg, "__name__": "nowhere"}, spaces := {})
         found.append(own_source(spaces["Typed"]))
     METHODS.pop("Typed")
     assert found[0] and found[0] != found[1]
+
+def test_the_source_of_a_typed_method_is_the_same_in_every_process():
+    "Also of a script on standard input, with addresses and sets among what its functions hold"
+    script = """
+from fedrepro.engine.method import FedAvg
+from fedrepro.experiments.runs import method_part
+class Typed(FedAvg):
+    def cohort(self, k): return (lambda: 3)() if k in {"a", "b", "c", "d"} else [i for i in (1, 2)]
+print(method_part(Typed())["source"])
+"""
+    def source(seed):
+        env = os.environ | {"PYTHONHASHSEED": seed}
+        return subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, check=True, cwd=ROOT, env=env).stdout
+    assert source("1") == source("2") != ""
 
 @pytest.mark.parametrize("moment", ["note", "finish"])
 def test_an_interrupt_between_a_result_and_its_note(tmp_path, monkeypatch, moment):
