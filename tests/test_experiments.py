@@ -7,6 +7,7 @@ import pytest
 
 from fedrepro.core.errors import InputError
 from fedrepro.engine.method import METHODS, FedAvg, load_methods
+from fedrepro.experiments import specs
 from fedrepro.experiments.rules import SETTINGS, SOURCE_KINDS, field_rules, line_finder, read_published_csv
 from fedrepro.experiments.runs import build, pick_device, run_id
 from fedrepro.experiments.specs import NOTHING, Column, Spec, find_specs, keep_spec, kept_spec, load_spec, place_and_state
@@ -159,6 +160,7 @@ def test_mistakes_are_named_in_one_line(tmp_path, old, new, says):
     (dict(methods={"a\nb": {"class": "FedAvg"}}), "'a\\nb' is not a text of one line"), (dict(base=BASE | dict(drift="sudden")), "drift_round is not given"),
     (dict(base=BASE | dict(clients=10**9)), "is not in [1, 100000]"), (dict(methods={"FedAvg": {"untuned": ""}}), "untuned: the length of '' is not in [1"),
     (dict(methods={"FedAvg": {"unpublished": "ours", "published": {"method": "x"}}}), "published and unpublished contradict each other"),
+    (dict(methods={"A": 5, "FedAvg": {"like": "A"}}), "methods.A: 5 is not a table"),
     (dict(base=BASE | dict(partition_seed="trial")), "partition_seed 'trial' is unknown; accepted: seed")])
 def test_wrong_parts_are_named(tmp_path, change, says):
     assert says in refused(written(tmp_path, TOY | change))
@@ -253,6 +255,21 @@ def test_what_would_not_come_back_is_not_kept(kept, tmp_path):
         assert kept(mine) is None and kept(plain) == plain
     finally: METHODS.pop("MineKept")
 
+def test_a_spec_is_kept_once(tmp_path, monkeypatch):
+    found, keep = [], specs.keep_spec
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("FEDREPRO_METHODS", raising=False)
+    monkeypatch.setattr(specs, "BARE", True)
+    monkeypatch.setattr(specs, "keep_spec", lambda *given: (found.append(given), keep(*given)))
+    path = written(tmp_path, TOY)
+    assert load_spec(path) is load_spec(path) and len(found) == 1
+
+def test_a_file_that_an_editor_locks_is_no_spec(tmp_path):
+    "A link to nowhere beside it"
+    path = written(tmp_path, TOY)
+    for name in ("x.csv", "x.toml"): path.with_name(f".#{name}").symlink_to("user@host.123")
+    assert list(find_specs(tmp_path)) == ["toy/x"] and load_spec(path).title == "t"
+
 CSV = "method,variant,clients,mean,std\nFedAvg,,20,1,2\nFedAvg,,100,3,\nOther,a,20,5,6\nOther,b,20,7,8\n"
 
 def beside(tmp_path, csv: str | bytes, row: dict, column: dict) -> Path:
@@ -261,7 +278,8 @@ def beside(tmp_path, csv: str | bytes, row: dict, column: dict) -> Path:
     return written(tmp_path, TOY | raw, csv=csv or b"\n")
 
 @pytest.mark.parametrize("csv, row, column, says", [
-    ("method,mean\nFedAvg,1", {}, {}, "column 'std' is missing"), ("method,mean,std\nFedAvg,about 3,", {}, {}, "mean 'about 3' is not a finite number"),
+    ("method,mean\nFedAvg,1", {}, {}, "column 'std' is missing"), ("method,mean,std\nFedAvg,1,0e400", {}, {}, "cannot be read as csv"),
+    ("method,mean,std\nFedAvg,about 3,", {}, {}, "mean 'about 3' is not a finite number"),
     ("method,mean,std\nFedAvg,1,2,3", {}, {}, "more fields than the first"), ("method,mean,std\n3,1,2", {}, {}, "method: 3 is not a text"),
     (b"method,mean,std\n\xff\xfe,1,2", {}, {}, "cannot be read as csv ('utf-8'"), (CSV, {}, {"client": 20}, "column 'client' is unknown; did you mean 'clients'?"),
     (CSV, {}, {}, "2 lines of x.csv match {'method': 'FedAvg'}"), (CSV, {"metod": "FedAvg"}, {"clients": 20}, "did you mean 'method'?")])

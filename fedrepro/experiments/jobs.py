@@ -154,7 +154,7 @@ def shape(cell: PlannedRun) -> str:
     "Equal for cells that differ in nothing but their drift, their seed, and numbers of their method"
     fields = {n: None if type(v) is float else v for n, v in cell.settings["method"]["fields"].items()}
     method = cell.settings["method"] | {"fields": fields}
-    return json.dumps(json.loads(stack_key(cell)) | {"seed": None, "method": method}, sort_keys=True)
+    return json.dumps(studies.shared(cell.settings) | {"drift": None, "seed": None, "method": method}, sort_keys=True)
 
 def make_jobs(cells: list[PlannedRun], stack: bool = False, most: int = 12) -> list[list[PlannedRun]]:
     """The cells of each job, which are computed side by side: those of one line.

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SOURCE_KINDS', 'NAMES', 'STUDIES', 'CLIENT_PATTERN', 'STUDY_SAMPLES', 'SEED', 'COUNT', 'NAME', 'SETTINGS',
-           'PARTITION', 'STUDY', 'DRIFT', 'DEFAULTS', 'Value', 'typed', 'Rule', 'method_classes', 'names',
+           'PARTITION', 'STUDY', 'DRIFT', 'DEFAULTS', 'type_hints', 'Value', 'typed', 'Rule', 'method_classes', 'names',
            'parse_client', 'toml_table', 'read_values', 'read_toml', 'last_digit', 'read_published_csv', 'line_finder',
            'field_rules']
 
@@ -184,7 +184,7 @@ def read_published_csv(path: Path) -> pd.DataFrame:
     `std_step` is the unit of the last printed digit of std."""
     try: return _published(path, path.read_bytes()).copy()
     except InputError: raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ArithmeticError) as error:
         raise InputError(f"{path}: cannot be read as csv ({' '.join(str(error).split())[:200]})") from None
 
 @lru_cache(256)  # a scoreboard asks for each file ten times
@@ -219,9 +219,9 @@ def line_finder(paper: pd.DataFrame, where: str) -> Callable:
     return lines
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #c7af0c05
-_hints = lru_cache(get_type_hints)
+type_hints = lru_cache(get_type_hints)
 
 def field_rules(method: type) -> dict[str, Rule]:
     "Rules for the hyper-parameters of a method: its dataclass fields and their types"
-    hints = _hints(method)
+    hints = type_hints(method)
     return {f.name: Rule(hints[f.name], -1e18, 1e18) for f in dataclasses.fields(method) if f.init}

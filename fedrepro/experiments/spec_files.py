@@ -43,6 +43,7 @@ def ancestors(methods: dict, name: str, where) -> list[str]:
     while isinstance(row := methods[chain[-1]], dict) and (like := row.get("like")) is not None:
         at = f"{where}: methods.{chain[-1]}.like: "
         if choice(like, methods, f"{at}row") in chain: raise InputError(f"{at}{like} is like {chain[-1]} itself")
+        toml_table(methods[like], f"{where}: methods.{like}")
         chain.append(like)
     return chain[1:]
 

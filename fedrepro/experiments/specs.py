@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 from ..core.errors import InputError, choice, short
 from ..core.files import cache_folder, code_digest, write_atomic
 from ..engine.rows import TIMES
-from .rules import NAME, SETTINGS, Rule, Value, field_rules, method_classes, typed
+from .rules import NAME, SETTINGS, Rule, Value, field_rules, method_classes, type_hints, typed
 from .rules import line_finder, read_published_csv, read_values, toml_table
 from .runs import PlannedRun, make_method, run_settings, seeded
 from .spec_files import read_spec
@@ -87,7 +87,7 @@ def read_texts(raw: dict, rules: dict[str, Rule], where: str) -> dict[str, str]:
     "Those keys of `raw` that `rules` has, checked by them; raises InputError"
     return {k: rule(raw[k], f"{where}.{k}") for k, rule in rules.items() if k in raw}
 
-def read_column(raw, rules: dict, base: dict[str, Value], where: str, rows: dict[str, "Row"] | None = None) -> Column:
+def read_column(raw, rules: dict, base: dict[str, Value], where: str, rows: dict[str, "Row"]) -> Column:
     "One `[[columns]]` table; `missing` says why it cannot be run, then any data set may be named. Raises InputError"
     texts = {"label": NAME, "missing": Rule(str), "metric": NAME, "unpublished": SENTENCE}
     given = read_texts(toml_table(raw, where), texts, where)
@@ -96,8 +96,8 @@ def read_column(raw, rules: dict, base: dict[str, Value], where: str, rows: dict
     target = values.pop("target", None)
     get = {k: v.value for k, v in (base | values).items()}
     given["label"] = given.get("label") or f"{get.get('dataset')}, {get.get('clients')} clients"
-    own, same = read_methods(raw, rows or {}, where), toml_table(raw.get("same_as", {}), f"{where}.same_as")
-    for row in (*same, *same.values()): choice(row, rows or {}, f"{where}.same_as: row")
+    own, same = read_methods(raw, rows, where), toml_table(raw.get("same_as", {}), f"{where}.same_as")
+    for row in (*same, *same.values()): choice(row, rows, f"{where}.same_as: row")
     return Column(values=values, published=read_filter(raw, where), target=target, methods=own, same_as=same, **given)
 
 def read_columns(raw, rules: dict, base: dict[str, Value], rows: dict[str, "Row"], where: str) -> tuple[Column, ...]:
@@ -210,7 +210,7 @@ class Spec:
         return [] if self.plot == "bubbles" else sorted(found, key=lambda c: order[c.seed])
 
     def grid(self, tier: str, methods=None, seeds: int | list[int] | None = None) -> list[PlannedRun]:
-        "Every row in every column, as `cells` but in this order and whether it is run or not; raises InputError"
+        "Every row in every column, as `runs` but in this order and whether it is run or not; raises InputError"
         names = dict.fromkeys(self.rows if methods is None else methods)
         rows = [choice(name, self.rows, f"{self.path}: method") for name in names]
         found, folder = [], self.folder
@@ -269,8 +269,7 @@ STUDY_METRICS = {  # what a table can show of a study -> its definition; without
     "unbiased_share": "share of the client's samples up to the dividing point (FedBSS, eq. 5), by the received model",
     "rank_correlation": "Spearman's rank correlation, over the client's samples, of loss and norm of its gradient"}
 
-POINTS = dict.fromkeys(  # ratios of accuracies: how many points of a verdict is 1?
-    (f"lp{of}_{group}" for of in ("", "_means") for group in ("existing", "absent")), 100.)
+POINTS = tuple(f"lp{of}_{group}" for of in ("", "_means") for group in ("existing", "absent"))  # ratios of accuracies
 
 STATISTICS = ("last", "best", "mean_last_10")
 ENDS = ("", "_fresh", "_untuned")  # of the judged models, with the server's newest part, before a final fine-tuning
@@ -296,7 +295,7 @@ def find_specs(root: str | Path | None = None) -> dict[str, Path]:
     folders = [Path(root)] if root is not None else [r/"papers" for r in roots()]
     found = {}
     for p in (p for folder in folders for p in sorted(folder.glob("*/*.toml"))):
-        if p.stem in ("deviations", "claims") or p.stem.startswith("_"): continue
+        if p.stem in ("deviations", "claims") or p.stem.startswith(("_", ".")): continue
         found.setdefault(f"{p.parent.name}/{p.stem}", p)
     return found
 
@@ -341,13 +340,11 @@ def revived(kind: Any, plain: Any) -> Any:
     "An object of the type `kind` from what json made of it"
     origin, inner = get_origin(kind), [k for k in get_args(kind) if k is not NoneType]
     if isinstance(kind, type) and is_dataclass(kind):
-        return kind(**{name: revived(k, plain[name]) for name, k in _hints(kind).items()})
+        return kind(**{name: revived(k, plain[name]) for name, k in type_hints(kind).items()})
     if origin is UnionType: return None if plain is None else revived(inner[0], plain)
     if origin is tuple: return tuple(revived(inner[0], x) for x in plain)
     if origin is dict: return {name: revived(inner[1], x) for name, x in plain.items()}
     return Path(plain) if kind is Path else plain
-
-_hints = lru_cache(get_type_hints)
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #f1642424
 def check_tuning(raw, where: str):
@@ -361,16 +358,17 @@ def check_tuning(raw, where: str):
 def load_spec(spec: str | Path, root: str | Path | None = None) -> Spec:
     "The spec in a file (or called `fedccfa/table2`), with all it names checked; raises InputError"
     path = spec_path(spec, root)
-    specs, tables = (sorted(path.parent.glob(f"*.{end}")) for end in ("toml", "csv"))  # what it may rest on
-    state = tuple(p.read_bytes() for p in specs if p.is_file()), tuple(p.stat().st_mtime_ns for p in tables)
+    specs, tables = ([p for p in sorted(path.parent.glob(f"*.{end}")) if p.is_file()] for end in ("toml", "csv"))
+    state = tuple(p.read_bytes() for p in specs), tuple(p.stat().st_mtime_ns for p in tables)  # what it may rest on
     files, spare = (tuple(specs), tuple(tables), *state), BARE and not os.environ.get("FEDREPRO_METHODS")
     if spare and (kept := kept_spec(path, files)): return kept
-    found = _loaded_spec(path, files, tuple(method_classes().values()))
-    if spare: keep_spec(found, files)
-    return found
+    return _loaded_spec(path, files, tuple(method_classes().values()), spare)
 
 @lru_cache(256)
-def _loaded_spec(path: Path, files: tuple, methods: tuple) -> Spec: return spec_from(read_spec(path), path)
+def _loaded_spec(path: Path, files: tuple, methods: tuple, spare: bool) -> Spec:
+    found = spec_from(read_spec(path), path)
+    if spare: keep_spec(found, files)
+    return found
 
 def spec_from(raw: dict, path: Path) -> Spec:
     "The spec that `raw` says, with all it names checked, as if it stood in a file at `path`; raises InputError"
@@ -406,7 +404,7 @@ def parts_of(names: list[str], path: Path) -> tuple[Spec, ...]:
     if not names: return ()
     where = f"{path}: difference"
     if len(names) != 2 or names[0] == names[1]: raise InputError(f"{where}: {short(names)} is not two different tables")
-    beside = {f"{path.resolve().parent.name}/{p.stem}": p for p in path.parent.glob("[!_]*.toml")}
+    beside = {f"{path.resolve().parent.name}/{p.stem}": p for p in path.parent.glob("[!_.]*.toml")}
     files = [beside[choice(name, beside, where)] for name in names]
     for name, file in zip(names, files):
         if "difference" in read_spec(file): raise InputError(f"{where}: {name} is itself a difference")
