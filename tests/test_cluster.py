@@ -156,6 +156,17 @@ def test_an_address_where_somebody_else_answers(answer):
         assert time.monotonic() - began < 10
         for each in held: each.close()
 
+def test_a_gpu_is_the_workers_affair(monkeypatch):
+    "The machine of the driver may have none"
+    def none(device): raise InputError("no GPU here")
+    monkeypatch.setattr(cluster, "pick_device", none)
+    monkeypatch.delenv("FEDREPRO_SCHEDULER", raising=False)
+    for scheduler in (None, "local"):
+        with pytest.raises(InputError, match="no GPU here"): cluster.usual_workers("cuda", scheduler)
+    assert cluster.usual_workers("cuda", "tcp://host:8786") == 1
+    monkeypatch.setenv("FEDREPRO_SCHEDULER", "tcp://host:8786")
+    assert cluster.usual_workers("cuda") == 1
+
 def test_without_dask(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(InputError, match=r"fedrepro\[sweep\]"), cluster.pool("local"): pass

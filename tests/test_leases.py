@@ -203,7 +203,7 @@ def test_a_void_lease_that_cannot_be_taken_is_named(tmp_path, monkeypatch, dead)
     monkeypatch.setattr(leases, "take_over", take_over)
     report = runner.compute_runs(CELLS[:2], tmp_path, quiet=True)
     why, = report.failed.values()
-    assert report.exit_code == 1 and len(report.done) == 1 and list(report.failed) == [CELLS[0].describe()]
+    assert report.exit_code == 1 and len(report.done) == 1 and list(report.failed) == [CELLS[0]]
     assert f"the lease of process {dead['pid']} on " in why and str(lease) in why and "remove the file" in why and "last sign of life 20" in why
 
 def test_it_is_said_who_is_waited_for(tmp_path, monkeypatch, capsys):

@@ -54,6 +54,10 @@ def test_a_run_is_sent_once(cells, results):
     for _ in range(2): log_stored(loggers, cells, results)
     assert len(listed.runs) == len(loggers.seen) == 2
 
+def test_functions_of_one_name_are_loggers_of_their_own():
+    def log(run): pass
+    assert list(Loggers.of([log, lambda run: None, lambda run: None, log]).loggers) == ["log", "<lambda>", "<lambda> 3", "log 4"]
+
 def test_rounds_that_come_again_are_counted():
     assert steps([dict(round=5, a=1.), dict(round=5, a=2.)]) == [(1, {"round": 5, "a": 1.}), (2, {"round": 5, "a": 2.})]
     assert steps([dict(round=5, a=1.), dict(round=9, a=None)]) == [(5, {"a": 1.}), (9, {})]

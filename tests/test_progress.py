@@ -75,3 +75,6 @@ def test_rounds_that_were_there_do_not_count_for_the_pace(clock):
     clock[0] = 2.
     seen.round(CELLS[0].run_id, rounds)
     assert seen.text() == f"0 of 4 runs, about {progress.duration(2 * 3 * rounds)} left"
+    seen.quiet = True
+    seen.finish(CELLS[1].run_id, "failed")
+    assert seen.text() == f"1 of 4 runs, about {progress.duration(2 * 2 * rounds)} left"

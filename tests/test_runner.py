@@ -14,7 +14,8 @@ import pytest
 from fedrepro.core.errors import InputError
 from fedrepro.executors import processes
 from fedrepro.experiments import runner, store
-from fedrepro.experiments.jobs import Job
+from fedrepro.experiments.jobs import Job, TimeUp
+from fedrepro.experiments.leases import leases
 from fedrepro.experiments.specs import load_spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,9 +131,35 @@ def test_a_failing_run_does_not_stop_the_others(reference, tmp_path, monkeypatch
         return real(job, on_round)
     monkeypatch.setattr(runner, "run_job", fails)
     report = runner.compute_runs(CELLS, tmp_path, quiet=True)
-    assert report.exit_code == 1 and len(report.done) == 3 and list(report.failed) == [CELLS[0].describe()]
+    assert report.exit_code == 1 and len(report.done) == 3 and list(report.failed) == [CELLS[0]]
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and CELLS[0].describe() in said and "ZeroDivisionError: a slip of the pen (test_runner.py:" in said
+
+def test_runs_that_are_described_alike_fail_one_by_one(tmp_path, monkeypatch, capsys):
+    "Those of two tables, say"
+    monkeypatch.setattr(runner, "run_job", lambda *_: 1 / 0)
+    report = runner.compute_runs([CELLS[0], small(CELLS[0], 3)], tmp_path, quiet=True)
+    assert report.summary() == "0 computed, 0 were there, 2 failed"
+    assert capsys.readouterr().err.count(f"{CELLS[0].describe()} failed: ") == 2
+
+@pytest.mark.parametrize("error, status", [(RuntimeError, "failed"), (TimeUp, "later")])
+def test_a_failed_job_blames_no_run_of_others_and_none_with_a_result(reference, tmp_path, monkeypatch, error, status):
+    def fails(*_): raise error("broken")
+    (tmp_path / "smoke").mkdir()
+    store.run_path(tmp_path, CELLS[0]).write_bytes(store.run_path(reference, CELLS[0]).read_bytes())
+    monkeypatch.setattr(runner, "run_job", fails)
+    with leases([store.run_path(tmp_path, CELLS[1])]): found = runner.attempt(Job(CELLS[:3], tmp_path), print)
+    assert [o.status for o in found] == ["theirs", "elsewhere", status]
+
+@pytest.mark.parametrize("device, how, jobs, workers, want", [
+    ("cuda", "auto", 3, 4, 3), ("cpu", "sequential", 3, 4, 3), ("cpu", "auto", 3, 4, 0), ("cpu", "auto", 4, 4, 4), ("cpu", "auto", 9, 4, 4),
+    ("cuda", "auto", 1, 4, 0), ("cuda", "processes", 9, 4, 0), ("cpu", "sequential", 9, 1, 0)])
+def test_few_jobs_have_a_process_each_unless_their_clients_have(monkeypatch, device, how, jobs, workers, want):
+    seen = []
+    monkeypatch.setattr(runner, "run_here", lambda jobs, *_: seen.append((0, jobs[0].workers)))
+    monkeypatch.setattr(runner, "run_apart", lambda jobs, n, *_: seen.append((n, jobs[0].workers)))
+    runner.run_near([Job(CELLS, "x", device=device, how=how)] * jobs, None, None, workers)
+    assert seen == [(want, 1 if want else workers)]
 
 def dies(job, on_round, deaths, folder):
     "A task whose worker is killed the first `deaths[run_id]` times that it comes to that run; module level, because workers import it"
@@ -153,7 +180,7 @@ def test_a_killed_worker_loses_no_run(reference, tmp_path, monkeypatch):
     with runner.Progress(CELLS, quiet=True) as progress: runner.run_apart([Job([c], tmp_path) for c in CELLS], 2, report, progress, task)
     kept = [c for c in CELLS if c != CELLS[1]]
     assert sorted(report.done) == sorted(store.run_path(tmp_path, c) for c in kept) and rows(tmp_path, kept) == rows(reference, kept)
-    assert list(report.failed) == [CELLS[1].describe()]
+    assert list(report.failed) == [CELLS[1]]
 
 
 # --- methods of one's own
@@ -231,6 +258,14 @@ def test_an_interrupt_between_a_result_and_its_note(tmp_path, monkeypatch, momen
     monkeypatch.setattr(*((runner, "note") if moment == "note" else (runner.Progress, "finish")), interrupt)
     report = runner.compute_runs(CELLS[:2], tmp_path, quiet=True)
     assert report.exit_code == 130 and report.done == [store.run_path(tmp_path, CELLS[0])]
+
+def test_an_interrupt_counts_what_others_have_computed_once(tmp_path):
+    def pool(jobs, report, progress):
+        path, = runner.run_job(jobs[0], print)
+        report.theirs.append(path)
+        raise KeyboardInterrupt
+    report = runner.compute_runs(CELLS[:2], tmp_path, quiet=True, pool=pool)
+    assert report.summary().startswith("0 computed, 0 were there, 1 computed by others;")
 
 
 # --- what is said

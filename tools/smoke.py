@@ -41,7 +41,7 @@ def main(folder: Path, names: list[str], workers: int = 2) -> int:
         failed |= report.failed
         if report.interrupted: return report.exit_code
     found = {spec.name: why for spec in specs if (why := trouble(spec, folder))}
-    for name, why in (failed | found).items(): print(f"{name}: {why}")
+    for name, why in [*((c.describe(), why) for c, why in failed.items()), *found.items()]: print(f"{name}: {why}")
     print(f"{len(specs)} tables and figures, {len(found)} with trouble, {len(failed)} runs failed")
     return 1 if found or failed else 0
 

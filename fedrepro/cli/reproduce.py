@@ -44,7 +44,7 @@ def run_command(
     found = asked_for(specs, tier, methods, datasets, seeds, runs)
     folders: dict[Path, list] = {}  # tables of one folder share runs and rounds
     for s, _, cells in found: folders.setdefault(results or s.results, []).extend(cells)
-    workers = workers or usual_workers(device)
+    workers = workers or usual_workers(device, scheduler)
     with pool(scheduler, workers, quiet) as tasks:
         for folder, cells in folders.items():
             report = compute_runs(cells, folder, data=data, device=device, workers=workers, quiet=quiet, how=executor,
@@ -78,7 +78,7 @@ def sweep_command(
     seconds = None if time_budget is None else sweep.budget(time_budget)
     with busy("Reading specs and stored results"): steps, planned = sweep.everything(tier, order, results)
     if only_plan: return show(list(sweep.outlook(steps, planned)), ["step", "missing", "time", "what"], False)
-    workers = workers or usual_workers(device)
+    workers = workers or usual_workers(device, scheduler)
     with pool(scheduler, workers, quiet) as tasks:
         report = sweep.sweep(planned, seconds, quiet, device=device, data=data, how=executor, every=checkpoint,
                              workers=workers, pool=tasks, wait=not no_wait, on_done=Loggers.of(log))

@@ -157,8 +157,9 @@ def local_cluster(workers: int):
             why = f"--scheduler local: its workers do not start ({error.__cause__ or error})"
             if not left: raise InputError(why) from None
 
-def usual_workers(device: str) -> int:
+def usual_workers(device: str, scheduler: str | None = None) -> int:
     "Processes of this machine when nobody says how many: one a GPU, or one a core; raises InputError"
+    if (scheduler or os.environ.get("FEDREPRO_SCHEDULER") or "local") != "local": return 1  # they are elsewhere
     return max(1, len(gpus())) if pick_device(device) == "cuda" else cores()
 
 @contextmanager

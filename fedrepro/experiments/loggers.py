@@ -55,7 +55,8 @@ class Loggers:
         found: dict[str, Logger] = {}
         for given in asked or ():
             if not isinstance(given, str):
-                found[getattr(given, "__name__", type(given).__name__)] = given
+                name = getattr(given, "__name__", type(given).__name__)
+                found[f"{name} {len(found) + 1}" if name in found else name] = given
                 continue
             kind, _, where = given.partition(":")
             make = LOGGERS[choice(kind, LOGGERS, "--log: kind")]

@@ -30,7 +30,7 @@ class Progress:
         self.on_done = on_done or (lambda cell, header, rows: None)  # hears of every run that is finished
         self.cells, self.rounds = {c.run_id: c for c in cells}, dict.fromkeys((c.run_id for c in cells), 0)
         self.ended: set[str] = set()
-        self.given = 0  # rounds that were there: kept by another process
+        self.given = 0  # rounds that were not computed here, or not at all
         self.started = self.said = time.monotonic()
         self.quiet = quiet or bool(os.environ.get("CI"))
         self.stack = ExitStack()
@@ -72,6 +72,7 @@ class Progress:
     def finish(self, run_id: str, outcome: str):
         "A run has ended; `outcome` is complete, diverged or failed"
         self.ended.add(run_id)
+        self.given += self.cells[run_id].rounds - self.rounds[run_id]  # rounds that nobody computes here
         self.rounds[run_id] = self.cells[run_id].rounds
         if self.show: self.draw(self.show, self.cells[run_id])
         elif not self.quiet: say(self.text(f": {self.cells[run_id].describe()}: {outcome}"))
@@ -82,7 +83,7 @@ class SweepReport:
     "What became of a list of runs"
     done: list[Path] = field(default_factory=list)  # computed now
     skipped: list[Path] = field(default_factory=list)  # were complete before
-    failed: dict[str, str] = field(default_factory=dict)  # run -> error
+    failed: dict[PlannedRun, str] = field(default_factory=dict)  # run -> error
     later: list[str] = field(default_factory=list)  # runs for which no time was left
     theirs: list[Path] = field(default_factory=list)  # computed meanwhile, by others on the same folder
     elsewhere: list[PlannedRun] = field(default_factory=list)  # others were at it, and were not waited for

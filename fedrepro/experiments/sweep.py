@@ -120,17 +120,20 @@ def sweep(planned: list[list[SweepPart]], seconds: float | None = None, quiet: b
     "Compute what is missing, step by step, for at most `seconds`; `how` are arguments of `runner.compute_runs`"
     until, whole = float("inf") if seconds is None else time.time() + seconds, SweepReport()
     for i, part in ((i, part) for i, parts in enumerate(planned, 1) for part in parts):
-        if not (missing := part.missing): continue
+        missing = {c.run_id: c for c in part.missing}
+        whole.skipped += [store.run_path(part.folder, c) for c in part.cells if c.run_id not in missing]
+        if not missing: continue
         if time.time() >= until:
-            whole.later += [c.describe() for c in missing]
+            whole.later += [c.describe() for c in missing.values()]
             continue
         if not quiet: say(f"step {i}: {len(missing)} runs on {part.data} for {part.folder}")
-        try: report = compute_runs(missing, part.folder, until=until, quiet=quiet, **how)
+        try: report = compute_runs(list(missing.values()), part.folder, until=until, quiet=quiet, **how)
         except InputError as error:
-            whole.failed |= {c.describe(): str(error) for c in missing}
+            whole.failed |= dict.fromkeys(missing.values(), str(error))
             say(f"step {i}: {error}; {len(missing)} runs are left out")
             continue
-        for name in ("done", "later", "theirs", "elsewhere"): getattr(whole, name).extend(getattr(report, name))
+        for name in ("done", "skipped", "later", "theirs", "elsewhere"):
+            getattr(whole, name).extend(getattr(report, name))
         whole.failed |= report.failed
         whole.interrupted, whole.signal = report.interrupted, report.signal
         if whole.interrupted: break
