@@ -3,6 +3,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import toy
 from scipy import stats
@@ -182,15 +183,21 @@ def test_values_at_a_round(demo, kind, rounds, stated, word):
     assert wide["verdict"] == "supported" and math.isclose(wide["effect"], found["effect"])
 
 def test_fewer_rounds_to_the_references_last_accuracy(demo):
-    "FedAvg ends at 70; FedCCFA is there in round 2 or 3, IFCA never (one round more than the last)"
+    "FedAvg ends at 70; FedCCFA is there in round 2, IFCA never (one round more than the last); a seed that it lacks is left out"
     claim = Claim("Demo", "x", "y", "fewer rounds", "demo/t", ("FedCCFA",), ("A",), against=("FedAvg",), unit="rounds")
     put(demo, "FedAvg", [70.] * 3, curve=[40, 50, 60, 65, 69, 70])
-    put(demo, "IFCA", [60.] * 3, curve=[40, 50, 60, 60, 60, 60])
-    put(demo, "FedCCFA", [75.] * 3, curve=[60, 70, 72, 73, 74, 75])
+    put(demo, "IFCA", [60.] * 4, curve=[40, 50, 60, 60, 60, 60])
+    put(demo, "FedCCFA", [75.] * 4, curve=[60, 70, 72, 73, 74, 75])
     spec = load_spec("demo/t", demo)
     found = claims.fewer_rounds(claim, load_stored_runs(spec, "paper"))
     assert {c.label.split(" against ")[1]: set(c.differences.values()) for c in found} == {"FedAvg, A": {4.}, "IFCA, A": {5.}}
     assert examine_claim(claim, load_stored_runs(spec, "paper"))["verdict"] == "no claim (no spread over seeds)"
+
+def test_values_are_of_models_of_one_kind_or_of_none():
+    run = pd.DataFrame({"round": [1, 2, 3], "a": [50., 60., 90.], "a_untuned": [math.nan, math.nan, 55.]})
+    assert [claims.first_round(run, m, 55.) for m in ("a", "a_untuned", "b")] == [3., 2., 4.]
+    assert claims.best_within("a_untuned", 3)(run) == 60. and math.isnan(claims.at_round("a", 2)(run))
+    assert math.isnan(claims.best_within("b", 3)(run)) and math.isnan(claims.at_round("b", 1)(run))
 
 # --- printed
 

@@ -4,6 +4,7 @@ import statistics
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,8 +18,9 @@ from fedrepro.engine.evaluation import Predictor, Evaluator, evaluate, finetuned
 from fedrepro.engine.federation import TUNE
 from fedrepro.engine.method import load_methods
 from fedrepro.engine.rounds import begin, next_round
-from fedrepro.engine.rows import rounds_to_target, summarise
+from fedrepro.engine.rows import summarise
 from fedrepro.methods.fedccfa import cluster_scores, label_entropy, madd
+from fedrepro.verdicts.summaries import to_target
 from fedrepro.verdicts.tables import half_width, mean_std
 from toy import OURS
 
@@ -232,8 +234,9 @@ def test_fine_tuned_and_untuned_rounds_are_two_series(values, tuned):
         mine = summarise(found, "a")
         assert mine["last"] == tuned and (len(values) == 1) == (not math.isnan(mine["best"])) == (not math.isnan(mine["mean_last_10"]))
         best = max(values)
-        assert rounds_to_target(found, "a_untuned", best) == 1 + values.index(best)
-        assert rounds_to_target(found, "a", tuned) == len(values)
+        for frame in map(pd.DataFrame, (found, rows)):
+            assert to_target(frame, "a_untuned", best)["to_target"] == 1 + values.index(best)
+        assert to_target(pd.DataFrame(found), "a", tuned)["to_target"] == len(values)
 
 @SOME
 @given(st.lists(points, min_size=1, max_size=8), SEEDS)

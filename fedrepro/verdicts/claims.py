@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'CLAIM_COLUMNS', 'HOW', 'paired_test', 'holm', 'contestants', 'StoredRuns',
-           'load_stored_runs', 'statistic', 'at_round', 'best_within', 'first_round', 'Comparison', 'subtract', 'Claim',
-           'claim_tables', 'read_claim', 'read_claims', 'columns_at', 'gain_over', 'above', 'fewer_rounds', 'joint',
-           'effect', 'reasons', 'examine_claim', 'verdict_before_test', 'missing_at', 'settle', 'verdicts', 'interval',
-           'verdict_in_words', 'claim_grid', 'claim_grids', 'render_claims', 'claims_sheet']
+           'load_stored_runs', 'statistic', 'values_of', 'at_round', 'best_within', 'first_round', 'Comparison',
+           'subtract', 'Claim', 'claim_tables', 'read_claim', 'read_claims', 'columns_at', 'gain_over', 'above',
+           'fewer_rounds', 'joint', 'effect', 'reasons', 'examine_claim', 'verdict_before_test', 'missing_at', 'settle',
+           'verdicts', 'interval', 'verdict_in_words', 'claim_grid', 'claim_grids', 'render_claims', 'claims_sheet']
 
 # %% ../../nbs/08_verdicts/05_claims.ipynb #411548c9
 import math
@@ -19,7 +19,7 @@ import pandas as pd
 from scipy import special  # scipy.stats takes half a second to import
 from ..core.errors import InputError, choice, short
 from ..core.grids import FORMATS, Grid, Sheet, grid_of, shown
-from ..engine.rows import summarise
+from ..engine.rows import series, summarise
 from ..experiments.rules import line_finder, read_published_csv, read_toml
 from ..experiments.specs import Column, Spec, load_spec
 from .independent import paper_files, places, read_published
@@ -50,7 +50,7 @@ def holm(ps) -> list[float]:
 
 # %% ../../nbs/08_verdicts/05_claims.ipynb #ec8d436a
 def contestants(spec: Spec, column: Column) -> list[str]:
-    "The rows of a column that the paper gives a number for; all rows where it gives none"
+    "The rows of a column that the paper gives a number for; all rows of a spec without published numbers"
     if spec.published is None: return list(spec.rows)
     means = read_published(spec)["mean"]
     return [row for i, (row, _) in places(spec, (column,)).items() if not math.isnan(means[i])]
@@ -85,20 +85,25 @@ def statistic(metric: str, name: str) -> RunValue:
         return summarise(metric_rows(run, metric), metric)[name] if metric.removesuffix("_untuned") in run else math.nan
     return value
 
+def values_of(run: pd.DataFrame, metric: str) -> pd.Series:
+    "The `metric` of a run in each of its rows, all of models of one kind; nan where it was not measured"
+    known = metric.removesuffix("_untuned") in run
+    return pd.Series(series(metric_rows(run, metric), metric) if known else math.nan, run.index)
+
 def at_round(metric: str, t: int) -> RunValue:
     "The `metric` of a run at round `t`; nan where that was not evaluated"
     def value(run: pd.DataFrame) -> float:
-        hit = run[metric][run["round"] == t]
+        hit = values_of(run, metric)[run["round"] == t]
         return float(hit.iloc[0]) if len(hit) else math.nan
     return value
 
 def best_within(metric: str, t: int) -> RunValue:
     "The best `metric` of a run in rounds 1 to `t`"
-    return lambda run: float(run[metric][run["round"] <= t].max())
+    return lambda run: float(values_of(run, metric)[run["round"] <= t].max())
 
 def first_round(run: pd.DataFrame, metric: str, target: float) -> float:
     "The first evaluated round with at least `target`; one more than the last where there is none"
-    reached = run["round"][run[metric] >= target]
+    reached = run["round"][values_of(run, metric) >= target]
     return float(reached.min() if len(reached) else run["round"].max() + 1)
 
 # %% ../../nbs/08_verdicts/05_claims.ipynb #cca045af
@@ -206,9 +211,9 @@ def fewer_rounds(claim: Claim, runs: StoredRuns) -> list[Comparison]:
     for c in columns_at(claim, runs.spec, runs.tier):
         last, why = runs.values(claim.against[0], c.label, statistic(metric, "last"))
         def rounds(row):
-            took, gone = runs.values(row, c.label, lambda run: math.nan if run.seed.iloc[0] not in last
-                                     else first_round(run, metric, last[run.seed.iloc[0]]))
-            return took, why or gone
+            took, gone = runs.values(
+                row, c.label, lambda run: first_round(run, metric, last.get(run.seed.iloc[0], math.inf)))
+            return {seed: t for seed, t in took.items() if seed in last}, why or gone
         out += [subtract(f"{row} against {other}, {c.label}", rounds(other), rounds(row))
                 for row in claim.rows for other in contestants(runs.spec, c) if other != row]
     return out

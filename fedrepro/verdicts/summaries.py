@@ -50,7 +50,8 @@ def metric_rows(run: pd.DataFrame, metric: str) -> list[dict]:
 def to_target(run: pd.DataFrame, metric: str, target: float | None) -> dict[str, float]:
     "For each of `WINDOWS` the round of `run` that reaches `target`, inf if none does; nan without a target"
     if target is None: return dict.fromkeys(WINDOWS, math.nan)
-    rows = metric_rows(run.dropna(subset=[metric]), metric)  # a run that diverged at once has a row without metrics
+    # a run that diverged at once has a row without metrics
+    rows = metric_rows(run.dropna(subset=[metric.removesuffix("_untuned")]), metric)
     return {name: rounds_to_target(rows, metric, target, window) for name, window in WINDOWS.items()}
 
 def run_swing(run: pd.DataFrame, metric: str, rounds: int = 20) -> float:
