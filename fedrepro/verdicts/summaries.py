@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from ..core.errors import InputError
-from ..engine.rows import rounds_to_target, summarise
+from ..engine.rows import rounds_to_target, series, summarise
 from ..experiments import rules
 from ..experiments.runs import PlannedRun
 from ..experiments.specs import SEEDS, STATISTICS, Spec
@@ -55,8 +55,9 @@ def to_target(run: pd.DataFrame, metric: str, target: float | None) -> dict[str,
     return {name: rounds_to_target(rows, metric, target, window) for name, window in WINDOWS.items()}
 
 def run_swing(run: pd.DataFrame, metric: str, rounds: int = 20) -> float:
-    "Sample standard deviation of `metric` over the last `rounds` rounds of one run; nan below two evaluated ones"
-    at, values = run["round"].to_numpy(), run[metric.removesuffix("_untuned")].to_numpy()
+    "Sample standard deviation over the last `rounds` rounds, before a final tuning; nan below two values"
+    plain = metric.removesuffix("_untuned")
+    at, values = run["round"].to_numpy(), np.array(series(metric_rows(run, metric), f"{plain}_untuned"))
     last = values[(at > at.max() - rounds) & ~np.isnan(values)]
     return float(last.std(ddof=1)) if len(last) > 1 else math.nan
 
