@@ -87,6 +87,14 @@ def test_bad_claims_are_refused_in_one_line(demo, change, word):
     with pytest.raises(InputError) as error: read_claims(demo)
     assert "\n" not in str(error.value) and "demo" in str(error.value)
 
+@pytest.mark.parametrize("change, word", [
+    (dict(rows='["FedDCC"]'), "FedCCFA"), (dict(against='["IFCAA"]'), "IFCA"), (dict(metric='"acuracy"'), "generalised_accuracy"),
+    (dict(kind='"fewer rounds"'), "against"), (dict(kind='"gain over"', rows='["FedCCFA", "FedAvg", "IFCA"]', against='["FedAvg", "IFCA"]'), "against")])
+def test_claims_that_their_spec_does_not_fit_are_refused(demo, change, word):
+    kept = [line for line in ONE.splitlines() if line.partition(" = ")[0] not in change]
+    (demo / "demo/claims.toml").write_text("\n".join([*kept, *(f"{k} = {v}" for k, v in change.items())]))
+    with pytest.raises(InputError, match=f"claim 'best of all'.*{word}"): verdicts(root=demo)
+
 def test_a_claim_of_the_list_that_nobody_checks_or_two_do_is_refused(demo):
     (demo / "claims.csv").write_text("paper,table,method,dataset,setting,metric,mean,std\nDemo,T,M,D,S,gain,2.5,\n")
     with pytest.raises(InputError, match="checked 0 times"): read_claims(demo)

@@ -5,8 +5,10 @@ import re
 from pathlib import Path
 
 import matplotlib
+import pandas as pd
 import pytest
 
+from fedrepro.core.errors import InputError
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting import paper_page
@@ -98,6 +100,19 @@ def test_effects_are_differences_over_seeds(some):
     assert done.index.nunique() == 2 and set(found.deviation) > set(done.index)
     text = paper_page.ledger("fedccfa", some)
     assert text.count(": not measured</summary>") == 33 and "+3.00" in text and "FedRep (generalised_accuracy_fresh minus" in text
+
+@pytest.mark.parametrize("line, word", [('spec = "fedccfa/table2"', "spec is not given"), ('against = ["A", "B"]', "differ in length")])
+def test_bad_effects_are_refused_in_one_line(tmp_path, line, word):
+    name = paper_page.read_ledger("fedccfa")[0]["name"]
+    given = ["[[effect]]", f'deviation = "{name}"', 'rows = ["FedAvg"]', 'spec = "fedccfa/table2"', line]
+    (tmp_path / "fedccfa").mkdir()
+    (tmp_path / "fedccfa/claims.toml").write_text("\n".join(text for text in given if given.count(text) == 1))
+    with pytest.raises(InputError, match=word): paper_page.effects("fedccfa", "paper", root=tmp_path)
+
+def test_nothing_decided_is_not_nothing_stored():
+    board = pd.DataFrame([dict(table="table1", status=word) for word in ("undecided", "diverged")])
+    assert "is decided yet." in paper_page.judged_sentences("Demo", board)[0]
+    assert "no such run" in paper_page.judged_sentences("Demo", board.assign(status="runnable"))[0]
 
 def test_every_effect_names_an_entry_rows_and_specs():
     for paper in PAPERS:

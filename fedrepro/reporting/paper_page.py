@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['WAITS', 'EFFECT', 'said', 'folded', 'specs_of', 'loaded', 'started', 'leads', 'judged_sentences', 'opening',
            'numbers_in', 'names_of', 'mentions', 'touched', 'deviation_links', 'raw_runs', 'anchor', 'place_of',
-           'grids_html', 'table_part', 'picture', 'sections', 'claims', 'spec_named', 'label', 'measure', 'effects',
-           'effects_of', 'ledger', 'headers', 'paper_cost', 'sources', 'guessed', 'easy_and_hard', 'papers',
-           'paper_lines', 'summary']
+           'grids_html', 'table_part', 'picture', 'sections', 'claims', 'label', 'measure', 'effects', 'effects_of',
+           'ledger', 'headers', 'paper_cost', 'sources', 'guessed', 'easy_and_hard', 'papers', 'paper_lines', 'summary']
 
 # %% ../../nbs/09_reporting/06_paper_page.ipynb #d25de4bf
 import math, re
@@ -18,7 +17,7 @@ from html import escape
 from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
-from ..core.errors import InputError, choice
+from ..core.errors import InputError, choice, short
 from ..core.grids import Cell, Grid, grid_html, grid_of, pieces
 from ..experiments.specs import Row, Spec, find_specs, load_spec
 from ..experiments.store import load_headers
@@ -89,10 +88,12 @@ def judged_sentences(name: str, alone: pd.DataFrame) -> list[str]:
     count = Counter(alone.status)
     decided = {w: count[w] for w in DECIDED if count[w]}
     tables = alone[alone.status.isin(DECIDED)].groupby("table", sort=False).size()
+    stored = count["undecided"] or count["diverged"]
+    none = "" if stored else ": no such run of the published setting is stored"
     where = ", ".join(f"{re.sub('^table', 'Table ', t)}: {n}" for t, n in tables.items())
     out = [f"{sum(decided.values()) or 'None'} of the {len(alone)} independent published numbers of {name} "
            + (f"are decided: {listing(f'{n} {word}' for word, n in decided.items())} ({where})." if where
-              else "is decided yet: no such run of the published setting is stored.")]
+              else f"is decided yet{none}.")]
     rest = ", ".join(f"{count[k]} {w}" for k, w in WAITS.items() if count[k])
     return [*out, f"The others: {rest}."] if rest else out
 
@@ -266,10 +267,6 @@ def claims(paper: str, results=None, root=None) -> str:
 EFFECT = {"deviation": str, "spec": str, "rows": list, "against": list, "against_spec": str, "metric": str,
           "against_metric": str}
 
-def spec_named(name: str, root=None) -> Spec:
-    "A spec by its name, from those of its paper that were read before"
-    return {s.name: s for s in specs_of(name.split("/")[0], root)}.get(name) or load_spec(name, root)
-
 def label(given: dict, row: str, theirs: str, metrics: tuple[str, str]) -> str:
     "What is subtracted from what: two rows, two metrics or two specs"
     words, spec = row if row == theirs else f"{row} minus {theirs}", given["spec"]
@@ -279,7 +276,7 @@ def label(given: dict, row: str, theirs: str, metrics: tuple[str, str]) -> str:
 
 def measure(given: dict, tier: str, results=None, root=None) -> list[Comparison]:
     "The differences, seed by seed, of one `[[effect]]` at `tier`; none where the tier has no such column"
-    spec, other = (spec_named(given.get(key, given["spec"]), root) for key in ("spec", "against_spec"))
+    spec, other = (load_spec(given.get(key, given["spec"]), root) for key in ("spec", "against_spec"))
     if tier not in spec.tiers or tier not in other.tiers: return []
     metric = given.get("metric", spec.metric)
     metrics = metric, given.get("against_metric", metric)
@@ -296,6 +293,11 @@ def effects(paper: str, tier: str, results=None, root=None) -> pd.DataFrame:
     lines, files = [], paper_files(f"{paper}/claims.toml", root)
     for path in files.values():
         for given in claim_tables(path, "effect", EFFECT):
+            if lacks := [k for k in ("deviation", "spec", "rows") if k not in given]:
+                raise InputError(f"{path}: effect: {lacks[0]} is not given")
+            if len(given.get("against", given["rows"])) != len(given["rows"]):
+                where = f"{path}: effect {short(given['deviation'])}"
+                raise InputError(f"{where}: rows and against differ in length")
             choice(given["deviation"], [e["name"] for e in read_ledger(paper, root)], f"{path}: effect: deviation")
             lines += [dict(deviation=given["deviation"], what=c.label, tier=tier, n=len(d), points=mean_std(d)[0],
                            half=half_width(d)) for c in measure(given, tier, results, root)

@@ -7,7 +7,8 @@ __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'CLAIM_COLUMNS', 'HOW', 'paired
            'load_stored_runs', 'statistic', 'values_of', 'at_round', 'best_within', 'first_round', 'Comparison',
            'subtract', 'Claim', 'claim_tables', 'read_claim', 'read_claims', 'columns_at', 'gain_over', 'above',
            'fewer_rounds', 'joint', 'effect', 'reasons', 'examine_claim', 'verdict_before_test', 'missing_at', 'settle',
-           'verdicts', 'interval', 'verdict_in_words', 'claim_grid', 'claim_grids', 'render_claims', 'claims_sheet']
+           'check_claim', 'verdicts', 'interval', 'verdict_in_words', 'claim_grid', 'claim_grids', 'render_claims',
+           'claims_sheet']
 
 # %% ../../nbs/08_verdicts/05_claims.ipynb #411548c9
 import math
@@ -21,7 +22,7 @@ from ..core.errors import InputError, choice, short
 from ..core.grids import FORMATS, Grid, Sheet, grid_of, shown
 from ..engine.rows import series, summarise
 from ..experiments.rules import line_finder, read_published_csv, read_toml
-from ..experiments.specs import Column, Spec, load_spec
+from ..experiments.specs import METRICS, Column, Spec, load_spec
 from .independent import paper_files, places, read_published
 from .summaries import metric_rows, stored_runs
 from .tables import half_width, mean_std, small
@@ -289,6 +290,17 @@ CLAIM_COLUMNS = ["paper", "folder", "source", "says", "listed", "tier", "spec", 
                  "comparisons", "compared", "n", "effect", "half", "p", "p_opposite", "at", "why", "verdict", "p_holm",
                  "p_opposite_holm"]
 
+def check_claim(claim: Claim, spec: Spec) -> None:
+    "Raises InputError unless a claim's rows and metrics exist, and as many are `against` them as its kind needs"
+    where = f"claim {short(claim.says)}"
+    for row in (*claim.rows, *claim.against): choice(row, spec.rows, f"{where}: row")
+    for metric in filter(None, (claim.metric, claim.against_metric)):
+        choice(metric, METRICS, f"{where}: metric")
+    if claim.kind == "fewer rounds" and len(claim.against) != 1:
+        raise InputError(f"{where}: against: expected one row, whose last accuracy is the target")
+    if claim.kind == "gain over" and len(claim.against) not in (0, 1, len(claim.rows)):
+        raise InputError(f"{where}: against: expected one row, or one for each of rows")
+
 def verdicts(tier: str = "paper", results: str | Path | None = None, root: str | Path | None = None,
              paper: str = "") -> pd.DataFrame:
     """One line for each claim: paper, source, says, published, effect with its interval, n, p, p_holm, verdict, why.
@@ -300,6 +312,7 @@ def verdicts(tier: str = "paper", results: str | Path | None = None, root: str |
     runs = {name: load_stored_runs(spec, tier, results) if tier in spec.tiers else StoredRuns(spec, "paper", {})
             for name, spec in specs.items()}
     for claim in claims:
+        check_claim(claim, specs[claim.spec])
         found, missing = examine_claim(claim, runs[claim.spec]), missing_at(claim, specs[claim.spec], tier)
         found |= dict(folder=claim.spec.split("/")[0], tier=tier, why=missing or found["why"])
         lines.append(vars(claim) | found)
