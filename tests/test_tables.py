@@ -108,6 +108,9 @@ def test_only_the_paper_tier_is_judged(spec):
     text = render(spec, "smoke")
     assert "rounds 3 (paper 12)" in text and "not comparable with the published numbers" in text
     assert "reproduced" not in text
+    put(spec, "smoke", "prox", ONE, [70])
+    both = replace(spec, rows=spec.rows | {"twin": replace(spec.rows["twin"], published=spec.rows["prox"].published)})
+    assert "Judged" not in render(both, "smoke")
 
 def test_the_papers_own_shape(spec):
     "Methods down, columns across, ours above published with a letter; what has no run is folded into a sentence"

@@ -34,8 +34,10 @@ def published_tables(root: str | Path | None = None, paper: str = "*") -> dict[s
 BOARD_TIERS = ("paper", "small")
 STATUSES = ("missing", *REACH.values(), "runnable", "run", *VERDICTS, "diverged", "not comparable")
 # said of a cell
-STATUS_WORDS = {"not run": "runnable", "not published": "not comparable", "not measured": "not comparable"}
-WHY = {"not published": "the paper prints no number", "not measured": "a run lacks the metric"}
+STATUS_WORDS = {"not run": "runnable"} | dict.fromkeys(
+    ("not published", "not measured", "other hardware"), "not comparable")
+WHY = {"not published": "the paper prints no number", "not measured": "a run lacks the metric",
+       "other hardware": "seconds depend on the processor"}
 
 def status(cell, tier: str) -> tuple[str, str]:
     "(status, why) of a number from its `cell`, a line of `tables.table`, at `tier`"
@@ -111,10 +113,8 @@ def independent(board: pd.DataFrame) -> pd.DataFrame:
     return board[board.same_runs == ""]
 
 def judged_lines(board: pd.DataFrame) -> pd.DataFrame:
-    "The independent lines at tier paper that have a verdict, or diverged; no two of one published number"
-    found = independent(board[(board.tier == "paper") & board.status.isin([*VERDICTS, "diverged"])])
-    if found.duplicated(["folder", "table", "line"]).any(): raise ValueError("two rows share a published number")
-    return found
+    "The independent lines at tier paper that have a verdict, or diverged"
+    return independent(board[(board.tier == "paper") & board.status.isin([*VERDICTS, "diverged"])])
 
 # %% ../../nbs/08_verdicts/07_scoreboard.ipynb #0aa9b69f
 def totals(board: pd.DataFrame) -> pd.DataFrame:
@@ -165,9 +165,10 @@ HEADINGS = {"paper": "Published numbers, the published setting (tier paper): jud
             "small": "Published numbers, reduced settings (tier small): run, not judged"}
 NOTE = ("numbers: printed; independent: without dashes, repeats and differences of two others, and only these "
         "are counted below; missing: cannot be run yet, for the reason named; not comparable: its setting is "
-        "not known, or a run lacks the metric; no data here, beyond a CPU: fedrepro run would compute it, but not on "
-        "the machines where these runs are made; runnable: it would; reproduced to contradicted: by the rule of "
-        "the page on verdicts, from the seeds run so far; decided: with one of these, but for undecided")
+        "not known, a run lacks the metric, or it is a time; no data here, beyond a CPU: fedrepro run would "
+        "compute it, but not on the machines where these runs are made; runnable: it would; reproduced to "
+        "contradicted: by the rule of the page on verdicts, from the seeds run so far; decided: with one of "
+        "these, but for undecided")
 
 def speed(board: pd.DataFrame, results: str | Path | None = None, root: str | Path | None = None) -> str:
     "Published numbers decided per hour of computing, from the wall times in the stored runs, each run once"

@@ -185,7 +185,8 @@ def judged_grid(frame: pd.DataFrame, q: dict) -> Grid | None:
     def signed(r):
         if math.isnan(r.difference): return ""
         return f"{r.difference:+.2f}" + ("" if math.isnan(r.interval) else f" ± {r.interval:.2f}")
-    lines = [r for r in frame.itertuples() if r.n and (r.verdict in VERDICTS or r.same_runs)]
+    lines = [r for r in frame[frame.tier == "paper"].itertuples()
+             if r.n and (r.verdict in VERDICTS or r.same_runs)]
     rows: list = [[r.row, r.column, signed(r), judged_in_words(r, q.get((r.row, r.column), math.nan))] for r in lines]
     return Grid(["method", "column", "difference ± 95 %", "verdict"], rows, "Judged") if rows else None
 
