@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import toy
 from matplotlib import pyplot as plt
 
 from fedrepro.checks.harness import LOCAL, tiny
@@ -213,6 +214,12 @@ def test_a_metric_against_a_setting(tmp_path, name, lines, x):
     first = found[found.line == found.line.iloc[0]].groupby("x", sort=not isinstance(x[0], str)).y.mean()
     assert np.allclose(np.asarray(drawn[found.line.iloc[0]], float), first)
     assert "highest is" in figure_in_words(of, "smoke", tmp_path)
+
+def test_a_setting_that_is_none_is_a_name(tmp_path):
+    columns = [dict(label=str(v), clip_norm=v, source="guess: toy") for v in (1., "none", 10.)]
+    of = load_spec(toy.written(tmp_path, toy.TOY | dict(kind="figure", plot="against", against="clip_norm", columns=columns)))
+    toy.put(of, "paper", "FedAvg", [[50., 60.]])
+    assert [t.get_text() for t in draw(of, "paper").axes[0].get_xticklabels()] == ["1.0", "none", "10.0"]
 
 def test_curves_of_several_metrics(tmp_path):
     of = spec("fedccfa/figure8")

@@ -96,6 +96,8 @@ def test_only_what_has_runs_has_its_published_value(spec, tmp_path):
     put(spec, "paper", tmp_path, dict(FedCCFA=[90, 90, 90]))
     marks = [line for line in accuracy_figure(spec, "paper", tmp_path).axes[0].lines if line.get_marker() == "D"]
     assert [to_hex(line.get_color()) for line in marks] == [METHOD_COLOURS["FedCCFA"]]
+    legend = accuracy_figure(replace(spec, published=None), "paper", tmp_path).legends[0]
+    assert [t.get_text() for t in legend.get_texts()] == ["FedCCFA"]
 
 def test_rows_of_one_method_differ(spec):
     again = replace(spec.rows["FedCCFA"], name="again")

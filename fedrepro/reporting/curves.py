@@ -173,14 +173,13 @@ def plot_published(ax: Axes, spec: Spec, column: Column, last: int, styles: dict
     "Published mean ± std of the rows in `styles` as an open diamond at the `last` round"
     paper = read_published(spec)
     for name, style in styles.items():
-        where = {**spec.rows[name].published, **column.published}
-        mean, std = published_cell(paper, where) if len(paper) else (float("nan"),) * 2
+        mean, std = published_cell(paper, {**spec.rows[name].published, **column.published})
         ax.errorbar(last, mean, std, fmt="D", markersize=5, markerfacecolor="white", color=style.colour, capsize=2,
                     zorder=5)
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #5ebe0f18
 def grid(panels: int, wide: int | None = None) -> tuple[Figure, list[Axes]]:
-    "A figure with room for `panels` panels, `wide` in a line (at most three), and a legend beside them"
+    "A figure with room for `panels` panels, `wide` in a line (default: up to three), and a legend beside them"
     wide = wide or (2 if panels == 4 else min(panels, 3))
     high, size = -(-panels // wide), (5.2, 3.4) if wide < 3 else (3.6, 3.0)  # inches of a panel
     figsize = size[0] * wide + 1.6, size[1] * high
@@ -235,7 +234,7 @@ def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) ->
     With metrics `beside` the first, a line of panels for each. `results` holds the tiers' folders (default: beside the
     spec). Raises InputError without any run."""
     if spec.difference: raise InputError(f"{spec.name} is a difference of tables: it has no curves of its own")
-    long, judged = curves(spec, tier, results), tier == "paper"
+    long, judged = curves(spec, tier, results), tier == "paper" and spec.published is not None
     if not len(long): refuse_empty(spec, tier, results)
     styles = highlighted(spec, long, row_styles(spec))
     columns, metrics = [c for c in spec.tier_columns(tier) if c.label in set(long.column)], [spec.metric, *spec.beside]

@@ -35,7 +35,7 @@ def points(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataF
     "One line a finished run: what `seed_values` has, `x` (the setting), `y` (the spec's statistic), `line` to join"
     where = {(c.row, c.column): spec.axis(c) for c in spec.runs(tier)}
     found = seed_values(spec, tier, results)
-    found["x"] = [where[key] for key in zip(found.row, found.column)]
+    found["x"] = ["none" if (x := where[key]) is None else x for key in zip(found.row, found.column)]
     found["y"] = found[spec.statistic]
     along = any(len({x for (row, _), x in where.items() if row == name}) > 1 for name in spec.rows)
     found["line"] = found.row if along else found.column  # a line runs along the columns, or else along the rows
@@ -51,7 +51,7 @@ def line_styles(spec: Spec, lines: list[str]) -> dict[str, Style]:
 # %% ../../nbs/09_reporting/02_figures.ipynb #37596b06
 def plot_against(ax: Axes, found: pd.DataFrame, styles: dict[str, Style]) -> None:
     "Mean ± std over seeds at every `x` of `found` (of `points`), a line for each of its lines"
-    named = any(isinstance(x, str) or x is None for x in found.x)
+    named = any(isinstance(x, str) for x in found.x)
     names = [str(x) for x in dict.fromkeys(found.x)]
     lines = [name for name in styles if name in set(found.line)]
     for k, name in enumerate(lines):
@@ -76,8 +76,7 @@ def against_figure(spec: Spec, tier: str, results: str | Path | None = None) -> 
     names = "" if spec.against == "row" else spec.against.replace("_", " ")
     ax.set(xlabel=names, ylabel=f"{axis_label(spec.metric)}, round {cell.rounds}")
     ax.set_title(f"{spec.paper}, {spec.kind} {spec.table}, tier {tier}", fontsize=9)
-    notes = diverged_notes(found.rename(columns={"y": "round"}))
-    if notes: fig.supxlabel("\n".join(notes), fontsize=8, x=.01, ha="left")
+    if notes := diverged_notes(found): fig.supxlabel("\n".join(notes), fontsize=8, x=.01, ha="left")
     fig.legend(loc="outside right center", frameon=False, fontsize=9, title_fontsize=9, title=over_seeds(found))
     return fig
 
