@@ -60,7 +60,7 @@ def test_dicts_and_texts_say_the_same():
     assert rows_of(["FedADC:covering=true,beta=0.5,variant=nesterov"]) == {
         "FedADC:covering=true,beta=0.5,variant=nesterov": {"class": "FedADC", "covering": True, "beta": .5, "variant": "nesterov"}}
 
-@pytest.mark.parametrize("value", [.1, 1e-5, 1e22, 3, True, "a \"quoted\" \\ text, ünï", [1, 2], np.float64(.5), np.int64(7), {"value": 2, "source": "x"}, float("inf")])
+@pytest.mark.parametrize("value", [.1, 1e-5, 1e22, 3, True, "a \"quoted\" \\ text, ünï, 😀", [1, 2], np.float64(.5), np.int64(7), {"value": 2, "source": "x"}, float("inf")])
 def test_values_are_read_back(value): assert tomllib.loads(f"v = {as_toml(value)}")["v"] == value
 
 def test_every_wait_is_found():
@@ -81,6 +81,7 @@ def test_every_data_set_has_a_network_that_fits_it():
 @pytest.mark.parametrize("change, words", [
     (dict(methods=["FedAvgg"]), ["'FedAvgg'", "FedAvg"]), (dict(methods=[]), ["no method"]), (dict(methods=["FedAvg", "FedAvg"]), ["twice"]),
     (dict(methods=["FedProx:mu"]), ["FedProx:mu", "key=value"]), (dict(methods=["FedProx:nu=1"]), ["'nu'", "mu"]), (dict(methods={"x": {}}), ["'x'"]),
+    (dict(methods={"a": "FedProx"}), ["'a'", "'FedProx'"]), (dict(methods={"FedAvg": None}), ["'FedAvg'", "None"]),
     (dict(methods={"FedAvg": {"lr": object()}}), ["object"]), (dict(dataset="digit"), ["'digit'", "digits"]), (dict(alpha=0), ["alpha", "0"]),
     (dict(drift="sudden", drift_round=2), ["drift_round 2"]), (dict(drift=["sudden"]), ["drift"]), (dict(rounds="2"), ["rounds", "'2'"]),
     (dict(seeds=[1, 1]), ["seeds", "twice"]), (dict(clients=10**4), ["10000"]), (dict(executor="threads"), ["'threads'"]), (dict(log=["tensorbord:x"]), ["'tensorbord'"])])

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedrepro.core.errors import InputError
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.export import EXPORTS, MARKS, as_csv, escape, export, latex, tidy
@@ -115,6 +116,12 @@ def test_the_table(spec):
     assert text.count(r"\caption{") == text.count(r"\label{tab:demo-t-1-paper-") == 2 and r"generalised\_accuracy" in text
     assert set(re.findall(r"\\([a-zA-Z]+)", text)) <= set(
         "usepackage begin end centering caption label toprule midrule bottomrule multicolumn textbf pm approx neq lambda textasciitilde textasciicircum".split()), "nothing but LaTeX's own and booktabs"
+
+def test_columns_that_latex_prints_alike_are_refused(tmp_path):
+    columns = [dict(label=label, clients=n, source="guess: toy") for n, label in enumerate(("数据一", "数据二"), 3)]
+    of = load_spec(written(tmp_path, TOY | dict(columns=columns)))
+    put(of, "paper", "FedAvg", [[50., 60.]])
+    with pytest.raises(InputError, match="alike: '数据一' and '数据二'"): latex(of, "paper")
 
 def test_only_the_paper_tier_has_marks(spec):
     text = latex(spec, "smoke")

@@ -18,7 +18,7 @@ from ..core.files import write_atomic
 from ..core.grids import Sheet, shown
 from ..engine.method import load_methods
 from ..experiments.loggers import Loggers, log_stored
-from ..experiments.rules import COUNT, DRIFT, SETTINGS, field_rules
+from ..experiments.rules import COUNT, DRIFT, SETTINGS, field_rules, toml_table
 from ..experiments.runner import compute_runs
 from ..experiments.runs import run_id
 from ..experiments.spec_files import resolved
@@ -48,7 +48,8 @@ def rows_of(methods: Iterable) -> dict[str, dict]:
     if isinstance(methods, str): methods = [methods]
     listed = list(methods.items()) if isinstance(methods, dict) else [(text, method_named(text)) for text in methods]
     if not listed: raise InputError("compare: no method is named; accepted: those that `fedrepro methods` lists")
-    rows = {label: {"class": label} | dict(values) for label, values in listed}
+    rows = {label: {"class": label} | toml_table(values, f"compare: method {short(label)}")
+            for label, values in listed}
     if twice := [label for i, (label, _) in enumerate(listed) if label in [l for l, _ in listed[:i]]]:
         raise InputError(f"compare: method {short(twice[0])} is named twice")
     for row in rows.values(): choice(row["class"], load_methods(), "compare: method")
@@ -114,12 +115,12 @@ def as_toml(value) -> str:
     value = toml_value(value)
     if isinstance(value, dict): return f"{{{', '.join(f'{k} = {as_toml(v)}' for k, v in value.items())}}}"
     if isinstance(value, list): return "[" + ", ".join(map(as_toml, value)) + "]"
-    return json.dumps(value) if isinstance(value, (str, bool)) else repr(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (str, bool)) else repr(value)
 
 def written(raw: dict[str, Any]) -> str:
     "A spec as the text of a file: its plain keys, then its tables"
     top = [f"{key} = {as_toml(value)}" for key, value in raw.items() if not isinstance(value, (dict, list))]
-    tables = [("base", raw["base"]), *((f"methods.{json.dumps(n)}", row) for n, row in raw["methods"].items())]
+    tables = [("base", raw["base"]), *((f"methods.{as_toml(n)}", row) for n, row in raw["methods"].items())]
     parts = [f"[{name}]\n" + "".join(f"{k} = {as_toml(v)}\n" for k, v in table.items()) for name, table in tables]
     columns = "".join(f"[[columns]]\n{k} = {as_toml(v)}\n" for c in raw["columns"] for k, v in c.items())
     return "\n".join([*top, "", columns, *parts, f"[tiers.{OWN_TIER}]\n"])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 import pandas as pd
-from ..core.errors import InputError, choice
+from ..core.errors import InputError, choice, short
 from ..core.files import write_atomic
 from ..experiments.specs import Spec
 from ..experiments.store import COLUMNS
@@ -88,6 +88,9 @@ def latex(spec: Spec, tier: str, results: str | Path | None = None) -> str:
     out = [r"% needs \usepackage{booktabs}"]
     for k in range(0, len(labels), 2):
         parts = {escape(c): frame[frame.column == c] for c in labels[k:k + 2]}
+        if len(parts) < len(labels[k:k + 2]):
+            both = " and ".join(map(short, labels[k:k + 2]))
+            raise InputError(f"{spec.name}: LaTeX prints two columns alike: {both}")
         cells = {c: pd.DataFrame(texts(p, spec.statistic), list(map(escape, p.row))) for c, p in parts.items()}
         whole = pd.concat(cells, axis=1)
         out.append(whole.style.to_latex(
