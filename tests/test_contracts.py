@@ -25,7 +25,7 @@ VARIANTS = [  # whatever takes another path through a method's code
     ("FedCCFA", dict(anchors="global", finetune_epochs=1)), ("FedCCFA", dict(anchors="none")),
     ("FedCCFA", dict(variant="as_published", fixed_weight=.1)),
     ("LfD", dict(first="skip", stale=False)), ("LfD", dict(margin_in_regulariser=False, outer_tau=.1)), ("LfD", dict(weight=0.)),
-    *[("Constraint", dict(kind=k, part=p)) for k in ("feature", "parameter") for p in ("extractor", "header", "all")],
+    *[("Constraint", dict(kind=k, part=p)) for k in ("feature", "parameter") for p in ("extractor", "header", "classifier", "all")],
     ("FedDrift", dict(previous="participation", delta=.05)), ("FedDrift", dict(variant="as_published", delta=.05)),
     ("FedDrift", dict(augmented=False)), ("FedCDA", dict(models=1, batches=1)),
 ]

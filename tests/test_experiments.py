@@ -161,7 +161,8 @@ def test_mistakes_are_named_in_one_line(tmp_path, old, new, says):
     (dict(base=BASE | dict(clients=10**9)), "is not in [1, 100000]"), (dict(methods={"FedAvg": {"untuned": ""}}), "untuned: the length of '' is not in [1"),
     (dict(methods={"FedAvg": {"unpublished": "ours", "published": {"method": "x"}}}), "published and unpublished contradict each other"),
     (dict(methods={"A": 5, "FedAvg": {"like": "A"}}), "methods.A: 5 is not a table"),
-    (dict(base=BASE | dict(partition_seed="trial")), "partition_seed 'trial' is unknown; accepted: seed")])
+    (dict(base=BASE | dict(partition_seed="trial")), "partition_seed 'trial' is unknown; accepted: seed"),
+    (dict(methods={"$\\frac$": {"class": "FedAvg"}}), "has more than one '$'")])
 def test_wrong_parts_are_named(tmp_path, change, says):
     assert says in refused(written(tmp_path, TOY | change))
 

@@ -13,10 +13,8 @@ from fedrepro.core.trees import distance, nbytes, weighted_mean
 from fedrepro.data import datasets, partition
 from fedrepro.engine.client import client_round
 from fedrepro.engine.federation import Federation
-from fedrepro.engine.method import METHODS, FedAvg, load_methods
+from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import begin, next_round, run
-from fedrepro.executors.processes import Processes
-from fedrepro.executors.stacks import stacked
 from fedrepro.methods.fedbss import SELECTIONS, FedBSS, split, used
 from fedrepro.models import networks
 
@@ -201,13 +199,6 @@ def digits():
 
 FAST = dict(lr=.05, momentum=.5, epochs=3, batch_size=16, warm_up=1)
 
-@pytest.mark.parametrize("aggregation", ["uniform", "all"])
-def test_every_executor_gives_the_same(digits, aggregation):
-    m = FedBSS(aggregation=aggregation, **FAST)
-    there = model(m, digits, 3)
-    with Processes(digits, 2) as pool: ends = [run(m, digits, 3, executor=e).snapshot for e in (stacked, pool)]
-    assert max(distance(at.server["params"], there) for at in ends) < 1e-10
-
 def test_padding_and_a_resume_change_nothing(digits):
     m = FedBSS(**FAST)
     there = model(m, digits, 3)
@@ -234,9 +225,3 @@ def test_one_model_down_and_one_up_and_nothing_kept(digits):
     over_all = next_round(replace(m, aggregation="all"), digits, begin(replace(m, aggregation="all"), digits))
     assert over_all.bytes_down == over_all.bytes_up == 5 * nbytes(digits.initial)
     assert all(torch.equal(at.server["params"][n], t) for n, t in before.items())
-
-
-# --- the rest
-
-def test_it_is_found_by_name():
-    assert "FedBSS" in load_methods() and METHODS["FedBSS"].warm_up == 50 and METHODS["FedBSS"].selection == "cosine"

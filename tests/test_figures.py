@@ -19,7 +19,6 @@ from fedrepro.engine.method import load_methods
 from fedrepro.engine.probes import MEASURES, distance_matrix
 from fedrepro.engine.rows import TIMES
 from fedrepro.engine.rounds import run
-from fedrepro.executors.executors import pick_executor
 from fedrepro.executors.stacks import stacked
 from fedrepro.experiments import store
 from fedrepro.experiments.jobs import active_run
@@ -78,7 +77,6 @@ def test_seconds_are_measured_where_they_are_seen():
     hidden = played("FedCCFA", ("collaboration_seconds",), executor=stacked)[0][-1]
     assert math.isnan(hidden["seconds_collaboration"]) and hidden["seconds_collaboration_server"] > 0
     assert all(math.isnan(played("FedAvg", ("collaboration_seconds",))[0][-1][k]) for k in TIMES)
-    assert pick_executor("auto", tiny(), 4, ("collaboration_seconds",)) == "sequential"
 
 def test_asking_for_a_measure_is_another_run_and_asking_for_none_is_the_same(tmp_path):
     cell = spec("fedccfa/figure1").runs("smoke")[0]

@@ -1,9 +1,6 @@
 """FedFM, FedPAC and IFCA, step by step against the numbers of FedCCFA's released code."""
-import numpy as np
-import pytest
 import torch
-from scipy.optimize import minimize
-from fedrepro.methods.alignment import FedFM, FedPAC, simplex_minimum
+from fedrepro.methods.alignment import FedFM, FedPAC
 from fedrepro.methods.clustered import IFCA
 from test_golden import CONFIG, GOLDEN, TOLERANCE, check, close, tree
 
@@ -48,17 +45,3 @@ def test_every_round_of_ifca_equals_the_released_code():
         assert found == want["cluster"], f"round {t}: identities"
 
     check(Golden(lr=a["lr"], epochs=a["epochs"], models=a["cluster_num"], **sgd(a)), "IFCA", extra)
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_simplex_programme_is_scipys(seed):
-    "FedPAC's quadratic programme against a general solver: as good, and feasible; where it is strictly convex, the same point"
-    rng = np.random.default_rng(seed)
-    n, rank = int(rng.integers(2, 9)), int(rng.integers(1, 9))
-    root = rng.normal(size=(n, rank))
-    P = root @ root.T + np.diag(rng.uniform(.01, 1, n))
-    theirs = minimize(lambda a: a @ P @ a, np.full(n, 1 / n), jac=lambda a: 2 * P @ a, method="SLSQP", bounds=[(0, None)] * n,
-                      constraints={"type": "eq", "fun": lambda a: a.sum() - 1, "jac": lambda a: np.ones(n)},
-                      options={"ftol": 1e-15, "maxiter": 1000}).x
-    ours = simplex_minimum(P)
-    assert (ours >= 0).all() and abs(ours.sum() - 1) < 1e-9 and ours @ P @ ours <= theirs @ P @ theirs + 1e-9
-    assert np.abs(ours - theirs).max() < 1e-5

@@ -24,7 +24,6 @@ from fedrepro.experiments.local_study import (
     position, sample_rows, slice_rows)
 from fedrepro.experiments.rules import parse_client
 from fedrepro.experiments.runner import compute_runs
-from fedrepro.experiments.runs import make_method, run_id, run_settings
 from fedrepro.experiments.specs import STUDY_METRICS, find_specs, load_spec
 from fedrepro.experiments.store import Damaged
 from fedrepro.experiments.studies import check_study, conclude, prelude
@@ -137,16 +136,9 @@ def test_sample_rows_are_the_losses_uncertainties_and_gradients_of_plain_torch(t
     assert {r["unbiased_share"] for r in rows} == {len(unbiased) / client.n} and [r["sample"] for r in rows] == list(range(client.n))
 
 
-# --- settings and run ids
+# --- settings
 
-VALUES = dict(rounds=20, dataset="digits", recipe="plain", network="digits_cnn", partition="dirichlet-class", clients=4,
-              alpha_dirichlet=.5)
-def settings(row="FedAvg", **more):
-    values = VALUES | more
-    return run_settings(make_method(row, values, "here"), values, 0, "here")
-
-def test_no_other_run_has_the_part_study_or_another_name():
-    assert run_id(settings()) == "e0c475135b230f95" and run_id(settings("LfD", tau=.2)) == "b4b535ff269cb7d8"  # from before there were studies
+def test_no_other_run_has_the_part_study():
     for name in find_specs():
         spec = load_spec(name)
         for tier in spec.tiers: assert {"study" in c.settings for c in spec.runs(tier)} <= {name in STUDIES}, name
