@@ -2,17 +2,13 @@
 import dataclasses
 import json
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-import bands  # noqa: E402
-import golden  # noqa: E402
-from golden import METHODS, numbers  # noqa: E402
+import bands
+import golden
+from golden import METHODS, numbers
 
 KEPT = json.loads(bands.BANDS.read_text())
 NIGHTLY = os.environ.get("FEDREPRO_NIGHTLY") == "1"

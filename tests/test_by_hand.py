@@ -23,7 +23,8 @@ class TinyNet(Net):
     def init(self, seed, dtype=torch.float64): return {n: t.clone() for n, t in W.items()}
 
 class Points:
-    train_x, train_y = X, Y
+    "Training samples as they are stored: nothing to normalise or augment"
+    def __init__(self, x, y): self.train_x, self.train_y = x, y
     def draw(self, n, rng): return None
     def batch(self, x, draws=None, dtype=torch.float64): return x.to(dtype)
 
@@ -31,7 +32,7 @@ def federation(parts=PARTS, **changes):
     "Clients with these rows of X and Y each"
     net = TinyNet("tiny", lambda: Network(nn.Linear(2, 3), nn.Linear(3, 2)))
     cut = SimpleNamespace(train=tuple(map(np.array, parts)), test=None)
-    return Federation(Points(), net, cut, dtype=torch.float64, **changes)
+    return Federation(Points(X, Y), net, cut, dtype=torch.float64, **changes)
 
 def logits(w, x): return (x @ w["body.weight"].T + w["body.bias"]) @ w["head.weight"].T + w["head.bias"]
 

@@ -12,6 +12,7 @@ from threading import Thread
 
 import pytest
 
+from chaos import FAULTS, PATIENCE, Storm, damage, said
 from everybody import every_cell
 from fedrepro.core.trees import same_bits
 from fedrepro.data import datasets, partition
@@ -24,9 +25,6 @@ from fedrepro.experiments.runs import run_id
 from fedrepro.models import networks
 
 CELL = every_cell(names=["FedAvg"])[0]
-TOOLS = Path(__file__).resolve().parents[1] / "tools"
-sys.path.insert(0, str(TOOLS))
-from chaos import FAULTS, PATIENCE, Storm, damage, said  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and mounts of Linux")
 

@@ -26,6 +26,7 @@ from fedrepro.experiments import runner, store
 from fedrepro.experiments.runs import build
 from fedrepro.experiments.specs import load_spec
 from fedrepro.models import networks
+from test_costs import AVG, with_fields
 from toy import OURS, BASE, TOY, written
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -228,16 +229,9 @@ def test_an_evaluation_that_finds_divergence_ends_all_who_share_it():
 
 # --- result files, of one process, of workers, of processes over clients
 
-def cells(lrs):
-    "Cells of a spec on four clients, with these learning rates"
-    found = load_spec("fedccfa/table2", ROOT / "papers").runs("smoke", methods=["FedAvg"], seeds=1)[0]
-    s = found.settings
-    s = s | dict(rounds=2, drift=dict(name="none"), partition=s["partition"] | dict(clients=4))
-    return [replace(found, settings=s | dict(method=s["method"] | dict(fields=s["method"]["fields"] | dict(lr=lr)))) for lr in lrs]
-
 @pytest.mark.parametrize("how", [dict(), dict(how="stacked"), pytest.param(dict(workers=2), marks=pytest.mark.nightly("starts workers; what they write is the same"))], ids=str)
 def test_a_sweep_goes_on(tmp_path, how):
-    sweep = cells([1e9, .05, 1e3])
+    sweep = [with_fields(AVG, lr=lr) for lr in (1e9, .05, 1e3)]
     report = runner.compute_runs(sweep, tmp_path, quiet=True, **how)
     assert len(report.done) == 3 and report.exit_code == 0 and not report.failed
     heads = [store.read(store.run_path(tmp_path, c))[0] for c in sweep]

@@ -2,7 +2,6 @@
 import json
 import re
 import shutil
-import sys
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -11,13 +10,13 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+import website
+
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 PAGES = [*NOTEBOOKS, *sorted(ROOT.glob("*.md")), *sorted((ROOT / "papers").rglob("*.md"))]
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 BIBLIOGRAPHY = set(re.findall(r"^@\w+\{([\w:-]+),", (ROOT / "nbs/references.bib").read_text(), re.M))
-sys.path.insert(0, str(ROOT / "tools"))
-import website  # noqa: E402  (tools/ is not a package)
 
 ADDRESS = re.compile(r"https://(?:[\w-]+\.)+[a-z]{2,}(?:/[\w.~%/?#=&+,:@()-]*)?|mailto:[\w.+-]+@[\w.-]+\w")
 

@@ -17,7 +17,6 @@ from fedrepro.executors.executors import EXECUTORS, pick_executor
 from fedrepro.models import networks
 from fedrepro.models.architectures import Net
 
-torch.set_num_threads(1)
 DIGITS, NET = datasets.load("digits"), networks.network("digits_cnn")
 CUT = partition.Partition([np.arange(100 * k, 100 * k + n) for k, n in enumerate((20, 9, 14))], None)
 

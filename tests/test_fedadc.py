@@ -4,17 +4,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_by_hand import FOUR as AWAY, TWO as PARTS, W, X, Y, federation as by_rows, logits
+from test_by_hand import FOUR as AWAY, Points, TWO as PARTS, W, X, Y, federation as by_rows, logits
+from test_golden import watching
 from fedrepro.core.trees import distance, nbytes, same_bits, select, weighted_mean
 from fedrepro.engine.evaluation import eval_models, evaluate, final_phases, finetuned
 from fedrepro.engine.federation import TUNE, Federation
 from fedrepro.engine.method import FedAvg
-from fedrepro.engine.rounds import begin, next_round, run, sequential
+from fedrepro.engine.rounds import begin, next_round, run
 from fedrepro.experiments.runs import method_settings
 from fedrepro.methods.fedadc import FedADC, FedADCPlus, class_presence, covering_cohort, self_confidence_target
 from fedrepro.methods.server import SlowMo
 
-torch.set_num_threads(1)
 SETTINGS = dict(lr=.2, lr_decay=.5, weight_decay=1e-2, epochs=2, batch_size=2)  # of PARTS: 4 and 2 steps an epoch
 VARIANTS = ("nesterov", "heavy_ball", "double_momentum")
 
@@ -91,8 +91,7 @@ def test_numbers_of_the_page():
     class Line(FedADC):
         def loss(self, client, params, batch): return batch.mean((params["body.w"] - batch.x) ** 2) / 2
 
-    rows = SimpleNamespace(train_x=torch.tensor([2., 4., 4.]).double(), train_y=torch.zeros(3, dtype=torch.int64), draw=lambda n, rng: None,
-                           batch=lambda x, draws, dtype: x)
+    rows = Points(torch.tensor([2., 4., 4.]).double(), torch.zeros(3, dtype=torch.int64))
     net = SimpleNamespace(buffers=(), classes=1, init=lambda seed, dtype: {"body.w": torch.zeros((), dtype=dtype)})
     fed = Federation(rows, net, SimpleNamespace(train=(np.array([0]), np.array([1, 2])), test=None), dtype=torch.float64)
     want = {"nesterov": [(2, -4), (2.7890625, -3.15625)], "heavy_ball": [(2, -4), (2.90625, -3.625)],
@@ -125,16 +124,12 @@ def test_without_the_local_part_it_is_slowmo(variant):
 
 @pytest.mark.parametrize("m", [*(FedADC(variant=v, **SETTINGS) for v in VARIANTS), FedADCPlus(**SETTINGS)], ids=[*VARIANTS, "plus"])
 def test_equal_betas_average_and_two_models_hold_the_momentum(m):
-    fed, ends = federation(**AWAY), []
-
-    def watched(m, clients):
-        out = sequential(m, clients)
-        ends[:] = [upload["params"] for upload, _, _ in out]
-        return out
+    fed, seen = federation(**AWAY), []
     now = begin(m, fed)
     for t in range(4):
-        before, now = now.server["params"], next_round(m, fed, now, watched)
+        before, now = now.server["params"], next_round(m, fed, now, watching(seen))
         after, eta = now.server["params"], .2 * .5 ** t
+        ends = [upload["params"] for _, upload, _, _ in seen]
         assert len(ends) == 2 and distance(after, weighted_mean(ends)) < 1e-10
         assert distance(now.server["m"], {n: (before[n] - after[n]) / eta for n in after}) < 1e-10
 

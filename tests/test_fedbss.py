@@ -18,7 +18,6 @@ from fedrepro.engine.rounds import begin, next_round, run
 from fedrepro.methods.fedbss import SELECTIONS, FedBSS, split, used
 from fedrepro.models import networks
 
-torch.set_num_threads(1)
 SETTINGS = dict(lr=.2, lr_decay=.5, momentum=.5, weight_decay=1e-2, epochs=4, batch_size=2)
 
 def tiny(parts=PARTS, **changes): return by_rows(parts, **changes)

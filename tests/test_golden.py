@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from test_by_hand import Points
 from fedrepro.engine.evaluation import eval_models
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import FedAvg
@@ -31,14 +32,6 @@ class ToyNet(Net):
     "The golden network: everybody starts from the stored weights"
     def init(self, seed, dtype=torch.float64): return tree(GOLDEN["init"])
 
-class Rows:
-    "Training samples as they are stored: nothing to normalise or augment"
-    def __init__(self):
-        self.train_x = torch.tensor(sum((d["x"] for d in GOLDEN["data"]), []), dtype=torch.float64)
-        self.train_y = torch.tensor(sum((d["y"] for d in GOLDEN["data"]), []))
-    def draw(self, n, rng): return None
-    def batch(self, x, draws=None, dtype=torch.float64): return x.to(dtype)
-
 class Swaps:
     "From `drift_round` on, even clients swap labels 1 and 2, odd clients 0 and 3"
     clients = len(CLIENTS)
@@ -59,7 +52,8 @@ def federation():
     sizes = [len(d["y"]) for d in GOLDEN["data"]]
     starts = np.cumsum([0, *sizes])
     cut = SimpleNamespace(train=tuple(np.arange(a, b) for a, b in zip(starts, starts[1:])), test=None)
-    return Federation(Rows(), ToyNet("golden", toy), cut, Swaps(), dtype=torch.float64)
+    x, y = (sum((d[key] for d in GOLDEN["data"]), []) for key in "xy")
+    return Federation(Points(torch.tensor(x, dtype=torch.float64), torch.tensor(y)), ToyNet("golden", toy), cut, Swaps(), dtype=torch.float64)
 
 def method(name):
     a = GOLDEN["methods"][name]["args"]
@@ -77,20 +71,23 @@ def close(ours: dict, stored: dict, what: str, tolerance=TOLERANCE):
     want = tree(stored)
     for n, t in ours.items(): assert (gap := float((t - want[n]).abs().max())) < tolerance, f"{what}, {n}: off by {gap}"
 
+def watching(seen: list):
+    "The loop; `seen` holds (client, upload, state, loss) of each participant of the last round"
+    def watched(method, clients):
+        results = sequential(method, clients)
+        seen[:] = [(c, *result) for c, result in zip(clients, results)]
+        return results
+    return watched
+
 def check(m, name, extra=None, tolerance=TOLERANCE):
     """Every round of method `m` against the stored run `name`: participants after training, server, judged models.
 
-    `extra(now, want, seen, t)` checks what the method adds; `seen` holds (client, upload, state, loss) of each participant."""
+    `extra(now, want, seen, t)` checks what the method adds; `seen` as in `watching`."""
     fed, stored = federation(), GOLDEN["methods"][name]["rounds"]
     assert len(stored) == CONFIG["rounds"]
     now, seen = begin(m, fed), []
-
-    def watched(m, clients):
-        seen[:] = [(c, *out) for c, out in zip(clients, sequential(m, clients))]
-        return [s[1:] for s in seen]
-
     for t, want in enumerate(stored):
-        now = next_round(m, fed, now, watched)
+        now = next_round(m, fed, now, watching(seen))
         for client, upload, state, _ in seen:
             close(upload["params"] | state.get("head", {}), want["local"][str(client.id)], f"round {t}, client {client.id} after training", tolerance)
         if "server" in want: close(now.server["params"], want["server"], f"round {t}, server", tolerance)

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_golden import close
+from test_by_hand import Points
+from test_golden import close, watching
 from test_golden_memory import FEDDC, SGD, feddc_federation, same_as_feddc
 from fedrepro.core.trees import weighted_mean
 from fedrepro.engine.federation import Federation
-from fedrepro.engine.rounds import begin, next_round, run, sequential
+from fedrepro.engine.rounds import begin, next_round, run
 from fedrepro.methods.feddc import FedDC
 from fedrepro.methods.memory import FedDyn
 
@@ -23,14 +24,10 @@ def test_feddc_equals_the_released_code():
 def test_average_of_all_last_models_equals_the_released_code():
     "`all`: every client's last local model, the initial one for a client never seen, unweighted"
     m, fed = FedDC(alpha=ALPHA, compat_eta0=True, **SGD), feddc_federation()
-    now, last = begin(m, fed), [fed.initial] * fed.clients
-
-    def watched(m, clients):
-        out = sequential(m, clients)
-        for client, (upload, _, _) in zip(clients, out): last[client.id] = upload["params"]
-        return out
+    now, last, seen = begin(m, fed), [fed.initial] * fed.clients, []
     for t, want in enumerate(FEDDC["methods"]["FedDC"]["models"]["all"]):
-        now = next_round(m, fed, now, watched)
+        now = next_round(m, fed, now, watching(seen))
+        for client, upload, _, _ in seen: last[client.id] = upload["params"]
         close(weighted_mean(last), {n.replace("body.", "body.0."): v for n, v in want.items()}, f"round {t}, all", 1e-6)
     assert now.round == FEDDC["config"]["rounds"] == 5
 
@@ -47,7 +44,7 @@ def test_the_comparison_can_fail(m):
 
 # --- the equations, written again in NumPy: quadratic clients, unequal sizes, batches, partial participation, decay
 
-class Points(FedDC):
+class Quadratic(FedDC):
     "The loss of a sample (a, s): s/2 (w - a)^2"
     def loss(self, client, params, batch):
         return batch.mean(batch.x[:, 1] * (params["body.w"] - batch.x[:, 0]) ** 2) / 2
@@ -56,11 +53,9 @@ SIZES, TARGETS, SLOPES = np.array([3, 10, 6, 5, 1]), np.array([1., 5., -2., 0., 
 
 def points(participation=1.):
     x = torch.tensor(np.repeat(np.stack([TARGETS, SLOPES], 1), SIZES, 0))
-    rows = SimpleNamespace(train_x=x, train_y=torch.zeros(len(x), dtype=torch.int64),
-                           draw=lambda n, rng: None, batch=lambda x, draws, dtype: x)
     net = SimpleNamespace(buffers=(), classes=1, init=lambda seed, dtype: {"body.w": torch.tensor(.5, dtype=dtype)})
     cut = SimpleNamespace(train=tuple(np.split(np.arange(len(x)), np.cumsum(SIZES)[:-1])), test=None)
-    return Federation(rows, net, cut, participation=participation, dtype=torch.float64)
+    return Federation(Points(x, torch.zeros(len(x), dtype=torch.int64)), net, cut, participation=participation, dtype=torch.float64)
 
 def plain(cohorts, lr, decay, alpha, epochs, batch, weight_decay, clip, compat):
     "Cloud model and participants' average after each round, and the memories at the end"
@@ -89,7 +84,7 @@ def plain(cohorts, lr, decay, alpha, epochs, batch, weight_decay, clip, compat):
 @pytest.mark.parametrize("participation", [1., .4])
 def test_every_round_follows_the_equations(participation, compat, clip):
     fed, numbers = points(participation), dict(lr=.2, alpha=.3, epochs=2, weight_decay=1e-2)
-    m = Points(**numbers, lr_decay=.9, batch_size=4, clip_norm=clip, compat_eta0=compat)
+    m = Quadratic(**numbers, lr_decay=.9, batch_size=4, clip_norm=clip, compat_eta0=compat)
     want, h, own = plain([fed.cohort(t) for t in range(6)], **numbers, decay=.9, batch=4, clip=clip, compat=compat)
     found, keys = [], ("params", "selected", "g")
     now = run(m, fed, 6, on_round=lambda s: found.append([float(s.server[key]["body.w"]) for key in keys])).snapshot

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from test_golden import CONFIG, GOLDEN, check, close, tree
+from test_by_hand import Points
+from test_golden import CONFIG, GOLDEN, check, close, tree, watching
 from fedrepro.core.trees import distance, weighted_mean
 from fedrepro.engine.client import client_round
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import FedAvg
-from fedrepro.engine.rounds import begin, next_round, run, sequential
+from fedrepro.engine.rounds import begin, next_round, run
 from fedrepro.methods.feddc import FedDC
 from fedrepro.methods.memory import SCAFFOLD, FedDyn
 from fedrepro.methods.server import FedAvgM, FedExP, SlowMo
@@ -45,18 +46,14 @@ SGD = dict(lr=FEDDC["config"]["lr"], lr_decay=FEDDC["config"]["decay"], epochs=F
 class FedDCNet(Net):
     def init(self, seed, dtype=torch.float64): return tree({n.replace("body.", "body.0."): v for n, v in FEDDC["init"].items()})
 
-class FedDCRows:
-    train_x = torch.tensor(sum((d["x"] for d in FEDDC["data"]), []), dtype=torch.float64)
-    train_y = torch.tensor(sum((d["y"] for d in FEDDC["data"]), [])).flatten()
-    def draw(self, n, rng): return None
-    def batch(self, x, draws=None, dtype=torch.float64): return x.to(dtype)
-
 def feddc_federation():
     make = lambda: Network(nn.Sequential(nn.Linear(FEDDC["config"]["features"], FEDDC["config"]["hidden"]), nn.Tanh()),
                            nn.Linear(FEDDC["config"]["hidden"], FEDDC["config"]["classes"]))
     starts = np.cumsum([0, *(len(d["y"]) for d in FEDDC["data"])])
     rows = tuple(np.arange(a, b) for a, b in zip(starts, starts[1:]))
-    return Federation(FedDCRows(), FedDCNet("feddc", make), SimpleNamespace(train=rows, test=None), dtype=torch.float64)
+    x, y = (sum((d[key] for d in FEDDC["data"]), []) for key in "xy")
+    points = Points(torch.tensor(x, dtype=torch.float64), torch.tensor(y).flatten())
+    return Federation(points, FedDCNet("feddc", make), SimpleNamespace(train=rows, test=None), dtype=torch.float64)
 
 def same_as_feddc(m, name, where):
     "Every round's models of the server against the stored ones; `where`: our key -> theirs"
@@ -125,17 +122,13 @@ def test_slowmo_counts_clients_equally(part):
 
 def test_fedexp_at_partial_participation(part):
     "The server's step by the formula, from the uploads of one round; eps shrinks with the square of the rate"
-    m, kept = FedExP(eps=1e-3, lr_decay=.5, **LOCAL), []
-
-    def watched(m, clients):
-        out = sequential(m, clients)
-        kept[:] = [(c.n, o[0]["params"]) for c, o in zip(clients, out)]
-        return out
+    m, seen = FedExP(eps=1e-3, lr_decay=.5, **LOCAL), []
     now = begin(m, part)
     for t in range(3):
-        before, now = now.server["params"], next_round(m, part, now, watched)
-        flat = torch.stack([torch.cat([(before[n] - w[n]).flatten() for n in before]) for _, w in kept])
-        p = torch.tensor([n for n, _ in kept]).double() / sum(n for n, _ in kept)
+        before, now = now.server["params"], next_round(m, part, now, watching(seen))
+        flat = torch.stack([torch.cat([(before[n] - upload["params"][n]).flatten() for n in before]) for _, upload, _, _ in seen])
+        p = torch.tensor([client.n for client, *_ in seen]).double()
+        p /= p.sum()
         mean, eps = p @ flat, 1e-3 * .25 ** t
         rate = max(1., float(p @ flat.square().sum(1) / (2 * (mean.square().sum() + 3 * eps))))
         assert abs(float(now.server["server_lr"]) - rate) < 1e-10
@@ -153,15 +146,10 @@ def test_fedexp_at_partial_participation(part):
 def test_statistics_of_batch_norm_are_averaged(normed, m):
     fed = normed
     now, seen = run(m, fed, 2).snapshot, []
-
-    def watched(m, clients):
-        out = sequential(m, clients)
-        seen[:] = [(c.n, o[0]["params"]) for c, o in zip(clients, out)]
-        return out
-    end = next_round(m, fed, now, watched).server
+    end = next_round(m, fed, now, watching(seen)).server
     after = end["params"]
-    weights = [n for n, _ in seen] if isinstance(m, FedAvgM | FedExP) else None
-    mean = weighted_mean([{n: w[n] for n in fed.net.buffers} for _, w in seen], weights)
+    weights = [client.n for client, *_ in seen] if isinstance(m, FedAvgM | FedExP) else None
+    mean = weighted_mean([{n: upload["params"][n] for n in fed.net.buffers} for _, upload, _, _ in seen], weights)
     assert fed.net.buffers and distance(mean, after) < 1e-12 and all(t.isfinite().all() for t in after.values())
     assert not any(set(fed.net.buffers) & end[key].keys() for key in ("c", "h", "g") if key in end)
     assert any(distance({n: after[n]}, now.server["params"]) > 0 for n in fed.net.buffers)

@@ -26,13 +26,13 @@ from fedrepro.executors.stacks import Stacked
 from fedrepro.experiments.jobs import make_jobs
 from fedrepro.experiments.specs import load_spec
 from fedrepro.models import networks
+from toy import OURS
 
 DIGITS, NET = datasets.load("digits"), networks.network("digits_cnn")
 CUT = partition.Partition([np.arange(100 * k, 100 * k + n) for k, n in enumerate((40, 25, 1, 33, 18))], None)
 TOY = Federation(DIGITS, NET, CUT, dtype=torch.float64)
 FEW = dict(lr=.05, epochs=3, batch_size=8)
 PLAYERS = {"graphs": lambda: Graphs(2), "stacked-graphs": StackedGraphs}
-OURS = [name for name, method in load_methods().items() if method.__module__.startswith("fedrepro.")]  # other tests have toys
 TO_THE_LOOP = {"Flash"}  # a client stops early by what it measures: phases with a `monitor` are left to the loop
 
 def ends(executor, method=None, federation=TOY, rounds=3):

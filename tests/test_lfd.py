@@ -15,13 +15,11 @@ from fedrepro.engine.client import client_round
 from fedrepro.engine.evaluation import eval_models, predictions
 from fedrepro.engine.method import METHODS, FedAvg, load_methods
 from fedrepro.engine.rounds import begin, next_round, run
-from fedrepro.methods.objective import Constraint, outputs, part_modules, part_names
+from fedrepro.methods.objective import Constraint, FedProx, outputs, part_modules, part_names
 from fedrepro.methods.union import Union
 from fedrepro.methods.lfd import LfD, auxiliary_label, cosines, with_margin, with_own_margins
-from fedrepro.methods.objective import FedProx
 from fedrepro.models.architectures import Net, Network
 
-torch.set_num_threads(1)
 FULL = dict(lr=.02, momentum=.9, weight_decay=1e-2, epochs=3, batch_size=0)  # no order of batches: plain loops suffice
 SMALL = FULL | dict(batch_size=2, epochs=1)
 

@@ -19,16 +19,13 @@ from fedrepro.engine.method import load_methods
 from fedrepro.engine.rounds import open_round, run
 from fedrepro.experiments import jobs, store
 from fedrepro.experiments.jobs import Job, make_jobs
-from fedrepro.experiments.local_study import (
-    assigned, chosen, local_rows,
-    position, sample_rows, slice_rows)
+from fedrepro.experiments.local_study import assigned, chosen, local_rows, position, sample_rows, slice_rows
 from fedrepro.experiments.rules import parse_client
 from fedrepro.experiments.runner import compute_runs
 from fedrepro.experiments.specs import STUDY_METRICS, find_specs, load_spec
 from fedrepro.experiments.store import Damaged
 from fedrepro.experiments.studies import check_study, conclude, prelude
-from fedrepro.methods.fedbss import rate_samples
-from fedrepro.methods.fedbss import split
+from fedrepro.methods.fedbss import rate_samples, split
 from fedrepro.models import networks
 from fedrepro.verdicts.summaries import start_notes
 from fedrepro.verdicts.tables import UNKNOWN_VALUE, cell_line, table

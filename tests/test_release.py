@@ -17,6 +17,7 @@ import yaml
 import fedrepro
 from fedrepro.experiments import specs, store
 from fedrepro.reporting.notebook import read_ledger
+from test_repository import tracked
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -28,10 +29,7 @@ def done(*command, cwd, **environment):
     assert ran.returncode == 0, f"{command}: {ran.stdout[-3000:]}{ran.stderr[-3000:]}"
     return ran.stdout
 
-def known_to_git() -> list[str]:
-    "Every file that is in git or could be added to it"
-    names = done("git", "ls-files", "-coz", "--exclude-standard", cwd=ROOT).split("\0")
-    return [name for name in names if name and (ROOT / name).is_file()]
+def known_to_git() -> list[str]: return [path.relative_to(ROOT).as_posix() for path in tracked()]
 
 def copied(names, folder: Path) -> Path:
     "A copy of these files of the repository"

@@ -1,13 +1,11 @@
 "The nightly look at every table and figure finds what is missing"
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-import smoke  # noqa: E402
+import smoke
+from fedrepro.experiments.specs import load_spec
+from fedrepro.experiments import store
 
-from fedrepro.experiments.specs import load_spec  # noqa: E402
-from fedrepro.experiments import store  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 def test_what_was_not_run_is_named(tmp_path, capsys):
     spec = load_spec("feddc/synthetic", ROOT / "papers")
