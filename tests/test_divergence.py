@@ -30,7 +30,6 @@ from test_costs import AVG, with_fields
 from toy import OURS, BASE, TOY, written
 
 ROOT = Path(__file__).resolve().parents[1]
-ALL = [*OURS]
 SHORT = dict(lr=.05, epochs=1, batch_size=64)
 nan, inf = math.nan, math.inf
 
@@ -148,7 +147,7 @@ def test_the_nan_of_a_quotient():
 
 # --- every method: never an exception, never a false alarm
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", OURS)
 def test_a_wild_learning_rate_is_an_outcome(name):
     for lr in (1e3, 1e30):
         history = run(METHODS[name](**SHORT | METHODS[name].check_settings | dict(lr=lr)), arranged(name), 2, evaluate)
@@ -156,7 +155,7 @@ def test_a_wild_learning_rate_is_an_outcome(name):
         assert history.status == "complete" or (history.diverged["round"] in (1, 2) and history.diverged["client"] in (None, 0, 1, 2, 3))
         assert all(math.isfinite(r["generalised_accuracy"]) for r in history.rows)
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", OURS)
 def test_a_sane_run_stays_five_orders_below(name):
     method, largest = METHODS[name](**SHORT | METHODS[name].check_settings), []
     federation = arranged(name)
@@ -245,10 +244,10 @@ def test_a_sweep_goes_on(tmp_path, how):
 
 def test_nothing_is_clipped_by_default():
     "FedDC is the one method whose released code clips in every example; its field says so, and every result file repeats it"
-    given = {name: f.default for name in ALL for f in fields(METHODS[name]) if f.name == "clip_norm" and f.default is not None}
+    given = {name: f.default for name in OURS for f in fields(METHODS[name]) if f.name == "clip_norm" and f.default is not None}
     assert given == {"FedDC": 10.0}
     assert SGD(.1).clip_norm is None
-    assert all(any(f.name == "clip_norm" for f in fields(METHODS[name])) for name in ALL)
+    assert all(any(f.name == "clip_norm" for f in fields(METHODS[name])) for name in OURS)
 
 def test_a_spec_that_clips(tmp_path):
     plain, clips = (load_spec(written(tmp_path, TOY | dict(base=BASE | dict(rounds=1) | more), name)).runs("paper")[0]

@@ -105,11 +105,11 @@ def test_layers_from_general_to_special(tmp_path):
                      methods={"FedAvg": row, "half": {"class": "FedAvg", "momentum": .5, "clients": 5, "source": "paper"}},
                      tiers={"smoke": dict(base=dict(epochs=3, lr=.9, source="tier: x"), methods={"half": dict(epochs=4, source="tier: x")})})
     spec = load_spec(written(tmp_path, raw))
-    def fields(tier, row): return {k: v for k, v in spec.runs(tier, methods=[row])[0].settings["method"]["fields"].items()}
-    assert [fields("paper", "FedAvg")[k] for k in ("lr", "momentum", "epochs")] == [.3, .2, 1]
-    assert [fields("smoke", "FedAvg")[k] for k in ("lr", "momentum", "epochs")] == [.3, .2, 3]
-    assert [fields("paper", "half")[k] for k in ("lr", "momentum", "epochs")] == [.2, .6, 7]
-    assert [fields("smoke", "half")[k] for k in ("lr", "momentum", "epochs")] == [.2, .6, 4]
+    def fields(tier, row):
+        found = spec.runs(tier, methods=[row])[0].settings["method"]["fields"]
+        return [found[k] for k in ("lr", "momentum", "epochs")]
+    assert fields("paper", "FedAvg") == [.3, .2, 1] and fields("smoke", "FedAvg") == [.3, .2, 3]
+    assert fields("paper", "half") == [.2, .6, 7] and fields("smoke", "half") == [.2, .6, 4]
     assert spec.runs("smoke", methods=["half"])[0].settings["partition"]["clients"] == 5
     assert spec.reductions("smoke") == [("base", "epochs", 3, 1), ("base", "lr", .9, .1), ("half", "epochs", 4, 1)]
     wrong = TOY | dict(columns=[dict(methods={"hlaf": dict(lr=.1, source="paper")})], methods={"half": {"class": "FedAvg"}})

@@ -38,6 +38,15 @@ def driver(folder, workers=1, rounds=2):
     env = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1"}
     return subprocess.Popen([sys.executable, path], cwd=TESTS.parent, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
 
+def lease_on(folder, cell, who):
+    "The lease of `who` on the run of a cell"
+    lease = lease_of(store.run_path(folder, cell))
+    lease.parent.mkdir(parents=True)
+    lease.write_text(json.dumps(who))
+    return lease
+
+def elsewhere(): return me() | {"machine": "elsewhere"}
+
 @pytest.fixture
 def dead():
     "What a process that has ended wrote into its lease"
@@ -99,7 +108,7 @@ def test_a_strange_lease_counts_until_its_age(tmp_path, content):
 def test_a_lease_from_the_future_is_void_when_it_has_not_moved_for_long(tmp_path, monkeypatch):
     "So is one that nobody may read, in a folder that tells no time; one that moves is not"
     path, now = tmp_path / "a.jsonl", [0.]
-    lease_of(path).write_text(json.dumps(me() | {"machine": "elsewhere"}))
+    lease_of(path).write_text(json.dumps(elsewhere()))
     os.utime(lease_of(path), (4e9, 4e9))
     def no_time(_): raise PermissionError
     monkeypatch.setattr(leases, "age", no_time)
@@ -120,7 +129,7 @@ def test_a_claim_of_one_who_died_taking_over_is_in_nobodys_way(tmp_path, dead):
     assert take(path) and names(tmp_path) == [".a.jsonl.lease"]
 
 def test_ones_own_alone_is_released_and_kept_alive(tmp_path):
-    path, other = tmp_path / "a.jsonl", json.dumps(me() | {"machine": "elsewhere"})
+    path, other = tmp_path / "a.jsonl", json.dumps(elsewhere())
     with block([path]) as ours:
         ours.check()
         lease_of(path).write_text(other)
@@ -177,8 +186,8 @@ def test_leftovers_of_the_dead_are_removed(tmp_path, dead):
 @pytest.mark.parametrize("there", ["a lease", "a result"])
 def test_one_that_stood_still_leaves_what_others_took(alone, tmp_path, there):
     "Between two rounds its lease passes to somebody, or somebody has even finished: it writes nothing, and removes nothing"
-    cell, = many()[:1]
-    path, other = store.run_path(tmp_path, cell), json.dumps(me() | {"machine": "elsewhere"})
+    cell = many()[0]
+    path, other = store.run_path(tmp_path, cell), json.dumps(elsewhere())
     def stand_still(run_id, rounds):
         lease_of(path).unlink()
         if there == "a lease": lease_of(path).write_text(other)
@@ -191,9 +200,7 @@ def test_one_that_stood_still_leaves_what_others_took(alone, tmp_path, there):
 
 def test_a_void_lease_that_cannot_be_taken_is_named(tmp_path, monkeypatch, dead):
     "Somebody else's folder, say: the run has failed at the second look, the others are computed"
-    lease = lease_of(store.run_path(tmp_path, CELLS[0]))
-    lease.parent.mkdir(parents=True)
-    lease.write_text(json.dumps(dead))
+    lease = lease_on(tmp_path, CELLS[0], dead)
     def refuse(*_): raise PermissionError(1, "Operation not permitted")
     def take_over(lease):
         with monkeypatch.context() as m:
@@ -207,9 +214,7 @@ def test_a_void_lease_that_cannot_be_taken_is_named(tmp_path, monkeypatch, dead)
     assert f"the lease of process {dead['pid']} on " in why and str(lease) in why and "remove the file" in why and "last sign of life 20" in why
 
 def test_it_is_said_who_is_waited_for(tmp_path, monkeypatch, capsys):
-    lease = lease_of(store.run_path(tmp_path, CELLS[0]))
-    lease.parent.mkdir(parents=True)
-    lease.write_text(json.dumps(me() | {"machine": "elsewhere now"}))
+    lease = lease_on(tmp_path, CELLS[0], me() | {"machine": "elsewhere now"})
     monkeypatch.setattr(runner, "QUIETLY", -1.)
     monkeypatch.setattr(runner.time, "sleep", lambda _: lease.unlink())
     monkeypatch.delenv("CI", raising=False)
@@ -225,9 +230,7 @@ def alone(tmp_path_factory):
 
 def test_what_others_compute_is_left_to_them_and_waited_for(tmp_path, monkeypatch):
     first, looks = CELLS[0], []
-    lease = lease_of(store.run_path(tmp_path, first))
-    lease.parent.mkdir(parents=True)
-    lease.write_text(json.dumps(me() | {"machine": "elsewhere"}))
+    lease = lease_on(tmp_path, first, elsewhere())
     report = runner.compute_runs(CELLS, tmp_path, quiet=True, wait=False)
     assert report.summary() == "3 computed, 0 were there, 1 in the hands of others" and report.elsewhere == [first] and report.exit_code == 0
     report = runner.compute_runs(CELLS, tmp_path, quiet=True, until=time.time() + 2)
@@ -241,12 +244,10 @@ def test_what_others_compute_is_left_to_them_and_waited_for(tmp_path, monkeypatc
 
 def test_what_others_finish_is_counted_as_theirs(alone, tmp_path, monkeypatch):
     cells = many()
-    path = store.run_path(tmp_path, cells[0])
-    path.parent.mkdir(parents=True)
-    lease_of(path).write_text(json.dumps(me() | {"machine": "elsewhere"}))
+    lease = lease_on(tmp_path, cells[0], elsewhere())
     def glance(_):
-        path.write_bytes(store.run_path(alone, cells[0]).read_bytes())
-        lease_of(path).unlink()
+        store.run_path(tmp_path, cells[0]).write_bytes(store.run_path(alone, cells[0]).read_bytes())
+        lease.unlink()
     monkeypatch.setattr(runner.time, "sleep", glance)
     report = runner.compute_runs(cells, tmp_path, quiet=True)
     assert report.summary() == "7 computed, 0 were there, 1 computed by others" and rows(tmp_path, cells) == rows(alone, cells)

@@ -16,15 +16,13 @@ from torch import nn
 from fedrepro.checks.harness import tiny
 from fedrepro.engine.evaluation import Predictor, Evaluator, evaluate, finetuned, generalised_accuracy, eval_models, personalised_accuracy, predictions
 from fedrepro.engine.federation import TUNE
-from fedrepro.engine.method import load_methods
 from fedrepro.engine.rounds import begin, next_round
 from fedrepro.engine.rows import summarise
 from fedrepro.methods.fedccfa import cluster_scores, label_entropy, madd
 from fedrepro.verdicts.summaries import run_swing, to_target
 from fedrepro.verdicts.tables import half_width, mean_std
-from toy import OURS
+from toy import OURS as METHODS
 
-METHODS = load_methods()
 SEEDS, SOME = st.integers(0, 2**32 - 1), settings(max_examples=60, deadline=None)
 points = st.floats(0, 100, width=32)
 
@@ -144,7 +142,7 @@ def counted(monkeypatch, federation):
     monkeypatch.setattr(federation.net, "features", features)
     return seen
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", METHODS)
 def test_what_was_predicted_before_changes_no_number(name):
     "An evaluator that remembers the last models' predictions, beside one that knows none"
     method, federation, snapshots, _ = played(name)

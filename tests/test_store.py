@@ -25,7 +25,8 @@ SPEC = load_spec("fedccfa/table2", ROOT / "papers")
 CELLS = SPEC.runs("smoke")
 CELL = CELLS[0]
 SMALL = replace(SPEC, rows={"FedAvg": SPEC.rows["FedAvg"]})  # quickly resolved
-HEAD = dict(settings=CELL.settings, run_id=CELL.run_id, status="complete")
+def head(cell, **more): return dict(settings=cell.settings, run_id=cell.run_id, status="complete") | more
+HEAD = head(CELL)
 ROWS = [dict(round=t, generalised_accuracy=10.5 * t, personalised_accuracy=11. * t, train_loss=1 / t, bytes_up=10 * t, bytes_down=20 * t)
         for t in (1, 2, CELL.rounds)]
 OPEN = HEAD | dict(status="diverged")  # may end after any row
@@ -78,7 +79,7 @@ def test_wrong_rows_are_not_written(tmp_path, rows):
 
 def test_load_results_uses_only_whole_files(path, tmp_path, capsys):
     folder = path.parent
-    other = store.write(store.run_path(tmp_path, CELLS[1]), HEAD | dict(settings=CELLS[1].settings, run_id=CELLS[1].run_id), ROWS)
+    other = store.write(store.run_path(tmp_path, CELLS[1]), head(CELLS[1]), ROWS)
     (folder / "foreign.jsonl").write_text("{}\n")
     (folder / f".{path.name}.x.partial").write_bytes(path.read_bytes()[:100])
     other.write_bytes(other.read_bytes()[:-1])
@@ -105,12 +106,14 @@ def test_the_committed_results_are_all_read():
 
 # --- the schema: files with a right signature and odd content
 
+def ended(body, rows):
+    "A file's content: the body, and a last line that agrees with it"
+    return body + (json.dumps({"end": True, "rows": rows, "sha256": hashlib.sha256(body).hexdigest()}) + "\n").encode()
+
 def signed(header, rows):
     "A file's content with the run id and the sha256 of whatever `header` and `rows` hold"
     with contextlib.suppress(KeyError, TypeError, ValueError): header = header | {"run_id": run_id(header["settings"])}
-    body = b"".join((json.dumps(x) + "\n").encode() for x in [header, *rows])
-    end = {"end": True, "rows": len(rows), "sha256": hashlib.sha256(body).hexdigest()}
-    return body + (json.dumps(end) + "\n").encode()
+    return ended(b"".join((json.dumps(x) + "\n").encode() for x in [header, *rows]), len(rows))
 
 GOOD, _ = store.decode(store.encode(HEAD | dict(wall_seconds=1.5, versions={"torch": "2"}, diverged=None), ROWS))
 
@@ -195,20 +198,17 @@ def test_status_record_and_rows_belong_together(tmp_path, change):
 @pytest.mark.parametrize("old, new", [('"train_loss": 1.0', '"train_loss": 1e400'), ('"train_loss": 1.0', '"train_loss": NaN'), ('"wall_seconds": 1.5', '"wall_seconds": 1e999'),
                                       ('"participation": 1.0', '"participation": 1e999'), ('"train_loss": 1.0', '"train_loss": -Infinity')])
 def test_numbers_that_json_makes_infinite(tmp_path, old, new):
-    body, end = signed(GOOD, ROWS).decode().rstrip("\n").rsplit("\n", 1)
+    body = b"".join(signed(GOOD, ROWS).splitlines(keepends=True)[:-1]).decode()
     assert old in body
-    body = body.replace(old, new) + "\n"
-    end = json.dumps(json.loads(end) | {"sha256": hashlib.sha256(body.encode()).hexdigest()}) + "\n"
-    with pytest.raises(store.Damaged, match="inf|not lines of json|run id"): store.decode((body + end).encode())
+    with pytest.raises(store.Damaged, match="inf|not lines of json|run id"): store.decode(ended(body.replace(old, new).encode(), len(ROWS)))
 
 @pytest.mark.parametrize("depth", [900, 100_000])
 def test_deep_nesting_is_no_crash(tmp_path, depth):
     deep = "[" * depth + "]" * depth
     for key in ("settings", "versions", "new"):
         body = json.dumps(GOOD | {key: 0}).replace(f'"{key}": 0', f'"{key}": {deep}') + "\n"
-        end = json.dumps({"end": True, "rows": 0, "sha256": hashlib.sha256(body.encode()).hexdigest()}) + "\n"
         (tmp_path / "smoke").mkdir(exist_ok=True)
-        (tmp_path / "smoke/deep.jsonl").write_text(body + end)
+        (tmp_path / "smoke/deep.jsonl").write_bytes(ended(body.encode(), 0))
         assert store.load_results(tmp_path / "smoke").empty and not (tmp_path / "smoke/deep.jsonl").exists()
 
 
@@ -297,10 +297,9 @@ def test_runs_of_one_cell_are_compared(tmp_path):
     "As a table does, from the files"
     from fedrepro.verdicts.summaries import mixed_cells, seed_values
     first, second = [c for c in SPEC.runs("smoke", ["FedAvg"], 2) if c.column == CELL.column]
-    for cell, more in ((first, dict(code="a", data_fingerprint="x")), (second, dict(code="b", data_fingerprint="x"))):
-        store.write(store.run_path(tmp_path, cell), dict(settings=cell.settings, run_id=cell.run_id, status="complete") | more, ROWS)
+    for cell, code in ((first, "a"), (second, "b")): store.write(store.run_path(tmp_path, cell), head(cell, code=code, data_fingerprint="x"), ROWS)
     values = seed_values(SPEC, "smoke", tmp_path)
     cells = len(values) // 2  # two columns share these runs
     assert mixed_cells(SPEC, "smoke", tmp_path, values) == [f"runs of one cell differ in their code: {cells} of {cells} cells"]
-    store.write(store.run_path(tmp_path, second), dict(settings=second.settings, run_id=second.run_id, status="complete", data_fingerprint="y"), ROWS)
+    store.write(store.run_path(tmp_path, second), head(second, data_fingerprint="y"), ROWS)
     with pytest.raises(InputError, match="different data"): mixed_cells(SPEC, "smoke", tmp_path, values)
