@@ -53,7 +53,8 @@ def federation():
     starts = np.cumsum([0, *sizes])
     cut = SimpleNamespace(train=tuple(np.arange(a, b) for a, b in zip(starts, starts[1:])), test=None)
     x, y = (sum((d[key] for d in GOLDEN["data"]), []) for key in "xy")
-    return Federation(Points(torch.tensor(x, dtype=torch.float64), torch.tensor(y)), ToyNet("golden", toy), cut, Swaps(), dtype=torch.float64)
+    points = Points(torch.tensor(x, dtype=torch.float64), torch.tensor(y))
+    return Federation(points, ToyNet("golden", toy), cut, Swaps(), dtype=torch.float64)
 
 def method(name):
     a = GOLDEN["methods"][name]["args"]

@@ -297,7 +297,8 @@ def test_runs_of_one_cell_are_compared(tmp_path):
     "As a table does, from the files"
     from fedrepro.verdicts.summaries import mixed_cells, seed_values
     first, second = [c for c in SPEC.runs("smoke", ["FedAvg"], 2) if c.column == CELL.column]
-    for cell, code in ((first, "a"), (second, "b")): store.write(store.run_path(tmp_path, cell), head(cell, code=code, data_fingerprint="x"), ROWS)
+    for cell, code in ((first, "a"), (second, "b")):
+        store.write(store.run_path(tmp_path, cell), head(cell, code=code, data_fingerprint="x"), ROWS)
     values = seed_values(SPEC, "smoke", tmp_path)
     cells = len(values) // 2  # two columns share these runs
     assert mixed_cells(SPEC, "smoke", tmp_path, values) == [f"runs of one cell differ in their code: {cells} of {cells} cells"]
