@@ -136,6 +136,10 @@ def test_what_new_method_writes_runs(said, refused, tmp_path, monkeypatch):
     assert (code, out) == (0, "my_method.py\nmy_method.toml\n") and "--import my_method.py" in err
     checked = subprocess.run([sys.executable, "my_method.py"], capture_output=True, text=True)
     assert checked.returncode == 0 and "MyMethod(mu=0.0) = FedAvg()" in checked.stdout, checked.stderr
+    _, out, _ = said("plan", "my_method.toml", "--import", "my_method.py", "--seeds", 3, "--list")
+    del METHODS["MyMethod"], sys.modules["my_method"]
+    monkeypatch.setenv("FEDREPRO_METHODS", "")
+    assert said(*shlex.split(out.splitlines()[-1])[1:]) == (0, "", ""), "a line of a list says what it needs"
     run = err.strip().splitlines()[-1].split("fedrepro ")[1].split()
     try: code, out, err = said(*run, "--seeds", 1, "--quiet")
     finally: METHODS.pop("MyMethod", None)
@@ -174,6 +178,8 @@ def test_a_plan_needs_no_data_and_has_a_line_a_tier(said, write, spec, tmp_path)
     lines = [line.split() for line in out.splitlines()[2:]]
     assert (code, err) == (0, "") and [line[1] for line in lines] == ["smoke", "paper"], out
     assert all("2 of 2" in line for line in out.splitlines()[2:]) and "measured" in out
+    code, out, err = said("plan", spec, "--device", "cpu", "--seeds", 1, "--sbatch", tmp_path / "jobs.sh", "--json")
+    assert code == 0 and json.loads(out) and err == f"{tmp_path / 'jobs.sh'}\n"
 
 
 # --- what is refused
@@ -185,9 +191,10 @@ def test_a_plan_needs_no_data_and_has_a_line_a_tier(said, write, spec, tmp_path)
     (["compare", "FedNova"], ["'FedNova'", "--import FILE.py"]), (["--import", "a:b.py", "run", "SPEC"], ["'a:b.py'", "':'"]),
     (["notebook", "fedcfa"], ["page 'fedcfa' is unknown", "`fedrepro notebook` lists them"]),
     (["notebook", "fedccfa"], ["14_fedccfa, 01_fedccfa"]),
-    (["new-method", "mine.txt"], ["my_method.py"]), (["new-method", "fed_avg.py"], ["there is a method FedAvg already"]),
+    (["new-method", "mine.txt"], ["my_method.py"]), (["new-method", "fedavg.py"], ["there is a method FedAvg already"]),
     (["run", "SPEC", "--seed", "3"], ["--seed;", "--seeds"]), (["run", "SPEC", "--seeds", "many"], ["--seeds", "'many'", "whole number"]),
     (["run", "SPEC", "--seeds", "9" * 5000], ["--seeds", "at most 1000000"]), (["run", "SPEC", "--seeds", "1001"], ["seeds", "1001", "[1, 1000]"]),
+    (["plan", "SPEC", "--list", "--sbatch", "FILE"], ["--list and --sbatch", "expected one of them"]),
     (["run", "SPEC", "--executor", "threads"], ["'threads'", "stacked"]), (["run", "SPEC", "--tier", "big"], ["'big'", "paper", "smoke"]),
     (["run", "SPEC", "--methods", "FedAvg,FedFoo"], ["'FedFoo'", "FedAvg", "FedProx"]), (["run", "SPEC", "--methods", ""], ["''", "FedAvg"]),
     (["run", "SPEC", "--datasets", "digtis"], ["'digtis'", "did you mean 'digits'", "digits, 3 clients"]),
@@ -260,8 +267,13 @@ def test_names_are_completed_and_help_is_shown_without_torch():
     assert (done.returncode, done.stderr) == (0, "")
     for (line, some), offered in zip(COMPLETED, done.stdout.split("#\n")[1:]): assert some <= set(offered.split("\n")), (line, offered)
 
-def test_a_list_of_commands_is_the_whole_table(said, refused, spec, tmp_path):
+def test_a_list_of_commands_is_the_whole_table(said, refused, write, spec, tmp_path):
     "One line a job for any engine; each computes its runs alone, and prints no table"
+    again, other = write(RAW, "again"), write(RAW | dict(tiers={"own": RAW["tiers"]["smoke"]}), "other")
+    code, out, _ = said("plan", spec, again, other, "--list", "--results", tmp_path / "r")
+    lines = [shlex.split(line) for line in out.splitlines()]
+    tiers = [(line[2], line[line.index("--tier") + 1]) for line in lines]
+    assert code == 0 and tiers == [(str(spec), "smoke")] * 4 + [(str(other), "own")] * 4, "runs that tables share: once"
     code, out, _ = said("plan", spec, "--list", "--results", tmp_path / "r")
     lines = [shlex.split(line) for line in out.splitlines()]
     assert code == 0 and len(lines) == 4 and all(line[:2] == ["fedrepro", "run"] for line in lines)

@@ -105,7 +105,8 @@ def new_method_command(
     spec = file.with_suffix(".toml")
     if file.suffix != ".py" or not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", name):
         raise InputError(f"{file}: expected a file such as my_method.py, whose name becomes the class MyMethod")
-    if name.lower() in map(str.lower, method_names()): raise InputError(f"{file}: there is a method {name} already")
+    if same := [m for m in method_names() if m.lower() == name.lower()]:
+        raise InputError(f"{file}: there is a method {same[0]} already")
     if there := [str(f) for f in (file, spec) if f.exists()]: raise InputError(f"{there[0]} exists; it is not replaced")
     for path in (file, spec):
         text = (paper_folders()[1]/f"new_method{path.suffix}").read_text(encoding="utf-8")

@@ -6,6 +6,7 @@
 __all__ = ['run_command', 'sweep_command', 'table_command', 'figure_command', 'plan_command']
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #5c6650bb
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -147,22 +148,29 @@ def plan_command(
 
     No data set is needed and no run is computed: one client of each kind is tried on a few samples."""
     from dataclasses import asdict
+    from fedrepro.core.errors import InputError
     from fedrepro.experiments.cluster import usual_workers
     from fedrepro.experiments.plan import commands, plan, plan_row, sbatch
     from fedrepro.experiments.runs import pick_device
     from fedrepro.experiments.specs import load_spec
+    if as_list and script: raise InputError("--list and --sbatch: expected one of them")
     device, there = pick_device(device), {s: load_spec(s).tiers for s in dict.fromkeys(specs)}
     tiers = [tier] if tier or as_list or script or datasets else dict.fromkeys(t for s in there.values() for t in s)
     asked = [line for t in tiers
              for line in asked_for([s for s in specs if t in (None, tier, *there[s])], t, methods, datasets, seeds)]
     def words(**given) -> list[str]:
         return [str(word) for name, value in given.items() if value is not None for word in (f"--{name}", value)]
-    same = words(tier=asked[0][1], data=data, results=results, device=device)
-    once = ["--no-wait", "--quiet"]
+    mine = filter(None, os.environ.get("FEDREPRO_METHODS", "").split(os.pathsep))  # as --import has left it
+    same = [word for file in mine for word in ("--import", file)]
+    same += words(seeds=seeds, data=data, results=results, device=device)
+    once, seen = ["--no-wait", "--quiet"], set()
     if as_list:
-        for s, _, cells in asked:
-            for line in commands(str(s.path if s.path.is_absolute() else s.name), cells, results or s.results,
-                                 [*same, "--workers", str(workers or 1), *once], device == "cuda"): typer.echo(line)
+        for word, (s, t, cells) in zip(dict.fromkeys(specs), asked):
+            folder = results or s.results
+            new = [c for c in cells if (folder, t, c.run_id) not in seen]  # tables of one folder share runs
+            seen |= {(folder, t, c.run_id) for c in new}
+            more = [*words(tier=t), *same, "--workers", str(workers or 1), *once]
+            for line in commands(word, new, folder, more, device == "cuda"): typer.echo(line)
         return
     trials: dict = {}  # one client of a kind is tried once for all tables
     def watch(s, t): return lambda groups: watched(groups, f"{s.name}, tier {t}: jobs priced")
@@ -172,6 +180,6 @@ def plan_command(
     lines = [asdict(p) if as_json else row | {"tier": p.tier, "jobs": row["packs"]} for p, row in zip(plans, rows)]
     show(lines, columns, as_json)
     if script is None: return
-    part = words(methods=methods, datasets=datasets, seeds=seeds)
-    typer.echo(sbatch(script, ["fedrepro", "run", *specs, *same, *part, *once], plans, jobs, hours, device, workers,
-                      at_once, account=account, partition=partition))
+    command = ["fedrepro", "run", *specs, *words(tier=tier, methods=methods, datasets=datasets), *same, *once]
+    typer.echo(sbatch(script, command, plans, jobs, hours, device, workers, at_once, account=account,
+                      partition=partition), err=as_json)
