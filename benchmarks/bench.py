@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PATIENCE', 'EXECUTORS', 'PEERS', 'peak_mb', 'Remote', 'compare', 'together', 'require_peers', 'machine', 'entries_of',
            'found_before', 'Bench', 'rows_of', 'speed', 'ratios', 'limit', 'plain', 'share', 'growth', 'targets',
-           'aligned', 'of_process', 'speed_lines', 'paired_lines', 'other_lines', 'report', 'bench']
+           'aligned', 'speed_lines', 'paired_lines', 'other_lines', 'report', 'bench']
 
 # %% bench.ipynb #433b5bc2
 import json
@@ -245,6 +245,7 @@ class Bench:
         work = self.works["state"][0]
         self.say(f"state: SCAFFOLD with {work.clients} clients")
         remote = self.remote("SCAFFOLD", work, "SCAFFOLD")
+        self.found["machine"].setdefault("tf32", remote.settings["tf32"])
         remote.ask(work)
         self.found["state"] = {"clients": work.clients, "bytes": remote.hear()["state_bytes"],
                                "peak_mb": peak_mb(remote.process.pid)}
@@ -323,10 +324,6 @@ def aligned(lines: list[tuple]) -> list[str]:
     return ["  ".join(v.ljust(w) if i == 0 else v.rjust(w) for i, (v, w) in enumerate(zip(line, wide))).rstrip()
             for line in lines]
 
-def of_process(found: dict, what: str, name: str) -> float | None:
-    "What was measured of a contestant's process; in older files the plain loops share one"
-    return found[what].get(name, found[what].get(name.split(",")[0]))
-
 def speed_lines(found: dict, group: str) -> list[str]:
     "The table of W1 or of ResNet-18, under a line that says what was computed"
     work, rows = next(w for w in found["works"] if w["group"] == group), rows_of(found, group)
@@ -336,8 +333,8 @@ def speed_lines(found: dict, group: str) -> list[str]:
         x, name = ratios(row, plain(found, group)), row["contestant"]
         lines.append((name, f"{speed(row):,.0f}", *(f"{v:.2f}" for v in (median(x), min(x), max(x)))))
         if not more: continue
-        lines[-1] += (f"{share(found, row):.0%}", f"{of_process(found, 'peak_mb', name) or 0:,.0f}",
-                      f"{of_process(found, 'startup_seconds', name):.1f}")
+        lines[-1] += (f"{share(found, row):.0%}", f"{found['peak_mb'].get(name) or 0:,.0f}",
+                      f"{found['startup_seconds'][name]:.1f}")
     return ["", f"{group}: FedAvg, {work['network']}, {work['clients']} clients, {work['samples']:,} samples and "
             f"{rows[0]['steps']} steps a round, {work['flops_per_sample'] / 1e6:.2f} MFLOP a sample; "
             f"{len(rows[0]['seconds'])} turns", *aligned(lines)]

@@ -4,7 +4,7 @@ In float32 two nearly equal numbers may change places under a maximum, which mov
 happens to the loop as well, against itself in float64. So there the median of three initialisations is judged: a difference
 that is the executor's shows in all of them. All three are kept.
 
-    python benchmarks/equal.py --device cuda --json benchmarks/equality/cuda.json [--minutes 9]
+    python -m benchmarks.equal --device cuda --json benchmarks/equality/cuda.json [--minutes 9]
 
 The file is written as it goes. A run that is stopped, or whose minutes are over, is continued by the same command at the same
 commit. Exit code 1 if a difference is above 1e-10 (float64) or 1e-5 (float32), 2 for bad arguments, 3 if some are left."""
@@ -16,8 +16,8 @@ import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
+import numpy as np
 import torch
 
 from benchmarks import bench
@@ -50,13 +50,14 @@ def convolutional() -> Federation:
 
 
 def gap(a, b) -> float:
-    "The largest difference of two snapshots, relative to the largest number where that is above 1"
+    "The largest difference of two snapshots, relative to the largest number where that is above 1; nan where one is"
     pairs = list(zip(tensors([a.server, a.states]), tensors([b.server, b.states]), strict=True))
-    return max(float((x.double() - y.double()).abs().max() / x.double().abs().max().clamp(min=1)) for x, y in pairs if x.numel())
+    far = [float((x.double() - y.double()).abs().max() / x.double().abs().max().clamp(min=1)) for x, y in pairs if x.numel()]
+    return float(np.max(far, initial=0.))  # Python's max would drop a nan
 
 
-def rows(device: str, names: list[str], known: set[tuple] = frozenset()):
-    "One for each method, network, precision and executor, but for those that are `known`"
+def rows(device: str, names: list[str], known: set[tuple] = frozenset(), ends: float = math.inf):
+    "One for each method, network, precision and executor, but for those that are `known`; None where one would begin after `ends`"
     for name in names:
         for network, federation in (("mlp", tiny()), ("cnn", convolutional())):
             cls = load_methods()[name]
@@ -69,6 +70,7 @@ def rows(device: str, names: list[str], known: set[tuple] = frozenset()):
                 heres = [replace(there, seed=seed) for seed in range(seeds)]
                 loops = [run(method, here, rounds).snapshot for here in heres]
                 for executor in others:
+                    if time.monotonic() > ends: return (yield None)
                     with warnings.catch_warnings(record=True) as told:
                         warnings.simplefilter("always")
                         started = time.perf_counter()
@@ -76,7 +78,8 @@ def rows(device: str, names: list[str], known: set[tuple] = frozenset()):
                         seconds = round(time.perf_counter() - started, 3)
                         remarks = sorted({str(w.message) for w in told if "not recorded" in str(w.message)})
                     gaps = [gap(loop, played) for loop, played in zip(loops, found)]
-                    yield {"method": name, "network": network, "precision": precision, "executor": executor, "gap": median(gaps),
+                    counts = float(np.median(gaps))
+                    yield {"method": name, "network": network, "precision": precision, "executor": executor, "gap": counts,
                            "gaps": gaps, "allowed": ALLOWED[precision], "seconds": seconds, "remarks": remarks}
 
 
@@ -103,12 +106,12 @@ def main(argv=None) -> int:
     found = stored(asked.json, machine)
     known = {tuple(r[k] for k in ("method", "network", "precision", "executor")) for r in found}
     left = False
-    for row in rows(asked.device, names, known):
+    for row in rows(asked.device, names, known, ends):
+        if left := row is None: break
         found.append(row)
         if asked.json: write_atomic(asked.json, (json.dumps({"machine": machine, "rows": found}, indent=1) + "\n").encode())
-        bad = row["gap"] > row["allowed"]
+        bad = not row["gap"] <= row["allowed"]
         if bad or row["remarks"]: print(*(f"{k} {v}" for k, v in row.items()), sep=", ", flush=True)
-        if left := time.monotonic() > ends: break
     worst = {p: max([r["gap"] for r in found if r["precision"] == p], default=0.) for p in ALLOWED}
     broken = [r for r in found if not r["gap"] <= r["allowed"]]
     print(f"{len(found)} comparisons on {asked.device}, {len(broken)} above what is allowed; the largest: {worst}")

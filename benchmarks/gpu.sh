@@ -10,7 +10,7 @@ export PYTHONPATH=$PWD
 [ $# -gt 0 ] || set -- equality W1 ResNet-18 growth bf16 evaluation state seeds cell
 for part in "$@"; do
   case $part in
-    equality) python benchmarks/equal.py --device cuda --minutes 8 --json "$out/equality-cuda.json" ;;
+    equality) python -m benchmarks.equal --device cuda --minutes 8 --json "$out/equality-cuda.json" ;;
     cell) for how in sequential stacked-graphs graphs; do
             timeout 180 python -m fedrepro run fedccfa/table1 --tier paper --methods FedAvg --seeds 1 --device cuda \
               --datasets "Fashion-MNIST, 20 clients" --executor $how --results "$out/$how" || failed=1

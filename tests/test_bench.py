@@ -1,12 +1,14 @@
 "The benchmark: it runs, all contestants do the same work, and what it writes can be read; no test looks at a time"
 import json
+import math
+from argparse import Namespace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import bench, precision
+from benchmarks import bench, equal, precision
 from benchmarks.__main__ import main
 from benchmarks.workloads import Evaluation, PlainEvaluation, PlainLoop, Work, counted, read_work, works
 from fedrepro.core.trees import distance
@@ -91,6 +93,20 @@ def test_precisions_are_compared_seed_by_seed():
     assert precision.judged([60., 70., 65.], [61.9, 72., 67.1]).word == "contradicted"
     for network in precision.NETWORKS:
         for a, b in precision.pairs(network): assert a.run_id != b.run_id and b.settings == a.settings | {"precision": "bf16"}
+
+def test_one_group_alone_is_reported(said):
+    code, out, _ = said("--only", "state", "--quick", "--samples", 400, "--device", "cpu")
+    assert code == 0 and "GB of state" in out
+
+def test_equality_sees_nan_and_its_last_comparison(monkeypatch, capsys):
+    of = lambda *values: Namespace(server={f"p{i}": torch.tensor([v]) for i, v in enumerate(values)}, states={})
+    assert equal.gap(of(1., 2.), of(1., 3.)) == .5 and math.isnan(equal.gap(of(1., 2.), of(1., math.nan))) and equal.gap(of(), of()) == 0
+    row = {"method": "FedAvg", "network": "mlp", "precision": "float64", "executor": "graphs", "remarks": []}
+    for found, code in [([.0], 0), ([math.nan], 1), ([.0, None], 3)]:
+        monkeypatch.setattr(equal, "rows", lambda *_: (gap if gap is None else row | {"gap": gap, "allowed": 1e-10} for gap in found))
+        assert equal.main(["--minutes", "0"]) == code, capsys.readouterr()
+    monkeypatch.undo()
+    assert list(equal.rows("cpu", ["FedAvg"], ends=0)) == [None]
 
 def test_works_have_samples_for_everyone():
     for samples in (400, 4_000, 60_000):
