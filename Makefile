@@ -10,7 +10,8 @@
 # make versions           the supported versions of Python and torch: each installed (5 GB), then the golden, contract and by-hand tests
 # make dist               the sdist and the wheel, in dist/
 # make canary             does nbdev 3.3 export the same modules and test the same pages? (an environment of its own)
-# All make the environment .venv first: Python 3.11 or newer and a network are all they need.
+# All make the environment .venv first: Python 3.11 or newer and a network are all they need. Only versions makes its own, with the
+# python3.11, python3.12 and python3.13 of PATH.
 
 VENV    ?= .venv
 BIN     := $(VENV)/bin

@@ -116,6 +116,10 @@ def test_sidebars_list_every_page_once():
     names = [page for bar in site["sidebar"] for page in listed(bar["contents"])]
     assert sorted(names) == [p.relative_to(ROOT / "nbs").as_posix() for p in NOTEBOOKS]
 
+def test_the_map_has_every_page():
+    told = set(re.findall(r"\]\((nbs/[0-9].*?\.ipynb)\)", (ROOT / "CONTRIBUTING.md").read_text()))
+    assert told == {p.relative_to(ROOT).as_posix() for p in ROOT.glob("nbs/[0-9]*/*.ipynb")}
+
 
 # --- pictures
 

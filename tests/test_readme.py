@@ -1,4 +1,6 @@
 "Every command of the README and of the guide to reproducing is run: here, or where this file says it is"
+import ast
+import builtins
 import json
 import os
 import re
@@ -17,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
     r"make test": (".ci/run", "exec make test"),
     r"make demo": ("Makefile", "$(MAKE) --no-print-directory demo OUT=$(OUT)/test"),
-    r"python3 -m venv \.venv && \. \.venv/bin/activate": ("Makefile", "@$(PYTHON) -m venv $(VENV)"),
+    r"(python3 -m venv \.venv && )?\. \.venv/bin/activate": ("Makefile", "@$(PYTHON) -m venv $(VENV)"),
     r"pip install -c constraints\.txt -e '\.\[dev\]'": ("Makefile", "-m pip install -qq --no-input -c constraints.txt -e '.[dev]'"),
     r"papermill nbs/06_methods/14_fedccfa\.ipynb .*": ("Makefile", "$(PAGE) $(OUT)/14_fedccfa_table2_$(TIER).ipynb -p spec $(SPEC) -p tier $(TIER)"),
     r"fedrepro compare FedAvg FedCCFA --alpha 0\.1 --drift sudden": ("tests/test_cli.py", 'line.startswith("A minute")'),
@@ -51,6 +53,14 @@ def test_the_list_is_exact():
 def test_it_is_run_elsewhere(command):
     file, text = place(command)
     assert text in (ROOT / file).read_text(), f"{file} no longer runs it"
+
+def test_the_example_imports_all_that_it_uses():
+    "What it prints is compared on the index page, where more may be imported than is shown"
+    text = "\n".join(re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)[:2])
+    names = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name | ast.alias)]
+    used = {n.id for n in names if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    given = {n.name if isinstance(n, ast.alias) else n.id for n in names if isinstance(n, ast.alias) or isinstance(n.ctx, ast.Store)}
+    assert used - given - vars(builtins).keys() == set()
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
