@@ -22,6 +22,7 @@ from fedrepro.experiments.jobs import Job, make_jobs
 from fedrepro.experiments.local_study import assigned, chosen, local_rows, position, sample_rows, slice_rows
 from fedrepro.experiments.rules import parse_client
 from fedrepro.experiments.runner import compute_runs
+from fedrepro.experiments.runs import make_method, run_settings
 from fedrepro.experiments.specs import STUDY_METRICS, find_specs, load_spec
 from fedrepro.experiments.store import Damaged
 from fedrepro.experiments.studies import check_study, conclude, prelude
@@ -140,6 +141,9 @@ def test_no_other_run_has_the_part_study():
         spec = load_spec(name)
         for tier in spec.tiers: assert {"study" in c.settings for c in spec.runs(tier)} <= {name in STUDIES}, name
 
+def settings(row="FedAvg", **more):
+    values = dict(rounds=20, dataset="digits", recipe="plain", network="digits_cnn", partition="dirichlet-class", clients=4, alpha_dirichlet=.5) | more
+    return run_settings(make_method(row, values, "here"), values, 0, "here")
 
 @pytest.mark.parametrize("study, stray", [
     (dict(study="samples", study_rounds=[2]), dict(study_epochs=1)), (dict(study="samples", study_rounds=[2]), dict(start_accuracy=99.)),

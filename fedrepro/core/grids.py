@@ -29,6 +29,9 @@ class Grid:
     rows: list[list[str | Cell]]
     heading: str = ""
 
+    @property
+    def numbers(self) -> bool: return any(isinstance(c, Cell) for row in self.rows for c in row)  # else text
+
 @dataclass(frozen=True)
 class Sheet:
     "What a command prints or a page shows: grids, then notes in words"
