@@ -123,7 +123,8 @@ class Federation:
         return self._init(HEAD, k)
     def draws(self, t: int) -> Iterator[list[int]]:
         "Endless independent uniform draws of a cohort for round t: without replacement, ascending"
-        rng = np.random.default_rng([self.cohorts if isinstance(self.cohorts, (int, np.integer)) else self.seed, COHORT, t])
+        seed = self.cohorts if isinstance(self.cohorts, (int, np.integer)) else self.seed
+        rng = np.random.default_rng([seed, COHORT, t])
         while True: yield sorted(rng.choice(self.clients, self.cohort_size, replace=False).tolist())
     def cohort(self, t: int) -> list[int]:
         "The clients that take part in round t: all, or the first draw; FedCCFA's in drawn order"

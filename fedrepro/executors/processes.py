@@ -243,7 +243,7 @@ def _visit(message: bytes, places: list[tuple[str, int, int]]) -> bytes | None:
 class Processes:
     "An executor that shares clients out to worker processes, which hold one data set; close it, or use it in a `with`"
     def __init__(self, federation: Federation, workers: int):
-        "At most `workers` processes, started when there is work; raises InputError for a federation that is not on the CPU"
+        "At most `workers` processes, started for work; raises InputError for a federation that is not on the CPU"
         if federation.device != "cpu":
             raise InputError(f"executor processes: needs the device cpu, not {federation.device}")
         first = dumps((_join, (dumps(federation),)))

@@ -44,7 +44,8 @@ def own_source(method: type) -> str:
         if file.is_file():
             parts.append(file.read_text("utf-8"))
             continue
-        bare = (getattr(f, "__func__", getattr(f, "fget", f)) for f in vars(c).values())  # of static methods, properties
+        # of static methods and properties their functions
+        bare = (getattr(f, "__func__", getattr(f, "fget", f)) for f in vars(c).values())
         for f in filter(inspect.isfunction, bare):  # in a notebook, or typed
             try: parts.append(inspect.getsource(f))
             except OSError: parts.append(repr(steady(f.__code__)))
