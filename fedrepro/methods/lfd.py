@@ -48,7 +48,8 @@ def log_sigmas(method, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def smoothed_cosine(self, client, params: Tree, batch: Batch) -> Tensor:
     "LfD's loss where P and G agree: twice a cross-entropy of cosines with label smoothing one half"
-    z = F.cosine_similarity(client.net.features(params, batch.x, train=True)[:, None], params["head.weight"], dim=2)
+    features = client.net.features(params, batch.x, train=True)
+    z = F.cosine_similarity(features[:, None], params["head.weight"], dim=2)
     z = z - .15 * F.one_hot(batch.y, z.shape[1]).to(z.dtype)
     return 2 * batch.mean(F.cross_entropy(z / .1, batch.y, label_smoothing=.5, reduction="none"))
 
