@@ -112,7 +112,7 @@ def main(argv=None) -> int:
         if asked.json: write_atomic(asked.json, (json.dumps({"machine": machine, "rows": found}, indent=1) + "\n").encode())
         bad = not row["gap"] <= row["allowed"]
         if bad or row["remarks"]: print(*(f"{k} {v}" for k, v in row.items()), sep=", ", flush=True)
-    worst = {p: max([r["gap"] for r in found if r["precision"] == p], default=0.) for p in ALLOWED}
+    worst = {p: float(np.max([r["gap"] for r in found if r["precision"] == p], initial=0.)) for p in ALLOWED}
     broken = [r for r in found if not r["gap"] <= r["allowed"]]
     print(f"{len(found)} comparisons on {asked.device}, {len(broken)} above what is allowed; the largest: {worst}")
     return 1 if broken else 3 if left else 0

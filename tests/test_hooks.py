@@ -108,6 +108,8 @@ def test_a_network_that_needs_two_samples_gets_them(normed):
     phase = FedAvg(**LOCAL | dict(batch_size=8)).phase(normed.client(0, 0, {}, {}))
     assert [sizes(normed.net, n) for n in (1, 8, 9, 17, 18)] == [[], [8], [7, 2], [8, 7, 2], [8, 8, 2]]
     assert sizes(tiny().net, 9) == [8, 1]
+    phase = replace(phase, batch_size=2)
+    with pytest.raises(InputError, match="client 0: norm cannot be trained on one sample, which batches of 2 leave it"): sizes(normed.net, 3)
 
 def test_a_law_holds_with_batch_norm(normed): assert next(limit_law(Case(LfD(**LOCAL), normed))).ok
 

@@ -127,7 +127,7 @@ def _fold(i: Tensor, n: int) -> Tensor:
     return n - 1 - (n - 1 - i.abs()).abs()
 
 def augment(x: Tensor, draws: Tensor | None, recipe: Recipe) -> Tensor:
-    """`x` (..., C, H, W), of any type, changed by `draws` (..., 4); outside is 0, past a border by `pad`.
+    """`x` (..., C, H, W), of any type, changed by `draws` (..., 4). Outside is 0, past a border what `recipe.pad` says.
 
     One gather: no loop over samples, no waiting for the device."""
     if draws is None: return x

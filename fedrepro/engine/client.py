@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from ..core.errors import InputError
 from ..core.trees import Tree
 from ..data.datasets import Dataset
 from .probes import OFF, Profiler
@@ -151,6 +152,9 @@ def plan_batches(client: Client, phase: Phase) -> list[list[tuple[np.ndarray, np
         starts = list(range(0, len(order), max(size, 1)))
         if two and 2 < size < len(order) and len(order) % size == 1: starts[-1] -= 1
         parts = [order[i:j] for i, j in zip(starts, [*starts[1:], len(order)])]
+        if two and 1 in map(len, parts):
+            raise InputError(f"client {client.id}: {client.net.name} cannot be trained on one sample, which batches of "
+                             f"{size} leave it; expected a larger batch_size")
         epochs.append([(rows, client.draw(len(rows))) for rows in parts])
     return epochs
 
