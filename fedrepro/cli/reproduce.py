@@ -153,7 +153,8 @@ def plan_command(
     from fedrepro.experiments.plan import commands, plan, plan_row, sbatch
     from fedrepro.experiments.runs import pick_device
     from fedrepro.experiments.specs import load_spec
-    if as_list and script: raise InputError("--list and --sbatch: expected one of them")
+    for other, given in {"--sbatch": script, "--json": as_json}.items():
+        if as_list and given: raise InputError(f"--list and {other}: expected one of them")
     device, there = pick_device(device), {s: load_spec(s).tiers for s in dict.fromkeys(specs)}
     tiers = [tier] if tier or as_list or script or datasets else dict.fromkeys(t for s in there.values() for t in s)
     asked = [line for t in tiers

@@ -81,7 +81,7 @@ def leads(paper: str, tier: str = "small", results=None, root=None) -> tuple[int
 WAITS = {"runnable": "not run yet", "no data here": "waiting for data that cannot be downloaded here",
          "beyond a CPU": "too large for a CPU", "undecided": "undecided until more seeds are run",
          "diverged": "diverged", "missing": "impossible to run yet",
-         "not comparable": "without a known setting to compare with"}
+         "not comparable": "impossible to compare"}
 
 def judged_sentences(name: str, alone: pd.DataFrame) -> list[str]:
     "What of the independent numbers at tier paper is decided, in which tables, and what the others wait for"
