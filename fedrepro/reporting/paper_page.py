@@ -235,21 +235,20 @@ def picture(spec: Spec, tier: str, specs: list[Spec], results=None) -> tuple:
 def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> Iterator[tuple]:
     """(text, figure) of every spec with runs, (text,) without a figure; last, what has no run yet
 
-    The first of `tiers` with runs is open, the others are folded below it."""
+    The first of `tiers` with runs is shown; of the others a line says how to print them."""
     specs, idle, above = specs_of(paper, root), [], set()
     for spec in specs:
         done = [t for t in tiers if started(spec, t, results)]
         if not done:
             idle.append(spec)
             continue
-        first, *rest = (table_part(spec, t, results, root, above) for t in done)
-        drawn = [p for t in done if (p := picture(spec, t, specs, results))]
-        words, *figure = next((p for p in drawn if len(p) > 1), (drawn or [("",)])[0])
+        first = table_part(spec, done[0], results, root, above)
+        words, *figure = picture(spec, done[0], specs, results) or ("",)
         heads = [f"### {spec.kind.capitalize()} {spec.table}", f"**{said(spec.title)}**"]
         heads = heads if re.match(r"[\dIVX]", spec.table) else [f"### {said(spec.title)}"]  # no table of the paper
-        yield "\n\n".join([f'<span id="{place_of(spec)}"></span>', *heads, first,
-                           *(folded(f"The same at a reduced setting (tier {t})", part)
-                             for t, part in zip(done[1:], rest)), words]), *figure
+        more = [f"At a reduced setting there are runs too: `fedrepro {spec.kind} {spec.name} --tier {t}`.\n"
+                for t in done[1:]]
+        yield "\n\n".join([f'<span id="{place_of(spec)}"></span>', *heads, first, *more, words]), *figure
     trained, bubbles = ([f"`{s.name}`" for s in idle if (s.plot == "bubbles") == is_] for is_ in (False, True))
     if trained: yield f"**No run yet:** {', '.join(trained)}. To run one: `fedrepro run NAME --tier small`.\n",
     if bubbles: yield f"**Drawn from partitions alone:** {', '.join(bubbles)}: `fedrepro figure NAME`.\n",
