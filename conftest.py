@@ -6,7 +6,7 @@ import pytest
 
 NOT_RUN = re.compile(r"^#\|\s*(eval:\s*false|slow|cuda)\b", re.MULTILINE)
 LONG = """runner resume contracts graphs bands leases cluster lab input cli readme release determinism local_study divergence types costs
-golden golden_alignment golden_memory golden_personal figures tables claims""".split()  # files of more than 20 s, the longest first
+golden golden_memory figures tables claims""".split()  # files of more than 20 s, the longest first
 
 
 def pytest_collection_modifyitems(items):

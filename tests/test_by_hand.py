@@ -28,6 +28,10 @@ class Points:
     def draw(self, n, rng): return None
     def batch(self, x, draws=None, dtype=torch.float64): return x.to(dtype)
 
+def shares(sizes):
+    "A partition of the samples in their order"
+    return SimpleNamespace(train=tuple(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])), test=None)
+
 def federation(parts=PARTS, **changes):
     "Clients with these rows of X and Y each"
     net = TinyNet("tiny", lambda: Network(nn.Linear(2, 3), nn.Linear(3, 2)))

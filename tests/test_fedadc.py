@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_by_hand import FOUR as AWAY, TWO as PARTS, W, X, Y, federation as by_rows, logits
+from test_by_hand import FOUR as AWAY, TWO as PARTS, W, X, Y, federation as by_rows, logits, shares
 from test_golden import watching
 from fedrepro.core.trees import distance, same_bits, select, weighted_mean
 from fedrepro.engine.evaluation import eval_models, evaluate, final_phases, finetuned
@@ -188,10 +188,9 @@ def test_no_calibration_unless_asked_for():
 def of_classes(*held, **changes):
     "A federation whose client k holds a sample of each class in `held[k]`"
     labels = torch.tensor([c for mine in held for c in mine])
-    ends = np.cumsum([len(mine) for mine in held])
     net = SimpleNamespace(buffers=(), classes=1 + int(labels.max()))
     points = SimpleNamespace(train_x=torch.zeros(len(labels), 1), train_y=labels)
-    return Federation(points, net, SimpleNamespace(train=tuple(np.split(np.arange(ends[-1]), ends[:-1])), test=None), **changes)
+    return Federation(points, net, shares([len(mine) for mine in held]), **changes)
 
 def test_presence():
     fed = of_classes([0, 0, 2], [1], [2, 4])

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_by_hand import Points
+from test_by_hand import Points, shares
 from test_golden import close, watching
 from test_golden_memory import FEDDC, SGD, feddc_federation, same_as_feddc
 from fedrepro.core.trees import weighted_mean
@@ -54,8 +54,7 @@ SIZES, TARGETS, SLOPES = np.array([3, 10, 6, 5, 1]), np.array([1., 5., -2., 0., 
 def points(participation=1.):
     x = torch.tensor(np.repeat(np.stack([TARGETS, SLOPES], 1), SIZES, 0))
     net = SimpleNamespace(buffers=(), classes=1, init=lambda seed, dtype: {"body.w": torch.tensor(.5, dtype=dtype)})
-    cut = SimpleNamespace(train=tuple(np.split(np.arange(len(x)), np.cumsum(SIZES)[:-1])), test=None)
-    return Federation(Points(x, torch.zeros(len(x), dtype=torch.int64)), net, cut, participation=participation, dtype=torch.float64)
+    return Federation(Points(x, torch.zeros(len(x), dtype=torch.int64)), net, shares(SIZES), participation=participation, dtype=torch.float64)
 
 def plain(cohorts, lr, decay, alpha, epochs, batch, weight_decay, clip, compat):
     "Cloud model and participants' average after each round, and the memories at the end"

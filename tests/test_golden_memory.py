@@ -2,16 +2,12 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from test_by_hand import Points
-from test_golden import CONFIG, GOLDEN, check, close, tree, watching
+from test_golden import CONFIG, as_stored, check, close, stored_federation, tree, watching
 from fedrepro.core.trees import distance, weighted_mean
 from fedrepro.engine.client import client_round
-from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import begin, next_round, run
 from fedrepro.methods.feddc import FedDC
@@ -23,9 +19,8 @@ from fedrepro.models.architectures import Net, Network
 # --- FedCCFA's code
 
 def test_scaffold_equals_fedccfas_code_with_every_variate():
-    args = GOLDEN["methods"]["SCAFFOLD"]["args"]
-    m = SCAFFOLD(lr=args["lr"], epochs=args["epochs"], batch_size=0, global_lr=args["global_lr"])
-    assert (m.momentum, m.weight_decay) == (args["momentum"], args["weight_decay"]) == (0, 0)
+    m = as_stored(SCAFFOLD, "SCAFFOLD")
+    assert m.momentum == m.weight_decay == 0
     compared = []
 
     def variates(now, want, seen, t):
@@ -49,11 +44,7 @@ class FedDCNet(Net):
 def feddc_federation():
     make = lambda: Network(nn.Sequential(nn.Linear(FEDDC["config"]["features"], FEDDC["config"]["hidden"]), nn.Tanh()),
                            nn.Linear(FEDDC["config"]["hidden"], FEDDC["config"]["classes"]))
-    starts = np.cumsum([0, *(len(d["y"]) for d in FEDDC["data"])])
-    rows = tuple(np.arange(a, b) for a, b in zip(starts, starts[1:]))
-    x, y = (sum((d[key] for d in FEDDC["data"]), []) for key in "xy")
-    points = Points(torch.tensor(x, dtype=torch.float64), torch.tensor(y).flatten())
-    return Federation(points, FedDCNet("feddc", make), SimpleNamespace(train=rows, test=None), dtype=torch.float64)
+    return stored_federation(FEDDC["data"], FedDCNet("feddc", make))
 
 def same_as_feddc(m, name, where):
     "Every round's models of the server against the stored ones; `where`: our key -> theirs"
