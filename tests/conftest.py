@@ -1,11 +1,20 @@
 "What many tests share: commands that run in the test's process, and a federation of digits"
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from fedrepro.engine.method import load_methods
+
+METHODS = load_methods()
 torch.set_num_threads(1)  # tests run side by side, and the kept numbers are those of one thread
+
+@pytest.fixture(autouse=True)
+def own_methods():
+    "A method that a test defines is forgotten after it"
+    with patch.dict(METHODS): yield
 
 @pytest.fixture
 def said(capsys, monkeypatch):

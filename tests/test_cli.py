@@ -118,12 +118,10 @@ def test_a_method_in_a_file_of_ones_own(said, refused, write, spec, monkeypatch)
     own.write_text(OWN)
     spec = write(RAW | dict(methods=RAW["methods"] | {"Halfway": {}}))
     refused(["run", spec], "'Halfway'")
-    try:
-        for more in (["--seeds", 2], ["--executor", "processes", "--seeds", 1, "--results", "apart"]):
-            code, out, err = said("run", spec, "--device", "cpu", "--methods", "Halfway", "--workers", 2, *more, "--import", own)
-            assert code == 0 and "0 were there" in err and "Halfway" in out, err
-        assert "Halfway" in [m["name"] for m in json.loads(said("--import", own, "methods", "--json")[1])]
-    finally: METHODS.pop("Halfway", None)
+    for more in (["--seeds", 2], ["--executor", "processes", "--seeds", 1, "--results", "apart"]):
+        code, out, err = said("run", spec, "--device", "cpu", "--methods", "Halfway", "--workers", 2, *more, "--import", own)
+        assert code == 0 and "0 were there" in err and "Halfway" in out, err
+    assert "Halfway" in [m["name"] for m in json.loads(said("--import", own, "methods", "--json")[1])]
     for name, text in [("gone.py", None), ("wrong.py", "1 / 0"), ("json.py", "x = 1")]:
         if text: spec.with_name(name).write_text(text)
         refused(["--import", spec.with_name(name), "methods"], name)
@@ -141,8 +139,7 @@ def test_what_new_method_writes_runs(said, refused, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDREPRO_METHODS", "")
     assert said(*shlex.split(out.splitlines()[-1])[1:]) == (0, "", ""), "a line of a list says what it needs"
     run = err.strip().splitlines()[-1].split("fedrepro ")[1].split()
-    try: code, out, err = said(*run, "--seeds", 1, "--quiet")
-    finally: METHODS.pop("MyMethod", None)
+    code, out, err = said(*run, "--seeds", 1, "--quiet")
     assert (code, err) == (0, "") and "MyMethod" in out and "published" not in out and "not run" not in out
     refused(["new-method", "my_method.py"], "my_method.py exists")
 

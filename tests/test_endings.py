@@ -85,14 +85,10 @@ METHODS = "import sys\nfrom fedrepro.engine.method import FedAvg\n{}class Mine(F
 def test_what_ends_the_program_is_no_success(write, tmp_path, monkeypatch, capsys, top, hook, words):
     "`sys.exit(0)` in a file of methods, in a method before anything is computed, and in one of its runs"
     from fedrepro.cli.main import main
-    from fedrepro.engine.method import METHODS as known
-    (tmp_path / "mine_ends.py").write_text(METHODS.format(top, hook))
+    (own := tmp_path / f"{tmp_path.name}.py").write_text(METHODS.format(top, hook))  # the name of a module is taken once a process
     spec = write(RAW | dict(methods={"FedAvg": {}, "Mine": {}}))
     monkeypatch.setenv("FEDREPRO_METHODS", "")
-    try: code = main(["--import", str(tmp_path / "mine_ends.py"), "run", str(spec), "--workers", "1", "--results", str(tmp_path / "r")])
-    finally:
-        known.pop("Mine", None)
-        sys.modules.pop("mine_ends", None)
+    code = main(["--import", str(own), "run", str(spec), "--workers", "1", "--results", str(tmp_path / "r")])
     done = [store.read(p)[0]["settings"]["seed"] for p in (tmp_path / "r").rglob("Mine*.jsonl")]
     assert code and words in capsys.readouterr().err and done == ([0] if "seed" in hook else [])
 

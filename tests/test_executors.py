@@ -8,7 +8,7 @@ import torch
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import distance, moved, same_bits, tensors
 from fedrepro.data import concept_drift, datasets, partition
-from fedrepro.engine import method as method_module, rounds
+from fedrepro.engine import rounds
 from fedrepro.engine.client import plan_batches
 from fedrepro.engine.evaluation import Evaluator, evaluate
 from fedrepro.engine.federation import Federation
@@ -91,21 +91,17 @@ def test_a_phase_of_ones_own_is_not_taken_for_anothers():
         def local_phases(self, client):
             scale = client.id + 1.
             return [self.phase(client, loss=lambda c, w, batch: scale * self.loss(c, w, batch))]
-    try:
-        loop, stack = (run(Closing(**LOCAL), TOY, 2, executor=e).snapshot.server["params"] for e in (sequential, stacked))
-        assert distance(loop, stack) < 1e-10
-    finally: method_module.METHODS.pop("Closing")
+    loop, stack = (run(Closing(**LOCAL), TOY, 2, executor=e).snapshot.server["params"] for e in (sequential, stacked))
+    assert distance(loop, stack) < 1e-10
 
 def test_what_an_executor_refuses():
     class Mine(FedAvg): pass
     Mine.__module__ = "__main__"
-    try:
-        with pytest.raises(InputError, match="processes: needs the device cpu, not cuda"): Processes(SimpleNamespace(device="cuda"), 2)
-        other = replace(TOY, data=datasets.load("digits", recipe="plain"))
-        with Processes(TOY, 1) as pool, pytest.raises(InputError, match="not for other clients"): run(FedAvg(**LOCAL), other, 1, executor=pool)
-        with Processes(TOY, 1) as pool, pytest.raises(InputError, match="Mine is defined in a notebook"): run(Mine(**LOCAL), TOY, 1, executor=pool)
-        with pytest.raises(InputError, match="executor 'threads' is unknown; accepted: auto, graphs, processes"): pick_executor("threads", TOY)
-    finally: method_module.METHODS.pop("Mine")
+    with pytest.raises(InputError, match="processes: needs the device cpu, not cuda"): Processes(SimpleNamespace(device="cuda"), 2)
+    other = replace(TOY, data=datasets.load("digits", recipe="plain"))
+    with Processes(TOY, 1) as pool, pytest.raises(InputError, match="not for other clients"): run(FedAvg(**LOCAL), other, 1, executor=pool)
+    with Processes(TOY, 1) as pool, pytest.raises(InputError, match="Mine is defined in a notebook"): run(Mine(**LOCAL), TOY, 1, executor=pool)
+    with pytest.raises(InputError, match="executor 'threads' is unknown; accepted: auto, graphs, processes"): pick_executor("threads", TOY)
     assert cores() >= 1
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedCCFA", "pFedMe"])

@@ -95,12 +95,10 @@ def test_what_stays_at_its_place_is_set_anew(how):
 def test_a_round_that_is_asked_for_ends_its_recordings():
     class Rising(FedAvg):
         def loss(self, client, params, batch): return super().loss(client, params, batch) * (1 + client.round)
-    try:
-        for make in PLAYERS.values():
-            player = make()
-            assert gap(ends(player, Rising(**FEW)), ends(sequential, Rising(**FEW))) < 1e-12
-            assert all(stage.asked for stage in stages(player))
-    finally: METHODS.pop("Rising")
+    for make in PLAYERS.values():
+        player = make()
+        assert gap(ends(player, Rising(**FEW)), ends(sequential, Rising(**FEW))) < 1e-12
+        assert all(stage.asked for stage in stages(player))
 
 def test_a_memory_that_is_no_tensors_is_carried_and_nothing_is_recorded():
     class Counts(FedAvg):
@@ -110,12 +108,10 @@ def test_a_memory_that_is_no_tensors_is_carried_and_nothing_is_recorded():
             loss, grads = step.grad()
             sgd_step(step.moving, grads, None, replace(step.phase.sgd, lr=step.phase.sgd.lr / count, momentum=0.))
             return loss, count
-    try:
-        for make in PLAYERS.values():
-            with pytest.warns(UserWarning, match="phase local: its steps are not recorded: its memory is not always the same tensors"):
-                found = ends(make(), Counts(**FEW))
-            assert gap(found, ends(sequential, Counts(**FEW))) < 1e-12
-    finally: METHODS.pop("Counts")
+    for make in PLAYERS.values():
+        with pytest.warns(UserWarning, match="phase local: its steps are not recorded: its memory is not always the same tensors"):
+            found = ends(make(), Counts(**FEW))
+        assert gap(found, ends(sequential, Counts(**FEW))) < 1e-12
 
 def test_a_step_that_cannot_be_recorded_is_computed(monkeypatch):
     def refuse(*_): raise RuntimeError("operation not permitted when stream is capturing\nmore")
@@ -172,18 +168,16 @@ def test_a_field_that_is_not_declared_stackable_keeps_its_runs_apart(use):
         knob: float = 0.
         def loss(self, client, params, batch):
             return use(super().loss(client, params, batch), self.knob)
-    try:
-        def make(knob):
-            m = Decides(**FEW)
-            m.knob = knob
-            return m
-        methods, executor, sizes = [make(.5), make(2.)], Stacked(), []
-        plain = executor.train
-        executor.train = lambda clients, *more: sizes.append(len(clients)) or plain(clients, *more)
-        found = run_lockstep([ActiveRun(m, TOY, 2) for m in methods], executor)
-        assert sizes == [5, 5, 5, 5]
-        for m, history in zip(methods, found): assert gap(history.snapshot, run(m, TOY, 2).snapshot) < 1e-12
-    finally: METHODS.pop("Decides")
+    def make(knob):
+        m = Decides(**FEW)
+        m.knob = knob
+        return m
+    methods, executor, sizes = [make(.5), make(2.)], Stacked(), []
+    plain = executor.train
+    executor.train = lambda clients, *more: sizes.append(len(clients)) or plain(clients, *more)
+    found = run_lockstep([ActiveRun(m, TOY, 2) for m in methods], executor)
+    assert sizes == [5, 5, 5, 5]
+    for m, history in zip(methods, found): assert gap(history.snapshot, run(m, TOY, 2).snapshot) < 1e-12
 
 def test_every_executor_that_needs_no_processes_has_a_name():
     assert set(EXECUTORS) == {"sequential", "stacked", "stacked-graphs", "graphs"}
