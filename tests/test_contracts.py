@@ -1,18 +1,17 @@
 """Every registered method keeps the public contract, in all its variants; and the contract catches what breaks it."""
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fedrepro.checks.contract import ContractError, check, describe_method, examine
 from fedrepro.checks.harness import tiny
-from fedrepro.core.errors import InputError
 from fedrepro.core.trees import select
 from fedrepro.engine.declarations import Messages, law, law_of
 from fedrepro.engine.method import FedAvg
 from fedrepro.executors.executors import EXECUTORS
-from toy import OURS as METHODS
+from toy import OURS as METHODS, one_line
 
 VARIANTS = [  # whatever takes another path through a method's code
     ("FedAvg", dict(batch_size=0)), ("FedGKD", dict(models=3)), ("AdaptiveFedAvg", dict(variant="as_published")),
@@ -95,9 +94,6 @@ class Copies(FedAvg):
     def start(self, client, results): return {n: torch.as_tensor(t.numpy()) for n, t in client.received["params"].items()}
     def local_phases(self, client): return [self.phase(client, start=self.start)]
 
-class SendsMore(FedAvg):
-    def client_result(self, client, params, results): return {"params": params, "counts": client.counts}, client.state
-
 class SaysTooMuch(FedAvg):
     def communication(self): return Messages({"params": "model", "anchors": "C x d"})
 
@@ -111,23 +107,9 @@ class SaysOtherwise(FedAvg):
 class SaysNonsense(FedAvg):
     def communication(self): return Messages({"params": "model", "anchors": "anchors"})
 
-@dataclass
-class Tied(FedAvg):
-    mu: float = .1
-    def loss(self, client, params, batch):
-        away = sum((params[n] - t).square().sum() for n, t in client.received["params"].items())
-        return super().loss(client, params, batch) + (self.mu + .01) / 2 * away
-    limit = law(mu=0.)
-
 class LostTwice(FedAvg):
     "Neither side of its law ever learns: two that stay where they began are no evidence"
     limit = law(lr=1e30)
-
-class Tires(FedAvg):
-    served = 0
-    def local_phases(self, client):
-        self.served += 1
-        return [self.phase(client, lr=self.lr / self.served)]
 
 class Remembers(FedAvg):
     "Its server's momentum is kept in the method, not in the server's state"
@@ -186,14 +168,13 @@ BROKEN = {  # method -> the promises that it must be caught to break
     Scales: "nothing changed in place", AddsUp: "nothing changed in place", Writes: "nothing changed in place",
     StepsOnTheReceived: "nothing changed in place", Dirties: "nothing changed in place", SaysOtherwise: "messages have the declared parts",
     Peeks: "clients never wait", Masks: "clients never wait", Copies: "clients never wait",
-    SendsMore: "bytes up", SaysTooMuch: "bytes down", SaysNonsense: "traffic", Tied: "limit law", LostTwice: "limit law",
-    Tires: "order of clients", Remembers: "resumed = uninterrupted", Noise: "twice the same bits", CountsPadding: "padding",
+    SaysTooMuch: "bytes down", SaysNonsense: "traffic", LostTwice: "limit law", Remembers: "resumed = uninterrupted", Noise: "twice the same bits", CountsPadding: "padding",
     KnowsItsSize: "executor stacked", ByClass: "no NaN, uploads finite", Sparse: "the same names every time",
     Attached: "only detached tensors", Half: "only detached tensors", Plain: "only detached tensors",
     Headless: "evaluated by complete models", NotConserved: "parameters add up to 0", Raises: "works",
 }
 VIEWS = {f"executor {name}" for name in EXECUTORS if name != "sequential"}  # they show hooks only a part of a client
-ALONE = {SaysOtherwise, SaysNonsense, Tied, LostTwice, KnowsItsSize, Remembers, NotConserved}
+ALONE = {SaysOtherwise, SaysNonsense, LostTwice, KnowsItsSize, Remembers, NotConserved}
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 @pytest.mark.parametrize("method", BROKEN, ids=lambda m: m.__name__)
@@ -209,8 +190,7 @@ def test_the_remark_says_where():
     assert "round 1 server params" in examine(Scales)["nothing changed in place"].remark
     assert "upload" in examine(AddsUp)["nothing changed in place"].remark
     assert "loss: `loss.detach().mean().item()`" in examine(Peeks)["clients never wait"].remark
-    assert examine(SendsMore)["bytes up"].size == 80 and "RuntimeError" in examine(Raises)["works"].remark
-    assert examine(Tied)["limit law"].size > 1e-6 and "Tied(mu=0.0) = FedAvg()" in examine(Tied)["limit law"].remark
+    assert "RuntimeError" in examine(Raises)["works"].remark
 
 class NeedsMore(FedAvg):
     def __init__(self, mu): super().__init__()
@@ -220,8 +200,7 @@ class NeedsMore(FedAvg):
     (dict, {}, "expected a subclass of FedAvg, got <class 'dict'>"), (FedAvg, {"mu": 1.}, "FedAvg cannot be made: got an unexpected keyword argument 'mu'"),
     (NeedsMore, {}, "NeedsMore cannot be made: ")])
 def test_what_cannot_be_checked_is_refused_in_one_line(method, settings, words):
-    with pytest.raises(InputError) as refused: check(method, **settings)
-    assert words in str(refused.value) and "\n" not in str(refused.value)
+    with one_line(words): check(method, **settings)
 
 def test_a_contract_can_be_checked_in_ones_own_federation():
     report = check(METHODS["FedProx"], replace(tiny(), participation=1., drift=None), mu=.1)

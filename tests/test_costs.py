@@ -27,10 +27,7 @@ def test_operations_of_a_network_by_hand():
     forward = conv1 + conv2 + fc1 + head
     assert found.judging == forward and found.flops == 3 * (3 * forward - conv1)
 
-def test_work_grows_with_epochs_and_not_with_the_trial(monkeypatch):
-    one, two = trial(with_fields(AVG, epochs=1)), trial(with_fields(AVG, epochs=2))
-    assert two.flops == 2 * one.flops and one.samples == two.samples and one.clients == 4
-    monkeypatch.setattr(costs, "TRIAL_SAMPLES", 8)
+def test_a_trial_takes_the_first_samples_of_each_client():
     whole = build(AVG)[1]
     few, all_of_them = few_samples(whole, 8).partition, few_samples(whole, 10**6).partition
     assert max(few.sizes) <= 8 and all(set(some) <= set(mine) for some, mine in zip(few.train, whole.partition.train))

@@ -24,12 +24,13 @@ from contextlib import nullcontext
 from dataclasses import replace
 import numpy as np
 import torch
-from fedrepro.data import concept_drift, datasets, partition; from fedrepro.models import networks
-from fedrepro.checks.harness import flat
-from fedrepro.executors.processes import Processes
 from fedrepro.checks.contract import suited
+from fedrepro.checks.harness import LOCAL, flat, tiny
 from fedrepro.engine.evaluation import evaluate
-from fedrepro.engine.federation import Federation; from fedrepro.engine.method import load_methods; from fedrepro.engine.rounds import run, sequential
+from fedrepro.engine.method import load_methods
+from fedrepro.engine.rounds import run, sequential
+from fedrepro.executors.processes import Processes
+from fedrepro.models import networks
 
 def digest(message):
     "sha256 over the paths, types, shapes and bytes of everything inside nested dicts"
@@ -49,16 +50,11 @@ def backwards(method, clients): return sequential(method, clients[::-1])[::-1]
 
 def main(how, names):
     torch.set_num_threads(1)
-    digits = datasets.load("digits")
-    digits = replace(digits, train_x=digits.train_x[:300], train_y=digits.train_y[:300], recipe=replace(digits.recipe, name="own", crop=1))
-    split = partition.partition("dirichlet-class", digits.train_y.numpy(), digits.test_y.numpy(), clients=5, seed=3, alpha=.5)
-    usual = Federation(digits, networks.network("digits_cnn"), split, concept_drift.drift("sudden", clients=5, classes=10, at=1), seed=7,
-                       participation=.6)
-    out = {}
+    usual, out = replace(tiny(), net=networks.network("digits_cnn"), dtype=torch.float32, seed=7), {}
     with Processes(usual, 2) if how == "workers" else nullcontext({"plain": sequential, "backwards": backwards}.get(how)) as executor:
         for name in names:
             federation = suited(load_methods()[name], usual)
-            method = load_methods()[name](lr=.05, epochs=1, batch_size=32, **load_methods()[name].check_settings)
+            method = load_methods()[name](**LOCAL | load_methods()[name].check_settings)
             done = run(method, federation, 3, evaluate, executor=executor, on_round=disturb if how == "backwards" else None)
             s = done.snapshot
             parts = {"server": s.server, "states": dict(enumerate(s.states)), "heard": dict(enumerate(s.heard)),

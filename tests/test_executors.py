@@ -1,7 +1,6 @@
 "Runs side by side, states that wait on the host, and executors asked for by name"
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,7 @@ from fedrepro.engine.lockstep import ActiveRun, run_lockstep
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import park_states, run, sequential
 from fedrepro.executors.executors import pick_executor
-from fedrepro.executors.processes import Processes, cores, shares
+from fedrepro.executors.processes import Processes, cores
 from fedrepro.executors.stacks import BatchPlan, stacked
 from fedrepro.models import networks
 from types import SimpleNamespace
@@ -70,12 +69,6 @@ def test_states_wait_on_the_host_above_a_limit(monkeypatch):
         asked.clear()
         out = park_states(SimpleNamespace(clients=5, device=device), states, limit)
         assert (asked == ["cpu"]) is goes and same_bits(out, states)
-
-def test_shares_are_even():
-    sizes = np.random.default_rng(0).integers(1, 1000, 40).tolist()
-    parts = [sum(sizes[i] for i in group) for group in shares(sizes, 8)]
-    assert sum(parts) == sum(sizes) and max(parts) < 1.05 * min(parts) and parts == sorted(parts, reverse=True)
-    assert shares([5], 8) == [[0]]
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedCCFA", "FedDrift", "Union"])
 def test_processes_serve_every_run_of_a_pack(name):

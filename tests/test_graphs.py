@@ -19,7 +19,6 @@ from fedrepro.engine.lockstep import ActiveRun, run_lockstep
 from fedrepro.engine.method import METHODS, FedAvg, load_methods
 from fedrepro.engine.rounds import run, sequential
 from fedrepro.executors import kernels
-from fedrepro.executors.executors import EXECUTORS
 from fedrepro.executors.graphs import Graphs, RecordedPhase, StackedGraphs, slots_for
 from fedrepro.executors.kernels import choose_kernel, layers_of, seconds, stack_net, with_products
 from fedrepro.executors.stacks import Stacked
@@ -178,10 +177,6 @@ def test_a_field_that_is_not_declared_stackable_keeps_its_runs_apart(use):
     found = run_lockstep([ActiveRun(m, TOY, 2) for m in methods], executor)
     assert sizes == [5, 5, 5, 5]
     for m, history in zip(methods, found): assert gap(history.snapshot, run(m, TOY, 2).snapshot) < 1e-12
-
-def test_every_executor_that_needs_no_processes_has_a_name():
-    assert set(EXECUTORS) == {"sequential", "stacked", "stacked-graphs", "graphs"}
-    for make in EXECUTORS.values(): assert gap(ends(make(), rounds=1), ends(sequential, rounds=1)) < 1e-12
 
 
 # --- the convolutions of a stack
