@@ -12,8 +12,9 @@ import torch
 from fedrepro.core.errors import InputError
 from fedrepro.data import datasets, download, sources
 from fedrepro.data.download import Archive
-from test_data_made import idx, tar_gz
-from test_fetch import md5, names, quick, served  # noqa: F401 (fixtures)
+from test_data_made import idx
+from test_fetch import md5, names, quick, served, tar_gz  # noqa: F401 (fixtures)
+from toy import one_line
 
 @pytest.mark.parametrize("wrong, said", [
     (dict(name="CIFAR10"), f"data set 'CIFAR10' is unknown; did you mean 'CIFAR-10'? accepted: {', '.join(sorted({*datasets.SOURCES, *datasets.MADE}))}"),
@@ -22,19 +23,16 @@ from test_fetch import md5, names, quick, served  # noqa: F401 (fixtures)
     (dict(name="digits", device="cuda:99"), "device 'cuda:99' cannot be used"),
 ])
 def test_unknown_names(wrong, said):
-    with pytest.raises(InputError) as e: datasets.load(**wrong)
-    assert said in str(e.value) and "\n" not in str(e.value)
+    with one_line(said): datasets.load(**wrong)
 
 @pytest.mark.parametrize("name", datasets.SOURCES)
 def test_nothing_there(name, tmp_path):
     "An empty folder, no folder, and a file in its place: what is missing and how to get it"
     (tmp_path / "file").touch()
+    source = datasets.SOURCES[name]
+    how = f"fedrepro data {shlex.quote(name)}" if source.archives else "it cannot be downloaded"
     for root in (tmp_path, tmp_path / "none", tmp_path / "file"):
-        with pytest.raises(InputError) as e: datasets.load(name, data=root)
-        source = datasets.SOURCES[name]
-        how = f"fedrepro data {shlex.quote(name)}" if source.archives else "it cannot be downloaded"
-        for part in (str(root / source.folder), *source.files, how, "--data DIR"):
-            assert part in str(e.value)
+        with one_line(str(root / source.folder), *source.files, how, "--data DIR"): datasets.load(name, data=root)
 
 def test_a_pickle_is_not_opened_before_its_checksum(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "_Batch", lambda *a, **k: pytest.fail("unpickled an unchecked file"))
@@ -76,7 +74,7 @@ def made(kind, tmp_path, served, seed=0):
     if kind == "idx": packed = {f"{f}.gz": ({f: f}, gzip.compress(c, mtime=0)) for f, c in content.items()}
     else:
         members = {f"batches/{f}": f for f in content}
-        packed = {"batches.tar.gz": (members, tar_gz({m: content[f] for m, f in members.items()}))}
+        packed = {"batches.tar.gz": (members, tar_gz(*((m, content[f]) for m, f in members.items())))}
     server = served({name: c for name, (_, c) in packed.items()})
     def part(*begins): return {f: d for f, d in sums.items() if f.startswith(begins)}
     source = sources.Source("MNIST", "made", datasets.read_idx if kind == "idx" else datasets.read_cifar,
@@ -111,8 +109,7 @@ def test_a_flipped_byte_in_any_file(whole, tmp_path):
         path, damaged = tmp_path / "made" / name, bytearray(content[name])
         damaged[r.randrange(len(damaged))] ^= r.randrange(1, 256)
         path.write_bytes(damaged)
-        with pytest.raises(InputError) as e: datasets.load("MNIST", data=tmp_path)
-        assert all(s in str(e.value) for s in (str(path), "is damaged", "`fedrepro data MNIST`"))
+        with one_line(str(path), "is damaged", "`fedrepro data MNIST`"): datasets.load("MNIST", data=tmp_path)
         server.asked.clear()
         assert datasets.download("MNIST", tmp_path) == tmp_path / "made"
         assert len(server.asked) == 1 and path.read_bytes() == content[name]
@@ -131,10 +128,9 @@ def test_download_fails(whole, tmp_path):
     victim = next(iter(source.test))
     (tmp_path / "made" / victim).write_bytes(b"old")
     server.files.clear()
-    with pytest.raises(InputError) as e: datasets.download("MNIST", tmp_path)
-    for said in ("MNIST is not complete in", str(tmp_path / "made"), "could not be downloaded", "HTTP 404", "--data"):
-        assert said in str(e.value)
-    assert (tmp_path / "made" / victim).read_bytes() == b"old" and "\n" not in str(e.value)
+    with one_line("MNIST is not complete in", str(tmp_path / "made"), "could not be downloaded", "HTTP 404", "--data"):
+        datasets.download("MNIST", tmp_path)
+    assert (tmp_path / "made" / victim).read_bytes() == b"old"
 
 
 # --- pickles
@@ -168,8 +164,7 @@ def test_evil_pickles_whose_checksums_agree(tmp_path, served, monkeypatch):  # n
     for i, content in enumerate(evil_pickles(tmp_path / "mark")):
         (tmp_path / "made/test").write_bytes(content)
         monkeypatch.setitem(datasets.SOURCES, "MNIST", replace(source, test={"test": md5(content)}))
-        with pytest.raises(InputError) as e: datasets.load("MNIST", data=tmp_path)
-        assert f"{tmp_path / 'made/test'} is refused: " in str(e.value) and "\n" not in str(e.value), i
+        with one_line(f"{tmp_path / 'made/test'} is refused: "): datasets.load("MNIST", data=tmp_path)
         assert not (tmp_path / "mark").exists(), i
 
 def test_the_evil_pickles_are_evil(tmp_path):

@@ -12,7 +12,7 @@ from fedrepro.experiments.rules import SETTINGS, SOURCE_KINDS, field_rules, line
 from fedrepro.experiments.runs import build, pick_device, run_id
 from fedrepro.experiments.specs import NOTHING, Column, Spec, find_specs, keep_spec, kept_spec, load_spec, place_and_state
 from fedrepro.verdicts.tables import render
-from toy import BASE, TOY, written
+from toy import BASE, TOY, one_line, written
 
 ROOT = Path(__file__).resolve().parents[1]
 SPECS = find_specs(ROOT / "papers")
@@ -125,12 +125,6 @@ def test_noise_and_drift_reach_the_federation(tmp_path):
 
 # --- what is wrong
 
-def refused(spec) -> str:
-    with pytest.raises(InputError) as error: load_spec(spec)
-    message = str(error.value)
-    assert "\n" not in message and "Traceback" not in message
-    return message
-
 @pytest.mark.parametrize("old, new, says", [
     ('rounds = {value = 200', 'rounds = {value = "200"', "base.rounds: '200' is not an integer"),
     ('source = "paper B.2"', 'source = "somewhere"', "'somewhere' does not begin with one of: paper, code"),
@@ -150,8 +144,7 @@ def test_mistakes_are_named_in_one_line(tmp_path, old, new, says):
     (folder / "table2.published.csv").write_text("method\n")
     assert old in TEXT
     (folder / "table2.toml").write_text(TEXT.replace(old, new, 1))
-    message = refused(folder / "table2.toml")
-    assert says in message and str(folder / "table2.toml") in message
+    with one_line(says, str(folder / "table2.toml")): load_spec(folder / "table2.toml")
 
 @pytest.mark.parametrize("change, says", [
     (dict(columns=[]), "no columns"), (dict(methods={}), "no methods"), (dict(columns={}), "is not a list"), (dict(base=3), "not a table"),
@@ -164,7 +157,7 @@ def test_mistakes_are_named_in_one_line(tmp_path, old, new, says):
     (dict(base=BASE | dict(partition_seed="trial")), "partition_seed 'trial' is unknown; accepted: seed"),
     (dict(methods={"$\\frac$": {"class": "FedAvg"}}), "has more than one '$'")])
 def test_wrong_parts_are_named(tmp_path, change, says):
-    assert says in refused(written(tmp_path, TOY | change))
+    with one_line(says): load_spec(written(tmp_path, TOY | change))
 
 def test_what_a_row_says_of_itself(tmp_path):
     "A row takes `untuned` from the row that it is like; why it stands beside nothing is its own"
@@ -186,17 +179,16 @@ def test_seeds_that_follow_the_trial_are_the_same_runs_as_if_they_were_written(t
     assert own[0] == ids(partition_seed=0, cohort_seed=0)[0] and ids(partition_seed="seed")[3][1:] == (3, 0)
 
 def test_unknown_names_and_unreadable_files(tmp_path):
-    assert "did you mean 'fedccfa/table2'" in refused("fedccfa/tabel2")
-    for name in ("a" * 5000, "a/" * 3000, "a\0b", ".", "", "~"): assert "is unknown" in refused(name)
-    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    assert "not valid TOML" in refused(tmp_path / "binary.toml")
-    (tmp_path / "deep.toml").write_text("x = " + "[" * 100_000)
-    assert "not valid TOML" in refused(tmp_path / "deep.toml")
+    with one_line("did you mean 'fedccfa/table2'"): load_spec("fedccfa/tabel2")
+    for name in ("a" * 5000, "a/" * 3000, "a\0b", ".", "", "~"):
+        with one_line("is unknown"): load_spec(name)
+    for content in (b"\xff\xfe\x00", b"x = " + b"[" * 100_000):
+        (tmp_path / "odd.toml").write_bytes(content)
+        with one_line("not valid TOML"): load_spec(tmp_path / "odd.toml")
     spec = load_spec(SPECS["fedccfa/table2"])
     for call in (lambda: spec.runs("smal"), lambda: spec.runs("smoke", methods=["FedAvgg"]), lambda: spec.runs("smoke", seeds=0),
                  lambda: spec.runs("smoke", seeds=[1, 1]), lambda: spec.runs("smoke", seeds=[-1]), lambda: pick_device("tpu")):
-        with pytest.raises(InputError) as error: call()
-        assert "\n" not in str(error.value)
+        with one_line(): call()
 
 def test_a_folder_of_ones_own_comes_first_and_hides_nothing(tmp_path, monkeypatch):
     own = written(tmp_path / "papers", TOY)
@@ -283,8 +275,7 @@ def beside(tmp_path, csv: str | bytes, row: dict, column: dict) -> Path:
     (b"method,mean,std\n\xff\xfe,1,2", {}, {}, "cannot be read as csv ('utf-8'"), (CSV, {}, {"client": 20}, "column 'client' is unknown; did you mean 'clients'?"),
     (CSV, {}, {}, "2 lines of x.csv match {'method': 'FedAvg'}"), (CSV, {"metod": "FedAvg"}, {"clients": 20}, "did you mean 'method'?")])
 def test_published_numbers_are_checked_before_anything_runs(tmp_path, csv, row, column, says):
-    message = refused(beside(tmp_path, csv, row, column))
-    assert says in message and str(tmp_path / "toy/x.") in message
+    with one_line(says, str(tmp_path / "toy/x.")): load_spec(beside(tmp_path, csv, row, column))
 
 def test_published_numbers_that_fit(tmp_path):
     spec = load_spec(beside(tmp_path, CSV, {}, {"clients": 20.0}))

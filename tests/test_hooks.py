@@ -25,7 +25,7 @@ from fedrepro.engine.rounds import run
 from fedrepro.methods.fedadc import FedADC
 from fedrepro.methods.lfd import LfD
 from fedrepro.methods.objective import Constraint
-from toy import OURS
+from toy import OURS, one_line
 
 PACKAGE = Path(fedrepro.__file__).parent
 
@@ -63,8 +63,7 @@ def test_impossible_settings_are_refused(name, field):
     "In one line that names the method, the setting and its value"
     value = REFUSED[name][field]
     said = f"{name} {field} {value!r} is unknown;" if isinstance(value, str) else f"{name}({field}={value}): expected"
-    with pytest.raises(InputError) as refused: load_methods()[name](**{field: value})
-    assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
+    with one_line(said): load_methods()[name](**{field: value})
 
 def test_settings_that_contradict_each_other_are_refused():
     with pytest.raises(InputError, match="margins of which term"): LfD(own_margins=True, margin_in_regulariser=False)

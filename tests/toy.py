@@ -2,8 +2,12 @@
 import json
 import string
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from fedrepro.core.errors import InputError
 from fedrepro.engine.method import load_methods
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import METRICS, STATISTICS
@@ -13,6 +17,13 @@ PLAIN = set(string.ascii_letters + string.digits + " .,:;_-+/()[]{}~'=<>*%")
 BASE = dict(rounds=2, seeds=[0], dataset="digits", recipe="plain", network="digits_cnn", partition="iid", clients=4, source="guess: toy")
 TOY = dict(title="t", paper="p", table="1", kind="table", metric=METRICS[0], statistic=STATISTICS[0], base=BASE,
            columns=[{}], methods={"FedAvg": {}})
+
+@contextmanager
+def one_line(*words: str):
+    "Expects an InputError of one line that has all the words"
+    with pytest.raises(InputError) as error: yield error
+    said = str(error.value)
+    assert "\n" not in said and all(word in said for word in words), said
 
 def until(true, seconds: float = 90):
     "Waits until `true()`"
@@ -40,6 +51,11 @@ def written(folder: Path, raw: dict, name: str = "toy/x", csv: str | bytes = "")
     if csv: path.with_name(raw["published"]).write_bytes(csv.encode() if isinstance(csv, str) else csv)
     return path
 
+def stored(cell, rows: list[dict], results: Path, **head) -> Path:
+    "`rows` as the stored result of a run; `head`: what its header has otherwise"
+    head = dict(settings=cell.settings, run_id=cell.run_id, status="complete") | head
+    return store.write(store.run_path(results, cell), head, rows)
+
 def put(spec, tier: str, row: str, curves: list, column: str = "", results: Path | None = None, **more) -> list[Path]:
     """Stored runs of `row`, one seed a curve: a list of accuracies, one a round; their files. `more`: of each round.
 
@@ -47,9 +63,9 @@ def put(spec, tier: str, row: str, curves: list, column: str = "", results: Path
     files = []
     for c in spec.runs(tier, methods=[row], seeds=len(curves)):
         if column and c.column != column: continue
-        curve, head = curves[c.seed], dict(settings=c.settings, run_id=c.run_id, status="complete")
+        curve, head = curves[c.seed], {}
         if curve is None: curve = dict(round=2, client=0, norm="inf")
-        if isinstance(curve, dict): head, curve = head | dict(status="diverged", diverged=curve), [50.] * (curve["round"] > 1)
+        if isinstance(curve, dict): curve, head = [50.] * (curve["round"] > 1), dict(status="diverged", diverged=curve)
         rows = [dict(round=t, generalised_accuracy=float(a), **more) for t, a in enumerate(curve, 1)]
-        files.append(store.write(store.run_path(results or spec.results, c), head, rows))
+        files.append(stored(c, rows, results or spec.results, **head))
     return files
