@@ -2,24 +2,24 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 import torch
 from torch import nn
+from toy import OURS as METHODS
 
 from fedrepro.checks.contract import suited
 from fedrepro.core.trees import squared_norm, sub
 from fedrepro.data import datasets, partition
 from fedrepro.data.concept_drift import DriftSchedule, Swap
 from fedrepro.engine.client import Batch, cross_entropy
-from fedrepro.engine.evaluation import evaluate, finetuned, eval_models
+from fedrepro.engine.evaluation import eval_models, evaluate, finetuned
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.rounds import begin, run, sequential
 from fedrepro.models import networks
 from fedrepro.models.architectures import Net, Network
-from toy import OURS as METHODS
 
 TYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -34,17 +34,15 @@ class Cell:
     participation: float = .67  # two of three
     alpha: float = .5  # Dirichlet concentration
     seed: int = 0  # of the partition
-    settings: dict = field(default_factory=dict)  # hyper-parameters that are not the method's defaults
     network: Callable | None = None  # None = digits_cnn
     why: str = ""  # it differs
 
     @property
     def text(self) -> str:
         "What differs from the usual cell, and why; empty for that one"
-        usual = {n: v for n, v in vars(Cell()).items() if n != "why"}
-        here = {n: getattr(self, n) for n, v in usual.items() if getattr(self, n) != v}
-        named = (f"{n} {getattr(v, '__name__', v)}" for n, v in here.items())
-        return f"{', '.join(named)}: {self.why}" if here else ""
+        usual = vars(Cell())
+        named = [f"{n} {getattr(v, '__name__', v)}" for n, v in vars(self).items() if n != "why" and v != usual[n]]
+        return f"{', '.join(named)}: {self.why}" if named else ""
 
 def two_blocks() -> Network:
     "A ResNet of one stage with two blocks of 8 channels"
@@ -133,7 +131,7 @@ def numbers(name: str, type: str = "float64", nudge: int = 0, executor: Callable
 
     `changed`: other hyper-parameters. Raises InputError for those that are refused."""
     cell = cell_of(name)
-    method = METHODS[name](**cell.settings | changed)
+    method = METHODS[name](**changed)
     where = federation(name, TYPES[type], nudge)
     start = replace(begin(method, where), round=cell.first)
     judge, end = Judge(method, where, start), cell.first + cell.rounds

@@ -117,7 +117,7 @@ ROUGH = {  # (method, hyper-parameter) -> the value tried, where a tenth less ch
 def others(name: str, f: dataclasses.Field) -> list:
     "Other values of a hyper-parameter: a tenth less (0: 0.01), 1 more, every other word, 0.5 in place of None"
     if (name, f.name) in ROUGH: return [ROUGH[name, f.name]]
-    value = (cell_of(name).settings | {f.name: f.default})[f.name]
+    value = f.default
     if isinstance(value, bool): return [not value]
     if isinstance(value, int): return [value + 1]
     if isinstance(value, float): return [float(f"{.9 * value:.6g}") or .01]
