@@ -44,17 +44,14 @@ def said(capsys):
         return code, *capsys.readouterr()
     return said
 
+WITHOUT_PEERS = pytest.mark.skipif(find_spec("flwr") is not None and find_spec("pfl") is not None, reason="the peers are installed")
+
 @pytest.mark.parametrize("argv, words", [
     (["--rounds", "0"], "--rounds"), (["--only", "W2"], "--only 'W2' is unknown; accepted: ResNet-18"), (["--samples", "100"], "samples 100"), (["--device", "gpu"], "gpu"),
-    (["--json", "no/such/folder/x.json"], "no file can be written there")])
+    (["--json", "no/such/folder/x.json"], "no file can be written there"), pytest.param(["--peers"], "make peers", marks=WITHOUT_PEERS)])
 def test_bad_input(said, argv, words):
     code, out, err = said(*argv)
     assert code == 2 and out == "" and len(err.splitlines()) == 1 and words in err
-
-@pytest.mark.skipif(find_spec("flwr") is not None and find_spec("pfl") is not None, reason="the peers are installed")
-def test_peers_that_are_not_installed(said):
-    code, out, err = said("--peers")
-    assert code == 2 and out == "" and len(err.splitlines()) == 1 and "make peers" in err
 
 @pytest.mark.parametrize("kind", ["sequential", "stacked", "processes"])
 def test_the_plain_loop_computes_the_same_model(kind):

@@ -37,6 +37,11 @@ rows = ["FedCCFA"]
 columns = ["A"]
 '''
 
+def claim(**changes):
+    "ONE with other lines"
+    kept = [line for line in ONE.splitlines(True) if line.partition(" = ")[0] not in changes]
+    return "".join([*kept, *(f"{k} = {v}\n" for k, v in changes.items())])
+
 @pytest.fixture
 def demo(tmp_path):
     "A papers/ folder with one spec of three published rows, one extra row, two columns"
@@ -90,8 +95,7 @@ def test_bad_claims_are_refused_in_one_line(demo, change, word):
     (dict(rows='["FedDCC"]'), "FedCCFA"), (dict(against='["IFCAA"]'), "IFCA"), (dict(metric='"acuracy"'), "generalised_accuracy"),
     (dict(kind='"fewer rounds"'), "against"), (dict(kind='"gain over"', rows='["FedCCFA", "FedAvg", "IFCA"]', against='["FedAvg", "IFCA"]'), "against")])
 def test_claims_that_their_spec_does_not_fit_are_refused(demo, change, word):
-    kept = [line for line in ONE.splitlines() if line.partition(" = ")[0] not in change]
-    (demo / "demo/claims.toml").write_text("\n".join([*kept, *(f"{k} = {v}" for k, v in change.items())]))
+    (demo / "demo/claims.toml").write_text(claim(**change))
     with pytest.raises(InputError, match=f"claim 'best of all'.*{word}"): verdicts(root=demo)
 
 def test_a_claim_of_the_list_that_nobody_checks_or_two_do_is_refused(demo):
@@ -146,10 +150,8 @@ def test_reduced_tiers_are_shown_and_not_judged(demo):
     assert found.verdict == "not judged (reduced)" and round(found.effect) == 30 and only(demo).verdict == "not run"
     with pytest.raises(InputError, match="'big'.*paper, small"): verdicts("big", root=demo)
 
-def two(**more): return ONE.replace('columns = ["A"]', "\n".join(f"{k} = {v}" for k, v in (dict(columns='["A"]') | more).items()))
-
 def test_holm_counts_the_claims_of_a_paper(demo):
-    (demo / "demo/claims.toml").write_text(ONE + two(columns='["B"]'))
+    (demo / "demo/claims.toml").write_text(ONE + claim(columns='["B"]'))
     for column in "AB":
         put(demo, column, FedAvg=[70., 70.4, 69.8], IFCA=[71., 71.9, 70.5], FedCCFA=[75., 75.2, 74.7])
     found = verdicts(root=demo)
@@ -157,8 +159,7 @@ def test_holm_counts_the_claims_of_a_paper(demo):
 
 def test_any_needs_one_and_all_needs_all(demo):
     put(demo, FedCCFA=[75., 75.2, 74.7], FedAvg=[70., 70.4, 69.8], IFCA=[80., 80.1, 79.6])
-    pairs = dict(kind='"gain over"', rows='["FedCCFA", "FedCCFA"]', against='["FedAvg", "IFCA"]')
-    text = two(**pairs).replace('kind = "gain over all others"\n', "").replace('rows = ["FedCCFA"]\n', "")
+    text = claim(kind='"gain over"', rows='["FedCCFA", "FedCCFA"]', against='["FedAvg", "IFCA"]')
     (demo / "demo/claims.toml").write_text(text)
     assert only(demo).verdict == "contradicted"
     (demo / "demo/claims.toml").write_text(text + 'need = "any"\n')

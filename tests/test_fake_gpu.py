@@ -1,6 +1,5 @@
 "Every executor under a GPU that does not exist: shapes, devices and waits are checked as there; numbers are not computed"
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import load_methods
 from fedrepro.engine.rounds import begin, open_round
 from fedrepro.executors import kernels
-from fedrepro.executors.executors import EXECUTORS, pick_executor
+from fedrepro.executors.executors import EXECUTORS
 from fedrepro.models import networks
 from fedrepro.models.architectures import Net
 
@@ -78,10 +77,3 @@ def test_a_round_on_a_gpu(gpu, name, how):
 def test_who_waits_is_seen(gpu):
     with gpu, pytest.raises(DataDependentOutputException): float(torch.zeros(3, device="cuda").sum())
     with gpu, pytest.raises(RuntimeError, match="devices"): torch.zeros(3, device="cuda") + torch.zeros(3)
-
-def test_auto_picks_nothing_that_was_never_measured():
-    "Graphs and stacks have not been measured on a GPU: there, `auto` is the loop"
-    for device in ("cpu", "cuda"):
-        for workers in (1, 2):
-            auto = pick_executor("auto", SimpleNamespace(device=device), workers)
-            assert auto == ("processes" if device == "cpu" and workers > 1 else "sequential")

@@ -21,15 +21,12 @@ from fedrepro.models.architectures import Net, Network
 def test_scaffold_equals_fedccfas_code_with_every_variate():
     m = as_stored(SCAFFOLD, "SCAFFOLD")
     assert m.momentum == m.weight_decay == 0
-    compared = []
 
     def variates(now, want, seen, t):
         close(now.server["c"], want["c"], f"round {t}, c")
         assert len(seen) == len(want["c_k"]) == CONFIG["clients"]
         for client, _, state, _ in seen: close(state["c"], want["c_k"][str(client.id)], f"round {t}, c_k of client {client.id}")
-        compared.append(t)
     check(m, "SCAFFOLD", variates)
-    assert compared == list(range(CONFIG["rounds"]))
 
 
 # --- FedDC's code: float32, so agreement to 1e-6

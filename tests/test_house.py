@@ -89,7 +89,7 @@ def misplaced(root):
                 for target in re.findall(r"^#\|[ \t]*(?:default_exp|exports?|exporti)[ \t]+(\S+)", "".join(cell["source"]), re.M):
                     exported.add(target)
                     if target != f"{name}.{page.stem.split('_', 1)[-1]}": said.append(f"{folder.name}/{page.name}: exports {target}")
-        has = f"{name}" in packages
+        has = name in packages
         if has == (name in NO_CODE): said.append(f"{folder.name}: {'a' if has else 'no'} package of that name")
     said += [f"fedrepro/{name}: no folder in nbs/" for name in packages - {f.name.split("_", 1)[-1] for f in folders}]
     said += [f"{module(p, root)}: exported by no page" for p in sorted((root / "fedrepro").rglob("*.py"))
