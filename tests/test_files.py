@@ -1,11 +1,7 @@
-"""Locks of folders: one holder, also across threads and killed processes."""
+"""Locks of folders, and files that are written whole."""
 import errno
 import fcntl
 import os
-import signal
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -13,20 +9,6 @@ import pytest
 from fedrepro.core import files
 from fedrepro.core.errors import InputError
 from fedrepro.core.files import locked
-
-def test_the_lock_of_a_killed_process_is_free(tmp_path):
-    code = f"import signal\nfrom pathlib import Path\nfrom fedrepro.core.files import locked\nwith locked(Path({str(tmp_path)!r})): print('held', flush=True); signal.pause()"
-    holder = subprocess.Popen([sys.executable, "-c", code], text=True, stdout=subprocess.PIPE)
-    assert holder.stdout.readline() == "held\n"
-    got = threading.Event()
-    def wait():
-        with locked(tmp_path): got.set()
-    waiter = threading.Thread(target=wait, daemon=True)
-    waiter.start()
-    assert not got.wait(0.3)
-    holder.send_signal(signal.SIGKILL)
-    waiter.join(60)
-    assert got.is_set() and holder.wait(60) == -signal.SIGKILL and not list(tmp_path.iterdir())
 
 def test_a_lock_whose_name_is_gone(tmp_path, monkeypatch):
     "Who opened the lock of the last holder just before it was removed takes the lock that others see"
