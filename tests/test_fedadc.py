@@ -7,7 +7,7 @@ import torch
 from test_by_hand import FOUR as AWAY, TWO as PARTS, W, X, Y, federation as by_rows, logits, shares
 from test_golden import watching
 from fedrepro.core.trees import distance, same_bits, select, weighted_mean
-from fedrepro.engine.evaluation import eval_models, evaluate, final_phases, finetuned
+from fedrepro.engine.evaluation import eval_models, final_phases, finetuned
 from fedrepro.engine.federation import TUNE, Federation
 from fedrepro.engine.rounds import begin, next_round, run
 from fedrepro.experiments.runs import method_settings
@@ -167,16 +167,6 @@ def test_calibration_without_its_weight_is_plain():
     def tuned(m): return finetuned(m, fed, at, eval_models(m, fed, at))
     for other in (replace(m, calibration="proximal", calibration_mu=0.), replace(m, calibration="self-confidence", lam=0.)):
         assert max(distance(a, b) for a, b in zip(tuned(other), tuned(m))) < 1e-10
-
-def test_calibration_comes_after_the_run_and_changes_only_what_is_judged():
-    fed = federation(**AWAY)
-    fed.data.test_x, fed.data.test_y = X, Y
-    shares = replace(fed, partition=SimpleNamespace(train=fed.partition.train, test=fed.partition.train))
-    plain, tuned = (run(FedADCPlus(calibration=how, calibration_lr=5., **SETTINGS), shares, 3, evaluate) for how in ("", "plain"))
-    assert same_bits(plain.snapshot.server, tuned.snapshot.server) and plain.rows[:2] == tuned.rows[:2]
-    for metric in ("generalised_accuracy", "personalised_accuracy"):
-        assert tuned.rows[2][metric + "_untuned"] == plain.rows[2][metric] != tuned.rows[2][metric]
-        assert metric + "_untuned" not in plain.rows[2]
 
 def test_no_calibration_unless_asked_for():
     client = federation().client(0, 0, {"params": W}, {})
