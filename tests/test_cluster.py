@@ -1,5 +1,4 @@
 "A Dask cluster over TCP: the same results as without one; what dies loses nothing; what cannot work is refused"
-import contextlib
 import json
 import os
 import signal
@@ -8,9 +7,10 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
@@ -49,8 +49,7 @@ class Cluster:
 
     def end(self):
         for process in self.processes:
-            try: os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError: pass
+            with suppress(ProcessLookupError): os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 @contextmanager
@@ -76,9 +75,8 @@ def plain(folder, cells):
 
 def test_two_workers_over_tcp_write_the_same_files(two, alone, tmp_path):
     heard, progress = [], runner.Progress.round
-    runner.Progress.round = lambda self, *what: heard.append(what) or progress(self, *what)
-    try: report = runner.compute_runs(many(), tmp_path, quiet=True, pool=two.pool)
-    finally: runner.Progress.round = progress
+    with patch.object(runner.Progress, "round", lambda self, *what: heard.append(what) or progress(self, *what)):
+        report = runner.compute_runs(many(), tmp_path, quiet=True, pool=two.pool)
     assert report.summary() == "8 computed, 0 were there" and plain(tmp_path, many()) == plain(alone, many())
     assert names(tmp_path) == names(alone) and {run for run, _ in heard} <= {c.run_id for c in many()} and len(heard) > 8
     assert runner.compute_runs(many(), tmp_path, quiet=True, pool=two.pool).summary() == "0 computed, 8 were there"
@@ -146,7 +144,7 @@ def test_an_address_where_somebody_else_answers(answer):
     "One that accepts and says nothing, a web server, and garbage"
     with socket.create_server(("127.0.0.1", 0)) as server:
         def serve():
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 while True:
                     held.append(server.accept()[0])
                     held[-1].sendall(answer)
@@ -214,9 +212,7 @@ def test_workers_and_scheduler_die(two, alone, tmp_path):
                     os.killpg(two.scheduler.pid, signal.SIGKILL)
                 return what
             listen(pool, SimpleNamespace(get=get), futures, report, progress, ours)
-        Pool.listen = watched
-        try: two.pool(jobs, report, progress)
-        finally: Pool.listen = listen
+        with patch.object(Pool, "listen", watched): two.pool(jobs, report, progress)
     report = runner.compute_runs(many(), results, quiet=True, pool=assail)
     assert alive[0] and len(report.done) >= 3 and report.failed and set(report.failed.values()) == {LOST} and report.exit_code == 1
     there = len(list(results.rglob("*.jsonl")))

@@ -1,6 +1,7 @@
 "Costs before anything is spent: counted operations against a count by hand, shared rounds once, job arrays"
 import subprocess
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def test_a_trial_takes_the_first_samples_of_each_client():
     assert all((some == mine).all() for some, mine in zip(all_of_them.train, whole.partition.train))
 
 @pytest.mark.parametrize("row, every, last", [("FedAvg", 1, 1), ("Ditto", 3, 1), ("FedRep", 3, 2), ("FedBABU", 3, 2), ("IFCA", 1, 1), ("FedCCFA", 3, 1)])
-def test_what_is_judged_is_what_a_run_judges(row, every, last, monkeypatch):
+def test_what_is_judged_is_what_a_run_judges(row, every, last):
     "Against the bodies that a run applies to the whole test set, counted in the evaluation itself"
     cell = small(SPEC.runs("smoke", [row], 1)[0])
     data = cell.settings["data"] | {"train_samples": 200}  # what is judged does not depend on them
@@ -46,9 +47,7 @@ def test_what_is_judged_is_what_a_run_judges(row, every, last, monkeypatch):
         counted[0] += 0 if torch.is_grad_enabled() else len(x)
         return features(net, params, x, train)
     def judge(*given):
-        monkeypatch.setattr(type(federation.net), "features", counting)
-        try: return evaluate(*given)
-        finally: monkeypatch.setattr(type(federation.net), "features", features)
+        with patch.object(type(federation.net), "features", counting): return evaluate(*given)
     run(method, federation, rounds, judge, every, last=last)
     found = counted[0] / tests
     assert found <= planned <= found * (2 if row == "IFCA" else 1.5) + 1, (found, planned)  # models that nobody chose stay

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fedrepro.core.errors import InputError
 from fedrepro.experiments import store
+from fedrepro.experiments.spec_files import ancestors, extended
 from toy import BASE, TOY, until, written
 
 GUESS = dict(source="guess: a test")
@@ -82,21 +84,19 @@ METHODS = "import sys\nfrom fedrepro.engine.method import FedAvg\n{}class Mine(F
 
 @pytest.mark.parametrize("top, hook, words", [("sys.exit(0)\n", "pass", "SystemExit: 0"), ("", "sys.exit(0)", "ended the program"),
                                               ("", "sys.exit(0) if federation.seed else None; return super().init_server(federation)", "SystemExit: 0")])
-def test_what_ends_the_program_is_no_success(write, tmp_path, monkeypatch, capsys, top, hook, words):
+def test_what_ends_the_program_is_no_success(said, write, tmp_path, monkeypatch, top, hook, words):
     "`sys.exit(0)` in a file of methods, in a method before anything is computed, and in one of its runs"
-    from fedrepro.cli.main import main
     (own := tmp_path / f"{tmp_path.name}.py").write_text(METHODS.format(top, hook))  # the name of a module is taken once a process
     spec = write(RAW | dict(methods={"FedAvg": {}, "Mine": {}}))
     monkeypatch.setenv("FEDREPRO_METHODS", "")
-    code = main(["--import", str(own), "run", str(spec), "--workers", "1", "--results", str(tmp_path / "r")])
+    code, _, err = said("--import", own, "run", spec, "--workers", 1, "--results", tmp_path / "r")
     done = [store.read(p)[0]["settings"]["seed"] for p in (tmp_path / "r").rglob("Mine*.jsonl")]
-    assert code and words in capsys.readouterr().err and done == ([0] if "seed" in hook else [])
+    assert code and words in err and done == ([0] if "seed" in hook else [])
 
 @pytest.mark.parametrize("where", ["closed", "gone", "full"])
-def test_nobody_reads_what_is_said(write, tmp_path, monkeypatch, where):
+def test_nobody_reads_what_is_said(said, write, tmp_path, monkeypatch, where):
     "Stderr closed, or its reader gone, or its disk full: the run is computed all the same. Pays for a driver whose stderr is closed"
-    from fedrepro.cli.main import main
-    command = ["run", str(write(RAW | dict(methods={"FedAvg": {}}))), "--workers", "1", "--seeds", "1", "--results", str(tmp_path / "r")]
+    command = ["run", write(RAW | dict(methods={"FedAvg": {}})), "--workers", 1, "--seeds", 1, "--results", tmp_path / "r"]
     monkeypatch.delenv("CI", raising=False)
     if where == "closed":
         started("-m", "fedrepro", *command, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.close(2)).wait(60)
@@ -105,7 +105,7 @@ def test_nobody_reads_what_is_said(write, tmp_path, monkeypatch, where):
         os.close(read)
         stream = open(write if where == "gone" else "/dev/full", "w")
         monkeypatch.setattr(sys, "stderr", stream)
-        assert main(command) == 0
+        assert said(*command)[0] == 0
         with suppress(OSError): stream.close()
     assert len(list(tmp_path.rglob("*.jsonl"))) == 1
 
@@ -114,8 +114,6 @@ def test_nobody_reads_what_is_said(write, tmp_path, monkeypatch, where):
 
 def test_long_chains_end(tmp_path):
     "Rows that are like each other, and files that extend each other, however many; a circle is named"
-    from fedrepro.core.errors import InputError
-    from fedrepro.experiments.spec_files import ancestors, extended
     rows = {f"r{i}": {"like": f"r{i + 1}"} for i in range(3000)} | {"r3000": {}}
     assert len(ancestors(rows, "r0", "here")) == 3000
     with pytest.raises(InputError, match=r"methods.r3000.like: r0 is like r3000 itself"): ancestors(rows | {"r3000": {"like": "r0"}}, "r0", "here")
