@@ -1,6 +1,5 @@
 "Claims: the tests against scipy, the words of a verdict, and what makes none"
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,10 +14,9 @@ from fedrepro.verdicts import claims
 from fedrepro.verdicts.claims import (
     Claim, Comparison, effect, examine_claim, interval, joint, load_stored_runs, read_claims, render_claims, verdict_in_words,
     verdicts)
-from toy import BASE, TOY, one_line, written
+from toy import BASE, ROOT, TOY, one_line, written
 
-PAPERS = Path(__file__).resolve().parents[1] / "papers"
-LINES = read_published_csv(PAPERS / "claims.csv")
+LINES = read_published_csv(ROOT / "papers/claims.csv")
 RAW = TOY | dict(
     title="A small one", paper="Demo", published="t.published.csv", base=BASE | dict(rounds=6, seeds=[0, 1, 2], clients=3),
     columns=[{"label": c, "published": {"column": c}} for c in "AB"],

@@ -15,12 +15,10 @@ from fedrepro.cli.app import EXAMPLES
 from fedrepro.cli.own import page_files
 from fedrepro.engine.method import METHODS
 from fedrepro.experiments import runner, specs
-from toy import BASE, TOY, written
+from toy import ROOT, SMALL, written
 
 CSV = "method,clients,mean,std\nFedAvg,20,67.81,1.12\nIFCA,20,87.02,0.06\n"
-RAW = TOY | dict(title="A small one", published="t.published.csv", base=BASE | dict(seeds=[0, 1], clients=3, epochs=1, batch_size=64),
-                 columns=[dict(published={"clients": 20})], methods={"FedAvg": {}, "FedProx": {"mu": .1, "source": "guess: toy"}},
-                 tiers={"smoke": {"base": {"rounds": 1, "source": "tier: reduced"}}})
+RAW = SMALL | dict(published="t.published.csv", columns=[dict(published={"clients": 20})])
 ONE = ["--seeds", 1, "--methods", "FedAvg", "--quiet"]
 
 @pytest.fixture
@@ -226,7 +224,7 @@ def test_the_advertised_example_shows_the_papers_point(said, tmp_path, monkeypat
     "Pays for two runs of 20 rounds: the help's first command with one seed; each accuracy is FedCCFA's by ten points"
     line, = [line.split("fedrepro ")[1] for line in EXAMPLES.splitlines() if line.startswith("A minute")]
     assert f"fedrepro {line}" in " ".join(said("--help")[1].split())
-    assert f"fedrepro {line}" in (Path(__file__).parents[1] / "README.md").read_text()
+    assert f"fedrepro {line}" in (ROOT / "README.md").read_text()
     monkeypatch.chdir(tmp_path)
     code, out, err = said(*line.split(), "--seeds", 1, "--quiet")
     assert (code, err) == (0, ""), out

@@ -23,9 +23,8 @@ from fedrepro.experiments.runner import failed
 from fedrepro.experiments.leases import lease_of, leases, me
 from test_leases import alone, dead, many  # noqa: F401
 from test_runner import CELLS, names, rows
-from toy import until
+from toy import ROOT, until
 
-ROOT = Path(__file__).resolve().parents[1]
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "DASK_DISTRIBUTED__ADMIN__TICK__LIMIT": "1h"}
 
 class Cluster:

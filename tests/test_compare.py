@@ -11,9 +11,8 @@ from fedrepro.experiments.specs import find_specs, load_spec
 from fedrepro.models.networks import network_names
 from fedrepro.reporting.compare import NETWORKS, OWN_TIER, as_toml, compare, rows_of, scaled
 from fedrepro.verdicts.tables import DEFINITIONS
-from toy import OURS, one_line
+from toy import OURS, ROOT, one_line
 
-ROOT = Path(__file__).resolve().parents[1]
 TINY = dict(clients=3, rounds=2, epochs=1, batch_size=64, seeds=2, quiet=True)
 LINE = "--clients 3 --rounds 2 --epochs 1 --batch-size 64 --seeds 2 --workers 1 --device cpu".split()
 

@@ -2,7 +2,6 @@
 import ast
 import math
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -27,9 +26,8 @@ from fedrepro.experiments.runs import build
 from fedrepro.experiments.specs import load_spec
 from fedrepro.models import networks
 from test_costs import AVG, with_fields
-from toy import OURS, BASE, TOY, written
+from toy import BASE, OURS, ROOT, TOY, written
 
-ROOT = Path(__file__).resolve().parents[1]
 SHORT = dict(lr=.05, epochs=1, batch_size=64)
 nan, inf = math.nan, math.inf
 

@@ -4,21 +4,16 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from fedrepro.core.errors import InputError
 from fedrepro.experiments import store
 from fedrepro.experiments.spec_files import ancestors, extended
-from toy import BASE, TOY, until, written
+from toy import ROOT, SMALL, until, written
 
-GUESS = dict(source="guess: a test")
-RAW = TOY | dict(title="A small one", base=BASE | dict(seeds=[0, 1], clients=3, epochs=1, batch_size=64), methods={"FedAvg": {}, "FedProx": GUESS | dict(mu=.1)},
-                 tiers={"smoke": {"base": dict(rounds=1, source="tier: reduced")}})
-LONG = RAW | dict(base=RAW["base"] | dict(every=500), tiers={"smoke": {  # FedAvg's runs are soon over, FedProx's are not
+LONG = SMALL | dict(base=SMALL["base"] | dict(every=500), tiers={"smoke": {  # FedAvg's runs are soon over, FedProx's are not
     "base": dict(rounds=500, source="tier: reduced"), "methods": {"FedAvg": dict(rounds=1, source="tier: reduced")}}})
-ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 
 @pytest.fixture
@@ -87,7 +82,7 @@ METHODS = "import sys\nfrom fedrepro.engine.method import FedAvg\n{}class Mine(F
 def test_what_ends_the_program_is_no_success(said, write, tmp_path, monkeypatch, top, hook, words):
     "`sys.exit(0)` in a file of methods, in a method before anything is computed, and in one of its runs"
     (own := tmp_path / f"{tmp_path.name}.py").write_text(METHODS.format(top, hook))  # the name of a module is taken once a process
-    spec = write(RAW | dict(methods={"FedAvg": {}, "Mine": {}}))
+    spec = write(SMALL | dict(methods={"FedAvg": {}, "Mine": {}}))
     monkeypatch.setenv("FEDREPRO_METHODS", "")
     code, _, err = said("--import", own, "run", spec, "--workers", 1, "--results", tmp_path / "r")
     done = [store.read(p)[0]["settings"]["seed"] for p in (tmp_path / "r").rglob("Mine*.jsonl")]
@@ -96,7 +91,7 @@ def test_what_ends_the_program_is_no_success(said, write, tmp_path, monkeypatch,
 @pytest.mark.parametrize("where", ["closed", "gone", "full"])
 def test_nobody_reads_what_is_said(said, write, tmp_path, monkeypatch, where):
     "Stderr closed, or its reader gone, or its disk full: the run is computed all the same. Pays for a driver whose stderr is closed"
-    command = ["run", write(RAW | dict(methods={"FedAvg": {}})), "--workers", 1, "--seeds", 1, "--results", tmp_path / "r"]
+    command = ["run", write(SMALL | dict(methods={"FedAvg": {}})), "--workers", 1, "--seeds", 1, "--results", tmp_path / "r"]
     monkeypatch.delenv("CI", raising=False)
     if where == "closed":
         started("-m", "fedrepro", *command, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.close(2)).wait(60)

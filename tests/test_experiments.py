@@ -12,9 +12,8 @@ from fedrepro.experiments.rules import SETTINGS, SOURCE_KINDS, field_rules, line
 from fedrepro.experiments.runs import build, pick_device, run_id
 from fedrepro.experiments.specs import NOTHING, Column, Spec, find_specs, keep_spec, kept_spec, load_spec, place_and_state
 from fedrepro.verdicts.tables import render
-from toy import BASE, TOY, one_line, written
+from toy import BASE, ROOT, TOY, one_line, written
 
-ROOT = Path(__file__).resolve().parents[1]
 SPECS = find_specs(ROOT / "papers")
 TEXT = (ROOT / "tests/spec.toml").read_text()  # Table 2 in one file, for what is wrong in one
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from packaging.requirements import Requirement
-from toy import BASE, TOY, put, written
+from toy import BASE, ROOT, TOY, put, written
 
 from fedrepro.core.errors import InputError
 from fedrepro.experiments import store
@@ -20,7 +20,6 @@ from fedrepro.reporting.notebook import result
 from fedrepro.verdicts.tables import table
 from fedrepro.verdicts.verdicts import VERDICTS
 
-ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = "method,clients,mean,std\nFedAvg,20,70.0,0.6\nFedProx,20,75.0,\nMOON,20,60.0,1.0\nFedAvg,100,60.0,0.5\n"
 RAW = TOY | dict(
     title="100% of a_b & <c> #1 {x} ~^ ± λ", paper="FedCCFA", table="2", published="t.published.csv",

@@ -3,7 +3,6 @@ import io
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -26,8 +25,7 @@ from fedrepro.experiments.specs import METRICS, PLOTS, find_specs, load_spec
 from fedrepro.reporting.curves import axis_label
 from fedrepro.reporting.figures import FIGURES, distances_figure, draw, figure_in_words, points
 from fedrepro.verdicts.tables import DEFINITIONS, render, table
-
-ROOT = Path(__file__).resolve().parents[1]
+from toy import ROOT
 
 @pytest.fixture(autouse=True)
 def closed():

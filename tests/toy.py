@@ -12,11 +12,15 @@ from fedrepro.engine.method import load_methods
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import METRICS, STATISTICS
 
+ROOT = Path(__file__).resolve().parents[1]
 OURS = {name: cls for name, cls in sorted(load_methods().items()) if cls.__module__.startswith("fedrepro.")}  # other tests have toys
 PLAIN = set(string.ascii_letters + string.digits + " .,:;_-+/()[]{}~'=<>*%")
 BASE = dict(rounds=2, seeds=[0], dataset="digits", recipe="plain", network="digits_cnn", partition="iid", clients=4, source="guess: toy")
 TOY = dict(title="t", paper="p", table="1", kind="table", metric=METRICS[0], statistic=STATISTICS[0], base=BASE,
            columns=[{}], methods={"FedAvg": {}})
+SMALL = TOY | dict(title="A small one", base=BASE | dict(seeds=[0, 1], clients=3, epochs=1, batch_size=64),
+                   methods={"FedAvg": {}, "FedProx": {"mu": .1, "source": "guess: toy"}},
+                   tiers={"smoke": {"base": {"rounds": 1, "source": "tier: reduced"}}})
 
 @contextmanager
 def one_line(*words: str):
