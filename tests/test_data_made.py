@@ -249,7 +249,8 @@ EDITED = [
     ("Tiny-ImageNet", lambda m: m.update({f"{TINY}/train/n01/images/n01_2.JPEG": b"no picture"}), "cannot be unpacked"),
     ("EMNIST-letters", lambda m: m.update({f"{EM}-labels-idx1-ubyte.gz": gzip.compress(b"\0\0\x08\1\0\0\0\2\1\2")}), "cannot be unpacked")]
 EXCHANGED = [
-    ("CINIC-10", "CINIC-10.tar.gz", tar_gz(("train/dragon/a.png", b""), ("train/cat/a.jpg", b""), ("a/train/cat/a.png", b"")), "0 training and 0 test images"),
+    ("CINIC-10", "CINIC-10.tar.gz", tar_gz(("train/dragon/a.png", b""), ("train/cat/a.jpg", b""), ("a/train/cat/a.png", b"")),
+     "0 training and 0 test images"),
     ("DomainNet", "real.zip", b"no zip", "real.zip: cannot be unpacked"),
     ("DomainNet", "sketch_train.txt", b"sketch/axe/none.jpg 3\n", "sketch.zip: cannot be unpacked .*none.jpg")]
 
