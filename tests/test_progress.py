@@ -23,15 +23,6 @@ def complete(seen: Progress, cell):
     with contextlib.redirect_stderr(io.StringIO()) as heard: seen.finish(cell.run_id, "complete")
     return heard.getvalue()
 
-def test_a_count_and_the_time_left(clock):
-    seen = Progress(CELLS)
-    assert len(CELLS) == 4 and len({c.rounds for c in CELLS}) == 1
-    clock[0] = 10.
-    line = complete(seen, CELLS[0])
-    assert "1 of 4 runs" in line and line.rstrip().endswith("complete, about 30 s left")
-    for c in CELLS[1:]: line = complete(seen, c)
-    assert "4 of 4 runs" in line and line.rstrip().endswith("complete")
-
 def test_a_bar_at_a_terminal(clock, monkeypatch):
     "It replaces itself, names the run that has moved last, and goes when all is done"
     said = []

@@ -1,5 +1,4 @@
 "The scoreboard: every published number once, its status from the files alone"
-from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -7,16 +6,13 @@ import pytest
 import toy
 
 from fedrepro.experiments import store
-from fedrepro.experiments.rules import read_published_csv
 from fedrepro.experiments.specs import load_spec
 from fedrepro.verdicts import scoreboard as sb
 from fedrepro.verdicts.claims import read_claims, verdicts
-from fedrepro.verdicts.scoreboard import (
-    BOARD_TIERS, STATUSES, published_tables, render_scoreboard, scoreboard, status, totals)
+from fedrepro.verdicts.scoreboard import render_scoreboard, scoreboard, status, totals
 from toy import BASE, TOY, written
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
-PUBLISHED = {"fedadc": 54, "fedbss": 243, "fedccfa": 644, "lfd": 83}  # numbers in the papers' tables
 RAW = TOY | dict(
     title="A small one", paper="Demo", published="table1.published.csv", spread="trials", trials=3, pairing="pooled",
     base=BASE | dict(rounds=3, seeds=[0, 1], clients=3),
@@ -48,17 +44,9 @@ def statuses(demo, tier="paper"):
 
 # --- the repository's own
 
-def test_every_published_number_is_there_once_a_tier(board):
-    lines = {name: len(read_published_csv(file)) for name, file in published_tables(PAPERS).items()}
-    count = Counter()
-    for name, n in lines.items(): count[name.split("/")[0]] += n
-    assert dict(count) == PUBLISHED and sum(count.values()) == 1024
-    assert len(board) == len(BOARD_TIERS) * 1024 and not board.duplicated(["folder", "table", "line", "tier"]).any()
-    assert set(board.status) <= set(STATUSES) and (board.why[board.status == "missing"].str.len() > 5).all()
-
 def test_totals_add_up(board):
     count = totals(board)
-    assert (count[list(STATUSES)].sum(axis=1) == count.independent).all() and (count.decided <= count.reachable).all()
+    assert (count.decided <= count.reachable).all() and (board.why[board.status == "missing"].str.len() > 5).all()
     for tier, part in count.groupby("tier"):
         whole = part.set_index("paper")
         assert whole.loc["all"].numbers == 1024 and whole.drop("all").numbers.sum() == 1024, tier

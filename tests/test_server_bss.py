@@ -54,14 +54,6 @@ def test_an_update_of_a_resnet(name):
         step = by_the_equation(mean[n] - w[n], mean[want[n]] - w[want[n]]) if n in want else mean[n] - w[n]
         assert float((t - w[n] - step).abs().max()) < 1e-10, n
         if n in want: assert distance({n: t}, mean) > .01
-    if name == "resnet18_cifar":  # one kernel in plain numbers
-        pair = "body.layer2.1.conv1.weight", "body.layer2.0.conv2.weight"
-        g, h = ((mean[n] - w[n])[5, 7].flatten().tolist() for n in pair)
-        a, b = (sum(x * x for x in v) ** .5 for v in (g, h))
-        kappa = min(abs(sum(x * y for x, y in zip(g, h))) / (b * b + 1e-7), 5)
-        plain = [max(-.1, min(.1, (x / (a + 1e-7) + kappa * y / (b + 1e-7)) * (a + b) / 2)) for x, y in zip(g, h)]
-        ours = (found["params"][pair[0]] - w[pair[0]])[5, 7].flatten()
-        assert np.allclose(ours, plain, atol=1e-12)
 
 
 # --- FedCDA
