@@ -9,11 +9,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import websocket
+
+from toy import until
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -21,19 +22,6 @@ PAGE = "nbs/01_core/01_trees.ipynb"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 WHY = f"none of {', '.join(BROWSERS)} is installed: JupyterLab is not looked at"
-needs_browser = pytest.mark.skipif(BROWSER is None, reason=WHY)
-
-def test_there_is_a_browser_where_one_is_asked_for():
-    if BROWSER is None and os.environ.get("FEDREPRO_NEED_BROWSER") == "1": pytest.fail(WHY)
-    if BROWSER is None: pytest.skip(WHY)
-
-def wait(what: str, found, seconds: float):
-    "What `found` returns as soon as it is true"
-    until = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < until, f"{what}: not after {seconds} seconds"
-        time.sleep(0.2)
-    return value
 
 class Tab:
     "A page of the browser, spoken to by its debugging protocol"
@@ -78,20 +66,21 @@ def lab(folder, tmp_path_factory):
             assert server.poll() is None, (own / "log").read_text()
             with socket.socket() as s: return s.connect_ex(("127.0.0.1", port)) == 0
         try:
-            wait("JupyterLab", answers, 60)
+            until(answers, 60, "JupyterLab")
             yield f"http://127.0.0.1:{port}"
         finally: server.terminate()
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory):
     "An empty tab of a headless chromium with a profile of its own"
+    if BROWSER is None: (pytest.fail if os.environ.get("FEDREPRO_NEED_BROWSER") == "1" else pytest.skip)(WHY)
     profile = tmp_path_factory.mktemp("profile")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
                "--disable-component-update", "--disable-sync", f"--user-data-dir={profile}", "--remote-debugging-port=0",
                "--window-size=1400,1000", "about:blank"]
     with subprocess.Popen([BROWSER, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as browser:
         try:
-            port, path = wait("chromium", lambda: (f := profile / "DevToolsActivePort").exists() and f.read_text().split()[1:] and f.read_text().split(), 30)
+            port, path = until(lambda: (f := profile / "DevToolsActivePort").exists() and f.read_text().split()[1:] and f.read_text().split(), 30, "chromium")
             whole = Tab(f"ws://127.0.0.1:{port}{path}")
             target = whole.call("Target.createTarget", url="about:blank")["targetId"]
             yield Tab(f"ws://127.0.0.1:{port}/devtools/page/{target}")
@@ -102,14 +91,13 @@ PANEL = "window.jupyterapp?.shell?.currentWidget"
 def run_all(tab: Tab, lab: str, page: str) -> dict:
     "Open a page, run all its cells, wait until the kernel is idle; the notebook as it would be saved"
     tab.call("Page.navigate", url=f"{lab}/lab/workspaces/{Path(page).stem}/tree/{page}")
-    wait(f"{page} open", lambda: tab.value(f"{PANEL}?.context?.path === '{page}' && {PANEL}.context.isReady"), 60)
-    wait(f"{page}: a kernel", lambda: tab.value(f"{PANEL}.sessionContext.session?.kernel?.status === 'idle'"), 60)
+    until(lambda: tab.value(f"{PANEL}?.context?.path === '{page}' && {PANEL}.context.isReady"), 60, f"{page} open")
+    until(lambda: tab.value(f"{PANEL}.sessionContext.session?.kernel?.status === 'idle'"), 60, f"{page}: a kernel")
     tab.value(f"window.ran = false; {PANEL}.sessionContext.ready.then(() => jupyterapp.commands.execute('notebook:run-all-cells'))"
               ".then(() => { window.ran = true; }); 0")
-    wait(f"{page}: Run All", lambda: tab.value(f"window.ran && {PANEL}.sessionContext.session.kernel.status === 'idle'"), 120)
+    until(lambda: tab.value(f"window.ran && {PANEL}.sessionContext.session.kernel.status === 'idle'"), 120, f"{page}: Run All")
     return tab.value(f"JSON.parse(JSON.stringify({PANEL}.content.model.toJSON()))")
 
-@needs_browser
 def test_run_all_in_jupyterlab(tab, lab):
     "Pays for JupyterLab, chromium and the cells of a short page; that all pages run is nbdev_test's"
     saved = run_all(tab, lab, PAGE)
@@ -123,5 +111,5 @@ def test_run_all_in_jupyterlab(tab, lab):
     assert "widgets" not in saved["metadata"] and not debris, "a widget's state would be saved"
     title = re.match("# (.+)", "".join(saved["cells"][0]["source"]))[1]
     tab.value(f"{PANEL}.content.scrollToItem(0)")
-    wait("the title", lambda: title in (tab.value(f"{PANEL}.node.querySelector('h1')?.textContent") or ""), 10)
+    until(lambda: title in (tab.value(f"{PANEL}.node.querySelector('h1')?.textContent") or ""), 10, "the title")
     assert len(base64.b64decode(tab.call("Page.captureScreenshot", format="png")["data"])) > 20_000, "an empty page"

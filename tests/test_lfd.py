@@ -69,8 +69,8 @@ def plain(fed, parts, rounds, first, stale, cfg):
         out.append(w)
     return out
 
-READINGS = [dict(), dict(own_margins=True), dict(first="skip"), dict(outer_tau=.5), dict(margin_in_regulariser=False), dict(weight=0.), dict(weight=.3),
-            dict(margin=0.), dict(tau=.5), dict(stale=False), dict(stale=False, first="skip")]
+READINGS = [dict(), dict(own_margins=True), dict(first="skip"), dict(outer_tau=.5), dict(margin_in_regulariser=False), dict(weight=0.),
+            dict(weight=.3), dict(margin=0.), dict(tau=.5), dict(stale=False), dict(stale=False, first="skip")]
 
 @pytest.mark.parametrize("changes", READINGS, ids=[str(c) for c in READINGS])
 @pytest.mark.parametrize("parts, participation", [(TWO, 1.), (PARTS, .67)], ids=["all", "two of three"])

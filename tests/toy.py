@@ -29,12 +29,13 @@ def one_line(*words: str):
     said = str(error.value)
     assert "\n" not in said and all(word in said for word in words), said
 
-def until(true, seconds: float = 90):
-    "Waits until `true()`"
+def until(true, seconds: float = 90, what: str = "it"):
+    "What `true()` returns, as soon as it is true"
     end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen in time"
+    while not (value := true()):
+        assert time.monotonic() < end, f"{what}: not in {seconds} seconds"
         time.sleep(.02)
+    return value
 
 def toml(raw: dict) -> list[str]:
     "TOML lines of nested dicts; lists of dicts become arrays of inline tables"
@@ -69,7 +70,7 @@ def put(spec, tier: str, row: str, curves: list, column: str = "", results: Path
         if column and c.column != column: continue
         curve, head = curves[c.seed], {}
         if curve is None: curve = dict(round=2, client=0, norm="inf")
-        if isinstance(curve, dict): curve, head = [50.] * (curve["round"] > 1), dict(status="diverged", diverged=curve)
+        if isinstance(curve, dict): curve, head = [50.] * (curve["round"] - 1), dict(status="diverged", diverged=curve)
         rows = [dict(round=t, generalised_accuracy=float(a), **more) for t, a in enumerate(curve, 1)]
         files.append(stored(c, rows, results or spec.results, **head))
     return files
