@@ -3,6 +3,7 @@ command line, papermill parameters. 100 generated inputs a test, the same ones e
 it is 5,000 a test, new ones each night. A failure prints the decorator that repeats it."""
 import contextlib
 import copy
+import functools
 import inspect
 import io
 import json
@@ -68,10 +69,8 @@ class Odd:
 class Odder:
     def __repr__(self): raise RuntimeError("cannot be printed")
 
-def deep(n):
-    x = {}
-    for _ in range(n): x = {"a": x}
-    return x
+def deep(n): return functools.reduce(lambda x, _: {"a": x}, range(n), {})
+def nested(n): return functools.reduce(lambda x, _: [x], range(n), [])
 
 ODD = st.sampled_from([float("nan"), True, None]) | st.sampled_from([float("inf"), 0, -1, 10**5000, "1"]) | st.sampled_from([
                        -float("inf"), -0.0, 1, 10**30, -10**5000, 1e308, 1e-308, 2.5, False, "", "nan", "a\nb\x1b[31m", "ü" * 5000, "\ud800", b"x", [], [1], (), {}, {"a": 1}, 1j, np.float64("nan"), np.float32(.5),
@@ -242,12 +241,7 @@ numbers = st.integers() | st.floats() | st.sampled_from([0, -1, 1, 2**31, 2**63,
 texts = st.text(max_size=8) | st.sampled_from(["x" * 30_000, "a\nb", "\x1b[31m", "\x00", "none", "nan", "../..", "FedAvg", "paper", "_base.toml", "guess: x", "guess:\nx", "é" * 99])
 plain = st.booleans() | numbers | texts | st.dates() | st.datetimes() | st.times()
 anything = st.recursive(plain, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(["value", "source", "base", "dataset"]) | texts, x, max_size=3),
-                        max_leaves=6) | st.builds(lambda n: deep(n), st.integers(1, 300)) | st.builds(lambda n: nested(n), st.integers(1, 300))
-
-def nested(n):
-    x = []
-    for _ in range(n): x = [x]
-    return x
+                        max_leaves=6) | st.integers(1, 300).map(deep) | st.integers(1, 300).map(nested)
 
 def places(raw, path=()):
     "All key paths of nested dicts and lists"

@@ -21,22 +21,19 @@ from toy import until
 TESTS = Path(__file__).parent
 DRIVER = """
 import json, sys
-sys.path.insert(0, {tests!r})
 from test_leases import many
 from fedrepro.experiments import runner
-if __name__ == "__main__":
-    report = runner.compute_runs(many({rounds}), {folder!r}, workers={workers}, quiet=True, every=1)
-    print(json.dumps([len(report.done), len(report.theirs), len(report.skipped), len(report.failed)]))
+folder, workers, rounds = sys.argv[1:]
+report = runner.compute_runs(many(int(rounds)), folder, workers=int(workers), quiet=True, every=1)
+print(json.dumps([len(report.done), len(report.theirs), len(report.skipped), len(report.failed)]))
 """
 
 def many(rounds=2): return [small(c, rounds) for c in SPEC.runs("smoke", methods=["FedAvg", "FedProx"], seeds=4)]
 
 def driver(folder, workers=1, rounds=2):
-    script = DRIVER.format(tests=str(TESTS), folder=str(folder), workers=workers, rounds=rounds)
-    path = folder.parent / f"driver{len(list(folder.parent.glob('driver*')))}.py"
-    path.write_text(script)
-    env = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1"}
-    return subprocess.Popen([sys.executable, path], cwd=TESTS.parent, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    env = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+    return subprocess.Popen([sys.executable, "-c", DRIVER, folder, str(workers), str(rounds)], env=env, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, start_new_session=True)
 
 def lease_on(folder, cell, who):
     "The lease of `who` on the run of a cell"

@@ -17,8 +17,8 @@ from fedrepro.engine.federation import Federation
 from fedrepro.engine.lockstep import run_lockstep
 from fedrepro.engine.method import load_methods
 from fedrepro.engine.rounds import open_round, run
-from fedrepro.experiments import jobs, store
-from fedrepro.experiments.jobs import Job, make_jobs
+from fedrepro.experiments import store
+from fedrepro.experiments.jobs import make_jobs
 from fedrepro.experiments.local_study import assigned, chosen, local_rows, position, sample_rows, slice_rows
 from fedrepro.experiments.rules import parse_client
 from fedrepro.experiments.runner import compute_runs
@@ -30,14 +30,13 @@ from fedrepro.methods.fedbss import rate_samples, split
 from fedrepro.models import networks
 from fedrepro.verdicts.summaries import start_notes
 from fedrepro.verdicts.tables import UNKNOWN_VALUE, cell_line, table
+from test_resume import Killed, killing, run_job
 
 LOCAL = dict(lr=.05, epochs=2, batch_size=16)
 METHODS = {"FedAvg": {}, "FedProx": {"mu": .1}, "FedAvgM": {"beta": .5}, "MOON": {"mu": 1.}, "LfD": {}, "FedBSS": {"warm_up": 0},
            "Constraint": {"kind": "parameter", "part": "classifier", "mu": .1}}
 STUDIES = ("lfd/table5", "lfd/figure1", "lfd/figure3", "lfd/figure4", "fedbss/figure2", "fedbss/figure3a", "fedbss/figure3b",
            "fedbss/figure3c")
-
-def run_job(cells, results, on_round=None, **how): return jobs.run_job(Job(cells, results, **how), on_round)
 
 @pytest.fixture(scope="module")
 def toy():
@@ -165,8 +164,6 @@ def small(name, row=None, **changes):
     s = cell.settings | {"data": data, "network": "digits_cnn", "rounds": 3, "study": cell.settings["study"] | changes}
     return replace(cell, settings=s)
 
-class Killed(Exception): pass
-
 def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, monkeypatch):
     pack = [small("lfd/figure1", row, epochs=2) for row in ("Parameter constraint: all", "Feature constraint: all", "No constraint")]
     assert [len(p) for p in make_jobs(pack)] == [3]
@@ -197,10 +194,7 @@ def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, mo
 def test_a_study_that_was_killed_in_its_federation_goes_on(tmp_path):
     cell = small("fedbss/figure3b", rounds=[1, 3])
     _, rows = store.read(run_job([cell], tmp_path / "whole")[0])
-
-    def kill(run, done):
-        if done == 2: raise Killed
-    with pytest.raises(Killed): run_job([cell], tmp_path / "killed", every=1, on_round=kill)
+    with pytest.raises(Killed): run_job([cell], tmp_path / "killed", every=1, on_round=killing(2))
     head, again = store.read(run_job([cell], tmp_path / "killed")[0])
     assert again == rows and head["resumed"][0]["round"] == 1
     assert {r["round"] for r in rows} == {1, 3} and {r["epoch"] for r in rows} == {0}

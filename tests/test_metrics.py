@@ -133,15 +133,6 @@ def test_evaluate_names_every_accuracy(name):
             both = row[f"generalised_accuracy{end}"], row[f"personalised_accuracy{end}"]
             assert both == pytest.approx(scores(federation, models, t), abs=1e-9), f"{name} after {rounds} rounds: {end}"
 
-def counted(monkeypatch, federation):
-    "A list that gets the number of images of every body's pass over test images"
-    seen, original = [], federation.net.features
-    def features(params, x):
-        seen.append(len(x))
-        return original(params, x)
-    monkeypatch.setattr(federation.net, "features", features)
-    return seen
-
 @pytest.mark.parametrize("name", METHODS)
 def test_what_was_predicted_before_changes_no_number(name):
     "An evaluator that remembers the last models' predictions, beside one that knows none"
@@ -155,7 +146,8 @@ def test_what_was_predicted_before_changes_no_number(name):
 def test_a_model_that_did_not_change_is_not_run_again(name, models, monkeypatch):
     "Three of five clients take part: the three own models are new, or the one body that they received"
     method, federation, snapshots, cohorts = played(name)
-    seen, judge = counted(monkeypatch, federation), Evaluator()
+    seen, features, judge = [], federation.net.features, Evaluator()
+    monkeypatch.setattr(federation.net, "features", lambda params, x: seen.append(len(x)) or features(params, x))
     for at in snapshots:
         seen.clear()
         judge(method, federation, at)

@@ -32,11 +32,6 @@ def cells(name, tier="paper"):
 def ids(name, tier="paper", rows=None): return {c.run_id for c in spec(name).runs(tier, methods=rows)}
 def fields(name, row, column): return cells(name)[row, column].settings["method"]["fields"]
 
-def hits(s):
-    "A function from a row and a column to how often each published line is named, (N,)"
-    lines = line_finder(read_published_csv(s.published), s.published)
-    return lambda row, column: lines({**row.published, **column.published}).astype(int)
-
 def test_all_tables_and_figures_are_there():
     assert set(SPECS) == {
         *(f"lfd/{n}" for n in "table1 table2 table3 table4 table5 figure1 figure3 figure4 figure5 figure5_epochs readings".split()),
@@ -52,7 +47,8 @@ def test_all_tables_and_figures_are_there():
 def test_every_published_line_has_exactly_one_place(name):
     "And each row of a column stands beside one line, but for rows of our own and columns that say why not"
     s = spec(name)
-    named = hits(s)
+    lines = line_finder(read_published_csv(s.published), s.published)
+    def named(row, column): return lines({**row.published, **column.published}).astype(int)
     found = sum(named(row, column) for column in s.columns for row in s.rows.values())
     assert len(found) == LINES[name] and (found == 1).all()
     for column in s.columns:
