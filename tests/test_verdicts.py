@@ -152,7 +152,6 @@ def test_the_papers_numbers(board):
     "An oracle from the csv files alone: equal numbers of one setting in two tables of a paper, by what the notes say"
     specs = [load_spec(p) for n, p in find_specs(PAPERS).items() if own_table(p) and not n.startswith("feddc/")]
     printed = {s.name: read_published_csv(s.published) for s in specs}
-    assert sum(map(len, printed.values())) == 1024 and sum(int(p["mean"].isna().sum()) for p in printed.values()) == 6
     lines = board[(board.tier == "paper") & ~board.same_runs.isin(["", "-"])]
     same = {f"{folder}/{table}": dict(zip(part.line, part.same_runs)) for (folder, table), part in lines.groupby(["folder", "table"])}
     assert {n: len(v) for n, v in same.items()} == {"fedccfa/table8": 84, "fedccfa/table11": 6, "fedccfa/table3": 1, "fedccfa/table4": 1,
