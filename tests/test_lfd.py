@@ -15,7 +15,7 @@ from fedrepro.engine.client import client_round
 from fedrepro.engine.evaluation import eval_models, predictions
 from fedrepro.engine.method import METHODS, FedAvg, load_methods
 from fedrepro.engine.rounds import begin, next_round, run
-from fedrepro.methods.objective import Constraint, FedProx, outputs, part_modules, part_names
+from fedrepro.methods.objective import Constraint, FedProx
 from fedrepro.methods.union import Union
 from fedrepro.methods.lfd import LfD, auxiliary_label, cosines, with_margin
 from fedrepro.models.architectures import Net, Network
@@ -168,16 +168,6 @@ def test_all_parameters_is_fedprox_with_statistics_too():
     fed = replace(federation(), net=Net("bn", batch_norm))
     ours, prox = (after(m, fed, 3) for m in (Constraint(kind="parameter", part="all", mu=.7, **FULL), FedProx(mu=.7, **FULL)))
     assert distance(ours, prox) < 1e-10 and distance(prox, after(FedAvg(**FULL), fed, 3)) > 1e-5
-
-def test_parts_and_their_outputs():
-    net = Net("headed", headed)
-    assert list(part_modules(net)) == ["extractor", "header", "classifier"] and part_names(net)["extractor"] == ["body.fc.weight", "body.fc.bias"]
-    for other in (federation().net, Net("bn", batch_norm)): assert list(part_modules(other)) == ["extractor", "classifier"]
-    for net in (Net("headed", headed), Net("bn", batch_norm), federation().net):
-        for train in (True, False):
-            w, again = net.init(0, torch.float64), net.init(0, torch.float64)
-            assert torch.equal(outputs(net, w, X, train)["classifier"], net(again, X, train)) and same_bits(w, again)
-            assert torch.equal(net(w, X), net(again, X))  # the mode is set anew in every call
 
 
 # --- the rest

@@ -1,6 +1,5 @@
 """What no single notebook can own: the tree is what nbdev makes of the notebooks, and it is fit for a reader."""
 import ast
-import filecmp
 import json
 import os
 import re
@@ -40,31 +39,27 @@ def exported(tmp_path_factory):
     "A copy of the sources, exported afresh (the modules are removed first) and cleaned"
     copy = tmp_path_factory.mktemp("exported")
     junk = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", ".last_checked")
-    for folder in ("nbs", "fedrepro"): shutil.copytree(ROOT / folder, copy / folder, ignore=junk, symlinks=True)
+    for folder in ("nbs", "fedrepro", "benchmarks", "tools"): shutil.copytree(ROOT / folder, copy / folder, ignore=junk, symlinks=True)
     for name in ("settings.ini", "pyproject.toml"): shutil.copy(ROOT / name, copy)
     for module in (copy / "fedrepro").rglob("*.py"):
         if module.relative_to(copy / "fedrepro").as_posix() not in ("__init__.py", "__main__.py"): module.unlink()
-    shutil.copytree(ROOT / "benchmarks", copy / "benchmarks", ignore=junk)
-    shutil.copytree(ROOT / "tools", copy / "tools", ignore=junk)
     for command, *more in (["nbdev_export"], ["python", "tools/export_benchmarks.py"], ["nbdev_clean"], ["nbdev_clean", "--fname", "benchmarks"]):
         done = subprocess.run([BIN / command, *more], cwd=copy, capture_output=True, text=True,
                               env={**os.environ, "PIP_REQUIRE_VIRTUALENV": "1"})
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return copy
 
-def files(folder): return {p.relative_to(folder).as_posix() for p in folder.rglob("*.py")}
+def different(copy, paths):
+    "Those of `paths` whose copy has other bytes"
+    return [name for path in paths if (copy / (name := path.relative_to(ROOT).as_posix())).read_bytes() != path.read_bytes()]
 
 def test_export_leaves_no_difference(exported):
-    assert files(exported / "fedrepro") == files(ROOT / "fedrepro")
-    changed = [n for n in sorted(files(ROOT / "fedrepro"))
-               if not filecmp.cmp(exported / "fedrepro" / n, ROOT / "fedrepro" / n, shallow=False)]
-    assert not changed, f"fedrepro/ is not what nbdev_export makes of nbs/: {changed}"
-    changed = [p.name for p in (ROOT / "benchmarks").glob("*.py") if (exported / "benchmarks" / p.name).read_bytes() != p.read_bytes()]
-    assert not changed, f"benchmarks/ is not what tools/export_benchmarks.py makes of its notebooks: {changed}"
+    "fedrepro/ is what nbdev_export makes of nbs/, benchmarks/ what tools/export_benchmarks.py makes of its notebooks"
+    made = sorted((exported / "fedrepro").rglob("*.py"))
+    assert [p.relative_to(exported) for p in made] == [p.relative_to(ROOT) for p in MODULES]
+    assert not different(exported, [*MODULES, *(ROOT / "benchmarks").glob("*.py")])
 
-def test_clean_leaves_no_difference(exported):
-    changed = [p.name for p in NOTEBOOKS if (exported / p.relative_to(ROOT)).read_bytes() != p.read_bytes()]
-    assert not changed, f"nbdev_clean changes {changed}"
+def test_clean_leaves_no_difference(exported): assert not different(exported, NOTEBOOKS)
 
 
 # --- packaging

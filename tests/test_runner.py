@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from fedrepro.core.errors import InputError
+from fedrepro.engine import method
 from fedrepro.executors import processes
 from fedrepro.experiments import runner, store
 from fedrepro.experiments.jobs import Job, TimeUp
 from fedrepro.experiments.leases import leases
+from fedrepro.experiments.runs import make_method, method_part, own_source
 from fedrepro.experiments.specs import load_spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -196,8 +198,6 @@ class {name}(FedAvg):
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     "Writes a file with a method, loads it as --import does, and gives a planned run of it"
-    from fedrepro.engine import method
-    from fedrepro.experiments.runs import make_method, method_part, own_source
     known = dict(method.METHODS)
     monkeypatch.setenv("FEDREPRO_METHODS", str(tmp_path / "own_methods.py"))
     def own(name="Spoils", line="pass"):
@@ -228,14 +228,12 @@ def test_an_edited_method_is_computed_again(own):
 
 @pytest.mark.parametrize("kind", ["", "@property", "@staticmethod", "@classmethod"])
 def test_the_source_of_a_method_from_a_notebook(kind):
-    from fedrepro.engine.method import METHODS, FedAvg
-    from fedrepro.experiments.runs import own_source
     found = []
     for line in ("1", "2"):
         text = f"class Typed(FedAvg):\n    {kind}\n    def cohort(*a): return [{line}]"
-        exec(text, {"FedAvg": FedAvg, "__name__": "nowhere"}, spaces := {})
+        exec(text, {"FedAvg": method.FedAvg, "__name__": "nowhere"}, spaces := {})
         found.append(own_source(spaces["Typed"]))
-    METHODS.pop("Typed")
+    method.METHODS.pop("Typed")
     assert found[0] and found[0] != found[1]
 
 def test_the_source_of_a_typed_method_is_the_same_in_every_process():
