@@ -90,11 +90,8 @@ def test_a_missing_extra_is_named(kind, monkeypatch):
 
 # --- the three, by stores on this machine
 
-def needs(name, extra):
-    if not installed(name, extra): pytest.skip(f"{name} is not installed: pip install 'fedrepro[{extra}]'")
-
 def test_tensorboard(cells, results, tmp_path):
-    needs("tensorboard", "tensorboard")
+    if not installed("tensorboard", "tensorboard"): pytest.skip("tensorboard is not installed: pip install 'fedrepro[tensorboard]'")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     there = tmp_path / "tb"
     for _ in range(2): log_stored(Loggers.of([f"tensorboard:{there}"]), cells, results)

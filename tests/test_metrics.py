@@ -29,10 +29,6 @@ points = st.floats(0, 100, width=32)
 
 # --- accuracy, from predictions
 
-def cut_up(rows, parts, rng):
-    "`rows` in `parts` shares, some of them empty"
-    return np.split(rng.permutation(rows), np.sort(rng.integers(0, rows + 1, parts - 1)))
-
 @SOME
 @given(SEEDS, st.integers(1, 6), st.integers(1, 50), st.integers(1, 7), st.booleans())
 def test_accuracies_are_means_of_scikit_learns(seed, clients, samples, classes, one_model):
@@ -41,7 +37,7 @@ def test_accuracies_are_means_of_scikit_learns(seed, clients, samples, classes, 
     predicted = [torch.as_tensor(rng.integers(0, classes, samples)) for _ in range(clients)]
     if one_model: predicted = predicted[:1] * clients
     maps = np.stack([rng.permutation(classes) for _ in range(clients)])
-    shares = cut_up(samples, clients, rng)
+    shares = np.split(rng.permutation(samples), np.sort(rng.integers(0, samples + 1, clients - 1)))  # some of them empty
     whole = [accuracy_score(concept[y], p) for concept, p in zip(maps, predicted)]
     assert generalised_accuracy(predicted, torch.as_tensor(y), maps) == pytest.approx(100 * np.mean(whole), abs=1e-9)
     own = [accuracy_score(concept[y[rows]], p[rows]) for concept, p, rows in zip(maps, predicted, shares) if len(rows)]
