@@ -115,5 +115,6 @@ def test_global_generators_neither_matter_nor_move(name):
     assert gap(quiet, ends(name, disturb)) == (0., "") and flat(quiet)
 
 def test_other_seeds_give_other_bits():
-    "The comparison sees a seed"
+    "The comparison sees a seed, and tensors without a name"
     assert gap(ends("FedAvg"), ends("FedAvg", seed=1))[0] > 1e-3
+    assert gap(torch.zeros(2), torch.ones(2)) == (1., "")

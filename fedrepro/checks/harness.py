@@ -107,7 +107,7 @@ def gap(a, b) -> tuple[float, str]:
     if odd := [n for n in (x | y) if n not in x or n not in y]: return math.inf, f"{odd[0]}: in one of two only"
     sizes = {n: apart(x[n], y[n]) for n in x}
     worst = max(sizes, key=sizes.__getitem__, default="")
-    return (sizes[worst], worst) if worst and sizes[worst] else (0., "")
+    return (sizes[worst], worst) if sizes and sizes[worst] else (0., "")
 
 def copied(message):
     "The same dicts with copies of the tensors"
