@@ -84,7 +84,7 @@ def test_every_claim_names_rows_and_columns_that_exist():
 @pytest.mark.parametrize("change, word", [
     ('kind = "gain over all others"', 'kind = "guess"'), ('rows = ["FedCCFA"]', 'rows = "FedCCFA"'),
     ('source = "text 1"', 'sauce = "text 1"'), ('source = "text 1"\n', ''), ('paper = "Demo"', 'listed = {paper = "Demo"}'),
-    ('columns = ["A"]', 'columns = ["A"]\nneed = "some"')])
+    ('columns = ["A"]', 'columns = ["A"]\nneed = "some"'), (ONE, "claim = 3"), (ONE, "claim = [3]"), ("[[claim]]", "[[clam]]")])
 def test_bad_claims_are_refused_in_one_line(demo, change, word):
     (demo / "demo/claims.toml").write_text(ONE.replace(change, word))
     with one_line("demo"): read_claims(demo)

@@ -150,7 +150,12 @@ KEYS = {"listed": dict, "source": str, "says": str, "kind": str, "spec": str, "r
 # %% ../../nbs/08_verdicts/05_claims.ipynb #8233aacb
 def claim_tables(path: Path, key: str, keys: Mapping[str, type]) -> list[dict]:
     "The `[[key]]` tables of a claims.toml, lists as tuples; raises InputError for an unknown key or a wrong type"
-    tables = read_toml(path).get(key, [])
+    whole = read_toml(path)
+    for name, value in whole.items():
+        choice(name, ("claim", "effect"), f"{path}: table")
+        if not (isinstance(value, list) and all(isinstance(raw, dict) for raw in value)):
+            raise InputError(f"{path}: {name}: expected tables [[{name}]], got {short(value)}")
+    tables = whole.get(key, [])
     for i, raw in enumerate(tables, 1):
         for name, value in raw.items():
             at = f"{path}: {key} {i}.{choice(name, keys, f'{path}: {key} {i}: key')}"
