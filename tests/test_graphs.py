@@ -21,7 +21,7 @@ from fedrepro.engine.rounds import run, sequential
 from fedrepro.executors import kernels
 from fedrepro.executors.graphs import Graphs, RecordedPhase, StackedGraphs, slots_for
 from fedrepro.executors.kernels import choose_kernel, layers_of, seconds, stack_net, with_products
-from fedrepro.executors.stacks import Stacked
+from fedrepro.executors.stacks import Stacked, stacked
 from fedrepro.experiments.jobs import make_jobs
 from fedrepro.experiments.specs import load_spec
 from fedrepro.models import networks
@@ -99,14 +99,17 @@ def test_a_round_that_is_asked_for_ends_its_recordings():
         assert gap(ends(player, Rising(**FEW)), ends(sequential, Rising(**FEW))) < 1e-12
         assert all(stage.asked for stage in stages(player))
 
+class Counts(FedAvg, listed=False):
+    "A rate that falls with the steps: the memory is a number"
+    def local_phases(self, client): return [self.phase(client, step=self.step)]
+    def step(self, step):
+        count = 1 if step.memory is None else step.memory + 1
+        loss, grads = step.grad()
+        sgd_step(step.moving, grads, None, replace(step.phase.sgd, lr=step.phase.sgd.lr / count, momentum=0.))
+        return loss, count
+
 def test_a_memory_that_is_no_tensors_is_carried_and_nothing_is_recorded():
-    class Counts(FedAvg):
-        def local_phases(self, client): return [self.phase(client, step=self.step)]
-        def step(self, step):
-            count = 1 if step.memory is None else step.memory + 1
-            loss, grads = step.grad()
-            sgd_step(step.moving, grads, None, replace(step.phase.sgd, lr=step.phase.sgd.lr / count, momentum=0.))
-            return loss, count
+    assert gap(ends(stacked, Counts(**FEW)), ends(sequential, Counts(**FEW))) < 1e-12
     for make in PLAYERS.values():
         with pytest.warns(UserWarning, match="phase local: its steps are not recorded: its memory is not always the same tensors"):
             found = ends(make(), Counts(**FEW))

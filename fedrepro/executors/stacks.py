@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['stacked', 'View', 'hook_with', 'method_of', 'differing', 'Stack', 'Solo', 'BatchPlan', 'made', 'part_of',
-           'StackPhase', 'ready', 'some', 'train_stack', 'stack_step', 'results', 'hook_kind', 'client_kind', 'Stacked']
+           'StackPhase', 'ready', 'first_of', 'some', 'train_stack', 'stack_step', 'results', 'hook_kind',
+           'client_kind', 'Stacked']
 
 # %% ../../nbs/05_executors/01_stacks.ipynb #ddc28ea7
 from collections.abc import Callable, Iterable
@@ -196,6 +197,10 @@ def ready(clients: list[Client], phases: list[Phase], starts: list[Tree]) -> Sta
     actor.net = stack_net(clients[0].net, shape, len(clients), feed.rows.shape[2], actor.dtype, actor.device)
     return StackPhase(actor, phase, own, moving, feed, order)
 
+def first_of(value, n: int):
+    "The first `n` clients of a tensor with a leading axis of clients; anything else as it is"
+    return value.detach()[:n].requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
 def some(phase: Phase, n: int) -> Phase:
     "`phase` for the first `n` clients of a stack"
     lr = phase.sgd.lr
@@ -210,7 +215,7 @@ def train_stack(clients: list[Client], phases: list[Phase], starts: list[Tree]) 
     for s in range(r.feed.steps[0]):
         if (left := r.feed.active(s)) < n:
             kept |= {i: part_of(memory, i) for i in range(left, n)}
-            n, memory = left, tree_map(lambda t: t.detach()[:left].requires_grad_(t.requires_grad), memory)
+            n, memory = left, tree_map(lambda t: first_of(t, left), memory)
         now = {name: t.detach()[:n].requires_grad_() for name, t in r.moving.items()}  # writes reach `moving`
         all_now = {name: t[:n] for name, t in r.own.items()} | now
         loss, memory = stack_step(r.actor.first(n), some(r.phase, n), r.feed.batch(s, n), all_now, now, memory).take()
