@@ -6,6 +6,7 @@ import pytest
 import torch
 from test_by_hand import FOUR as AWAY, TWO as PARTS, W, X, Y, federation as by_rows, logits, shares
 from test_golden import watching
+from toy import one_line
 from fedrepro.core.trees import distance, same_bits, select, weighted_mean
 from fedrepro.engine.evaluation import eval_models, final_phases, finetuned
 from fedrepro.engine.federation import TUNE, Federation
@@ -196,6 +197,9 @@ def test_the_most_where_nothing_covers():
     fed = of_classes([0], [0], [0], [1, 2], [0], [3], participation=1 / 3)
     with pytest.warns(UserWarning, match="none of 300 cohorts of 2 clients holds all 4 classes: taking the first with 3"):
         assert 3 in covering_cohort(fed, 0, 300)
+
+def test_cohorts_that_are_listed_do_not_cover():
+    with one_line("FedADC(covering=True): cohorts 'fedccfa-code'"): begin(FedADC(covering=True), replace(federation(), cohorts="fedccfa-code"))
 
 def test_covering_runs_and_its_name_differs():
     fed = federation(parts=[[0, 2], [1, 3], [5, 9], [4, 6]], participation=.5)
