@@ -49,7 +49,7 @@ def test_a_federation_has_few_fields_and_none_can_be_set():
 
 REFUSED = {  # hyper-parameters that each method refuses, one at a time
     "SCAFFOLD": dict(lr=0., epochs=0), "SlowMo": dict(lr=0.), "FedExP": dict(eps=0.), "FedDyn": dict(alpha=-1.),
-    "FedAvgM": dict(beta=float("nan")), "MOON": dict(tau=0., mu=float("inf")), "FedGKD": dict(tau=0., models=0),
+    "FedAvgM": dict(beta=float("nan")), "MOON": dict(tau=0., mu=float("inf")), "FedGKD": dict(tau=0., models=1.5), "IFCA": dict(models=0),
     "FedNTD": dict(tau=0., beta=-1.), "FedDC": dict(lr=0., lr_decay=0., epochs=0), "FedCDA": dict(models=0, batches=0, smooth=-1.),
     "InCo": dict(clip=-.1), "FedDrift": dict(delta=-1., models=0, previous="now", variant="fixed"),
     "Flash": dict(variant="literal", beta2=0., tau=0.), "Union": dict(epochs=-1), "Constraint": dict(kind="logits", part="body", mu=-1.),
@@ -64,6 +64,10 @@ def test_impossible_settings_are_refused(name, field):
     value = REFUSED[name][field]
     said = f"{name} {field} {value!r} is unknown;" if isinstance(value, str) else f"{name}({field}={value}): expected"
     with one_line(said): load_methods()[name](**{field: value})
+
+def test_settings_of_another_kind_are_refused():
+    with one_line("FedAvg(epochs='5'): expected a whole number, 0 or more"): FedAvg(epochs="5")
+    with one_line("FedAvg(lr='0.1'): expected a finite number, 0 or more"): FedAvg(lr="0.1")
 
 def test_settings_that_contradict_each_other_are_refused():
     with pytest.raises(InputError, match="margins of which term"): LfD(own_margins=True, margin_in_regulariser=False)

@@ -10,6 +10,7 @@ import importlib.util, math, os, pkgutil, sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from numbers import Integral, Real
 from pathlib import Path
 from typing import ClassVar
 import numpy as np
@@ -75,9 +76,10 @@ class FedAvg:
 
     def __post_init__(self):
         for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{type(self).__name__}({f.name}={value!r}): expected a finite number, 0 or more")
+            value, (kind, what) = getattr(self, f.name), (Integral, "whole") if f.type is int else (Real, "finite")
+            if ((f.type in (int, float) or isinstance(value, Real))
+                    and not (isinstance(value, kind) and math.isfinite(value) and value >= 0)):
+                raise InputError(f"{type(self).__name__}({f.name}={value!r}): expected a {what} number, 0 or more")
 
     # who takes part, what is remembered, and what is sent
     def init_server(self, federation: Federation) -> dict:

@@ -18,6 +18,7 @@ from ..core.trees import Tree, stack, unstack, weighted_mean
 from ..engine.client import Client, Phase, Results
 from ..engine.method import Exchange, FedAvg, Survey
 from ..engine.declarations import Messages, law
+from .memory import need_positive
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #5ebb687c
 def losses_under(client: Client, models: list[Tree], names: Tensor, augment: bool = True) -> Tensor:
@@ -47,7 +48,7 @@ class IFCA(FedAvg):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.models < 1: raise InputError(f"{type(self).__name__}(models={self.models!r}): expected 1 or more")
+        need_positive(self, "models")
 
     def init_server(self, federation) -> dict:
         "`models`: one independent random draw for each number 0..M-1, the first everybody's usual one"

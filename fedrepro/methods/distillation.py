@@ -73,8 +73,7 @@ class FedGKD(FedAvg):
 
     def __post_init__(self):
         super().__post_init__()
-        need_positive(self, "tau")
-        if self.models < 1: raise InputError(f"FedGKD(models={self.models!r}): expected 1 or more")
+        need_positive(self, "tau", "models")
 
     def init_server(self, federation) -> dict:
         "`params`; with M > 1 also `past`, the last M global models by age, `0` the newest"
