@@ -20,7 +20,7 @@ from fedrepro.engine.rounds import open_round, run
 from fedrepro.experiments import store
 from fedrepro.experiments.jobs import make_jobs
 from fedrepro.experiments.local_study import assigned, chosen, local_rows, position, sample_rows, slice_rows
-from fedrepro.experiments.rules import parse_client
+from fedrepro.experiments.rules import Value, parse_client
 from fedrepro.experiments.runner import compute_runs
 from fedrepro.experiments.runs import make_method, run_settings
 from fedrepro.experiments.specs import STUDY_METRICS, find_specs, load_spec
@@ -28,8 +28,10 @@ from fedrepro.experiments.store import Damaged
 from fedrepro.experiments.studies import check_study, conclude, prelude
 from fedrepro.methods.fedbss import rate_samples, split
 from fedrepro.models import networks
+from fedrepro.reporting.figures import draw
 from fedrepro.verdicts.summaries import start_notes
 from fedrepro.verdicts.tables import UNKNOWN_VALUE, cell_line, table
+from toy import stored
 from test_resume import Killed, killing, run_job
 
 LOCAL = dict(lr=.05, epochs=2, batch_size=16)
@@ -277,3 +279,23 @@ def test_every_study_can_be_run_at_every_tier_that_has_its_data(name):
         assert {c.row for c in cells} == set(spec.rows) and not [c for c in spec.tier_columns(tier) if c.missing]
         assert len({c.run_id for c in cells}) == len(spec.rows) * len({c.seed for c in cells})
     for cell in {c.run_id: c for c in spec.runs("smoke", seeds=1)}.values(): check_study(cell, None, "cpu")
+
+def two_columns(name, tmp_path, **of_epoch):
+    "A study at tier smoke, whose second column has other clients, with a made-up run of each row"
+    spec = load_spec(name)
+    first = spec.tier_columns("smoke")[0]
+    other = replace(first, label="more clients", values=first.values | {"clients": Value(7, "tier: a test")})
+    spec = replace(spec, tiers=spec.tiers | {"smoke": replace(spec.tier("smoke"), columns=(first, other))})
+    for c in spec.runs("smoke", seeds=1):
+        last = c.settings["study"].get("epochs", 0)
+        rows = [dict(round=c.rounds, epoch=e, drift_norm=float(c.settings["partition"]["clients"]), gap_majority=.1, gap_minority=0.) | of_epoch for e in (0, last)]
+        stored(c, rows, tmp_path)
+    return spec, draw(spec, "smoke", tmp_path), [first.label, "more clients"]
+
+def test_a_study_of_two_settings_shows_both_and_two_readings_of_one_run_once(tmp_path):
+    spec, fig, labels = two_columns("fedbss/figure3a", tmp_path, along=1, test_loss=1.)
+    assert [ax.get_title() for ax in fig.axes[::2]] == labels
+    assert [bar.get_width() for ax in fig.axes[::2] for bar in ax.patches] == [10.] * 3 + [7.] * 3
+    spec, fig, labels = two_columns("lfd/figure3", tmp_path, samples_0=1, samples_1=2, confidence_0=.1, confidence_1=.1)
+    assert [ax.get_title() for ax in fig.axes] == labels and len(fig.legends[0].get_texts()) == len(spec.rows)
+    assert len(draw(load_spec("lfd/figure3"), "smoke", tmp_path).axes) == 1

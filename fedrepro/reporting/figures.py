@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['SHOWN', 'COLOURS', 'samples_figure', 'pushes_figure', 'FIGURES', 'points', 'line_styles', 'plot_against',
-           'against_figure', 'shown_clients', 'bubbles_figure', 'distances_figure', 'study_rows', 'finish_figure',
-           'study_styles', 'epochs_figure', 'class_gaps', 'plot_classes', 'classes_figure', 'slice_figure', 'one_run',
-           'scatter', 'sorted_figure', 'listing', 'best_of', 'figure_in_words', 'draw']
+           'against_figure', 'shown_clients', 'bubbles_figure', 'distances_figure', 'study_rows', 'panels_of',
+           'finish_figure', 'study_styles', 'epochs_figure', 'class_gaps', 'plot_classes', 'one_legend',
+           'classes_figure', 'plot_slice', 'slice_figure', 'one_run', 'scatter', 'sorted_figure', 'listing', 'best_of',
+           'figure_in_words', 'draw']
 
 # %% ../../nbs/09_reporting/02_figures.ipynb #3787ee98
 import textwrap
@@ -129,21 +130,30 @@ def distances_figure(spec: Spec, tier: str, results: str | Path | None = None) -
 # %% ../../nbs/09_reporting/02_figures.ipynb #b7e571c2
 def study_rows(spec: Spec, tier: str, results: str | Path | None = None) -> tuple[dict[str, PlannedRun], pd.DataFrame,
                                                                                   str]:
-    """A cell of each column; the rows of all runs that have some, with `row`, `column`, `seed`; which runs diverged.
+    """A run of each column; the rows of all runs that have some, with `row`, `column`, `seed`; which runs diverged.
 
     Raises InputError when no run has a row."""
     runs = [(c, run.assign(row=c.row, column=c.column, seed=c.seed)) for c, run in stored_runs(spec, tier, results)]
     there = [(c, run) for c, run in runs if "epoch" in run and run.epoch.notna().all()]
     if not there: refuse_empty(spec, tier, results)
     notes = diverged_notes(pd.concat([run for _, run in runs], ignore_index=True))
-    columns = {c.column: c for c, _ in there[::-1]}
+    first = {c.column: c for c, _ in there[::-1]}
+    columns = {c.label: first[c.label] for c in spec.tier_columns(tier) if c.label in first}
     return columns, pd.concat([run for _, run in there], ignore_index=True), "\n".join(notes)
+
+def panels_of(cells: dict[str, PlannedRun]) -> dict[str, PlannedRun]:
+    "One column of each run: columns of one setting are readings of the same run"
+    first: dict[str, str] = {}
+    for column, cell in cells.items(): first.setdefault(cell.run_id, column)
+    return {column: cells[column] for column in first.values()}
 
 def finish_figure(fig: Figure, cells: dict[str, PlannedRun], tier: str, notes: str = "") -> Figure:
     "`fig` with data, partition and client of the study above, and below it, small, which runs diverged"
-    s = next(iter(cells.values())).settings
-    who = s["study"]["client"].replace("classes", "a client of classes")
-    fig.suptitle(f"{s['data']['name']}, {partition_words(s['partition'])}, {who}, tier {tier}", fontsize=9)
+    def said(s):
+        who = s["study"]["client"].replace("classes", "a client of classes")
+        return f"{s['data']['name']}, {partition_words(s['partition'])}, {who}"
+    title = "; ".join(dict.fromkeys(said(c.settings) for c in cells.values()))
+    fig.suptitle(textwrap.fill(f"{title}, tier {tier}", 150), fontsize=9)
     if notes: fig.supxlabel(notes, fontsize=8, x=.01, ha="left")
     return fig
 
@@ -161,14 +171,14 @@ def study_styles(spec: Spec) -> dict[str, Style]:
 def epochs_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "The metric of every column over local epochs, a line for each row; raises InputError without any run"
     (cells, long, notes), styles = study_rows(spec, tier, results), study_styles(spec)
-    columns = [c for c in spec.tier_columns(tier) if c.label in cells]
-    fig, axes = grid(len(columns))
-    for ax, column in zip(axes, columns):
-        metric = column.metric or spec.metric
-        plot_curves(ax, long[long.column == column.label].assign(round=long.epoch), metric, styles)
+    metrics = {c.label: c.metric or spec.metric for c in spec.tier_columns(tier)}
+    fig, axes = grid(len(cells))
+    for ax, column in zip(axes, cells):
+        metric = metrics[column]
+        plot_curves(ax, long[long.column == column].assign(round=long.epoch), metric, styles)
         ax.set(xlabel="local epoch", ylabel=textwrap.fill(axis_label(metric), 30))
         ax.locator_params(axis="x", integer=True)
-        ax.set_title(column.label, fontsize=9)
+        ax.set_title(column, fontsize=9)
     add_legend(fig, long, styles)
     return finish_figure(fig, cells, tier, notes)
 
@@ -194,25 +204,29 @@ def plot_classes(ax: Axes, gaps: dict[str, pd.DataFrame], styles: dict[str, Styl
     ax.set_xticks(range(len(order)), [f"{c}\n{counts[c]:.0f}" for c in order], fontsize=8)
     ax.set(xlabel="class, and how many samples of it the client has", ylabel="change of confidence")
 
+def one_legend(fig: Figure) -> None:
+    "One legend right of the panels, in which a label stands once"
+    found = {label: handle for ax in fig.axes for handle, label in zip(*ax.get_legend_handles_labels())}
+    fig.legend(found.values(), found, loc="outside right center", frameon=False, fontsize=9)
+
 def classes_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
-    "Change of confidence by class, mean over seeds; raises InputError without any run"
+    "Change of confidence by class, mean over seeds, a panel a column; raises InputError without any run"
     cells, long, notes = study_rows(spec, tier, results)
-    long = long[long.column == next(iter(cells))]
-    gaps = {row: pd.concat([class_gaps(run) for _, run in part.groupby("seed")]).groupby(level=0).mean()
-            for row, part in long.groupby("row", sort=False)}
-    fig, (ax,) = grid(1)
-    fig.set_size_inches(9., 3.2)
-    plot_classes(ax, gaps, row_styles(spec))
-    fig.legend(loc="outside right center", frameon=False, fontsize=9)
+    cells = panels_of(cells)
+    fig, axes = grid(len(cells), wide=1)
+    fig.set_size_inches(9., 3.2 * len(cells))
+    for ax, column in zip(axes, cells):
+        gaps = {row: pd.concat([class_gaps(run) for _, run in part.groupby("seed")]).groupby(level=0).mean()
+                for row, part in long[long.column == column].groupby("row", sort=False)}
+        plot_classes(ax, gaps, row_styles(spec))
+        if len(cells) > 1: ax.set_title(column, fontsize=9)
+    one_legend(fig)
     return finish_figure(fig, cells, tier, notes)
 
 # %% ../../nbs/09_reporting/02_figures.ipynb #78cc5d37
-def slice_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
-    "Drift as bars, and the loss along it, a line for each row; raises InputError without any run"
-    (cells, long, notes), styles = study_rows(spec, tier, results), study_styles(spec)
-    long = long[long.column == next(iter(cells))]
-    rows = [r for r in spec.rows if r in set(long.row)]
-    fig, (bars, lines) = grid(2)
+def plot_slice(bars: Axes, lines: Axes, long: pd.DataFrame, styles: dict[str, Style]) -> None:
+    "The rows of a column: drift as bars, and the loss along it"
+    rows = [r for r in styles if r in set(long.row)]
     for i, row in enumerate(rows):
         ends = long[(long.row == row) & (long.along == 1)]
         bars.barh(-i, ends.drift_norm.mean(), color=styles[row].colour, height=.6)
@@ -224,27 +238,40 @@ def slice_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Fi
     bars.set(xlabel=r"drift $\|w^k-w\|$")
     lines.set(xlabel="distance from the received model", ylabel="loss on the test set (nats)")
     lines.axvline(0, color=".6", linewidth=.8, zorder=0)
+
+def slice_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
+    "Drift as bars, and the loss along it, two panels a column, a line for each row; raises InputError without any run"
+    (cells, long, notes), styles = study_rows(spec, tier, results), study_styles(spec)
+    cells = panels_of(cells)
+    fig, axes = grid(2 * len(cells), wide=2)
+    for bars, lines, column in zip(axes[::2], axes[1::2], cells):
+        plot_slice(bars, lines, long[long.column == column], styles)
+        if len(cells) > 1: bars.set_title(column, fontsize=9)
     return finish_figure(fig, cells, tier, notes)
 
 # %% ../../nbs/09_reporting/02_figures.ipynb #2a8f6010
-def one_run(spec: Spec, tier: str, results) -> tuple[dict[str, PlannedRun], pd.DataFrame]:
-    "The rows of the first seed's run"
+def one_run(spec: Spec, tier: str, results) -> tuple[dict[str, PlannedRun], list[tuple[str, pd.DataFrame]]]:
+    "The run of the first seed in each column; what a panel's title says of the column, and the rows of its run"
     cells, long, _ = study_rows(spec, tier, results)
-    cell = next(iter(cells.values()))
-    return cells, long[(long.column == cell.column) & (long.seed == cell.seed) & (long.row == cell.row)]
+    cells = panels_of(cells)
+    return cells, [(f"{c.column}: " if len(cells) > 1 else "",
+                    long[(long.column == c.column) & (long.seed == c.seed) & (long.row == c.row)])
+                   for c in cells.values()]
 
-def scatter(spec: Spec, tier: str, results: str | Path | None = None, *, y: str, **axes) -> Figure:
+def scatter(spec: Spec, tier: str, results: str | Path | None = None, *, y: str, **labels) -> Figure:
     "One dot a sample of the last round, loss against `y`; a line at the dividing point. Raises InputError"
-    cells, found = one_run(spec, tier, results)
-    last = found[found["round"] == found["round"].max()]
-    fig, (ax,) = grid(1)
-    for biased, name in enumerate(("unbiased", "biased")):
-        part = last[last.biased == biased]
-        ax.plot(part.loss, part[y], "o", color=COLOURS[biased], markersize=4, alpha=.55, markeredgewidth=0, label=name)
-    ax.axvline(last.loss[last.biased == 0].max(), color="black", linestyle="--", linewidth=1)
-    ax.set(xlabel="loss (nats)", **axes)
-    ax.set_title(f"client of {len(last)} samples, round {last['round'].iloc[0]:.0f}", fontsize=9)
-    fig.legend(loc="outside right center", frameon=False, fontsize=9)
+    cells, runs = one_run(spec, tier, results)
+    fig, axes = grid(len(runs))
+    for ax, (title, found) in zip(axes, runs):
+        last = found[found["round"] == found["round"].max()]
+        for biased, name in enumerate(("unbiased", "biased")):
+            part = last[last.biased == biased]
+            ax.plot(part.loss, part[y], "o", color=COLOURS[biased], markersize=4, alpha=.55, markeredgewidth=0,
+                    label=name)
+        ax.axvline(last.loss[last.biased == 0].max(), color="black", linestyle="--", linewidth=1)
+        ax.set(xlabel="loss (nats)", **labels)
+        ax.set_title(f"{title}client of {len(last)} samples, round {last['round'].iloc[0]:.0f}", fontsize=9)
+    one_legend(fig)
     return finish_figure(fig, cells, tier)
 
 samples_figure = partial(scatter, y="uncertainty", ylabel="uncertainty", ylim=(-.03, 1.03))
@@ -252,15 +279,15 @@ pushes_figure = partial(scatter, y="push", ylabel="norm of the sample's gradient
 
 def sorted_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "Loss and uncertainty of the samples from small to large loss, a panel a round; raises InputError without any run"
-    cells, found = one_run(spec, tier, results)
-    rounds = list(dict.fromkeys(found["round"]))
-    fig, axes = grid(len(rounds))
-    for ax, t in zip(axes, rounds):
-        part, other = found[found["round"] == t], ax.twinx()
+    cells, runs = one_run(spec, tier, results)
+    panels = [(title, t, part) for title, found in runs for t, part in found.groupby("round", sort=False)]
+    fig, axes = grid(len(panels))
+    for ax, (title, t, part) in zip(axes, panels):
+        other = ax.twinx()
         other.plot(part["sample"], part.uncertainty, ".", color=COLOURS[0], markersize=4, alpha=.6)
         ax.plot(part["sample"], part.loss, color=COLOURS[1], linewidth=1.8)
         ax.axvline((part.biased == 0).sum() - .5, color="black", linestyle="--", linewidth=1)
-        ax.set_title(f"round {t:.0f}: {100 * part.unbiased_share.iloc[0]:.0f} % unbiased", fontsize=9)
+        ax.set_title(f"{title}round {t:.0f}: {100 * part.unbiased_share.iloc[0]:.0f} % unbiased", fontsize=9)
         ax.set_xlabel("samples, sorted by loss")
         ax.set_ylabel("loss (nats)", color=COLOURS[1])
         other.set_ylabel("uncertainty", color=COLOURS[0])
