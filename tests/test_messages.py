@@ -103,8 +103,10 @@ def test_workers_get_and_give_large_tensors(name, monkeypatch):
 
 @LINUX
 def test_nothing_stays_open_after_an_error():
+    broken = FedAvg(**LOCAL)
+    broken.lr = "x"
     with Processes(TOY, 2) as pool:
-        with pytest.raises(TypeError): run(FedAvg(**LOCAL | {"lr": "x"}), TOY, 1, executor=pool)
+        with pytest.raises(TypeError): run(broken, TOY, 1, executor=pool)
         assert opened() == [] and pool.shelves
         assert same_bits(ends(FedAvg(**LOCAL), pool), ends(FedAvg(**LOCAL), rounds.sequential))
         victims = []

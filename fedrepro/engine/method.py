@@ -78,7 +78,7 @@ class FedAvg:
         for f in fields(self):
             value, (kind, what) = getattr(self, f.name), (Integral, "whole") if f.type is int else (Real, "finite")
             if ((f.type in (int, float) or isinstance(value, Real))
-                    and not (isinstance(value, kind) and math.isfinite(value) and value >= 0)):
+                    and not (isinstance(value, kind) and math.isfinite(value) and float(value) >= 0)):
                 raise InputError(f"{type(self).__name__}({f.name}={value!r}): expected a {what} number, 0 or more")
 
     # who takes part, what is remembered, and what is sent

@@ -78,10 +78,12 @@ class FedADC(FedAvg):
         "$\\beta_{local}$"
         return self.beta if self.beta_local is None else self.beta_local
     def init_server(self, federation) -> dict:
-        "`params`; `m`, the momentum in units of a gradient, zeros; raises InputError for covering cohorts of a list"
+        """`params`; `m`, the momentum in units of a gradient, zeros.
+
+        Raises InputError for cohorts that cover where they are listed."""
         if self.covering and isinstance(federation.cohorts, str):
-            raise InputError(f"{type(self).__name__}(covering=True): cohorts {federation.cohorts!r} are drawn once: "
-                             "expected a seed or None")
+            raise InputError(f"{type(self).__name__}(covering=True): cohorts {federation.cohorts!r} "
+                             "are listed: expected a seed or None")
         return super().init_server(federation) | {"m": no_memory(federation)}
     def select_clients(self, server: dict, federation, t: int) -> list[int]:
         "The first draw, or the first that covers"
