@@ -38,7 +38,8 @@ def test_no_method_overrides_what_is_no_hook():
     "A method of a class of FedAvg's that the engine calls is a hook, or is declared"
     known = {*HOOKS, "communication", "invariants", "phase", "__post_init__"}
     plain = {n for n in vars(FedAvg) if not n.startswith("__")} - known
-    assert plain == {"version", "paper", "personal", "pooled", "evaluated", "stackable", "limit", "check_settings", *(f.name for f in fields(FedAvg))}
+    assert plain == {"version", "paper", "personal", "pooled", "evaluated", "stackable", "positive", "fractions", "limit", "check_settings",
+                     *(f.name for f in fields(FedAvg))}
 
 def test_a_federation_has_few_fields_and_none_can_be_set():
     assert len(fields(Federation)) <= 9
@@ -48,12 +49,13 @@ def test_a_federation_has_few_fields_and_none_can_be_set():
 # --- settings
 
 REFUSED = {  # hyper-parameters that each method refuses, one at a time
-    "SCAFFOLD": dict(lr=0., epochs=0), "SlowMo": dict(lr=0.), "FedExP": dict(eps=0.), "FedDyn": dict(alpha=-1.),
+    "SCAFFOLD": dict(lr=0., epochs=0), "SlowMo": dict(lr=0.), "FedRS": dict(alpha=1.5), "pFedMe": dict(inner_steps=0, judged_by="v"), "FedExP": dict(eps=0.), "FedDyn": dict(alpha=-1.),
     "FedAvgM": dict(beta=float("nan")), "MOON": dict(tau=0., mu=float("inf")), "FedGKD": dict(tau=0., models=1.5), "IFCA": dict(models=0),
     "FedNTD": dict(tau=0., beta=-1.), "FedDC": dict(lr=0., lr_decay=0., epochs=0), "FedCDA": dict(models=0, batches=0, smooth=-1.),
     "InCo": dict(clip=-.1), "FedDrift": dict(delta=-1., models=0, previous="now", variant="fixed"),
-    "Flash": dict(variant="literal", beta2=0., tau=0.), "Union": dict(epochs=-1), "Constraint": dict(kind="logits", part="body", mu=-1.),
+    "Flash": dict(variant="literal", beta2=0., beta1=1.5, tau=0.), "Union": dict(epochs=-1), "Constraint": dict(kind="logits", part="body", mu=-1.),
     "LfD": dict(tau=0., outer_tau=0., margin=1.1, weight=-1., first="none"),
+    "AdaptiveFedAvg": dict(beta2=1., variant="fixed"), "FedPAC": dict(variant="fixed"), "FedCCFA": dict(anchors="one", balanced_samples=0),
     "FedBSS": dict(selection="sine", aggregation="mean", warm_up=-1),
     "FedADC": dict(variant="red", lr=0., epochs=0, beta=-.1, beta_local=-.1, phi=1.1),
     "FedADCPlus": dict(calibration="head", calibration_mu=-1., lam=1.5, temperature=0.)}

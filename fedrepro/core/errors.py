@@ -31,7 +31,7 @@ def short(value, width: int = 60) -> str:
 def choice(name, accepted, what: str):
     "`name` if `accepted` has it; raises UnknownName with `what`, `name`, the closest match and what is accepted"
     if isinstance(name, str) and name in accepted: return name
-    accepted = sorted(map(str, accepted))
+    accepted = sorted(filter(None, map(str, accepted)))
     by_lower = {a.lower(): a for a in accepted}
     near = difflib.get_close_matches(name[:100].lower() if isinstance(name, str) else "", by_lower, 1, .6)
     hint = f"did you mean {by_lower[near[0]]!r}? " if near else ""

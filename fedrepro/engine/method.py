@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args, get_origin
 import numpy as np
 from torch import Tensor
-from ..core.errors import InputError
+from ..core.errors import InputError, choice, require
 from ..core.trees import Tree, weighted_mean
 from .client import SGD, Batch, Client, Phase, Results, cross_entropy
 from .declarations import Law, Messages
@@ -63,6 +63,8 @@ class FedAvg:
     pooled: ClassVar[bool] = False  # trained on everybody's samples at one place
     evaluated: ClassVar[dict[str, str]] = {}  # suffix of its metrics -> part of the server's state in place of `params`
     stackable: ClassVar[tuple[str, ...]] = ("lr", "lr_decay")  # fields by which a client's hooks decide nothing
+    positive: ClassVar[set[str]] = set()  # fields that may not be 0, beside those of its bases
+    fractions: ClassVar[set[str]] = set()  # fields from 0 to 1, beside those of its bases
     limit: ClassVar[Law | None] = None  # the setting in which it is another method: `law(mu=0.)`
     check_settings: ClassVar[dict] = {}  # fields with which three rounds reach every branch, for the contract
 
@@ -75,11 +77,17 @@ class FedAvg:
             METHODS[cls.__name__] = cls
 
     def __post_init__(self):
+        name, bases = type(self).__name__, type(self).__mro__
+        positive, fractions = ({n for c in bases for n in vars(c).get(of, ())} for of in ("positive", "fractions"))
         for f in fields(self):
             value, (kind, what) = getattr(self, f.name), (Integral, "whole") if f.type is int else (Real, "finite")
-            if ((f.type in (int, float) or isinstance(value, Real))
-                    and not (isinstance(value, kind) and math.isfinite(value) and float(value) >= 0)):
-                raise InputError(f"{type(self).__name__}({f.name}={value!r}): expected a {what} number, 0 or more")
+            if get_origin(f.type) is Literal: choice(value, get_args(f.type), f"{name} {f.name}")
+            elif f.type in (int, float) or isinstance(value, Real):
+                usual = isinstance(value, kind) and math.isfinite(value) and float(value) >= 0
+                expected = (f"{what} number, 0 or more" if not usual else
+                            "number above 0" if value == 0 and f.name in positive else
+                            "number from 0 to 1" if value > 1 and f.name in fractions else None)
+                require(not expected, f"{name}({f.name}={value!r}): expected a {expected}")
 
     # who takes part, what is remembered, and what is sent
     def init_server(self, federation: Federation) -> dict:

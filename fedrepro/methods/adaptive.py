@@ -8,15 +8,15 @@ __all__ = ['corrected', 'follow_variance', 'AdaptiveFedAvg', 'flash_moments', 'm
 # %% ../../nbs/06_methods/07_adaptive.ipynb #167e9930
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from ..core.errors import InputError, choice
+from ..core.errors import InputError
 from ..core.trees import Tree, squared_norm, sub, zeros_like
 from ..engine.client import Batch, Client, Phase, Results, Step, cross_entropy, sgd_step
 from ..engine.method import Exchange, FedAvg
-from .memory import need_positive, no_memory
+from .memory import no_memory
 from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/07_adaptive.ipynb #fe542c77
@@ -42,7 +42,7 @@ class AdaptiveFedAvg(FedAvg):
     beta1: float = 0.7  # of the running mean, in [0, 1)
     beta2: float = 0.3  # of the running variance, in [0, 1)
     beta3: float = 0.7  # of the running ratio, in [0, 1)
-    variant: str = "adaptive"  # "as_published": the rate is computed and sent, but clients do not use it
+    variant: Literal["adaptive", "as_published"] = "adaptive"  # or a rate sent, but not used
     paper: ClassVar[str] = "Canonaco et al. 2021"
     limit = law(variant="as_published")
 
@@ -50,8 +50,7 @@ class AdaptiveFedAvg(FedAvg):
         super().__post_init__()
         for name in ("beta1", "beta2", "beta3"):
             if not (value := getattr(self, name)) < 1:
-                raise InputError(f"AdaptiveFedAvg({name}={value!r}): expected a number in [0, 1)")
-        choice(self.variant, ("adaptive", "as_published"), "AdaptiveFedAvg variant")
+                raise InputError(f"{type(self).__name__}({name}={value!r}): expected a number in [0, 1)")
 
     def init_server(self, federation) -> dict:
         "`params`; `mean`, a tree like it; scalars `variance`, `ratio`, and `rate`, the factor on the learning rate"
@@ -116,13 +115,13 @@ class StopsEarly(FedAvg, listed=False):
     "FedAvg whose clients stop when an epoch gains little (Panchal et al. 2023): eq. 2"
     gamma: float = 0.004  # of eq. 2; 0 = no client stops early
     one_in: int = 10  # every `one_in`-th sample of a client is for validation only; 0 = none, and nobody stops early
-    variant: str = field(default="honest", metadata={"neutral": True})  # or "as_published": by the test share's loss
+    variant: Literal["honest", "as_published"] = field(  # or by the test share's loss
+        default="honest", metadata={"neutral": True})
 
     def __post_init__(self):
         super().__post_init__()
-        name = type(self).__name__
-        if self.one_in == 1: raise InputError(f"{name}(one_in=1): leaves nothing to train on; expected 0, or 2 or more")
-        choice(self.variant, ("honest", "as_published"), f"{name} variant")
+        if self.one_in == 1:
+            raise InputError(f"{type(self).__name__}(one_in=1): leaves nothing to train on; expected 0, or 2 or more")
 
     def init_server(self, federation) -> dict:
         "Unchanged; raises InputError where clients have no test share and need one"
@@ -168,11 +167,9 @@ class Flash(StopsEarly):
     beta2: float = 0.99  # of v, above 0
     tau: float = 1e-3  # in the denominator of eq. 3, above 0; v starts at its square, above 0 too
     paper: ClassVar[str] = "Panchal et al. 2023"
+    positive = {"beta2", "tau"}  # v = 0 would leave 0/0 in beta_3
+    fractions = {"beta1", "beta2"}
     limit = law(gamma=0., one_in=0, hooks={"aggregate": FedAvg.aggregate})
-
-    def __post_init__(self):
-        super().__post_init__()
-        need_positive(self, "beta2", "tau")  # v = 0 would leave 0/0 in beta_3
 
     def init_server(self, federation) -> dict:
         "`params`; `m`, `v`, `d`: trees like its trained part"

@@ -7,16 +7,14 @@ __all__ = ['global_anchors', 'alignment_loss', 'FedFM', 'feature_statistics', 's
 
 # %% ../../nbs/06_methods/05_alignment.ipynb #a9de93f8
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core.errors import choice
 from ..core.trees import Tree, stack
 from ..engine.client import Batch, Client, Phase, Results, class_means, cross_entropy
 from ..engine.method import Exchange, FedAvg
-from .memory import need_positive
 from .personal import FedRep
 from ..engine.declarations import Messages, law, one_a_round
 
@@ -43,13 +41,10 @@ class FedFM(FedAvg):
     tau: float = 0.1  # temperature of the alignment, both codes
     align_from: int = 20  # index of the first round with alignment, both codes
     paper: ClassVar[str] = "Ye et al. 2023"
+    positive = {"tau"}
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "weight", "tau")
     limit = law(weight=0., align_from=0)
     check_settings: ClassVar[dict] = {"align_from": 1}
-
-    def __post_init__(self):
-        super().__post_init__()
-        need_positive(self, "tau")
 
     def init_server(self, federation) -> dict:
         "`params` and `anchors` (C, d): none yet"
@@ -122,14 +117,10 @@ def head_weights(h: Tensor, variance: Tensor, renormalise: bool = True) -> Tenso
 class FedPAC(FedRep):
     "A shared body aligned with anchors; every head a mixture of all heads (Xu et al. 2023)"
     weight: float = 1.0  # lambda of the alignment; FedCCFA's configuration
-    variant: str = "corrected"  # or "as_published": FedCCFA's code, which does not renormalise the weights
+    variant: Literal["corrected", "as_published"] = "corrected"  # or weights not renormalised, as in FedCCFA's code
     paper: ClassVar[str] = "Xu et al. 2023"
     stackable: ClassVar[tuple[str, ...]] = (*FedRep.stackable, "weight")
     limit = law(FedRep, where=one_a_round, weight=0.)
-
-    def __post_init__(self):
-        super().__post_init__()
-        choice(self.variant, ("corrected", "as_published"), "FedPAC variant")
 
     def init_server(self, federation) -> dict:
         "`params`, the body; `anchors` (C, d): none yet"

@@ -8,7 +8,7 @@ __all__ = ['losses_under', 'mean_losses', 'IFCA', 'concept_history', 'names_at',
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #d5339ba8
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,6 @@ from ..core.trees import Tree, stack, unstack, weighted_mean
 from ..engine.client import Client, Phase, Results
 from ..engine.method import Exchange, FedAvg, Survey
 from ..engine.declarations import Messages, law
-from .memory import need_positive
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #5ebb687c
 def losses_under(client: Client, models: list[Tree], names: Tensor, augment: bool = True) -> Tensor:
@@ -43,12 +42,9 @@ class IFCA(FedAvg):
     "Several global models; each client trains the one that fits its data best (Ghosh et al. 2020)"
     models: int = 4  # M; FedCCFA: the three concepts after the drift and the one before
     paper: ClassVar[str] = "Ghosh et al. 2020"
+    positive = {"models"}
     limit = law(models=1)
     check_settings: ClassVar[dict] = {"models": 2}
-
-    def __post_init__(self):
-        super().__post_init__()
-        need_positive(self, "models")
 
     def init_server(self, federation) -> dict:
         "`models`: one independent random draw for each number 0..M-1, the first everybody's usual one"
@@ -180,17 +176,12 @@ class FedDrift(IFCA):
     "IFCA that opens models for clients whose data have changed and merges clusters (Jothimurugesan et al. 2023)"
     models: int = 1  # at the start
     delta: float = 0.5  # rise of the loss that means drift, distance below which clusters merge; FedCCFA, B.2
-    previous: str = "as_published"  # data of round t-1, or of the client's last "participation"
-    variant: str = "corrected"  # or "as_published": numbers are positions, and absent clients keep old ones
+    previous: Literal["as_published", "participation"] = "as_published"  # data of round t-1, or its last one
+    variant: Literal["corrected", "as_published"] = "corrected"  # or numbers are positions, old if absent
     augmented: bool = True  # losses on augmented samples, as in FedCCFA's code, or on the stored ones
     paper: ClassVar[str] = "Jothimurugesan et al. 2023"
     limit = law(models=1, delta=1e9)
     check_settings: ClassVar[dict] = {"models": 2, "delta": .01}
-
-    def __post_init__(self):
-        super().__post_init__()
-        choice(self.previous, ("as_published", "participation"), "FedDrift previous")
-        choice(self.variant, ("corrected", "as_published"), "FedDrift variant")
 
     def init_server(self, federation) -> dict:
         "`models`; `now` (N,) int64, what each number ever given stands for; `identity` (K,) int64, clients' numbers"

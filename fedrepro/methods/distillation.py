@@ -11,11 +11,9 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core.errors import InputError
 from ..core.trees import Tree, weighted_mean
 from ..engine.client import Batch, Client, Results, cross_entropy
 from ..engine.method import Exchange, FedAvg
-from .memory import need_positive
 from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/01_distillation.ipynb #b9a33736
@@ -31,12 +29,9 @@ class MOON(FedAvg):
     mu: float = 5.0  # weight of the term; the official example on CIFAR-10; FedADC: 1 or 5; LfD does not print it
     tau: float = 0.5  # temperature; the official default, FedADC
     paper: ClassVar[str] = "Li et al. 2021"
+    positive = {"tau"}
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "mu", "tau")
     limit = law(mu=0.)
-
-    def __post_init__(self):
-        super().__post_init__()
-        need_positive(self, "tau")
 
     def init_client(self, federation, k: int) -> dict:
         "`previous`: the last local model (a placeholder at first); `known` (): 1 once there is one, 0 before"
@@ -68,12 +63,9 @@ class FedGKD(FedAvg):
     tau: float = 0.5  # T, FedADC
     models: int = 1  # M; FedADC: "the global model"; the original averages past ones too
     paper: ClassVar[str] = "Yao et al. 2021"
+    positive = {"tau", "models"}
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "weight", "tau")
     limit = law(weight=0.)
-
-    def __post_init__(self):
-        super().__post_init__()
-        need_positive(self, "tau", "models")
 
     def init_server(self, federation) -> dict:
         "`params`; with M > 1 also `past`, the last M global models by age, `0` the newest"
@@ -111,12 +103,9 @@ class FedNTD(FedAvg):
     beta: float = 0.3  # weight of the term, FedADC; official configuration: 1
     tau: float = 1.0  # temperature, FedADC and the official configuration
     paper: ClassVar[str] = "Lee et al. 2022"
+    positive = {"tau"}
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "beta", "tau")
     limit = law(beta=0.)
-
-    def __post_init__(self):
-        super().__post_init__()
-        need_positive(self, "tau")
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\beta$ times the distillation on not-true classes; teacher in eval mode, without gradient"

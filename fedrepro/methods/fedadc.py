@@ -9,7 +9,7 @@ __all__ = ['NEUTRAL', 'averaged_step', 'class_presence', 'covering_cohort', 'Fed
 import warnings
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from ..core.errors import InputError, choice
 from ..core.trees import Tree, scale, select, squared_norm, sub, weighted_mean
 from ..engine.client import SGD, Batch, Client, Phase, Results, Step, cross_entropy, sgd_step
 from ..engine.method import Exchange, FedAvg
-from .memory import local_steps, need_positive, no_memory
+from .memory import local_steps, no_memory
 from .server import SlowMo
 from ..engine.declarations import Messages, law
 
@@ -57,18 +57,15 @@ class FedADC(FedAvg):
     beta: float = 0.7  # beta_global, tuned over 0.6 to 0.9; the choice is not printed, ours is SlowMo's
     beta_local: float | None = None  # None = beta, the paper's choice
     alpha: float = 1.0  # the server's step, IV-B
-    variant: str = "nesterov"  # or "heavy_ball" (Algorithm 3), "double_momentum" (Algorithm 4)
+    variant: Literal["nesterov", "heavy_ball", "double_momentum"] = "nesterov"  # Algorithms 2, 3, 4
     phi: float = 0.9  # of the local momentum in Algorithm 4, 0..1; not given in the paper
     paper: ClassVar[str] = "Ozfatura et al. (FedADC)"
+    positive = {"lr", "lr_decay", "epochs"}  # moves are divided by the rate, momentum by the steps
+    fractions = {"phi"}
     limit = law(SlowMo, theirs={"beta": .6}, beta=.6, beta_local=0.)
 
     def __post_init__(self):
         super().__post_init__()
-        # moves are divided by the rate, momentum by the steps
-        need_positive(self, "lr", "lr_decay", "epochs")
-        choice(self.variant, ("nesterov", "heavy_ball", "double_momentum"), "FedADC variant")
-        if self.phi > 1:
-            raise InputError(f"{type(self).__name__}(phi={self.phi!r}): expected a number from 0 to 1")
         if self.variant == "double_momentum" and self.momentum:
             raise InputError(f"{type(self).__name__}(momentum={self.momentum!r}): "
                              "expected 0 with double_momentum")
@@ -137,18 +134,13 @@ class FedADCPlus(FedADC):
     "FedADC+: FedADC with self-confidence distillation from the received model (Ozfatura et al., section III)"
     lam: float = 0.35  # lambda of eq. 7, 0..1; IV-C
     temperature: float = 1.0  # T of eq. 6, above 0; not given in the paper, 4 in CS-KD's code
-    calibration: str = field(default="", metadata=NEUTRAL)  # or plain, proximal, self-confidence
+    calibration: Literal["", "plain", "proximal", "self-confidence"] = field(default="", metadata=NEUTRAL)
     calibration_epochs: int = field(default=2, metadata=NEUTRAL)  # section IV-D
     calibration_lr: float | None = field(default=None, metadata=NEUTRAL)  # None = `lr`; not in the paper
     calibration_mu: float = field(default=0.01, metadata=NEUTRAL)  # of "proximal"; IV-A's FedProx: 0.001..0.1
+    positive = {"temperature"}
+    fractions = {"lam"}
     limit = law(FedADC, lam=0.)
-
-    def __post_init__(self):
-        super().__post_init__()
-        need_positive(self, "temperature")
-        if self.lam > 1: raise InputError(f"FedADCPlus(lam={self.lam!r}): expected a number from 0 to 1")
-        kinds = "plain", "proximal", "self-confidence"
-        if self.calibration: choice(self.calibration, kinds, "FedADCPlus calibration")
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Eq. 7; the teacher is the received model, frozen"

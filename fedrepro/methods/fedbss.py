@@ -8,12 +8,11 @@ __all__ = ['SELECTIONS', 'used', 'split', 'rate_samples', 'FedBSS']
 # %% ../../nbs/06_methods/13_fedbss.ipynb #fbea9818
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core.errors import choice
 from ..core.trees import Tree, distance, sub, weighted_mean
 from ..engine.client import Client, Phase, Results
 from ..engine.method import Exchange, FedAvg
@@ -54,16 +53,11 @@ def rate_samples(client: Client) -> tuple[Tensor, Tensor]:
 class FedBSS(FedAvg):
     "FedAvg, then local epochs that go from samples of small bias to large (Xu et al., Algorithm 1)"
     warm_up: int = 50  # T_1, rounds of FedAvg before the selection begins
-    selection: str = "cosine"  # of the biased samples in an epoch, eq. 6; "linear", "filter": the ablations
-    aggregation: str = "uniform"  # line 12: participants; "all": all clients' latest models; "size": weighted
+    selection: Literal["cosine", "linear", "filter"] = "cosine"  # of biased samples, eq. 6
+    aggregation: Literal["uniform", "all", "size"] = "uniform"  # line 12; all clients' latest; weighted
     paper: ClassVar[str] = "Xu et al. (FedBSS)"
     limit = law(warm_up=9, aggregation="size")
     check_settings: ClassVar[dict] = {"warm_up": 1}
-
-    def __post_init__(self):
-        super().__post_init__()
-        choice(self.selection, SELECTIONS, "FedBSS selection")
-        choice(self.aggregation, ("uniform", "all", "size"), "FedBSS aggregation")
 
     def init_server(self, federation) -> dict:
         "`params`; for the mean over all clients, `clients`, N"

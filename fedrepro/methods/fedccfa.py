@@ -9,19 +9,18 @@ __all__ = ['AT_CLIENT', 'AT_SERVER', 'class_classifiers', 'as_head', 'madd', 'cl
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #ca556be2
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core.errors import InputError, choice
+from ..core.errors import InputError
 from ..core.trees import Tree, select, stack
 from ..engine.client import Batch, Client, Phase, Results, class_means, cross_entropy
 from ..engine.method import Exchange
 from .alignment import alignment_loss
 from .personal import FedRep
 from ..engine.declarations import Messages, law
-from .memory import need_positive
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #3414b3dd
 def class_classifiers(head: Tree) -> Tensor:
@@ -129,11 +128,8 @@ class Algorithm1(FedRep, listed=False):
     balanced_steps: int = 5  # s, steps of the balanced head
     balanced_samples: int = 5  # samples per class in its batch
     paper: ClassVar[str] = "Chen et al. 2024"
+    positive = {"gamma", "eps", "tau", "balanced_samples"}
     check_settings: ClassVar[dict] = {"align_from": 1}
-
-    def __post_init__(self):
-        super().__post_init__()
-        need_positive(self, "gamma", "eps", "tau", "balanced_samples")
 
     def init_server(self, federation) -> dict:
         "FedRep's body; raises InputError for cohorts of fewer than 3, in which MADD is not defined"
@@ -200,21 +196,14 @@ class Algorithm1(FedRep, listed=False):
 @dataclass
 class FedCCFA(Algorithm1):
     "Algorithm 1 with the switches of Tables 3, 4, 5, 11 and 13; without any by default (Chen et al. 2024)"
-    clustering: str = "balanced"  # Table 3: cluster "balanced" or "local" heads, or "oracle": true concepts
-    anchors: str = "clustered"  # Table 4: "clustered", "global" (one set for all) or "none"
-    aggregation: str = "uniform"  # Table 11; or "weighted" by the participants' samples of the class
+    clustering: Literal["balanced", "local", "oracle"] = "balanced"  # Table 3; or true concepts
+    anchors: Literal["clustered", "global", "none"] = "clustered"  # Table 4; "global": one set for all
+    aggregation: Literal["uniform", "weighted"] = "uniform"  # Table 11; or by samples of the class
     fixed_weight: float | None = None  # Table 5: alignment weight in place of the entropy's; None = eq. 9
     finetune_epochs: int = 0  # Table 13, FedCCFA-FT: epochs of the head after the last round
     finetune_lr: float = 0.01  # decayed as `lr`
-    variant: str = "corrected"  # or "as_published": with the released code's in-place anchor sum
+    variant: Literal["corrected", "as_published"] = "corrected"  # or with the code's in-place anchor sum
     limit = law(FedRep, clustering="local", eps=1e-12, anchors="none")
-
-    def __post_init__(self):
-        super().__post_init__()
-        choice(self.clustering, ("balanced", "local", "oracle"), "FedCCFA clustering")
-        choice(self.anchors, ("clustered", "global", "none"), "FedCCFA anchors")
-        choice(self.aggregation, ("uniform", "weighted"), "FedCCFA aggregation")
-        choice(self.variant, ("corrected", "as_published"), "FedCCFA variant")
 
     def communication(self) -> Messages:
         "Without the messages that a switch makes unnecessary"

@@ -12,7 +12,7 @@ import torch
 from ..core.trees import Tree, add, distance, scale, weighted_mean
 from ..engine.client import Client, Phase, Results
 from ..engine.method import Exchange
-from .memory import FedDyn, follow_changes, local_steps, need_positive, no_memory
+from .memory import FedDyn, follow_changes, local_steps, no_memory
 from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/11_feddc.ipynb #986ffb33
@@ -27,12 +27,9 @@ class FedDC(FedDyn):
     alpha: float = 0.01  # released code: 0.01 CIFAR-10 and CIFAR-100, 0.1 MNIST, 0.005 synthetic data
     compat_eta0: bool = False  # True: as the released code, with the first round's rate and the average H
     paper: ClassVar[str] = "Gao et al. 2022"
+    positive = {"lr", "lr_decay", "epochs"}  # g_i divides by the number of steps and their size
     limit = law(FedDyn, hooks={"linear": lambda self, client: scale(client.received["g"], 0.)},
                 clip_norm=None)
-
-    def __post_init__(self):
-        super().__post_init__()
-        need_positive(self, "lr", "lr_decay", "epochs")  # g_i divides by the number of steps and their size
 
     def init_server(self, federation) -> dict:
         "FedDyn's `params`, `selected`, `h`, `clients`; `g`, the global gradient memory, zeros"

@@ -17,7 +17,7 @@ from ..core.trees import Tree, stack, weighted_mean
 from ..engine.client import Client, Results
 from ..engine.method import Exchange, FedAvg
 from .clustered import mean_losses
-from .memory import need_positive, no_memory
+from .memory import no_memory
 from ..engine.declarations import Messages, everybody, law
 
 # %% ../../nbs/06_methods/09_layers.ipynb #24e7a97a
@@ -117,13 +117,10 @@ class FedCDA(FedAvg):
     warmup: int = 50  # R_0, rounds of FedAvg at the beginning
     smooth: float = 1.0  # L, weight of the spread
     paper: ClassVar[str] = "Wang et al. 2024"
+    positive = {"models", "batches"}
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "smooth")
     limit = law(where=everybody, models=1, warmup=0)
     check_settings: ClassVar[dict] = {"warmup": 1}
-
-    def __post_init__(self):
-        super().__post_init__()
-        need_positive(self, "models", "batches")
 
     def init_server(self, federation) -> dict:
         """`params`; `cache`: client -> its last uploads; `picked` (K,) int64, which of them is chosen, -1 before the

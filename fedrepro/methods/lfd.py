@@ -7,15 +7,14 @@ __all__ = ['cosines', 'with_margin', 'with_own_margins', 'auxiliary_label', 'log
 
 # %% ../../nbs/06_methods/10_lfd.ipynb #3f1947b5
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core.errors import InputError, choice
+from ..core.errors import InputError
 from ..core.trees import Tree
 from ..engine.client import Batch, Client, Results
 from ..engine.method import FedAvg
-from .memory import need_positive
 from ..engine.declarations import law
 
 # %% ../../nbs/06_methods/10_lfd.ipynb #dff2ef46
@@ -61,18 +60,17 @@ class LfD(FedAvg):
     margin: float = 0.15  # m of eq. 7, 0..1; section 5.1
     tau: float = 0.1  # temperature, above 0; section 5.1: 0.1 CIFAR-10 and CINIC-10, 0.05 CIFAR-100
     weight: float = 1.0  # of the regulariser; eq. 10: 1. 0 = FedAvg with normalised softmax and margin
-    first: str = "uniform"  # a client without P: "uniform": P := G, a uniform label; "skip": no regulariser
+    first: Literal["uniform", "skip"] = "uniform"  # without P: P := G, a uniform label; or no regulariser
     stale: bool = True  # P is the last local model, however old; False: only one of the round before counts
     outer_tau: float = 1.0  # a second temperature, in eq. 8's softmax, above 0; 1 = none
     margin_in_regulariser: bool = True  # log sigma of eq. 10 in both terms; False: no margin in the second
     own_margins: bool = field(default=False, metadata={"neutral": True})  # eq. 7 to the letter, 2nd term
     paper: ClassVar[str] = "Kim and Shin 2023"
+    positive = {"tau", "outer_tau"}
+    fractions = {"margin"}
 
     def __post_init__(self):
         super().__post_init__()
-        need_positive(self, "tau", "outer_tau")
-        choice(self.first, ("uniform", "skip"), "LfD first")
-        if self.margin > 1: raise InputError(f"LfD(margin={self.margin!r}): expected a number from 0 to 1")
         if self.own_margins and not self.margin_in_regulariser:
             raise InputError("LfD(own_margins=True, margin_in_regulariser=False): margins of which term?")
 

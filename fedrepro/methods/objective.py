@@ -7,11 +7,11 @@ __all__ = ['FedProx', 'FedRS', 'FedLC', 'part_modules', 'part_names', 'outputs',
 
 # %% ../../nbs/06_methods/00_objective.ipynb #0c5b0fa0
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 import torch
 from torch import nn, Tensor
 from torch.func import functional_call
-from ..core.errors import InputError, choice
+from ..core.errors import InputError
 from ..core.trees import Tree, squared_norm, sub
 from ..engine.client import Batch, Client, cross_entropy
 from ..engine.federation import Autocast
@@ -37,12 +37,9 @@ class FedRS(FedAvg):
     "FedAvg with a softmax restricted on classes that the client does not have (Li and Zhan 2021)"
     alpha: float = 0.5  # factor on the logits of missing classes, 0..1; 0.5 in FedADC's experiments
     paper: ClassVar[str] = "Li and Zhan 2021"
+    fractions = {"alpha"}
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "alpha")
     limit = law(alpha=1.)
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.alpha > 1: raise InputError(f"FedRS(alpha={self.alpha!r}): expected a factor from 0 to 1")
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy of the logits $s_cz_c$"
@@ -97,17 +94,12 @@ class Constraint(FedAvg):
     "FedAvg whose clients keep a part's features or parameters near the received model's (Kim and Shin 2023, section 3)"
     epochs: int = 10  # E, section 5.1
     batch_size: int = 128  # section 5.1
-    kind: str = "feature"  # what is kept: "feature", the part's outputs, or "parameter"
-    part: str = "classifier"  # "extractor", "header", "classifier", or "all": every part that the network has
+    kind: Literal["feature", "parameter"] = "feature"  # what is kept: the part's outputs or its parameters
+    part: Literal["extractor", "header", "classifier", "all"] = "classifier"  # "all" that the network has
     mu: float = 0.01  # weight, 0 or more; not printed. 0 = FedAvg
     paper: ClassVar[str] = "Kim and Shin 2023"
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "mu")
     limit = law(mu=0.)
-
-    def __post_init__(self):
-        super().__post_init__()
-        choice(self.kind, ("feature", "parameter"), "Constraint kind")
-        choice(self.part, ("extractor", "header", "classifier", "all"), "Constraint part")
 
     def init_server(self, federation) -> dict:
         "`params`; raises InputError for a network that does not have the part"

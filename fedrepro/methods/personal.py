@@ -7,10 +7,9 @@ __all__ = ['GLOBAL', 'server_head', 'FedRep', 'FedBABU', 'Ditto', 'pFedMe']
 
 # %% ../../nbs/06_methods/04_personal.ipynb #9b678bb6
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 import torch
 from torch import Tensor
-from ..core.errors import InputError, choice
 from ..core.trees import Tree, add, scale, select, squared_norm, sub
 from ..engine.client import Batch, Client, Phase, Results, Step
 from ..engine.method import Exchange, FedAvg
@@ -116,16 +115,12 @@ class pFedMe(FedAvg):
     inner_steps: int = 5  # J, steps of the personal model on each batch, at least 1
     personal_lr: float = 0.01  # eta_p of these steps, decayed as `lr`
     beta: float = 1.0  # the server's mixing weight
-    judged_by: str = "w"  # "w": the anchor, as FedCCFA's code does; "theta": the personal model
+    judged_by: Literal["w", "theta"] = "w"  # "w": the anchor, as FedCCFA's code does; "theta": the personal model
     paper: ClassVar[str] = "T Dinh et al. 2020"
+    positive = {"inner_steps"}
     limit = law(lr=1., lam=1., personal_lr=.05, inner_steps=1, epochs=1, batch_size=0, momentum=0., weight_decay=0.,
                 lr_decay=1., theirs={"lr": .05}, hooks=GLOBAL)
     personal: ClassVar[bool] = True
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.inner_steps < 1: raise InputError(f"pFedMe(inner_steps={self.inner_steps!r}): expected 1 or more")
-        choice(self.judged_by, ("w", "theta"), "pFedMe judged_by")
 
     def init_client(self, federation, k: int) -> dict:
         "`own`: the model that is evaluated, at first the client's own random draw"

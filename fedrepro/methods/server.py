@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from ..core.trees import Tree, squared_norm, sub, weighted_mean
 from ..engine.method import Exchange, FedAvg
-from .memory import need_positive, no_memory
+from .memory import no_memory
 from ..engine.declarations import equal_shares, law
 
 # %% ../../nbs/06_methods/03_server.ipynb #305660b1
@@ -42,12 +42,9 @@ class SlowMo(FedAvg):
     beta: float = 0.7  # FedADC: tuned over 0.6, 0.7, 0.8, 0.9, not printed
     alpha: float = 1.0  # the server's step, FedADC
     paper: ClassVar[str] = "Wang et al. 2020"
+    positive = {"lr", "lr_decay"}  # moves are divided by the local rate
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "beta", "alpha")
     limit = law(where=equal_shares, beta=0.)
-
-    def __post_init__(self):
-        super().__post_init__()
-        need_positive(self, "lr", "lr_decay")  # moves are divided by the local rate
 
     def init_server(self, federation) -> dict:
         "`params`; `m`, the momentum, zeros"
@@ -72,14 +69,11 @@ class FedExP(FedAvg):
     "The server's step grows with the disagreement of the clients (Jhunjhunwala et al. 2023)"
     eps: float = 1e-3  # of the first round; authors' code for CIFAR
     paper: ClassVar[str] = "Jhunjhunwala et al. 2023"
+    positive = {"eps", "lr_decay"}  # eps decays with the rate and keeps the quotient finite
     evaluated: ClassVar[dict[str, str]] = {"": "average"}  # the mean of the last two iterates, which is not sent
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "eps")
     limit = law(eps=1e12, hooks={"evaluated": {}})
     check_settings: ClassVar[dict] = {"eps": 1e-9}
-
-    def __post_init__(self):
-        super().__post_init__()
-        need_positive(self, "eps", "lr_decay")  # eps decays with the rate and keeps the quotient finite
 
     def init_server(self, federation) -> dict:
         """`params`; `before`, the trained parameters one round earlier; `average`, the mean of these two; `server_lr`,
