@@ -70,21 +70,19 @@ def test_no_modules_import_each_other(): assert not circle(ROOT)
 # --- folders and packages
 
 def misplaced(root):
-    "What is wrong with the folders of nbs/: one package each, numbers used once, pages named as their modules"
+    "What is wrong with the folders of nbs/: one package each, numbered from 00 without a gap, pages named as their modules"
     said, stems = [], defaultdict(list)
     packages = {p.name for p in (root / "fedrepro").iterdir() if p.is_dir() and any(p.glob("*.py"))}
     said += [f"{p.name}: a page in no folder" for p in (root / "nbs").glob("*.ipynb") if p.stem != "index"]
     folders = [p for p in sorted((root / "nbs").iterdir()) if p.is_dir() and any(p.rglob("*.ipynb"))]
-    numbers = [p.name[:2] for p in folders]
-    said += [f"nbs/{p.name}: no number of its own" for p in folders if not re.match(r"\d\d_[a-z]", p.name) or numbers.count(p.name[:2]) > 1]
+    said += [f"nbs/{p.name}: expected number {i:02}" for i, p in enumerate(folders) if not re.match(rf"{i:02}_[a-z]", p.name)]
     exported = set()
     for folder in folders:
         name, pages = folder.name.split("_", 1)[-1], sorted(p for p in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
         if len(pages) > PAGES: said.append(f"{folder.name}: {len(pages)} pages")
-        taken = [p.name[:2] for p in pages]
-        for page in pages:
+        for at, page in enumerate(pages):
             stems[page.stem].append(page)
-            if not re.match(r"\d\d_[a-z]", page.name) or taken.count(page.name[:2]) > 1: said.append(f"{folder.name}/{page.name}: no number of its own")
+            if not re.match(rf"{at:02}_[a-z]", page.name): said.append(f"{folder.name}/{page.name}: expected number {at:02}")
             for cell in json.loads(page.read_text())["cells"]:
                 for target in re.findall(r"^#\|[ \t]*(?:default_exp|exports?|exporti)[ \t]+(\S+)", "".join(cell["source"]), re.M):
                     exported.add(target)
@@ -134,7 +132,7 @@ def house(folder, pages: dict, modules: dict):
         file.write_text(code)
     return folder
 
-USUAL = {"01_core/00_a.ipynb": "core.a", "01_core/01_b.ipynb": "core.b", "02_data/00_c.ipynb": "data.c"}
+USUAL = {"00_core/00_a.ipynb": "core.a", "00_core/01_b.ipynb": "core.b", "01_data/00_c.ipynb": "data.c"}
 
 @pytest.mark.parametrize("a, b, c, found", [
     ("", "from .a import x", "from ..core.b import y\nfrom fedrepro.core import a", []),
@@ -154,14 +152,14 @@ def test_a_circle_is_found(tmp_path, a, b, found):
 
 @pytest.mark.parametrize("pages, modules, said", [
     ({}, {}, []), ({"03_x.ipynb": None}, {}, ["03_x.ipynb: a page in no folder"]),
-    ({"01_core/01_d.ipynb": None}, {}, ["01_core/01_b.ipynb: no number of its own", "01_core/01_d.ipynb: no number of its own"]),
-    ({"02_data/01_d.ipynb": "core.d"}, {"core/d.py": ""}, ["02_data/01_d.ipynb: exports core.d"]),
+    ({"00_core/01_d.ipynb": None}, {}, ["00_core/01_d.ipynb: expected number 02"]),
+    ({"01_data/01_d.ipynb": "core.d"}, {"core/d.py": ""}, ["01_data/01_d.ipynb: exports core.d"]),
     ({}, {"core/lonely.py": ""}, ["core.lonely: exported by no page"]), ({}, {"more/__init__.py": ""}, ["fedrepro/more: no folder in nbs/"]),
-    ({"02_core/00_e.ipynb": "core.e"}, {"core/e.py": ""}, ["nbs/02_core: no number of its own", "nbs/02_data: no number of its own"]),
-    ({"03_models/00_f.ipynb": None}, {}, ["03_models: no package of that name"]),
-    ({"02_data/00_a.ipynb": "data.a"}, {"data/a.py": ""}, ["02_data/00_a.ipynb: no number of its own", "02_data/00_c.ipynb: no number of its own",
+    ({"01_core/00_e.ipynb": "core.e"}, {"core/e.py": ""}, ["nbs/01_data: expected number 02"]),
+    ({"02_models/00_f.ipynb": None}, {}, ["02_models: no package of that name"]),
+    ({"01_data/00_a.ipynb": "data.a"}, {"data/a.py": ""}, ["01_data/00_c.ipynb: expected number 01",
                                                           "00_a: the name of 2 pages"]),
-    ({f"01_core/{i:02}_p.ipynb": None for i in range(2, 20)}, {}, ["01_core: 20 pages"]),
+    ({f"00_core/{i:02}_p.ipynb": None for i in range(2, 20)}, {}, ["00_core: 20 pages"]),
 ])
 def test_a_misplaced_page_is_found(tmp_path, pages, modules, said):
     usual = {"__init__.py": "", "core/__init__.py": "", "core/a.py": "", "core/b.py": "", "data/c.py": ""}
