@@ -71,6 +71,9 @@ def test_settings_of_another_kind_are_refused():
     with one_line("FedAvg(epochs='5'): expected a whole number, 0 or more"): FedAvg(epochs="5")
     with one_line("FedAvg(lr='0.1'): expected a finite number, 0 or more"): FedAvg(lr="0.1")
 
+def test_the_choice_of_none_is_not_listed():
+    with one_line("FedADCPlus calibration 'head' is unknown; accepted: plain, proximal, self-confidence"): load_methods()["FedADCPlus"](calibration="head")
+
 def test_settings_that_contradict_each_other_are_refused():
     with pytest.raises(InputError, match="margins of which term"): LfD(own_margins=True, margin_in_regulariser=False)
     with pytest.raises(InputError, match="momentum"): FedADC(variant="double_momentum", momentum=.9)

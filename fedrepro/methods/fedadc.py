@@ -57,7 +57,7 @@ class FedADC(FedAvg):
     beta: float = 0.7  # beta_global, tuned over 0.6 to 0.9; the choice is not printed, ours is SlowMo's
     beta_local: float | None = None  # None = beta, the paper's choice
     alpha: float = 1.0  # the server's step, IV-B
-    variant: Literal["nesterov", "heavy_ball", "double_momentum"] = "nesterov"  # Algorithms 2, 3, 4
+    variant: Literal["nesterov", "heavy_ball", "double_momentum"] = "nesterov"  # last two: Algorithms 3 and 4
     phi: float = 0.9  # of the local momentum in Algorithm 4, 0..1; not given in the paper
     paper: ClassVar[str] = "Ozfatura et al. (FedADC)"
     positive = {"lr", "lr_decay", "epochs"}  # moves are divided by the rate, momentum by the steps

@@ -53,7 +53,7 @@ def rate_samples(client: Client) -> tuple[Tensor, Tensor]:
 class FedBSS(FedAvg):
     "FedAvg, then local epochs that go from samples of small bias to large (Xu et al., Algorithm 1)"
     warm_up: int = 50  # T_1, rounds of FedAvg before the selection begins
-    selection: Literal["cosine", "linear", "filter"] = "cosine"  # of biased samples, eq. 6
+    selection: Literal["cosine", "linear", "filter"] = "cosine"  # biased samples, eq. 6; others: ablations
     aggregation: Literal["uniform", "all", "size"] = "uniform"  # line 12; all clients' latest; weighted
     paper: ClassVar[str] = "Xu et al. (FedBSS)"
     limit = law(warm_up=9, aggregation="size")

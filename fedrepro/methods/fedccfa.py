@@ -196,7 +196,7 @@ class Algorithm1(FedRep, listed=False):
 @dataclass
 class FedCCFA(Algorithm1):
     "Algorithm 1 with the switches of Tables 3, 4, 5, 11 and 13; without any by default (Chen et al. 2024)"
-    clustering: Literal["balanced", "local", "oracle"] = "balanced"  # Table 3; or true concepts
+    clustering: Literal["balanced", "local", "oracle"] = "balanced"  # Table 3: which heads, or true concepts
     anchors: Literal["clustered", "global", "none"] = "clustered"  # Table 4; "global": one set for all
     aggregation: Literal["uniform", "weighted"] = "uniform"  # Table 11; or by samples of the class
     fixed_weight: float | None = None  # Table 5: alignment weight in place of the entropy's; None = eq. 9

@@ -95,7 +95,7 @@ class Constraint(FedAvg):
     epochs: int = 10  # E, section 5.1
     batch_size: int = 128  # section 5.1
     kind: Literal["feature", "parameter"] = "feature"  # what is kept: the part's outputs or its parameters
-    part: Literal["extractor", "header", "classifier", "all"] = "classifier"  # "all" that the network has
+    part: Literal["extractor", "header", "classifier", "all"] = "classifier"  # "all": every part that the network has
     mu: float = 0.01  # weight, 0 or more; not printed. 0 = FedAvg
     paper: ClassVar[str] = "Kim and Shin 2023"
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "mu")
