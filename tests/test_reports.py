@@ -63,8 +63,8 @@ def test_summary_without_results(nothing):
 
 def test_the_opening_counts_what_the_store_decides(some):
     said = paper_page.opening("fedccfa", some)
-    assert said.startswith("3 of the 548 independent published numbers of FedCCFA are decided: 2 consistent and 1 contradicted (Table 2: 3).")
-    assert "365 not run yet" in said and "2 of 35" in said and "+3.00 points" in said
+    assert said.startswith("2 of the 548 independent published numbers of FedCCFA are decided: 1 consistent and 1 contradicted (Table 2: 2).")
+    assert "365 not run yet" in said and "1 shown with the runs of another row" in said and "2 of 35" in said and "+3.00 points" in said
 
 def test_published_and_reduced_are_apart(some):
     spec = load_spec("fedccfa/table2")

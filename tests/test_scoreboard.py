@@ -122,7 +122,7 @@ def test_a_result_that_changes_is_read_again(demo):
     assert 30. in set(store.load_results(folder).generalised_accuracy)
 
 def test_status_of_a_cell():
-    cell = lambda **k: pd.Series(dict(verdict="not run", n=0, diverged=0, untuned="") | k)
+    cell = lambda **k: pd.Series(dict(verdict="not run", n=0, diverged=0, untuned="", same_runs="") | k)
     assert status(cell(verdict="not measured"), "paper") == ("not comparable", "a run lacks the metric")
     assert status(cell(verdict="other hardware", n=1), "paper") == ("not comparable", "seconds depend on the processor")
     assert status(cell(verdict="contradicted", untuned="mu"), "paper") == ("contradicted", "untuned: mu")

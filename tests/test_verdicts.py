@@ -1,4 +1,5 @@
 "The rule of verdicts: by hand, against scipy; declared, counted once. (Against statsmodels, its limits and error rates: the page)"
+import dataclasses
 import math
 import tomllib
 from pathlib import Path
@@ -11,8 +12,8 @@ from fedrepro.core.errors import InputError
 from fedrepro.experiments.rules import read_published_csv
 from fedrepro.experiments.specs import find_specs, load_spec
 from fedrepro.verdicts.independent import own_table, read_reach, same_runs
-from fedrepro.verdicts.scoreboard import independent, judged_lines, scoreboard, totals
-from fedrepro.verdicts.tables import render, table
+from fedrepro.verdicts.scoreboard import ALIAS, independent, judged_lines, scoreboard, totals
+from fedrepro.verdicts.tables import ends, render, table
 from fedrepro.verdicts.verdicts import (
     VERDICTS, default_margin, false_discovery, seeds_needed, standard_error, verdict, verdict_words)
 import toy
@@ -124,6 +125,8 @@ def test_a_diverged_run_beside_what_the_code_would_print(demo):
     put(spec, "FedAvg", [None, None, 81.1])
     assert "33.70 ± 41.05 (3)" in render(spec, "paper") and line(spec, "FedAvg").verdict == "diverged"
     assert "would print" not in render(demo(), "paper")
+    both = dataclasses.replace(spec, difference=(spec, spec))  # of a difference of two accuracies that value says nothing
+    assert "would print" not in " ".join(ends(both, "paper", table(both, "paper")))
 
 
 # --- counted once
@@ -134,6 +137,14 @@ def test_two_rows_never_share_a_number(demo):
     assert line(spec, "second").verdict == "number of FedAvg" and line(spec, "FedAvg").verdict in VERDICTS
     board = scoreboard(root=spec.path.parents[1], tiers=("paper",))
     assert len(judged_lines(board)) == 1 and totals(board).consistent.sum() + totals(board).reproduced.sum() == 1
+
+def test_rows_that_show_the_same_runs_count_once(demo):
+    "Each stands beside a number of its own; the second is judged too, and counts for nothing"
+    spec = demo(row='class = "FedAvg"')
+    put(spec, "FedAvg", [70., 70.2, 70.4])
+    twin, board = line(spec, "FedProx"), scoreboard(root=spec.path.parents[1], tiers=("paper",))
+    assert twin.verdict in VERDICTS and twin.same_runs == "row FedAvg" and "(same runs as row FedAvg)" in render(spec, "paper")
+    assert board.status.tolist().count(ALIAS) == 1 and len(judged_lines(board)) == 1 and len(independent(board)) == len(board)
 
 def test_a_number_printed_twice_counts_once(demo):
     first, second = demo(1), demo(2, mean="72.0")

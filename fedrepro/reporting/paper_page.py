@@ -27,7 +27,7 @@ from .notebook import LEDGER, code_links, read_ledger
 from ..verdicts.claims import (
     HOW, Comparison, claim_grids, claim_tables, load_stored_runs, statistic, subtract, verdicts)
 from ..verdicts.independent import paper_files
-from ..verdicts.scoreboard import independent, scoreboard
+from ..verdicts.scoreboard import ALIAS, independent, scoreboard
 from ..verdicts.summaries import stored_runs
 from ..verdicts.tables import (
     about, ends, half_width, judged_grid, mean_std, paper_grid, q_values, table, target_grids, waiting)
@@ -81,7 +81,7 @@ def leads(paper: str, tier: str = "small", results=None, root=None) -> tuple[int
 WAITS = {"runnable": "not run yet", "no data here": "waiting for data that cannot be downloaded here",
          "beyond a CPU": "too large for a CPU", "undecided": "undecided until more seeds are run",
          "diverged": "diverged", "missing": "impossible to run yet",
-         "not comparable": "impossible to compare"}
+         ALIAS: "shown with the runs of another row", "not comparable": "impossible to compare"}
 
 def judged_sentences(name: str, alone: pd.DataFrame) -> list[str]:
     "What of the independent numbers at tier paper is decided, in which tables, and what the others wait for"

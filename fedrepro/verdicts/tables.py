@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['DEFINITIONS', 'STATISTIC_WORDS', 'JUDGED', 'UNKNOWN_VALUE', 'LETTERS', 'VERDICT_TONES', 'MEANING', 'DIVERGED',
-           'HARDWARE', 'mean_std', 'plus_minus', 'half_width', 'why_no_verdict', 'published_cell', 'table_rows',
-           'cell_line', 'table', 'q_values', 'small', 'judged_in_words', 'judged_grid', 'ours_in_words', 'with_runs',
-           'heading', 'paper_grid', 'statistics_grid', 'target_grids', 'waiting', 'value_in_words', 'reduced', 'to',
-           'measured', 'about', 'ends', 'margins', 'title', 'own_settings', 'best_tier', 'table_sheet', 'render']
+           'HARDWARE', 'NOT_JUDGED', 'mean_std', 'plus_minus', 'half_width', 'why_no_verdict', 'published_cell',
+           'table_rows', 'cell_line', 'table', 'q_values', 'small', 'judged_in_words', 'judged_grid', 'ours_in_words',
+           'with_runs', 'heading', 'paper_grid', 'statistics_grid', 'target_grids', 'waiting', 'value_in_words',
+           'reduced', 'to', 'measured', 'about', 'ends', 'margins', 'title', 'own_settings', 'best_tier', 'table_sheet',
+           'render']
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #976c4c21
 import math
@@ -120,7 +121,7 @@ def cell_line(spec: Spec, tier: str, runs: pd.DataFrame, beside: dict, metric: s
     line["values"] = " ".join(f"{r[spec.statistic]:.2f}" if r["status"] == "complete" else r["status"] for r in trials)
     line["diverged_runs"] = "; ".join(f"seed {r['seed']}: {r['diverged']}" for r in gone)
     line["as_code_prints"] = ""
-    if judged and diverged and spec.nan_model is not None:  # what the authors' code prints for a model of NaN
+    if judged and diverged and spec.nan_model is not None and not spec.difference:  # what their code prints for NaN
         printed = [r[spec.statistic] if r["status"] == "complete" else spec.nan_model for r in trials]
         line["as_code_prints"] = plus_minus(*mean_std(printed), len(printed))
     for name in (n for n in WINDOWS if n in runs):  # rounds to a target; none when a run diverged
@@ -132,12 +133,13 @@ def cell_line(spec: Spec, tier: str, runs: pd.DataFrame, beside: dict, metric: s
 def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
     """Ours beside the published numbers, one line for each cell, column by column; only tier "paper" has verdicts.
 
-    `same_runs` names the table that a repeated number is from. Of two rows beside one number only the first has a
-    verdict; `same_runs` of the other names it."""
+    `same_runs` names the table that a repeated number is from, or the row above that shows the same runs. Of two rows
+    beside one number only the first has a verdict; `same_runs` of the other names it."""
     runs, paper, lines = seed_values(spec, tier, results), read_published(spec), []
     at, same = places(spec, spec.tier_columns(tier)), same_runs(spec) if tier == "paper" else {}
     find, mine = rules.line_finder(paper, str(spec.published)), dict(tuple(runs.groupby(["row", "column"])))
     rows, blank = table_rows(spec, paper), cell_line(spec, tier, runs[:0], UNKNOWN_VALUE)  # most cells have no run yet
+    shown: dict[tuple[str, str], str] = {}  # (column, runs) -> the first row with them
     for column in spec.tier_columns(tier):
         metric = column.metric or spec.metric
         both = [published_cell(paper, spec.rows[row].published | column.published)[0] for row in spec.gap]
@@ -150,7 +152,9 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
             if (row, column.label) in mine: line = cell_line(spec, tier, mine[row, column.label], beside, metric, gap)
             else: line = blank | {"published_mean": beside["mean"], "published_std": beside["std"]}
             if owner != row and line["verdict"] in VERDICTS: line |= {"verdict": f"number of {owner}"}
+            twin = shown.setdefault((column.label, line["runs"] or row), row)
             origin = f"row {owner}" if owner != row else same.get(hit[0], "") if len(hit) else ""
+            if twin != row and not origin: origin = f"row {twin}"
             untuned = spec.rows[row].untuned if row in spec.rows else ""
             lines.append(dict(row=row, column=column.label, tier=tier, metric=metric, statistic=spec.statistic, **line,
                               untuned=untuned, same_runs=origin))
@@ -178,17 +182,21 @@ def judged_in_words(cell, q: float = math.nan) -> str:
     if word == "contradicted": word += ", " + small("p", cell.p) + ("" if math.isnan(q) else ", " + small("q", q))
     if word == "undecided": word += ": none can" if math.isinf(cell.needed) else f": {cell.needed:.0f} seeds"
     if cell.untuned and cell.verdict in VERDICTS: word += ", untuned"
-    return word + (f" (same runs as {cell.same_runs})" if cell.n and cell.same_runs.startswith("table") else "")
+    shared = cell.n and cell.same_runs and not word.startswith("number of")
+    return word + (f" (same runs as {cell.same_runs})" if shared else "")
 
 def judged_grid(frame: pd.DataFrame, q: dict) -> Grid | None:
-    "Difference and verdict of every cell that has one; None without any"
-    def signed(r):
-        if math.isnan(r.difference): return ""
-        return f"{r.difference:+.2f}" + ("" if math.isnan(r.interval) else f" ± {r.interval:.2f}")
+    "Difference and verdict of every cell that has one, and two readings that are not judged; None without any"
+    def signed(gap, half=math.nan):
+        if math.isnan(gap): return ""
+        return f"{gap:+.2f}" + ("" if math.isnan(half) else f" ± {half:.2f}")
     lines = [r for r in frame[frame.tier == "paper"].itertuples()
              if r.n and (r.verdict in VERDICTS or r.same_runs)]
-    rows: list = [[r.row, r.column, signed(r), judged_in_words(r, q.get((r.row, r.column), math.nan))] for r in lines]
-    return Grid(["method", "column", "difference ± 95 %", "verdict"], rows, "Judged") if rows else None
+    rows: list = [[r.row, r.column, signed(r.difference, r.interval),
+                   judged_in_words(r, q.get((r.row, r.column), math.nan)), signed(r.mean_last_10 - r.published_mean),
+                   "" if math.isnan(r.swing) else f"{r.swing:.2f}"] for r in lines]
+    names = ["method", "column", "difference ± 95 %", "verdict", "of the last ten", "swing"]
+    return Grid(names, rows, "Judged") if rows else None
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #85ed794a
 LETTERS = dict(zip(VERDICTS, ["R", "C", "U", "D", "X"]))
@@ -201,6 +209,8 @@ MEANING = {"reproduced": "the 90 % interval of the difference lies within the ma
 DIVERGED = ("A run has diverged when what is sent, kept or judged is not finite, or a model beyond "
             f"{EXPLODED:,.0f} times the first one; no mean is taken over the other seeds")
 HARDWARE = "Seconds depend on the processor: they are not judged, only their ratio can be compared"
+NOT_JUDGED = ("Of the last ten: the difference of the mean of the last ten rounds. Swing: the standard deviation over the "
+              "last twenty rounds of a run. Neither is judged")
 
 def ours_in_words(line, statistic: str = "", n: bool = True) -> str:
     "Our number of a line of the long form (a dict), by its table's or another `statistic`"
@@ -320,12 +330,14 @@ def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     gone += [DIVERGED] if gone else []
     gone += [*ratios(frame), *([HARDWARE] if tier == "paper" else [])] if spec.metric in TIMES else []
     if tier != "paper" or spec.metric in TIMES or spec.published is None: return gone
-    alone, repeated = frame[frame.same_runs == ""], int(frame.same_runs.str.startswith("table").sum())
+    twins = frame.same_runs.str.startswith("row") & frame.verdict.isin(VERDICTS)
+    alone, repeated = frame[frame.same_runs == ""], int((frame.same_runs.str.startswith("table") | twins).sum())
     count = alone.verdict[alone.verdict.isin([*VERDICTS, "diverged"])].value_counts()
     words = ", ".join(f"{n} {word}" for word, n in count.items()) or "none yet"
     rule = [f"{LETTERS[w]} {w}: {MEANING[w]}" for w in VERDICTS if w in set(frame.verdict)]
-    twice = f"; {repeated} numbers are another table's runs and are not counted" * (repeated > 0)
-    return [*gone, f"Verdicts: {words}{twice}", *([". ".join(rule)] if rule else []), margins(spec, frame)]
+    twice = f"; {repeated} numbers are another table's or row's runs and are not counted" * (repeated > 0)
+    rule = [". ".join(rule), NOT_JUDGED] if rule else []
+    return [*gone, f"Verdicts: {words}{twice}", *rule, margins(spec, frame)]
 
 def margins(spec: Spec, frame: pd.DataFrame) -> str:
     "The margins of the cells with a verdict, and whether the published spread is used"
