@@ -96,12 +96,12 @@ def test_what_the_spec_declares_is_used(demo):
     values = [70., 70.5, 71.]
     cells = {}
     for name, top in dict(pooled=TRIALS, welch=TRIALS.replace("pooled", "welch"), last='spread = "last rounds"', own="", gap=TRIALS + '\ngap = ["FedAvg", "FedProx"]',
-                          margin=TRIALS + "\nmargin = 4.0").items():
+                          base=TRIALS + '\ngap = ["FedProx"]', margin=TRIALS + "\nmargin = 4.0").items():
         spec = demo(top=top)
         put(spec, "FedAvg", values)
         cells[name] = line(spec, "FedAvg")
     assert cells["pooled"].df == 4 and cells["last"].df == cells["own"].df == 2 and 3.9 < cells["welch"].df <= 4
-    assert (cells["pooled"].margin, cells["gap"].margin, cells["margin"].margin) == (1., .5, 4.)
+    assert [cells[k].margin for k in ("pooled", "gap", "base", "margin")] == [1., .5, .5, 4.]
     assert cells["margin"].verdict == "reproduced" and cells["pooled"].verdict == "consistent"
 
 def test_rows_that_were_not_tuned_say_so(demo):

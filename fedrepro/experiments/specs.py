@@ -162,7 +162,7 @@ class Spec:
     pairing: str = "welch"  # "pooled" where our partition and cohorts are the authors'
     margin: float | None = None  # the difference that matters, in the metric's unit; None: the rule's own
     nan_model: float | None = None  # what the authors' code prints for a model of NaN; None: not known
-    gap: tuple[str, ...] = ()  # two rows whose published difference the table is about
+    gap: tuple[str, ...] = ()  # two rows whose published difference the table is about, or one that all are compared with
 
     @cached_property
     def folder(self) -> str:
@@ -392,11 +392,12 @@ def spec_from(raw: dict, path: Path) -> Spec:
     return check_spec(Spec(path, **top | {"published": published}, base=base, columns=columns, rows=rows, tiers=tiers))
 
 def read_gap(top: dict, rows: dict[str, Row], path: Path) -> tuple[str, ...]:
-    "The two rows that the key `gap` names, or none; raises InputError, also where `spread` and `trials` do not fit"
+    "The rows that the key `gap` names, two at most; raises InputError, also where `spread` and `trials` do not fit"
     if ("trials" in top) != (top.get("spread") == "trials"):
         raise InputError(f"{path}: trials: a number of trials and spread = \"trials\" need each other")
     gap = tuple(choice(name, rows, f"{path}: gap: method") for name in top.get("gap", []))
-    if "gap" in top and len(set(gap)) != 2: raise InputError(f"{path}: gap: {short(top['gap'])} is not two rows")
+    if "gap" in top and not 0 < len(set(gap)) == len(gap) < 3:
+        raise InputError(f"{path}: gap: {short(top['gap'])} is neither one row nor two rows")
     return gap
 
 def parts_of(names: list[str], path: Path) -> tuple[Spec, ...]:

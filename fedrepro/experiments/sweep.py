@@ -28,7 +28,7 @@ class Step:
     specs: tuple[str, ...]
     places: tuple[str, ...] | None = None  # labels of columns, or data sets
     methods: tuple[str, ...] | None = None  # rows
-    seeds: tuple[int, ...] | None = None
+    seeds: tuple[int, ...] | None = None  # some of the spec's, or more than it lists
     tiers: tuple[str, ...] | None = None
 
     def has(self, cell: PlannedRun) -> bool:
@@ -91,7 +91,9 @@ def plan_steps(steps: list[Step], specs: dict[str, Spec], tier: str,
         parts = {}
         for name in (n for n in step.specs if n in cells):
             folder = specs[name].results if results is None else results/specs[name].folder
-            for c in filter(step.has, cells[name]):
+            known = {c.seed for c in cells[name]}
+            more = [] if known.issuperset(step.seeds or ()) else specs[name].runs(tier, seeds=list(step.seeds))
+            for c in filter(step.has, [*cells[name], *more]):
                 if (folder, c.run_id) in seen: continue
                 seen.add((folder, c.run_id))
                 kind = c.settings["data"]["name"]

@@ -113,7 +113,8 @@ def opening(paper: str, results=None, root=None) -> str:
     if len(found):
         out.append(f"Of {len(found)} claims in its text {claimed['supported']} are supported, "
                    f"{claimed['contradicted']} are contradicted, the others are open.")
-    most = [done.loc[done.points.abs().idxmax()]] if done.points.notna().any() else []
+    firm = done[(done.tier == "paper") | (done.n > 1)]  # one small run says little of the paper's setting
+    most = [firm.loc[firm.points.abs().idxmax()]] if firm.points.notna().any() else []
     largest = "".join(f"; the largest is {e.points:+.2f} points ({e.deviation}, tier {e.tier})" for e in most)
     out.append(f"Runs measure the effect of {done.deviation.nunique()} of {len(read_ledger(paper, root))} "
                f"deviations{largest}.")

@@ -142,13 +142,14 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
     shown: dict[tuple[str, str], str] = {}  # (column, runs) -> the first row with them
     for column in spec.tier_columns(tier):
         metric = column.metric or spec.metric
-        both = [published_cell(paper, spec.rows[row].published | column.published)[0] for row in spec.gap]
-        gap = both[0] - both[1] if both else math.nan  # what the paper says that its two rows differ by
+        compared = [published_cell(paper, spec.rows[row].published | column.published)[0] for row in spec.gap]
         for row, where in rows.items():
             hit = np.flatnonzero(find(where | column.published)) if len(paper) else []
             if len(hit) > 1: raise InputError(f"published numbers: {len(hit)} lines match {where | column.published}")
             beside = paper.iloc[hit[0]].to_dict() if len(hit) else UNKNOWN_VALUE
             owner = at[hit[0]][0] if len(hit) and hit[0] in at else row
+            pair = [beside["mean"], *compared][-2:] if compared else [math.nan] * 2  # what the paper compares
+            gap = pair[0] - pair[1]
             if (row, column.label) in mine: line = cell_line(spec, tier, mine[row, column.label], beside, metric, gap)
             else: line = blank | {"published_mean": beside["mean"], "published_std": beside["std"]}
             if owner != row and line["verdict"] in VERDICTS: line |= {"verdict": f"number of {owner}"}
