@@ -12,6 +12,7 @@ from fedrepro.core.errors import InputError
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting import paper_page
+from toy import put
 
 matplotlib.use("Agg")
 ROOT = Path(__file__).resolve().parents[1]
@@ -96,6 +97,7 @@ def test_effects_are_differences_over_seeds(some):
     done = found[found.n > 0].set_index("deviation")
     rate, stale = done.loc["Adaptive learning rate of AdapFedAvg"], done.loc["Stale bodies"]
     assert (rate.n, rate.points) == (2, 3.) and "rate used" in rate.what
+    assert rate.runs.count("](../../papers/fedccfa/results/paper/") == 4 and "*Runs:* [" in paper_page.ledger("fedccfa", some)
     assert stale.points == 2.5 and math.isclose(stale.half, 12.706 * .5, rel_tol=1e-3)
     assert done.index.nunique() == 2 and set(found.deviation) > set(done.index)
     text = paper_page.ledger("fedccfa", some)
@@ -132,6 +134,16 @@ def test_figures_are_drawn_where_there_are_runs(some):
     assert sum("### Table 2" in text for text, *_ in found) == 1 and max(map(len, found)) == 2
     text, = [text for text, *_ in found if "### Table 2" in text]
     assert "Published setting." in text and "not judged" not in text and " --tier small`" in text and "No run yet" in found[-1][0] + found[-2][0]
+
+def test_a_reading_stands_once_among_the_deviations(tmp_path):
+    "Pairs of runs are no table of the paper; where one side has diverged, that is the effect"
+    spec = load_spec("fedccfa/readings")
+    put(spec, "small", "SCAFFOLD", [[60.] * 40], results=tmp_path)
+    put(spec, "small", "SCAFFOLD, momentum 0.9", [None], results=tmp_path)
+    last = [s[0] for s in paper_page.sections("fedccfa", results=tmp_path) if "Measured among the deviations" in s[0]]
+    assert len(last) == 1 and "`fedccfa/readings`" in last[0]
+    assert "tier small: diverged: SCAFFOLD, momentum 0.9</summary>" in paper_page.ledger("fedccfa", tmp_path)
+
 
 # --- the pages
 

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['WAITS', 'EFFECT', 'said', 'folded', 'specs_of', 'loaded', 'started', 'leads', 'judged_sentences', 'opening',
            'numbers_in', 'names_of', 'mentions', 'touched', 'deviation_links', 'raw_runs', 'anchor', 'place_of',
-           'grids_html', 'table_part', 'picture', 'sections', 'claims', 'label', 'measure', 'effects', 'effects_of',
-           'ledger', 'headers', 'paper_cost', 'sources', 'guessed', 'easy_and_hard', 'papers', 'paper_lines', 'summary']
+           'grids_html', 'table_part', 'picture', 'sections', 'claims', 'label', 'run_links', 'measure', 'effect_rows',
+           'effects', 'effects_of', 'ledger', 'headers', 'paper_cost', 'sources', 'guessed', 'easy_and_hard', 'papers',
+           'paper_lines', 'summary']
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #d25de4bf
 import math, re
@@ -25,7 +26,7 @@ from .curves import own_rows
 from .figures import draw, figure_in_words, listing
 from .notebook import LEDGER, code_links, read_ledger
 from ..verdicts.claims import (
-    HOW, Comparison, claim_grids, claim_tables, load_stored_runs, statistic, subtract, verdicts)
+    HOW, Comparison, StoredRuns, claim_grids, claim_tables, load_stored_runs, statistic, subtract, verdicts)
 from ..verdicts.independent import paper_files
 from ..verdicts.scoreboard import ALIAS, independent, scoreboard
 from ..verdicts.summaries import stored_runs
@@ -238,10 +239,14 @@ def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> I
 
     The first of `tiers` with runs is shown; of the others a line says how to print them."""
     specs, idle, above = specs_of(paper, root), [], set()
+    compared, below = effect_rows(paper, root), []
     for spec in specs:
         done = [t for t in tiers if started(spec, t, results)]
         if not done:
             idle.append(spec)
+            continue
+        if spec.published is None and set(spec.rows) <= compared.get(spec.name, set()):
+            below.append(f"`{spec.name}`")
             continue
         first = table_part(spec, done[0], results, root, above)
         words, *figure = picture(spec, done[0], specs, results) or ("",)
@@ -251,6 +256,7 @@ def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> I
                 for t in done[1:]]
         yield "\n\n".join([f'<span id="{place_of(spec)}"></span>', *heads, first, *more, words]), *figure
     trained, bubbles = ([f"`{s.name}`" for s in idle if (s.plot == "bubbles") == is_] for is_ in (False, True))
+    if below: yield f"**Measured among the deviations:** {', '.join(below)}. To print one: `fedrepro table NAME`.\n",
     if trained: yield f"**No run yet:** {', '.join(trained)}. To run one: `fedrepro run NAME --tier small`.\n",
     if bubbles: yield f"**Drawn from partitions alone:** {', '.join(bubbles)}: `fedrepro figure NAME`.\n",
 
@@ -274,8 +280,13 @@ def label(given: dict, row: str, theirs: str, metrics: tuple[str, str]) -> str:
     words += f" ({metrics[0]} minus {metrics[1]})" if metrics[0] != metrics[1] else ""
     return words + (f" ({spec} minus {other})" if spec != other else "")
 
-def measure(given: dict, tier: str, results=None, root=None) -> list[Comparison]:
-    "The differences, seed by seed, of one `[[effect]]` at `tier`; none where the tier has no such column"
+def run_links(runs: StoredRuns, row: str, column: str) -> list[str]:
+    "A link to each stored run of a cell"
+    place = f"../../papers/{runs.spec.folder}/results/{runs.tier}"
+    return [f"[{run.run_id.iloc[0][:8]}]({place}/{run.file.iloc[0]})" for run in runs.found.get((row, column), {}).values()]
+
+def measure(given: dict, tier: str, results=None, root=None) -> list[tuple[Comparison, list[str]]]:
+    "The differences, seed by seed, of one `[[effect]]` at `tier`, each with links to its runs; none without such a column"
     spec, other = (load_spec(given.get(key, given["spec"]), root) for key in ("spec", "against_spec"))
     if tier not in spec.tiers or tier not in other.tiers: return []
     metric = given.get("metric", spec.metric)
@@ -283,13 +294,23 @@ def measure(given: dict, tier: str, results=None, root=None) -> list[Comparison]
     of = [statistic(m, s.statistic) for m, s in zip(metrics, (spec, other))]
     mine, other_runs = load_stored_runs(spec, tier, results), load_stored_runs(other, tier, results)
     both = {c.label for c in other.tier_columns(tier)}
-    return [subtract(f"{label(given, row, theirs, metrics)}, {c.label}", mine.values(row, c.label, of[0]),
-                     other_runs.values(theirs, c.label, of[1]))
+    return [(subtract(f"{label(given, row, theirs, metrics)}, {c.label}", mine.values(row, c.label, of[0]),
+                      other_runs.values(theirs, c.label, of[1])),
+             list(dict.fromkeys(run_links(mine, row, c.label) + run_links(other_runs, theirs, c.label))))
             for c in spec.tier_columns(tier) if c.label in both
             for row, theirs in zip(given["rows"], given.get("against", given["rows"]))]
 
+def effect_rows(paper: str, root=None) -> dict[str, set[str]]:
+    "Spec -> its rows that some `[[effect]]` of a paper compares with each other"
+    found: dict[str, set[str]] = {}
+    for path in paper_files(f"{paper}/claims.toml", root).values():
+        for given in claim_tables(path, "effect", EFFECT):
+            found.setdefault(given.get("spec", ""), set()).update(given.get("rows", ()), given.get("against", ()))
+    return found
+
 def effects(paper: str, tier: str, results=None, root=None) -> pd.DataFrame:
-    "One line a measurable effect: deviation, what, tier, points ± half of the 95 % interval, n; raises InputError"
+    """One line a measurable effect: deviation, what, tier, points ± half of the 95 % interval, n, which side diverged, and
+    links to the runs. Raises InputError."""
     lines, files = [], paper_files(f"{paper}/claims.toml", root)
     for path in files.values():
         for given in claim_tables(path, "effect", EFFECT):
@@ -300,9 +321,9 @@ def effects(paper: str, tier: str, results=None, root=None) -> pd.DataFrame:
                 raise InputError(f"{where}: rows and against differ in length")
             choice(given["deviation"], [e["name"] for e in read_ledger(paper, root)], f"{path}: effect: deviation")
             lines += [dict(deviation=given["deviation"], what=c.label, tier=tier, n=len(d), points=mean_std(d)[0],
-                           half=half_width(d)) for c in measure(given, tier, results, root)
-                      for d in [list(c.differences.values())]]
-    return pd.DataFrame(lines, columns=["deviation", "what", "tier", "n", "points", "half"])
+                           half=half_width(d), gone=c.why * c.why.startswith("diverged"), runs=" ".join(runs))
+                      for c, runs in measure(given, tier, results, root) for d in [list(c.differences.values())]]
+    return pd.DataFrame(lines, columns=["deviation", "what", "tier", "n", "points", "half", "gone", "runs"])
 
 def effects_of(paper: str, results=None, root=None) -> pd.DataFrame:
     "Effects at the published setting, and at the reduced one where that has none"
@@ -313,15 +334,17 @@ def effects_of(paper: str, results=None, root=None) -> pd.DataFrame:
 def ledger(paper: str, results=None, root=None) -> str:
     "The deviations of a paper, numbered and folded, with lines of the released code and the effects that runs measure"
     entries, found = read_ledger(paper, root), effects_of(paper, results, root)
-    done, out = found[found.n > 0], []
+    done, out = found[(found.n > 0) | (found.gone != "")], []
     def effect(line):
+        if line.gone: return f"{line.what}, tier {line.tier}: {line.gone}"
         spread = "" if math.isnan(line.half) else f" ± {line.half:.2f}"
         return f"{line.what}, tier {line.tier}: {line.points:+.2f}{spread} ({line.n})"
     for i, entry in enumerate(entries, 1):
-        words = "; ".join(effect(line) for line in done[done.deviation == entry["name"]].itertuples())
-        lines = code_links(entry)
+        mine, lines = done[done.deviation == entry["name"]], code_links(entry)
+        words, runs = "; ".join(map(effect, mine.itertuples())), " ".join(dict.fromkeys(" ".join(mine.runs).split()))
         parts = [f"*{LEDGER[k]}{f' ({lines})' * bool(lines and k == 'code')}:* "
                  + (f"`{entry[k]}`" if k == "switch" else entry[k]) for k in LEDGER if entry[k]]
+        parts += [f"*Runs:* {runs}"] * bool(runs)
         out.append(folded(f"{i}. {entry['name']}: {words or 'not measured'}", " ".join(parts), f"deviation-{i}"))
     total, can, are = len(entries), found.deviation.nunique(), done.deviation.nunique()
     return (f"{total} entries. For {can} of them rows or metrics of a spec measure the effect; {are} have runs (in "
