@@ -188,7 +188,7 @@ def test_a_plan_needs_no_data_and_has_a_line_a_tier(said, write, spec, tmp_path)
     (["notebook", "fedccfa"], ["14_fedccfa, 01_fedccfa"]),
     (["new-method", "mine.txt"], ["my_method.py"]), (["new-method", "fedavg.py"], ["there is a method FedAvg already"]),
     (["run", "SPEC", "--seed", "3"], ["--seed;", "--seeds"]), (["run", "SPEC", "--seeds", "many"], ["--seeds", "'many'", "whole number"]),
-    (["run", "SPEC", "--seeds", "9" * 5000], ["--seeds", "at most 1000000"]), (["run", "SPEC", "--seeds", "1001"], ["seeds", "1001", "[1, 1000]"]),
+    (["run", "SPEC", "--seeds", "9" * 5000], ["--seeds", "from 1 to 1000000"]), (["run", "SPEC", "--seeds", "1001"], ["seeds", "1001", "from 1 to 1000"]),
     (["plan", "SPEC", "--list", "--sbatch", "FILE"], ["--list and --sbatch", "expected one of them"]),
     (["plan", "SPEC", "--list", "--json"], ["--list and --json", "expected one of them"]),
     (["run", "SPEC", "--executor", "threads"], ["'threads'", "stacked"]), (["run", "SPEC", "--tier", "big"], ["'big'", "paper", "smoke"]),

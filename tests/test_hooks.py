@@ -64,12 +64,12 @@ REFUSED = {  # hyper-parameters that each method refuses, one at a time
 def test_impossible_settings_are_refused(name, field):
     "In one line that names the method, the setting and its value"
     value = REFUSED[name][field]
-    said = f"{name} {field} {value!r} is unknown;" if isinstance(value, str) else f"{name}({field}={value}): expected"
-    with one_line(said): load_methods()[name](**{field: value})
+    said = f"{name} {field} {value!r} is unknown;" if isinstance(value, str) else f"{name} {field}: expected"
+    with one_line(said, repr(value)): load_methods()[name](**{field: value})
 
 def test_settings_of_another_kind_are_refused():
-    with one_line("FedAvg(epochs='5'): expected a whole number, 0 or more"): FedAvg(epochs="5")
-    with one_line("FedAvg(lr='0.1'): expected a finite number, 0 or more"): FedAvg(lr="0.1")
+    with one_line("FedAvg epochs: expected a whole number of at least 0, got '5'"): FedAvg(epochs="5")
+    with one_line("FedAvg lr: expected a number of at least 0, got '0.1'"): FedAvg(lr="0.1")
 
 def test_the_choice_of_none_is_not_listed():
     with one_line("FedADCPlus calibration 'head' is unknown; accepted: plain, proximal, self-confidence"): load_methods()["FedADCPlus"](calibration="head")

@@ -84,7 +84,7 @@ def demo(tmp_path):
 def put(spec, row, values): toy.put(spec, "paper", row, [v and [v - 2, v - 1, v] for v in values])
 
 @pytest.mark.parametrize("top, word", [
-    ('spread = "seeds"', "spread 'seeds'"), ('spread = "trials"', "trials"), ('spread = "trials"\ntrials = 1', r"\[2, 1000\]"), ('pairing = "paired"', "pairing"),
+    ('spread = "seeds"', "spread 'seeds'"), ('spread = "trials"', "trials"), ('spread = "trials"\ntrials = 1', "from 2 to 1000"), ('pairing = "paired"', "pairing"),
     ("margin = nan", "margin"), ('gap = ["FedAvg", "FedAvg"]', "two rows"), ('gap = ["FedAvg", "Nobody"]', "gap"), ("nan_model = 101.0", "nan_model")])
 def test_wrong_declarations_are_refused(demo, top, word):
     with pytest.raises(InputError, match=word) as error: demo(top=top)

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Annotated
 import typer
 import fedrepro
+from ..core.errors import short, span
 
 # %% ../../nbs/11_cli/00_options.ipynb #f8299bf7
 def count(text: str | int, least: int = 1) -> int:
-    "`text` as a whole number of at least `least`, at most a million"
+    "`text` as a whole number from `least` to a million"
     text = str(text)  # a default comes as a number
     if text.isdecimal() and len(text) < 9 and least <= int(text) <= 10**6: return int(text)
-    raise typer.BadParameter(f"{text[:40]!r} is not a whole number of at least {least}, at most 1000000")
+    raise typer.BadParameter(f"expected a whole number {span(least, 10**6)}, got {short(text)}")
 
 def pause(text: str) -> int:
     "`text` as a number of rounds from one checkpoint to the next; 0 = no checkpoints"

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor
-from ..core.errors import InputError, choice
+from ..core.errors import InputError, choice, number
 from ..core.trees import Tree
 from ..data.concept_drift import DriftSchedule
 from ..data.datasets import Dataset
@@ -65,8 +65,7 @@ class Federation:
     labels: Tensor | None = None  # (N,) training labels when they differ from the data set's (label noise)
 
     def __post_init__(self):
-        if not 0 < self.participation <= 1:
-            raise InputError(f"participation {self.participation!r}: expected a share in (0, 1]")
+        number("participation", self.participation, 0, 1, but=0)
         if isinstance(self.cohorts, str) and self.cohorts != COHORTS[1]:
             raise InputError(f"cohorts {self.cohorts!r}: expected a seed, None or {COHORTS[1]!r}")
         if isinstance(self.net, BF16Net) and self.dtype is not torch.float32:

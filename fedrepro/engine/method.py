@@ -10,12 +10,12 @@ import importlib.util, math, os, pkgutil, sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import ClassVar, Literal, get_args, get_origin
 import numpy as np
 from torch import Tensor
-from ..core.errors import InputError, choice, require
+from ..core.errors import InputError, choice, number
 from ..core.trees import Tree, weighted_mean
 from .client import SGD, Batch, Client, Phase, Results, cross_entropy
 from .declarations import Law, Messages
@@ -80,14 +80,11 @@ class FedAvg:
         name, bases = type(self).__name__, type(self).__mro__
         positive, fractions = ({n for c in bases for n in vars(c).get(of, ())} for of in ("positive", "fractions"))
         for f in fields(self):
-            value, (kind, what) = getattr(self, f.name), (Integral, "whole") if f.type is int else (Real, "finite")
-            if get_origin(f.type) is Literal: choice(value, get_args(f.type), f"{name} {f.name}")
-            elif f.type in (int, float) or isinstance(value, Real):
-                usual = isinstance(value, kind) and math.isfinite(value) and float(value) >= 0
-                expected = (f"{what} number, 0 or more" if not usual else
-                            "number above 0" if value == 0 and f.name in positive else
-                            "number from 0 to 1" if value > 1 and f.name in fractions else None)
-                require(not expected, f"{name}({f.name}={value!r}): expected a {expected}")
+            value, where = getattr(self, f.name), f"{name} {f.name}"
+            if get_origin(f.type) is Literal: choice(value, get_args(f.type), where)
+            elif f.type in (int, float) or isinstance(value, Real) and not isinstance(value, bool):
+                number(where, value, 0, 1 if f.name in fractions else math.inf, int if f.type is int else float,
+                       0 if f.name in positive else None)
 
     # who takes part, what is remembered, and what is sent
     def init_server(self, federation: Federation) -> dict:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from ..core.errors import InputError, short
+from ..core.errors import InputError, number, short
 from ..core.files import write_atomic
 from ..core.trees import nbytes, select, tensors
 from ..data.datasets import MADE, SHAPES, SOURCES, data_dir, stand_in
@@ -200,7 +200,7 @@ def sbatch(path: Path, command: list[str], plans: list[Plan], jobs: int, hours: 
 
     So few that each has ten minutes of work; `throttle` of them at once (default: all). A job has `workers` processes
     (default: one, or what one GPU holds). `directives` such as account or partition; None is left out."""
-    if not 0 < hours <= 1000: raise InputError(f"--hours {short(hours)}: expected a number above 0, at most 1000")
+    number("--hours", hours, 0, 1000, but=0)
     for name, value in directives.items():
         if value is not None and not re.fullmatch(r"[\w.,@:+-]{1,200}", value, re.ASCII):
             raise InputError(f"--{name} {short(value)}: expected letters, digits and . , @ : + - alone")

@@ -19,7 +19,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 import pandas as pd
-from ..core.errors import InputError, choice, short
+from ..core.errors import InputError, choice, number, short
 from ..data import concept_drift, partition
 from ..data.concept_drift import MAX_CLIENTS
 
@@ -70,13 +70,11 @@ class Rule:
         value = typed(value, self.kind, where)
         if self.names is not None: return self.named(value, self.names(), where)
         for v in value if isinstance(value, (list, tuple)) else (value,):
-            size, of = (len(v), "the length of ") if isinstance(v, str) else (v, "")
+            size, of = (len(v), f"{where}: the length of {short(v)}") if isinstance(v, str) else (v, where)
             if isinstance(v, str) and self.once and v.count(self.once) > 1:
                 raise InputError(f"{where}: {short(v)} has more than one {self.once!r}")
-            bad = isinstance(size, (int, float)) and not self.low <= size <= self.high
-            if bad or (self.above and v == self.low):
-                opened = "(" if self.above else "["
-                raise InputError(f"{where}: {of}{short(v)} is not in {opened}{self.low:g}, {self.high:g}]")
+            out = self.low if self.above else None
+            if type(size) in (int, float): number(of, size, self.low, self.high, type(size), out)
         return value
 
     def named(self, value, accepted, where: str):

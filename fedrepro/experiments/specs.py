@@ -162,7 +162,7 @@ class Spec:
     pairing: str = "welch"  # "pooled" where our partition and cohorts are the authors'
     margin: float | None = None  # the difference that matters, in the metric's unit; None: the rule's own
     nan_model: float | None = None  # what the authors' code prints for a model of NaN; None: not known
-    gap: tuple[str, ...] = ()  # two rows whose published difference the table is about, or one that all are compared with
+    gap: tuple[str, ...] = ()  # two rows whose published difference it is about, or one that all are compared with
 
     @cached_property
     def folder(self) -> str:

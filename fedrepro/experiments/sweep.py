@@ -91,8 +91,9 @@ def plan_steps(steps: list[Step], specs: dict[str, Spec], tier: str,
         parts = {}
         for name in (n for n in step.specs if n in cells):
             folder = specs[name].results if results is None else results/specs[name].folder
-            known = {c.seed for c in cells[name]}
-            more = [] if known.issuperset(step.seeds or ()) else specs[name].runs(tier, seeds=list(step.seeds))
+            asked = step.seeds or ()
+            listed = {c.seed for c in cells[name]}.issuperset(asked)
+            more = [] if listed else specs[name].runs(tier, seeds=list(asked))
             for c in filter(step.has, [*cells[name], *more]):
                 if (folder, c.run_id) in seen: continue
                 seen.add((folder, c.run_id))

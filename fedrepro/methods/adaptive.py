@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from ..core.errors import InputError
+from ..core.errors import InputError, number
 from ..core.trees import Tree, squared_norm, sub, zeros_like
 from ..engine.client import Batch, Client, Phase, Results, Step, cross_entropy, sgd_step
 from ..engine.method import Exchange, FedAvg
@@ -49,8 +49,7 @@ class AdaptiveFedAvg(FedAvg):
     def __post_init__(self):
         super().__post_init__()
         for name in ("beta1", "beta2", "beta3"):
-            if not (value := getattr(self, name)) < 1:
-                raise InputError(f"{type(self).__name__}({name}={value!r}): expected a number in [0, 1)")
+            number(f"{type(self).__name__} {name}", getattr(self, name), 0, 1, but=1)
 
     def init_server(self, federation) -> dict:
         "`params`; `mean`, a tree like it; scalars `variance`, `ratio`, and `rate`, the factor on the learning rate"

@@ -283,10 +283,11 @@ def label(given: dict, row: str, theirs: str, metrics: tuple[str, str]) -> str:
 def run_links(runs: StoredRuns, row: str, column: str) -> list[str]:
     "A link to each stored run of a cell"
     place = f"../../papers/{runs.spec.folder}/results/{runs.tier}"
-    return [f"[{run.run_id.iloc[0][:8]}]({place}/{run.file.iloc[0]})" for run in runs.found.get((row, column), {}).values()]
+    mine = runs.found.get((row, column), {}).values()
+    return [f"[{run.run_id.iloc[0][:8]}]({place}/{run.file.iloc[0]})" for run in mine]
 
 def measure(given: dict, tier: str, results=None, root=None) -> list[tuple[Comparison, list[str]]]:
-    "The differences, seed by seed, of one `[[effect]]` at `tier`, each with links to its runs; none without such a column"
+    "The differences, seed by seed, of one `[[effect]]` at `tier`, with links to the runs; none without such a column"
     spec, other = (load_spec(given.get(key, given["spec"]), root) for key in ("spec", "against_spec"))
     if tier not in spec.tiers or tier not in other.tiers: return []
     metric = given.get("metric", spec.metric)
@@ -309,8 +310,9 @@ def effect_rows(paper: str, root=None) -> dict[str, set[str]]:
     return found
 
 def effects(paper: str, tier: str, results=None, root=None) -> pd.DataFrame:
-    """One line a measurable effect: deviation, what, tier, points ± half of the 95 % interval, n, which side diverged, and
-    links to the runs. Raises InputError."""
+    """One line a measurable effect: deviation, what, tier, points ± half of the 95 % interval, n, which side diverged.
+
+    `runs`: links to both sides' runs. Raises InputError."""
     lines, files = [], paper_files(f"{paper}/claims.toml", root)
     for path in files.values():
         for given in claim_tables(path, "effect", EFFECT):

@@ -210,8 +210,8 @@ MEANING = {"reproduced": "the 90 % interval of the difference lies within the ma
 DIVERGED = ("A run has diverged when what is sent, kept or judged is not finite, or a model beyond "
             f"{EXPLODED:,.0f} times the first one; no mean is taken over the other seeds")
 HARDWARE = "Seconds depend on the processor: they are not judged, only their ratio can be compared"
-NOT_JUDGED = ("Of the last ten: the difference of the mean of the last ten rounds. Swing: the standard deviation over the "
-              "last twenty rounds of a run. Neither is judged")
+NOT_JUDGED = ("Of the last ten: the difference of the mean of the last ten rounds. Swing: the standard deviation over "
+              "the last twenty rounds of a run. Neither is judged")
 
 def ours_in_words(line, statistic: str = "", n: bool = True) -> str:
     "Our number of a line of the long form (a dict), by its table's or another `statistic`"
