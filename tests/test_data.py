@@ -27,11 +27,12 @@ def test_unknown_names(wrong, said):
 
 @pytest.mark.parametrize("name", datasets.SOURCES)
 def test_nothing_there(name, tmp_path):
-    "An empty folder, no folder, and a file in its place: what is missing and how to get it"
+    "An empty folder, no folder, a file in its place, and a folder in a file's: what is missing and how to get it"
     (tmp_path / "file").touch()
     source = datasets.SOURCES[name]
     how = f"fedrepro data {shlex.quote(name)}" if source.archives else "it cannot be downloaded"
-    for root in (tmp_path, tmp_path / "none", tmp_path / "file"):
+    for file in source.files: (tmp_path / "folders" / source.folder / file).mkdir(parents=True)
+    for root in (tmp_path, tmp_path / "none", tmp_path / "file", tmp_path / "folders"):
         with one_line(str(root / source.folder), *source.files, how, "--data DIR"): datasets.load(name, data=root)
 
 def test_a_pickle_is_not_opened_before_its_checksum(tmp_path, monkeypatch):
