@@ -30,7 +30,7 @@ def test_nothing_there(name, tmp_path):
     how = f"fedrepro data {shlex.quote(name)}" if source.archives else "it cannot be downloaded"
     for file in source.files: (tmp_path / "folders" / source.folder / file).mkdir(parents=True)
     for root in (tmp_path, tmp_path / "none", tmp_path / "file", tmp_path / "folders"):
-        with one_line(str(root / source.folder), *source.files, how, "--data DIR"): datasets.load(name, data=root)
+        with one_line(str(root / source.folder), *source.files, how, source.origin, "--data DIR"): datasets.load(name, data=root)
 
 def test_a_pickle_is_not_opened_before_its_checksum(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "_Batch", lambda *a, **k: pytest.fail("unpickled an unchecked file"))
