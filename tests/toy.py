@@ -15,8 +15,8 @@ from fedrepro.engine.method import load_methods
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import METRICS, STATISTICS
 from fedrepro.models import networks
+from pages import ROOT  # noqa: F401 (others take it from here)
 
-ROOT = Path(__file__).resolve().parents[1]
 OURS = {name: cls for name, cls in sorted(load_methods().items()) if cls.__module__.startswith("fedrepro.")}  # other tests have toys
 PLAIN = set(string.ascii_letters + string.digits + " .,:;_-+/()[]{}~'=<>*%")
 BASE = dict(rounds=2, seeds=[0], dataset="digits", recipe="plain", network="digits_cnn", partition="iid", clients=4, source="guess: toy")
