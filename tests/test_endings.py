@@ -7,9 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from fedrepro.core.errors import InputError
 from fedrepro.experiments import store
-from fedrepro.experiments.spec_files import ancestors, extended
 from toy import ROOT, SMALL, until, written
 
 LONG = SMALL | dict(base=SMALL["base"] | dict(every=500), tiers={"smoke": {  # FedAvg's runs are soon over, FedProx's are not
@@ -103,17 +101,3 @@ def test_nobody_reads_what_is_said(said, write, tmp_path, monkeypatch, where):
         assert said(*command)[0] == 0
         with suppress(OSError): stream.close()
     assert len(list(tmp_path.rglob("*.jsonl"))) == 1
-
-
-# --- specs that an adversary writes
-
-def test_long_chains_end(tmp_path):
-    "Rows that are like each other, and files that extend each other, however many; a circle is named"
-    rows = {f"r{i}": {"like": f"r{i + 1}"} for i in range(3000)} | {"r3000": {}}
-    assert len(ancestors(rows, "r0", "here")) == 3000
-    with pytest.raises(InputError, match=r"methods.r3000.like: r0 is like r3000 itself"): ancestors(rows | {"r3000": {"like": "r0"}}, "r0", "here")
-    for i in range(1200): (tmp_path / f"{i}.toml").write_text(f'v{i} = 1\nextends = "{i + 1}.toml"')
-    (tmp_path / "1200.toml").write_text("v1200 = 1")
-    assert len(extended(tmp_path / "0.toml")) == 1201
-    (tmp_path / "1200.toml").write_text('extends = "7.toml"')
-    with pytest.raises(InputError, match="7.toml: extends itself"): extended(tmp_path / "0.toml")

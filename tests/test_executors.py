@@ -4,27 +4,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_graphs import gap
 
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import distance, moved, same_bits
-from fedrepro.data import concept_drift, datasets, partition
+from fedrepro.data import concept_drift, datasets
 from fedrepro.engine import rounds
-from fedrepro.engine.client import plan_batches
 from fedrepro.engine.evaluation import Evaluator, evaluate
-from fedrepro.engine.federation import Federation
 from fedrepro.engine.lockstep import ActiveRun, run_lockstep
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import park_states, run, sequential
 from fedrepro.executors.executors import pick_executor
 from fedrepro.executors.processes import Processes
-from fedrepro.executors.stacks import BatchPlan, stacked
-from fedrepro.models import networks
+from fedrepro.executors.stacks import stacked
+from toy import few
 
-DIGITS, NET = datasets.load("digits"), networks.network("digits_cnn")
-WHOLE = partition.partition("dirichlet-class-5", DIGITS.train_y.numpy(), DIGITS.test_y.numpy(), clients=5, alpha=.5, per_class=2)
-CUT = partition.Partition([rows[:n] for rows, n in zip(WHOLE.train, (40, 25, 1, 33, 18))], WHOLE.test)
-TOY = Federation(DIGITS, NET, CUT, dtype=torch.float64)
+TOY = few((40, 25, 1, 33, 18))
 LOCAL = dict(lr=.05, epochs=2, batch_size=8)
 
 def drifting(at): return replace(TOY, drift=concept_drift.drift("sudden", clients=5, classes=10, at=at))
@@ -37,20 +31,6 @@ def test_forks_have_the_bits_of_runs_alone(name):
     federations = [TOY, drifting(1), drifting(2), drifting(2)]
     together = run_lockstep([ActiveRun(method, fed, 3, line="one", evaluate=Evaluator()) for fed in federations])
     assert all(same(run(method, fed, 3, evaluate), ours) for fed, ours in zip(federations, together))
-
-def test_a_feed_holds_every_batch_once():
-    method, at = FedAvg(**LOCAL), rounds.begin(FedAvg(**LOCAL), TOY)
-    clients = [TOY.client(k, 0, at.server, {}) for k in (0, 3, 1, 4, 2)]
-    plans = [[batch for epoch in plan_batches(c, method.phase(c)) for batch in epoch] for c in clients]
-    feed = BatchPlan(clients, plans)
-    assert feed.steps == sorted(feed.steps, reverse=True) == [10, 10, 8, 6, 2]
-    seen = [0] * 5
-    for s in range(feed.steps[0]):
-        batch = feed.batch(s, feed.active(s))
-        for k, w in enumerate(batch.w.sum(1).tolist()): seen[k] += w
-        for k, (c, p) in enumerate(zip(clients, plans)):
-            if s < len(p): assert torch.equal(batch.x[k][batch.w[k] > 0], c.batch(p[s][0]).x)
-    assert seen == [2 * c.n for c in clients]
 
 def test_states_wait_on_the_host_above_a_limit(monkeypatch):
     asked = []
@@ -86,10 +66,3 @@ def test_what_an_executor_refuses():
     with Processes(TOY, 1) as pool, pytest.raises(InputError, match="not for other clients"): run(FedAvg(**LOCAL), other, 1, executor=pool)
     with Processes(TOY, 1) as pool, pytest.raises(InputError, match="Mine is defined in a notebook"): run(Mine(**LOCAL), TOY, 1, executor=pool)
     with pytest.raises(InputError, match="executor 'threads' is unknown; accepted: auto, graphs, processes"): pick_executor("threads", TOY)
-
-@pytest.mark.parametrize("name", ["FedAvg", "FedCCFA", "pFedMe"])
-def test_seeds_in_one_stack_are_seeds_alone(name):
-    method, federations = load_methods()[name](**LOCAL), [replace(TOY, seed=s) for s in (0, 1)]
-    together = run_lockstep([ActiveRun(method, fed, 2, line=str(fed.seed)) for fed in federations], stacked)
-    for fed, ours in zip(federations, together):
-        assert gap(run(method, fed, 2).snapshot, ours.snapshot) < 1e-10

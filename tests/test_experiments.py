@@ -7,7 +7,6 @@ import pytest
 
 from fedrepro.core.errors import InputError
 from fedrepro.engine.method import FedAvg, load_methods
-from fedrepro.experiments import specs
 from fedrepro.experiments.rules import SETTINGS, SOURCE_KINDS, field_rules, line_finder, read_published_csv
 from fedrepro.experiments.runs import build, pick_device, run_id
 from fedrepro.experiments.specs import NOTHING, Column, Spec, find_specs, keep_spec, kept_spec, load_spec, place_and_state
@@ -244,15 +243,6 @@ def test_what_would_not_come_back_is_not_kept(kept, tmp_path):
     class MineKept(FedAvg): pass
     mine, plain = (load_spec(written(tmp_path / name, TOY | {"methods": {name: {}}})) for name in ("MineKept", "FedAvg"))
     assert kept(mine) is None and kept(plain) == plain
-
-def test_a_spec_is_kept_once(tmp_path, monkeypatch):
-    found, keep = [], specs.keep_spec
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("FEDREPRO_METHODS", raising=False)
-    monkeypatch.setattr(specs, "BARE", True)
-    monkeypatch.setattr(specs, "keep_spec", lambda *given: (found.append(given), keep(*given)))
-    path = written(tmp_path, TOY)
-    assert load_spec(path) is load_spec(path) and len(found) == 1
 
 def test_a_file_that_an_editor_locks_is_no_spec(tmp_path):
     "A link to nowhere beside it"

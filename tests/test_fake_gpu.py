@@ -1,6 +1,7 @@
 "Every executor under a GPU that does not exist: shapes, devices and waits are checked as there; numbers are not computed"
 import warnings
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,17 +9,14 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 
 from fedrepro.core.trees import tensors
-from fedrepro.data import datasets, partition
-from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import load_methods
 from fedrepro.engine.rounds import begin, open_round
 from fedrepro.executors import kernels
 from fedrepro.executors.executors import EXECUTORS
-from fedrepro.models import networks
 from fedrepro.models.architectures import Net
+from toy import few
 
-DIGITS, NET = datasets.load("digits"), networks.network("digits_cnn")
-CUT = partition.Partition([np.arange(100 * k, 100 * k + n) for k, n in enumerate((20, 9, 14))], None)
+TOY = few((20, 9, 14), dtype=torch.float32)
 
 class Stream(nullcontext):
     "Nothing runs beside anything"
@@ -54,8 +52,8 @@ def gpu(monkeypatch):
 
 def clients_of(name):
     "(method, its clients in the first round) with data on the GPU; the labels are read on the host before"
-    there = Federation(DIGITS.to("cuda"), NET, CUT)
-    there.__dict__["originals"] = [np.arange(len(rows)) % 10 for rows in CUT.train]
+    there = replace(TOY, data=TOY.data.to("cuda"), partition=replace(TOY.partition, test=None))
+    there.__dict__["originals"] = [np.arange(n) % 10 for n in TOY.partition.sizes]
     method = load_methods()[name](lr=.05, epochs=2, batch_size=8)
     at = begin(method, there)
     return method, lambda: open_round(method, there, at).clients

@@ -8,7 +8,7 @@ from test_by_hand import FOUR as AWAY, TWO as PARTS, W, X, Y, federation as by_r
 from test_golden import watching
 from toy import one_line
 from fedrepro.core.trees import distance, same_bits, select, weighted_mean
-from fedrepro.engine.evaluation import eval_models, final_phases, finetuned
+from fedrepro.engine.evaluation import eval_models, finetuned
 from fedrepro.engine.federation import TUNE, Federation
 from fedrepro.engine.rounds import begin, next_round, run
 from fedrepro.experiments.runs import method_settings
@@ -168,10 +168,6 @@ def test_calibration_without_its_weight_is_plain():
     def tuned(m): return finetuned(m, fed, at, eval_models(m, fed, at))
     for other in (replace(m, calibration="proximal", calibration_mu=0.), replace(m, calibration="self-confidence", lam=0.)):
         assert max(distance(a, b) for a, b in zip(tuned(other), tuned(m))) < 1e-10
-
-def test_no_calibration_unless_asked_for():
-    client = federation().client(0, 0, {"params": W}, {})
-    assert final_phases(FedADC(), client) == final_phases(FedADCPlus(), client) == []
 
 
 # --- covering cohorts

@@ -98,14 +98,11 @@ def test_no_run_that_was_committed_has_another_name():
 
 # --- a difference of two tables
 
-def put(of, tier, row, values, results, metric="generalised_accuracy"):
-    "Runs of `row` in the first column that end with `values`, one a seed (None = diverged in round 3)"
-    for c in of.runs(tier, [row], len(values)):
-        if c.column != of.tier_columns(tier)[0].label: continue
-        v = values[c.seed]
-        head = dict(status="diverged", diverged=dict(round=3, client=1, norm="inf")) if v is None else {}
-        rows = [dict(round=t) | {metric: (v or 9.) - (c.rounds - t) * .5} for t in range(1, 3 if v is None else c.rounds + 1)]
-        toy.stored(c, rows, results, cpu="Processor X", device="cpu", **head)
+def put(of, tier, row, values, results):
+    "Runs of `row` in the first column that end with `values`, one a seed, after half a point a round (None = diverged in round 3)"
+    rounds = of.runs(tier, [row], 1)[0].rounds
+    curves = [dict(round=3, client=1, norm="inf") if v is None else [v - .5 * t for t in range(rounds)][::-1] for v in values]
+    toy.put(of, tier, row, curves, of.tier_columns(tier)[0].label, results)
 
 def test_table_8_is_table_2_minus_table_1_run_by_run(tmp_path):
     one, two, eight = (spec(f"fedccfa/table{n}") for n in (1, 2, 8))
@@ -171,8 +168,9 @@ def test_rounds_to_a_target_and_never(tmp_path):
 
 def test_seconds_are_never_judged(tmp_path):
     of = spec("fedccfa/table12")
-    for row, values in (("FedPAC", [1.35, 1.35]), ("FedCCFA", [.5, .5])):
-        put(of, "paper", row, values, tmp_path, metric="seconds_collaboration")
+    for c in of.runs("paper", ["FedPAC", "FedCCFA"], 2):
+        rows = [dict(round=t, seconds_collaboration=1.35 if c.row == "FedPAC" else .5) for t in range(1, c.rounds + 1)]
+        toy.stored(c, rows, tmp_path, cpu="Processor X", device="cpu")
     frame = table(of, "paper", tmp_path).set_index(["column", "row"]).loc["Fashion-MNIST, 20 clients"]
     assert list(frame.verdict) == ["other hardware"] * 2 and frame.difference.isna().all()
     text = " ".join(render(of, "paper", results=tmp_path).split())

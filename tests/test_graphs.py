@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedrepro.checks.contract import suited
 from fedrepro.checks.harness import LOCAL, OPS, masked, tiny
 from fedrepro.core.trees import tensors
-from fedrepro.data import datasets, partition
+from fedrepro.data import partition
 from fedrepro.engine.client import sgd_step
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.lockstep import ActiveRun, run_lockstep
@@ -25,11 +25,9 @@ from fedrepro.executors.stacks import Stacked, stacked
 from fedrepro.experiments.jobs import make_jobs
 from fedrepro.experiments.specs import load_spec
 from fedrepro.models import networks
-from toy import OURS
+from toy import OURS, few
 
-DIGITS, NET = datasets.load("digits"), networks.network("digits_cnn")
-CUT = partition.Partition([np.arange(100 * k, 100 * k + n) for k, n in enumerate((40, 25, 1, 33, 18))], None)
-TOY = Federation(DIGITS, NET, CUT, dtype=torch.float64)
+TOY = few((40, 25, 1, 33, 18))
 FEW = dict(lr=.05, epochs=3, batch_size=8)
 PLAYERS = {"graphs": lambda: Graphs(2), "stacked-graphs": StackedGraphs}
 TO_THE_LOOP = {"Flash"}  # a client stops early by what it measures: phases with a `monitor` are left to the loop
@@ -137,32 +135,25 @@ def test_only_fixed_memory_is_read_when_a_step_is_played(monkeypatch):
 
 def test_networks_with_batch_normalisation_keep_their_statistics():
     net = networks.network("resnet18_cifar_plain", 10, (1, 8, 8))
-    federation = Federation(DIGITS, net, partition.Partition([rows[:12] for rows in CUT.train[:2]], None), dtype=torch.float64)
+    federation = Federation(TOY.data, net, partition.Partition([rows[:12] for rows in TOY.partition.train[:2]], None), dtype=torch.float64)
     method = FedAvg(lr=.01, epochs=1, batch_size=4)
-    assert slots_for(net) == 1 and slots_for(NET) == 8
+    assert slots_for(net) == 1 and slots_for(TOY.net) == 8
     loop, played = (ends(e, method, federation, 1) for e in (sequential, Graphs()))
     assert gap(loop, played) < 1e-10 and any("running_var" in n for n in loop.server["params"])
 
-def test_grids_share_one_stack_and_stay_themselves():
-    "Numbers that are declared stackable become tensors where they differ; other ones have stacks of their own"
-    names = {"FedProx": "mu", "FedCCFA": "gamma", "FedDyn": "alpha", "MOON": "mu", "FedGKD": "weight"}
-    for name, knob in names.items():
-        settings = LOCAL | METHODS[name].check_settings
-        methods = [load_methods()[name](**settings | {knob: v, "lr": lr}) for v, lr in ((.5, .05), (2., .05), (2., .02))]
-        alone = [run(m, TOY, 2).snapshot for m in methods]
-        for executor in (Stacked(), StackedGraphs()):
-            found = run_lockstep([ActiveRun(m, TOY, 2) for m in methods], executor)
-            assert max(gap(history.snapshot, one) for one, history in zip(alone, found)) < 1e-10, (name, executor)
+RECORDED = {("FedProx", "mu"), ("FedCCFA", "gamma"), ("FedDyn", "alpha"), ("MOON", "mu"), ("FedGKD", "weight")}
 
 @pytest.mark.parametrize("name", sorted(set(OURS) - {"Union"}))
 def test_any_number_of_any_method_may_be_a_grid(name):
-    "Two values of each field that is a number and not a whole one, side by side: each run is what it is alone"
+    "Two values of each field that is a number and not a whole one, side by side: each run is what it is alone, some recorded too"
     usual = METHODS[name](**LOCAL | METHODS[name].check_settings)
     federation = suited(METHODS[name], tiny())
     for knob in [f.name for f in fields(usual) if type(getattr(usual, f.name)) is float]:
         methods = [usual, replace(usual, **{knob: .75 * getattr(usual, knob)})]
-        found = run_lockstep([ActiveRun(m, federation, 2) for m in methods], Stacked())
-        assert max(gap(h.snapshot, run(m, federation, 2).snapshot) for m, h in zip(methods, found)) < 1e-10, knob
+        alone = [run(m, federation, 2).snapshot for m in methods]
+        for executor in (Stacked(), StackedGraphs())[:1 + ((name, knob) in RECORDED)]:
+            found = run_lockstep([ActiveRun(m, federation, 2) for m in methods], executor)
+            assert max(gap(h.snapshot, one) for one, h in zip(alone, found)) < 1e-10, (knob, executor)
 
 @pytest.mark.parametrize("use", [lambda loss, knob: loss * 2 if knob > 1 else loss, lambda loss, knob: loss * float(knob)], ids=["if", "float"])
 def test_a_field_that_is_not_declared_stackable_keeps_its_runs_apart(use):
@@ -217,25 +208,17 @@ def test_the_faster_way_is_chosen_once_and_kept(kept):
     assert choice(16) == "product" and len(asked) == 4
     kernels._asked.clear()  # another process
     assert choice(20, None) == "product" and len(json.loads(kept.read_text())) == 2
-    kernels._asked.clear()
-    for damaged in ("", "[]", "{"):
-        kept.write_text(damaged)
-        kernels._asked.clear()
-        assert choice(20) == "product"
 
 def test_a_way_that_needs_too_much_memory_is_not_chosen(kept):
     def timer(layer, shape, way, *_):
         if way == "product": raise torch.OutOfMemoryError("CUDA out of memory")
         return 1.
     assert choose_kernel(torch.nn.Conv2d(1, 2, 3), (1, 8, 8), 5, 4, torch.float32, torch.device("cpu"), timer) == "grouped"
-    kept.parent.rename(kept.parent.parent / "gone")
-    kept.parent.write_text("a file where the folder should be")  # nothing can be kept: no reason to stop
-    assert choose_kernel(torch.nn.Conv2d(1, 2, 3), (1, 8, 8), 9, 4, torch.float32, torch.device("cpu"), timer) == "grouped"
 
 def test_trials_take_time_and_a_cpu_has_no_choice(kept):
-    layer, shape = layers_of(NET, (1, 8, 8))["body.conv1"]
+    layer, shape = layers_of(TOY.net, (1, 8, 8))["body.conv1"]
     for way in ("grouped", "product"): assert 0 < seconds(layer, shape, way, 2, 4, torch.float32, torch.device("cpu")) < 60
-    assert stack_net(NET, (1, 8, 8), 20, 64, torch.float32, torch.device("cpu")) is NET.plain and not kept.exists()
+    assert stack_net(TOY.net, (1, 8, 8), 20, 64, torch.float32, torch.device("cpu")) is TOY.net.plain and not kept.exists()
 
 def test_a_grid_of_a_figure_is_one_pack():
     "Five weights of the alignment, and with more seeds as many as a pack may have"

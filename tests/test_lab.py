@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import websocket
 
-from toy import until
+from pages import cells
+from toy import ROOT, until
 
-ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PAGE = "nbs/01_core/01_trees.ipynb"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -105,8 +105,7 @@ def test_run_all_in_jupyterlab(tab, lab):
     errors = [o for c in code for o in c["outputs"] if o["output_type"] == "error"]
     assert not errors, f"{errors[0]['ename']}: {errors[0]['evalue']}"
     assert [c["execution_count"] for c in code] == list(range(1, len(code) + 1)), "not every cell was run, once, in order"
-    assert len(code) == sum(c["cell_type"] == "code" and bool("".join(c["source"]).strip())
-                            for c in json.loads((ROOT / PAGE).read_text())["cells"])
+    assert len(code) == sum(bool(c["source"].strip()) for c in cells(ROOT / PAGE, "code"))
     debris = [kind for c in code for o in c["outputs"] for kind in o.get("data", {}) if "widget" in kind]
     assert "widgets" not in saved["metadata"] and not debris, "a widget's state would be saved"
     title = re.match("# (.+)", "".join(saved["cells"][0]["source"]))[1]

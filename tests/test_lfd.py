@@ -19,7 +19,6 @@ from fedrepro.methods.objective import Constraint, FedProx
 from fedrepro.methods.union import Union
 from fedrepro.methods.lfd import LfD, auxiliary_label, cosines, with_margin
 from fedrepro.models.architectures import Net, Network
-from toy import OURS
 
 FULL = dict(lr=.02, momentum=.9, weight_decay=1e-2, epochs=3, batch_size=0)  # no order of batches: plain loops suffice
 
@@ -169,12 +168,3 @@ def test_all_parameters_is_fedprox_with_statistics_too():
     fed = replace(federation(), net=Net("bn", batch_norm))
     ours, prox = (after(m, fed, 3) for m in (Constraint(kind="parameter", part="all", mu=.7, **FULL), FedProx(mu=.7, **FULL)))
     assert distance(ours, prox) < 1e-10 and distance(prox, after(FedAvg(**FULL), fed, 3)) > 1e-5
-
-
-# --- the rest
-
-def test_defaults_of_the_paper():
-    for name in ("LfD", "Union", "Constraint"):
-        m = OURS[name]()
-        assert (m.lr, m.momentum, m.weight_decay, m.batch_size) == (.01, .9, 1e-5, 128) and m.epochs == (3 if name == "Union" else 10)
-    assert (LfD().margin, LfD().tau, LfD().weight, LfD().outer_tau) == (.15, .1, 1., 1.)

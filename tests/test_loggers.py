@@ -12,19 +12,16 @@ from fedrepro.experiments.runner import compute_runs
 from fedrepro.experiments.specs import load_spec
 
 from test_export import RAW, installed
-from toy import written
-
-ROOT = Path(__file__).resolve().parents[1]
+from toy import ROOT, stored, written
 
 @pytest.fixture
 def cells(tmp_path):
     "Two cells with results, written as a run would: one complete, one diverged"
     spec = load_spec(written(tmp_path, {k: v for k, v in RAW.items() if k != "published"}, "demo/t"))
     cells = spec.runs("smoke", methods=["FedAvg"], seeds=2)[::3]
-    for c, status in zip(cells, ("complete", "diverged")):
-        rows = [dict(round=t, generalised_accuracy=10. * t, train_loss=None if t == 2 else 1 / t) for t in range(1, 4 if status == "complete" else 3)]
-        head = dict(settings=c.settings, run_id=c.run_id, status=status, diverged=None if status == "complete" else dict(round=3, client=0, norm="inf"))
-        store.write(store.run_path(spec.results, c), head, rows)
+    rows = [dict(round=t, generalised_accuracy=10. * t, train_loss=None if t == 2 else 1 / t) for t in (1, 2, 3)]
+    stored(cells[0], rows, spec.results)
+    stored(cells[1], rows[:2], spec.results, status="diverged", diverged=dict(round=3, client=0, norm="inf"))
     return cells
 
 @pytest.fixture
@@ -69,8 +66,8 @@ def test_new_runs_are_sent_by_the_process_that_asked(tmp_path):
     listed = Listed()
     report = compute_runs(cells, tmp_path, workers=2, quiet=True, on_done=Loggers.of([listed]))
     assert len(report.done) == 2
-    stored = {c.run_id: store.read(store.run_path(tmp_path, c))[1][0] for c in cells}
-    assert {r.run_id: r.rows for r in listed.runs} == {n: [(1, {k: v for k, v in row.items() if k != "round" and v is not None})] for n, row in stored.items()}
+    kept = {c.run_id: store.read(store.run_path(tmp_path, c))[1][0] for c in cells}
+    assert {r.run_id: r.rows for r in listed.runs} == {n: [(1, {k: v for k, v in row.items() if k != "round" and v is not None})] for n, row in kept.items()}
 
 
 # --- what goes wrong stays there

@@ -10,22 +10,18 @@ import pytest
 import torch
 
 from fedrepro.core.trees import same_bits
-from fedrepro.data import datasets, partition
 from fedrepro.engine import rounds
 from fedrepro.engine.divergence import Diverged
-from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import run
 from fedrepro.executors import messages, processes
 from fedrepro.executors.processes import NoWorker, Processes, Workers, report
 from fedrepro.executors.messages import LARGE, SharedBuffer, dumps, loads
-from fedrepro.models import networks
 from fedrepro.models.architectures import Net
+from toy import few
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory by file is Linux's; elsewhere all travels in the message")
-DIGITS, NET = datasets.load("digits"), networks.network("feddc_mlp", 10, (1, 8, 8))
-WHOLE = partition.partition("iid", DIGITS.train_y.numpy(), DIGITS.test_y.numpy(), clients=5)
-TOY = Federation(DIGITS, NET, partition.Partition([rows[:n] for rows, n in zip(WHOLE.train, (9, 12, 1, 16, 5))], WHOLE.test), dtype=torch.float64)
+TOY = few((9, 12, 1, 16, 5), "feddc_mlp")
 LOCAL = dict(lr=.05, epochs=1, batch_size=8)
 
 def opened() -> list[str]:
@@ -177,7 +173,7 @@ def test_an_error_travels_with_its_traceback(error):
     try: raise error
     except Exception as caught: assert "test_messages.py" in loads(dumps(processes.portable(caught))).__notes__[0]
 
-def test_a_network_of_ones_own_travels_as_it_is(): assert type(loads(dumps(Kept("own", NET.make)))) is Kept
+def test_a_network_of_ones_own_travels_as_it_is(): assert type(loads(dumps(Kept("own", TOY.net.make)))) is Kept
 
 @LINUX
 def test_no_other_file_is_taken_for_a_shelf(tmp_path):

@@ -1,23 +1,18 @@
 "The pages of methods: what the five papers' pages have, and where sentences about released code lead"
-import json
 import re
-from pathlib import Path
 
 import pytest
 
 from fedrepro.reporting import method_page
 from fedrepro.reporting.method_page import PAPER_LINKS
+from pages import ROOT, cells
 from toy import OURS
 
-ROOT = Path(__file__).resolve().parents[1]
 NBS = ROOT / "nbs/06_methods"
-FIVE = {"lfd": "10_lfd", "feddc": "11_feddc", "fedadc": "12_fedadc", "fedbss": "13_fedbss", "fedccfa": "14_fedccfa"}
+FIVE = {"lfd": NBS / "10_lfd.ipynb", "feddc": NBS / "11_feddc.ipynb", "fedadc": NBS / "12_fedadc.ipynb", "fedbss": NBS / "13_fedbss.ipynb",
+        "fedccfa": NBS / "14_fedccfa.ipynb"}
 PAGES = sorted(NBS.glob("*.ipynb"))
 PLACE = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/blob/[0-9a-f]{40}/[\w./-]+#L\d+")
-
-def cells(page): return json.loads((NBS / f"{page}.ipynb").read_text())["cells"]
-
-def sources(page): return ["".join(c["source"]) for c in cells(page)]
 
 def outputs(cell, kind):
     "The outputs of a kind, such as text/markdown, of a cell"
@@ -35,7 +30,8 @@ def test_the_first_five_cells(paper):
 
 @pytest.mark.parametrize("paper", FIVE)
 def test_order_and_length(paper):
-    page = sources(FIVE[paper])
+    made = cells(FIVE[paper])
+    page = [c["source"] for c in made]
     assert len(page) <= 60
     def only(text):
         found = [i for i, s in enumerate(page) if text in s and "import" not in s.split(text)[0][-9:]]
@@ -43,7 +39,6 @@ def test_order_and_length(paper):
     drawing, table, numbers, ledger, last = map(only, ("message_figure(", "algorithm_table(", "stored_numbers(", "deviation_table(", "compare("))
     assert max(drawing, table) < numbers < ledger < last == len(page) - 1
     assert f"12_results/{PAPER_LINKS[paper].results}.ipynb" in page[-2] and page[-2].count("](") >= 2
-    made = cells(FIVE[paper])
     assert outputs(made[drawing], "image/png") and outputs(made[last], "text/html")
     assert "<table" in outputs(made[numbers], "text/markdown")[0]
     assert "<details" in outputs(made[ledger], "text/markdown")[0]
@@ -59,8 +54,7 @@ def test_a_drawing_has_every_message():
 
 @pytest.mark.parametrize("paper", FIVE)
 def test_code_fits_the_column(paper):
-    assert not [line for c in cells(FIVE[paper]) if c["cell_type"] == "code"
-                for line in "".join(c["source"]).split("\n") if len(line) > 110 and not line.startswith("#|")]
+    assert not [line for c in cells(FIVE[paper], "code") for line in c["source"].split("\n") if len(line) > 110 and not line.startswith("#|")]
 
 # --- sentences about released code
 
@@ -70,8 +64,8 @@ SAYS = re.compile(r"released (?:code|server|version)|(?:authors'|official|FedDC'
 def statements():
     "(page, sentence) in prose about what a released code does"
     for path in PAGES:
-        for source in ("".join(c["source"]) for c in cells(path.stem) if c["cell_type"] == "markdown"):
-            for part in re.split(r"\n\s*\n|\n(?=- |\*\*)", source):
+        for cell in cells(path, "markdown"):
+            for part in re.split(r"\n\s*\n|\n(?=- |\*\*)", cell["source"]):
                 text = re.sub(r"\s+", " ", part)
                 for sentence in re.split(r"(?<=[.:;])\s+(?=[A-Z`$*])", text):
                     if SAYS.search(sentence) and not sentence.startswith("#"): yield path.stem, sentence

@@ -138,18 +138,6 @@ def test_what_was_predicted_before_changes_no_number(name):
         again, anew = (judge(method, federation, at, rounds == 4) for judge in (remembers, evaluate))
         assert again == pytest.approx(anew, rel=0, abs=0, nan_ok=True)
 
-@pytest.mark.parametrize("name, models", [("FedAvg", 1), ("Ditto", 3), ("FedRep", 1)])
-def test_a_model_that_did_not_change_is_not_run_again(name, models, monkeypatch):
-    "Three of five clients take part: the three own models are new, or the one body that they received"
-    method, federation, snapshots, cohorts = played(name)
-    seen, features, judge = [], federation.net.features, Evaluator()
-    monkeypatch.setattr(federation.net, "features", lambda params, x: seen.append(len(x)) or features(params, x))
-    for at in snapshots:
-        seen.clear()
-        judge(method, federation, at)
-        judge(method, federation, at)
-        if at.round: assert len(cohorts[at.round - 1]) == 3 and sum(seen) == models * len(federation.data.test_y)
-
 def test_another_federation_is_not_judged_by_what_is_remembered():
     one, predict = tiny(), Predictor()
     other = replace(one, data=replace(one.data, test_x=one.data.test_x.flip(0)))

@@ -11,19 +11,15 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from pages import NOTEBOOKS as PAGES, ROOT, cells, notebooks
+
 BIN = Path(sys.executable).parent
-NOTEBOOKS = sorted(p for folder in ("nbs", "benchmarks") for p in (ROOT / folder).rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+NOTEBOOKS = [*PAGES, *notebooks("benchmarks")]
 MODULES = sorted((ROOT / "fedrepro").rglob("*.py"))
 TEXT = {".py", ".ipynb", ".md", ".toml", ".csv", ".ini", ".yml", ".txt", ".json", ".jsonl", ".css", ""}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def named(paths): return dict(argvalues=paths, ids=[p.relative_to(ROOT).as_posix() for p in paths])
-
-def cells(path, kind="code"):
-    "The cells of a notebook of one kind, each with its source as one string"
-    for cell in json.loads(path.read_text())["cells"]:
-        if cell["cell_type"] == kind: yield {**cell, "source": "".join(cell["source"])}
 
 def tracked():
     "Every file that is in git or could be added to it"
@@ -127,7 +123,7 @@ def test_notebook_leaves_nothing_behind(path):
     "No widget state, warnings, errors, timings or execution counts; pictures stay small"
     notebook = json.loads(path.read_text())
     assert set(notebook["metadata"]) <= {"kernelspec"} and notebook["metadata"]["kernelspec"]["name"] == "python3"
-    for cell in cells(path):
+    for cell in cells(path, "code"):
         where = f"{path.name}, cell {cell['id']}"
         assert cell["execution_count"] is None and set(cell["metadata"]) <= {"tags"}, where
         for out in cell["outputs"]:
@@ -141,10 +137,10 @@ def test_notebook_leaves_nothing_behind(path):
 @pytest.mark.parametrize("path", **named(NOTEBOOKS))
 def test_notebook_form(path):
     "Title and one-line description first; distinct cell ids; imports alone in their cell; no export in a run"
-    everything = json.loads(path.read_text())["cells"]
-    assert re.match(r"# [^\n]+\n+> [^\n]+$", "".join(everything[0]["source"]).strip()), "title, > description"
+    everything = cells(path)
+    assert re.match(r"# [^\n]+\n+> [^\n]+$", everything[0]["source"].strip()), "title, > description"
     assert len({cell["id"] for cell in everything}) == len(everything)
-    for cell in cells(path):
+    for cell in cells(path, "code"):
         assert "nbdev_export(" not in cell["source"]
         if not re.search(r"^#\|\s*export", cell["source"], re.M): continue
         kinds = {isinstance(node, ast.Import | ast.ImportFrom) for node in ast.parse(cell["source"]).body}

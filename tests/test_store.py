@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -46,32 +45,17 @@ def test_numbers_come_back_bit_for_bit(values):
         for key, value in row.items():
             assert back[key] is None if isinstance(value, float) and not math.isfinite(value) else repr(back[key]) == repr(value)
 
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_no_damage_goes_unseen(data):
-    content = store.encode(HEAD, ROWS)
-    n = data.draw(st.integers(0, len(content) - 1))
-    kind = data.draw(st.sampled_from(["cut", "flip", "insert", "remove", "zero"]))
-    if kind == "cut": bad = content[:n]
-    elif kind == "flip": bad = content[:n] + bytes([content[n] ^ data.draw(st.integers(1, 255))]) + content[n + 1:]
-    elif kind == "insert": bad = content[:n] + data.draw(st.binary(min_size=1, max_size=4)) + content[n:]
-    elif kind == "zero": bad = content[:n] + b"\0" * (len(content) - n)
-    else: bad = content[:n] + content[n + 1:]
-    if bad == content: return
-    try: assert store.decode(bad) == store.decode(content)  # a change that json does not see (a space, the case of an escape)
-    except store.Damaged: pass
-
 @pytest.mark.parametrize("change", [dict(status="ok"), dict(run_id="0" * 16), dict(settings=CELLS[1].settings), dict(threads="1"), dict(dirty=1),
                                     dict(wall_seconds=True), dict(versions=[]), dict(settings=None), dict(bytes_up=1.5), dict(cpu="red\x1b[31m"), dict(executor="two\nlines")])
 def test_a_wrong_header_is_not_written(tmp_path, change):
     with pytest.raises(store.Damaged): store.write(store.run_path(tmp_path, CELL), HEAD | change, ROWS)
     assert not list(tmp_path.rglob("*"))
 
-@pytest.mark.parametrize("rows", [[dict(round=0)], [dict(round=2), dict(round=2)], [dict(a=1)], [dict(round=True)], [dict(round=1, a="x")], [3],
+@pytest.mark.parametrize("rows", [[dict(round=0)], [dict(round=2), dict(round=2)], [dict(a=1)], [dict(round=True)], [dict(round=1, a="x")],
                                   [dict(round=1, a=True)], [dict(round=1, a=[1])], [dict(round=1.0)], [dict(round=CELL.rounds + 1)],
                                   [dict(round=1, a=10**400)], [dict(round=1, a=2**64)], [dict(round=1, seed=7)], [dict(round=1, status=1)]])
 def test_wrong_rows_are_not_written(tmp_path, rows):
-    with pytest.raises((store.Damaged, AttributeError)): store.write(store.run_path(tmp_path, CELL), OPEN, rows)
+    with pytest.raises(store.Damaged): store.write(store.run_path(tmp_path, CELL), OPEN, rows)
     assert not list(tmp_path.rglob("*"))
 
 
@@ -94,10 +78,6 @@ def test_a_renamed_copy_is_not_counted_twice(path):
     path.with_name("copy.jsonl").write_bytes(path.read_bytes())
     assert len(store.load_results(path.parent)) == 3
 
-def test_a_file_of_another_format_is_left_alone(path, monkeypatch, capsys):
-    monkeypatch.setattr(store, "RESULT_FORMAT", store.RESULT_FORMAT + 1)
-    assert not store.is_complete(path) and path.exists() and "another version" in capsys.readouterr().err
-
 def test_the_committed_results_are_all_read():
     files = list((ROOT / "papers").glob("*/results/*/*.jsonl"))
     assert len(files) >= 24
@@ -106,14 +86,11 @@ def test_the_committed_results_are_all_read():
 
 # --- the schema: files with a right signature and odd content
 
-def ended(body, rows):
-    "A file's content: the body, and a last line that agrees with it"
-    return body + (json.dumps({"end": True, "rows": rows, "sha256": hashlib.sha256(body).hexdigest()}) + "\n").encode()
-
 def signed(header, rows):
     "A file's content with the run id and the sha256 of whatever `header` and `rows` hold"
     with contextlib.suppress(KeyError, TypeError, ValueError): header = header | {"run_id": run_id(header["settings"])}
-    return ended(b"".join((json.dumps(x) + "\n").encode() for x in [header, *rows]), len(rows))
+    body = b"".join((json.dumps(x) + "\n").encode() for x in [header, *rows])
+    return body + (json.dumps({"end": True, "rows": len(rows), "sha256": hashlib.sha256(body).hexdigest()}) + "\n").encode()
 
 GOOD, _ = store.decode(store.encode(HEAD | dict(wall_seconds=1.5, versions={"torch": "2"}, diverged=None), ROWS))
 
@@ -169,15 +146,6 @@ def test_any_change_of_any_key_is_used_whole_or_set_aside(tmp_path_factory, data
     folder.parent.mkdir(exist_ok=True)
     whole_or_set_aside(folder, put(folder, signed(header, rows)))
 
-NEEDED = [p for p in places(GOOD["settings"]) if p[:2] != ("method", "fields") or len(p) == 2]
-
-@pytest.mark.parametrize("path", [p for p in NEEDED if p not in {("partition", "alpha"), ("drift", "at"), ("partition", "per_class"),
-                                                                 ("partition", "per_class_test")}], ids=".".join)
-def test_every_setting_that_runs_have_is_needed(tmp_path, path):
-    for value in (..., None, [], True if path[-1] != "fields" else "x", -1 if path[-1] != "participation" else "1"):
-        file = put(tmp_path / "smoke", signed(changed(GOOD, ("settings", *path), value), ROWS))
-        assert not store.is_complete(file) and not file.exists()
-
 @pytest.mark.parametrize("change", [dict(noise=.5), dict(method=GOOD["settings"]["method"] | dict(**{"class": "MethodOfTomorrow"}, fields={"x": [1]})),
                                     dict(data=GOOD["settings"]["data"] | dict(noise=.2, new={"a": None})), dict(network="a net of my own")], ids=str)
 def test_methods_and_keys_of_others_are_read(tmp_path, change):
@@ -194,22 +162,6 @@ def test_status_record_and_rows_belong_together(tmp_path, change):
     assert not store.is_complete(file) and not file.exists()
     file = put(tmp_path / "smoke", signed(GOOD | dict(status="diverged", diverged=dict(round=3, client=None, norm="nan")), ROWS[:2]))
     assert store.is_complete(file) and set(store.load_results(file.parent).diverged) == {"round 3, server, norm nan"}
-
-@pytest.mark.parametrize("old, new", [('"train_loss": 1.0', '"train_loss": 1e400'), ('"train_loss": 1.0', '"train_loss": NaN'), ('"wall_seconds": 1.5', '"wall_seconds": 1e999'),
-                                      ('"participation": 1.0', '"participation": 1e999'), ('"train_loss": 1.0', '"train_loss": -Infinity')])
-def test_numbers_that_json_makes_infinite(tmp_path, old, new):
-    body = b"".join(signed(GOOD, ROWS).splitlines(keepends=True)[:-1]).decode()
-    assert old in body
-    with pytest.raises(store.Damaged, match="inf|not lines of json|run id"): store.decode(ended(body.replace(old, new).encode(), len(ROWS)))
-
-@pytest.mark.parametrize("depth", [900, 100_000])
-def test_deep_nesting_is_no_crash(tmp_path, depth):
-    deep = "[" * depth + "]" * depth
-    for key in ("settings", "versions", "new"):
-        body = json.dumps(GOOD | {key: 0}).replace(f'"{key}": 0', f'"{key}": {deep}') + "\n"
-        (tmp_path / "smoke").mkdir(exist_ok=True)
-        (tmp_path / "smoke/deep.jsonl").write_bytes(ended(body.encode(), 0))
-        assert store.load_results(tmp_path / "smoke").empty and not (tmp_path / "smoke/deep.jsonl").exists()
 
 
 # --- what is no file
@@ -232,25 +184,13 @@ def test_links_are_followed_and_never_their_targets_renamed(path, tmp_path, caps
     assert store.is_complete(path) and len(store.load_results(path.parent)) == 3 and capsys.readouterr().err == ""
     real.write_bytes(real.read_bytes()[:-9])
     assert not store.is_complete(path) and real.exists() and not os.path.lexists(path) and "set aside" in capsys.readouterr().err
-    for target in (tmp_path / "nowhere", path): # a dangling link, and one to itself
-        path.symlink_to(target)
-        assert not store.is_complete(path)
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1 and "it is not used" in said
-        path.unlink()
 
-@pytest.mark.parametrize("name", ["new\nline.jsonl", "\x1b[31mred.jsonl", "tab\t.jsonl", "ümlaut.jsonl", "right\u202eleft.jsonl", " .jsonl", ".jsonl", "-rf.jsonl", "%s{0}.jsonl"])
+@pytest.mark.parametrize("name", ["new\nline.jsonl", "right\u202eleft.jsonl"])
 def test_odd_names_stay_on_one_line(tmp_path, capsys, name):
     (tmp_path / name).write_text("x")
     assert store.load_results(tmp_path).empty and (tmp_path / (name + ".damaged")).exists()
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and said.strip().isprintable()
-
-def test_a_huge_file_is_not_read(path, capsys):
-    with open(path, "r+b") as file: file.truncate(store.LONGEST + 1)  # sparse
-    assert not store.is_complete(path)
-    said = capsys.readouterr().err
-    assert f"{store.LONGEST + 1} bytes, more than {store.LONGEST}" in said and not path.exists()
 
 def test_a_run_too_long_to_be_read_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "LONGEST", 1000)
@@ -267,14 +207,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(path, monkeypatch):
             m.setattr(os, name, full)
             with pytest.raises(InputError, match="No space left"): store.write(path, OPEN, ROWS[:1])
         assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
-
-def test_killed_while_writing_shows_no_file(tmp_path):
-    if not (child := os.fork()):
-        os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        try: store.write_atomic(tmp_path / "a.jsonl", b"x" * 10000)
-        finally: os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert not list(tmp_path.glob("*.jsonl"))
 
 
 # --- what an adversary found

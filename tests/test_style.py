@@ -1,13 +1,10 @@
 "A method says only what differs"
 import ast
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 
-from toy import OURS as METHODS
-
-ROOT = Path(__file__).resolve().parents[1]
+from toy import OURS as METHODS, ROOT
 
 def documents(node):
     "The line numbers of all docstrings inside a node"

@@ -14,10 +14,8 @@ from fedrepro.data.datasets import Texts
 from fedrepro.data.partition import partition
 from fedrepro.data.sources import Source
 from fedrepro.data.transforms import recipe_for
-from fedrepro.engine.client import cross_entropy, train
-from fedrepro.engine.evaluation import evaluate
+from fedrepro.engine.evaluation import eval_models, evaluate
 from fedrepro.engine.federation import Federation
-from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import run, sequential
 from fedrepro.executors.stacks import stacked
 from fedrepro.models.networks import network
@@ -29,14 +27,6 @@ def put(path, content: str) -> dict[str, str]:
     return {path.name: hashlib.md5(content.encode()).hexdigest()}
 
 @pytest.fixture
-def news(tmp_path):
-    "AG News' format: a class from 1, a title, a description; the partial copy has the last two joined"
-    train = put(tmp_path / "news/train.csv", '"3","Oil, up","Oil is ""up"""\n"1","Vote","They vote"\n')
-    test = put(tmp_path / "news/test.csv", '"4","Oil chip","up"\n')
-    return Source("News", "news", partial(texts.read_news, length=6, least=1, most=99), train, test, (2, 1), (),
-                  class_names=("World", "Sports", "Business", "Sci/Tech"))
-
-@pytest.fixture
 def pairs(tmp_path):
     train = put(tmp_path / "pairs/train.csv", "SMILES,Protein,Y,cluster\nCCO,MKV,1,0\nCN,MK,0,7\n")
     test = put(tmp_path / "pairs/test.csv", "Y,Protein,SMILES\n1.0,MW,CCN\n")
@@ -45,13 +35,6 @@ def pairs(tmp_path):
 
 
 # --- reading
-
-def test_the_vocabulary_knows_the_training_set_only(news, tmp_path):
-    before = news.read(news, tmp_path)
-    more = replace(news, test=put(tmp_path / "news/test.csv", '"4","chip chip chip","' + "chip " * 50 + '"\n'))
-    after = more.read(more, tmp_path)
-    assert before["vocabularies"] == after["vocabularies"] and torch.equal(before["train_x"], after["train_x"])
-    assert set(after["test_x"].flatten().tolist()) == {texts.UNKNOWN, 2}
 
 def test_the_last_numbers_are_left_out_and_order_does_not_matter():
     said = [("b", "a", "c"), ("a", "b"), ("c", "c", "d")]
@@ -63,12 +46,6 @@ def test_files_that_are_no_text(pairs, tmp_path):
     with pytest.raises(InputError, match="train.csv is damaged.*copy it again"): pairs.read(pairs, tmp_path)
     with pytest.raises(InputError, match="train.csv is refused: .*utf-8"):
         pairs.read(replace(pairs, train={"train.csv": ""}), tmp_path)
-
-def test_what_cannot_be_downloaded_says_what_to_copy(tmp_path):
-    with pytest.raises(InputError) as e: datasets.download("BindingDB", tmp_path)
-    for said in (str(tmp_path / "bindingdb"), "train.csv, test.csv", "cannot be downloaded", "DrugBAN", "--data DIR"):
-        assert said in str(e.value)
-    with pytest.raises(InputError, match="`fedrepro data 'AG News'` downloads it"): datasets.load("AG News", tmp_path)
 
 def test_the_declared_format_of_bindingdb(tmp_path):
     "Taken as it is, and read to see whether it can be"
@@ -113,24 +90,14 @@ def toy(net):
     split = partition("iid", d.train_y.numpy(), d.test_y.numpy(), clients=3)
     return Federation(d, network(net, 2, d.shape), split, dtype=torch.float64)
 
-@pytest.mark.parametrize("net", ["text_cnn", "dta_cnn"])
-def test_training_lowers_the_loss(net):
-    start, method = toy(net).initial, FedAvg(lr=.05, epochs=12, batch_size=8)
-    client = toy(net).client(0, 0, {"params": start}, {})
-    after = train(client, method.phase(client), start).params
-    (batch,) = client.chunks()
-    losses = [cross_entropy(client.net(w, batch.x), batch).item() for w in (start, after)]
-    assert batch.x.dtype == torch.int64 and losses[1] < .5 * losses[0]
-    assert all(t.dtype == torch.float64 for t in after.values())
-    embeddings = [n for n in after if n.endswith("embed.weight")]
-    assert embeddings and not any(after[n][texts.PADDING].any() for n in embeddings)
-
 @pytest.mark.parametrize("net, name", [*(("text_cnn", name) for name in sorted(METHODS)),
                                        *(("dta_cnn", name) for name in ("FedFM", "LfD", "MOON"))])
 def test_every_method_has_a_round_on_texts(net, name):
-    "With whatever it does to features and weights, alone and in one stack"
+    "With whatever it does to features and weights, alone and in one stack; the vector of padding stays 0"
     method = METHODS[name](**LOCAL | METHODS[name].check_settings | dict(epochs=1))
     federation = suited(METHODS[name], toy(net))
     ends = [run(method, federation, 2, evaluate, executor=e) for e in (sequential, stacked)]
     for h in ends: assert h.status == "complete" and 0 <= h.rows[-1]["generalised_accuracy"] <= 100
     assert gap(*(h.snapshot.server for h in ends))[0] < 1e-9
+    embeddings = [w for model in eval_models(method, federation, ends[0].snapshot) for n, w in model.items() if n.endswith("embed.weight")]
+    assert embeddings and not any(w[texts.PADDING].any() for w in embeddings)

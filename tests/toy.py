@@ -1,4 +1,4 @@
-"A small spec, and stored results of its runs, as a person and a sweep would write them"
+"A small spec, stored results of its runs, as a person and a sweep would write them, and a federation of few samples"
 import json
 import string
 import time
@@ -6,13 +6,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedrepro.core.errors import InputError
+from fedrepro.data import datasets, partition
+from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import load_methods
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import METRICS, STATISTICS
+from fedrepro.models import networks
+from pages import ROOT  # noqa: F401 (others take it from here)
 
-ROOT = Path(__file__).resolve().parents[1]
 OURS = {name: cls for name, cls in sorted(load_methods().items()) if cls.__module__.startswith("fedrepro.")}  # other tests have toys
 PLAIN = set(string.ascii_letters + string.digits + " .,:;_-+/()[]{}~'=<>*%")
 BASE = dict(rounds=2, seeds=[0], dataset="digits", recipe="plain", network="digits_cnn", partition="iid", clients=4, source="guess: toy")
@@ -36,6 +40,14 @@ def until(true, seconds: float = 90, what: str = "it"):
         assert time.monotonic() < end, f"{what}: not in {seconds} seconds"
         time.sleep(.02)
     return value
+
+def few(sizes: tuple[int, ...], net: str = "digits_cnn", dtype=torch.float64) -> Federation:
+    "A federation of digits whose clients have so many training samples, of unequal classes"
+    digits = datasets.load("digits")
+    whole = partition.partition("dirichlet-class-5", digits.train_y.numpy(), digits.test_y.numpy(), clients=len(sizes), alpha=.5, per_class=2)
+    cut = partition.Partition([rows[:n] for rows, n in zip(whole.train, sizes)], whole.test)
+    assert tuple(cut.sizes) == sizes
+    return Federation(digits, networks.network(net, 10, digits.shape), cut, dtype=dtype)
 
 def toml(raw: dict) -> list[str]:
     "TOML lines of nested dicts; lists of dicts become arrays of inline tables"
