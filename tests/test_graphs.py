@@ -1,5 +1,4 @@
 "Steps with fixed memory: every method's are played, nothing of an earlier phase, client or round stays behind"
-import json
 import warnings
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -188,8 +187,8 @@ def test_a_field_that_is_not_declared_stackable_keeps_its_runs_apart(use):
 def kept(monkeypatch, tmp_path):
     "No choice known, and none kept but here"
     monkeypatch.setattr(kernels, "_asked", {})
-    monkeypatch.setattr(kernels, "choices_file", lambda: tmp_path / "kept" / "convolutions.json")
-    return tmp_path / "kept" / "convolutions.json"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "fedrepro" / "convolutions"
 
 @pytest.mark.parametrize("name", ["fedccfa_cifar", "fedbss_cnn", "digits_cnn", "feddc_resnet18"])
 def test_products_are_convolutions(name):
@@ -216,10 +215,9 @@ def test_the_faster_way_is_chosen_once_and_kept(kept):
     assert choice(17) == "product" and len(asked) == 2  # both are thirty-two
     assert choice(16) == "product" and len(asked) == 4
     kernels._asked.clear()  # another process
-    assert choice(20, None) == "product" and len(json.loads(kept.read_text())) == 2
-    kernels._asked.clear()
+    assert choice(20, None) == "product" and len(list(kept.iterdir())) == 2
     for damaged in ("", "[]", "{"):
-        kept.write_text(damaged)
+        for file in kept.iterdir(): file.write_text(damaged)
         kernels._asked.clear()
         assert choice(20) == "product"
 
@@ -228,8 +226,8 @@ def test_a_way_that_needs_too_much_memory_is_not_chosen(kept):
         if way == "product": raise torch.OutOfMemoryError("CUDA out of memory")
         return 1.
     assert choose_kernel(torch.nn.Conv2d(1, 2, 3), (1, 8, 8), 5, 4, torch.float32, torch.device("cpu"), timer) == "grouped"
-    kept.parent.rename(kept.parent.parent / "gone")
-    kept.parent.write_text("a file where the folder should be")  # nothing can be kept: no reason to stop
+    kept.rename(kept.parent / "gone")
+    kept.write_text("a file where the folder should be")  # nothing can be kept: no reason to stop
     assert choose_kernel(torch.nn.Conv2d(1, 2, 3), (1, 8, 8), 9, 4, torch.float32, torch.device("cpu"), timer) == "grouped"
 
 def test_trials_take_time_and_a_cpu_has_no_choice(kept):

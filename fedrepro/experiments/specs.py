@@ -6,20 +6,18 @@
 __all__ = ['PACKAGE', 'INSTALLED', 'SENTENCE', 'NOTHING', 'SEEDS', 'STUDY_METRICS', 'POINTS', 'STATISTICS', 'ENDS', 'METRICS',
            'PLOTS', 'TOP', 'SPREADS', 'PAIRINGS', 'MAY', 'PARTS', 'BARE', 'roots', 'Column', 'Row', 'Tier',
            'read_filter', 'read_texts', 'read_column', 'read_columns', 'read_row', 'read_methods', 'read_tier', 'Spec',
-           'pick_seeds', 'find_specs', 'spec_path', 'place_and_state', 'keep_spec', 'kept_spec', 'revived',
-           'check_tuning', 'load_spec', 'spec_from', 'read_gap', 'parts_of', 'check_published', 'check_spec',
-           'check_alike']
+           'pick_seeds', 'find_specs', 'spec_path', 'keep_spec', 'kept_spec', 'revived', 'check_tuning', 'load_spec',
+           'spec_from', 'read_gap', 'parts_of', 'check_published', 'check_spec', 'check_alike']
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #2155c2c7
-import hashlib, json, os, re, sys
-from contextlib import suppress
+import json, os, re, sys
 from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 from ..core.errors import InputError, choice, short
-from ..core.files import cache_folder, code_digest, write_atomic
+from ..core.files import cached_by_folder, code_digest, read_cache, write_cache
 from ..engine.rows import TIMES
 from .rules import NAME, SETTINGS, Rule, Value, field_rules, method_classes, type_hints, typed
 from .rules import line_finder, read_published_csv, read_values, toml_table
@@ -308,32 +306,26 @@ def spec_path(spec: str | Path, root=None) -> Path:
 # %% ../../nbs/07_experiments/04_specs.ipynb #3c59cead
 BARE = "torch" not in sys.modules  # this process began without PyTorch, and is spared it where it can be
 
-def place_and_state(path: Path, files: tuple) -> tuple[Path, str]:
-    "The file that keeps the spec at `path`, and a digest of all that the spec rests on: the package's code and `files`"
-    def digest(what) -> str: return hashlib.sha256(repr(what).encode()).hexdigest()
-    return cache_folder()/"specs"/f"{digest(path.resolve())[:24]}.json", digest((code_digest(), path, files))
-
 def keep_spec(spec: Spec, files: tuple):
-    "Keep `spec` and the settings of its runs, unless a method of it is not the package's, or json changes a value"
+    """Keep `spec` and the settings of its runs, unless a method of it is not the package's, or json changes a value.
+
+    It holds as long as the package's code, and `files`."""
     def own(run: dict) -> bool: return "source" in run["method"] or "source" in run.get("study", {}).get("start", {})
-    file, state = place_and_state(spec.path, files)
     known = [{json.dumps([tier, c.column, c.row]): c.settings for tier in s.tiers for c in s.grid(tier, seeds=1)}
              for s in (spec, *spec.difference)]
     if any(own(run) for part in known for run in part.values()): return  # it may be edited at any time
-    text = json.dumps({"state": state, "spec": asdict(spec), "known": known}, default=str)
-    if revived(Spec, (again := json.loads(text))["spec"]) != spec or again["known"] != known: return  # a tuple, say
-    with suppress(InputError): write_atomic(file, text.encode())  # what cannot be kept is read again
+    plain = json.loads(json.dumps({"spec": asdict(spec), "known": known}, default=str))
+    if revived(Spec, plain["spec"]) == spec and plain["known"] == known:  # json has no tuple, say
+        write_cache("specs", spec.path.resolve(), plain, (code_digest(), spec.path, files))
 
 @lru_cache(256)
 def kept_spec(path: Path, files: tuple) -> Spec | None:
     "The spec at `path` as it was kept; None if there is none, or what it rests on has changed"
-    file, state = place_and_state(path, files)
+    plain = read_cache("specs", path.resolve(), (code_digest(), path, files))
     try:
-        plain = json.loads(file.read_text(encoding="utf-8"))
-        if plain["state"] != state: return None
         spec = revived(Spec, plain["spec"])
         for part, known in zip((spec, *spec.difference), plain["known"], strict=True): part.known.update(known)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError): return None
+    except (ValueError, LookupError, TypeError, AttributeError): return None
     return spec
 
 def revived(kind: Any, plain: Any) -> Any:
@@ -355,12 +347,16 @@ def check_tuning(raw, where: str):
             if key != "split" and not isinstance(values, list):
                 raise InputError(f"{where}.{row}.{key}: {short(values)} is not a list of values")
 
+@cached_by_folder
+def _files(folder: Path) -> tuple:
+    "What the specs of a folder may rest on: its specs and their content, its csv files and their times"
+    specs, tables = ([p for p in sorted(folder.glob(f"*.{end}")) if p.is_file()] for end in ("toml", "csv"))
+    return *specs, *tables, *(p.read_bytes() for p in specs), *(p.stat().st_mtime_ns for p in tables)
+
 def load_spec(spec: str | Path, root: str | Path | None = None) -> Spec:
     "The spec in a file (or called `fedccfa/table2`), with all it names checked; raises InputError"
     path = spec_path(spec, root)
-    specs, tables = ([p for p in sorted(path.parent.glob(f"*.{end}")) if p.is_file()] for end in ("toml", "csv"))
-    state = tuple(p.read_bytes() for p in specs), tuple(p.stat().st_mtime_ns for p in tables)  # what it may rest on
-    files, spare = (tuple(specs), tuple(tables), *state), BARE and not os.environ.get("FEDREPRO_METHODS")
+    files, spare = _files(path.parent), BARE and not os.environ.get("FEDREPRO_METHODS")
     if spare and (kept := kept_spec(path, files)): return kept
     return _loaded_spec(path, files, tuple(method_classes().values()), spare)
 

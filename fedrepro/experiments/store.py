@@ -7,18 +7,17 @@ __all__ = ['RESULT_FORMAT', 'NUMBER', 'HEADER', 'ALWAYS', 'STATUS', 'SHAPE', 'AB
            'run_path', 'git', 'processor', 'provenance', 'Damaged', 'Foreign', 'demand', 'is_a', 'check_settings',
            'check_header', 'check_rows', 'check_end', 'json_line', 'encode', 'write', 'check_writable', 'decode',
            'parse_lines', 'content_of', 'read', 'say', 'set_aside', 'read_or_set_aside', 'is_complete', 'has_run',
-           'settings_columns', 'tier_folders', 'load_runs', 'state', 'load_headers', 'load_results', 'load_by_run',
-           'mixed']
+           'settings_columns', 'tier_folders', 'load_runs', 'load_headers', 'load_results', 'load_by_run', 'mixed']
 
 # %% ../../nbs/07_experiments/07_store.ipynb #f68f48b0
-import errno, hashlib, importlib.metadata, json, math, os, platform, stat, subprocess, sys, tempfile, time
+import errno, hashlib, importlib.metadata, json, math, os, platform, stat, subprocess, sys, tempfile
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 import pandas as pd
 from ..core.errors import InputError, short
-from ..core.files import write_atomic
+from ..core.files import stamp, write_atomic
 from ..engine.rows import in_words
 from .runs import PlannedRun, run_id
 from .specs import INSTALLED, PACKAGE
@@ -287,14 +286,6 @@ def load_runs(folder: str | Path) -> list[tuple[Path, dict, list[dict]]]:
 # %% ../../nbs/07_experiments/07_store.ipynb #e9b53674
 LOADED = {}  # folder -> (its files, their contents, frames): a page of tables asks for the same files again and again
 
-def state(folder: str | Path) -> list[tuple]:
-    "Name, size, time and inode of each result in a folder; empty when one changed in the last two seconds"
-    found = []
-    for place in tier_folders(folder):
-        with suppress(OSError): found += [(f.name, f.stat()) for f in os.scandir(place) if f.name.endswith(".jsonl")]
-    files = sorted((name, s.st_size, s.st_ino, s.st_mtime_ns) for name, s in found)
-    return files if all(time.time_ns() - f[-1] > 2e9 for f in files) else []  # a later change could bear the same time
-
 def load_headers(folder: str | Path) -> list[dict]:
     "The headers of a tier's folder, each with its `file`"
     return [header | {"file": path.name} for path, header, _ in _loaded(folder)[0]]
@@ -311,10 +302,10 @@ def load_by_run(folder: str | Path) -> dict[str, pd.DataFrame]:
 
 def _loaded(folder: str | Path) -> tuple[list[tuple[Path, dict, list[dict]]], dict]:
     "(the whole results of a folder, the frames made of them), read again when one of its files has changed"
-    where, now = os.path.realpath(folder), state(folder)
+    where, now = os.path.realpath(folder), stamp(f for place in tier_folders(folder) for f in place.glob("*.jsonl"))
     if now and LOADED.get(where, [None])[0] == now: return LOADED[where][1:]
     runs, frames = load_runs(folder), {}
-    if len(runs) == len(now): LOADED[where] = now, runs, frames  # all of them whole
+    if now and len(runs) == len(now): LOADED[where] = now, runs, frames  # all of them whole
     return runs, frames
 
 def _frames(folder: str | Path) -> dict:

@@ -8,11 +8,12 @@ __all__ = ['REACH', 'read_published', 'places', 'repeats', 'own_table', 'own_tab
 
 # %% ../../nbs/08_verdicts/00_independent.ipynb #0379a55a
 import math, re
-from functools import lru_cache
+from contextlib import suppress
 from pathlib import Path
 import numpy as np
 import pandas as pd
 from ..core.errors import InputError, choice
+from ..core.files import cached_by_folder
 from ..experiments.rules import line_finder, read_published_csv, read_toml, toml_table
 from ..experiments.specs import Column, Spec, load_spec, roots
 
@@ -57,26 +58,19 @@ def own_table(path: Path) -> bool:
     "Whether a spec has a published csv of its own name"
     return path.with_name(f"{path.stem}.published.csv").is_file()
 
-@lru_cache(16)
-def _own_tables(paths: tuple[Path, ...], files: tuple) -> tuple[list[Spec], dict[str, dict[int, str]]]:
-    specs = []
-    for path in paths:
-        try: spec = load_spec(path)
-        except InputError: continue
-        if spec.published == path.with_name(f"{path.stem}.published.csv"): specs.append(spec)
-    return specs, repeats(specs)
-
-def _read_folder(folder: Path) -> tuple[list[Spec], dict[str, dict[int, str]]]:
-    files = tuple((f.name, f.stat().st_mtime_ns, f.stat().st_size) for f in sorted(folder.iterdir()) if f.is_file())
-    return _own_tables(tuple(p for p in sorted(folder.glob("[!_]*.toml")) if own_table(p)), files)
-
 def own_tables(folder: Path) -> list[Spec]:
-    "The specs of a paper's folder that have a published csv of their own name; read once, until a file there changes"
-    return _read_folder(folder)[0]
+    "The specs of a paper's folder that have a published csv of their own name, but for those with a mistake"
+    found = []
+    for path in filter(own_table, sorted(folder.glob("[!_]*.toml"))):
+        with suppress(InputError): found.append(load_spec(path))
+    return [s for s in found if s.published == s.path.with_name(f"{s.path.stem}.published.csv")]
+
+@cached_by_folder
+def _repeats(folder: Path) -> dict[str, dict[int, str]]: return repeats(own_tables(folder))
 
 def same_runs(spec: Spec) -> dict[int, str]:
     "Line of the published csv of `spec` -> the table, or tables, whose runs it shares; only lines that are repeats"
-    return {} if spec.published is None else _read_folder(spec.path.parent)[1].get(spec.name, {})
+    return {} if spec.published is None else _repeats(spec.path.parent).get(spec.name, {})
 
 # %% ../../nbs/08_verdicts/00_independent.ipynb #f96fd9ea
 def paper_files(pattern: str, root: str | Path | None = None) -> dict[str, Path]:
