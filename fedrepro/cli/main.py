@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 import typer
+from ..core.errors import say
 from .app import app
 from .options import PANELS, method_names
 from . import look_up, own, reproduce  # they register their commands
@@ -97,8 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     with interrupts() as received: code, line = answer(argv)
     if received and code != 128 + received[0]:
         code, line = 128 + received[0], f"ended by {signal.Signals(received[0]).name}"
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(line.split()))
-    line = line and f"fedrepro: {line if len(line) <= 1000 else line[:1000] + '...'}\n"
-    try: print(line, end="", file=sys.stderr, flush=True)
+    if line := " ".join(line.split()): say(line if len(line) <= 1000 else line[:1000] + "...")
+    try: sys.stderr.flush()
     except OSError: sys.stderr = open(os.devnull, "w")  # nobody listens: no reason to fail as Python ends
     return code

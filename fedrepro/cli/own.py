@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Annotated
 import typer
+from ..core.errors import say
 from .app import app, cached_answer, folder_given, print_sheet, show
 from .look_up import data_folder, source_lines
 from fedrepro.cli.options import (
@@ -61,7 +62,6 @@ def compare_command(
     from fedrepro.executors.processes import cores
     from fedrepro.experiments.progress import SweepReport
     from fedrepro.experiments.runs import pick_device
-    from fedrepro.experiments.store import say
     from fedrepro.reporting.compare import compare
     from fedrepro.reporting.curves import save_figure
     device = pick_device(device)

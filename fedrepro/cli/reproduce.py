@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 import typer
+from ..core.errors import say
 from .app import app, asked_for, busy, cached_answer, folder_given, print_sheet, show, watched
 from .options import (
     REPRODUCE, TIERS, BestTierOption, BudgetOption, CheckpointOption, DataOption, DatasetsOption, DeviceOption,
@@ -37,7 +38,6 @@ def run_command(
     from fedrepro.experiments.cluster import pool, usual_workers
     from fedrepro.experiments.loggers import Loggers, log_stored
     from fedrepro.experiments.runner import compute_runs
-    from fedrepro.experiments.store import say
     from fedrepro.experiments.sweep import budget
     from fedrepro.verdicts.tables import table, table_sheet
     loggers, code = Loggers.of(log), 0
@@ -75,7 +75,6 @@ def sweep_command(
     from fedrepro.experiments import sweep
     from fedrepro.experiments.cluster import pool, usual_workers
     from fedrepro.experiments.loggers import Loggers
-    from fedrepro.experiments.store import say
     seconds = None if time_budget is None else sweep.budget(time_budget)
     with busy("Reading specs and stored results"): steps, planned = sweep.everything(tier, order, results)
     if only_plan: return show(list(sweep.outlook(steps, planned)), ["step", "missing", "time", "what"], False)

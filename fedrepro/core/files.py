@@ -7,13 +7,13 @@ __all__ = ['writing', 'atomic_file', 'write_atomic', 'checksum', 'locked', 'cach
            'cached_by_folder', 'code_digest']
 
 # %% ../../nbs/01_core/02_files.ipynb #e8dc9d2a
-import hashlib, json, os, secrets, sys, time
+import hashlib, json, os, secrets, time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial, wraps
 from pathlib import Path
 from typing import IO, Any
-from .errors import InputError
+from .errors import InputError, say
 
 # %% ../../nbs/01_core/02_files.ipynb #a6657d1d
 @contextmanager
@@ -63,7 +63,7 @@ def locked(folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
         try: lock.acquire(timeout=1)
         except Timeout:
-            print(f"fedrepro: waiting for another process that fills {folder}", file=sys.stderr, flush=True)
+            say(f"waiting for another process that fills {folder}")
             lock.acquire()
     try: yield
     finally:

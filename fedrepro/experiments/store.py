@@ -4,19 +4,18 @@
 
 # %% auto #0
 __all__ = ['RESULT_FORMAT', 'NUMBER', 'HEADER', 'ALWAYS', 'STATUS', 'SHAPE', 'ABOUT', 'LONGEST', 'COLUMNS', 'LOADED', 'file_name',
-           'run_path', 'git', 'processor', 'provenance', 'Damaged', 'Foreign', 'demand', 'is_a', 'check_settings',
-           'check_header', 'check_rows', 'check_end', 'json_line', 'encode', 'write', 'check_writable', 'decode',
-           'parse_lines', 'content_of', 'read', 'say', 'set_aside', 'read_or_set_aside', 'is_complete', 'has_run',
-           'settings_columns', 'tier_folders', 'load_runs', 'load_headers', 'load_results', 'load_by_run', 'mixed']
+           'run_path', 'git', 'processor', 'provenance', 'demand', 'is_a', 'check_settings', 'check_header',
+           'check_rows', 'check_end', 'json_line', 'encode', 'write', 'check_writable', 'decode', 'parse_lines',
+           'content_of', 'read', 'set_aside', 'read_or_set_aside', 'is_complete', 'has_run', 'settings_columns',
+           'tier_folders', 'load_runs', 'load_headers', 'load_results', 'load_by_run', 'mixed']
 
 # %% ../../nbs/07_experiments/07_store.ipynb #f68f48b0
-import errno, hashlib, importlib.metadata, json, math, os, platform, stat, subprocess, sys, tempfile
-from contextlib import suppress
+import errno, hashlib, importlib.metadata, json, math, os, platform, stat, subprocess, tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 import pandas as pd
-from ..core.errors import InputError, short
+from ..core.errors import Damaged, Foreign, InputError, say, short
 from ..core.files import stamp, write_atomic
 from ..engine.rows import in_words
 from .runs import PlannedRun, run_id
@@ -76,12 +75,6 @@ SHAPE = {  # what the settings of every run have, as types; "?": may be missing.
 ABOUT = ["run_id", "status", "diverged", "method", "dataset", "network", "clients", "participation", "partition",
          "alpha", "drift", "drift_round", "rounds", "seed", "file"]  # of a run; a metric cannot have such a name
 LONGEST = 2**28  # bytes of a file: 256 MB, about a million rounds
-
-class Damaged(InputError):
-    "A result file that is truncated, changed, or not ours"
-
-class Foreign(Damaged):
-    "A whole result file, but of another format: written by another version"
 
 def demand(ok: bool, message: str, error: type = Damaged):
     "Raises `error` with `message` unless `ok`"
@@ -229,15 +222,6 @@ def read(path: str | Path) -> tuple[dict, list[dict]]:
     return head, rows
 
 # %% ../../nbs/07_experiments/07_store.ipynb #d503000f
-def say(message: str):
-    """One line on stderr; what cannot be printed, in a file's name say, is escaped.
-
-    A reader who has gone, or a full disk behind stderr, stops nothing."""
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(message))
-    with suppress(OSError, ValueError, AttributeError):  # None has no `write`: closed before the program began
-        sys.stderr.write(f"fedrepro: {line}\n")  # in one piece: others write there too
-        sys.stderr.flush()
-
 def set_aside(path: Path, why: Exception):
     "Rename a damaged result to `*.damaged` (numbered when there is one already) and say so"
     names = (path.with_name(f"{path.name}{n}.damaged") for n in ("", *(f".{i}" for i in range(1, 1000))))

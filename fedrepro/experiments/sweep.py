@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from ..core.errors import InputError, choice, short
+from ..core.errors import InputError, choice, say, short
 from . import store
 from .progress import SweepReport, duration
 from .rules import SETTINGS, read_toml, toml_table, typed
 from .runner import compute_runs
 from .runs import PlannedRun
 from .specs import Spec, find_specs, load_spec, roots
-from .store import say
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #a99ecfaa
 @dataclass(frozen=True)
