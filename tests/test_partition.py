@@ -63,7 +63,7 @@ def test_test_labels_count_for_the_classes():
 def test_a_map_given_away_is_a_copy():
     s = drift("sudden", clients=10, classes=10, at=0)
     s.label_maps(0)[:] = 0
-    assert s.label_map(0, 0).tolist() == [0, 2, 1, 3, 4, 5, 6, 7, 8, 9] and s == drift("sudden", clients=10, classes=10, at=0)
+    assert s.label_maps(0)[0].tolist() == [0, 2, 1, 3, 4, 5, 6, 7, 8, 9] and s == drift("sudden", clients=10, classes=10, at=0)
 
 @pytest.mark.parametrize("name", drift_names())
 def test_drift_with_few_clients(name):

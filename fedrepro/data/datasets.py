@@ -36,7 +36,6 @@ class Dataset:
     scale: float = 255.0           # the largest pixel value; 16 for digits
     train_groups: Tensor | None = None  # int64 (N,): the domain or client of each sample, if known
     test_groups: Tensor | None = None   # int64 (M,)
-    group_names: tuple[str, ...] = ()
 
     @property
     def classes(self) -> int: return len(self.class_names)  # their number

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from ..core.errors import InputError, choice, say, short
+from ..core.errors import InputError, choice, say
 from .progress import brief
 from .runs import PlannedRun
 from .store import file_name, read_or_set_aside, run_path, settings_columns

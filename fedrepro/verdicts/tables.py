@@ -146,7 +146,6 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
         gap = both[0] - both[1] if both else math.nan  # what the paper says that its two rows differ by
         for row, where in rows.items():
             hit = np.flatnonzero(find(where | column.published)) if len(paper) else []
-            if len(hit) > 1: raise InputError(f"published numbers: {len(hit)} lines match {where | column.published}")
             beside = paper.iloc[hit[0]].to_dict() if len(hit) else UNKNOWN_VALUE
             owner = at[hit[0]][0] if len(hit) and hit[0] in at else row
             if (row, column.label) in mine: line = cell_line(spec, tier, mine[row, column.label], beside, metric, gap)
