@@ -8,8 +8,9 @@ import toy
 from scipy import stats
 
 from fedrepro.core.errors import InputError
+from fedrepro.core.folders import find_specs
 from fedrepro.experiments.rules import read_published_csv
-from fedrepro.experiments.specs import find_specs, load_spec
+from fedrepro.experiments.specs import load_spec
 from fedrepro.verdicts import claims
 from fedrepro.verdicts.claims import (
     Claim, Comparison, effect, examine_claim, interval, joint, load_stored_runs, read_claims, render_claims, verdict_in_words,

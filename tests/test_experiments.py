@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from fedrepro.core.errors import InputError
+from fedrepro.core.folders import find_specs
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.experiments import specs
 from fedrepro.experiments.rules import SETTINGS, SOURCE_KINDS, field_rules, line_finder, read_published_csv
 from fedrepro.experiments.runs import build, pick_device, run_id
-from fedrepro.experiments.specs import NOTHING, Column, Spec, find_specs, keep_spec, kept_spec, load_spec
+from fedrepro.experiments.specs import NOTHING, Column, Spec, keep_spec, kept_spec, load_spec
 from fedrepro.verdicts.tables import render
 from toy import BASE, ROOT, TOY, one_line, written
 

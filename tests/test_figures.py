@@ -12,6 +12,7 @@ from matplotlib import pyplot as plt
 
 from fedrepro.checks.harness import LOCAL, tiny
 from fedrepro.core.errors import InputError
+from fedrepro.core.folders import find_specs
 from fedrepro.core.trees import norm, select, sub
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.method import load_methods
@@ -21,7 +22,7 @@ from fedrepro.engine.rounds import run
 from fedrepro.executors.stacks import stacked
 from fedrepro.experiments.jobs import active_run
 from fedrepro.experiments.rules import Value
-from fedrepro.experiments.specs import METRICS, PLOTS, find_specs, load_spec
+from fedrepro.experiments.specs import METRICS, PLOTS, load_spec
 from fedrepro.reporting.curves import axis_label
 from fedrepro.reporting.figures import FIGURES, distances_figure, draw, figure_in_words, points
 from fedrepro.verdicts.tables import DEFINITIONS, render, table

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from fedrepro.core.errors import InputError
+from fedrepro.core.folders import find_specs
 from fedrepro.data.concept_drift import DriftSchedule, Swap, drift, drift_names, flip_labels
 from fedrepro.data.partition import Partition, class_counts, fedccfa_cohort, partition, recipe_names
-from fedrepro.experiments.specs import find_specs, load_spec
+from fedrepro.experiments.specs import load_spec
 from test_data_real import present
 
 DIGITS = np.arange(200) % 10

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 import typer
-import fedrepro
 from .. import __version__
 from ..core.files import read_cache, stamp, write_cache
+from ..core.folders import PACKAGE
 from ..core.grids import Grid, Sheet, as_sheet, as_text
 from .options import place
 
@@ -81,8 +81,8 @@ def watched(items: Iterable, what: str) -> Iterable:
 # %% ../../nbs/11_cli/01_app.ipynb #afd64f4f
 def state_of(folders: Iterable[Path]) -> tuple | None:
     "The methods of one's own, and the `stamp` of all files that an answer rests on; None without one"
-    package, mine = Path(fedrepro.__file__).resolve().parent, os.environ.get("FEDREPRO_METHODS", "")
-    files = {Path(f) for f in mine.split(os.pathsep) if f} | set(package.rglob("*.py"))
+    mine = os.environ.get("FEDREPRO_METHODS", "")
+    files = {Path(f) for f in mine.split(os.pathsep) if f} | set(PACKAGE.rglob("*.py"))
     for folder in {Path(os.path.realpath(f)) for f in folders}:
         files |= {p for end in ("toml", "csv", "jsonl") for p in folder.rglob(f"*.{end}")}
     found = stamp(files)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Annotated
 import typer
 from ..core.errors import say
+from ..core.folders import PROJECT, data_dir, paper_folders
 from .app import app, cached_answer, folder_given, print_sheet, show
-from .look_up import data_folder, source_lines
-from fedrepro.cli.options import (
+from .look_up import source_lines
+from .options import (
     DATASETS, DRIFT_NAMES, OWN, START, BestTierOption, DataOption, DeviceOption, ExecutorOption, LogOption,
-    NameArgument, QuietOption, ResultsOption, SpecArgument, WorkersOption, count, method_names, one, paper_folders,
-    place)
+    NameArgument, QuietOption, ResultsOption, SpecArgument, WorkersOption, count, method_names, one, place)
 
 # %% ../../nbs/11_cli/03_own.ipynb #2225da98
 @app.command("compare", rich_help_panel=START)
@@ -88,7 +88,7 @@ def data_command(name: NameArgument, data: DataOption = None) -> None:
         from fedrepro.data.datasets import download
         return f"{download(name, data)}\n"
     if source and not source["folder"]: return print_sheet(cached_answer(["data", name], [], get))
-    folder = data_folder(data)/source.get("folder", "")
+    folder = data_dir(data)/source.get("folder", "")
     files = [(folder/file, digest) for file, digest in source.get("files", {}).items()]
     whole = files and all(digest and path.is_file() and checksum(path, digest) == digest for path, digest in files)
     print_sheet(f"{folder}\n" if whole else get())
@@ -109,7 +109,7 @@ def new_method_command(
         raise InputError(f"{file}: there is a method {same[0]} already")
     if there := [str(f) for f in (file, spec) if f.exists()]: raise InputError(f"{there[0]} exists; it is not replaced")
     for path in (file, spec):
-        text = (paper_folders()[1]/f"new_method{path.suffix}").read_text(encoding="utf-8")
+        text = (PROJECT/"papers"/f"new_method{path.suffix}").read_text(encoding="utf-8")
         write_atomic(path, text.replace("MyMethod", name).replace("my_method", file.stem).encode())
     typer.echo(f"{file}\n{spec}")
     typer.echo(f"check it: python {file}\nrun it: fedrepro run {spec} --import {file}", err=True)
@@ -144,7 +144,7 @@ def export_command(
 # %% ../../nbs/11_cli/03_own.ipynb #7c5541e1
 def page_files() -> dict[str, Path]:
     "Name -> file of every page that this package has, in reading order"
-    return {p.stem: p for p in sorted((paper_folders()[1].parent/"nbs").rglob("[0-9]*.ipynb"))}
+    return {p.stem: p for p in sorted((PROJECT/"nbs").rglob("[0-9]*.ipynb"))}
 
 def copy_page(name: str, folder: str | Path = ".") -> Path:
     "Copy the page called `name`, `14_fedccfa` or `your_method`, into `folder`; raises InputError"

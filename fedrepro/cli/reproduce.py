@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Annotated
 import typer
 from ..core.errors import say
+from ..core.folders import paper_folders
 from .app import app, asked_for, busy, cached_answer, folder_given, print_sheet, show, watched
 from .options import (
     REPRODUCE, TIERS, BestTierOption, BudgetOption, CheckpointOption, DataOption, DatasetsOption, DeviceOption,
     ExecutorOption, FormatOption, JsonOption, LogOption, MethodsOption, NoWaitOption, QuietOption, ResultsOption,
-    SchedulerOption, SeedsOption, SpecArgument, SpecsArgument, WorkersOption, count, one, paper_folders, place)
+    SchedulerOption, SeedsOption, SpecArgument, SpecsArgument, WorkersOption, count, one, place)
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #750361da
 @app.command("run", rich_help_panel=REPRODUCE)

@@ -17,9 +17,9 @@ from typing import Any
 import pandas as pd
 from ..core.errors import Damaged, Foreign, InputError, say, short
 from ..core.files import stamp, write_atomic
+from ..core.folders import INSTALLED, PACKAGE
 from ..engine.rows import in_words
 from .runs import PlannedRun, run_id
-from .specs import INSTALLED, PACKAGE
 
 # %% ../../nbs/07_experiments/07_store.ipynb #e926e06c
 def file_name(settings: dict) -> str:
@@ -35,10 +35,8 @@ def run_path(results: str | Path, cell: PlannedRun) -> Path:
 def git(*arguments: str) -> str | None:
     "What git says about the package's folder; None without git, outside a repository, or where that is not ours"
     if INSTALLED: return None
-    try: folder = Path(__file__).resolve().parent
-    except NameError: folder = Path.cwd()  # in the notebook
     ours = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}  # they may name another repository
-    try: done = subprocess.run(["git", *arguments], cwd=folder, env=ours, capture_output=True, text=True, timeout=10)
+    try: done = subprocess.run(["git", *arguments], cwd=PACKAGE, env=ours, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError): return None
     return done.stdout.strip() if done.returncode == 0 else None
 

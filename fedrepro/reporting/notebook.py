@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 from ..core.errors import InputError, choice, short
+from ..core.folders import paper_files
 from ..experiments.cluster import pool
 from ..experiments.progress import SweepReport
 from ..experiments.rules import COUNT, read_toml
@@ -22,7 +23,6 @@ from ..experiments.specs import SEEDS, Spec, load_spec
 from ..experiments.store import load_results
 from .export import tidy
 from .figures import draw
-from ..verdicts.independent import paper_files
 from ..verdicts.tables import render, table
 
 # %% ../../nbs/09_reporting/03_notebook.ipynb #bc3b4b69

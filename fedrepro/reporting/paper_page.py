@@ -17,15 +17,15 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 from ..core.errors import InputError, choice, short
+from ..core.folders import find_specs, paper_files
 from ..core.grids import Cell, Grid, grid_html, grid_of, pieces
-from ..experiments.specs import Row, Spec, find_specs, load_spec
+from ..experiments.specs import Row, Spec, load_spec
 from ..experiments.store import load_headers
 from .curves import own_rows
 from .figures import draw, figure_in_words, listing
 from .notebook import LEDGER, code_links, read_ledger
 from ..verdicts.claims import (
     HOW, Comparison, claim_grids, claim_tables, load_stored_runs, statistic, subtract, verdicts)
-from ..verdicts.independent import paper_files
 from ..verdicts.scoreboard import ALIAS, independent, scoreboard
 from ..verdicts.summaries import stored_runs
 from ..verdicts.tables import (

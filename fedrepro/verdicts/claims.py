@@ -19,11 +19,12 @@ import numpy as np
 import pandas as pd
 from scipy import special  # scipy.stats takes half a second to import
 from ..core.errors import InputError, choice, short
+from ..core.folders import paper_files
 from ..core.grids import FORMATS, Grid, Sheet, grid_of, shown
 from ..engine.rows import series, summarise
 from ..experiments.rules import line_finder, read_published_csv, read_toml
 from ..experiments.specs import METRICS, Column, Spec, load_spec
-from .independent import paper_files, places, read_published
+from .independent import places, read_published
 from .summaries import metric_rows, stored_runs
 from .tables import half_width, mean_std, small
 

@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from ..core.errors import choice
+from ..core.folders import find_specs, paper_files
 from ..core.grids import FORMATS, Sheet, grid_of, shown
 from ..experiments.rules import line_finder, read_published_csv
-from ..experiments.specs import Spec, find_specs, load_spec
+from ..experiments.specs import Spec, load_spec
 from ..experiments.store import load_headers, tier_folders
 from .claims import verdicts
-from .independent import REACH, out_of_reach, paper_files, places, read_reach, same_runs
+from .independent import REACH, out_of_reach, places, read_reach, same_runs
 from .tables import JUDGED, table
 from .verdicts import DECIDED, VERDICTS, false_discovery
 
