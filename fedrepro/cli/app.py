@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 import typer
 from .. import __version__
+from ..core.errors import InputError, choice
 from ..core.files import read_cache, stamp, write_cache
 from ..core.folders import PACKAGE
 from ..core.grids import Grid, Sheet, as_sheet, as_text
@@ -102,7 +103,6 @@ def cached_answer(question: list, folders: Iterable[Path | None], make: Callable
 # %% ../../nbs/11_cli/01_app.ipynb #792101a9
 def folder_given(results: Path | None) -> Path | None:
     "`results` if it is a folder; raises InputError otherwise (a mistyped folder would look like a table without runs)"
-    from fedrepro.core.errors import InputError
     if results is not None and not results.is_dir(): raise InputError(f"results folder {str(results)!r} does not exist")
     return results
 
@@ -118,7 +118,6 @@ def picked(asked: str | None, mine, everyones) -> list[str] | None:
 
 def in_places(cells: list, asked: str | None, tier: str) -> set[str]:
     "The columns and data sets of `cells` that the comma-separated `asked` names; None = all. Raises InputError"
-    from fedrepro.core.errors import choice
     places = set().union(*(c.places for c in cells))
     names = picked(asked, places, places)
     return places if names is None else {choice(n, places, f"--datasets: at tier {tier},") for n in names}
@@ -129,7 +128,6 @@ def asked_for(specs: list[str], tier: str | None, methods: str | None, datasets:
     """(spec, tier, its cells) for each of `specs`, of the rows, places, seeds and run ids asked for; raises InputError
 
     `tier` None: smoke, or a spec's first one."""
-    from fedrepro.core.errors import choice
     from fedrepro.experiments.specs import load_spec
     loaded = [load_spec(s) for s in dict.fromkeys(specs)]
     tiers = [tier or ("smoke" if "smoke" in s.tiers else next(iter(s.tiers))) for s in loaded]

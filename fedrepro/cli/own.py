@@ -11,7 +11,8 @@ import re
 from pathlib import Path
 from typing import Annotated
 import typer
-from ..core.errors import say
+from ..core.errors import InputError, choice, say
+from ..core.files import checksum, write_atomic
 from ..core.folders import PROJECT, data_dir, paper_folders
 from .app import app, cached_answer, folder_given, print_sheet, show
 from .look_up import source_lines
@@ -82,7 +83,6 @@ def compare_command(
 @app.command("data", rich_help_panel=START)
 def data_command(name: NameArgument, data: DataOption = None) -> None:
     "Download a data set if it is not there, check it, and print its folder."
-    from fedrepro.core.files import checksum
     source = next((s for s in cached_answer(["sources"], [], source_lines) if s["name"] == name), {})
     def get() -> str:
         from fedrepro.data.datasets import download
@@ -99,8 +99,6 @@ def new_method_command(
     file: Annotated[Path, typer.Argument(metavar="FILE.py", parser=place, help="The file to write: my_method.py")],
 ) -> None:
     "Write a method of your own, to be changed, and a spec that compares it with FedAvg."
-    from fedrepro.core.errors import InputError
-    from fedrepro.core.files import write_atomic
     name = "".join(word[:1].upper() + word[1:] for word in re.split(r"[_-]", file.stem))
     spec = file.with_suffix(".toml")
     if file.suffix != ".py" or not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", name):
@@ -128,7 +126,6 @@ def export_command(
 ) -> None:
     "Write stored results as csv, parquet or LaTeX."
     def make():
-        from fedrepro.core.errors import choice
         from fedrepro.experiments.specs import load_spec
         from fedrepro.reporting.export import EXPORTS, export
         from fedrepro.verdicts.tables import best_tier
@@ -148,8 +145,6 @@ def page_files() -> dict[str, Path]:
 
 def copy_page(name: str, folder: str | Path = ".") -> Path:
     "Copy the page called `name`, `14_fedccfa` or `your_method`, into `folder`; raises InputError"
-    from fedrepro.core.errors import InputError, choice
-    from fedrepro.core.files import write_atomic
     pages = page_files()
     like = [p for p in pages if name in (p, p[3:], p[:2])]
     if len(like) > 1: raise InputError(f"page {name!r} may be {', '.join(like)}; name one of them")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 import typer
-from ..core.errors import say
+from ..core.errors import InputError, say
 from ..core.folders import paper_folders
 from .app import app, asked_for, busy, cached_answer, folder_given, print_sheet, show, watched
 from .options import (
@@ -148,7 +148,6 @@ def plan_command(
 
     No data set is needed and no run is computed: one client of each kind is tried on a few samples."""
     from dataclasses import asdict
-    from fedrepro.core.errors import InputError
     from fedrepro.experiments.cluster import usual_workers
     from fedrepro.experiments.plan import commands, plan, plan_row, sbatch
     from fedrepro.experiments.runs import pick_device

@@ -6,10 +6,10 @@
 __all__ = ['InputError', 'UnknownName', 'Damaged', 'Foreign', 'say', 'short', 'choice', 'require', 'number', 'listed']
 
 # %% ../../nbs/01_core/00_errors.ipynb #6cd03a1f
-import difflib, sys
+import difflib, math, sys
 from contextlib import suppress
 from itertools import accumulate
-import numpy as np
+from numbers import Integral, Real
 
 # %% ../../nbs/01_core/00_errors.ipynb #1cf11a3d
 class InputError(ValueError):
@@ -64,10 +64,9 @@ def require(ok, message: str):
     "Raises InputError(message) unless `ok`"
     if not ok: raise InputError(message)
 
-def number(name: str, value, low, high=np.inf, kind=float):
+def number(name: str, value, low, high=math.inf, kind=float):
     "`value` as a `kind`, float or int; raises InputError unless it is such a number in [low, high]"
-    kinds = (int, np.integer) if kind is int else (int, float, np.integer, np.floating)
-    good = isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
+    good = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool) and low <= value <= high
     if good: return kind(value)
     what = "a whole number" if kind is int else "a number"
     raise InputError(f"{name}: expected {what} from {low} to {high}, got {short(value)}")
