@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EXAMPLES', 'app', 'VersionOption', 'ImportOption', 'print_sheet', 'show', 'busy', 'watched', 'state_of',
-           'cached_answer', 'folder_given', 'picked', 'in_places', 'asked_for']
+           'cached_answer', 'print_table', 'folder_given', 'picked', 'in_places', 'asked_for']
 
 # %% ../../nbs/11_cli/01_app.ipynb #3e456385
 import json, os, shutil, sys
@@ -16,8 +16,8 @@ import typer
 from .. import __version__
 from ..core.errors import InputError, choice
 from ..core.files import read_cache, stamp, write_cache
-from ..core.folders import PACKAGE
-from ..core.grids import Grid, Sheet, as_sheet, as_text
+from ..core.folders import PACKAGE, paper_folders
+from ..core.grids import FORMATS, Grid, Sheet, as_sheet, as_text, shown
 from .options import place
 
 # %% ../../nbs/11_cli/01_app.ipynb #46a5c4b4
@@ -99,6 +99,14 @@ def cached_answer(question: list, folders: Iterable[Path | None], make: Callable
     with busy("Reading specs and stored results; the answer is cached until they change"): made = make()
     if state is not None: write_cache("answers", asked, made.as_dict() if isinstance(made, Sheet) else made, state)
     return made
+
+def print_table(question: list, format: str, make: Callable[[], tuple[Sheet, Any]], *folders: Path | None) -> None:
+    "Print in `format` the sheet of `make`, or its frame as csv: a `cached_answer` from `folders` and those of papers"
+    def answer():
+        choice(format, FORMATS, "format")
+        sheet, frame = make()
+        return sheet if format == "text" else shown(sheet, format, frame)
+    print_sheet(cached_answer([*question, format], [*paper_folders(), *folders], answer))
 
 # %% ../../nbs/11_cli/01_app.ipynb #792101a9
 def folder_given(results: Path | None) -> Path | None:

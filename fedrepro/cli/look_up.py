@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Annotated
 import typer
 from ..core.folders import data_dir, find_specs, paper_folders
-from .app import cached_answer, app, folder_given, print_sheet, show
-from .options import (
-    LOOK_UP, DataOption, FormatOption, JsonOption, ResultsOption)
+from .app import app, cached_answer, folder_given, print_table, show
+from .options import LOOK_UP, DataOption, FormatOption, JsonOption, ResultsOption
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #628af49e
 def method_lines(whole: bool = False) -> list[dict]:
@@ -88,10 +87,10 @@ def tables_command(as_json: JsonOption = False) -> None:
 def scoreboard_command(results: ResultsOption = None, format: FormatOption = "text") -> None:
     "Count the published numbers by status: not reachable, runnable, run, or with a verdict."
     def make():
-        from fedrepro.verdicts.scoreboard import board_sheet, render_scoreboard, scoreboard
-        folder = folder_given(results)
-        return board_sheet(scoreboard(folder), folder) if format == "text" else render_scoreboard(format, folder)
-    print_sheet(cached_answer(["scoreboard", results, format], [*paper_folders(), results], make))
+        from fedrepro.verdicts.scoreboard import board_sheet, scoreboard
+        board = scoreboard(folder := folder_given(results))
+        return board_sheet(board, folder), board
+    print_table(["scoreboard", results], format, make, results)
 
 JudgedOption = Annotated[str, typer.Option("--tier", metavar="T",
                                            help="paper, which is judged, or a smaller tier, which is only shown")]
@@ -100,7 +99,7 @@ JudgedOption = Annotated[str, typer.Option("--tier", metavar="T",
 def claims_command(tier: JudgedOption = "paper", results: ResultsOption = None, format: FormatOption = "text") -> None:
     "Print what the papers claim in their texts, beside the stored runs."
     def make():
-        from fedrepro.verdicts.claims import claims_sheet, render_claims, verdicts
-        folder = folder_given(results)
-        return claims_sheet(verdicts(tier, folder), tier) if format == "text" else render_claims(tier, format, folder)
-    print_sheet(cached_answer(["claims", tier, results, format], [*paper_folders(), results], make))
+        from fedrepro.verdicts.claims import claims_sheet, verdicts
+        found = verdicts(tier, folder_given(results))
+        return claims_sheet(found, tier), found
+    print_table(["claims", tier, results], format, make, results)

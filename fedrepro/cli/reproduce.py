@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Annotated
 import typer
 from ..core.errors import InputError, say
-from ..core.folders import paper_folders
-from .app import app, asked_for, busy, cached_answer, folder_given, print_sheet, show, watched
+from .app import app, asked_for, busy, folder_given, print_sheet, print_table, show, watched
 from .options import (
     REPRODUCE, TIERS, BestTierOption, BudgetOption, CheckpointOption, DataOption, DatasetsOption, DeviceOption,
     ExecutorOption, FormatOption, JsonOption, LogOption, MethodsOption, NoWaitOption, QuietOption, ResultsOption,
@@ -92,16 +91,15 @@ def table_command(spec: SpecArgument, tier: BestTierOption = None, results: Resu
     "Print a table from the stored results, in the paper's shape: ours above published, with verdicts."
     def make():
         from fedrepro.experiments.specs import load_spec
-        from fedrepro.verdicts.tables import best_tier, render, table, table_sheet
+        from fedrepro.verdicts.tables import best_tier, table, table_sheet
         loaded, folder = load_spec(spec), folder_given(results)
         shown = tier or best_tier(loaded, folder)
-        if format != "text": return render(loaded, shown, format, folder)
-        sheet = table_sheet(loaded, shown, table(loaded, shown, folder), folder)
+        sheet = table_sheet(loaded, shown, frame := table(loaded, shown, folder), folder)
         said = f"Shown is tier {shown}, the one nearest to the paper that has runs; --tier names another"
-        chosen = sheet.grids and not tier and len(loaded.tiers) > 1
-        return replace(sheet, notes=[*sheet.notes, said]) if chosen else sheet
+        chosen = format == "text" and sheet.grids and not tier and len(loaded.tiers) > 1
+        return replace(sheet, notes=[*sheet.notes, said]) if chosen else sheet, frame
     beside = Path(spec).parent if Path(spec).is_file() else None
-    print_sheet(cached_answer(["table", spec, tier, results, format], [*paper_folders(), results, beside], make))
+    print_table(["table", spec, tier, results], format, make, results, beside)
 
 @app.command("figure", rich_help_panel=REPRODUCE)
 def figure_command(

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
-from ..core.errors import InputError, choice
-from ..core.grids import FORMATS, Cell, Grid, Sheet, shown
+from ..core.errors import InputError
+from ..core.grids import Cell, Grid, Sheet, shown
 from ..engine.rows import EXPLODED, TIMES
 from ..experiments import rules
 from ..experiments.specs import POINTS, STUDY_METRICS, Column, Spec
@@ -208,8 +208,8 @@ MEANING = {"reproduced": "the 90 % interval of the difference lies within the ma
 DIVERGED = ("A run has diverged when what is sent, kept or judged is not finite, or a model beyond "
             f"{EXPLODED:,.0f} times the first one; no mean is taken over the other seeds")
 HARDWARE = "Seconds depend on the processor: they are not judged, only their ratio can be compared"
-NOT_JUDGED = ("Of the last ten: the difference of the mean of the last ten rounds. Swing: the standard deviation over the "
-              "last twenty rounds of a run. Neither is judged")
+NOT_JUDGED = ("Of the last ten: the difference of the mean of the last ten rounds. Swing: the standard deviation over "
+              "the last twenty rounds of a run. Neither is judged")
 
 def ours_in_words(line, statistic: str = "", n: bool = True) -> str:
     "Our number of a line of the long form (a dict), by its table's or another `statistic`"
@@ -386,6 +386,5 @@ def table_sheet(spec: Spec, tier: str, frame: pd.DataFrame, results: str | Path 
 
 def render(spec: Spec, tier: str, format: str = "text", results: str | Path | None = None) -> str:
     "The table as `format` text | md | csv (long form, with every trial) | html; raises InputError for another one"
-    choice(format, FORMATS, "format")
     frame = table(spec, tier, results)
     return shown(table_sheet(spec, tier, frame, results), format, frame)
