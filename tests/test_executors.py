@@ -18,7 +18,7 @@ from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import park_states, run, sequential
 from fedrepro.executors.executors import pick_executor
 from fedrepro.executors.processes import Processes
-from fedrepro.executors.stacks import BatchPlan, stacked
+from fedrepro.executors.stacks import BatchPlan, Stacked
 from fedrepro.models import networks
 
 DIGITS, NET = datasets.load("digits"), networks.network("digits_cnn")
@@ -75,7 +75,7 @@ def test_a_phase_of_ones_own_is_not_taken_for_anothers():
         def local_phases(self, client):
             scale = client.id + 1.
             return [self.phase(client, loss=lambda c, w, batch: scale * self.loss(c, w, batch))]
-    loop, stack = (run(Closing(**LOCAL), TOY, 2, executor=e).snapshot.server["params"] for e in (sequential, stacked))
+    loop, stack = (run(Closing(**LOCAL), TOY, 2, executor=e).snapshot.server["params"] for e in (sequential, Stacked()))
     assert distance(loop, stack) < 1e-10
 
 def test_what_an_executor_refuses():
@@ -90,6 +90,6 @@ def test_what_an_executor_refuses():
 @pytest.mark.parametrize("name", ["FedAvg", "FedCCFA", "pFedMe"])
 def test_seeds_in_one_stack_are_seeds_alone(name):
     method, federations = load_methods()[name](**LOCAL), [replace(TOY, seed=s) for s in (0, 1)]
-    together = run_lockstep([ActiveRun(method, fed, 2, line=str(fed.seed)) for fed in federations], stacked)
+    together = run_lockstep([ActiveRun(method, fed, 2, line=str(fed.seed)) for fed in federations], Stacked())
     for fed, ours in zip(federations, together):
         assert gap(run(method, fed, 2).snapshot, ours.snapshot) < 1e-10

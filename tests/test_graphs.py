@@ -20,7 +20,7 @@ from fedrepro.engine.rounds import run, sequential
 from fedrepro.executors import kernels
 from fedrepro.executors.graphs import Graphs, RecordedPhase, StackedGraphs, slots_for
 from fedrepro.executors.kernels import choose_kernel, layers_of, seconds, stack_net, with_products
-from fedrepro.executors.stacks import Stacked, stacked
+from fedrepro.executors.stacks import Stacked
 from fedrepro.experiments.jobs import make_jobs
 from fedrepro.experiments.specs import load_spec
 from fedrepro.models import networks
@@ -108,7 +108,7 @@ class Counts(FedAvg, listed=False):
         return loss, count
 
 def test_a_memory_that_is_no_tensors_is_carried_and_nothing_is_recorded():
-    assert gap(ends(stacked, Counts(**FEW)), ends(sequential, Counts(**FEW))) < 1e-12
+    assert gap(ends(Stacked(), Counts(**FEW)), ends(sequential, Counts(**FEW))) < 1e-12
     for make in PLAYERS.values():
         with pytest.warns(UserWarning, match="phase local: its steps are not recorded: its memory is not always the same tensors"):
             found = ends(make(), Counts(**FEW))

@@ -19,7 +19,7 @@ from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import run, sequential
-from fedrepro.executors.stacks import stacked
+from fedrepro.executors.stacks import Stacked
 from fedrepro.models.networks import network
 from toy import OURS as METHODS
 
@@ -131,6 +131,6 @@ def test_every_method_has_a_round_on_texts(net, name):
     "With whatever it does to features and weights, alone and in one stack"
     method = METHODS[name](**LOCAL | METHODS[name].check_settings | dict(epochs=1))
     federation = suited(METHODS[name], toy(net))
-    ends = [run(method, federation, 2, evaluate, executor=e) for e in (sequential, stacked)]
+    ends = [run(method, federation, 2, evaluate, executor=e) for e in (sequential, Stacked())]
     for h in ends: assert h.status == "complete" and 0 <= h.rows[-1]["generalised_accuracy"] <= 100
     assert gap(*(h.snapshot.server for h in ends))[0] < 1e-9
