@@ -24,7 +24,7 @@ from fedrepro.core.trees import tensors
 from fedrepro.data import partition
 from fedrepro.data.datasets import Dataset
 from fedrepro.data.transforms import recipe_for
-from fedrepro.engine.evaluation import predictions
+from fedrepro.engine.evaluation import Predictor
 from fedrepro.engine.federation import TRAIN, Federation, in_precision
 from fedrepro.engine.lockstep import ActiveRun, train_lockstep
 from fedrepro.engine.method import FedAvg
@@ -238,7 +238,7 @@ class Evaluation(Contestant):
         federation = work.federation(self.device)
         return dict(federation=federation, models=own_models(work, federation))
 
-    def round(self, work: Work, built: dict): built["found"] = predictions(built["federation"], built["models"])
+    def round(self, work: Work, built: dict): built["found"] = Predictor()(built["federation"], built["models"])
 
     def done(self, work: Work, built: dict) -> dict:
         return {"samples": sum(len(p) for p in built["found"]), "steps": len(built["found"])}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .checks.contract import check as check
     from .core.errors import InputError as InputError
+    from .core.folders import find_specs as find_specs
     from .data.concept_drift import DriftSchedule as DriftSchedule, Swap as Swap, drift as drift
     from .data.datasets import Dataset as Dataset, load as load
     from .data.partition import partition as partition
@@ -17,19 +18,19 @@ if TYPE_CHECKING:
     from .engine.method import Exchange as Exchange, FedAvg as FedAvg, load_methods as load_methods
     from .engine.rounds import History as History, run as run
     from .executors.executors import executor as executor
-    from .experiments.specs import Spec as Spec, find_specs as find_specs, load_spec as load_spec
+    from .experiments.specs import Spec as Spec, load_spec as load_spec
     from .models.architectures import Network as Network, architecture as architecture
     from .models.networks import network as network
     from .reporting.compare import compare as compare
     from .reporting.notebook import result as result
 
 _HOMES = {
-    "checks.contract": ("check",), "core.errors": ("InputError",),
+    "checks.contract": ("check",), "core.errors": ("InputError",), "core.folders": ("find_specs",),
     "data.concept_drift": ("DriftSchedule", "Swap", "drift"),
     "data.datasets": ("Dataset", "load"), "data.partition": ("partition",), "data.transforms": ("dataset_names",),
     "engine.client": ("Phase",), "engine.evaluation": ("evaluate",), "engine.federation": ("Federation",),
     "engine.method": ("Exchange", "FedAvg", "load_methods"), "engine.rounds": ("History", "run"),
-    "executors.executors": ("executor",), "experiments.specs": ("Spec", "find_specs", "load_spec"),
+    "executors.executors": ("executor",), "experiments.specs": ("Spec", "load_spec"),
     "models.architectures": ("Network", "architecture"), "models.networks": ("network",),
     "reporting.compare": ("compare",), "reporting.notebook": ("result",)}
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

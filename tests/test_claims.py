@@ -8,12 +8,14 @@ import toy
 from scipy import stats
 
 from fedrepro.core.errors import InputError
+from fedrepro.core.folders import find_specs
+from fedrepro.core.grids import shown
 from fedrepro.experiments.rules import read_published_csv
-from fedrepro.experiments.specs import find_specs, load_spec
+from fedrepro.experiments.specs import load_spec
 from fedrepro.verdicts import claims
 from fedrepro.verdicts.claims import (
-    Claim, Comparison, effect, examine_claim, interval, joint, load_stored_runs, read_claims, render_claims, verdict_in_words,
-    verdicts)
+    Claim, Comparison, claims_sheet, effect, examine_claim, interval, joint, load_stored_runs, read_claims,
+    verdict_in_words, verdicts)
 from toy import BASE, ROOT, TOY, one_line, written
 
 LINES = read_published_csv(ROOT / "papers/claims.csv")
@@ -200,7 +202,8 @@ def test_values_are_of_models_of_one_kind_or_of_none():
 
 @pytest.mark.parametrize("format", ["text", "md", "html", "csv"])
 def test_every_format_has_every_claim(demo, format):
-    out = render_claims("paper", format, root=demo)
+    def printed(root): return shown(claims_sheet(found := verdicts("paper", root=root), "paper"), format, found)
+    out = printed(demo)
     assert "best of all" in out and "not run" in out
-    empty = render_claims("paper", format, root=demo / "nothing")
+    empty = printed(demo / "nothing")
     assert empty.strip() and "best of all" not in empty

@@ -13,8 +13,9 @@ import torch
 import fedrepro
 from fedrepro.cli.app import EXAMPLES
 from fedrepro.cli.own import page_files
+from fedrepro.core import folders
 from fedrepro.engine.method import METHODS
-from fedrepro.experiments import runner, specs
+from fedrepro.experiments import runner
 from toy import ROOT, SMALL, written
 
 CSV = "method,clients,mean,std\nFedAvg,20,67.81,1.12\nIFCA,20,87.02,0.06\n"
@@ -43,7 +44,7 @@ def test_lists(said, spec, monkeypatch):
     table, *ours = json.loads(said("tables", "--json")[1])
     assert "fedccfa/table2" in [t["name"] for t in ours], "the package's tables stay beside one's own"
     assert table["name"] == "demo/t" and table["tiers"]["smoke"] == {"finished": 0, "runs": 4}
-    monkeypatch.setattr(specs, "roots", lambda: [spec.parents[2]])
+    monkeypatch.setattr(folders, "roots", lambda: [spec.parents[2]])
     for command, word in [("methods", "FedCCFA"), ("datasets", "Fashion-MNIST"), ("tables", "smoke 0/4")]:
         code, out, _ = said(command)
         assert code == 0 and word in out
@@ -60,7 +61,7 @@ def test_some_columns_alone(said, spec, write, monkeypatch):
     assert set().union(*asked) == {second}, "a column that only one of the tables has"
 
 def test_run_table_figure(said, spec, tmp_path, monkeypatch):
-    monkeypatch.setattr(specs, "roots", lambda: [tmp_path])  # `tables` reads every spec
+    monkeypatch.setattr(folders, "roots", lambda: [tmp_path])  # `tables` reads every spec
     code, out, err = said("run", spec, "--tier", "smoke", *ONE)
     assert code == 0 and err == "" and "not comparable" in out and "IFCA" in out
     file, = (spec.parent / "results/smoke").iterdir()

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from fedrepro.core.errors import InputError
+from fedrepro.core.folders import find_specs
 from fedrepro.data.transforms import dataset_names
-from fedrepro.experiments.specs import find_specs, load_spec
+from fedrepro.experiments.specs import load_spec
 from fedrepro.models.networks import network_names
 from fedrepro.reporting.compare import NETWORKS, OWN_TIER, as_toml, compare, rows_of, scaled
 from fedrepro.verdicts.tables import DEFINITIONS

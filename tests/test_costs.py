@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fedrepro.core.errors import InputError
-from fedrepro.data.datasets import SHAPES, SOURCES, data_dir, load, stand_in
+from fedrepro.core.folders import data_dir
+from fedrepro.data.datasets import SHAPES, SOURCES, load, stand_in
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.rounds import run
 from fedrepro.experiments import plan as costs, store

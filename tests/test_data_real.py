@@ -4,9 +4,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from fedrepro.data.datasets import SOURCES, data_dir, load
+from fedrepro.core.folders import data_dir, find_specs
+from fedrepro.data.datasets import SOURCES, load
 from fedrepro.experiments.runs import build
-from fedrepro.experiments.specs import find_specs, load_spec
+from fedrepro.experiments.specs import load_spec
 
 NAMES = {"MNIST": "MNIST", "Fashion-MNIST": "FashionMNIST",  # ours -> torchvision's
          "CIFAR-10": "CIFAR10", "CIFAR-100": "CIFAR100"}

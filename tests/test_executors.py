@@ -15,7 +15,7 @@ from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import park_states, run, sequential
 from fedrepro.executors.executors import pick_executor
 from fedrepro.executors.processes import Processes
-from fedrepro.executors.stacks import stacked
+from fedrepro.executors.stacks import Stacked
 from toy import few
 
 TOY = few((40, 25, 1, 33, 18))
@@ -55,7 +55,7 @@ def test_a_phase_of_ones_own_is_not_taken_for_anothers():
         def local_phases(self, client):
             scale = client.id + 1.
             return [self.phase(client, loss=lambda c, w, batch: scale * self.loss(c, w, batch))]
-    loop, stack = (run(Closing(**LOCAL), TOY, 2, executor=e).snapshot.server["params"] for e in (sequential, stacked))
+    loop, stack = (run(Closing(**LOCAL), TOY, 2, executor=e).snapshot.server["params"] for e in (sequential, Stacked()))
     assert distance(loop, stack) < 1e-10
 
 def test_what_an_executor_refuses():

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from fedrepro.core.errors import InputError
+from fedrepro.core.folders import find_specs
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.experiments.rules import SETTINGS, SOURCE_KINDS, field_rules, line_finder, read_published_csv
 from fedrepro.experiments.runs import build, pick_device, run_id
-from fedrepro.experiments.specs import NOTHING, Column, Spec, find_specs, keep_spec, kept_spec, load_spec, place_and_state
+from fedrepro.experiments.specs import NOTHING, Column, Spec, keep_spec, kept_spec, load_spec
 from fedrepro.verdicts.tables import render
 from toy import BASE, ROOT, TOY, one_line, written
 
@@ -226,13 +227,14 @@ def test_kept_runs_are_not_mixed_up(kept, tmp_path):
     spec = load_spec(written(tmp_path, TOY | {"base": base, "columns": columns, "methods": rows}))
     assert kept(spec).runs("paper") == spec.runs("paper") and len({c.run_id for c in spec.runs("paper")}) == 4
 
-def test_what_was_kept_is_read_again_when_it_may_be_wrong(kept):
+def test_what_was_kept_is_read_again_when_it_may_be_wrong(kept, tmp_path):
     spec = load_spec(SPECS["fedccfa/table8"])
     assert kept(spec) and kept(spec, ("other",), write=False) is None
-    file, state = place_and_state(spec.path, ("state",))
-    whole = json.loads(file.read_text())
-    changes = [{"state": state}, whole | {"known": []}, whole | {"spec": 3}, whole | {"spec": whole["spec"] | {"base": {"rounds": 5}}}, [], 1]
-    for text in ["", "{", file.read_text()[:-9], *map(json.dumps, changes)]:
+    file, = tmp_path.rglob("*.json")
+    state, whole = json.loads(file.read_text()).values()
+    changes = [{}, whole | {"known": []}, whole | {"spec": 3}, whole | {"spec": whole["spec"] | {"base": {"rounds": 5}}}, [], 1]
+    texts = [json.dumps(what) for value in changes for what in (value, {"state": state, "value": value})]
+    for text in ["", "{", file.read_text()[:-9], json.dumps({"state": state}), *texts]:
         file.write_text(text)
         assert kept(spec, write=False) is None, text[:80]
 

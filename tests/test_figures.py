@@ -12,16 +12,17 @@ from matplotlib import pyplot as plt
 
 from fedrepro.checks.harness import LOCAL, tiny
 from fedrepro.core.errors import InputError
+from fedrepro.core.folders import find_specs
 from fedrepro.core.trees import norm, select, sub
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.method import load_methods
 from fedrepro.engine.probes import MEASURES, distance_matrix
 from fedrepro.engine.rows import TIMES
 from fedrepro.engine.rounds import run
-from fedrepro.executors.stacks import stacked
+from fedrepro.executors.stacks import Stacked
 from fedrepro.experiments.jobs import active_run
 from fedrepro.experiments.rules import Value
-from fedrepro.experiments.specs import METRICS, PLOTS, find_specs, load_spec
+from fedrepro.experiments.specs import METRICS, PLOTS, load_spec
 from fedrepro.reporting.curves import axis_label
 from fedrepro.reporting.figures import FIGURES, distances_figure, draw, figure_in_words, points
 from fedrepro.verdicts.tables import DEFINITIONS, render, table
@@ -71,7 +72,7 @@ def test_seconds_are_measured_where_they_are_seen():
         row = played(name, ("collaboration_seconds",))[0][-1]
         assert row["seconds_collaboration_client"] > 0 < row["seconds_collaboration_server"]
         assert row["seconds_collaboration"] == row["seconds_collaboration_client"] + row["seconds_collaboration_server"]
-    hidden = played("FedCCFA", ("collaboration_seconds",), executor=stacked)[0][-1]
+    hidden = played("FedCCFA", ("collaboration_seconds",), executor=Stacked())[0][-1]
     assert math.isnan(hidden["seconds_collaboration"]) and hidden["seconds_collaboration_server"] > 0
     assert all(math.isnan(played("FedAvg", ("collaboration_seconds",))[0][-1][k]) for k in TIMES)
 

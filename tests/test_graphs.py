@@ -1,5 +1,4 @@
 "Steps with fixed memory: every method's are played, nothing of an earlier phase, client or round stays behind"
-import json
 import warnings
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -21,7 +20,7 @@ from fedrepro.engine.rounds import run, sequential
 from fedrepro.executors import kernels
 from fedrepro.executors.graphs import Graphs, RecordedPhase, StackedGraphs, slots_for
 from fedrepro.executors.kernels import choose_kernel, layers_of, seconds, stack_net, with_products
-from fedrepro.executors.stacks import Stacked, stacked
+from fedrepro.executors.stacks import Stacked
 from fedrepro.experiments.jobs import make_jobs
 from fedrepro.experiments.specs import load_spec
 from fedrepro.models import networks
@@ -107,7 +106,7 @@ class Counts(FedAvg, listed=False):
         return loss, count
 
 def test_a_memory_that_is_no_tensors_is_carried_and_nothing_is_recorded():
-    assert gap(ends(stacked, Counts(**FEW)), ends(sequential, Counts(**FEW))) < 1e-12
+    assert gap(ends(Stacked(), Counts(**FEW)), ends(sequential, Counts(**FEW))) < 1e-12
     for make in PLAYERS.values():
         with pytest.warns(UserWarning, match="phase local: its steps are not recorded: its memory is not always the same tensors"):
             found = ends(make(), Counts(**FEW))
@@ -179,8 +178,8 @@ def test_a_field_that_is_not_declared_stackable_keeps_its_runs_apart(use):
 def kept(monkeypatch, tmp_path):
     "No choice known, and none kept but here"
     monkeypatch.setattr(kernels, "_asked", {})
-    monkeypatch.setattr(kernels, "choices_file", lambda: tmp_path / "kept" / "convolutions.json")
-    return tmp_path / "kept" / "convolutions.json"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "fedrepro" / "convolutions"
 
 @pytest.mark.parametrize("name", ["fedccfa_cifar", "fedbss_cnn", "digits_cnn", "feddc_resnet18"])
 def test_products_are_convolutions(name):
@@ -207,7 +206,7 @@ def test_the_faster_way_is_chosen_once_and_kept(kept):
     assert choice(17) == "product" and len(asked) == 2  # both are thirty-two
     assert choice(16) == "product" and len(asked) == 4
     kernels._asked.clear()  # another process
-    assert choice(20, None) == "product" and len(json.loads(kept.read_text())) == 2
+    assert choice(20, None) == "product" and len(list(kept.iterdir())) == 2
 
 def test_a_way_that_needs_too_much_memory_is_not_chosen(kept):
     def timer(layer, shape, way, *_):

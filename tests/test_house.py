@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import fedrepro
-from fedrepro.experiments.specs import find_specs, load_spec
+from fedrepro.core.folders import find_specs
+from fedrepro.experiments.specs import load_spec
 
 ROOT = Path(__file__).resolve().parents[1]
 HAND = {"__init__", "__main__", "_modidx"}  # of the package itself: a facade, `python -m fedrepro`, nbdev's index

@@ -22,12 +22,13 @@ from papermill.translators import PythonTranslator
 
 from fedrepro.checks import contract
 from fedrepro.cli import app, main
+from fedrepro.core import folders
 from fedrepro.core.errors import InputError, choice
 from fedrepro.data import concept_drift, datasets, transforms
 from fedrepro.data.concept_drift import DriftSchedule, Swap, drift, drift_names, flip_labels
 from fedrepro.data.partition import partition, recipe_names, recipe_settings
 from fedrepro.executors import executors
-from fedrepro.experiments import runner, specs, store
+from fedrepro.experiments import runner, store
 from fedrepro.experiments.rules import COUNT
 from fedrepro.experiments.runs import run_id
 from fedrepro.experiments.spec_files import read_spec
@@ -360,7 +361,7 @@ def own(tmp_path, monkeypatch):
     (tmp_path / "ours/papers/fedccfa").mkdir(parents=True)
     for name, content in FILES.items():
         if name[0] == "_" or "table1." in name: (tmp_path / "ours/papers/fedccfa" / name).write_bytes(content)
-    monkeypatch.setattr(specs, "roots", lambda: [tmp_path, tmp_path / "ours"])  # few tables: `tables` reads them all
+    monkeypatch.setattr(folders, "roots", lambda: [tmp_path, tmp_path / "ours"])  # few tables: `tables` reads them all
     done = []
 
     def run_cells(cells, results, data=None, device="cpu", workers=1, quiet=False, how="auto", **_):

@@ -12,7 +12,7 @@ from fedrepro.core.trees import distance, same_bits
 from fedrepro.data.concept_drift import drift
 from fedrepro.data.partition import Partition
 from fedrepro.engine.client import client_round
-from fedrepro.engine.evaluation import eval_models, predictions
+from fedrepro.engine.evaluation import Predictor, eval_models
 from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import begin, next_round, run
 from fedrepro.methods.objective import Constraint, FedProx
@@ -94,7 +94,7 @@ def test_judged_model_predicts_by_cosines():
     far = replace(now, server={"params": now.server["params"] | {"head.bias": torch.tensor([50., -50.]).double()}})
     for at in (now, far):
         models = eval_models(LfD(), fed, at)
-        assert torch.equal(predictions(fed, models)[0], cosines(fed.net, at.server["params"], X).argmax(1))
+        assert torch.equal(Predictor()(fed, models)[0], cosines(fed.net, at.server["params"], X).argmax(1))
         again = LfD().eval_params({"params": models[0]}, {})
         assert distance(again, models[0]) < 1e-12 and not again["head.bias"].any()
     assert len(set(logits(far.server["params"], X).argmax(1).tolist())) == 1  # as a plain network: always the first class

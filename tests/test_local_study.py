@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from sklearn.metrics import recall_score
 
 from fedrepro.cli.main import main
-from fedrepro.core.errors import InputError
+from fedrepro.core.errors import Damaged, InputError
+from fedrepro.core.folders import find_specs
 from fedrepro.core.trees import distance
 from fedrepro.data import datasets, partition
 from fedrepro.engine.client import client_round
@@ -23,8 +24,7 @@ from fedrepro.experiments.local_study import assigned, chosen, local_rows, posit
 from fedrepro.experiments.rules import Value, parse_client
 from fedrepro.experiments.runner import compute_runs
 from fedrepro.experiments.runs import make_method, run_settings
-from fedrepro.experiments.specs import STUDY_METRICS, find_specs, load_spec
-from fedrepro.experiments.store import Damaged
+from fedrepro.experiments.specs import STUDY_METRICS, load_spec
 from fedrepro.experiments.studies import check_study, conclude, prelude
 from fedrepro.methods.fedbss import rate_samples, split
 from fedrepro.models import networks

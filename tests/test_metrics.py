@@ -14,7 +14,7 @@ from sklearn.metrics import accuracy_score, adjusted_rand_score
 from torch import nn
 
 from fedrepro.checks.harness import tiny
-from fedrepro.engine.evaluation import Predictor, Evaluator, evaluate, finetuned, generalised_accuracy, eval_models, personalised_accuracy, predictions
+from fedrepro.engine.evaluation import Predictor, Evaluator, evaluate, finetuned, generalised_accuracy, eval_models, personalised_accuracy
 from fedrepro.engine.federation import TUNE
 from fedrepro.engine.rounds import begin, next_round
 from fedrepro.engine.rows import summarise
@@ -66,7 +66,7 @@ def test_predictions_are_numpys_however_models_share_parts(seed, count, chunk):
     drawn = [federation.own_init(k) for k in range(3)]
     bodies, heads = ([{n: t for n, t in w.items() if n.startswith(part)} for w in drawn] for part in ("body.", "head."))
     models = [bodies[i] | heads[j] for i, j in rng.integers(0, 3, (count, 2))]
-    for p, params in zip(predictions(federation, models, chunk), models, strict=True):
+    for p, params in zip(Predictor()(federation, models, chunk), models, strict=True):
         assert np.array_equal(p.numpy(), by_numpy(federation, params).argmax(1))
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from fedrepro.core.errors import InputError
+from fedrepro.core.folders import find_specs
 from fedrepro.data.concept_drift import DriftSchedule, Swap, drift, drift_names, flip_labels
 from fedrepro.data.partition import Partition, class_counts, fedccfa_cohort, partition, recipe_names
-from fedrepro.experiments.specs import find_specs, load_spec
+from fedrepro.experiments.specs import load_spec
 from test_data_real import present
 
 DIGITS = np.arange(200) % 10
@@ -63,7 +64,7 @@ def test_test_labels_count_for_the_classes():
 def test_a_map_given_away_is_a_copy():
     s = drift("sudden", clients=10, classes=10, at=0)
     s.label_maps(0)[:] = 0
-    assert s.label_map(0, 0).tolist() == [0, 2, 1, 3, 4, 5, 6, 7, 8, 9] and s == drift("sudden", clients=10, classes=10, at=0)
+    assert s.label_maps(0)[0].tolist() == [0, 2, 1, 3, 4, 5, 6, 7, 8, 9] and s == drift("sudden", clients=10, classes=10, at=0)
 
 @pytest.mark.parametrize("name", drift_names())
 def test_drift_with_few_clients(name):

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import fedrepro
+from fedrepro.core import folders
 from fedrepro.experiments import specs, store
 from fedrepro.reporting.notebook import read_ledger
 from test_repository import tracked
@@ -96,7 +97,8 @@ torch.set_num_threads(1)
 matplotlib.use("Agg")
 import fedrepro
 from fedrepro.cli.main import main
-from fedrepro.experiments.specs import find_specs, load_spec, roots
+from fedrepro.core.folders import find_specs, roots
+from fedrepro.experiments.specs import load_spec
 from fedrepro.cli.own import copy_page
 from fedrepro.reporting.notebook import planned_table, read_ledger
 from fedrepro.experiments.store import provenance
@@ -144,7 +146,7 @@ def test_the_demo_runs_without_the_repository(alone):
     assert "[tier paper]" in said["committed"][1] and re.search(r"FedCCFA +\d\d\.\d\d", said["committed"][1]), "runs that the wheel carries"
     assert "00_your_method.ipynb" in said["files"] and " decided" in said["scoreboard"][1]
     for text in (said["run"][1], said["table"][1]): assert re.search(r"FedProx .*\d\d\.\d\d", text) and "published" in text.lower()
-    assert said["specs"] == len(specs.find_specs(ROOT / "papers")) and said["ledgers"] == len(read_ledger("feddc", ROOT / "papers"))
+    assert said["specs"] == len(folders.find_specs(ROOT / "papers")) and said["ledgers"] == len(read_ledger("feddc", ROOT / "papers"))
     assert "1024" in said["scoreboard"][1].replace(",", "")
     assert said["job"] == ["FedAvg on digits, 20 clients, seed 0 (smoke)"] and said["skipped"] == 1
 
@@ -156,7 +158,7 @@ def test_results_of_an_installed_package_lie_in_the_working_folder(alone):
     assert "out/fedccfa_table2_smoke.png" in said["files"] and said["commit"] is None
 
 def test_results_of_the_repository_lie_beside_the_spec():
-    assert not specs.INSTALLED and specs.PACKAGE == ROOT / "fedrepro"
+    assert not folders.INSTALLED and folders.PACKAGE == ROOT / "fedrepro"
     assert specs.load_spec("fedccfa/table2", ROOT / "papers").results.resolve() == ROOT / "papers/fedccfa/results"
 
 

@@ -15,10 +15,10 @@ import torch
 
 from everybody import every_cell
 from fedrepro.checks.harness import tiny
-from fedrepro.core.errors import InputError
+from fedrepro.core.errors import Damaged, InputError
 from fedrepro.core.trees import same_bits
 from fedrepro.engine import checkpoints
-from fedrepro.engine.checkpoints import CheckpointWriter, Unusable, load_snapshot, save_snapshot
+from fedrepro.engine.checkpoints import CheckpointWriter, load_snapshot, save_snapshot
 from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import run
 from fedrepro.experiments import jobs, runner, store
@@ -224,10 +224,10 @@ def test_a_hundred_damages_of_a_checkpoint_are_all_found(tmp_path):
         content = path.read_bytes()
         i = rng.randrange(len(content))
         path.write_bytes(rng.choice([content[:i], content[:i] + bytes([content[i] ^ (1 + rng.randrange(255))]) + content[i + 1:], content + b"x"]))
-        with pytest.raises(Unusable, match="kept"): load_snapshot(tmp_path / "kept", federation)
+        with pytest.raises(Damaged, match="kept"): load_snapshot(tmp_path / "kept", federation)
         path.write_bytes(content)
     (tmp_path / "kept.safetensors").unlink()
-    with pytest.raises(Unusable): load_snapshot(tmp_path / "kept", federation)
+    with pytest.raises(Damaged): load_snapshot(tmp_path / "kept", federation)
 
 
 # --- where nothing can be kept

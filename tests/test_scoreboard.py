@@ -5,11 +5,12 @@ import pandas as pd
 import pytest
 import toy
 
+from fedrepro.core.grids import shown
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
 from fedrepro.verdicts import scoreboard as sb
 from fedrepro.verdicts.claims import read_claims, verdicts
-from fedrepro.verdicts.scoreboard import render_scoreboard, scoreboard, status, totals
+from fedrepro.verdicts.scoreboard import board_sheet, scoreboard, status, totals
 from toy import BASE, TOY, written
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
@@ -132,6 +133,7 @@ def test_status_of_a_cell():
 @pytest.mark.parametrize("format", ["text", "md", "html", "csv"])
 def test_formats(demo, format):
     put(demo, "FedAvg", [70., 70.5])
-    out = render_scoreboard(format, root=demo)
+    board = scoreboard(root=demo)
+    out = shown(board_sheet(board, root=demo), format, board)
     assert "consistent" in out and "nobody has the data" in out
     if format != "csv": assert "5 in 2 tables" in out

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from fedrepro.core.folders import find_specs
 from fedrepro.engine.method import load_methods
 from fedrepro.experiments.rules import field_rules, line_finder, read_published_csv
 from fedrepro.experiments.runs import build
 from fedrepro.experiments.spec_files import read_spec
-from fedrepro.experiments.specs import find_specs, load_spec
+from fedrepro.experiments.specs import load_spec
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
 SPECS = [n for n in find_specs(PAPERS) if not n.startswith("fedccfa/")]

@@ -17,7 +17,7 @@ from fedrepro.data.transforms import recipe_for
 from fedrepro.engine.evaluation import eval_models, evaluate
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.rounds import run, sequential
-from fedrepro.executors.stacks import stacked
+from fedrepro.executors.stacks import Stacked
 from fedrepro.models.networks import network
 from toy import OURS as METHODS
 
@@ -96,7 +96,7 @@ def test_every_method_has_a_round_on_texts(net, name):
     "With whatever it does to features and weights, alone and in one stack; the vector of padding stays 0"
     method = METHODS[name](**LOCAL | METHODS[name].check_settings | dict(epochs=1))
     federation = suited(METHODS[name], toy(net))
-    ends = [run(method, federation, 2, evaluate, executor=e) for e in (sequential, stacked)]
+    ends = [run(method, federation, 2, evaluate, executor=e) for e in (sequential, Stacked())]
     for h in ends: assert h.status == "complete" and 0 <= h.rows[-1]["generalised_accuracy"] <= 100
     assert gap(*(h.snapshot.server for h in ends))[0] < 1e-9
     embeddings = [w for model in eval_models(method, federation, ends[0].snapshot) for n, w in model.items() if n.endswith("embed.weight")]

@@ -9,8 +9,9 @@ import pytest
 from scipy import stats
 
 from fedrepro.core.errors import InputError
+from fedrepro.core.folders import find_specs
 from fedrepro.experiments.rules import read_published_csv
-from fedrepro.experiments.specs import find_specs, load_spec
+from fedrepro.experiments.specs import load_spec
 from fedrepro.verdicts.independent import own_table, read_reach, same_runs
 from fedrepro.verdicts.scoreboard import ALIAS, independent, judged_lines, scoreboard, totals
 from fedrepro.verdicts.tables import ends, render, table

@@ -23,7 +23,7 @@ import torch
 import fedrepro
 from fedrepro.core.errors import InputError, choice
 from fedrepro.core.files import write_atomic
-from fedrepro.executors.stacks import stacked
+from fedrepro.executors.stacks import Stacked
 from fedrepro.experiments.store import processor
 
 BANDS = Path(__file__).resolve().parents[1] / "tests" / "bands.json"
@@ -65,7 +65,7 @@ def gaps(a: dict, b: dict) -> dict:
 
 def rounding(name: str, type: str, usual: dict, elsewhere: dict) -> Iterator[tuple[str, dict]]:
     "How else the run was computed, and how far its numbers then are from the `usual` ones"
-    yield "stacked", gaps(numbers(name, type, executor=stacked), usual)
+    yield "stacked", gaps(numbers(name, type, executor=Stacked()), usual)
     for seed in NUDGES: yield f"nudged {seed}", gaps(numbers(name, type, seed), usual)
     for where, found in elsewhere.items(): yield where, gaps(found[type][name], usual)
 

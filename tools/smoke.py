@@ -8,9 +8,10 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
+from fedrepro.core.folders import find_specs
 from fedrepro.experiments.progress import brief
 from fedrepro.experiments.runner import compute_runs
-from fedrepro.experiments.specs import Spec, find_specs, load_spec
+from fedrepro.experiments.specs import Spec, load_spec
 from fedrepro.reporting.curves import save_figure
 from fedrepro.reporting.figures import draw
 from fedrepro.verdicts.tables import render, table

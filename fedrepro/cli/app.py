@@ -4,19 +4,20 @@
 
 # %% auto #0
 __all__ = ['EXAMPLES', 'app', 'VersionOption', 'ImportOption', 'print_sheet', 'show', 'busy', 'watched', 'state_of',
-           'cached_answer', 'folder_given', 'picked', 'in_places', 'asked_for']
+           'cached_answer', 'print_table', 'folder_given', 'picked', 'in_places', 'asked_for']
 
 # %% ../../nbs/11_cli/01_app.ipynb #3e456385
-import hashlib, json, os, shutil, sys, time
+import json, os, shutil, sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 import typer
-import fedrepro
 from .. import __version__
-from ..core.files import cache_folder, write_atomic
-from ..core.grids import Grid, Sheet, as_sheet, as_text
+from ..core.errors import InputError, choice
+from ..core.files import read_cache, stamp, write_cache
+from ..core.folders import PACKAGE, paper_folders
+from ..core.grids import FORMATS, Grid, Sheet, as_sheet, as_text, shown
 from .options import place
 
 # %% ../../nbs/11_cli/01_app.ipynb #46a5c4b4
@@ -79,37 +80,37 @@ def watched(items: Iterable, what: str) -> Iterable:
     return track(items, what, console=Console(stderr=True), transient=True)
 
 # %% ../../nbs/11_cli/01_app.ipynb #afd64f4f
-def state_of(folders: Iterable[Path]) -> str | None:
-    "A digest of names, sizes and times of the files that an answer rests on; None if one changed within two seconds"
-    package, mine = Path(fedrepro.__file__).resolve().parent, os.environ.get("FEDREPRO_METHODS", "")
-    files = {Path(f) for f in mine.split(os.pathsep) if f} | set(package.rglob("*.py"))
+def state_of(folders: Iterable[Path]) -> tuple | None:
+    "The methods of one's own, and the `stamp` of all files that an answer rests on; None without one"
+    mine = os.environ.get("FEDREPRO_METHODS", "")
+    files = {Path(f) for f in mine.split(os.pathsep) if f} | set(PACKAGE.rglob("*.py"))
     for folder in {Path(os.path.realpath(f)) for f in folders}:
         files |= {p for end in ("toml", "csv", "jsonl") for p in folder.rglob(f"*.{end}")}
-    found = sorted((str(p), s.st_size, s.st_mtime_ns) for p in files if p.is_file() for s in [p.stat()])
-    if any(time.time_ns() - at < 2e9 for *_, at in found): return None  # a later change could bear the same time
-    return hashlib.sha256(json.dumps([mine, found]).encode()).hexdigest()
+    found = stamp(files)
+    return None if found is None else (mine, found)
 
 def cached_answer(question: list, folders: Iterable[Path | None], make: Callable[[], Any]) -> Any:
     """What `make` returns (text, a list, a sheet): from the cache, if nothing that it rests on has changed.
 
     That is the package, and what is in `folders` (None: nothing)."""
-    question = [str(Path.cwd()), *map(str, question)]
-    file = cache_folder()/"answers"/f"{hashlib.sha256(json.dumps(question).encode()).hexdigest()[:24]}.json"
-    state = state_of(f for f in folders if f is not None)
-    try: kept = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError): kept = {}
-    if state is None or kept.get("state") != state:
-        with busy("Reading specs and stored results; the answer is cached until they change"): made = make()
-        sheet = isinstance(made, Sheet)
-        kept = {"state": state, "sheet": sheet, "answer": made.as_dict() if sheet else made}
-        with suppress(ValueError, OSError):  # a folder that cannot be written: then it is made again
-            if state: write_atomic(file, json.dumps(kept).encode())
-    return as_sheet(kept["answer"]) if kept["sheet"] else kept["answer"]
+    asked, state = [str(Path.cwd()), *map(str, question)], state_of(f for f in folders if f is not None)
+    if state is not None and (kept := read_cache("answers", asked, state)) is not None:
+        return as_sheet(kept) if isinstance(kept, dict) else kept
+    with busy("Reading specs and stored results; the answer is cached until they change"): made = make()
+    if state is not None: write_cache("answers", asked, made.as_dict() if isinstance(made, Sheet) else made, state)
+    return made
+
+def print_table(question: list, format: str, make: Callable[[], tuple[Sheet, Any]], *folders: Path | None) -> None:
+    "Print in `format` the sheet of `make`, or its frame as csv: a `cached_answer` from `folders` and those of papers"
+    def answer():
+        choice(format, FORMATS, "format")
+        sheet, frame = make()
+        return sheet if format == "text" else shown(sheet, format, frame)
+    print_sheet(cached_answer([*question, format], [*paper_folders(), *folders], answer))
 
 # %% ../../nbs/11_cli/01_app.ipynb #792101a9
 def folder_given(results: Path | None) -> Path | None:
     "`results` if it is a folder; raises InputError otherwise (a mistyped folder would look like a table without runs)"
-    from fedrepro.core.errors import InputError
     if results is not None and not results.is_dir(): raise InputError(f"results folder {str(results)!r} does not exist")
     return results
 
@@ -125,7 +126,6 @@ def picked(asked: str | None, mine, everyones) -> list[str] | None:
 
 def in_places(cells: list, asked: str | None, tier: str) -> set[str]:
     "The columns and data sets of `cells` that the comma-separated `asked` names; None = all. Raises InputError"
-    from fedrepro.core.errors import choice
     places = set().union(*(c.places for c in cells))
     names = picked(asked, places, places)
     return places if names is None else {choice(n, places, f"--datasets: at tier {tier},") for n in names}
@@ -136,7 +136,6 @@ def asked_for(specs: list[str], tier: str | None, methods: str | None, datasets:
     """(spec, tier, its cells) for each of `specs`, of the rows, places, seeds and run ids asked for; raises InputError
 
     `tier` None: smoke, or a spec's first one."""
-    from fedrepro.core.errors import choice
     from fedrepro.experiments.specs import load_spec
     loaded = [load_spec(s) for s in dict.fromkeys(specs)]
     tiers = [tier or ("smoke" if "smoke" in s.tiers else next(iter(s.tiers))) for s in loaded]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 import typer
+from ..core.errors import InputError, UnknownName, say
 from .app import app
 from .options import PANELS, method_names
 from . import look_up, own, reproduce  # they register their commands
@@ -24,7 +25,6 @@ LISTS = {"SPEC": "`fedrepro tables` lists them", "METHOD": "`fedrepro methods` l
 
 def shorter(error: Exception) -> str:
     "The message; about an unknown name, with the command that lists the names in place of dozens of them"
-    from fedrepro.core.errors import UnknownName  # numpy, which --help does not need
     if not isinstance(error, UnknownName): return str(error)
     kind = error.what.rpartition(" ")[2]
     if kind == "method" and set(method_names()) <= set(error.accepted):
@@ -64,10 +64,7 @@ def answer(argv: list[str] | None) -> tuple[int, str]:
         names = "_FEDREPRO_COMPLETE" in os.environ or any(a.endswith("-completion") for a in argv or sys.argv)
         if e.code or names: return e.code if isinstance(e.code, int) else 0, ""  # what completes names ends this way
         return 1, "an imported file ended the program (sys.exit?); the command was not completed"
-    except ValueError as e:
-        from fedrepro.core.errors import InputError
-        if not isinstance(e, InputError): raise
-        return 2, shorter(e)
+    except InputError as e: return 2, shorter(e)
     except BrokenPipeError: raise
     except OSError as e: return 2, f"{e.filename or 'output'}: {e.strerror or e}"
 
@@ -97,8 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     with interrupts() as received: code, line = answer(argv)
     if received and code != 128 + received[0]:
         code, line = 128 + received[0], f"ended by {signal.Signals(received[0]).name}"
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(line.split()))
-    line = line and f"fedrepro: {line if len(line) <= 1000 else line[:1000] + '...'}\n"
-    try: print(line, end="", file=sys.stderr, flush=True)
+    if line := " ".join(line.split()): say(line if len(line) <= 1000 else line[:1000] + "...")
+    try: sys.stderr.flush()
     except OSError: sys.stderr = open(os.devnull, "w")  # nobody listens: no reason to fail as Python ends
     return code

@@ -7,7 +7,7 @@ __all__ = ['DATASETS', 'DRIFT_NAMES', 'TIERS', 'START', 'REPRODUCE', 'OWN', 'LOO
            'NameArgument', 'BestTierOption', 'ResultsOption', 'DataOption', 'JsonOption', 'MethodsOption',
            'DatasetsOption', 'SeedsOption', 'DeviceOption', 'WorkersOption', 'ExecutorOption', 'CheckpointOption',
            'QuietOption', 'BudgetOption', 'SchedulerOption', 'NoWaitOption', 'FormatOption', 'LogOption', 'count',
-           'pause', 'place', 'method_names', 'paper_folders', 'spec_names', 'one', 'specs_and_files']
+           'pause', 'place', 'method_names', 'one', 'specs_and_files']
 
 # %% ../../nbs/11_cli/00_options.ipynb #67bc8d29
 import re
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 import typer
-import fedrepro
 from ..core.errors import short, span
+from ..core.folders import PACKAGE, find_specs
 
 # %% ../../nbs/11_cli/00_options.ipynb #f8299bf7
 def count(text: str | int, least: int = 1) -> int:
@@ -39,22 +39,11 @@ def place(text: str | Path) -> Path:
 # %% ../../nbs/11_cli/00_options.ipynb #366029be
 def method_names() -> list[str]:
     "The package's methods, read from the text of its modules"
-    texts = [f.read_text(encoding="utf-8") for f in (Path(fedrepro.__file__).parent/"methods").glob("*.py")]
+    texts = [f.read_text(encoding="utf-8") for f in (PACKAGE/"methods").glob("*.py")]
     classes = [found for text in texts for found in re.findall(r"^class (\w+)\(([\w, =]+)\):", text, re.M)]
     names = {"FedAvg"}
     for _ in classes: names |= {name for name, bases in classes if names & set(bases.split(", "))}
     return sorted(names - {name for name, bases in classes if "listed=False" in bases}, key=str.lower)
-
-def paper_folders() -> list[Path]:
-    "The folders `papers` of the working folder and of the package, which carries it inside when it is installed"
-    package = Path(fedrepro.__file__).resolve().parent
-    return [Path.cwd()/"papers", (package if (package/"papers").is_dir() else package.parent)/"papers"]
-
-def spec_names() -> list[str]:
-    "The specs in `papers` of the working folder and of the package"
-    files = [p for folder in paper_folders() for p in sorted(folder.glob("*/*.toml"))]
-    files = [p for p in files if p.stem not in ("deviations", "claims") and p.stem[0] != "_"]
-    return list(dict.fromkeys(f"{p.parent.name}/{p.stem}" for p in files))
 
 DATASETS = ("digits", "MNIST", "Fashion-MNIST", "CIFAR-10", "CIFAR-100", "CINIC-10", "EMNIST-letters",
             "EMNIST-letters-10", "Tiny-ImageNet", "DomainNet", "synthetic", "AG News", "AG News (partial)", "BindingDB",
@@ -73,7 +62,7 @@ def specs_and_files(incomplete: str) -> list[str]:
     try: there = sorted(Path(folder or ".").glob("*"))
     except OSError: there = []
     files = [p for p in there if p.name.startswith(start) and (p.suffix == ".toml" or (folder and p.is_dir()))]
-    return one(spec_names)(incomplete) + [f"{p}/" if p.is_dir() else str(p) for p in files]
+    return one(find_specs)(incomplete) + [f"{p}/" if p.is_dir() else str(p) for p in files]
 
 # %% ../../nbs/11_cli/00_options.ipynb #5141f193
 START, REPRODUCE, OWN, LOOK_UP = PANELS = "Start here", "Reproduce", "Your own", "Look up"

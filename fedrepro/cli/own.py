@@ -11,12 +11,14 @@ import re
 from pathlib import Path
 from typing import Annotated
 import typer
+from ..core.errors import InputError, choice, say
+from ..core.files import checksum, write_atomic
+from ..core.folders import PROJECT, data_dir, paper_folders
 from .app import app, cached_answer, folder_given, print_sheet, show
-from .look_up import data_folder, source_lines
-from fedrepro.cli.options import (
+from .look_up import source_lines
+from .options import (
     DATASETS, DRIFT_NAMES, OWN, START, BestTierOption, DataOption, DeviceOption, ExecutorOption, LogOption,
-    NameArgument, QuietOption, ResultsOption, SpecArgument, WorkersOption, count, method_names, one, paper_folders,
-    place)
+    NameArgument, QuietOption, ResultsOption, SpecArgument, WorkersOption, count, method_names, one, place)
 
 # %% ../../nbs/11_cli/03_own.ipynb #2225da98
 @app.command("compare", rich_help_panel=START)
@@ -61,7 +63,6 @@ def compare_command(
     from fedrepro.executors.processes import cores
     from fedrepro.experiments.progress import SweepReport
     from fedrepro.experiments.runs import pick_device
-    from fedrepro.experiments.store import say
     from fedrepro.reporting.compare import compare
     from fedrepro.reporting.curves import save_figure
     device = pick_device(device)
@@ -82,13 +83,12 @@ def compare_command(
 @app.command("data", rich_help_panel=START)
 def data_command(name: NameArgument, data: DataOption = None) -> None:
     "Download a data set if it is not there, check it, and print its folder."
-    from fedrepro.core.files import checksum
     source = next((s for s in cached_answer(["sources"], [], source_lines) if s["name"] == name), {})
     def get() -> str:
         from fedrepro.data.datasets import download
         return f"{download(name, data)}\n"
     if source and not source["folder"]: return print_sheet(cached_answer(["data", name], [], get))
-    folder = data_folder(data)/source.get("folder", "")
+    folder = data_dir(data)/source.get("folder", "")
     files = [(folder/file, digest) for file, digest in source.get("files", {}).items()]
     whole = files and all(digest and path.is_file() and checksum(path, digest) == digest for path, digest in files)
     print_sheet(f"{folder}\n" if whole else get())
@@ -99,8 +99,6 @@ def new_method_command(
     file: Annotated[Path, typer.Argument(metavar="FILE.py", parser=place, help="The file to write: my_method.py")],
 ) -> None:
     "Write a method of your own, to be changed, and a spec that compares it with FedAvg."
-    from fedrepro.core.errors import InputError
-    from fedrepro.core.files import write_atomic
     name = "".join(word[:1].upper() + word[1:] for word in re.split(r"[_-]", file.stem))
     spec = file.with_suffix(".toml")
     if file.suffix != ".py" or not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", name):
@@ -109,7 +107,7 @@ def new_method_command(
         raise InputError(f"{file}: there is a method {same[0]} already")
     if there := [str(f) for f in (file, spec) if f.exists()]: raise InputError(f"{there[0]} exists; it is not replaced")
     for path in (file, spec):
-        text = (paper_folders()[1]/f"new_method{path.suffix}").read_text(encoding="utf-8")
+        text = (PROJECT/"papers"/f"new_method{path.suffix}").read_text(encoding="utf-8")
         write_atomic(path, text.replace("MyMethod", name).replace("my_method", file.stem).encode())
     typer.echo(f"{file}\n{spec}")
     typer.echo(f"check it: python {file}\nrun it: fedrepro run {spec} --import {file}", err=True)
@@ -128,7 +126,6 @@ def export_command(
 ) -> None:
     "Write stored results as csv, parquet or LaTeX."
     def make():
-        from fedrepro.core.errors import choice
         from fedrepro.experiments.specs import load_spec
         from fedrepro.reporting.export import EXPORTS, export
         from fedrepro.verdicts.tables import best_tier
@@ -144,12 +141,10 @@ def export_command(
 # %% ../../nbs/11_cli/03_own.ipynb #7c5541e1
 def page_files() -> dict[str, Path]:
     "Name -> file of every page that this package has, in reading order"
-    return {p.stem: p for p in sorted((paper_folders()[1].parent/"nbs").rglob("[0-9]*.ipynb"))}
+    return {p.stem: p for p in sorted((PROJECT/"nbs").rglob("[0-9]*.ipynb"))}
 
 def copy_page(name: str, folder: str | Path = ".") -> Path:
     "Copy the page called `name`, `14_fedccfa` or `your_method`, into `folder`; raises InputError"
-    from fedrepro.core.errors import InputError, choice
-    from fedrepro.core.files import write_atomic
     pages = page_files()
     like = [p for p in pages if name in (p, p[3:], p[:2])]
     if len(like) > 1: raise InputError(f"page {name!r} may be {', '.join(like)}; name one of them")

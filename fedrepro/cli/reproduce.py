@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 import typer
-from .app import app, asked_for, busy, cached_answer, folder_given, print_sheet, show, watched
+from ..core.errors import InputError, say
+from .app import app, asked_for, busy, folder_given, print_sheet, print_table, show, watched
 from .options import (
     REPRODUCE, TIERS, BestTierOption, BudgetOption, CheckpointOption, DataOption, DatasetsOption, DeviceOption,
     ExecutorOption, FormatOption, JsonOption, LogOption, MethodsOption, NoWaitOption, QuietOption, ResultsOption,
-    SchedulerOption, SeedsOption, SpecArgument, SpecsArgument, WorkersOption, count, one, paper_folders, place)
+    SchedulerOption, SeedsOption, SpecArgument, SpecsArgument, WorkersOption, count, one, place)
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #750361da
 @app.command("run", rich_help_panel=REPRODUCE)
@@ -37,7 +38,6 @@ def run_command(
     from fedrepro.experiments.cluster import pool, usual_workers
     from fedrepro.experiments.loggers import Loggers, log_stored
     from fedrepro.experiments.runner import compute_runs
-    from fedrepro.experiments.store import say
     from fedrepro.experiments.sweep import budget
     from fedrepro.verdicts.tables import table, table_sheet
     loggers, code = Loggers.of(log), 0
@@ -75,7 +75,6 @@ def sweep_command(
     from fedrepro.experiments import sweep
     from fedrepro.experiments.cluster import pool, usual_workers
     from fedrepro.experiments.loggers import Loggers
-    from fedrepro.experiments.store import say
     seconds = None if time_budget is None else sweep.budget(time_budget)
     with busy("Reading specs and stored results"): steps, planned = sweep.everything(tier, order, results)
     if only_plan: return show(list(sweep.outlook(steps, planned)), ["step", "missing", "time", "what"], False)
@@ -92,16 +91,15 @@ def table_command(spec: SpecArgument, tier: BestTierOption = None, results: Resu
     "Print a table from the stored results, in the paper's shape: ours above published, with verdicts."
     def make():
         from fedrepro.experiments.specs import load_spec
-        from fedrepro.verdicts.tables import best_tier, render, table, table_sheet
+        from fedrepro.verdicts.tables import best_tier, table, table_sheet
         loaded, folder = load_spec(spec), folder_given(results)
         shown = tier or best_tier(loaded, folder)
-        if format != "text": return render(loaded, shown, format, folder)
-        sheet = table_sheet(loaded, shown, table(loaded, shown, folder), folder)
+        sheet = table_sheet(loaded, shown, frame := table(loaded, shown, folder), folder)
         said = f"Shown is tier {shown}, the one nearest to the paper that has runs; --tier names another"
-        chosen = sheet.grids and not tier and len(loaded.tiers) > 1
-        return replace(sheet, notes=[*sheet.notes, said]) if chosen else sheet
+        chosen = format == "text" and sheet.grids and not tier and len(loaded.tiers) > 1
+        return replace(sheet, notes=[*sheet.notes, said]) if chosen else sheet, frame
     beside = Path(spec).parent if Path(spec).is_file() else None
-    print_sheet(cached_answer(["table", spec, tier, results, format], [*paper_folders(), results, beside], make))
+    print_table(["table", spec, tier, results], format, make, results, beside)
 
 @app.command("figure", rich_help_panel=REPRODUCE)
 def figure_command(
@@ -148,7 +146,6 @@ def plan_command(
 
     No data set is needed and no run is computed: one client of each kind is tried on a few samples."""
     from dataclasses import asdict
-    from fedrepro.core.errors import InputError
     from fedrepro.experiments.cluster import usual_workers
     from fedrepro.experiments.plan import commands, plan, plan_row, sbatch
     from fedrepro.experiments.runs import pick_device

@@ -92,7 +92,6 @@ class DriftSchedule:
         "The current label of each original label for every client in round t, (K, C)"
         t = number("round", t, 0, kind=int)
         return [maps for start, maps in self.history if start <= t][-1].copy()
-    def label_map(self, t: int, k: int) -> np.ndarray: return self.label_maps(t)[k]  # of client k, (C,)
     def concepts(self, t: int) -> np.ndarray:
         "The concept of every client in round t, (K,): equal numbers have equal label maps, 0 is the original one"
         return (self.label_maps(t)[:, None] == self.concept_maps).all(2).argmax(1)

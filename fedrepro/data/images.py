@@ -101,7 +101,7 @@ def _listed(path: Path, domain: int, names: tuple[str, ...], most: int) -> list[
 @with_pack
 def read_domains(source: Source, folder: Path) -> dict:
     "Pictures of 64x64, classes and domains in turns, and the domain of each (`train_groups`, `test_groups`)"
-    parts = {"class_names": np.array(source.class_names), "group_names": np.array(DOMAINS)}
+    parts = {"class_names": np.array(source.class_names)}
     for part, most in (("train", PER_CLASS), ("test", 10**9)):
         rows = sorted(row for i, d in enumerate(DOMAINS)
                       for row in _listed(folder / f"{d}_{part}.txt", i, source.class_names, most))

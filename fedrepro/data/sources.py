@@ -81,6 +81,7 @@ def _unpacked(path: Path, source: Source) -> dict[str, np.ndarray] | None:
     try:
         with np.load(path, allow_pickle=False) as packed: parts = {name: packed[name] for name in packed.files}
     except Exception: return None
+    parts.pop("group_names", None)  # in older packs; nobody reads it
     return parts if str(parts.pop("made_of", "")) == _made_of(source) else None
 
 def _decoded(source: Source, root: Path, decode: Callable) -> dict[str, np.ndarray]:

@@ -36,4 +36,4 @@ def synthetic() -> dict:
     y = torch.from_numpy(np.concatenate([y for _, y in drawn]))
     groups = torch.repeat_interleave(torch.arange(len(drawn)), torch.tensor([len(y) for _, y in drawn]))
     return dict(train_x=x, train_y=y, test_x=x, test_y=y, train_groups=groups, test_groups=groups, scale=1.0,
-                class_names=tuple("01234"), group_names=tuple(f"client {k}" for k in range(len(drawn))))
+                class_names=tuple("01234"))

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from ..core.errors import InputError
+from ..core.errors import InputError, say
 from ..core.files import code_digest
 from ..executors.processes import cores, keep_memory, no_interrupt
 from .leases import Held, Lost, held, leases
@@ -22,7 +22,6 @@ from .progress import Progress, SweepReport, brief
 from .jobs import Job
 from .runner import GLANCE, Outcome, attempt, failed, gpus, note
 from .runs import pick_device
-from .store import say
 
 # %% ../../nbs/07_experiments/11_cluster.ipynb #1ea817da
 def dask():

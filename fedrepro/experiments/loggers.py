@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from ..core.errors import InputError, choice, short
+from ..core.errors import InputError, choice, say
 from .progress import brief
 from .runs import PlannedRun
-from .store import file_name, read_or_set_aside, run_path, say, settings_columns
+from .store import file_name, read_or_set_aside, run_path, settings_columns
 
 # %% ../../nbs/07_experiments/12_loggers.ipynb #6e8e61c1
 @dataclass(frozen=True)

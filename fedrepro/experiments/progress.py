@@ -11,9 +11,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from ..core.errors import InputError
+from ..core.errors import InputError, say
 from .runs import PlannedRun
-from .store import say
 
 # %% ../../nbs/07_experiments/08_progress.ipynb #b80796db
 def duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 import torch
-from ..core.errors import InputError, choice
+from ..core.errors import InputError, choice, say
 from ..engine.checkpoints import forget_finished, matching
 from ..executors.executors import executor_names
 from ..executors.messages import dumps
@@ -26,7 +26,6 @@ from .leases import PATIENCE, Lost, clear, held, lease_of, mark, whose
 from .progress import Progress, SweepReport, brief
 from .rules import COUNT
 from .runs import PlannedRun, pick_device
-from .store import say
 
 # %% ../../nbs/07_experiments/10_runner.ipynb #68c1c624
 @dataclass(frozen=True)

@@ -4,24 +4,22 @@
 
 # %% auto #0
 __all__ = ['RESULT_FORMAT', 'NUMBER', 'HEADER', 'ALWAYS', 'STATUS', 'SHAPE', 'ABOUT', 'LONGEST', 'COLUMNS', 'LOADED', 'file_name',
-           'run_path', 'git', 'processor', 'provenance', 'Damaged', 'Foreign', 'demand', 'is_a', 'check_settings',
-           'check_header', 'check_rows', 'check_end', 'json_line', 'encode', 'write', 'check_writable', 'decode',
-           'parse_lines', 'content_of', 'read', 'say', 'set_aside', 'read_or_set_aside', 'is_complete', 'has_run',
-           'settings_columns', 'tier_folders', 'load_runs', 'state', 'load_headers', 'load_results', 'load_by_run',
-           'mixed']
+           'run_path', 'git', 'processor', 'provenance', 'demand', 'is_a', 'check_settings', 'check_header',
+           'check_rows', 'check_end', 'json_line', 'encode', 'write', 'check_writable', 'decode', 'parse_lines',
+           'content_of', 'read', 'set_aside', 'read_or_set_aside', 'is_complete', 'has_run', 'settings_columns',
+           'tier_folders', 'load_runs', 'load_headers', 'load_results', 'load_by_run', 'mixed']
 
 # %% ../../nbs/07_experiments/07_store.ipynb #f68f48b0
-import errno, hashlib, importlib.metadata, json, math, os, platform, stat, subprocess, sys, tempfile, time
-from contextlib import suppress
+import errno, hashlib, importlib.metadata, json, math, os, platform, stat, subprocess, tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 import pandas as pd
-from ..core.errors import InputError, short
-from ..core.files import write_atomic
+from ..core.errors import Damaged, Foreign, InputError, say, short
+from ..core.files import stamp, write_atomic
+from ..core.folders import INSTALLED, PACKAGE
 from ..engine.rows import in_words
 from .runs import PlannedRun, run_id
-from .specs import INSTALLED, PACKAGE
 
 # %% ../../nbs/07_experiments/07_store.ipynb #e926e06c
 def file_name(settings: dict) -> str:
@@ -37,10 +35,8 @@ def run_path(results: str | Path, cell: PlannedRun) -> Path:
 def git(*arguments: str) -> str | None:
     "What git says about the package's folder; None without git, outside a repository, or where that is not ours"
     if INSTALLED: return None
-    try: folder = Path(__file__).resolve().parent
-    except NameError: folder = Path.cwd()  # in the notebook
     ours = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}  # they may name another repository
-    try: done = subprocess.run(["git", *arguments], cwd=folder, env=ours, capture_output=True, text=True, timeout=10)
+    try: done = subprocess.run(["git", *arguments], cwd=PACKAGE, env=ours, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError): return None
     return done.stdout.strip() if done.returncode == 0 else None
 
@@ -77,12 +73,6 @@ SHAPE = {  # what the settings of every run have, as types; "?": may be missing.
 ABOUT = ["run_id", "status", "diverged", "method", "dataset", "network", "clients", "participation", "partition",
          "alpha", "drift", "drift_round", "rounds", "seed", "file"]  # of a run; a metric cannot have such a name
 LONGEST = 2**28  # bytes of a file: 256 MB, about a million rounds
-
-class Damaged(InputError):
-    "A result file that is truncated, changed, or not ours"
-
-class Foreign(Damaged):
-    "A whole result file, but of another format: written by another version"
 
 def demand(ok: bool, message: str, error: type = Damaged):
     "Raises `error` with `message` unless `ok`"
@@ -230,15 +220,6 @@ def read(path: str | Path) -> tuple[dict, list[dict]]:
     return head, rows
 
 # %% ../../nbs/07_experiments/07_store.ipynb #d503000f
-def say(message: str):
-    """One line on stderr; what cannot be printed, in a file's name say, is escaped.
-
-    A reader who has gone, or a full disk behind stderr, stops nothing."""
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(message))
-    with suppress(OSError, ValueError, AttributeError):  # None has no `write`: closed before the program began
-        sys.stderr.write(f"fedrepro: {line}\n")  # in one piece: others write there too
-        sys.stderr.flush()
-
 def set_aside(path: Path, why: Exception):
     "Rename a damaged result to `*.damaged` (numbered when there is one already) and say so"
     names = (path.with_name(f"{path.name}{n}.damaged") for n in ("", *(f".{i}" for i in range(1, 1000))))
@@ -287,14 +268,6 @@ def load_runs(folder: str | Path) -> list[tuple[Path, dict, list[dict]]]:
 # %% ../../nbs/07_experiments/07_store.ipynb #e9b53674
 LOADED = {}  # folder -> (its files, their contents, frames): a page of tables asks for the same files again and again
 
-def state(folder: str | Path) -> list[tuple]:
-    "Name, size, time and inode of each result in a folder; empty when one changed in the last two seconds"
-    found = []
-    for place in tier_folders(folder):
-        with suppress(OSError): found += [(f.name, f.stat()) for f in os.scandir(place) if f.name.endswith(".jsonl")]
-    files = sorted((name, s.st_size, s.st_ino, s.st_mtime_ns) for name, s in found)
-    return files if all(time.time_ns() - f[-1] > 2e9 for f in files) else []  # a later change could bear the same time
-
 def load_headers(folder: str | Path) -> list[dict]:
     "The headers of a tier's folder, each with its `file`"
     return [header | {"file": path.name} for path, header, _ in _loaded(folder)[0]]
@@ -311,10 +284,10 @@ def load_by_run(folder: str | Path) -> dict[str, pd.DataFrame]:
 
 def _loaded(folder: str | Path) -> tuple[list[tuple[Path, dict, list[dict]]], dict]:
     "(the whole results of a folder, the frames made of them), read again when one of its files has changed"
-    where, now = os.path.realpath(folder), state(folder)
+    where, now = os.path.realpath(folder), stamp(f for place in tier_folders(folder) for f in place.glob("*.jsonl"))
     if now and LOADED.get(where, [None])[0] == now: return LOADED[where][1:]
     runs, frames = load_runs(folder), {}
-    if len(runs) == len(now): LOADED[where] = now, runs, frames  # all of them whole
+    if now and len(runs) == len(now): LOADED[where] = now, runs, frames  # all of them whole
     return runs, frames
 
 def _frames(folder: str | Path) -> dict:

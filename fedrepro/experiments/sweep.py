@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from ..core.errors import InputError, choice, short
+from ..core.errors import InputError, choice, say, short
+from ..core.folders import find_specs, paper_files
 from . import store
 from .progress import SweepReport, duration
 from .rules import SETTINGS, read_toml, toml_table, typed
 from .runner import compute_runs
 from .runs import PlannedRun
-from .specs import Spec, find_specs, load_spec, roots
-from .store import say
+from .specs import Spec, load_spec
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #a99ecfaa
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def everything(tier: str, order: Path | None = None,
     "The steps of an order (default: papers/order.toml) and their parts at a tier, of all specs; raises InputError"
     specs = {name: load_spec(path) for name, path in find_specs().items()}
     choice(tier, {t for s in specs.values() for t in s.tiers}, "tier")
-    usual = next((p for root in roots() if (p := root/"papers/order.toml").is_file()), Path("papers/order.toml"))
+    usual = paper_files("order.toml").get("order.toml", Path("papers/order.toml"))
     steps = read_order(order or usual, specs)
     return steps, plan_steps(steps, specs, tier, results)
 

@@ -7,8 +7,7 @@ __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'CLAIM_COLUMNS', 'HOW', 'paired
            'load_stored_runs', 'statistic', 'values_of', 'at_round', 'best_within', 'first_round', 'Comparison',
            'subtract', 'Claim', 'claim_tables', 'read_claim', 'read_claims', 'columns_at', 'gain_over', 'above',
            'fewer_rounds', 'joint', 'effect', 'reasons', 'examine_claim', 'verdict_before_test', 'missing_at', 'settle',
-           'check_claim', 'verdicts', 'interval', 'verdict_in_words', 'claim_grid', 'claim_grids', 'render_claims',
-           'claims_sheet']
+           'check_claim', 'verdicts', 'interval', 'verdict_in_words', 'claim_grid', 'claim_grids', 'claims_sheet']
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #411548c9
 import math
@@ -19,11 +18,12 @@ import numpy as np
 import pandas as pd
 from scipy import special  # scipy.stats takes half a second to import
 from ..core.errors import InputError, choice, short
-from ..core.grids import FORMATS, Grid, Sheet, grid_of, shown
+from ..core.folders import paper_files
+from ..core.grids import Grid, Sheet, grid_of
 from ..engine.rows import series, summarise
 from ..experiments.rules import line_finder, read_published_csv, read_toml
 from ..experiments.specs import METRICS, Column, Spec, load_spec
-from .independent import paper_files, places, read_published
+from .independent import places, read_published
 from .summaries import metric_rows, stored_runs
 from .tables import half_width, mean_std, small
 
@@ -357,12 +357,6 @@ def claim_grids(found: pd.DataFrame) -> list[Grid]:
     words = {True: "{}", False: "{}, from its text, without a number (not among the listed claims)"}
     return [claim_grid(part, words[listed].format(paper)) for listed in (True, False)
             for paper, part in found[found.listed == listed].groupby("paper", sort=False)]
-
-def render_claims(tier: str = "paper", format: str = "text", results=None, root=None) -> str:
-    "All claims at `tier` as text | md | csv | html; raises InputError for another format"
-    choice(format, FORMATS, "format")
-    found = verdicts(tier, results, root)
-    return shown(claims_sheet(found, tier), format, found)
 
 def claims_sheet(found: pd.DataFrame, tier: str) -> Sheet:
     "The claims with their verdicts, and the rule behind them"

@@ -5,20 +5,19 @@
 # %% auto #0
 __all__ = ['BOARD_TIERS', 'ALIAS', 'STATUSES', 'STATUS_WORDS', 'WHY', 'LOST', 'OURS', 'BOARD_COLUMNS', 'HEADINGS', 'NOTE',
            'published_tables', 'status', 'spec_lines', 'lost_settings', 'scoreboard', 'independent', 'judged_lines',
-           'totals', 'missing_lines', 'claim_totals', 'blank', 'papers_across', 'speed', 'render_scoreboard',
-           'board_sheet']
+           'totals', 'missing_lines', 'claim_totals', 'blank', 'papers_across', 'speed', 'board_sheet']
 
 # %% ../../nbs/08_verdicts/06_scoreboard.ipynb #eb35e327
 from pathlib import Path
 import numpy as np
 import pandas as pd
-from ..core.errors import choice
-from ..core.grids import FORMATS, Sheet, grid_of, shown
+from ..core.folders import find_specs, paper_files
+from ..core.grids import Sheet, grid_of
 from ..experiments.rules import line_finder, read_published_csv
-from ..experiments.specs import Spec, find_specs, load_spec
+from ..experiments.specs import Spec, load_spec
 from ..experiments.store import load_headers, tier_folders
 from .claims import verdicts
-from .independent import REACH, out_of_reach, paper_files, places, read_reach, same_runs
+from .independent import REACH, out_of_reach, places, read_reach, same_runs
 from .tables import JUDGED, table
 from .verdicts import DECIDED, VERDICTS, false_discovery
 
@@ -185,12 +184,6 @@ def speed(board: pd.DataFrame, results: str | Path | None = None, root: str | Pa
     if not decided: return "Published numbers decided per hour: none decided yet at tier paper"
     if not hours: return f"Published numbers decided: {decided}; their runs hold no times"
     return f"Published numbers decided per hour: {decided / hours:.1f} ({decided} in {hours:.1f} hours of stored runs)"
-
-def render_scoreboard(format: str = "text", results: str | Path | None = None, root: str | Path | None = None) -> str:
-    "The scoreboard as text | md | csv (one line a number and tier, without the claims) | html; raises InputError"
-    choice(format, FORMATS, "format")
-    board = scoreboard(results, root)
-    return shown(board_sheet(board, results, root), format, board)
 
 def board_sheet(board: pd.DataFrame, results: str | Path | None = None, root: str | Path | None = None) -> Sheet:
     "Totals by tier, claims, what is missing, decided numbers per hour"

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
-from ..core.errors import InputError, choice
-from ..core.grids import FORMATS, Cell, Grid, Sheet, shown
+from ..core.errors import InputError
+from ..core.grids import Cell, Grid, Sheet, shown
 from ..engine.rows import EXPLODED, TIMES
 from ..experiments import rules
 from ..experiments.specs import POINTS, STUDY_METRICS, Column, Spec
@@ -145,7 +145,6 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
         compared = [published_cell(paper, spec.rows[row].published | column.published)[0] for row in spec.gap]
         for row, where in rows.items():
             hit = np.flatnonzero(find(where | column.published)) if len(paper) else []
-            if len(hit) > 1: raise InputError(f"published numbers: {len(hit)} lines match {where | column.published}")
             beside = paper.iloc[hit[0]].to_dict() if len(hit) else UNKNOWN_VALUE
             owner = at[hit[0]][0] if len(hit) and hit[0] in at else row
             pair = [beside["mean"], *compared][-2:] if compared else [math.nan] * 2  # what the paper compares
@@ -388,6 +387,5 @@ def table_sheet(spec: Spec, tier: str, frame: pd.DataFrame, results: str | Path 
 
 def render(spec: Spec, tier: str, format: str = "text", results: str | Path | None = None) -> str:
     "The table as `format` text | md | csv (long form, with every trial) | html; raises InputError for another one"
-    choice(format, FORMATS, "format")
     frame = table(spec, tier, results)
     return shown(table_sheet(spec, tier, frame, results), format, frame)
