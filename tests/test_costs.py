@@ -74,9 +74,9 @@ def drifting(at=None, **more):
     ([drifting(seed=s) for s in range(3)], True, 3, 30),
     ([drifting(5), replace(drifting(5), column="another")], False, 1, 10)])
 def test_shared_rounds_are_counted_once(tmp_path, cells, stack, runs, rounds):
-    "In any order; other seeds of a pack share none; a run that two cells show is one"
+    "In any order; other seeds of a job share none; a run that two cells show is one"
     single, found = plan(SPEC, [drifting()], "smoke", tmp_path), plan(SPEC, cells, "smoke", tmp_path, stack=stack)
-    assert (found.packs, found.runs, found.missing) == (1, runs, runs)
+    assert (found.jobs, found.runs, found.missing) == (1, runs, runs)
     assert found.cost.samples == pytest.approx(single.cost.samples * rounds / 10)
     line, = commands("x", cells, tmp_path, [], stack)
     assert len(line.split()[-1].split(",")) == runs
@@ -98,7 +98,7 @@ def test_a_job_array_is_a_script_that_bash_reads(tmp_path):
     for part in ("--array=0-2%3\n", "--time=2:30:00\n", "--mem=11444M\n", "--cpus-per-task=2\n", "--gres=gpu:1\n", "--account=ml\n", "--requeue\n", "--open-mode=append\n",
                  "--signal=B:TERM@120\n", """exec fedrepro run 'it'"'"'s a spec' --no-wait --workers 2\n"""): assert part in text, text
     assert "partition" not in text
-    for seconds, jobs, throttle, array in ((10., 99, None, "0-0%1"), (1e6, 99, 2, "0-4%2"), (1e6, 4, 9, "0-3%4")):  # ten minutes a job, and no more jobs than packs
+    for seconds, jobs, throttle, array in ((10., 99, None, "0-0%1"), (1e6, 99, 2, "0-4%2"), (1e6, 4, 9, "0-3%4")):  # ten minutes a job, and no more than there are to do
         assert f"--array={array}\n" in sbatch(tmp_path / "jobs.sh", ["x"], [replace(some, cost=Cost(seconds=seconds))], jobs, 1., throttle=throttle).read_text()
     for hours, time in ((.001, "0:01"), (2.3, "2:18")):
         assert f"--time={time}:00\n" in sbatch(tmp_path / "jobs.sh", ["x"], [some], 1, hours).read_text()

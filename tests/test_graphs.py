@@ -238,7 +238,7 @@ def test_trials_take_time_and_a_cpu_has_no_choice(kept):
     assert stack_net(NET, (1, 8, 8), 20, 64, torch.float32, torch.device("cpu")) is NET.plain and not kept.exists()
 
 def test_a_grid_of_a_figure_is_one_pack():
-    "Five weights of the alignment, and with more seeds as many as a pack may have"
+    "Five weights of the alignment, and with more seeds as many as a job may have"
     cells = load_spec("fedccfa/figure5").runs("smoke", seeds=1)
     assert [len(p) for p in make_jobs(cells)] == [1] * 5 and [len(p) for p in make_jobs(cells, stack=True)] == [5]
     assert [len(p) for p in make_jobs(cells, stack=True, most=2)] == [2, 2, 1]

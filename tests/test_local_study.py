@@ -167,13 +167,13 @@ def small(name, row=None, **changes):
     return replace(cell, settings=s)
 
 def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, monkeypatch):
-    pack = [small("lfd/figure1", row, epochs=2) for row in ("Parameter constraint: all", "Feature constraint: all", "No constraint")]
-    assert [len(p) for p in make_jobs(pack)] == [3]
+    runs = [small("lfd/figure1", row, epochs=2) for row in ("Parameter constraint: all", "Feature constraint: all", "No constraint")]
+    assert [len(p) for p in make_jobs(runs)] == [3]
     opened = []
     monkeypatch.setattr("fedrepro.engine.lockstep.open_round", lambda *a: opened.append(a[2].round) or open_round(*a))
-    whole = [store.read(p) for p in run_job(pack, tmp_path / "whole")]
+    whole = [store.read(p) for p in run_job(runs, tmp_path / "whole")]
     assert opened == [0, 1, 2], "one federation is computed more than once"
-    alone = [store.read(run_job([c], tmp_path / "alone")[0])[1] for c in pack]
+    alone = [store.read(run_job([c], tmp_path / "alone")[0])[1] for c in runs]
     assert [rows for _, rows in whole] == alone and len({str(rows[-1]) for rows in alone}) == 3
     assert all([(r["round"], r["epoch"]) for r in rows] == [(3, 0), (3, 1), (3, 2)] for rows in alone)
     real, calls = conclude, []
@@ -183,14 +183,14 @@ def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, mo
         if len(calls) == 2: raise Killed
         real(cell, course)
     monkeypatch.setattr("fedrepro.experiments.studies.conclude", dies)
-    with pytest.raises(Killed): run_job(pack, tmp_path / "killed", every=1)
+    with pytest.raises(Killed): run_job(runs, tmp_path / "killed", every=1)
     monkeypatch.undo()
     rounds = []
-    again = [store.read(p) for p in run_job(pack, tmp_path / "killed", on_round=lambda i, t: rounds.append(t))]
+    again = [store.read(p) for p in run_job(runs, tmp_path / "killed", on_round=lambda i, t: rounds.append(t))]
     assert [rows for _, rows in again] == alone and rounds == [3, 3, 3], "the federation was computed again"
     assert [h["resumed"][0]["round"] for h, _ in again] == [3, 3, 3]
     before = [p.stat().st_mtime_ns for p in (tmp_path / "whole").rglob("*.jsonl")]
-    assert compute_runs(pack, tmp_path / "whole", quiet=True).summary() == "0 computed, 3 were there"
+    assert compute_runs(runs, tmp_path / "whole", quiet=True).summary() == "0 computed, 3 were there"
     assert before == [p.stat().st_mtime_ns for p in (tmp_path / "whole").rglob("*.jsonl")]
 
 def test_a_study_that_was_killed_in_its_federation_goes_on(tmp_path):

@@ -78,7 +78,7 @@ def results(folder: Path) -> dict:
     return {path.name: ({k: v for k, v in head.items() if k not in COST}, rows) for path, head, rows in found}
 
 def last_states(folder: Path) -> dict:
-    "Parameters, states and all else that the last checkpoint of every pack holds, without costs; the tensors by their digest"
+    "Parameters, states and all else that the last checkpoint of every job holds, without costs; the tensors by their digest"
     found = {}
     for path in sorted((folder / "smoke" / "checkpoints").glob("*.json")):
         about = checkpoints.read_description(path.with_suffix(""))
@@ -115,7 +115,7 @@ def test_killed_anywhere_every_method_ends_with_the_same_bits(whole, tmp_path, w
     assert any(head["resumed"] for head in heads), "no run went on from a checkpoint"
 
 
-# --- at every round, of a forked pack
+# --- at every round, of a forked job
 
 @pytest.fixture(scope="module")
 def fork(): return every_cell(names=["FedCCFA"])
@@ -133,7 +133,7 @@ def forked(fork, tmp_path_factory):
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 @pytest.mark.parametrize("every", [1, 2])
-def test_a_forked_pack_goes_on(fork, forked, tmp_path, at, every):
+def test_a_forked_job_goes_on(fork, forked, tmp_path, at, every):
     with pytest.raises(Killed): run_job(fork, tmp_path, every=every, on_round=killing(at))
     seen = []
     found = [store.read(p) for p in run_job(fork, tmp_path, every=every, on_round=lambda run, done: seen.append(done))]
@@ -142,7 +142,7 @@ def test_a_forked_pack_goes_on(fork, forked, tmp_path, at, every):
     assert seen[0] == (last or 1) and [[r["round"] for r in head["resumed"]] for head, _ in found] == [[last] if last else []] * 2
     assert [p.name for p in (tmp_path / "smoke").iterdir() if not p.name.endswith(".jsonl")] == []
 
-def test_each_of_a_pack_may_go_on_alone(fork, forked, tmp_path):
+def test_each_run_of_a_job_may_go_on_alone(fork, forked, tmp_path):
     with pytest.raises(Killed): run_job(fork, tmp_path, every=1, on_round=killing(4))
     first = store.read(run_job(fork[1:], tmp_path)[0])
     assert first[1] == forked[1] and [r["round"] for r in first[0]["resumed"]] == [3]

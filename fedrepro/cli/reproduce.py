@@ -178,7 +178,7 @@ def plan_command(
     plans = [plan(s, cells, t, results, data, device, device == "cuda", trials, watch(s, t)) for s, t, cells in asked]
     columns = ["table", "tier", "missing", "jobs", "samples", "work", "memory", "time", "by"]
     rows = [plan_row(p, workers or usual_workers(device)) for p in plans]
-    lines = [asdict(p) if as_json else row | {"tier": p.tier, "jobs": row["packs"]} for p, row in zip(plans, rows)]
+    lines = [asdict(p) if as_json else row | {"tier": p.tier} for p, row in zip(plans, rows)]
     show(lines, columns, as_json)
     if script is None: return
     command = ["fedrepro", "run", *specs, *words(tier=tier, methods=methods, datasets=datasets), *same, *once]

@@ -165,10 +165,10 @@ def make_jobs(cells: list[PlannedRun], stack: bool = False, most: int = 12) -> l
     if not stack: return list(lines.values())
     found: dict[str, list[list[PlannedRun]]] = {}
     for group in lines.values():
-        packed = found.setdefault(shape(group[0]), [[]])
-        if packed[-1] and len(packed[-1]) + len(group) > most: packed.append([])
-        packed[-1] += group
-    return [group for packed in found.values() for group in packed]
+        jobs = found.setdefault(shape(group[0]), [[]])
+        if jobs[-1] and len(jobs[-1]) + len(group) > most: jobs.append([])
+        jobs[-1] += group
+    return [job for jobs in found.values() for job in jobs]
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #2a387a12
 def prepare(cells: list[PlannedRun], data, device: str):

@@ -127,14 +127,14 @@ class Plan:
     tier: str
     runs: int  # in all
     missing: int
-    packs: int  # groups of missing runs that are computed side by side
+    jobs: int  # of the missing runs: each computes its runs side by side
     cost: Cost  # of the missing ones
     known: int  # missing runs whose time is that of stored runs like them
     unknown: int = 0  # missing runs that are not in the cost: their data set is not here and its size not known
 
 def plan(spec: Spec, cells: list[PlannedRun], tier: str, results: Path | None = None, data=None, device: str = "cpu",
          stack: bool = False, trials: dict[str, Trial] | None = None, watch: Callable = iter) -> Plan:
-    """The plan for `cells` of a spec; raises InputError. Rounds that runs of a pack share are counted once.
+    """The plan for `cells` of a spec; raises InputError. Rounds that runs of a job share are counted once.
 
     `trials`: those made so far, for tables that share them; `watch`: passes the jobs on, and may show a bar."""
     folder = spec.results if results is None else results
@@ -170,10 +170,10 @@ def plan_row(of: Plan, workers: int) -> dict:
     source = f"{of.known} stored, rest measured" if of.known else "measured"
     if of.known == of.missing: source = "stored runs"
     if of.unknown: source += f"; without {of.unknown} runs whose data are not here"
-    return {"table": of.name, "missing": f"{of.missing} of {of.runs}", "packs": str(of.packs),
+    return {"table": of.name, "missing": f"{of.missing} of {of.runs}", "jobs": str(of.jobs),
             "samples": amount(c.samples, ""), "work": amount(c.flops, "FLOP"),
             "memory": amount(c.memory, "B") if of.missing else "",
-            "time": duration(c.seconds / min(workers, max(of.packs, 1))) if of.missing else "",
+            "time": duration(c.seconds / min(workers, max(of.jobs, 1))) if of.missing else "",
             "by": source if of.missing else ""}
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #5c382234
@@ -209,7 +209,7 @@ def sbatch(path: Path, command: list[str], plans: list[Plan], jobs: int, hours: 
     workers = workers or max(1, min(4, int(fit)))
     enough = math.ceil(sum(p.cost.seconds for p in plans) / workers / LEAST)
     minutes = max(1, round(hours * 60))  # no limit is what 0 would say
-    jobs = max(1, min(jobs, enough, math.ceil(sum(p.packs for p in plans) / workers)))
+    jobs = max(1, min(jobs, enough, math.ceil(sum(p.jobs for p in plans) / workers)))
     more = {"gres": "gpu:1" if device == "cuda" else None} | directives
     text = SCRIPT.format(last=jobs - 1, throttle=min(throttle or jobs, jobs), workers=workers,
                          memory=round(memory * workers / 2**20), hours=minutes // 60, minutes=minutes % 60,
