@@ -55,7 +55,7 @@ def dead():
 # --- one lease
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what /proc says")
-def test_a_process_that_only_waits_to_be_buried_is_gone():
+def test_a_zombie_process_is_gone():
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     who = me() | {"pid": process.pid, "born": leases.start_time(process.pid)}
     assert not gone(who)

@@ -87,7 +87,7 @@ def trial(cell: PlannedRun, data=None, device: str = "cpu") -> Trial:
 @dataclass(frozen=True)
 class Cost:
     "Of one run, or of the runs of a table"
-    samples: float = 0.  # trained, each as often as it is held: epochs and phases are in the FLOPs
+    samples: float = 0.  # training samples of all participants, summed over the rounds; epochs and phases are in the FLOPs
     flops: float = 0.
     seconds: float = 0.  # of one worker on this device
     memory: float = 0.  # bytes: of the run that needs most

@@ -85,8 +85,8 @@ class SweepReport:
     skipped: list[Path] = field(default_factory=list)  # were complete before
     failed: dict[PlannedRun, str] = field(default_factory=dict)  # run -> error
     later: list[str] = field(default_factory=list)  # runs for which no time was left
-    theirs: list[Path] = field(default_factory=list)  # computed meanwhile, by others on the same folder
-    elsewhere: list[PlannedRun] = field(default_factory=list)  # others were at it, and were not waited for
+    theirs: list[Path] = field(default_factory=list)  # computed meanwhile by another process
+    elsewhere: list[PlannedRun] = field(default_factory=list)  # skipped: another process is computing them
     interrupted: bool = False
     signal: int = 2  # which interrupted: 2 Ctrl-C, 15 SIGTERM, 1 SIGHUP
 

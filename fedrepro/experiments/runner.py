@@ -171,10 +171,10 @@ def compute_runs(cells: list[PlannedRun], results: str | Path, *, data=None, dev
     """Compute the cells that are not in `results` yet, in `workers` processes; a failing run does not stop the others.
 
     `data`, `device`, `how`, `every` and `until` are those of each `Job`: at `until` runs stop and are kept, and none
-    starts. `pool(jobs, report, progress)` computes them in place of processes here. Runs that others on the same folder
-    compute are waited for, or not (`wait`). `on_done(cell, header, rows)` is called in this process for each run that
-    is finished. Raises InputError before anything is computed: wrong device or executor, missing data, a folder that
-    cannot be written."""
+    starts. `pool(jobs, report, progress)` computes them in place of processes here. Runs that another
+    process is computing are waited for, or skipped (`wait`). `on_done(run, header, rows)` is called in this process
+    for each run that is finished. Raises InputError before anything is computed: wrong device or executor, missing
+    data, a folder that cannot be written."""
     COUNT(workers, "workers")
     choice(how, executor_names(), "executor")
     cells = list({c.run_id: c for c in cells}.values())
