@@ -191,7 +191,7 @@ def test_a_truncated_result_does_not_take_its_checkpoint_along(fork, forked, sto
 
 def sealed(body): return f"{body}\n{checkpoints.digest(body.encode())}\n"
 
-MALFORMED = ["[]", "3", "{}", '{"format": 1, "rounds": [1]}', '{"format": 1, "rounds": {"a": "b"}}', "[" * 100_000 + "]" * 100_000, '{"format": 1, "format"']
+MALFORMED = ["[]", "3", "{}", '{"format": 2, "rounds": [1]}', '{"format": 2, "rounds": {"a": "b"}}', "[" * 100_000 + "]" * 100_000, '{"format": 2, "format"']
 
 @pytest.mark.parametrize("body", MALFORMED, ids=range(len(MALFORMED)))
 def test_a_sealed_but_malformed_checkpoint_is_set_aside(tmp_path, body, capsys):
@@ -203,13 +203,13 @@ def test_what_a_malformed_checkpoint_holds_is_not_used(tmp_path):
     for i, (message, axes) in enumerate([({"dict": 3}, []), ({"tensor": 7}, []), ({"tensor": 0}, [[5]]), ({"x": 1, "y": 2}, []), ({"dict": [["a", {"dict": []}]]}, [])]):
         content, _ = checkpoints.to_bytes([torch.zeros(2)])
         (tmp_path / f"{i}.safetensors").write_bytes(content)
-        about = {"format": 1, "sha256": checkpoints.digest(content), "axes": axes, "message": message, "rounds": {"a": 1}, "marks": {}}
+        about = {"format": 2, "sha256": checkpoints.digest(content), "axes": axes, "message": message, "rounds": {"a": 1}, "marks": {}}
         (tmp_path / f"{i}.json").write_text(sealed(json.dumps(about)))
     assert CheckpointWriter(tmp_path, ["a"], {}).find() == {}
 
 def test_a_checkpoint_of_a_newer_format_is_left_alone(tmp_path, capsys):
-    (tmp_path / "x-1.json").write_text(sealed('{"format": 2}'))
-    assert CheckpointWriter(tmp_path, ["a"], {}).find() == {} and "format 2, not 1; it is not used" in capsys.readouterr().err
+    (tmp_path / "x-1.json").write_text(sealed('{"format": 3}'))
+    assert CheckpointWriter(tmp_path, ["a"], {}).find() == {} and "format 3, not 2; it is not used" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["x-1.json"]
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
@@ -237,7 +237,7 @@ def test_a_hundred_damages_of_a_checkpoint_are_all_found(tmp_path):
     with pytest.raises(Unusable): load_snapshot(tmp_path / "kept", federation)
 
 def test_nothing_is_executed_by_a_foreign_file(tmp_path):
-    (tmp_path / "x.json").write_text(json.dumps({"format": 1, "message": {"dict": []}}) + "\n" + "0" * 64)
+    (tmp_path / "x.json").write_text(json.dumps({"format": 2, "message": {"dict": []}}) + "\n" + "0" * 64)
     with pytest.raises(Unusable, match="damaged"): checkpoints.load_message(tmp_path / "x")
 
 
@@ -321,7 +321,7 @@ def test_shared_tensors_are_stored_once_and_shared_again(tmp_path):
     start = begin(FedAvg(), federation)
     save_snapshot(tmp_path / "kept", start)
     back = load_snapshot(tmp_path / "kept", federation)
-    assert len({id(t) for heard in back.heard for t in heard["params"].values()}) == len(federation.initial)
+    assert len({id(t) for last in back.last_broadcasts for t in last["params"].values()}) == len(federation.initial)
     assert (tmp_path / "kept.safetensors").stat().st_size < 1.5 * sum(t.nbytes for t in federation.initial.values()) + 2000
 
 def test_a_diverged_run_beside_others_goes_on_as_diverged(tmp_path):
