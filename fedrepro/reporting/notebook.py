@@ -47,7 +47,7 @@ class PlannedTable:
     "One table at one tier: what to run and where its results are"
     spec: Spec
     tier: str
-    cells: list[PlannedRun]
+    runs: list[PlannedRun]
     device: str
     workers: int
     data: Path | None  # folder of the data sets; None = the usual one
@@ -56,7 +56,7 @@ class PlannedTable:
     def run(self) -> SweepReport:
         "Compute the runs that are missing (progress on stderr, none under CI); finished ones are never repeated"
         with pool(workers=self.workers) as tasks:  # on a Dask cluster where FEDREPRO_SCHEDULER names one
-            report = compute_runs(self.cells, self.results, data=self.data, device=self.device, workers=self.workers,
+            report = compute_runs(self.runs, self.results, data=self.data, device=self.device, workers=self.workers,
                                   pool=tasks)
         if report.failed: raise RuntimeError(report.summary())
         return report
@@ -69,7 +69,7 @@ class PlannedTable:
     def rows(self):
         "One row per evaluated round of every finished run of this tier (pandas)"
         frame = load_results(self.results / self.tier)
-        return frame[frame.run_id.isin([c.run_id for c in self.cells])]
+        return frame[frame.run_id.isin([r.run_id for r in self.runs])]
 
 # %% ../../nbs/09_reporting/03_notebook.ipynb #5779ae1b
 def assigned(cell: str) -> set[str]:
@@ -104,8 +104,8 @@ def planned_table(spec: str = "", tier: str = "smoke", methods: str = "", seeds:
     root, device = project_folder(), pick_device(device)
     loaded = load_spec(os.path.relpath(root / spec) if os.path.isfile(root / spec) else spec)
     rows = [m.strip() for m in methods.split(",")] if methods.strip() else None
-    cells = loaded.runs(tier, methods=rows, seeds=seeds or None)
-    return PlannedTable(loaded, tier, cells, device, workers, _folder("data", data),
+    runs = loaded.runs(tier, methods=rows, seeds=seeds or None)
+    return PlannedTable(loaded, tier, runs, device, workers, _folder("data", data),
                         _folder("results", results) or loaded.results)
 
 # %% ../../nbs/09_reporting/03_notebook.ipynb #a263668e
