@@ -239,7 +239,7 @@ def test_trials_take_time_and_a_cpu_has_no_choice(kept):
 
 def test_a_grid_of_a_figure_is_one_pack():
     "Five weights of the alignment, and with more seeds as many as a job may have"
-    cells = load_spec("fedccfa/figure5").runs("smoke", seeds=1)
-    assert [len(p) for p in make_jobs(cells)] == [1] * 5 and [len(p) for p in make_jobs(cells, stack=True)] == [5]
-    assert [len(p) for p in make_jobs(cells, stack=True, most=2)] == [2, 2, 1]
-    assert sorted(c.run_id for p in make_jobs(cells, stack=True, most=2) for c in p) == sorted(c.run_id for c in cells)
+    runs = load_spec("fedccfa/figure5").runs("smoke", seeds=1)
+    assert [len(p) for p in make_jobs(runs)] == [1] * 5 and [len(p) for p in make_jobs(runs, stack=True)] == [5]
+    assert [len(p) for p in make_jobs(runs, stack=True, most=2)] == [2, 2, 1]
+    assert sorted(r.run_id for p in make_jobs(runs, stack=True, most=2) for r in p) == sorted(r.run_id for r in runs)

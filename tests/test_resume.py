@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from everybody import every_cell
+from everybody import every_run
 from fedrepro.checks.harness import tiny
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import same_bits
@@ -28,7 +28,7 @@ from toy import OURS
 SCRIPT = Path(__file__).with_name("everybody.py")
 COST = ("wall_seconds", "peak_memory_mb", "resumed", "executor")
 
-def run_job(cells, results, on_round=None, **how): return jobs.run_job(Job(cells, results, **how), on_round)
+def run_job(runs, results, on_round=None, **how): return jobs.run_job(Job(runs, results, **how), on_round)
 
 def started(folder: Path, workers: int, names=()) -> subprocess.Popen:
     "The sweep in a session of its own"
@@ -118,7 +118,7 @@ def test_killed_anywhere_every_method_ends_with_the_same_bits(whole, tmp_path, w
 # --- at every round, of a forked job
 
 @pytest.fixture(scope="module")
-def fork(): return every_cell(names=["FedCCFA"])
+def fork(): return every_run(names=["FedCCFA"])
 
 class Killed(BaseException): pass
 
@@ -173,8 +173,8 @@ def test_other_code_starts_anew(fork, forked, stopped, monkeypatch, capsys, what
 
 def test_another_executor_starts_anew(fork, forked, stopped, capsys):
     "A run has the bits of one executor; those of worker processes are those of the loop"
-    course = jobs.active_run(fork[0], None, "cpu")
-    assert jobs.marks(course, "cpu", "processes") == jobs.marks(course, "cpu") != jobs.marks(course, "cpu", "stacked")
+    active = jobs.active_run(fork[0], None, "cpu")
+    assert jobs.marks(active, "cpu", "processes") == jobs.marks(active, "cpu") != jobs.marks(active, "cpu", "stacked")
     seen = []
     paths = run_job(fork, stopped, on_round=lambda run, done: seen.append(done), how="stacked")
     assert seen[0] == 1 and {store.read(p)[0]["executor"] for p in paths} == {"stacked"} and "executor are not used" in capsys.readouterr().err
@@ -326,7 +326,7 @@ def test_shared_tensors_are_stored_once_and_shared_again(tmp_path):
 
 def test_a_diverged_run_beside_others_goes_on_as_diverged(tmp_path):
     "It had diverged before the kill, and diverges in the same round again when the run beside it goes on"
-    wild, calm = every_cell(names=["FedAvg"])
+    wild, calm = every_run(names=["FedAvg"])
     method = wild.settings["method"]
     wild = replace(wild, settings=wild.settings | dict(method=method | dict(fields=method["fields"] | dict(lr=1e6))))
     reference = [store.read(p) for p in run_job([wild, calm], tmp_path / "a")]
