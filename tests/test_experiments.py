@@ -68,7 +68,7 @@ def test_table_2_at_the_paper_tier_is_section_5_of_the_paper():
     assert sparse == {"pFedMe", "Ditto"} and all(s.get("last", 1) == (10 if row in sparse else 1) for (row, *_), s in settings.items())
 
 def test_rows_beside_published_numbers_are_what_was_run():
-    "The released code's algorithms (second review, 2); what repairs them is a row of its own, without a published number"
+    "The released code's algorithms; what repairs them is a row of its own, without a published number"
     for name in ("table1", "table2", "table6", "table7", "table9", "table10"):
         spec = load_spec(SPECS[f"fedccfa/{name}"])
         paper = set(read_published_csv(spec.published)["method"])
