@@ -41,24 +41,24 @@ def spec() -> Spec:
 
 def pairs(network: str) -> list[tuple[PlannedRun, PlannedRun]]:
     "(float32, bf16) of every method and seed: the settings differ in nothing else"
-    cells = [c for c in spec().runs(TIER, METHODS, SEEDS) if c.settings["network"] == network]
-    return [(c, replace(c, settings=c.settings | {"precision": "bf16"})) for c in cells]
+    runs = [r for r in spec().runs(TIER, METHODS, SEEDS) if r.settings["network"] == network]
+    return [(r, replace(r, settings=r.settings | {"precision": "bf16"})) for r in runs]
 
 
-def place(cell: PlannedRun) -> Path:
+def place(run: PlannedRun) -> Path:
     "The file of a run: among the paper's results if it is there, else here"
-    theirs = store.run_path(load_spec("fedccfa/table2").results, cell)
-    return theirs if theirs.exists() else store.run_path(FOLDER, cell)
+    theirs = store.run_path(load_spec("fedccfa/table2").results, run)
+    return theirs if theirs.exists() else store.run_path(FOLDER, run)
 
 
-def last(cell: PlannedRun) -> float:
+def last(run: PlannedRun) -> float:
     "The accuracy (%) that a stored run ends with"
-    return store.read(place(cell))[1][-1][METRIC]
+    return store.read(place(run))[1][-1][METRIC]
 
 
 def accuracies(network: str, method: str) -> tuple[list[float], list[float]]:
     "What the stored runs end with, seed by seed: float32, bf16"
-    both = [pair for pair in pairs(network) if pair[0].row == method and all(place(cell).exists() for cell in pair)]
+    both = [pair for pair in pairs(network) if pair[0].row == method and all(place(run).exists() for run in pair)]
     return [last(a) for a, _ in both], [last(b) for _, b in both]
 
 
@@ -87,8 +87,8 @@ def main(argv=None) -> int:
     try:
         for network in asked.networks.split(","):
             both = pairs(choice(network, NETWORKS, "network"))
-            cells = [cell for pair in both for cell in pair if place(cell).is_relative_to(FOLDER)]
-            if compute_runs(cells, FOLDER, workers=asked.workers).failed: return 1
+            runs = [run for pair in both for run in pair if place(run).is_relative_to(FOLDER)]
+            if compute_runs(runs, FOLDER, workers=asked.workers).failed: return 1
     except (InputError, ValueError) as error: parser.error(str(error))
     return 0
 

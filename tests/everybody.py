@@ -12,10 +12,10 @@ from fedrepro.experiments.specs import load_spec
 ROOT = Path(__file__).resolve().parents[1]
 LOCAL = dict(lr=.05, epochs=1, batch_size=32)
 
-def every_cell(rounds: int = 4, names=None) -> list[PlannedRun]:
+def every_run(rounds: int = 4, names=None) -> list[PlannedRun]:
     "A run of each method on digits: five clients, three a round, sudden drift before the third; FedAvg and FedCCFA without drift too"
     base = load_spec("fedccfa/table2", ROOT / "papers").runs("smoke", methods=["FedAvg"], seeds=1)[0]
-    cells = []
+    runs = []
     for name, cls in load_methods().items():
         if not cls.__module__.startswith("fedrepro.") or (names and name not in names): continue
         method = cls(**LOCAL | cls.check_settings)
@@ -23,9 +23,9 @@ def every_cell(rounds: int = 4, names=None) -> list[PlannedRun]:
             method={"class": name, "version": cls.version, "fields": method_settings(method)}, rounds=rounds, participation=.6,
             partition=base.settings["partition"] | dict(clients=5), drift={"name": "sudden", "at": 2})
         if name == "Union": settings |= dict(drift={"name": "none"}, participation=1.)
-        cells.append(replace(base, row=name, settings=settings))
-        if name in ("FedAvg", "FedCCFA"): cells.append(replace(base, row=name, settings=settings | dict(drift={"name": "none"})))
-    return cells
+        runs.append(replace(base, row=name, settings=settings))
+        if name in ("FedAvg", "FedCCFA"): runs.append(replace(base, row=name, settings=settings | dict(drift={"name": "none"})))
+    return runs
 
 if __name__ in ("__main__", "__mp_main__"):  # here and in worker processes
     CheckpointWriter.clear = lambda self, finished=None: None  # the last checkpoints stay, so that parameters and states can be compared
@@ -33,5 +33,5 @@ if __name__ in ("__main__", "__mp_main__"):  # here and in worker processes
 
 if __name__ == "__main__":
     folder, workers, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    report = runner.compute_runs(every_cell(names=names), folder, workers=workers, quiet=True, how="sequential", every=1)
+    report = runner.compute_runs(every_run(names=names), folder, workers=workers, quiet=True, how="sequential", every=1)
     sys.exit(report.exit_code)

@@ -13,7 +13,7 @@ from threading import Thread
 import pytest
 
 from chaos import FAULTS, PATIENCE, Storm, damage, said
-from everybody import every_cell
+from everybody import every_run
 from fedrepro.core.trees import same_bits
 from fedrepro.data import datasets, partition
 from fedrepro.engine.federation import Federation
@@ -24,12 +24,12 @@ from fedrepro.experiments import store
 from fedrepro.experiments.runs import run_id
 from fedrepro.models import networks
 
-CELL = every_cell(names=["FedAvg"])[0]
+RUN = every_run(names=["FedAvg"])[0]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and mounts of Linux")
 
 def content(last=80., seed=0):
-    settings = CELL.settings | {"seed": seed}
+    settings = RUN.settings | {"seed": seed}
     head = {"settings": settings, "run_id": run_id(settings), "status": "complete", "executor": "sequential", "wall_seconds": 1., "resumed": []}
     return store.encode(head, [{"round": t, "generalised_accuracy": a} for t, a in enumerate((50., 60., 70., last), 1)])
 

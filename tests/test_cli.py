@@ -51,7 +51,7 @@ def test_lists(said, spec, monkeypatch):
 
 def test_some_columns_alone(said, spec, write, monkeypatch):
     asked = []
-    def note(cells, *_, **__): return asked.append({c.column for c in cells}) or runner.SweepReport()
+    def note(runs, *_, **__): return asked.append({r.column for r in runs}) or runner.SweepReport()
     monkeypatch.setattr(runner, "compute_runs", note)
     first, second = "digits, 3 clients", "again, with 5"
     two = write(RAW | dict(columns=[*RAW["columns"], dict(label=second, clients=5, source="guess: toy")]), "two")

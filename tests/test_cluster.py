@@ -22,7 +22,7 @@ from fedrepro.experiments.jobs import Job
 from fedrepro.experiments.runner import failed
 from fedrepro.experiments.leases import lease_of, me
 from test_leases import alone, dead, many  # noqa: F401
-from test_runner import CELLS, names, rows
+from test_runner import RUNS, names, rows
 from toy import ROOT, until
 
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "DASK_DISTRIBUTED__ADMIN__TICK__LIMIT": "1h"}
@@ -67,9 +67,9 @@ def two(tmp_path_factory):
     "A scheduler and two workers, started once for this file"
     with started(tmp_path_factory.mktemp("cluster"), 2) as made: yield made
 
-def plain(folder, cells):
+def plain(folder, runs):
     "Headers without what a run has cost, and rows"
-    found = [store.read(store.run_path(folder, c)) for c in cells]
+    found = [store.read(store.run_path(folder, r)) for r in runs]
     return [({k: v for k, v in head.items() if k not in ("wall_seconds", "peak_memory_mb")}, rows) for head, rows in found]
 
 def test_two_workers_over_tcp_write_the_same_files(two, alone, tmp_path):
@@ -81,10 +81,10 @@ def test_two_workers_over_tcp_write_the_same_files(two, alone, tmp_path):
     assert runner.compute_runs(many(), tmp_path, quiet=True, pool=two.pool).summary() == "0 computed, 8 were there"
 
 def test_what_is_asked_for_first_is_computed_first(two, tmp_path):
-    cells, before = many(), []
-    runner.compute_runs(cells, tmp_path, quiet=True, pool=lambda jobs, *more: two.pool(jobs[::-1], *more))
-    ended = sorted(cells, key=lambda c: store.run_path(tmp_path, c).stat().st_mtime_ns)
-    before = [cells.index(c) for c in ended]
+    runs, before = many(), []
+    runner.compute_runs(runs, tmp_path, quiet=True, pool=lambda jobs, *more: two.pool(jobs[::-1], *more))
+    ended = sorted(runs, key=lambda r: store.run_path(tmp_path, r).stat().st_mtime_ns)
+    before = [runs.index(r) for r in ended]
     assert before[0] >= 4 and before[-1] <= 3, before
 
 def test_a_time_budget_counts_for_workers(two, tmp_path):
@@ -96,7 +96,7 @@ def test_a_time_budget_counts_for_workers(two, tmp_path):
 
 def test_workers_that_cannot_work_are_refused(two, tmp_path, monkeypatch):
     def said():
-        with pytest.raises(InputError) as error: runner.compute_runs(CELLS, tmp_path, quiet=True, pool=two.pool)
+        with pytest.raises(InputError) as error: runner.compute_runs(RUNS, tmp_path, quiet=True, pool=two.pool)
         assert "\n" not in str(error.value) and names(tmp_path) == []
         return str(error.value)
     monkeypatch.setattr(cluster, "code_digest", lambda: "other")
@@ -126,7 +126,7 @@ def test_the_worker_of_a_killed_driver_stops(tmp_path, dead, monkeypatch):
         lease_of(flag).write_text(json.dumps(dead))
     monkeypatch.setattr(cluster, "dask", lambda: SimpleNamespace(get_worker=lambda: SimpleNamespace(address="here", log_event=log_event)))
     monkeypatch.setattr(cluster, "GLANCE", 0.)
-    assert [o.status for o in cluster.work_there(Job(CELLS[:1], tmp_path), DriverTicket(code_digest(), flag))] == ["elsewhere"] and seen == [1]
+    assert [o.status for o in cluster.work_there(Job(RUNS[:1], tmp_path), DriverTicket(code_digest(), flag))] == ["elsewhere"] and seen == [1]
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense://x", ""])
 def test_an_address_where_nobody_answers(address):
@@ -167,13 +167,13 @@ def test_without_dask(monkeypatch):
 
 def test_what_became_of_a_task():
     killed = type("KilledWorker", (Exception,), {})("twice")
-    one, done = Job(CELLS[:1], ""), [runner.Outcome("done", Path("path"))]
-    ends = {"finished": done, "error": failed(one.cells, DIED), "cancelled": failed(one.cells, LOST), "lost": failed(one.cells, LOST)}
+    one, done = Job(RUNS[:1], ""), [runner.Outcome("done", Path("path"))]
+    ends = {"finished": done, "error": failed(one.runs, DIED), "cancelled": failed(one.runs, LOST), "lost": failed(one.runs, LOST)}
     for status, said in ends.items():
         future = SimpleNamespace(status=status, result=lambda: done, exception=lambda: killed)
         assert outcomes(future, one) == said
     future = SimpleNamespace(status="error", exception=lambda: ValueError("a\nb"))
-    assert outcomes(future, Job(CELLS[:2], "")) == failed(CELLS[:2], "ValueError: a b")
+    assert outcomes(future, Job(RUNS[:2], "")) == failed(RUNS[:2], "ValueError: a b")
 
 @pytest.mark.parametrize("deaths", [0, 2, 3])
 def test_a_local_worker_that_dies_as_it_starts_is_started_again(deaths, monkeypatch):

@@ -111,8 +111,8 @@ def test_rows_differ_in_what_was_typed_and_in_their_methods_alone(monkeypatch, t
     "SCAFFOLD's, FedDC's and FedADC's classes have other optimisers by default; side by side they have one"
     class Stop(Exception): pass
     planned = []
-    def stop(cells, *_, **__):
-        planned.extend(cells)
+    def stop(runs, *_, **__):
+        planned.extend(runs)
         raise Stop
     monkeypatch.setattr("fedrepro.reporting.compare.compute_runs", stop)
     rows = ["FedAvg", "SCAFFOLD", "FedDC", "FedADC", "FedProx:momentum=0.5"]

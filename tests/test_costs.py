@@ -18,9 +18,9 @@ from test_runner import SPEC, small
 
 AVG = small(SPEC.runs("smoke", ["FedAvg"], 1)[0])
 
-def with_fields(cell, **fields):
-    method = cell.settings["method"]
-    return replace(cell, settings=cell.settings | {"method": method | {"fields": method["fields"] | fields}})
+def with_fields(planned, **fields):
+    method = planned.settings["method"]
+    return replace(planned, settings=planned.settings | {"method": method | {"fields": method["fields"] | fields}})
 
 def test_operations_of_a_network_by_hand():
     "digits_cnn: two operations a multiplication; back through every layer twice, but the first, whose input needs no gradient"
@@ -38,11 +38,11 @@ def test_a_trial_takes_the_first_samples_of_each_client():
 @pytest.mark.parametrize("row, every, last", [("FedAvg", 1, 1), ("Ditto", 3, 1), ("FedRep", 3, 2), ("FedBABU", 3, 2), ("IFCA", 1, 1), ("FedCCFA", 3, 1)])
 def test_what_is_judged_is_what_a_run_judges(row, every, last):
     "Against the bodies that a run applies to the whole test set, counted in the evaluation itself"
-    cell = small(SPEC.runs("smoke", [row], 1)[0])
-    data = cell.settings["data"] | {"train_samples": 200}  # what is judged does not depend on them
-    cell = replace(cell, settings=cell.settings | {"every": every, "last": last, "participation": .8, "rounds": 5, "data": data})
-    method, federation, rounds = build(cell)
-    planned, counted, tests = costs.judged_bodies(cell, trial(cell)), [0], len(federation.data.test_y)
+    planned = small(SPEC.runs("smoke", [row], 1)[0])
+    data = planned.settings["data"] | {"train_samples": 200}  # what is judged does not depend on them
+    planned = replace(planned, settings=planned.settings | {"every": every, "last": last, "participation": .8, "rounds": 5, "data": data})
+    method, federation, rounds = build(planned)
+    expected, counted, tests = costs.judged_bodies(planned, trial(planned)), [0], len(federation.data.test_y)
     features = type(federation.net).features
     def counting(net, params, x, train=False):
         counted[0] += 0 if torch.is_grad_enabled() else len(x)
@@ -51,7 +51,7 @@ def test_what_is_judged_is_what_a_run_judges(row, every, last):
         with patch.object(type(federation.net), "features", counting): return evaluate(*given)
     run(method, federation, rounds, judge, every, last=last)
     found = counted[0] / tests
-    assert found <= planned <= found * (2 if row == "IFCA" else 1.5) + 1, (found, planned)  # models that nobody chose stay
+    assert found <= expected <= found * (2 if row == "IFCA" else 1.5) + 1, (found, expected)  # models that nobody chose stay
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_stand_ins_have_the_sizes_of_the_data_sets(name):
@@ -69,17 +69,17 @@ def drifting(at=None, **more):
     drift = {"name": "sudden", "at": at} if at else {"name": "none"}
     return replace(AVG, settings=AVG.settings | {"rounds": 10, "drift": drift} | more)
 
-@pytest.mark.parametrize("cells, stack, runs, rounds", [
+@pytest.mark.parametrize("asked, stack, runs, rounds", [
     ([drifting(5), drifting(8)], False, 2, 15), ([drifting(8), drifting(5)], False, 2, 15), ([drifting(), drifting(5)], False, 2, 15),
     ([drifting(5), drifting()], False, 2, 15), ([drifting(5), drifting(8), drifting()], False, 3, 17),
     ([drifting(seed=s) for s in range(3)], True, 3, 30),
     ([drifting(5), replace(drifting(5), column="another")], False, 1, 10)])
-def test_shared_rounds_are_counted_once(tmp_path, cells, stack, runs, rounds):
-    "In any order; other seeds of a pack share none; a run that two cells show is one"
-    single, found = plan(SPEC, [drifting()], "smoke", tmp_path), plan(SPEC, cells, "smoke", tmp_path, stack=stack)
-    assert (found.packs, found.runs, found.missing) == (1, runs, runs)
+def test_shared_rounds_are_counted_once(tmp_path, asked, stack, runs, rounds):
+    "In any order; other seeds of a job share none; a run that two cells of a table show is one"
+    single, found = plan(SPEC, [drifting()], "smoke", tmp_path), plan(SPEC, asked, "smoke", tmp_path, stack=stack)
+    assert (found.jobs, found.runs, found.missing) == (1, runs, runs)
     assert found.cost.samples == pytest.approx(single.cost.samples * rounds / 10)
-    line, = commands("x", cells, tmp_path, [], stack)
+    line, = commands("x", asked, tmp_path, [], stack)
     assert len(line.split()[-1].split(",")) == runs
 
 def test_what_is_there_costs_nothing_and_tells_the_time_of_its_like(tmp_path):
@@ -99,7 +99,7 @@ def test_a_job_array_is_a_script_that_bash_reads(tmp_path):
     for part in ("--array=0-2%3\n", "--time=2:30:00\n", "--mem=11444M\n", "--cpus-per-task=2\n", "--gres=gpu:1\n", "--account=ml\n", "--requeue\n", "--open-mode=append\n",
                  "--signal=B:TERM@120\n", """exec fedrepro run 'it'"'"'s a spec' --no-wait --workers 2\n"""): assert part in text, text
     assert "partition" not in text
-    for seconds, jobs, throttle, array in ((10., 99, None, "0-0%1"), (1e6, 99, 2, "0-4%2"), (1e6, 4, 9, "0-3%4")):  # ten minutes a job, and no more jobs than packs
+    for seconds, jobs, throttle, array in ((10., 99, None, "0-0%1"), (1e6, 99, 2, "0-4%2"), (1e6, 4, 9, "0-3%4")):  # ten minutes a job, and no more than there are to do
         assert f"--array={array}\n" in sbatch(tmp_path / "jobs.sh", ["x"], [replace(some, cost=Cost(seconds=seconds))], jobs, 1., throttle=throttle).read_text()
     for hours, time in ((.001, "0:01"), (2.3, "2:18")):
         assert f"--time={time}:00\n" in sbatch(tmp_path / "jobs.sh", ["x"], [some], 1, hours).read_text()

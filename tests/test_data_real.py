@@ -48,9 +48,9 @@ def test_fingerprints(name): assert present(name).fingerprint.startswith(PRINTS[
 def test_every_small_run_can_be_built(name):
     "Reduced data sets are large enough for the clients that share them; pays for each partition of the small tier, made once"
     present(name)
-    cells = [c for spec in find_specs() for c in load_spec(spec).runs("small", seeds=1) if c.settings["data"]["name"] == name]
-    parts = {json.dumps([c.settings["data"], c.settings["partition"]], sort_keys=True): c for c in cells}
+    runs = [r for spec in find_specs() for r in load_spec(spec).runs("small", seeds=1) if r.settings["data"]["name"] == name]
+    parts = {json.dumps([r.settings["data"], r.settings["partition"]], sort_keys=True): r for r in runs}
     assert len(parts) > 2
-    for cell in parts.values():
-        _, federation, _ = build(cell)
-        assert federation.clients == cell.settings["partition"]["clients"] and min(federation.partition.sizes) > 0
+    for run in parts.values():
+        _, federation, _ = build(run)
+        assert federation.clients == run.settings["partition"]["clients"] and min(federation.partition.sizes) > 0

@@ -57,7 +57,7 @@ def main(how, names):
             method = load_methods()[name](**LOCAL | load_methods()[name].check_settings)
             done = run(method, federation, 3, evaluate, executor=executor, on_round=disturb if how == "backwards" else None)
             s = done.snapshot
-            parts = {"server": s.server, "states": dict(enumerate(s.states)), "heard": dict(enumerate(s.heard)),
+            parts = {"server": s.server, "states": dict(enumerate(s.states)), "last broadcasts": dict(enumerate(s.last_broadcasts)),
                      "rows": dict(enumerate(done.rows))}
             out[name] = {part: digest(message) for part, message in parts.items()}
     print(json.dumps(out))
@@ -98,7 +98,7 @@ def test_the_digests_tell_methods_and_parts_apart(first):
 def ends(name, on_round=None, seed=0):
     method = load_methods()[name](**LOCAL | load_methods()[name].check_settings)
     s = run(method, replace(tiny(), seed=seed), 3, on_round=on_round).snapshot
-    return {"server": s.server, "states": dict(enumerate(s.states)), "heard": dict(enumerate(s.heard))}
+    return {"server": s.server, "states": dict(enumerate(s.states)), "last broadcasts": dict(enumerate(s.last_broadcasts))}
 
 def state(): return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
 

@@ -13,7 +13,7 @@ from fedrepro.data import concept_drift, datasets, partition
 from fedrepro.engine import divergence
 from fedrepro.engine.client import SGD
 from fedrepro.engine.divergence import (
-    calm, client_diverged, limit, record, refuse_diverged, server_diverged, sizes)
+    client_diverged, limit, record, refuse_diverged, server_diverged, sizes, surely_finite)
 from fedrepro.engine.rows import EXPLODED, in_words
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.federation import Federation
@@ -55,7 +55,7 @@ def test_the_border(share, found):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_quick_look_never_passes_what_has_diverged(dtype, monkeypatch):
-    "`calm` decides only where the look at each message would find nothing"
+    "`surely_finite` decides only where the look at each message would find nothing"
     rng = torch.Generator().manual_seed(0)
     def message(size): return {"body.w": torch.nn.functional.normalize(torch.randn(50, generator=rng, dtype=dtype), dim=0) * size, "counts": torch.tensor([9])}
     def seen(given, losses): return client_diverged(2, [*range(len(given))], given, losses, 1e6)
@@ -65,9 +65,9 @@ def test_the_quick_look_never_passes_what_has_diverged(dtype, monkeypatch):
             for loss in (0., 1.1 * EXPLODED, nan):
                 given = [({"params": message(1.)}, {"own": message(1.)}, 0)] * (clients - 1) + [({"params": message(size)}, {"own": message(2.)}, 0)]
                 losses = [1.] * (clients - 1) + [loss]
-                quick[size, clients, loss], found = calm(given, losses, 1e6), seen(given, losses)
+                quick[size, clients, loss], found = surely_finite(given, losses, 1e6), seen(given, losses)
                 with monkeypatch.context() as exact:
-                    exact.setattr(divergence, "calm", lambda *_: False)
+                    exact.setattr(divergence, "surely_finite", lambda *_: False)
                     assert seen(given, losses) == found
     assert {case for case, passed in quick.items() if passed} == {(size, clients, 0.) for size in (0., 1., 4e5) for clients in (1, 5)}
 

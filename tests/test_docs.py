@@ -2,6 +2,7 @@
 import json
 import re
 import shutil
+import tomllib
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -113,6 +114,59 @@ def test_sidebars_list_every_page_once():
 def test_the_map_has_every_page():
     told = set(re.findall(r"\]\((nbs/[0-9].*?\.ipynb)\)", (ROOT / "CONTRIBUTING.md").read_text()))
     assert told == {p.relative_to(ROOT).as_posix() for p in ROOT.glob("nbs/[0-9]*/*.ipynb")}
+
+
+# --- what a page, a module or a spec refers to, its reader can open
+
+MODULES = sorted(p for p in (ROOT / "fedrepro").rglob("*.py") if p.name != "_modidx.py")
+PAPERS = sorted((ROOT / "papers").rglob("*.toml"))
+NOTES = "(?:checks|data|design|engine|experiments|house|language|methods|metrics|models|sources|specs|style|verdicts)"
+NOWHERE = re.compile(rf"""\({NOTES},?[ ]N?[0-9]+\)            # (metrics 13), (methods N7)
+                      | (?<!\w)\({NOTES}:[ ][^)]*\)          # (specs: Which alpha); not def f(specs: list)
+                      | (?<![\w.$\\^{{-])N[0-9]{{1,2}}(?!\w)  # N3
+                      | \b[Tt]he[ ]issue\b | \b[Ii]ssue[ ]\#?[0-9]+ | \breview,?[ ][0-9]+""", re.X)
+FILES = {p.name for p in PAGES if p.suffix == ".md"}
+
+@cache
+def ledger(folder):
+    "The names of a paper's deviations; of all papers, outside of their folders"
+    files = [folder / "deviations.toml"] if (folder / "deviations.toml").exists() else (ROOT / "papers").glob("*/deviations.toml")
+    return {entry["name"] for file in files for entry in tomllib.loads(file.read_text())["deviation"]}
+
+def unnamed(listed, names):
+    "What is left of `A, B` when the names that it begins with are taken away; a name may have a comma of its own"
+    while fits := [n for n in names if re.match(rf"{re.escape(n)}(?:[,;] |$)", listed)]: listed = listed[len(max(fits, key=len)):].lstrip(",; ")
+    return listed
+
+def written(path):
+    "All that a reader sees of a file; of a notebook markdown, code, and what it put out as text"
+    if path.suffix != ".ipynb": return path.read_text()
+    outputs = [out for cell in cells(path) for out in cell.get("outputs", [])]
+    said = ["".join(part) for out in outputs for part in (out.get("text", ""), *(out.get("data", {}).get(f"text/{kind}", "") for kind in ("plain", "markdown")))]
+    return "\n".join([*(cell["source"] for cell in cells(path)), *said])
+
+def nowhere(path):
+    "References of a file that lead nowhere: to notes that only their author has, to no entry of the ledger"
+    text = written(path)
+    yield from (hit[0] for hit in NOWHERE.finditer(text))
+    yield from (hit[0] for hit in re.finditer(r"(?<![\w./{*-])[\w-]+\.md\b", text) if hit[0] not in FILES)
+    for hit in re.finditer(r"\(deviations: ([^()]*)\)", text):
+        if unnamed(" ".join(hit[1].split()), ledger(path.parent)): yield hit[0]
+
+def test_references_lead_somewhere():
+    assert {p.relative_to(ROOT).as_posix(): found for p in [*PAGES, *MODULES, *PAPERS] if (found := list(nowhere(p)))} == {}
+
+@pytest.mark.parametrize("said, found", [
+    ("(metrics 13)", 1), ("(experiments, 2)", 1), ("(methods N7)", 1), ("(specs: Which alpha)", 1), ("as N13 says", 1), ("the issue's targets", 1), ("issue 16", 1),
+    ("(second review, 2)", 1), ("experiments.md, section 2", 1), ("section N3 of models.md", 2), ("(deviations: Which alpha)", 1), ("(deviations: Cohorts, Beta)", 1),
+    ("(deviations: Cohorts, FedDrift: previous data)", 0), ("README.md, https://x.org/notes.md, $N_1$, (upload 1), (paper 5.1), f(specs: list), an issue", 0)])
+def test_a_reference_to_nothing_is_found(tmp_path, said, found):
+    "In a module, in a page's markdown, code and output, in a spec beside its ledger"
+    (tmp_path / "deviations.toml").write_text('[[deviation]]\nname = "Cohorts"\n[[deviation]]\nname = "FedDrift: previous data"\n')
+    parts = [{"cell_type": "markdown", "source": [said]}, {"cell_type": "code", "source": [f"# {said}"], "outputs": [{"text": [said]}, {"data": {"text/plain": [said]}}]}]
+    for name, text, times in [("a.py", f'"{said}"', 1), ("a.toml", f'source = "guess: {said}"', 1), ("a.ipynb", json.dumps({"cells": parts}), 4)]:
+        (tmp_path / name).write_text(text)
+        assert len(list(nowhere(tmp_path / name))) == found * times, name
 
 
 # --- pictures

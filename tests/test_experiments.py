@@ -51,24 +51,24 @@ def test_every_published_number_is_found_exactly_once(name):
 
 def test_table_2_at_the_paper_tier_is_section_5_of_the_paper():
     spec = load_spec("fedccfa/table2", ROOT / "papers")
-    cells = {(c.row, c.column, c.seed): c.settings for c in spec.runs("paper")}
-    assert len(cells) == 19 * 6 * 3 and len({c.run_id for c in spec.runs("paper")}) == 18 * 6 * 3  # AdapFedAvg's are FedAvg's
-    for seed in (0, 1, 2): assert cells["AdapFedAvg", "CIFAR-10, 20 clients", seed] == cells["FedAvg", "CIFAR-10, 20 clients", seed]
+    settings = {(r.row, r.column, r.seed): r.settings for r in spec.runs("paper")}
+    assert len(settings) == 19 * 6 * 3 and len({c.run_id for c in spec.runs("paper")}) == 18 * 6 * 3  # AdapFedAvg's are FedAvg's
+    for seed in (0, 1, 2): assert settings["AdapFedAvg", "CIFAR-10, 20 clients", seed] == settings["FedAvg", "CIFAR-10, 20 clients", seed]
     seeds = [c.seed for c in spec.runs("paper")]
     assert seeds == sorted(seeds), "the most valuable runs come first"
-    s = cells["FedCCFA", "CIFAR-10, 100 clients", 2]
+    s = settings["FedCCFA", "CIFAR-10, 100 clients", 2]
     assert (s["rounds"], s["participation"], s["seed"], s["network"]) == (200, .2, 2, "fedccfa_cifar")
     assert s["partition"] == dict(recipe="dirichlet-class-5", clients=100, seed=0, alpha=.5, per_class=5, per_class_test=2)
     assert s["drift"] == dict(name="sudden", at=100)
     want = dict(lr=.01, momentum=.9, weight_decay=1e-5, epochs=5, batch_size=64, head_lr=.1, head_epochs=1, gamma=20., eps=.1,
                 tau=.1, align_from=20, balanced_steps=5, balanced_samples=5, variant="as_published")
     assert s["method"]["fields"] | want == s["method"]["fields"]
-    assert cells["FedProx", "Fashion-MNIST, 20 clients", 0]["method"]["fields"]["mu"] == .01
-    sparse = {row for (row, column, seed), s in cells.items() if s["every"] == 10}
-    assert sparse == {"pFedMe", "Ditto"} and all(s.get("last", 1) == (10 if row in sparse else 1) for (row, *_), s in cells.items())
+    assert settings["FedProx", "Fashion-MNIST, 20 clients", 0]["method"]["fields"]["mu"] == .01
+    sparse = {row for (row, column, seed), s in settings.items() if s["every"] == 10}
+    assert sparse == {"pFedMe", "Ditto"} and all(s.get("last", 1) == (10 if row in sparse else 1) for (row, *_), s in settings.items())
 
 def test_rows_beside_published_numbers_are_what_was_run():
-    "The released code's algorithms (second review, 2); what repairs them is a row of its own, without a published number"
+    "The released code's algorithms; what repairs them is a row of its own, without a published number"
     for name in ("table1", "table2", "table6", "table7", "table9", "table10"):
         spec = load_spec(SPECS[f"fedccfa/{name}"])
         paper = set(read_published_csv(spec.published)["method"])

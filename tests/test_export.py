@@ -48,10 +48,10 @@ def test_csv_is_what_is_stored(spec):
     frame = pd.read_csv(io.BytesIO(as_csv(spec, "paper")))
     assert len(frame) == 12 * (3 + 2 + 1 + 2) + 1 and set(frame["table"]) == {"demo/t_1"} and set(frame.tier) == {"paper"}
     for (row, column, seed), run in frame.groupby(["row", "column", "seed"]):
-        cell, = [c for c in spec.runs("paper") if (c.row, c.column, c.seed) == (row, column, seed)]
-        head, rows = store.read(store.run_path(spec.results, cell))
+        planned, = [r for r in spec.runs("paper") if (r.row, r.column, r.seed) == (row, column, seed)]
+        head, rows = store.read(store.run_path(spec.results, planned))
         assert list(run.generalised_accuracy) == [r["generalised_accuracy"] for r in rows] and list(run["round"]) == [r["round"] for r in rows]
-        assert set(run.run_id) == {cell.run_id} and set(run.status) == {head["status"]} and set(run.clients) == {cell.settings["partition"]["clients"]}
+        assert set(run.run_id) == {planned.run_id} and set(run.status) == {head["status"]} and set(run.clients) == {planned.settings["partition"]["clients"]}
     assert result(spec.path, "paper").frame.equals(tidy(spec, "paper"))
 
 def test_parquet_keeps_values_and_types(spec, tmp_path):

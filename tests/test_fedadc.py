@@ -155,7 +155,7 @@ def test_calibration_is_sgd_on_the_head_of_the_final_model(how):
     m = FedADCPlus(calibration=how, calibration_epochs=3, calibration_lr=.05, **SETTINGS | {"lr_decay": 1.} | CALIBRATIONS[how])
     at = run(m, fed, 3).snapshot
     w = at.server["params"]
-    assert any(not same_bits(h["params"], w) for h in at.heard)
+    assert any(not same_bits(h["params"], w) for h in at.last_broadcasts)
     tuned = finetuned(m, fed, at, eval_models(m, fed, at))
     for k, params in enumerate(tuned):
         assert same_bits(select(params, "body."), select(w, "body."))

@@ -77,8 +77,8 @@ def test_seconds_are_measured_where_they_are_seen():
     assert all(math.isnan(played("FedAvg", ("collaboration_seconds",))[0][-1][k]) for k in TIMES)
 
 def test_asking_for_a_measure_is_another_run_and_asking_for_none_is_the_same(tmp_path):
-    cell = spec("fedccfa/figure1").runs("smoke")[0]
-    assert cell.settings["measures"] == ["update_norm"] and active_run(cell, None, "cpu").measures == ("update_norm",)
+    planned = spec("fedccfa/figure1").runs("smoke")[0]
+    assert planned.settings["measures"] == ["update_norm"] and active_run(planned, None, "cpu").measures == ("update_norm",)
     assert "measures" not in spec("fedccfa/table2").runs("smoke")[0].settings
     (tmp_path / "p").mkdir()
     text = (ROOT / "tests/spec.toml").read_text().replace('published = "table2.published.csv"', "")
@@ -92,10 +92,10 @@ def test_asking_for_a_measure_is_another_run_and_asking_for_none_is_the_same(tmp
 # --- specs: no id of a run that was there changes
 
 def test_no_run_that_was_committed_has_another_name():
-    "One cell of every row at the paper tier, as it was before there were measures; a method's new `version` renews its ids"
+    "One run of every row at the paper tier, as it was before there were measures; a method's new `version` renews its ids"
     for name, was in json.loads((ROOT / "tests/run_ids.json").read_text()).items():
-        cells = [c for c in spec(name).runs("paper", list(was["ids"]), [was["seed"]]) if c.column == was["column"]]
-        assert {c.row: c.run_id[:8] for c in cells} == was["ids"], name
+        runs = [r for r in spec(name).runs("paper", list(was["ids"]), [was["seed"]]) if r.column == was["column"]]
+        assert {r.row: r.run_id[:8] for r in runs} == was["ids"], name
 
 # --- a difference of two tables
 

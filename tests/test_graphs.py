@@ -220,8 +220,8 @@ def test_trials_take_time_and_a_cpu_has_no_choice(kept):
     assert stack_net(TOY.net, (1, 8, 8), 20, 64, torch.float32, torch.device("cpu")) is TOY.net.plain and not kept.exists()
 
 def test_a_grid_of_a_figure_is_one_pack():
-    "Five weights of the alignment, and with more seeds as many as a pack may have"
-    cells = load_spec("fedccfa/figure5").runs("smoke", seeds=1)
-    assert [len(p) for p in make_jobs(cells)] == [1] * 5 and [len(p) for p in make_jobs(cells, stack=True)] == [5]
-    assert [len(p) for p in make_jobs(cells, stack=True, most=2)] == [2, 2, 1]
-    assert sorted(c.run_id for p in make_jobs(cells, stack=True, most=2) for c in p) == sorted(c.run_id for c in cells)
+    "Five weights of the alignment, and with more seeds as many as a job may have"
+    runs = load_spec("fedccfa/figure5").runs("smoke", seeds=1)
+    assert [len(p) for p in make_jobs(runs)] == [1] * 5 and [len(p) for p in make_jobs(runs, stack=True)] == [5]
+    assert [len(p) for p in make_jobs(runs, stack=True, most=2)] == [2, 2, 1]
+    assert sorted(r.run_id for p in make_jobs(runs, stack=True, most=2) for r in p) == sorted(r.run_id for r in runs)

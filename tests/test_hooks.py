@@ -97,7 +97,7 @@ def test_hooks_of_one_object_are_not_shared_in_lockstep():
     own = with_hooks(FedAvg(**LOCAL), {"adjust_gradient": lambda self, client, params, grads: {n: g / 2 for n, g in grads.items()}})
     both = [ActiveRun(method, tiny(), 1) for method in (FedAvg(**LOCAL), own)]
     run_lockstep(both)
-    for course in both: assert same_bits(course.at.server["params"], ran(course.method).server["params"])
+    for active in both: assert same_bits(active.at.server["params"], ran(active.method).server["params"])
 
 def test_a_methods_file_is_known_by_its_whole_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -270,11 +270,11 @@ def check_spec(path: Path) -> Spec | None:
         try: spec = load_spec(path)
         except InputError as error: return clear(error, path.parent.name, most=560 + len(str(path)))
         for tier in spec.tiers:
-            cells = spec.runs(tier)
-            assert len({(c.row, c.column, c.seed) for c in cells}) == len(cells)
-            for c in cells:
-                s = c.settings
-                assert len(c.run_id) == 16 and c.describe().isprintable() and json.loads(json.dumps(s)) and run_id(json.loads(json.dumps(s))) == c.run_id
+            runs = spec.runs(tier)
+            assert len({(r.row, r.column, r.seed) for r in runs}) == len(runs)
+            for r in runs:
+                s = r.settings
+                assert len(r.run_id) == 16 and r.describe().isprintable() and json.loads(json.dumps(s)) and run_id(json.loads(json.dumps(s))) == r.run_id
                 assert 1 <= s["rounds"] <= 10**6 and 0 < s["participation"] <= 1 and 1 <= s["partition"]["clients"] <= 10**5 and store.file_name(s)
     event("accepted")
     return spec
@@ -364,14 +364,14 @@ def own(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "roots", lambda: [tmp_path, tmp_path / "ours"])  # few tables: `tables` reads them all
     done = []
 
-    def run_cells(cells, results, data=None, device="cpu", workers=1, quiet=False, how="auto", **_):
+    def pretend(runs, results, data=None, device="cpu", workers=1, quiet=False, how="auto", **_):
         COUNT(workers, "workers")
         choice(how, executors.executor_names(), "executor")
-        for t in {c.tier for c in cells}: store.check_writable(Path(results) / t)
-        done.append(cells)
-        return runner.SweepReport(failed={"x": "y"} if len(cells) == 2 else {}, interrupted=len(cells) == 4)
+        for t in {r.tier for r in runs}: store.check_writable(Path(results) / t)
+        done.append(runs)
+        return runner.SweepReport(failed={"x": "y"} if len(runs) == 2 else {}, interrupted=len(runs) == 4)
 
-    for module in (runner, compare): monkeypatch.setattr(module, "compute_runs", run_cells)
+    for module in (runner, compare): monkeypatch.setattr(module, "compute_runs", pretend)
     monkeypatch.setattr(contract, "describe_method", lambda method: {})
     monkeypatch.setattr(datasets, "download", lambda name, folder=None: choice(name, transforms.dataset_names(), "data set"))
     return done

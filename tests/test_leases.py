@@ -15,7 +15,7 @@ import pytest
 from fedrepro.experiments import leases, runner, store
 from fedrepro.experiments.jobs import Job
 from fedrepro.experiments.leases import Lost, clear, gone, held, holder, lease_of, leases as block, mark, me, take, void
-from test_runner import CELLS, SPEC, names, rows, small
+from test_runner import RUNS, SPEC, names, rows, small
 from toy import until
 
 TESTS = Path(__file__).parent
@@ -35,9 +35,9 @@ def driver(folder, workers=1, rounds=2):
     return subprocess.Popen([sys.executable, "-c", DRIVER, folder, str(workers), str(rounds)], env=env, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, start_new_session=True)
 
-def lease_on(folder, cell, who):
-    "The lease of `who` on the run of a cell"
-    lease = lease_of(store.run_path(folder, cell))
+def lease_on(folder, run, who):
+    "The lease of `who` on a run"
+    lease = lease_of(store.run_path(folder, run))
     lease.parent.mkdir(parents=True)
     lease.write_text(json.dumps(who))
     return lease
@@ -55,7 +55,7 @@ def dead():
 # --- one lease
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what /proc says")
-def test_a_process_that_only_waits_to_be_buried_is_gone():
+def test_a_zombie_process_is_gone():
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     who = me() | {"pid": process.pid, "born": leases.start_time(process.pid)}
     assert not gone(who)
@@ -183,21 +183,21 @@ def test_leftovers_of_the_dead_are_removed(tmp_path, dead):
 @pytest.mark.parametrize("there", ["a lease", "a result"])
 def test_one_that_stood_still_leaves_what_others_took(alone, tmp_path, there):
     "Between two rounds its lease passes to somebody, or somebody has even finished: it writes nothing, and removes nothing"
-    cell = many()[0]
-    path, other = store.run_path(tmp_path, cell), json.dumps(elsewhere())
+    run = many()[0]
+    path, other = store.run_path(tmp_path, run), json.dumps(elsewhere())
     def stand_still(run_id, rounds):
         lease_of(path).unlink()
         if there == "a lease": lease_of(path).write_text(other)
-        else: path.write_bytes(store.run_path(alone, cell).read_bytes())
+        else: path.write_bytes(store.run_path(alone, run).read_bytes())
         os.utime(lease_of(path) if there == "a lease" else path, (1, 1))
-    found = runner.attempt(Job([cell], tmp_path), lambda *round: round[1] == 1 and stand_still(*round))
+    found = runner.attempt(Job([run], tmp_path), lambda *round: round[1] == 1 and stand_still(*round))
     assert [o.status for o in found] == ["elsewhere"]
     left = lease_of(path) if there == "a lease" else path
     assert names(tmp_path) == [left.name] and left.stat().st_mtime == 1
 
 def test_a_void_lease_that_cannot_be_taken_is_named(tmp_path, monkeypatch, dead):
     "Somebody else's folder, say: the run has failed at the second look, the others are computed"
-    lease = lease_on(tmp_path, CELLS[0], dead)
+    lease = lease_on(tmp_path, RUNS[0], dead)
     def refuse(*_): raise PermissionError(1, "Operation not permitted")
     def take_over(lease):
         with monkeypatch.context() as m:
@@ -205,19 +205,19 @@ def test_a_void_lease_that_cannot_be_taken_is_named(tmp_path, monkeypatch, dead)
             return real(lease)
     real = leases.take_over
     monkeypatch.setattr(leases, "take_over", take_over)
-    report = runner.compute_runs(CELLS[:2], tmp_path, quiet=True)
+    report = runner.compute_runs(RUNS[:2], tmp_path, quiet=True)
     why, = report.failed.values()
-    assert report.exit_code == 1 and len(report.done) == 1 and list(report.failed) == [CELLS[0]]
+    assert report.exit_code == 1 and len(report.done) == 1 and list(report.failed) == [RUNS[0]]
     assert f"the lease of process {dead['pid']} on " in why and str(lease) in why and "remove the file" in why and "last sign of life 20" in why
 
 def test_it_is_said_who_is_waited_for(tmp_path, monkeypatch, capsys):
-    lease = lease_on(tmp_path, CELLS[0], me() | {"machine": "elsewhere now"})
+    lease = lease_on(tmp_path, RUNS[0], me() | {"machine": "elsewhere now"})
     monkeypatch.setattr(runner, "QUIETLY", -1.)
     monkeypatch.setattr(runner.time, "sleep", lambda _: lease.unlink())
     monkeypatch.delenv("CI", raising=False)
-    runner.compute_runs(CELLS[:1], tmp_path)
+    runner.compute_runs(RUNS[:1], tmp_path)
     said = [line for line in capsys.readouterr().err.splitlines() if "waiting" in line]
-    assert len(said) == 1 and f"{CELLS[0].describe()} is held by process {os.getpid()} on elsewhere, last sign of life 20" in said[0] and "after 90 s" in said[0]
+    assert len(said) == 1 and f"{RUNS[0].describe()} is held by process {os.getpid()} on elsewhere, last sign of life 20" in said[0] and "after 90 s" in said[0]
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
@@ -226,28 +226,28 @@ def alone(tmp_path_factory):
     return folder
 
 def test_what_others_compute_is_left_to_them_and_waited_for(tmp_path, monkeypatch):
-    first, looks = CELLS[0], []
+    first, looks = RUNS[0], []
     lease = lease_on(tmp_path, first, elsewhere())
-    report = runner.compute_runs(CELLS, tmp_path, quiet=True, wait=False)
+    report = runner.compute_runs(RUNS, tmp_path, quiet=True, wait=False)
     assert report.summary() == "3 computed, 0 were there, 1 in the hands of others" and report.elsewhere == [first] and report.exit_code == 0
-    report = runner.compute_runs(CELLS, tmp_path, quiet=True, until=time.time() + 2)
+    report = runner.compute_runs(RUNS, tmp_path, quiet=True, until=time.time() + 2)
     assert report.summary() == "0 computed, 3 were there, 1 left for another time"
     def glance(_):  # it fails there: its lease ends without a result
         looks.append(held(store.run_path(tmp_path, first)))
         lease.unlink()
     monkeypatch.setattr(runner.time, "sleep", glance)
-    report = runner.compute_runs(CELLS, tmp_path, quiet=True)
+    report = runner.compute_runs(RUNS, tmp_path, quiet=True)
     assert report.summary() == "1 computed, 3 were there" and looks == [True]
 
 def test_what_others_finish_is_counted_as_theirs(alone, tmp_path, monkeypatch):
-    cells = many()
-    lease = lease_on(tmp_path, cells[0], elsewhere())
+    runs = many()
+    lease = lease_on(tmp_path, runs[0], elsewhere())
     def glance(_):
-        store.run_path(tmp_path, cells[0]).write_bytes(store.run_path(alone, cells[0]).read_bytes())
+        store.run_path(tmp_path, runs[0]).write_bytes(store.run_path(alone, runs[0]).read_bytes())
         lease.unlink()
     monkeypatch.setattr(runner.time, "sleep", glance)
-    report = runner.compute_runs(cells, tmp_path, quiet=True)
-    assert report.summary() == "7 computed, 0 were there, 1 computed by others" and rows(tmp_path, cells) == rows(alone, cells)
+    report = runner.compute_runs(runs, tmp_path, quiet=True)
+    assert report.summary() == "7 computed, 0 were there, 1 computed by others" and rows(tmp_path, runs) == rows(alone, runs)
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX sessions and signals")
 def test_three_drivers_share_the_work_and_take_over_what_a_killed_one_held(tmp_path):

@@ -159,82 +159,82 @@ def test_settings_of_another_study_are_refused(study, stray):
 # --- a run like any other
 
 def small(name, row=None, **changes):
-    "A cell of a spec at the smoke tier on few samples; `changes` go into the part `study`"
+    "A run of a spec at the smoke tier on few samples; `changes` go into the part `study`"
     spec = load_spec(name)
-    cell = next(c for c in spec.runs("smoke", row and [row], seeds=1))
-    data = cell.settings["data"] | {"train_samples": 300, "test_samples": 100}
-    s = cell.settings | {"data": data, "network": "digits_cnn", "rounds": 3, "study": cell.settings["study"] | changes}
-    return replace(cell, settings=s)
+    planned = next(c for c in spec.runs("smoke", row and [row], seeds=1))
+    data = planned.settings["data"] | {"train_samples": 300, "test_samples": 100}
+    s = planned.settings | {"data": data, "network": "digits_cnn", "rounds": 3, "study": planned.settings["study"] | changes}
+    return replace(planned, settings=s)
 
 def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, monkeypatch):
-    pack = [small("lfd/figure1", row, epochs=2) for row in ("Parameter constraint: all", "Feature constraint: all", "No constraint")]
-    assert [len(p) for p in make_jobs(pack)] == [3]
+    runs = [small("lfd/figure1", row, epochs=2) for row in ("Parameter constraint: all", "Feature constraint: all", "No constraint")]
+    assert [len(p) for p in make_jobs(runs)] == [3]
     opened = []
     monkeypatch.setattr("fedrepro.engine.lockstep.open_round", lambda *a: opened.append(a[2].round) or open_round(*a))
-    whole = [store.read(p) for p in run_job(pack, tmp_path / "whole")]
+    whole = [store.read(p) for p in run_job(runs, tmp_path / "whole")]
     assert opened == [0, 1, 2], "one federation is computed more than once"
-    alone = [store.read(run_job([c], tmp_path / "alone")[0])[1] for c in pack]
+    alone = [store.read(run_job([c], tmp_path / "alone")[0])[1] for c in runs]
     assert [rows for _, rows in whole] == alone and len({str(rows[-1]) for rows in alone}) == 3
     assert all([(r["round"], r["epoch"]) for r in rows] == [(3, 0), (3, 1), (3, 2)] for rows in alone)
     real, calls = conclude, []
 
-    def dies(cell, course):
-        calls.append(cell.row)
+    def dies(planned, active):
+        calls.append(planned.row)
         if len(calls) == 2: raise Killed
-        real(cell, course)
+        real(planned, active)
     monkeypatch.setattr("fedrepro.experiments.studies.conclude", dies)
-    with pytest.raises(Killed): run_job(pack, tmp_path / "killed", every=1)
+    with pytest.raises(Killed): run_job(runs, tmp_path / "killed", every=1)
     monkeypatch.undo()
     rounds = []
-    again = [store.read(p) for p in run_job(pack, tmp_path / "killed", on_round=lambda i, t: rounds.append(t))]
+    again = [store.read(p) for p in run_job(runs, tmp_path / "killed", on_round=lambda i, t: rounds.append(t))]
     assert [rows for _, rows in again] == alone and rounds == [3, 3, 3], "the federation was computed again"
     assert [h["resumed"][0]["round"] for h, _ in again] == [3, 3, 3]
     before = [p.stat().st_mtime_ns for p in (tmp_path / "whole").rglob("*.jsonl")]
-    assert compute_runs(pack, tmp_path / "whole", quiet=True).summary() == "0 computed, 3 were there"
+    assert compute_runs(runs, tmp_path / "whole", quiet=True).summary() == "0 computed, 3 were there"
     assert before == [p.stat().st_mtime_ns for p in (tmp_path / "whole").rglob("*.jsonl")]
 
 def test_a_study_that_was_killed_in_its_federation_goes_on(tmp_path):
-    cell = small("fedbss/figure3b", rounds=[1, 3])
-    _, rows = store.read(run_job([cell], tmp_path / "whole")[0])
-    with pytest.raises(Killed): run_job([cell], tmp_path / "killed", every=1, on_round=killing(2))
-    head, again = store.read(run_job([cell], tmp_path / "killed")[0])
+    planned = small("fedbss/figure3b", rounds=[1, 3])
+    _, rows = store.read(run_job([planned], tmp_path / "whole")[0])
+    with pytest.raises(Killed): run_job([planned], tmp_path / "killed", every=1, on_round=killing(2))
+    head, again = store.read(run_job([planned], tmp_path / "killed")[0])
     assert again == rows and head["resumed"][0]["round"] == 1
     assert {r["round"] for r in rows} == {1, 3} and {r["epoch"] for r in rows} == {0}
 
 def test_the_federation_goes_on_until_it_knows_every_class(tmp_path):
     "It ends at the first round with the accuracy, and at least so much on every class; a note says what was asked"
-    cells = {floor: small("lfd/table5", "FedAvg", accuracy=1., class_accuracy=floor) for floor in (.01, 99.9)}
-    method = cells[.01].settings["method"]
+    asked = {floor: small("lfd/table5", "FedAvg", accuracy=1., class_accuracy=floor) for floor in (.01, 99.9)}
+    method = asked[.01].settings["method"]
     fast = dict(rounds=8, partition=dict(recipe="iid", clients=5, seed=0),  # else no model knows every class so soon
                 method=method | {"fields": method["fields"] | {"lr": .1}})
-    cells = {floor: replace(cell, settings=cell.settings | fast) for floor, cell in cells.items()}
-    runs = {floor: store.read(run_job([cell], tmp_path)[0])[1] for floor, cell in cells.items()}
+    asked = {floor: replace(planned, settings=planned.settings | fast) for floor, planned in asked.items()}
+    runs = {floor: store.read(run_job([planned], tmp_path)[0])[1] for floor, planned in asked.items()}
     least = {floor: min(v for k, v in rows[0].items() if k.startswith("accuracy_") and k[9:].isdecimal()) for floor, rows in runs.items()}
     assert least[.01] >= .01 and 1 < runs[.01][0]["round"] < runs[99.9][0]["round"] == 8 and least[99.9] < 99.9
-    course = prelude(cells[.01], None, "cpu", "")
-    run_lockstep([course])
-    before = [row["least_class_accuracy"] for row in course.history.rows]
+    active = prelude(asked[.01], None, "cpu", "")
+    run_lockstep([active])
+    before = [row["least_class_accuracy"] for row in active.history.rows]
     assert len(before) == runs[.01][0]["round"] and all(v < .01 for v in before[:-1]) and before[-1] == pytest.approx(least[.01])
     long = store.load_results(tmp_path / "smoke")
-    notes = "; ".join(start_notes([(c, long[long.run_id == c.run_id]) for c in cells.values()]))
+    notes = "; ".join(start_notes([(r, long[long.run_id == r.run_id]) for r in asked.values()]))
     assert "asked for 1 % and 0.01 % on every class" in notes and "asked for 1 % and 99.9 % on every class" in notes
     assert notes.count("not reached") == 1
 
 def test_divergence_of_the_federation_and_of_the_client_is_recorded(tmp_path):
-    cell = small("lfd/table5", "FedAvg", accuracy=1.)
-    fields = cell.settings["method"]["fields"]
-    hot = cell.settings["method"] | {"fields": fields | {"lr": 1e6}}
-    head, rows = store.read(run_job([replace(cell, settings=cell.settings | {"method": hot})], tmp_path)[0])
+    planned = small("lfd/table5", "FedAvg", accuracy=1.)
+    fields = planned.settings["method"]["fields"]
+    hot = planned.settings["method"] | {"fields": fields | {"lr": 1e6}}
+    head, rows = store.read(run_job([replace(planned, settings=planned.settings | {"method": hot})], tmp_path)[0])
     assert head["status"] == "diverged" and head["diverged"]["round"] == 1 and rows == []
-    start = cell.settings["study"] | {"start": cell.settings["method"]}
-    head, rows = store.read(run_job([replace(cell, settings=cell.settings | {"method": hot, "study": start})], tmp_path)[0])
+    start = planned.settings["study"] | {"start": planned.settings["method"]}
+    head, rows = store.read(run_job([replace(planned, settings=planned.settings | {"method": hot, "study": start})], tmp_path)[0])
     k = head["diverged"]["client"]
     assert head["status"] == "diverged" and head["diverged"]["round"] == 1 and 0 <= k < 5
     assert [r["epoch"] for r in rows] == [0] and rows[0]["drift_norm"] == 0
 
 def test_rows_that_are_no_study_are_neither_written_nor_read(tmp_path):
-    cell = small("lfd/table5", "FedAvg", accuracy=1.)
-    head, rows = store.read(run_job([cell], tmp_path)[0])
+    planned = small("lfd/table5", "FedAvg", accuracy=1.)
+    head, rows = store.read(run_job([planned], tmp_path)[0])
     assert store.decode(store.encode(head, rows))[1] == rows
     wrong = {"last row is of local epoch": rows[:-1], "row after round": rows[::-1], "last row is of local": [],
              "is no metric": [rows[0] | {"drift": 1.}, *rows[1:]], "row after round 1, epoch 0": [rows[0], rows[1] | {"epoch": 9}]}
@@ -275,10 +275,10 @@ def test_every_study_can_be_run_at_every_tier_that_has_its_data(name):
     "Pays for what its runs share at tier smoke, once a row"
     spec = load_spec(name)
     for tier in ("smoke", "small", "paper"):
-        cells = spec.runs(tier)
-        assert {c.row for c in cells} == set(spec.rows) and not [c for c in spec.tier_columns(tier) if c.missing]
-        assert len({c.run_id for c in cells}) == len(spec.rows) * len({c.seed for c in cells})
-    for cell in {c.run_id: c for c in spec.runs("smoke", seeds=1)}.values(): check_study(cell, None, "cpu")
+        runs = spec.runs(tier)
+        assert {r.row for r in runs} == set(spec.rows) and not [c for c in spec.tier_columns(tier) if c.missing]
+        assert len({r.run_id for r in runs}) == len(spec.rows) * len({r.seed for r in runs})
+    for planned in {r.run_id: r for r in spec.runs("smoke", seeds=1)}.values(): check_study(planned, None, "cpu")
 
 def two_columns(name, tmp_path, **of_epoch):
     "A study at tier smoke, whose second column has other clients, with a made-up run of each row"

@@ -15,17 +15,17 @@ from test_export import RAW, installed
 from toy import ROOT, stored, written
 
 @pytest.fixture
-def cells(tmp_path):
-    "Two cells with results, written as a run would: one complete, one diverged"
+def planned(tmp_path):
+    "Two runs with results, written as a run would: one complete, one diverged"
     spec = load_spec(written(tmp_path, {k: v for k, v in RAW.items() if k != "published"}, "demo/t"))
-    cells = spec.runs("smoke", methods=["FedAvg"], seeds=2)[::3]
+    planned = spec.runs("smoke", methods=["FedAvg"], seeds=2)[::3]
     rows = [dict(round=t, generalised_accuracy=10. * t, train_loss=None if t == 2 else 1 / t) for t in (1, 2, 3)]
-    stored(cells[0], rows, spec.results)
-    stored(cells[1], rows[:2], spec.results, status="diverged", diverged=dict(round=3, client=0, norm="inf"))
-    return cells
+    stored(planned[0], rows, spec.results)
+    stored(planned[1], rows[:2], spec.results, status="diverged", diverged=dict(round=3, client=0, norm="inf"))
+    return planned
 
 @pytest.fixture
-def results(cells, tmp_path): return tmp_path / "demo/results"
+def results(planned, tmp_path): return tmp_path / "demo/results"
 
 class Listed:
     "Keeps what it is given"
@@ -35,20 +35,20 @@ class Listed:
 
 # --- what a logger is given
 
-def test_it_is_given_what_is_stored(cells, results):
+def test_it_is_given_what_is_stored(planned, results):
     listed = Listed()
-    log_stored(Loggers.of([listed]), cells, results)
-    assert [(r.run_id, r.status) for r in listed.runs] == [(cells[0].run_id, "complete"), (cells[1].run_id, "diverged")]
+    log_stored(Loggers.of([listed]), planned, results)
+    assert [(r.run_id, r.status) for r in listed.runs] == [(planned[0].run_id, "complete"), (planned[1].run_id, "diverged")]
     first = [(1, {"generalised_accuracy": 10., "train_loss": 1.}), (2, {"generalised_accuracy": 20.})]
     assert [r.rows for r in listed.runs] == [[*first, (3, {"generalised_accuracy": 30., "train_loss": 1 / 3})], first]
     run = listed.runs[0]
     assert run.settings["row"] == "FedAvg" and run.settings["clients"] == 3 and run.settings["lr"] == .01 and "alpha" not in run.settings
     json.dumps(run.settings)
 
-def test_a_run_is_sent_once(cells, results):
+def test_a_run_is_sent_once(planned, results):
     listed = Listed()
     loggers = Loggers.of([listed])
-    for _ in range(2): log_stored(loggers, cells, results)
+    for _ in range(2): log_stored(loggers, planned, results)
     assert len(listed.runs) == len(loggers.seen) == 2
 
 def test_functions_of_one_name_are_loggers_of_their_own():
@@ -61,12 +61,12 @@ def test_rounds_that_come_again_are_counted():
 
 def test_new_runs_are_sent_by_the_process_that_asked(tmp_path):
     "Pays for two workers: they send nothing themselves"
-    cells = load_spec("fedccfa/table2", ROOT / "papers").runs("smoke", methods=["FedAvg"], seeds=2)
-    for c in cells: c.settings.update(rounds=1, drift={"name": "none"}, partition=c.settings["partition"] | {"clients": 2})
+    planned = load_spec("fedccfa/table2", ROOT / "papers").runs("smoke", methods=["FedAvg"], seeds=2)
+    for r in planned: r.settings.update(rounds=1, drift={"name": "none"}, partition=r.settings["partition"] | {"clients": 2})
     listed = Listed()
-    report = compute_runs(cells, tmp_path, workers=2, quiet=True, on_done=Loggers.of([listed]))
+    report = compute_runs(planned, tmp_path, workers=2, quiet=True, on_done=Loggers.of([listed]))
     assert len(report.done) == 2
-    kept = {c.run_id: store.read(store.run_path(tmp_path, c))[1][0] for c in cells}
+    kept = {r.run_id: store.read(store.run_path(tmp_path, r))[1][0] for r in planned}
     assert {r.run_id: r.rows for r in listed.runs} == {n: [(1, {k: v for k, v in row.items() if k != "round" and v is not None})] for n, row in kept.items()}
 
 
@@ -87,20 +87,20 @@ def test_a_missing_extra_is_named(kind, monkeypatch):
 
 # --- the three, by stores on this machine
 
-def test_tensorboard(cells, results, tmp_path):
+def test_tensorboard(planned, results, tmp_path):
     if not installed("tensorboard", "tensorboard"): pytest.skip("tensorboard is not installed: pip install 'fedrepro[tensorboard]'")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     there = tmp_path / "tb"
-    for _ in range(2): log_stored(Loggers.of([f"tensorboard:{there}"]), cells, results)
-    assert sorted(p.name for p in there.iterdir()) == sorted(logged_run(c).slug for c in cells)
-    read = EventAccumulator(str(there / logged_run(cells[0]).slug))
+    for _ in range(2): log_stored(Loggers.of([f"tensorboard:{there}"]), planned, results)
+    assert sorted(p.name for p in there.iterdir()) == sorted(logged_run(r).slug for r in planned)
+    read = EventAccumulator(str(there / logged_run(planned[0]).slug))
     read.Reload()
     assert [(e.step, e.value) for e in read.Scalars("generalised_accuracy")] == [(1, 10.), (2, 20.), (3, 30.)]
     assert [e.step for e in read.Scalars("train_loss")] == [1, 3]
     text = read.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert json.loads(text.strip("`\n")) == logged_run(cells[0]).settings
+    assert json.loads(text.strip("`\n")) == logged_run(planned[0]).settings
 
-def test_a_kill_leaves_nothing_that_looks_finished(cells, results, tmp_path, monkeypatch):
+def test_a_kill_leaves_nothing_that_looks_finished(planned, results, tmp_path, monkeypatch):
     "A folder of TensorBoard gets its name when the run is whole"
     class Writer:
         def __init__(self, folder):
@@ -111,18 +111,18 @@ def test_a_kill_leaves_nothing_that_looks_finished(cells, results, tmp_path, mon
         def close(self): pass
     monkeypatch.setattr(module, "needed", lambda *_: types.SimpleNamespace(SummaryWriter=Writer))
     asked, folder = [f"tensorboard:{tmp_path / 'tb'}"], tmp_path / "tb"
-    with pytest.raises(KeyboardInterrupt): log_stored(Loggers.of(asked), cells, results)
-    assert [p.name for p in folder.iterdir()] == [f".{logged_run(cells[0]).slug}.partial"]
+    with pytest.raises(KeyboardInterrupt): log_stored(Loggers.of(asked), planned, results)
+    assert [p.name for p in folder.iterdir()] == [f".{logged_run(planned[0]).slug}.partial"]
     Writer.add_scalar = lambda *_: None
-    log_stored(Loggers.of(asked), cells, results)
-    assert sorted(p.name for p in folder.iterdir()) == sorted(logged_run(c).slug for c in cells)
+    log_stored(Loggers.of(asked), planned, results)
+    assert sorted(p.name for p in folder.iterdir()) == sorted(logged_run(r).slug for r in planned)
 
 
 # --- the command
 
-def test_stored_runs_are_sent_by_run(cells, said, monkeypatch, tmp_path):
+def test_stored_runs_are_sent_by_run(planned, said, monkeypatch, tmp_path):
     "Nothing is computed: what is there is sent"
     listed = Listed()
     monkeypatch.setitem(LOGGERS, "kept", lambda where: listed)
-    code, out, err = said("run", tmp_path / "demo/t.toml", "--tier", "smoke", "--runs", ",".join(c.run_id for c in cells), "--log", "kept:x")
+    code, out, err = said("run", tmp_path / "demo/t.toml", "--tier", "smoke", "--runs", ",".join(r.run_id for r in planned), "--log", "kept:x")
     assert (code, out) == (0, "") and "0 computed, 2 were there" in err and len(listed.runs) == 2

@@ -116,7 +116,7 @@ def test_other_partitions_have_no_such_cohorts():
         with pytest.raises(InputError, match="cohorts 'fedccfa-code'"): fedccfa_cohort(split, 2, 0)
 
 def test_every_paper_run_with_100_clients_has_these_cohorts():
-    cells = [c for name, path in find_specs().items() if name.startswith("fedccfa/") for c in load_spec(path).runs("paper")]
-    hundred = [c for c in cells if c.settings["partition"]["clients"] == 100]
-    assert len(hundred) > 300 and {c.settings.get("cohorts") for c in hundred if c.row != "FedAvg, other cohorts"} == {"fedccfa-code"}
-    assert not any("cohorts" in c.settings for c in cells if c not in hundred)
+    runs = [r for name, path in find_specs().items() if name.startswith("fedccfa/") for r in load_spec(path).runs("paper")]
+    hundred = [r for r in runs if r.settings["partition"]["clients"] == 100]
+    assert len(hundred) > 300 and {r.settings.get("cohorts") for r in hundred if r.row != "FedAvg, other cohorts"} == {"fedccfa-code"}
+    assert not any("cohorts" in r.settings for r in runs if r not in hundred)

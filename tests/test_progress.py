@@ -8,7 +8,7 @@ from fedrepro.experiments import progress
 from fedrepro.experiments.progress import Progress
 from fedrepro.experiments.specs import load_spec
 
-CELLS = load_spec("fedccfa/table2").runs("smoke", ["FedAvg", "FedCCFA"], 2)
+RUNS = load_spec("fedccfa/table2").runs("smoke", ["FedAvg", "FedCCFA"], 2)
 
 @pytest.fixture
 def clock(monkeypatch):
@@ -18,9 +18,9 @@ def clock(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     return now
 
-def complete(seen: Progress, cell):
-    for n in range(1, cell.rounds + 1): seen.round(cell.run_id, n)
-    with contextlib.redirect_stderr(io.StringIO()) as heard: seen.finish(cell.run_id, "complete")
+def complete(seen: Progress, run):
+    for n in range(1, run.rounds + 1): seen.round(run.run_id, n)
+    with contextlib.redirect_stderr(io.StringIO()) as heard: seen.finish(run.run_id, "complete")
     return heard.getvalue()
 
 def test_a_bar_at_a_terminal(clock, monkeypatch):
@@ -33,12 +33,12 @@ def test_a_bar_at_a_terminal(clock, monkeypatch):
         def update(self, text): said.append(text.plain)
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr("rich.console.Console.status", Status)
-    with Progress(CELLS) as seen:
+    with Progress(RUNS) as seen:
         clock[0] = 10.
-        seen.round(CELLS[3].run_id, 1)
-        complete(seen, CELLS[2])
-    rounds = CELLS[0].rounds
-    assert said[0].startswith("░░") and f"0 of 4 runs, 1 of {4 * rounds} rounds, {CELLS[3].describe()}, about {10 * (4 * rounds - 1)} s left".replace("470 s", "8 min") in said[0]
+        seen.round(RUNS[3].run_id, 1)
+        complete(seen, RUNS[2])
+    rounds = RUNS[0].rounds
+    assert said[0].startswith("░░") and f"0 of 4 runs, 1 of {4 * rounds} rounds, {RUNS[3].describe()}, about {10 * (4 * rounds - 1)} s left".replace("470 s", "8 min") in said[0]
     assert said[-2].startswith("█" * (30 * (rounds + 1) // (4 * rounds)) + "░") and "1 of 4 runs" in said[-2] and said[-1] == "gone"
 
 def test_a_line_in_jupyterlab(clock, monkeypatch, capsys):
@@ -49,23 +49,23 @@ def test_a_line_in_jupyterlab(clock, monkeypatch, capsys):
     monkeypatch.setattr("IPython.display.display", lambda *_, **__: Handle())
     for session in ({}, {"JPY_SESSION_NAME": "page.ipynb"}):
         for name, value in session.items(): monkeypatch.setenv(name, value)
-        with Progress(CELLS[:2]) as seen:
-            for n in range(1, CELLS[0].rounds + 1):
+        with Progress(RUNS[:2]) as seen:
+            for n in range(1, RUNS[0].rounds + 1):
                 clock[0] += 1
-                seen.round(CELLS[0].run_id, n)
-            seen.finish(CELLS[0].run_id, "complete")
+                seen.round(RUNS[0].run_id, n)
+            seen.finish(RUNS[0].run_id, "complete")
         assert bool(said) == bool(session)
         if not session: assert "1 of 2 runs" in capsys.readouterr().err
-    assert said[-2].startswith("███") and f"1 of 2 runs, 12 of 24 rounds, {CELLS[0].describe()}, about 12 s left" in said[-2] and said[-1] == ""
+    assert said[-2].startswith("███") and f"1 of 2 runs, 12 of 24 rounds, {RUNS[0].describe()}, about 12 s left" in said[-2] and said[-1] == ""
     assert capsys.readouterr().err == ""
 
 def test_rounds_that_were_there_do_not_count_for_the_pace(clock):
-    seen, rounds = Progress(CELLS), CELLS[0].rounds
-    seen.round(CELLS[0].run_id, rounds - 1)  # kept by an earlier process
+    seen, rounds = Progress(RUNS), RUNS[0].rounds
+    seen.round(RUNS[0].run_id, rounds - 1)  # kept by an earlier process
     assert seen.text() == "0 of 4 runs"
     clock[0] = 2.
-    seen.round(CELLS[0].run_id, rounds)
+    seen.round(RUNS[0].run_id, rounds)
     assert seen.text() == f"0 of 4 runs, about {progress.duration(2 * 3 * rounds)} left"
     seen.quiet = True
-    seen.finish(CELLS[1].run_id, "failed")
+    seen.finish(RUNS[1].run_id, "failed")
     assert seen.text() == f"1 of 4 runs, about {progress.duration(2 * 2 * rounds)} left"

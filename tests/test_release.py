@@ -115,7 +115,7 @@ found = {
     "committed": said("table", "fedccfa/table2"), "guide": said("notebook", "your_method"),
     "specs": len(find_specs()), "results": load_spec("lfd/table1").results.as_posix(), "ledgers": len(read_ledger("feddc")),
     "page": copy_page("14_fedccfa", "mine").as_posix(), "commit": provenance()["git_commit"],
-    "job": [c.describe() for c in planned_table("papers/fedccfa/table2.toml", methods="FedAvg", seeds=1).cells],
+    "job": [r.describe() for r in planned_table("papers/fedccfa/table2.toml", methods="FedAvg", seeds=1).runs],
     "skipped": len(planned_table("fedccfa/table2", methods="FedAvg", seeds=1).run().skipped),
     "package": fedrepro.__file__, "roots": [str(r) for r in roots()],
     "modules": sorted({m.__file__ for m in list(sys.modules.values()) if (getattr(m, "__file__", None) or "").endswith(".py")}),

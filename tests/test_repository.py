@@ -88,6 +88,14 @@ def test_the_package_imports_only_what_it_declares():
     found = {f"{path.relative_to(ROOT)}: {name}" for path in MODULES for name in imported(path) if name not in allowed}
     assert not found, f"not a declared dependency (nbdev and fastcore never are): {sorted(found)}"
 
+def test_every_dependency_is_imported_by_what_is_shipped():
+    "By a module, or by a page that a wheel carries; what other pages import belongs to the extra `run`"
+    carried = re.findall(r'"(nbs/[^"]+)"', (ROOT / "tools/wheel.py").read_text())
+    code = "\n".join(cell["source"] for pattern in carried for page in ROOT.glob(pattern) for cell in cells(page))
+    names = {*re.findall(r"^(?:import|from) (\w+)", code, re.M), *(name for path in MODULES for name in imported(path))}
+    needs = [re.match(r"[\w-]+", need)[0] for need in PROJECT["dependencies"]]
+    assert [need for need in needs if {"scikit-learn": "sklearn", "pillow": "PIL"}.get(need, need) not in names] == []
+
 @pytest.mark.parametrize("path", **named(MODULES))
 def test_lines_stay_short(path):
     lines = path.read_text().splitlines()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from everybody import every_cell
+from everybody import every_run
 from fedrepro.checks.harness import tiny
 from fedrepro.core.errors import Damaged, InputError
 from fedrepro.core.trees import same_bits
@@ -28,7 +28,7 @@ from toy import OURS
 SCRIPT = Path(__file__).with_name("everybody.py")
 COST = ("wall_seconds", "peak_memory_mb", "resumed", "executor")
 
-def run_job(cells, results, on_round=None, **how): return jobs.run_job(Job(cells, results, **how), on_round)
+def run_job(runs, results, on_round=None, **how): return jobs.run_job(Job(runs, results, **how), on_round)
 
 def started(folder: Path, workers: int, names=()) -> subprocess.Popen:
     "The sweep in a session of its own"
@@ -78,7 +78,7 @@ def results(folder: Path) -> dict:
     return {path.name: ({k: v for k, v in head.items() if k not in COST}, rows) for path, head, rows in found}
 
 def last_states(folder: Path) -> dict:
-    "Parameters, states and all else that the last checkpoint of every pack holds, without costs; the tensors by their digest"
+    "Parameters, states and all else that the last checkpoint of every job holds, without costs; the tensors by their digest"
     found = {}
     for path in sorted((folder / "smoke" / "checkpoints").glob("*.json")):
         about = checkpoints.read_description(path.with_suffix(""))
@@ -115,10 +115,10 @@ def test_killed_anywhere_every_method_ends_with_the_same_bits(whole, tmp_path, w
     assert any(head["resumed"] for head in heads), "no run went on from a checkpoint"
 
 
-# --- at every round, of a forked pack
+# --- at every round, of a forked job
 
 @pytest.fixture(scope="module")
-def fork(): return every_cell(names=["FedCCFA"])
+def fork(): return every_run(names=["FedCCFA"])
 
 class Killed(BaseException): pass
 
@@ -133,7 +133,7 @@ def forked(fork, tmp_path_factory):
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 @pytest.mark.parametrize("every", [1, 2])
-def test_a_forked_pack_goes_on(fork, forked, tmp_path, at, every):
+def test_a_forked_job_goes_on(fork, forked, tmp_path, at, every):
     with pytest.raises(Killed): run_job(fork, tmp_path, every=every, on_round=killing(at))
     seen = []
     found = [store.read(p) for p in run_job(fork, tmp_path, every=every, on_round=lambda run, done: seen.append(done))]
@@ -142,7 +142,7 @@ def test_a_forked_pack_goes_on(fork, forked, tmp_path, at, every):
     assert seen[0] == (last or 1) and [[r["round"] for r in head["resumed"]] for head, _ in found] == [[last] if last else []] * 2
     assert [p.name for p in (tmp_path / "smoke").iterdir() if not p.name.endswith(".jsonl")] == []
 
-def test_each_of_a_pack_may_go_on_alone(fork, forked, tmp_path):
+def test_each_run_of_a_job_may_go_on_alone(fork, forked, tmp_path):
     with pytest.raises(Killed): run_job(fork, tmp_path, every=1, on_round=killing(4))
     first = store.read(run_job(fork[1:], tmp_path)[0])
     assert first[1] == forked[1] and [r["round"] for r in first[0]["resumed"]] == [3]
@@ -173,8 +173,8 @@ def test_other_code_starts_anew(fork, forked, stopped, monkeypatch, capsys, what
 
 def test_another_executor_starts_anew(fork, forked, stopped, capsys):
     "A run has the bits of one executor; those of worker processes are those of the loop"
-    course = jobs.active_run(fork[0], None, "cpu")
-    assert jobs.marks(course, "cpu", "processes") == jobs.marks(course, "cpu") != jobs.marks(course, "cpu", "stacked")
+    active = jobs.active_run(fork[0], None, "cpu")
+    assert jobs.marks(active, "cpu", "processes") == jobs.marks(active, "cpu") != jobs.marks(active, "cpu", "stacked")
     seen = []
     paths = run_job(fork, stopped, on_round=lambda run, done: seen.append(done), how="stacked")
     assert seen[0] == 1 and {store.read(p)[0]["executor"] for p in paths} == {"stacked"} and "executor are not used" in capsys.readouterr().err
@@ -195,14 +195,14 @@ def test_a_sealed_but_malformed_checkpoint_is_set_aside(tmp_path, capsys):
     "A description that is none, and a message that names a tensor which is not there"
     content, _ = checkpoints.to_bytes([torch.zeros(2)])
     (tmp_path / "x-2.safetensors").write_bytes(content)
-    about = {"format": 1, "sha256": checkpoints.digest(content), "axes": [], "message": {"tensor": 7}, "rounds": {"a": 1}, "marks": {}}
-    for name, body in (("x-1", '{"format": 1, "rounds": {"a": "b"}}'), ("x-2", json.dumps(about))): (tmp_path / f"{name}.json").write_text(sealed(body))
+    about = {"format": 2, "sha256": checkpoints.digest(content), "axes": [], "message": {"tensor": 7}, "rounds": {"a": 1}, "marks": {}}
+    for name, body in (("x-1", '{"format": 2, "rounds": {"a": "b"}}'), ("x-2", json.dumps(about))): (tmp_path / f"{name}.json").write_text(sealed(body))
     assert CheckpointWriter(tmp_path, ["a"], {}).find() == {} and capsys.readouterr().err.count("malformed; it is set aside") == 2
     assert sorted(p.name for p in tmp_path.glob("*.json*")) == ["x-1.json.damaged", "x-2.json.damaged"]
 
 def test_a_checkpoint_of_a_newer_format_is_left_alone(tmp_path, capsys):
-    (tmp_path / "x-1.json").write_text(sealed('{"format": 2}'))
-    assert CheckpointWriter(tmp_path, ["a"], {}).find() == {} and "format 2, not 1; it is not used" in capsys.readouterr().err
+    (tmp_path / "x-1.json").write_text(sealed('{"format": 3}'))
+    assert CheckpointWriter(tmp_path, ["a"], {}).find() == {} and "format 3, not 2; it is not used" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["x-1.json"]
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
@@ -307,7 +307,7 @@ def test_by_default_about_once_a_minute_and_a_twentieth_of_the_time(monkeypatch,
 
 def test_a_diverged_run_beside_others_goes_on_as_diverged(tmp_path):
     "It had diverged before the kill, and diverges in the same round again when the run beside it goes on"
-    wild, calm = every_cell(names=["FedAvg"])
+    wild, calm = every_run(names=["FedAvg"])
     method = wild.settings["method"]
     wild = replace(wild, settings=wild.settings | dict(method=method | dict(fields=method["fields"] | dict(lr=1e6))))
     reference = [store.read(p) for p in run_job([wild, calm], tmp_path / "a")]

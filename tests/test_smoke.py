@@ -9,10 +9,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def test_what_was_not_run_is_named(tmp_path, capsys):
     spec = load_spec("feddc/synthetic", ROOT / "papers")
-    cells = spec.runs("smoke", seeds=1)
+    runs = spec.runs("smoke", seeds=1)
     assert "no finished run" in smoke.trouble(spec, tmp_path)
     assert smoke.main(tmp_path, [spec.name], 1) == 0 and "1 tables and figures, 0 with trouble, 0 runs failed" in capsys.readouterr().out
-    store.run_path(tmp_path / "feddc", cells[1]).unlink()
+    store.run_path(tmp_path / "feddc", runs[1]).unlink()
     assert smoke.trouble(spec, tmp_path) == "1 cells have no run"
     assert smoke.main(tmp_path, [spec.name], 1) == 0 and smoke.trouble(spec, tmp_path) == ""
 

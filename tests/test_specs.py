@@ -26,12 +26,12 @@ NO_COUNTERPART = {OURS, "FedAvg (momentum 0.9)", "FedAvg, no local momentum", "F
 def spec(name): return load_spec(name, PAPERS)
 
 @lru_cache(None)
-def cells(name, tier="paper"):
+def first_runs(name, tier="paper"):
     "The first seed's runs by (row, column)"
-    return {(c.row, c.column): c for c in spec(name).runs(tier, seeds=1)}
+    return {(r.row, r.column): r for r in spec(name).runs(tier, seeds=1)}
 
 def ids(name, tier="paper", rows=None): return {c.run_id for c in spec(name).runs(tier, methods=rows)}
-def fields(name, row, column): return cells(name)[row, column].settings["method"]["fields"]
+def fields(name, row, column): return first_runs(name)[row, column].settings["method"]["fields"]
 
 def test_all_tables_and_figures_are_there():
     assert set(SPECS) == {
@@ -65,7 +65,7 @@ def test_a_column_runs_what_its_published_lines_say(name):
     kinds = {"shards_per_client": ("shards", ["shards"]), "sort_and_partition_s": ("shards", ["sort"]),
              "dirichlet_alpha": ("alpha", ["dirichlet-class", "dirichlet-client"]), "not stated": ("recipe", ["iid", "dirichlet-class"])}
     for column in s.columns:
-        run = cells(name)[next(iter(s.rows)), column.label].settings
+        run = first_runs(name)[next(iter(s.rows)), column.label].settings
         for line in paper[lines(column.published)].to_dict("records"):
             assert (run["data"]["name"], run["participation"]) == (line["dataset"], line["participation"])
             assert (run["partition"]["clients"], run["data"].get("noise", 0)) == (line["clients"], line.get("noise_ratio", 0))
@@ -187,17 +187,17 @@ AT_THE_PAPER_TIER = [  # spec, rows (none: all), beginning of the column's name,
 
 @pytest.mark.parametrize("name, rows, column, want", AT_THE_PAPER_TIER, ids=lambda v: v if isinstance(v, str) else "")
 def test_settings_are_those_that_the_paper_prints(name, rows, column, want):
-    found = {key: c for key, c in cells(name).items() if key[0] in (rows or spec(name).rows) and key[1].startswith(column)}
+    found = {key: c for key, c in first_runs(name).items() if key[0] in (rows or spec(name).rows) and key[1].startswith(column)}
     assert {row for row, _ in found} == set(rows or spec(name).rows)
     for key, c in found.items(): assert has(c.settings | {"fields": c.settings["method"]["fields"]}, want), key
 
 @pytest.mark.parametrize("name, values", [
     ("lfd/table4", {(50, .25), (50, .5), (100, .25), (100, .5)}), ("feddc/comparison", {(100, 1.), (100, .15), (500, .02)})])
 def test_clients_and_shares_of_a_table(name, values):
-    assert {(c.settings["partition"]["clients"], c.settings["participation"]) for c in cells(name).values()} == values
+    assert {(c.settings["partition"]["clients"], c.settings["participation"]) for c in first_runs(name).values()} == values
 
 def test_table_1_of_lfd_ties_each_part_in_both_ways():
-    tied = {r: fields("lfd/table1", r, c) for r, c in cells("lfd/table1") if r != "No constraint"}
+    tied = {r: fields("lfd/table1", r, c) for r, c in first_runs("lfd/table1") if r != "No constraint"}
     parts = ("all", "extractor", "header", "classifier")
     assert {(f["kind"], f["part"]) for f in tied.values()} == {(k, p) for k in ("feature", "parameter") for p in parts}
     for row, f in tied.items():
@@ -215,13 +215,13 @@ def test_feddc_has_a_column_for_whatever_its_introduction_names():
     more = {c.label: c for c in spec("feddc/comparison").columns if c.label not in OF_THE_CODE}
     assert {"MNIST", "CIFAR-10"} | {c.values["dataset"].value for c in more.values()} == {
         "MNIST", "Fashion-MNIST", "CIFAR-10", "CIFAR-100", "EMNIST-letters-10", "Tiny-ImageNet"}
-    assert len(cells("feddc/comparison")) == (len(OF_THE_CODE) + 5) * 5
-    assert {c.settings["partition"]["sigma"] for (_, label), c in cells("feddc/comparison").items() if "unequal" in label} == {.3}
+    assert len(first_runs("feddc/comparison")) == (len(OF_THE_CODE) + 5) * 5
+    assert {c.settings["partition"]["sigma"] for (_, label), c in first_runs("feddc/comparison").items() if "unequal" in label} == {.3}
     assert all(c.label in OF_THE_CODE and "no claim rests on it" in c.target.source for c in spec("feddc/comparison").columns if c.target)
 
 def test_synthetic_data_reach_the_clients_as_they_were_made():
     for tier, rounds in (("smoke", 12), ("small", 60)):
-        _, federation, asked = build(next(c for (row, _), c in cells("feddc/synthetic", tier).items() if row == "FedDC"))
+        _, federation, asked = build(next(c for (row, _), c in first_runs("feddc/synthetic", tier).items() if row == "FedDC"))
         assert asked == rounds and [len(p) for p in federation.partition.train] == [200] * 20
         assert federation.net.count() == 155 and not any(t.any() for t in federation.net.init(0).values())
         assert all((federation.data.groups[0][mine] == k).all() for k, mine in enumerate(federation.partition.train))
@@ -233,8 +233,8 @@ def test_cells_that_are_one_setting_are_one_run():
     "CIFAR-10 with 10 clients and beta 0.5 stands in LfD's Tables 2 and 3 and in Figure 5; within a spec no two are the same run"
     places = {"table2": "CIFAR-10", "table3": "CIFAR-10, beta 0.5", "figure5": "CIFAR-10, E = 10"}
     for row in spec("lfd/figure5").rows:
-        assert len({cells(f"lfd/{name}")[row, column].run_id for name, column in places.items()}) == 1, row
-    assert cells("lfd/table1")["No constraint", "CIFAR-10"].run_id in ids("lfd/table2")
+        assert len({first_runs(f"lfd/{name}")[row, column].run_id for name, column in places.items()}) == 1, row
+    assert first_runs("lfd/table1")["No constraint", "CIFAR-10"].run_id in ids("lfd/table2")
     for name in [n for n in SPECS if n.startswith(("lfd/", "feddc/"))]:
         for tier in spec(name).tiers:
             found = Counter(c.run_id for c in spec(name).runs(tier))
@@ -255,7 +255,7 @@ def test_readings_change_one_thing_of_a_row_that_a_table_has(paper):
     def rest(run): return {k: v for k, v in run.items() if k not in ("method", "rounds", "cohorts")}
     for row, base in measured.items():
         for column in s.columns:
-            a, b = (cells(f"{paper}/readings")[r, column.label].settings for r in (row, base))
+            a, b = (first_runs(f"{paper}/readings")[r, column.label].settings for r in (row, base))
             mine, theirs = a["method"]["fields"], b["method"]["fields"]
             changed = {k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k)}
             others = sum(a.get(k) != b.get(k) for k in ("rounds", "cohorts"))
@@ -267,6 +267,6 @@ def test_what_is_measured():
     assert (spec("fedbss/table1").metric, spec("fedbss/table1").statistic) == ("generalised_accuracy", "mean_last_10")
     assert spec("fedadc/figure7").metric == "personalised_accuracy"
     for n in ("figure5", "figure6"):
-        methods = [c.settings["method"] for c in cells(f"fedadc/{n}").values()]
+        methods = [c.settings["method"] for c in first_runs(f"fedadc/{n}").values()]
         assert {(m["class"], m["fields"]["weight_decay"]) for m in methods} == {("FedDyn", 1e-3), ("FedADCPlus", 5e-4)}
-    assert {c.settings["method"]["class"] for c in cells("fedadc/figure7").values()} == {"FedADCPlus"}
+    assert {c.settings["method"]["class"] for c in first_runs("fedadc/figure7").values()} == {"FedADCPlus"}

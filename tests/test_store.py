@@ -21,18 +21,18 @@ from fedrepro.verdicts.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = load_spec("fedccfa/table2", ROOT / "papers")
-CELLS = SPEC.runs("smoke")
-CELL = CELLS[0]
+RUNS = SPEC.runs("smoke")
+RUN = RUNS[0]
 SMALL = replace(SPEC, rows={"FedAvg": SPEC.rows["FedAvg"]})  # quickly resolved
-def head(cell, **more): return dict(settings=cell.settings, run_id=cell.run_id, status="complete") | more
-HEAD = head(CELL)
+def head(run, **more): return dict(settings=run.settings, run_id=run.run_id, status="complete") | more
+HEAD = head(RUN)
 ROWS = [dict(round=t, generalised_accuracy=10.5 * t, personalised_accuracy=11. * t, train_loss=1 / t, bytes_up=10 * t, bytes_down=20 * t)
-        for t in (1, 2, CELL.rounds)]
+        for t in (1, 2, RUN.rounds)]
 OPEN = HEAD | dict(status="diverged")  # may end after any row
 
 @pytest.fixture
 def path(tmp_path):
-    return store.write(store.run_path(tmp_path, CELL), HEAD, ROWS)
+    return store.write(store.run_path(tmp_path, RUN), HEAD, ROWS)
 
 numbers = st.floats(allow_nan=True, allow_infinity=True) | st.integers(-2**63, 2**63)
 
@@ -45,17 +45,17 @@ def test_numbers_come_back_bit_for_bit(values):
         for key, value in row.items():
             assert back[key] is None if isinstance(value, float) and not math.isfinite(value) else repr(back[key]) == repr(value)
 
-@pytest.mark.parametrize("change", [dict(status="ok"), dict(run_id="0" * 16), dict(settings=CELLS[1].settings), dict(threads="1"), dict(dirty=1),
+@pytest.mark.parametrize("change", [dict(status="ok"), dict(run_id="0" * 16), dict(settings=RUNS[1].settings), dict(threads="1"), dict(dirty=1),
                                     dict(wall_seconds=True), dict(versions=[]), dict(settings=None), dict(bytes_up=1.5), dict(cpu="red\x1b[31m"), dict(executor="two\nlines")])
 def test_a_wrong_header_is_not_written(tmp_path, change):
-    with pytest.raises(store.Damaged): store.write(store.run_path(tmp_path, CELL), HEAD | change, ROWS)
+    with pytest.raises(store.Damaged): store.write(store.run_path(tmp_path, RUN), HEAD | change, ROWS)
     assert not list(tmp_path.rglob("*"))
 
 @pytest.mark.parametrize("rows", [[dict(round=0)], [dict(round=2), dict(round=2)], [dict(a=1)], [dict(round=True)], [dict(round=1, a="x")],
-                                  [dict(round=1, a=True)], [dict(round=1, a=[1])], [dict(round=1.0)], [dict(round=CELL.rounds + 1)],
+                                  [dict(round=1, a=True)], [dict(round=1, a=[1])], [dict(round=1.0)], [dict(round=RUN.rounds + 1)],
                                   [dict(round=1, a=10**400)], [dict(round=1, a=2**64)], [dict(round=1, seed=7)], [dict(round=1, status=1)]])
 def test_wrong_rows_are_not_written(tmp_path, rows):
-    with pytest.raises(store.Damaged): store.write(store.run_path(tmp_path, CELL), OPEN, rows)
+    with pytest.raises(store.Damaged): store.write(store.run_path(tmp_path, RUN), OPEN, rows)
     assert not list(tmp_path.rglob("*"))
 
 
@@ -63,13 +63,13 @@ def test_wrong_rows_are_not_written(tmp_path, rows):
 
 def test_load_results_uses_only_whole_files(path, tmp_path, capsys):
     folder = path.parent
-    other = store.write(store.run_path(tmp_path, CELLS[1]), head(CELLS[1]), ROWS)
+    other = store.write(store.run_path(tmp_path, RUNS[1]), head(RUNS[1]), ROWS)
     (folder / "foreign.jsonl").write_text("{}\n")
     (folder / f".{path.name}.x.partial").write_bytes(path.read_bytes()[:100])
     other.write_bytes(other.read_bytes()[:-1])
     (folder / "notes.txt").write_text("mine")
     frame = store.load_results(folder)
-    assert set(frame.run_id) == {CELL.run_id} and len(frame) == 3 and list(frame["round"]) == [1, 2, 12]
+    assert set(frame.run_id) == {RUN.run_id} and len(frame) == 3 and list(frame["round"]) == [1, 2, 12]
     assert frame.generalised_accuracy.tolist() == [10.5, 21., 126.] and set(store.COLUMNS) <= set(frame.columns)
     assert capsys.readouterr().err.count("set aside") == 2 and (folder / "notes.txt").exists()
     assert [h["file"] for h in store.load_headers(folder)] == [path.name]
@@ -194,7 +194,7 @@ def test_odd_names_stay_on_one_line(tmp_path, capsys, name):
 
 def test_a_run_too_long_to_be_read_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "LONGEST", 1000)
-    with pytest.raises(store.Damaged, match="more than 1000"): store.write(store.run_path(tmp_path, CELL), HEAD, ROWS)
+    with pytest.raises(store.Damaged, match="more than 1000"): store.write(store.run_path(tmp_path, RUN), HEAD, ROWS)
 
 
 # --- writing
@@ -228,9 +228,9 @@ def test_what_differs_between_runs_that_are_averaged_is_said():
 def test_runs_of_one_cell_are_compared(tmp_path):
     "As a table does, from the files"
     from fedrepro.verdicts.summaries import mixed_cells, seed_values
-    first, second = [c for c in SPEC.runs("smoke", ["FedAvg"], 2) if c.column == CELL.column]
-    for cell, code in ((first, "a"), (second, "b")):
-        store.write(store.run_path(tmp_path, cell), head(cell, code=code, data_fingerprint="x"), ROWS)
+    first, second = [r for r in SPEC.runs("smoke", ["FedAvg"], 2) if r.column == RUN.column]
+    for run, code in ((first, "a"), (second, "b")):
+        store.write(store.run_path(tmp_path, run), head(run, code=code, data_fingerprint="x"), ROWS)
     values = seed_values(SPEC, "smoke", tmp_path)
     cells = len(values) // 2  # two columns share these runs
     assert mixed_cells(SPEC, "smoke", tmp_path, values) == [f"runs of one cell differ in their code: {cells} of {cells} cells"]

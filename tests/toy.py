@@ -68,10 +68,10 @@ def written(folder: Path, raw: dict, name: str = "toy/x", csv: str | bytes = "")
     if csv: path.with_name(raw["published"]).write_bytes(csv.encode() if isinstance(csv, str) else csv)
     return path
 
-def stored(cell, rows: list[dict], results: Path, **head) -> Path:
+def stored(run, rows: list[dict], results: Path, **head) -> Path:
     "`rows` as the stored result of a run; `head`: what its header has otherwise"
-    head = dict(settings=cell.settings, run_id=cell.run_id, status="complete") | head
-    return store.write(store.run_path(results, cell), head, rows)
+    head = dict(settings=run.settings, run_id=run.run_id, status="complete") | head
+    return store.write(store.run_path(results, run), head, rows)
 
 def put(spec, tier: str, row: str, curves: list, column: str = "", results: Path | None = None, **more) -> list[Path]:
     """Stored runs of `row`, one seed a curve: a list of accuracies, one a round; their files. `more`: of each round.

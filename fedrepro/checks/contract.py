@@ -169,7 +169,8 @@ def resume(case: Case) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         save_snapshot(Path(folder)/"kept", case.plain.snapshots[1])
         again = play(case.method, case.federation, start=load_snapshot(Path(folder)/"kept", case.federation))
-    ends = [{"server": s.server, "client": dict(enumerate(s.states)), "heard": dict(enumerate(s.heard)),
+    ends = [{"server": s.server, "client": dict(enumerate(s.states)),
+             "last broadcast": dict(enumerate(s.last_broadcasts)),
              "bytes": [s.bytes_up, s.bytes_down]} for s in (case.plain.snapshots[-1], again.snapshots[-1])]
     yield Finding("resumed = uninterrupted", *spread(ends[0], ends[1], 0.))
 

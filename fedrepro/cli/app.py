@@ -124,16 +124,16 @@ def picked(asked: str | None, mine, everyones) -> list[str] | None:
     names = [part.strip().replace("\0", ",") for part in asked.split(",")]
     return [n for n in names if n not in everyones] or [n for n in names if n in mine]
 
-def in_places(cells: list, asked: str | None, tier: str) -> set[str]:
-    "The columns and data sets of `cells` that the comma-separated `asked` names; None = all. Raises InputError"
-    places = set().union(*(c.places for c in cells))
+def in_places(planned: list, asked: str | None, tier: str) -> set[str]:
+    "The columns and data sets of `planned` that the comma-separated `asked` names; None = all. Raises InputError"
+    places = set().union(*(r.places for r in planned))
     names = picked(asked, places, places)
     return places if names is None else {choice(n, places, f"--datasets: at tier {tier},") for n in names}
 
 # %% ../../nbs/11_cli/01_app.ipynb #ad68f87d
 def asked_for(specs: list[str], tier: str | None, methods: str | None, datasets: str | None, seeds: int | None,
               runs: str | None = None) -> list[tuple]:
-    """(spec, tier, its cells) for each of `specs`, of the rows, places, seeds and run ids asked for; raises InputError
+    """(spec, tier, its runs) for each of `specs`, of the rows, places, seeds and run ids asked for; raises InputError
 
     `tier` None: smoke, or a spec's first one."""
     from fedrepro.experiments.specs import load_spec
@@ -141,9 +141,9 @@ def asked_for(specs: list[str], tier: str | None, methods: str | None, datasets:
     tiers = [tier or ("smoke" if "smoke" in s.tiers else next(iter(s.tiers))) for s in loaded]
     rows, at = set().union(*(s.rows for s in loaded)), " and ".join(dict.fromkeys(tiers))
     found = [s.runs(t, picked(methods, s.rows, rows), seeds) for s, t in zip(loaded, tiers)]
-    chosen = in_places([c for cells in found for c in cells], datasets, at)
-    every = [(s, t, [c for c in cells if c.places & chosen]) for s, t, cells in zip(loaded, tiers, found)]
+    chosen = in_places([r for planned in found for r in planned], datasets, at)
+    every = [(s, t, [r for r in planned if r.places & chosen]) for s, t, planned in zip(loaded, tiers, found)]
     if runs is None: return every
-    known = {c.run_id for *_, cells in every for c in cells}
+    known = {r.run_id for *_, planned in every for r in planned}
     ids = {choice(run.strip(), known, f"--runs: at tier {at}, run") for run in runs.split(",")}
-    return [(s, t, [c for c in cells if c.run_id in ids]) for s, t, cells in every]
+    return [(s, t, [r for r in planned if r.run_id in ids]) for s, t, planned in every]

@@ -57,7 +57,7 @@ def table_lines() -> list[dict]:
     lines = []
     for name, path in find_specs().items():
         spec = load_spec(path)
-        found = {t: ({h["run_id"] for h in load_headers(spec.results/t)}, {c.run_id for c in spec.runs(t)})
+        found = {t: ({h["run_id"] for h in load_headers(spec.results/t)}, {r.run_id for r in spec.runs(t)})
                  for t in spec.tiers}
         tiers = {t: dict(finished=len(done & asked), runs=len(asked)) for t, (done, asked) in found.items()}
         finished = ", ".join(f"{t} {n['finished']}/{n['runs']}" for t, n in tiers.items())

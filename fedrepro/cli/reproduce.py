@@ -44,13 +44,13 @@ def run_command(
     until = float("inf") if time_budget is None else time.time() + budget(time_budget)
     found = asked_for(specs, tier, methods, datasets, seeds, runs)
     folders: dict[Path, list] = {}  # tables of one folder share runs and rounds
-    for s, _, cells in found: folders.setdefault(results or s.results, []).extend(cells)
+    for s, _, planned in found: folders.setdefault(results or s.results, []).extend(planned)
     workers = workers or usual_workers(device, scheduler)
     with pool(scheduler, workers, quiet) as tasks:
-        for folder, cells in folders.items():
-            report = compute_runs(cells, folder, data=data, device=device, workers=workers, quiet=quiet, how=executor,
+        for folder, planned in folders.items():
+            report = compute_runs(planned, folder, data=data, device=device, workers=workers, quiet=quiet, how=executor,
                                   every=checkpoint, until=until, pool=tasks, wait=not no_wait, on_done=loggers)
-            log_stored(loggers, cells, folder)
+            log_stored(loggers, planned, folder)
             if not (quiet or report.interrupted): say(report.summary())
             code = max(code, report.exit_code)
             if report.interrupted: raise typer.Exit(code)
@@ -163,19 +163,19 @@ def plan_command(
     same += words(seeds=seeds, data=data, results=results, device=device)
     once, seen = ["--no-wait", "--quiet"], set()
     if as_list:
-        for word, (s, t, cells) in zip(dict.fromkeys(specs), asked):
+        for word, (s, t, runs) in zip(dict.fromkeys(specs), asked):
             folder = results or s.results
-            new = [c for c in cells if (folder, t, c.run_id) not in seen]  # tables of one folder share runs
-            seen |= {(folder, t, c.run_id) for c in new}
+            new = [r for r in runs if (folder, t, r.run_id) not in seen]  # tables of one folder share runs
+            seen |= {(folder, t, r.run_id) for r in new}
             more = [*words(tier=t), *same, "--workers", str(workers or 1), *once]
             for line in commands(word, new, folder, more, device == "cuda"): typer.echo(line)
         return
     trials: dict = {}  # one client of a kind is tried once for all tables
     def watch(s, t): return lambda groups: watched(groups, f"{s.name}, tier {t}: jobs priced")
-    plans = [plan(s, cells, t, results, data, device, device == "cuda", trials, watch(s, t)) for s, t, cells in asked]
+    plans = [plan(s, runs, t, results, data, device, device == "cuda", trials, watch(s, t)) for s, t, runs in asked]
     columns = ["table", "tier", "missing", "jobs", "samples", "work", "memory", "time", "by"]
     rows = [plan_row(p, workers or usual_workers(device)) for p in plans]
-    lines = [asdict(p) if as_json else row | {"tier": p.tier, "jobs": row["packs"]} for p, row in zip(plans, rows)]
+    lines = [asdict(p) if as_json else row | {"tier": p.tier} for p, row in zip(plans, rows)]
     show(lines, columns, as_json)
     if script is None: return
     command = ["fedrepro", "run", *specs, *words(tier=tier, methods=methods, datasets=datasets), *same, *once]

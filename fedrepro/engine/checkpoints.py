@@ -76,7 +76,7 @@ def from_bytes(content: bytes, order: list[list[int]], device: str = "cpu") -> l
     return [found[str(i)].permute([a.index(d) for d in range(len(a))]).to(device) for i, a in enumerate(order)]
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #78899e05
-CHECKPOINT_FORMAT = 1  # of the files
+CHECKPOINT_FORMAT = 2  # of the files
 
 def digest(content: bytes) -> str:
     "sha256 (hex)"

@@ -80,7 +80,7 @@ def eval_models(method, federation: Federation, at: Snapshot, suffix: str = "") 
     message = method.broadcast(at.server)
     if suffix in method.evaluated: message = message | {"params": at.server[method.evaluated[suffix]]}
     stale = method.personal and not suffix
-    return [method.eval_params(at.heard[k] if stale else message, moved(state, federation.device))
+    return [method.eval_params(at.last_broadcasts[k] if stale else message, moved(state, federation.device))
             for k, state in enumerate(at.states)]
 
 def sorts(method) -> list[str]:
@@ -96,7 +96,7 @@ def finetuned(method, federation: Federation, at: Snapshot, models: list[Tree]) 
     out = []
     for k, params in enumerate(models):
         state = moved(at.states[k], federation.device)
-        client = federation.client(k, max(at.round - 1, 0), at.heard[k], state, TUNE)
+        client = federation.client(k, max(at.round - 1, 0), at.last_broadcasts[k], state, TUNE)
         phases = final_phases(method, client)
         if not phases: return None
         for phase in phases: params = train(client, phase, params).params

@@ -57,55 +57,55 @@ class ActiveRun:
         self.history = History([*kept["rows"]], snapshot_of(kept["snapshot"], self.federation))
 
 # %% ../../nbs/04_engine/08_lockstep.ipynb #c1fc1b4a
-def grouped(courses: list[ActiveRun], key: Callable) -> list[list[ActiveRun]]:
-    "The courses in groups of equal `key(course)`, in order of appearance"
+def grouped(runs: list[ActiveRun], key: Callable) -> list[list[ActiveRun]]:
+    "The runs in groups of equal `key(run)`, in order of appearance"
     groups = {}
-    for c in courses: groups.setdefault(key(c), []).append(c)
+    for r in runs: groups.setdefault(key(r), []).append(r)
     return list(groups.values())
 
 def train_lockstep(leaders: list[ActiveRun], executor: Callable) -> list[Snapshot]:
     "The next round of every leader; those with equal methods, data and networks share one call of the executor"
     found = {}
     grids = getattr(executor, "grids", False)  # whether it takes methods that differ in their settings
-    def kind(c):
-        alone = id(c) if timed(c.measures) else 0
-        same = type(c.method) if grids else (type(c.method), repr(vars(c.method)))  # with hooks of its own
-        return same, id(c.federation.data), type(c.federation.net), c.federation.net.name, c.federation.dtype, alone
+    def kind(r):
+        alone = id(r) if timed(r.measures) else 0
+        same = type(r.method) if grids else (type(r.method), repr(vars(r.method)))  # with hooks of its own
+        return same, id(r.federation.data), type(r.federation.net), r.federation.net.name, r.federation.dtype, alone
     for group in grouped(leaders, kind):
-        opened = [open_round(c.method, c.federation, c.at, Profiler(timed(c.measures))) for c in group]
+        opened = [open_round(r.method, r.federation, r.at, Profiler(timed(r.measures))) for r in group]
         clients = [client for now in opened for client in now.clients]
-        methods = [c.method for c, now in zip(group, opened) for _ in now.clients]
+        methods = [r.method for r, now in zip(group, opened) for _ in now.clients]
         results = iter(executor(methods if grids else group[0].method, clients))
-        for c, now in zip(group, opened):
+        for r, now in zip(group, opened):
             mine = [next(results) for _ in now.clients]
-            found[id(c)] = close_round(c.method, c.federation, c.at, now, mine, c.measures)
-    return [found[id(c)] for c in leaders]
+            found[id(r)] = close_round(r.method, r.federation, r.at, now, mine, r.measures)
+    return [found[id(r)] for r in leaders]
 
 def start_lockstep(line: list[ActiveRun]):
-    "The snapshots before round 0 of courses of one line; who starts otherwise than the first leaves the line"
-    starts = [begin(c.method, c.federation) for c in line]
-    for c, start in zip(line, starts):
+    "The snapshots before round 0 of runs of one line; who starts otherwise than the first leaves the line"
+    starts = [begin(r.method, r.federation) for r in line]
+    for r, start in zip(line, starts):
         first = next(j for j, s in enumerate(starts) if same_bits([s.server, s.states], [start.server, start.states]))
-        c.history, c.line = History(snapshot=starts[first]), f"{c.line} {first}"
+        r.history, r.line = History(snapshot=starts[first]), f"{r.line} {first}"
 
-def run_lockstep(courses: list[ActiveRun], executor: Callable = sequential, on_round: Callable | None = None,
+def run_lockstep(runs: list[ActiveRun], executor: Callable = sequential, on_round: Callable | None = None,
                  kept: dict[int, dict] | None = None, on_turn: Callable | None = None) -> list[History]:
-    """The histories of all courses, each as `rounds.run` gives it.
+    """The histories of all runs, each as `rounds.run` gives it.
 
-    `on_round(i, snapshot)` is called after each round of course i, `on_turn(courses)` between two rounds, when all can
-    be kept; `kept[i]` is where course i goes on."""
-    for c in courses: c.federation = c.federation.pooled() if c.method.pooled else c.federation
-    for group in grouped(courses, lambda c: c.line): start_lockstep(group)
-    for i, state in (kept or {}).items(): courses[i].go_on(state)
-    while going := [c for c in courses if not c.ended]:
-        for c in going: c.turn(c.at.round)
-        groups = grouped(going, lambda c: (c.line, c.path))
+    `on_round(i, snapshot)` is called after each round of run i, `on_turn(runs)` between two rounds, when all can
+    be kept; `kept[i]` is where run i goes on."""
+    for r in runs: r.federation = r.federation.pooled() if r.method.pooled else r.federation
+    for group in grouped(runs, lambda r: r.line): start_lockstep(group)
+    for i, state in (kept or {}).items(): runs[i].go_on(state)
+    while going := [r for r in runs if not r.ended]:
+        for r in going: r.turn(r.at.round)
+        groups = grouped(going, lambda r: (r.line, r.path))
         for group, now in zip(groups, train_lockstep([g[0] for g in groups], executor)):
             lead, *others = group
             note_round(lead.history, now, lead.method, lead.federation, lead.rounds, lead.evaluate, lead.every,
                        lead.last)
-            for c in others: c.history = History([*lead.history.rows], lead.at)
-        for i, c in enumerate(courses):
-            if on_round is not None and c in going: on_round(i, c.at)
-        if on_turn is not None: on_turn(courses)
-    return [c.history for c in courses]
+            for r in others: r.history = History([*lead.history.rows], lead.at)
+        for i, r in enumerate(runs):
+            if on_round is not None and r in going: on_round(i, r.at)
+        if on_turn is not None: on_turn(runs)
+    return [r.history for r in runs]

@@ -56,7 +56,7 @@ def bodies(federation, trees: list[Tree]) -> list[Tree]:
     return [{n: tree[n].double() for n in names} for tree in trees]
 
 def update_norm(federation, before: dict, after: dict, exchange) -> dict[str, float]:
-    "Euclidean length of the extractor's update (metrics 13): of the server's model, and the participants' mean"
+    "Euclidean length of the extractor's update (FedCCFA, Figure 1): of the server's model, and the participants' mean"
     trees = [s.get("params", {}) for s in (before, after, *exchange.uploads)]
     old, new, *local = bodies(federation, trees)
     own = [float(norm(sub(w, old))) for w in local]

@@ -26,7 +26,7 @@ class Snapshot:
     round: int  # rounds completed
     server: dict
     states: list[dict]  # one per client
-    heard: list[dict]  # the broadcast as each client last knew it: after its last participation
+    last_broadcasts: list[dict]  # one per client: the broadcast after its last participation
     bytes_up: int = 0  # so far, all clients together
     bytes_down: int = 0
     train_loss: float = math.nan  # mean over the last cohort, weighted by size
@@ -99,13 +99,13 @@ def close_round(method, federation: Federation, at: Snapshot, now: OpenRound, re
     replies = None if diverged else method.reply(server, exchange)
     diverged = diverged or server_diverged(t + 1, replies, most)
     found = {} if diverged else measured(measures, federation, at.server, server, exchange)
-    states, heard = list(at.states), list(at.heard)
+    states, last_broadcasts = list(at.states), list(at.last_broadcasts)
     after = kept if replies is None else [own | reply for own, reply in zip(kept, replies, strict=True)]
     for k, state in zip(exchange.cohort, park_states(federation, list(after)), strict=True):
-        states[k], heard[k] = state, news
+        states[k], last_broadcasts[k] = state, news
     sizes = torch.tensor(exchange.sizes, dtype=torch.float64)
     loss = float(means @ sizes / sizes.sum())
-    return Snapshot(t + 1, server, states, heard, at.bytes_up + now.bytes_up + nbytes(exchange.uploads),
+    return Snapshot(t + 1, server, states, last_broadcasts, at.bytes_up + now.bytes_up + nbytes(exchange.uploads),
                     at.bytes_down + now.bytes_down + nbytes(replies), loss, diverged, found)
 
 def next_round(method, federation: Federation, at: Snapshot, executor: Callable = sequential,

@@ -49,7 +49,7 @@ def unfit(order: DriverTicket) -> str:
 def work_there(job: Job, order: DriverTicket) -> list[Outcome]:
     "A worker's part: `runner.attempt`, telling of every round"
     worker, looked = dask().get_worker(), [time.monotonic()]
-    if why := unfit(order): return failed(job.cells, f"worker {worker.address} {why}")
+    if why := unfit(order): return failed(job.runs, f"worker {worker.address} {why}")
     os.environ.update(order.environment)
     keep_memory()
     def told(run_id: str, rounds: int):
@@ -67,9 +67,9 @@ DIED = "its worker process died several times (killed, or out of memory?)"
 def outcomes(future, job: Job) -> list[Outcome]:
     "What became of a task that has ended"
     if future.status == "finished": return future.result()
-    if future.status != "error": return failed(job.cells, LOST)
+    if future.status != "error": return failed(job.runs, LOST)
     error = future.exception()
-    return failed(job.cells, DIED if type(error).__name__ == "KilledWorker" else brief(error))
+    return failed(job.runs, DIED if type(error).__name__ == "KilledWorker" else brief(error))
 
 def within(seconds: float, ask: Callable, message: str):
     "What `ask()` returns; raises InputError(message) when that takes longer"
@@ -102,7 +102,7 @@ class Pool:
     def __call__(self, jobs: list[Job], report: SweepReport, progress: Progress):
         "As `runner.run_near`; raises InputError for workers that cannot be used"
         if self.client.status != "running":
-            for job in jobs: note(report, progress, job.cells, failed(job.cells, LOST))
+            for job in jobs: note(report, progress, job.runs, failed(job.runs, LOST))
             return
         jobs = [replace(job, results=Path(job.results).resolve()) for job in jobs]
         more = {name: os.environ[name] for name in ("FEDREPRO_METHODS", "FEDREPRO_DATA") if name in os.environ}
@@ -114,7 +114,7 @@ class Pool:
                 self.check(order)
                 self.client.subscribe_topic(TOPIC, lambda event: heard.put(event[1]))
                 for i, job in enumerate(jobs):
-                    name = f"run-{job.cells[0].run_id}-{flag.name[-8:]}"
+                    name = f"run-{job.runs[0].run_id}-{flag.name[-8:]}"
                     future = self.client.submit(work_there, job, order, key=name, pure=False, priority=-i)
                     futures[name] = future, job
                     future.add_done_callback(lambda future: heard.put(future.key))
@@ -134,7 +134,7 @@ class Pool:
                 if what[0] in progress.rounds: progress.round(*what)
             elif what in left:
                 left.discard(what)
-                note(report, progress, futures[what][1].cells, outcomes(*futures[what]))
+                note(report, progress, futures[what][1].runs, outcomes(*futures[what]))
 
 # %% ../../nbs/07_experiments/11_cluster.ipynb #e79d5f3f
 def connect(address: str, patience: float = 10.):

@@ -27,7 +27,7 @@ from .store import say
 @dataclass(frozen=True)
 class Job:
     "Runs that are computed side by side, and how"
-    cells: list[PlannedRun]
+    runs: list[PlannedRun]
     results: str | Path  # the folder that holds one folder a tier
     data: str | Path | None = None  # folder of the data sets; None = $FEDREPRO_DATA
     device: str = "cpu"  # cpu, cuda or auto
@@ -37,8 +37,8 @@ class Job:
     until: float = math.inf  # no round may end after it (seconds since 1970)
 
     @property
-    def folder(self) -> Path: return Path(self.results)/self.cells[0].tier  # where its results lie
-    def path(self, cell: PlannedRun) -> Path: return store.run_path(self.results, cell)  # of one of its runs
+    def folder(self) -> Path: return Path(self.results)/self.runs[0].tier  # where its results lie
+    def path(self, run: PlannedRun) -> Path: return store.run_path(self.results, run)  # of one of its runs
 
 def peak_memory_mb(device: str) -> float | None:
     "The most memory so far: of the device where it is a GPU, else of this process; None where the system does not say"
@@ -47,15 +47,15 @@ def peak_memory_mb(device: str) -> float | None:
     except ImportError: return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
-def run_header(cell: PlannedRun, course: ActiveRun, device: str, **cost) -> dict:
+def run_header(run: PlannedRun, active: ActiveRun, device: str, **cost) -> dict:
     "The first line of the result file: what was run, with what, and what it cost"
-    history, federation = course.history, course.federation
-    return {"settings": cell.settings, "run_id": cell.run_id, "status": history.status, "diverged": history.diverged,
+    history, federation = active.history, active.federation
+    return {"settings": run.settings, "run_id": run.run_id, "status": history.status, "diverged": history.diverged,
             **store.provenance(), "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
             "threads": torch.get_num_threads(),
             "data_fingerprint": federation.data.fingerprint, "partition_fingerprint": federation.partition.fingerprint,
             "code": code_digest(), "peak_memory_mb": peak_memory_mb(device),
-            "bytes_up": course.at.bytes_up, "bytes_down": course.at.bytes_down, **cost}
+            "bytes_up": active.at.bytes_up, "bytes_down": active.at.bytes_down, **cost}
 
 def refuse_taken(path: Path):
     "Raises InputError if something that is no usable result (of another version, unreadable) stands at `path`"
@@ -63,22 +63,22 @@ def refuse_taken(path: Path):
     if taken() and not store.is_complete(path) and taken():  # it may be a result that another process has just written
         raise InputError(f"{path} is there but cannot be used; move it away or choose another folder with --results")
 
-def stack_key(cell: PlannedRun) -> str:
-    "Equal for cells that differ in nothing but their drift, and for studies of one federation"
-    return json.dumps(studies.shared(cell.settings) | {"drift": None}, sort_keys=True)
+def stack_key(run: PlannedRun) -> str:
+    "Equal for runs that differ in nothing but their drift, and for studies of one federation"
+    return json.dumps(studies.shared(run.settings) | {"drift": None}, sort_keys=True)
 
-def active_run(cell: PlannedRun, data, device: str) -> ActiveRun:
+def active_run(run: PlannedRun, data, device: str) -> ActiveRun:
     "The rounds of a run; of a study, those before its client is looked at. Raises InputError"
-    if "study" in cell.settings: return studies.prelude(cell, data, device, stack_key(cell))
-    method, federation, rounds = build(cell, data, device)
-    return ActiveRun(method, federation, rounds, cell.settings["every"], stack_key(cell),
-                     last=cell.settings.get("last", 1), measures=tuple(cell.settings.get("measures", ())),
-                     evaluate=studies.watcher(cell))
+    if "study" in run.settings: return studies.prelude(run, data, device, stack_key(run))
+    method, federation, rounds = build(run, data, device)
+    return ActiveRun(method, federation, rounds, run.settings["every"], stack_key(run),
+                     last=run.settings.get("last", 1), measures=tuple(run.settings.get("measures", ())),
+                     evaluate=studies.watcher(run))
 
-def marks(course: ActiveRun, device: str, how: str = "sequential") -> dict:
+def marks(active: ActiveRun, device: str, how: str = "sequential") -> dict:
     "What must be equal for a run to go on from a checkpoint"
     return {"code": code_digest(), "versions": store.provenance()["versions"], "device": device,
-            "data": course.federation.data.fingerprint,
+            "data": active.federation.data.fingerprint,
             "executor": "sequential" if how == "processes" else how}  # they have the same bits
 
 class TimeUp(Exception):
@@ -89,95 +89,95 @@ def run_job(job: Job, on_round: Callable | None = None) -> list[Path | None]:
 
     `on_round(run_id, rounds)` tells how many rounds of a run are complete. Raises InputError, TimeUp before a round
     that would end after the job's time, and Lost if somebody else has taken a run that was ours."""
-    paths = [job.path(c) for c in job.cells]
+    paths = [job.path(r) for r in job.runs]
     missing = [path for path in paths if not store.is_complete(path)]
     if not missing: return [*paths]
     if time.time() >= job.until: raise TimeUp
     with leases(missing) as ours:  # somebody may have finished one before we took it
-        todo = [c for c, path in zip(job.cells, paths) if path in ours and not store.is_complete(path)]
-        if todo: run_ours(replace(job, cells=todo, device=pick_device(job.device)), on_round or (lambda *_: None), ours)
+        todo = [r for r, path in zip(job.runs, paths) if path in ours and not store.is_complete(path)]
+        if todo: run_ours(replace(job, runs=todo, device=pick_device(job.device)), on_round or (lambda *_: None), ours)
         return [None if path in missing and path not in ours else path for path in paths]
 
 def run_ours(job: Job, on_round: Callable, ours: Held):
     "Compute a job that nobody else computes; raises Lost if somebody does, RuntimeError if the data were changed"
-    for c in job.cells: refuse_taken(job.path(c))
+    for r in job.runs: refuse_taken(job.path(r))
     store.provenance()  # of the code as it is now, not when the run ends
-    courses = [active_run(c, job.data, job.device) for c in job.cells]
+    actives = [active_run(r, job.data, job.device) for r in job.runs]
     if torch.cuda.is_initialized(): torch.cuda.reset_peak_memory_stats()
-    federation, data = courses[0].federation, courses[0].federation.data
-    how = pick_executor(job.how, federation, job.workers, courses[0].measures)
+    federation, data = actives[0].federation, actives[0].federation.data
+    how = pick_executor(job.how, federation, job.workers, actives[0].measures)
     with one_thread(), executor(how, federation, job.workers) as train:
-        kept = CheckpointWriter(job.folder/"checkpoints", [c.run_id for c in job.cells],
-                                marks(courses[0], job.device, how), job.every, say, until=job.until)
+        kept = CheckpointWriter(job.folder/"checkpoints", [r.run_id for r in job.runs],
+                                marks(actives[0], job.device, how), job.every, say, until=job.until)
         def told(run_id: str, rounds: int):
             ours.progress()
             on_round(run_id, rounds)
-        cost = run_rounds(job.cells, courses, kept, train, told)
+        cost = run_rounds(job.runs, actives, kept, train, told)
         if replace(data).fingerprint != data.fingerprint:  # of the same tensors, computed again
             forget_data()
-            name = type(courses[0].method).__name__
+            name = type(actives[0].method).__name__
             raise RuntimeError(f"the data {data.name} were changed while {name} ran; its result is void")
-        for c, course, more in zip(job.cells, courses, cost):
-            more |= {"executor": how, "together": len(job.cells)}
-            ours.check(job.path(c))
-            store.write(job.path(c), run_header(c, course, job.device, **more), course.history.rows)
+        for r, active, more in zip(job.runs, actives, cost):
+            more |= {"executor": how, "together": len(job.runs)}
+            ours.check(job.path(r))
+            store.write(job.path(r), run_header(r, active, job.device, **more), active.history.rows)
     kept.clear(lambda run_id: store.has_run(job.folder, run_id))
 
-def run_rounds(todo: list[PlannedRun], courses: list[ActiveRun], kept: CheckpointWriter, train: Callable,
+def run_rounds(todo: list[PlannedRun], actives: list[ActiveRun], kept: CheckpointWriter, train: Callable,
                on_round: Callable) -> list[dict]:
-    "Run the courses to their ends, from where they were kept; returns what each has cost"
+    "Compute the active runs to their ends, from where they were kept; returns what each has cost"
     started, turns = time.perf_counter(), itertools.count(1)
-    found = kept.find(courses[0].federation.device)
-    before: list[dict] = [dict(found[c.run_id]["cost"]) if c.run_id in found else {"wall_seconds": 0., "resumed": []}
-                          for c in todo]
-    for c, cost in zip(todo, before):
-        if c.run_id not in found: continue
-        cost["resumed"] = [*cost["resumed"], {"round": found[c.run_id]["snapshot"]["round"], "cpu": cost["cpu"]}]
-        on_round(c.run_id, cost["resumed"][-1]["round"])
+    found = kept.find(actives[0].federation.device)
+    before: list[dict] = [dict(found[r.run_id]["cost"]) if r.run_id in found else {"wall_seconds": 0., "resumed": []}
+                          for r in todo]
+    for r, cost in zip(todo, before):
+        if r.run_id not in found: continue
+        cost["resumed"] = [*cost["resumed"], {"round": found[r.run_id]["snapshot"]["round"], "cpu": cost["cpu"]}]
+        on_round(r.run_id, cost["resumed"][-1]["round"])
     def costs() -> list[dict]:
         seconds = (time.perf_counter() - started) / len(todo)
         now = {"cpu": store.provenance()["cpu"]}
         return [b | now | {"wall_seconds": round(b["wall_seconds"] + seconds, 3)} for b in before]
-    def keep(courses):
-        over = kept.over() and not all(c.ended for c in courses)
+    def keep(actives):
+        over = kept.over() and not all(a.ended for a in actives)
         if kept.due(next(turns)) or (over and kept.every != 0):
-            states = {c.run_id: course.kept() | {"cost": cost} for c, course, cost in zip(todo, courses, costs())}
-            kept.keep(states, {c.run_id: course.at.round for c, course in zip(todo, courses)})
+            states = {r.run_id: active.kept() | {"cost": cost} for r, active, cost in zip(todo, actives, costs())}
+            kept.keep(states, {r.run_id: active.at.round for r, active in zip(todo, actives)})
         if over: raise TimeUp
-    run_lockstep(courses, train, lambda i, at: on_round(todo[i].run_id, at.round),
-                 {i: found[c.run_id] for i, c in enumerate(todo) if c.run_id in found}, keep)
-    for c, course in zip(todo, courses): studies.conclude(c, course)
+    run_lockstep(actives, train, lambda i, at: on_round(todo[i].run_id, at.round),
+                 {i: found[r.run_id] for i, r in enumerate(todo) if r.run_id in found}, keep)
+    for r, active in zip(todo, actives): studies.conclude(r, active)
     return costs()
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #ebfe44b2
-def shape(cell: PlannedRun) -> str:
-    "Equal for cells that differ in nothing but their drift, their seed, and numbers of their method"
-    fields = {n: None if type(v) is float else v for n, v in cell.settings["method"]["fields"].items()}
-    method = cell.settings["method"] | {"fields": fields}
-    return json.dumps(studies.shared(cell.settings) | {"drift": None, "seed": None, "method": method}, sort_keys=True)
+def shape(run: PlannedRun) -> str:
+    "Equal for runs that differ in nothing but their drift, their seed, and numbers of their method"
+    fields = {n: None if type(v) is float else v for n, v in run.settings["method"]["fields"].items()}
+    method = run.settings["method"] | {"fields": fields}
+    return json.dumps(studies.shared(run.settings) | {"drift": None, "seed": None, "method": method}, sort_keys=True)
 
-def make_jobs(cells: list[PlannedRun], stack: bool = False, most: int = 12) -> list[list[PlannedRun]]:
-    """The cells of each job, which are computed side by side: those of one line.
+def make_jobs(runs: list[PlannedRun], stack: bool = False, most: int = 12) -> list[list[PlannedRun]]:
+    """The runs of each job, which are computed side by side: those of one line.
 
     With `stack` also those of other seeds and of other values of a grid, up to `most` where lines allow it."""
     lines: dict[str, list[PlannedRun]] = {}
-    for c in cells: lines.setdefault(stack_key(c), []).append(c)
+    for r in runs: lines.setdefault(stack_key(r), []).append(r)
     if not stack: return list(lines.values())
     found: dict[str, list[list[PlannedRun]]] = {}
     for group in lines.values():
-        packed = found.setdefault(shape(group[0]), [[]])
-        if packed[-1] and len(packed[-1]) + len(group) > most: packed.append([])
-        packed[-1] += group
-    return [group for packed in found.values() for group in packed]
+        jobs = found.setdefault(shape(group[0]), [[]])
+        if jobs[-1] and len(jobs[-1]) + len(group) > most: jobs.append([])
+        jobs[-1] += group
+    return [job for jobs in found.values() for job in jobs]
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #2a387a12
-def prepare(cells: list[PlannedRun], data, device: str):
+def prepare(runs: list[PlannedRun], data, device: str):
     "Build every setting once, whatever its seed, so that what cannot run is refused now; raises InputError"
     seen = set()
-    for cell in cells:
-        key = json.dumps(cell.settings | {"seed": 0}, sort_keys=True)
+    for run in runs:
+        key = json.dumps(run.settings | {"seed": 0}, sort_keys=True)
         if key in seen: continue
         seen.add(key)
-        method, federation, _ = build(cell, data, device)
+        method, federation, _ = build(run, data, device)
         method.init_server(federation)
-        if "study" in cell.settings: studies.check_study(cell, data, device)
+        if "study" in run.settings: studies.check_study(run, data, device)

@@ -30,12 +30,12 @@ class LoggedRun:
 
 Logger = Callable[[LoggedRun], None]
 
-def logged_run(cell: PlannedRun, status: str = "complete", rows: Iterable[dict] = ()) -> LoggedRun:
+def logged_run(run: PlannedRun, status: str = "complete", rows: Iterable[dict] = ()) -> LoggedRun:
     "A planned run as loggers know it; its settings, but for those that are not set"
-    about = {"row": cell.row, "column": cell.column, "tier": cell.tier, **settings_columns(cell.settings)}
-    found = {k: v for k, v in (cell.settings["method"]["fields"] | about).items() if v is not None and v == v}
-    slug = Path(file_name(cell.settings)).stem
-    return LoggedRun(cell.run_id, cell.describe(), slug, found, steps(list(rows)), status)
+    about = {"row": run.row, "column": run.column, "tier": run.tier, **settings_columns(run.settings)}
+    found = {k: v for k, v in (run.settings["method"]["fields"] | about).items() if v is not None and v == v}
+    slug = Path(file_name(run.settings)).stem
+    return LoggedRun(run.run_id, run.describe(), slug, found, steps(list(rows)), status)
 
 def steps(rows: list[dict]) -> list[tuple[int, dict[str, float]]]:
     "(round, its metrics) for each row; rows are counted where rounds come again, as in studies of one client"
@@ -65,23 +65,23 @@ class Loggers:
             except InputError: raise
             except Exception as error: raise InputError(f"--log {given}: {brief(error)[:300]}") from None
         return cls(found)
-    def __call__(self, cell: PlannedRun, header: dict, rows: list[dict]) -> None:
+    def __call__(self, run: PlannedRun, header: dict, rows: list[dict]) -> None:
         "Send a run that has ended, unless it was sent before"
-        if not self.loggers or cell.run_id in self.seen: return
-        self.seen.add(cell.run_id)
-        run = logged_run(cell, header["status"], rows)
+        if not self.loggers or run.run_id in self.seen: return
+        self.seen.add(run.run_id)
+        logged = logged_run(run, header["status"], rows)
         for name, logger in list(self.loggers.items()):
-            try: logger(run)
+            try: logger(logged)
             except Exception as error:
                 self.failed.append(name)
                 del self.loggers[name]
                 say(f"logger {name} is left out, the runs go on without it: {brief(error)[:300]}")
 
-def log_stored(loggers: Loggers, cells: list[PlannedRun], results: str | Path):
-    "Send those of `cells` that have a result below `results`, and were not sent yet"
-    for c in cells if loggers.loggers else ():
-        path = run_path(results, c)
-        if path.exists() and (found := read_or_set_aside(path)): loggers(c, *found)
+def log_stored(loggers: Loggers, runs: list[PlannedRun], results: str | Path):
+    "Send those of `runs` that have a result below `results`, and were not sent yet"
+    for r in runs if loggers.loggers else ():
+        path = run_path(results, r)
+        if path.exists() and (found := read_or_set_aside(path)): loggers(r, *found)
 
 # %% ../../nbs/07_experiments/12_loggers.ipynb #bd562b9b
 def needed(module: str, extra: str):

@@ -53,9 +53,9 @@ def few_samples(federation: Federation, samples: int = TRIAL_SAMPLES) -> Federat
     train = tuple(rows[::max(1, len(rows) // samples)][:samples] for rows in federation.partition.train)
     return replace(federation, partition=replace(federation.partition, train=train))
 
-def trial(cell: PlannedRun, data=None, device: str = "cpu") -> Trial:
-    "What one client of a cell's first round has to do; raises InputError as `build`"
-    method, federation, _ = build(cell, data, device, stand_in)
+def trial(run: PlannedRun, data=None, device: str = "cpu") -> Trial:
+    "What one client of a run's first round has to do; raises InputError as `build`"
+    method, federation, _ = build(run, data, device, stand_in)
     with one_thread(), FlopCounterMode(display=False) as forward:
         federation.net(federation.initial, federation.data.batch(federation.data.test_x[:2], None, federation.dtype))
     small = few_samples(federation)
@@ -87,7 +87,7 @@ def trial(cell: PlannedRun, data=None, device: str = "cpu") -> Trial:
 @dataclass(frozen=True)
 class Cost:
     "Of one run, or of the runs of a table"
-    samples: float = 0.  # trained, each as often as it is held: epochs and phases are in the FLOPs
+    samples: float = 0.  # training samples of all participants and rounds; epochs and phases are in the FLOPs
     flops: float = 0.
     seconds: float = 0.  # of one worker on this device
     memory: float = 0.  # bytes: of the run that needs most
@@ -96,29 +96,29 @@ class Cost:
         return Cost(self.samples + other.samples, self.flops + other.flops, self.seconds + other.seconds,
                     max(self.memory, other.memory))
 
-def judged_bodies(cell: PlannedRun, of: Trial) -> int:
+def judged_bodies(run: PlannedRun, of: Trial) -> int:
     "How many bodies a run applies to the whole test set: a model that has not changed since it was judged is not again"
-    s = cell.settings
-    due = [t for t in range(1, cell.rounds + 1) if is_due(t, cell.rounds, s["every"], s.get("last", 1))]
+    s = run.settings
+    due = [t for t in range(1, run.rounds + 1) if is_due(t, run.rounds, s["every"], s.get("last", 1))]
     changed = [min(of.bodies * (t - before), of.most) for before, t in zip([0, *due], due)]
     return sum(changed) + of.absent + (of.clients if of.tuning else 0)
 
-def run_cost(cell: PlannedRun, of: Trial) -> Cost:
+def run_cost(run: PlannedRun, of: Trial) -> Cost:
     "What a run costs, if all its rounds are like the first client's"
-    samples = cell.rounds * of.samples
-    flops = samples * of.flops + judged_bodies(cell, of) * of.tests * of.judging + of.tuning
+    samples = run.rounds * of.samples
+    flops = samples * of.flops + judged_bodies(run, of) * of.tests * of.judging + of.tuning
     return Cost(samples, flops, of.seconds / of.flops * flops if of.flops else 0., of.memory)
 
-def work_key(cell: PlannedRun) -> str:
+def work_key(run: PlannedRun) -> str:
     "Equal for runs whose first clients have the same work"
     left = ("seed", "cohort_seed", "cohorts", "rounds", "every", "last", "drift", "study", "partition")
-    cut = {key: cell.settings["partition"][key] for key in ("recipe", "clients")}  # how unlike they are costs nothing
-    return json.dumps({k: v for k, v in cell.settings.items() if k not in left} | cut, sort_keys=True)
+    cut = {key: run.settings["partition"][key] for key in ("recipe", "clients")}  # how unlike they are costs nothing
+    return json.dumps({k: v for k, v in run.settings.items() if k not in left} | cut, sort_keys=True)
 
 def shared_rounds(one: PlannedRun, other: PlannedRun) -> int:
     "Rounds that two runs have in common, until the first drift parts them; studies count as a whole"
     if "study" in one.settings or stack_key(one) != stack_key(other): return 0
-    return min(c.settings["drift"].get("at", c.rounds) for c in (one, other))
+    return min(r.settings["drift"].get("at", r.rounds) for r in (one, other))
 
 @dataclass(frozen=True)
 class Plan:
@@ -127,35 +127,35 @@ class Plan:
     tier: str
     runs: int  # in all
     missing: int
-    packs: int  # groups of missing runs that are computed side by side
+    jobs: int  # of the missing runs: each computes its runs side by side
     cost: Cost  # of the missing ones
     known: int  # missing runs whose time is that of stored runs like them
     unknown: int = 0  # missing runs that are not in the cost: their data set is not here and its size not known
 
-def plan(spec: Spec, cells: list[PlannedRun], tier: str, results: Path | None = None, data=None, device: str = "cpu",
+def plan(spec: Spec, runs: list[PlannedRun], tier: str, results: Path | None = None, data=None, device: str = "cpu",
          stack: bool = False, trials: dict[str, Trial] | None = None, watch: Callable = iter) -> Plan:
-    """The plan for `cells` of a spec; raises InputError. Rounds that runs of a pack share are counted once.
+    """The plan for `runs` of a spec; raises InputError. Rounds that runs of a job share are counted once.
 
     `trials`: those made so far, for tables that share them; `watch`: passes the jobs on, and may show a bar."""
     folder = spec.results if results is None else results
-    cells = list({c.run_id: c for c in cells}.values())  # several cells may show one run
-    missing = [c for c in cells if not store.is_complete(store.run_path(folder, c))]
-    blind = {c.settings["data"]["name"] for c in missing} - {*SHAPES, *MADE}
+    runs = list({r.run_id: r for r in runs}.values())  # several cells of a table may show one run
+    missing = [r for r in runs if not store.is_complete(store.run_path(folder, r))]
+    blind = {r.settings["data"]["name"] for r in missing} - {*SHAPES, *MADE}
     blind = {name for name in blind if not SOURCES[name].present(data_dir(data))}
-    counted = [c for c in missing if c.settings["data"]["name"] not in blind]
+    counted = [r for r in missing if r.settings["data"]["name"] not in blind]
     groups, total, known = make_jobs(counted, stack), Cost(), 0
-    trials, stored = {} if trials is None else trials, [c for c in cells if c not in missing and device == "cpu"]
-    def kind(c): return pace(c), c.row
-    took = mean_seconds(((c, store.run_path(folder, c)) for c in stored), kind)
+    trials, stored = {} if trials is None else trials, [r for r in runs if r not in missing and device == "cpu"]
+    def kind(r): return pace(r), r.row
+    took = mean_seconds(((r, store.run_path(folder, r)) for r in stored), kind)
     for group in watch(groups):
-        for i, c in enumerate(group):
-            if work_key(c) not in trials: trials[work_key(c)] = trial(c, data, device)
-            now, like = run_cost(c, trials[work_key(c)]), took.get(kind(c))
+        for i, r in enumerate(group):
+            if work_key(r) not in trials: trials[work_key(r)] = trial(r, data, device)
+            now, like = run_cost(r, trials[work_key(r)]), took.get(kind(r))
             if like is not None: now, known = replace(now, seconds=like), known + 1
-            shared = max((shared_rounds(c, before) for before in group[:i]), default=0) / c.rounds
+            shared = max((shared_rounds(r, before) for before in group[:i]), default=0) / r.rounds
             own = 1 - shared if like is None else 1.
             total += Cost(now.samples * own, now.flops * own, now.seconds * own, now.memory)
-    return Plan(spec.name, tier, len(cells), len(missing), len(groups), total, known, len(missing) - len(counted))
+    return Plan(spec.name, tier, len(runs), len(missing), len(groups), total, known, len(missing) - len(counted))
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #0a1e78ed
 def amount(value: float, unit: str) -> str:
@@ -170,10 +170,10 @@ def plan_row(of: Plan, workers: int) -> dict:
     source = f"{of.known} stored, rest measured" if of.known else "measured"
     if of.known == of.missing: source = "stored runs"
     if of.unknown: source += f"; without {of.unknown} runs whose data are not here"
-    return {"table": of.name, "missing": f"{of.missing} of {of.runs}", "packs": str(of.packs),
+    return {"table": of.name, "missing": f"{of.missing} of {of.runs}", "jobs": str(of.jobs),
             "samples": amount(c.samples, ""), "work": amount(c.flops, "FLOP"),
             "memory": amount(c.memory, "B") if of.missing else "",
-            "time": duration(c.seconds / min(workers, max(of.packs, 1))) if of.missing else "",
+            "time": duration(c.seconds / min(workers, max(of.jobs, 1))) if of.missing else "",
             "by": source if of.missing else ""}
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #5c382234
@@ -209,7 +209,7 @@ def sbatch(path: Path, command: list[str], plans: list[Plan], jobs: int, hours: 
     workers = workers or max(1, min(4, int(fit)))
     enough = math.ceil(sum(p.cost.seconds for p in plans) / workers / LEAST)
     minutes = max(1, round(hours * 60))  # no limit is what 0 would say
-    jobs = max(1, min(jobs, enough, math.ceil(sum(p.packs for p in plans) / workers)))
+    jobs = max(1, min(jobs, enough, math.ceil(sum(p.jobs for p in plans) / workers)))
     more = {"gres": "gpu:1" if device == "cuda" else None} | directives
     text = SCRIPT.format(last=jobs - 1, throttle=min(throttle or jobs, jobs), workers=workers,
                          memory=round(memory * workers / 2**20), hours=minutes // 60, minutes=minutes % 60,
@@ -218,8 +218,8 @@ def sbatch(path: Path, command: list[str], plans: list[Plan], jobs: int, hours: 
     write_atomic(path, text.encode())
     return path
 
-def commands(spec: str, cells: list[PlannedRun], results: Path, more: list[str], stack: bool = False) -> list[str]:
+def commands(spec: str, runs: list[PlannedRun], results: Path, more: list[str], stack: bool = False) -> list[str]:
     "For each job that is missing in `results` a line for a shell: any engine may run them, in any order"
-    missing = {c.run_id: c for c in cells if not store.is_complete(store.run_path(results, c))}
-    return [shlex.join(["fedrepro", "run", spec, "--runs", ",".join(c.run_id for c in group), *more])
+    missing = {r.run_id: r for r in runs if not store.is_complete(store.run_path(results, r))}
+    return [shlex.join(["fedrepro", "run", spec, "--runs", ",".join(r.run_id for r in group), *more])
             for group in make_jobs(list(missing.values()), stack)]

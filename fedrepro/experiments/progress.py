@@ -24,10 +24,10 @@ def duration(seconds: float) -> str:
 # %% ../../nbs/07_experiments/08_progress.ipynb #eaff52bc
 class Progress:
     "Counts runs and rounds, and says so in the way that suits whoever listens"
-    def __init__(self, cells: list[PlannedRun], quiet: bool = False, on_done: Callable | None = None):
+    def __init__(self, runs: list[PlannedRun], quiet: bool = False, on_done: Callable | None = None):
         "`on_done` as in `compute_runs`"
-        self.on_done = on_done or (lambda cell, header, rows: None)  # hears of every run that is finished
-        self.cells, self.rounds = {c.run_id: c for c in cells}, dict.fromkeys((c.run_id for c in cells), 0)
+        self.on_done = on_done or (lambda run, header, rows: None)  # hears of every run that is finished
+        self.runs, self.rounds = {r.run_id: r for r in runs}, dict.fromkeys((r.run_id for r in runs), 0)
         self.ended: set[str] = set()
         self.given = 0  # rounds that were not computed here, or not at all
         self.started = self.said = time.monotonic()
@@ -35,7 +35,7 @@ class Progress:
         self.stack = ExitStack()
         self.show: Callable[[str], None] | None = None  # replaces the line that a person sees
     def __enter__(self):
-        if self.quiet or not self.cells: return self
+        if self.quiet or not self.runs: return self
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.text import Text
@@ -49,32 +49,32 @@ class Progress:
     def __exit__(self, *_): self.stack.close()
     def count(self) -> tuple[int, int]:
         "Rounds that are complete, and all rounds"
-        return sum(self.rounds.values()), sum(c.rounds for c in self.cells.values())
+        return sum(self.rounds.values()), sum(r.rounds for r in self.runs.values())
     def text(self, more: str = "") -> str:
         "How many runs have ended, `more`, and the time left by the rounds done so far"
-        (done, every), line = self.count(), f"{len(self.ended)} of {len(self.cells)} runs{more}"
+        (done, every), line = self.count(), f"{len(self.ended)} of {len(self.runs)} runs{more}"
         if not self.given < done < every: return line
         seconds = (time.monotonic() - self.started) / (done - self.given) * (every - done)
         return f"{line}, about {duration(seconds)} left"
-    def draw(self, show: Callable[[str], None], cell: PlannedRun):
+    def draw(self, show: Callable[[str], None], run: PlannedRun):
         done, every = self.count()
         full = 30 * done // every
-        show(f"{'█' * full}{'░' * (30 - full)} " + self.text(f", {done} of {every} rounds, {cell.describe()}"))
+        show(f"{'█' * full}{'░' * (30 - full)} " + self.text(f", {done} of {every} rounds, {run.describe()}"))
     def round(self, run_id: str, rounds: int):
         "So many rounds of a run are complete: one more, or those that another process has kept"
         if rounds > self.rounds[run_id] + 1: self.given += rounds - self.rounds[run_id]
         self.rounds[run_id] = rounds
         if self.quiet or time.monotonic() - self.said < (.5 if self.show else 60): return
         self.said = time.monotonic()
-        if self.show: self.draw(self.show, self.cells[run_id])
+        if self.show: self.draw(self.show, self.runs[run_id])
         else: say(self.text(", {} of {} rounds".format(*self.count())))
     def finish(self, run_id: str, outcome: str):
         "A run has ended; `outcome` is complete, diverged or failed"
         self.ended.add(run_id)
-        self.given += self.cells[run_id].rounds - self.rounds[run_id]  # rounds that nobody computes here
-        self.rounds[run_id] = self.cells[run_id].rounds
-        if self.show: self.draw(self.show, self.cells[run_id])
-        elif not self.quiet: say(self.text(f": {self.cells[run_id].describe()}: {outcome}"))
+        self.given += self.runs[run_id].rounds - self.rounds[run_id]  # rounds that nobody computes here
+        self.rounds[run_id] = self.runs[run_id].rounds
+        if self.show: self.draw(self.show, self.runs[run_id])
+        elif not self.quiet: say(self.text(f": {self.runs[run_id].describe()}: {outcome}"))
 
 # %% ../../nbs/07_experiments/08_progress.ipynb #67cac65f
 @dataclass
@@ -84,8 +84,8 @@ class SweepReport:
     skipped: list[Path] = field(default_factory=list)  # were complete before
     failed: dict[PlannedRun, str] = field(default_factory=dict)  # run -> error
     later: list[str] = field(default_factory=list)  # runs for which no time was left
-    theirs: list[Path] = field(default_factory=list)  # computed meanwhile, by others on the same folder
-    elsewhere: list[PlannedRun] = field(default_factory=list)  # others were at it, and were not waited for
+    theirs: list[Path] = field(default_factory=list)  # computed meanwhile by another process
+    elsewhere: list[PlannedRun] = field(default_factory=list)  # skipped: another process is computing them
     interrupted: bool = False
     signal: int = 2  # which interrupted: 2 Ctrl-C, 15 SIGTERM, 1 SIGHUP
 

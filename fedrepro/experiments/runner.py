@@ -35,46 +35,46 @@ class Outcome:
     path: Path | None = None  # the result file of a run that is done
     error: str = ""  # why it has failed
 
-def failed(cells: list[PlannedRun], error: str) -> list[Outcome]:
+def failed(runs: list[PlannedRun], error: str) -> list[Outcome]:
     "All of them have"
-    return [Outcome("failed", error=error)] * len(cells)
+    return [Outcome("failed", error=error)] * len(runs)
 
 def rest(job: Job, there: set[str], outcome: Outcome) -> list[Outcome]:
     "`outcome` for each run of a job that has no result and that nobody else computes; `there` had one before"
     def of(run_id: str, path: Path) -> Outcome:
         if store.is_complete(path): return Outcome("theirs" if run_id in there else "done", path)
         return Outcome("elsewhere") if held(path) else outcome
-    return [of(c.run_id, job.path(c)) for c in job.cells]
+    return [of(r.run_id, job.path(r)) for r in job.runs]
 
 def attempt(job: Job, on_round: Callable) -> list[Outcome]:
     "The outcome of each run of a job"
-    there = {c.run_id for c in job.cells if store.is_complete(job.path(c))}
+    there = {r.run_id for r in job.runs if store.is_complete(job.path(r))}
     try: paths = run_job(job, on_round)
     except TimeUp: return rest(job, there, Outcome("later"))
-    except Lost: return [Outcome("elsewhere")] * len(job.cells)
+    except Lost: return [Outcome("elsewhere")] * len(job.runs)
     except (Exception, SystemExit) as error: return rest(job, there, Outcome("failed", error=brief(error)))
-    return [Outcome("theirs" if c.run_id in there else "done" if path else "elsewhere", path)
-            for c, path in zip(job.cells, paths)]
+    return [Outcome("theirs" if r.run_id in there else "done" if path else "elsewhere", path)
+            for r, path in zip(job.runs, paths)]
 
-def note(report: SweepReport, progress: Progress, cells: list[PlannedRun], outcomes: list[Outcome]):
+def note(report: SweepReport, progress: Progress, runs: list[PlannedRun], outcomes: list[Outcome]):
     "Enter what became of a job's runs"
-    for cell, outcome in zip(cells, outcomes):
-        progress.ended.add(cell.run_id)
-        if outcome.status == "later": report.later.append(cell.describe())
-        elif outcome.status == "elsewhere": report.elsewhere.append(cell)
+    for run, outcome in zip(runs, outcomes):
+        progress.ended.add(run.run_id)
+        if outcome.status == "later": report.later.append(run.describe())
+        elif outcome.status == "elsewhere": report.elsewhere.append(run)
         elif outcome.path is None or (found := store.read_or_set_aside(outcome.path)) is None:
             error = outcome.error or "its result was damaged after it was written"
-            report.failed[cell] = error
-            progress.finish(cell.run_id, f"failed: {error}")
+            report.failed[run] = error
+            progress.finish(run.run_id, f"failed: {error}")
         else:
             (report.theirs if outcome.status == "theirs" else report.done).append(outcome.path)
-            progress.on_done(cell, *found)
-            progress.finish(cell.run_id, found[0]["status"])
+            progress.on_done(run, *found)
+            progress.finish(run.run_id, found[0]["status"])
 
 def run_here(jobs: list[Job], report: SweepReport, progress: Progress, task: Callable = attempt):
     "Run the jobs in this process; `task(job, on_round)` says what became of one"
     keep_memory()
-    for job in jobs: note(report, progress, job.cells, task(job, progress.round))
+    for job in jobs: note(report, progress, job.runs, task(job, progress.round))
 
 # %% ../../nbs/07_experiments/10_runner.ipynb #47dc013b
 def gpus() -> list[str]:
@@ -95,14 +95,14 @@ def run_apart(jobs: list[Job], workers: int, report: SweepReport, progress: Prog
             for i, kind, what in staff.work(tasks):
                 if kind == "report": progress.round(*what)
                 elif kind == "died":
-                    for cell in jobs[i].cells: progress.rounds[cell.run_id] = 0
-                elif kind == "done": note(report, progress, jobs[i].cells, what)
+                    for run in jobs[i].runs: progress.rounds[run.run_id] = 0
+                elif kind == "done": note(report, progress, jobs[i].runs, what)
                 else:
                     died = f"its worker process died {TRIES} times (killed, or out of memory?)"
                     why = died if kind == "lost" else brief(what)
-                    note(report, progress, jobs[i].cells, failed(jobs[i].cells, why))
+                    note(report, progress, jobs[i].runs, failed(jobs[i].runs, why))
         except NoWorker as error:
-            left = [c for job in jobs for c in job.cells if c.run_id not in progress.ended]
+            left = [r for job in jobs for r in job.runs if r.run_id not in progress.ended]
             note(report, progress, left, failed(left, str(error)))
 
 def run_near(jobs: list[Job], report: SweepReport, progress: Progress, workers: int):
@@ -125,29 +125,29 @@ def awaited(report: SweepReport, progress: Progress, results: str | Path, until:
     began, told = time.monotonic(), progress.quiet
     while report.elsewhere:
         theirs, report.elsewhere, free = report.elsewhere, [], []
-        for c in theirs:
-            path, lease = store.run_path(results, c), lease_of(store.run_path(results, c))
+        for r in theirs:
+            path, lease = store.run_path(results, r), lease_of(store.run_path(results, r))
             done = store.is_complete(path)
-            if not done and held(path): report.elsewhere.append(c)
+            if not done and held(path): report.elsewhere.append(r)
             elif done or store.is_complete(path):  # a result is there before its lease goes
                 report.theirs.append(path)
-                progress.finish(c.run_id, "computed by another process")
-            elif (now := mark(lease)) and tried.get(c.run_id) == now:
+                progress.finish(r.run_id, "computed by another process")
+            elif (now := mark(lease)) and tried.get(r.run_id) == now:
                 why = f"the lease of {whose(lease)} is void, but cannot be taken over; remove the file"
-                note(report, progress, [c], failed([c], why))
+                note(report, progress, [r], failed([r], why))
             else:
-                if now: tried[c.run_id] = now
-                free.append(c)
-        progress.ended -= {c.run_id for c in free}
+                if now: tried[r.run_id] = now
+                free.append(r)
+        progress.ended -= {r.run_id for r in free}
         if free or not wait: return free
         if time.time() >= until:
-            report.later += [c.describe() for c in report.elsewhere]
+            report.later += [r.describe() for r in report.elsewhere]
             report.elsewhere = []
         elif report.elsewhere:
             if not told and time.monotonic() - began > QUIETLY:
-                told, c = True, report.elsewhere[0]
-                holder = whose(lease_of(store.run_path(results, c)))
-                say(f"waiting for {len(report.elsewhere)} runs of others: {c.describe()} is held by {holder}; after "
+                told, r = True, report.elsewhere[0]
+                holder = whose(lease_of(store.run_path(results, r)))
+                say(f"waiting for {len(report.elsewhere)} runs of others: {r.describe()} is held by {holder}; after "
                     f"{PATIENCE:.0f} s without such a sign it is taken over")
             time.sleep(GLANCE)
     return []
@@ -164,26 +164,26 @@ def remove_leftovers(folder: Path):
     with contextlib.suppress(InputError): forget_finished(kept, lambda run_id: store.has_run(folder, run_id))
     with contextlib.suppress(OSError): kept.rmdir()  # when it is empty
 
-def compute_runs(cells: list[PlannedRun], results: str | Path, *, data=None, device: str = "cpu", workers: int = 1,
+def compute_runs(runs: list[PlannedRun], results: str | Path, *, data=None, device: str = "cpu", workers: int = 1,
                  quiet: bool = False, how: str = "auto", every: int | None = None, until: float = math.inf,
                  pool: Callable | None = None, wait: bool = True, on_done: Callable | None = None) -> SweepReport:
-    """Compute the cells that are not in `results` yet, in `workers` processes; a failing run does not stop the others.
+    """Compute the runs that are not in `results` yet, in `workers` processes; a failing run does not stop the others.
 
     `data`, `device`, `how`, `every` and `until` are those of each `Job`: at `until` runs stop and are kept, and none
-    starts. `pool(jobs, report, progress)` computes them in place of processes here. Runs that others on the same folder
-    compute are waited for, or not (`wait`). `on_done(cell, header, rows)` is called in this process for each run that
-    is finished. Raises InputError before anything is computed: wrong device or executor, missing data, a folder that
-    cannot be written."""
+    starts. `pool(jobs, report, progress)` computes them in place of processes here. Runs that another
+    process is computing are waited for, or skipped (`wait`). `on_done(run, header, rows)` is called in this process
+    for each run that is finished. Raises InputError before anything is computed: wrong device or executor, missing
+    data, a folder that cannot be written."""
     COUNT(workers, "workers")
     choice(how, executor_names(), "executor")
-    cells = list({c.run_id: c for c in cells}.values())
+    runs = list({r.run_id: r for r in runs}.values())
     here = "cpu" if pool else pick_device(device)  # a cluster's workers may have the GPU that this machine lacks
     device = choice(device, ("auto", "cpu", "cuda"), "device") if pool else here
-    for tier in {c.tier for c in cells}: remove_leftovers(store.check_writable(Path(results)/tier))
-    there = {c.run_id for c in cells if store.is_complete(store.run_path(results, c))}
-    todo = [c for c in cells if c.run_id not in there]
-    for c in todo: refuse_taken(store.run_path(results, c))
-    report = SweepReport(skipped=[store.run_path(results, c) for c in cells if c.run_id in there])
+    for tier in {r.tier for r in runs}: remove_leftovers(store.check_writable(Path(results)/tier))
+    there = {r.run_id for r in runs if store.is_complete(store.run_path(results, r))}
+    todo = [r for r in runs if r.run_id not in there]
+    for r in todo: refuse_taken(store.run_path(results, r))
+    report = SweepReport(skipped=[store.run_path(results, r) for r in runs if r.run_id in there])
     tried: dict[str, tuple] = {}
     stack, left = how in ("stacked", "stacked-graphs") or (how == "auto" and device == "cuda"), todo
     with Progress(todo, quiet, on_done) as progress:
@@ -195,9 +195,9 @@ def compute_runs(cells: list[PlannedRun], results: str | Path, *, data=None, dev
                 left = awaited(report, progress, results, until, wait, tried)
         except KeyboardInterrupt as stop:  # perhaps between a result's last byte and our note of it: the files decide
             report.interrupted, report.signal = True, (*stop.args, 2)[0]
-            paths = (store.run_path(results, c) for c in todo)
+            paths = (store.run_path(results, r) for r in todo)
             report.done = [p for p in paths if p not in report.theirs and store.is_complete(p)]
-    for tier in {c.tier for c in todo}: clear(Path(results)/tier)  # of workers that were killed
-    for c, error in report.failed.items(): say(f"{c.describe()} failed: {error}")
+    for tier in {r.tier for r in todo}: clear(Path(results)/tier)  # of workers that were killed
+    for r, error in report.failed.items(): say(f"{r.describe()} failed: {error}")
     if report.interrupted: say(report.summary())
     return report

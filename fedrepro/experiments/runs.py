@@ -192,14 +192,14 @@ def pick_device(device: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #65a5b461
-def build(cell: PlannedRun, data=None, device: str = "cpu", load=load_data):
-    "(method, federation, rounds) of a cell; `data` is the folder from which `load` reads data sets. Raises InputError"
+def build(run: PlannedRun, data=None, device: str = "cpu", load=load_data):
+    "(method, federation, rounds) of a run; `data` is the folder from which `load` reads data sets. Raises InputError"
     import torch
     from fedrepro.engine.federation import Federation, in_precision
     from fedrepro.experiments.local_study import assigned
     from fedrepro.models import networks
     method_classes()  # the files of --import may bring data sets too
-    s, device = cell.settings, pick_device(device)
+    s, device = run.settings, pick_device(device)
     d = load(s["data"]["name"], None if data is None else str(data), s["data"]["recipe"], device)
     d = first(d, s["data"].get("train_samples"), s["data"].get("test_samples"))
     split, drift = dict(s["partition"]), dict(s["drift"])
@@ -214,5 +214,5 @@ def build(cell: PlannedRun, data=None, device: str = "cpu", load=load_data):
     net = in_precision(networks.network(s["network"], classes=d.classes, shape=d.shape), s.get("precision", "float32"))
     federation = Federation(d, net, cut, schedule, seed=s["seed"], participation=s["participation"],
                             cohorts=s.get("cohorts", s["cohort_seed"]), labels=given)
-    method = make_method(s["method"]["class"], s["method"]["fields"], cell.describe())
+    method = make_method(s["method"]["class"], s["method"]["fields"], run.describe())
     return method, federation.pooled() if method.pooled else federation, s["rounds"]

@@ -196,9 +196,9 @@ class Spec:
 
         Those of both tables for a difference, none for a picture of partitions. Raises InputError."""
         found = self.grid(tier, methods, seeds)
-        if self.difference: found = [c for part in self.difference for c in part.runs(tier, methods, seeds)]
-        order = {seed: i for i, seed in enumerate(dict.fromkeys(c.seed for c in found))}
-        return [] if self.plot == "bubbles" else sorted(found, key=lambda c: order[c.seed])
+        if self.difference: found = [r for part in self.difference for r in part.runs(tier, methods, seeds)]
+        order = {seed: i for i, seed in enumerate(dict.fromkeys(r.seed for r in found))}
+        return [] if self.plot == "bubbles" else sorted(found, key=lambda r: order[r.seed])
 
     def grid(self, tier: str, methods=None, seeds: int | list[int] | None = None) -> list[PlannedRun]:
         "Every row in every column, as `runs` but in this order and whether it is run or not; raises InputError"
@@ -215,12 +215,12 @@ class Spec:
                           for s in pick_seeds(v["seeds"], seeds, f"{where}: seeds")]
         return found
 
-    def axis(self, cell: PlannedRun):
-        "Where `cell` stands in a plot against a setting: its value of it, or its row's name; raises InputError"
-        if self.against == "row": return cell.row
-        column = next(c for c in self.tier_columns(cell.tier) if c.label == cell.column)
-        values = {k: v.value for k, v in self.values(cell.tier, cell.row, column).items()}
-        values |= cell.settings["method"]["fields"]
+    def axis(self, run: PlannedRun):
+        "Where `run` stands in a plot against a setting: its value of it, or its row's name; raises InputError"
+        if self.against == "row": return run.row
+        column = next(c for c in self.tier_columns(run.tier) if c.label == run.column)
+        values = {k: v.value for k, v in self.values(run.tier, run.row, column).items()}
+        values |= run.settings["method"]["fields"]
         return values[choice(self.against, values, f"{self.path}: against")]
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #bff4f22f
@@ -293,7 +293,7 @@ def keep_spec(spec: Spec, files: tuple):
 
     It holds as long as the package's code, and `files`."""
     def own(run: dict) -> bool: return "source" in run["method"] or "source" in run.get("study", {}).get("start", {})
-    known = [{json.dumps([tier, c.column, c.row]): c.settings for tier in s.tiers for c in s.grid(tier, seeds=1)}
+    known = [{json.dumps([tier, r.column, r.row]): r.settings for tier in s.tiers for r in s.grid(tier, seeds=1)}
              for s in (spec, *spec.difference)]
     if any(own(run) for part in known for run in part.values()): return  # it may be edited at any time
     plain = json.loads(json.dumps({"spec": asdict(spec), "known": known}, default=str))

@@ -27,9 +27,9 @@ def file_name(settings: dict) -> str:
     return (f"{settings['method']['class']}-{settings['data']['name']}-{settings['partition']['clients']}c"
             f"-s{settings['seed']}-{run_id(settings)}.jsonl")
 
-def run_path(results: str | Path, cell: PlannedRun) -> Path:
+def run_path(results: str | Path, run: PlannedRun) -> Path:
     "The file of a run below `results`, the folder that holds one folder a tier"
-    return Path(results)/cell.tier/file_name(cell.settings)
+    return Path(results)/run.tier/file_name(run.settings)
 
 # %% ../../nbs/07_experiments/07_store.ipynb #9be1a7cb
 def git(*arguments: str) -> str | None:

@@ -42,16 +42,16 @@ class ActivePrelude(ActiveRun):
     @property
     def ended(self) -> bool: return super().ended or self.reached  # or the last round is complete, or it diverged
 
-def prelude(cell: PlannedRun, data, device: str, line: str) -> ActivePrelude:
+def prelude(run: PlannedRun, data, device: str, line: str) -> ActivePrelude:
     "The federation of a study; `line` is equal for those that share it. Raises InputError"
-    study, (method, federation, rounds) = cell.settings["study"], build(cell, data, device)
-    if "start" in study: method = make_method(study["start"]["class"], study["start"]["fields"], cell.describe())
+    study, (method, federation, rounds) = run.settings["study"], build(run, data, device)
+    if "start" in study: method = make_method(study["start"]["class"], study["start"]["fields"], run.describe())
     return ActivePrelude(method, federation.pooled() if method.pooled else federation,
-                         max(study.get("rounds", [rounds])), 1, line, evaluate=watcher(cell), study=study)
+                         max(study.get("rounds", [rounds])), 1, line, evaluate=watcher(run), study=study)
 
-def watcher(cell: PlannedRun) -> Callable:
+def watcher(run: PlannedRun) -> Callable:
     "What is evaluated after a round: of a study, only what it needs"
-    study = cell.settings.get("study")
+    study = run.settings.get("study")
     if study is None: return Evaluator()
     def watch(method, federation, at, final=False) -> dict:
         if at.round in study.get("rounds", ()):
@@ -67,44 +67,44 @@ def watcher(cell: PlannedRun) -> Callable:
     return watch
 
 # %% ../../nbs/07_experiments/05_studies.ipynb #dbf64a43
-def the_client(cell: PlannedRun, course: ActiveRun) -> tuple[FedAvg, Client]:
+def the_client(run: PlannedRun, active: ActiveRun) -> tuple[FedAvg, Client]:
     "(the method, with the study's number of epochs; its client in the round after the last)"
-    s, study, at, federation = cell.settings, cell.settings["study"], course.at, course.federation
-    method = make_method(s["method"]["class"], s["method"]["fields"] | {"epochs": study["epochs"]}, cell.describe())
+    s, study, at, federation = run.settings, run.settings["study"], active.at, active.federation
+    method = make_method(s["method"]["class"], s["method"]["fields"] | {"epochs": study["epochs"]}, run.describe())
     k = position(federation.partition, study["client"])
     if "start" in study: server, state = method.init_server(federation), method.init_client(federation, k)
     else: server, state = at.server, moved(at.states[k], federation.device)
     message = method.broadcast(server | {"params": at.server["params"]})
     return method, federation.client(k, at.round, message, state)
 
-def conclude(cell: PlannedRun, course: ActiveRun):
-    "After the federation of a study: look at the client, whose rows become the course's. Nothing for any other run"
-    study, history = cell.settings.get("study"), course.history
+def conclude(run: PlannedRun, active: ActiveRun):
+    "After the federation of a study: look at the client, whose rows become the active run's. Nothing for any other run"
+    study, history = run.settings.get("study"), active.history
     if study is None: return
-    rows, diverged, at = [], history.diverged, course.at
+    rows, diverged, at = [], history.diverged, active.at
     if study["name"] == "samples":
         rows = [{"round": r["round"], "epoch": 0} | row for r in history.rows for row in r.get("samples", ())]
     elif not diverged:
-        method, client = the_client(cell, course)
+        method, client = the_client(run, active)
         look, most = {"local": local_rows, "slice": slice_rows}[study["name"]], limit(client.initial)
-        found = look(method, course.federation, client, study["samples"])
+        found = look(method, active.federation, client, study["samples"])
         bad = next((i for i, row in enumerate(found) if not abs(row["drift_norm"]) <= most), None)
         rows = [{"round": at.round} | row for row in found[:bad]]
         if bad is not None: diverged = record(at.round, client.id, found[bad]["drift_norm"])
-    course.history = History(rows, replace(at, diverged=diverged))
+    active.history = History(rows, replace(at, diverged=diverged))
 
 # %% ../../nbs/07_experiments/05_studies.ipynb #b1b6925b
-def check_study(cell: PlannedRun, data, device: str):
+def check_study(run: PlannedRun, data, device: str):
     "Raises InputError unless the study of this run can be computed"
-    course = prelude(cell, data, device, "")
-    course.history = History(snapshot=begin(course.method, course.federation))
-    settings = cell.settings["study"]
-    named = make_method(cell.settings["method"]["class"], cell.settings["method"]["fields"], cell.describe())
-    for method in (course.method, named):
-        if method.personal or method.survey() is not None or "params" not in course.at.server:
-            raise InputError(f"{cell.describe()}: {type(method).__name__} has no one global model that clients receive "
+    active = prelude(run, data, device, "")
+    active.history = History(snapshot=begin(active.method, active.federation))
+    settings = run.settings["study"]
+    named = make_method(run.settings["method"]["class"], run.settings["method"]["fields"], run.describe())
+    for method in (active.method, named):
+        if method.personal or method.survey() is not None or "params" not in active.at.server:
+            raise InputError(f"{run.describe()}: {type(method).__name__} has no one global model that clients receive "
                              "and trains; a study needs one")
     if "epochs" in settings:
-        method, client = the_client(cell, course)
+        method, client = the_client(run, active)
         the_phase(method, client, settings["samples"])
-    else: position(course.federation.partition, settings["client"])
+    else: position(active.federation.partition, settings["client"])

@@ -31,10 +31,10 @@ class Step:
     seeds: tuple[int, ...] | None = None  # some of the spec's, or more than it lists
     tiers: tuple[str, ...] | None = None
 
-    def has(self, cell: PlannedRun) -> bool:
+    def has(self, run: PlannedRun) -> bool:
         "Whether a run of its specs belongs to it"
-        found: dict[str, set] = {"methods": {cell.row}, "places": cell.places, "seeds": {cell.seed},
-                                 "tiers": {cell.tier}}
+        found: dict[str, set] = {"methods": {run.row}, "places": run.places, "seeds": {run.seed},
+                                 "tiers": {run.tier}}
         limits = [(names, getattr(self, key)) for key, names in found.items()]
         return all(limit is None or not names.isdisjoint(limit) for names, limit in limits)
     def describe(self) -> str:
@@ -76,29 +76,29 @@ class SweepPart:
     "Runs of a step that are computed in one go: those of one folder of results and one data set"
     folder: Path
     data: str
-    cells: list[PlannedRun] = field(default_factory=list)
+    runs: list[PlannedRun] = field(default_factory=list)
 
     @property
     def missing(self) -> list[PlannedRun]:
         "The runs without a finished result"
-        return [c for c in self.cells if not store.is_complete(store.run_path(self.folder, c))]
+        return [r for r in self.runs if not store.is_complete(store.run_path(self.folder, r))]
 
 def plan_steps(steps: list[Step], specs: dict[str, Spec], tier: str,
                results: Path | None = None) -> list[list[SweepPart]]:
     "For each step its parts; `results` in place of the folders beside the specs"
-    seen, found, cells = set(), [], {name: s.runs(tier) for name, s in specs.items() if tier in s.tiers}
+    seen, found, runs = set(), [], {name: s.runs(tier) for name, s in specs.items() if tier in s.tiers}
     for step in steps:
         parts = {}
-        for name in (n for n in step.specs if n in cells):
+        for name in (n for n in step.specs if n in runs):
             folder = specs[name].results if results is None else results/specs[name].folder
             asked = step.seeds or ()
-            listed = {c.seed for c in cells[name]}.issuperset(asked)
+            listed = {r.seed for r in runs[name]}.issuperset(asked)
             more = [] if listed else specs[name].runs(tier, seeds=list(asked))
-            for c in filter(step.has, [*cells[name], *more]):
-                if (folder, c.run_id) in seen: continue
-                seen.add((folder, c.run_id))
-                kind = c.settings["data"]["name"]
-                parts.setdefault((folder, kind), SweepPart(folder, kind)).cells.append(c)
+            for r in filter(step.has, [*runs[name], *more]):
+                if (folder, r.run_id) in seen: continue
+                seen.add((folder, r.run_id))
+                kind = r.settings["data"]["name"]
+                parts.setdefault((folder, kind), SweepPart(folder, kind)).runs.append(r)
         found.append(list(parts.values()))
     return found
 
@@ -123,11 +123,11 @@ def sweep(planned: list[list[SweepPart]], seconds: float | None = None, quiet: b
     "Compute what is missing, step by step, for at most `seconds`; `how` are arguments of `runner.compute_runs`"
     until, whole = float("inf") if seconds is None else time.time() + seconds, SweepReport()
     for i, part in ((i, part) for i, parts in enumerate(planned, 1) for part in parts):
-        missing = {c.run_id: c for c in part.missing}
-        whole.skipped += [store.run_path(part.folder, c) for c in part.cells if c.run_id not in missing]
+        missing = {r.run_id: r for r in part.missing}
+        whole.skipped += [store.run_path(part.folder, r) for r in part.runs if r.run_id not in missing]
         if not missing: continue
         if time.time() >= until:
-            whole.later += [c.describe() for c in missing.values()]
+            whole.later += [r.describe() for r in missing.values()]
             continue
         if not quiet: say(f"step {i}: {len(missing)} runs on {part.data} for {part.folder}")
         try: report = compute_runs(list(missing.values()), part.folder, until=until, quiet=quiet, **how)
@@ -143,25 +143,25 @@ def sweep(planned: list[list[SweepPart]], seconds: float | None = None, quiet: b
     return whole
 
 def mean_seconds(runs: Iterable[tuple[PlannedRun, Path]], kind: Callable) -> dict:
-    "`kind(cell)` -> mean seconds of those of `runs`, cells with their files, that are finished"
+    "`kind(run)` -> mean seconds of those of `runs`, with their files, that are finished"
     took: dict[Any, list[float]] = {}
-    for cell, path in runs:
+    for run, path in runs:
         found = store.read_or_set_aside(path)
-        if found: took.setdefault(kind(cell), []).append(found[0].get("wall_seconds") or 0.)
+        if found: took.setdefault(kind(run), []).append(found[0].get("wall_seconds") or 0.)
     return {key: sum(seconds) / len(seconds) for key, seconds in took.items()}
 
 def outlook(steps: list[Step], planned: list[list[SweepPart]]) -> Iterator[dict]:
     "A line for each step with missing runs: how many, and how long they may take by what like runs have taken"
     parts = [part for parts in planned for part in parts]
-    took = mean_seconds(((c, store.run_path(part.folder, c)) for part in parts for c in part.cells), pace)
+    took = mean_seconds(((r, store.run_path(part.folder, r)) for part in parts for r in part.runs), pace)
     for i, (step, parts) in enumerate(zip(steps, planned), 1):
-        missing = [c for part in parts for c in part.missing]
-        guesses = [took[pace(c)] for c in missing if pace(c) in took]
+        missing = [r for part in parts for r in part.missing]
+        guesses = [took[pace(r)] for r in missing if pace(r) in took]
         long = f"{duration(sum(guesses))} for {len(guesses)} of them" if guesses else "not known"
         what = step.describe() if i < len(steps) else "all others"
         if missing: yield {"step": i, "missing": len(missing), "time": long, "what": what}
 
-def pace(cell: PlannedRun) -> tuple:
+def pace(run: PlannedRun) -> tuple:
     "Runs for which this is equal take about as long"
-    s = cell.settings
-    return cell.tier, cell.method, s["network"], s["rounds"], s["partition"]["clients"], s["participation"]
+    s = run.settings
+    return run.tier, run.method, s["network"], s["rounds"], s["partition"]["clients"], s["participation"]

@@ -134,7 +134,7 @@ def checked(raw: dict[str, Any], folder: Path) -> Spec:
 # %% ../../nbs/09_reporting/04_compare.ipynb #cd5def31
 def differences(spec: Spec) -> list[str]:
     "For each row its settings that some other row does not have, or has another value of, in words"
-    fields = {c.row: c.settings["method"]["fields"] for c in spec.runs(OWN_TIER, seeds=1)}
+    fields = {r.row: r.settings["method"]["fields"] for r in spec.runs(OWN_TIER, seeds=1)}
     first, *others = fields.values()
     same = {k for k, v in first.items() if all(k in row and row[k] == v for row in others)}
     own = {row: [f"{k.replace('_', ' ')} {'none' if v is None else value_in_words(v)}" for k, v in values.items()
@@ -167,7 +167,7 @@ def compare(methods, dataset: str = "digits", clients: int = 20, alpha: float | 
             executor: str = "auto", quiet: bool = False, log=None) -> "ComparedTable":
     """Run what is missing of `methods` (names, or label -> values) in one setting; its result. Raises InputError
 
-    `alpha`: Dirichlet concentration, None = alike clients; `drift` at `drift_round` (default: half way);
+    `alpha`: Dirichlet concentration, None = IID; `drift` at `drift_round` (default: half way);
     `participation` in (0, 1]; `seeds`: how many, or which; `lr` to `clip_norm`: the local optimiser of every row that
     is not given one of its own; `name` of the file; `folder` keeps spec and runs: what is finished is never computed
     again; `workers`: processes; `log`: loggers, or texts like tensorboard:DIR."""
@@ -180,9 +180,9 @@ def compare(methods, dataset: str = "digits", clients: int = 20, alpha: float | 
            "methods": {k: {"source": SOURCE} | scaled(row, rounds) for k, row in rows.items()}, "tiers": {OWN_TIER: {}}}
     raw["table"] = name or f"{dataset.replace(' ', '')}-{run_id({'text': written(raw)})[:8]}"
     spec, loggers = checked(raw, folder), Loggers.of(log)
-    cells = spec.runs(OWN_TIER)
-    report = compute_runs(cells, folder/"results", data=data, device=device, workers=workers, quiet=quiet, how=executor,
+    runs = spec.runs(OWN_TIER)
+    report = compute_runs(runs, folder/"results", data=data, device=device, workers=workers, quiet=quiet, how=executor,
                           on_done=loggers)
-    log_stored(loggers, cells, folder/"results")
+    log_stored(loggers, runs, folder/"results")
     write_atomic(spec.path, written(raw).encode())
     return ComparedTable(spec, OWN_TIER, folder/"results", report)

@@ -101,9 +101,10 @@ def curves(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataF
 
     A final fine-tuning is left out: a curve is of one kind of model."""
     def untuned(run, metric): return series(metric_rows(run, metric), metric.removesuffix("_untuned") + "_untuned")
-    kept = [run.assign(row=c.row, column=c.column, **{m: untuned(run, m) for m in (spec.metric, *spec.beside)})
-            for c, run in stored_runs(spec, tier, results)]
-    names = ["row", "column", "seed", "status", "diverged", "round", spec.metric, *spec.beside]
+    metrics = spec.metric, *spec.beside
+    kept = [run.assign(row=planned.row, column=planned.column, **{m: untuned(run, m) for m in metrics})
+            for planned, run in stored_runs(spec, tier, results)]
+    names = ["row", "column", "seed", "status", "diverged", "round", *metrics]
     return pd.concat(kept, ignore_index=True)[names] if kept else pd.DataFrame(columns=names)
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #07c64313
@@ -132,14 +133,14 @@ def mark_drift(ax: Axes, rounds: tuple[int, ...]) -> None:
                     textcoords="offset points", va="bottom", fontsize=8, color="0.25")
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #4f1989e9
-def schedule_of(cell: PlannedRun):
-    "When and where labels change in a cell of ten classes"
-    settings, clients = dict(cell.settings["drift"]), cell.settings["partition"]["clients"]
+def schedule_of(run: PlannedRun):
+    "When and where labels change in a run on ten classes"
+    settings, clients = dict(run.settings["drift"]), run.settings["partition"]["clients"]
     return drift(settings.pop("name"), clients=clients, classes=10, **settings)
 
-def drift_rounds(cell: PlannedRun) -> tuple[int, ...]:
-    "The rounds (from 0) at whose start labels change in this cell; empty without concept drift"
-    return tuple(schedule_of(cell).change_rounds)
+def drift_rounds(run: PlannedRun) -> tuple[int, ...]:
+    "The rounds (from 0) at whose start labels change in this run; empty without concept drift"
+    return tuple(schedule_of(run).change_rounds)
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #fb596f60
 PARTITION_WORDS = {"iid": "IID", "iid-class": "IID", "sort": "sorted by label", "natural": "natural clients"}
@@ -158,11 +159,11 @@ def partition_words(part: dict) -> str:
     "How samples are spread over clients, for a title"
     return f"Dir({part['alpha']:g})" if "alpha" in part else PARTITION_WORDS.get(part["recipe"], part["recipe"])
 
-def setting(cell: PlannedRun, tier: str) -> str:
-    "A panel's title: the cell's setting in words"
-    drift_ = cell.settings["drift"]["name"]
-    words = [partition_words(cell.settings["partition"]), f"{'no' if drift_ == 'none' else drift_} drift"]
-    return ", ".join([cell.column, *(w for w in words if w not in cell.column), f"tier {tier}"])
+def setting(run: PlannedRun, tier: str) -> str:
+    "A panel's title: the run's setting in words"
+    drift_ = run.settings["drift"]["name"]
+    words = [partition_words(run.settings["partition"]), f"{'no' if drift_ == 'none' else drift_} drift"]
+    return ", ".join([run.column, *(w for w in words if w not in run.column), f"tier {tier}"])
 
 def axis_label(metric: str) -> str:
     "A metric in words with its unit, for an axis"
@@ -242,18 +243,18 @@ def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) ->
     wide = None if len(metrics) == 1 else len(columns) if len(columns) > 1 else len(metrics)
     fig, axes = grid(len(panels), wide)
     for ax, (metric, column) in zip(axes, panels):
-        cell, here = next(c for c in spec.runs(tier) if c.column == column.label), long[long.column == column.label]
+        run, here = next(r for r in spec.runs(tier) if r.column == column.label), long[long.column == column.label]
         plot_curves(ax, here, metric, styles)
-        mark_drift(ax, drift_rounds(cell))
+        mark_drift(ax, drift_rounds(run))
         ours = {row: s for row, s in styles.items() if row in set(here.row) and s.colour != REST}
-        if judged and metric == spec.metric: plot_published(ax, spec, column, cell.rounds, ours)
+        if judged and metric == spec.metric: plot_published(ax, spec, column, run.rounds, ours)
         ax.set(xlabel="round", ylabel=textwrap.fill(axis_label(metric), 30))
         ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         if metric == "used_models":
             ax.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
             ax.set_ylim(bottom=0)
-        title = setting(cell, tier).replace("tier ", "tier\N{no-break space}")
-        pad = 16 if drift_rounds(cell) else 6  # the drift's label stands between
+        title = setting(run, tier).replace("tier ", "tier\N{no-break space}")
+        pad = 16 if drift_rounds(run) else 6  # the drift's label stands between
         if len(columns) == 1 < len(metrics): fig.suptitle(title, fontsize=9)
         else: ax.set_title(textwrap.fill(title, 78 if len(axes) < 3 else 52), fontsize=9, pad=pad)
     for metric in metrics:  # one metric has one scale

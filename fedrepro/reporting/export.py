@@ -23,8 +23,8 @@ from ..verdicts.verdicts import VERDICTS
 # %% ../../nbs/09_reporting/02_export.ipynb #a7b16756
 def tidy(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
     "Every evaluated round of every finished run of a table (of both, for a difference); raises InputError without any"
-    kept = [run.assign(table=part.name, row=c.row, column=c.column, tier=tier)
-            for part in spec.difference or (spec,) for c, run in stored_runs(part, tier, results)]
+    kept = [run.assign(table=part.name, row=planned.row, column=planned.column, tier=tier)
+            for part in spec.difference or (spec,) for planned, run in stored_runs(part, tier, results)]
     if not kept: refuse_empty(spec, tier, results)
     frame = pd.concat(kept, ignore_index=True)
     empty = [c for c in frame if c not in COLUMNS and frame[c].isna().all()]  # of other tables' runs

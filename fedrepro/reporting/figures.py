@@ -34,7 +34,7 @@ from ..verdicts.summaries import seed_values, stored_runs
 # %% ../../nbs/09_reporting/01_figures.ipynb #182cc43d
 def points(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
     "One line a finished run: what `seed_values` has, `x` (the setting), `y` (the spec's statistic), `line` to join"
-    where = {(c.row, c.column): spec.axis(c) for c in spec.runs(tier)}
+    where = {(r.row, r.column): spec.axis(r) for r in spec.runs(tier)}
     found = seed_values(spec, tier, results)
     found["x"] = ["none" if (x := where[key]) is None else x for key in zip(found.row, found.column)]
     found["y"] = found[spec.statistic]
@@ -73,9 +73,9 @@ def against_figure(spec: Spec, tier: str, results: str | Path | None = None) -> 
     fig, (ax,) = grid(1)
     order = [c.label for c in spec.tier_columns(tier)] if set(found.line) <= set(found.column) else list(spec.rows)
     plot_against(ax, found, line_styles(spec, [name for name in order if name in set(found.line)]))
-    cell = next(c for c in spec.runs(tier) if (c.row, c.column) in set(zip(found.row, found.column)))
+    run = next(r for r in spec.runs(tier) if (r.row, r.column) in set(zip(found.row, found.column)))
     names = "" if spec.against == "row" else spec.against.replace("_", " ")
-    ax.set(xlabel=names, ylabel=f"{axis_label(spec.metric)}, round {cell.rounds}")
+    ax.set(xlabel=names, ylabel=f"{axis_label(spec.metric)}, round {run.rounds}")
     ax.set_title(f"{spec.paper}, {spec.kind} {spec.table}, tier {tier}", fontsize=9)
     if notes := diverged_notes(found): fig.supxlabel("\n".join(notes), fontsize=8, x=.01, ha="left")
     fig.legend(loc="outside right center", frameon=False, fontsize=9, title_fontsize=9, title=over_seeds(found))
@@ -84,39 +84,40 @@ def against_figure(spec: Spec, tier: str, results: str | Path | None = None) -> 
 # %% ../../nbs/09_reporting/01_figures.ipynb #4bd98718
 SHOWN = 20  # clients in a picture of a partition; of more, a random draw
 
-def shown_clients(cell: PlannedRun) -> list[int]:
+def shown_clients(run: PlannedRun) -> list[int]:
     "The clients that a picture shows, ascending: all, or `SHOWN` of them, drawn by the partition's seed"
-    clients, seed = cell.settings["partition"]["clients"], cell.settings["partition"]["seed"]
+    clients, seed = run.settings["partition"]["clients"], run.settings["partition"]["seed"]
     if clients <= SHOWN: return list(range(clients))
     return sorted(np.random.default_rng(seed).choice(clients, SHOWN, replace=False).tolist())
 
 def bubbles_figure(spec: Spec, tier: str, data: str | Path | None = None) -> Figure:
     "Samples of each class at each client, one panel a column; `data`: folder of the data sets. Raises InputError"
-    cells = [c for c in spec.grid(tier, seeds=1) if c.row == next(iter(spec.rows))]
-    if not cells: raise InputError(f"{spec.name} at tier {tier}: no column can be drawn; see what is missing: "
+    runs = [r for r in spec.grid(tier, seeds=1) if r.row == next(iter(spec.rows))]
+    if not runs: raise InputError(f"{spec.name} at tier {tier}: no column can be drawn; see what is missing: "
                                    f"fedrepro table {spec.name} --tier {tier}")
-    fig, axes = grid(len(cells))
-    fig.set_size_inches(7. * min(len(cells), 2), 3.2 * -(-len(cells) // 2))
-    for ax, cell in zip(axes, cells):
-        federation, shown = build(cell, data)[1], shown_clients(cell)
+    fig, axes = grid(len(runs))
+    fig.set_size_inches(7. * min(len(runs), 2), 3.2 * -(-len(runs) // 2))
+    for ax, run in zip(axes, runs):
+        federation, shown = build(run, data)[1], shown_clients(run)
         plot_partition(federation.partition, federation.data.train_y, ax, shown)
         some = "" if len(shown) == federation.clients else f", {len(shown)} of {federation.clients} clients"
-        ax.set_title(setting(cell, tier).replace(", no drift", some), fontsize=9)
+        ax.set_title(setting(run, tier).replace(", no drift", some), fontsize=9)
     return fig
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #1d1569a4
 def distances_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "The matrices in the last row of the first run of `spec`, a panel for each class; raises InputError without any"
-    runs = [(c, run) for c, run in stored_runs(spec, tier, results) if run.status.iloc[0] == "complete"]
+    runs = [(planned, run) for planned, run in stored_runs(spec, tier, results) if run.status.iloc[0] == "complete"]
     if not runs: refuse_empty(spec, tier, results)
-    cell, run = runs[0]
+    planned, run = runs[0]
     last = run.iloc[-1].to_dict()
     found = {c: (clients, matrix) for c in range(10) for clients, matrix in [distance_matrix(last, c)] if clients}
     if not found: raise InputError(f"{spec.name}: its runs hold no distances; measures = [\"distances_class_1\"] asks")
     fig, axes = grid(len(found))
     fig.set_size_inches(5. * min(len(found), 2), 4.3 * -(-len(found) // 2))
+    maps = schedule_of(planned).label_maps(planned.rounds - 1)
     for ax, (c, (clients, matrix)) in zip(axes, found.items()):
-        bold = np.flatnonzero(schedule_of(cell).label_maps(cell.rounds - 1)[:, c] != c).tolist()  # another label there
+        bold = np.flatnonzero(maps[:, c] != c).tolist()  # another label there
         image = ax.imshow(matrix, cmap="viridis", vmin=0)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_ticks(range(len(clients)), [str(k) for k in clients], fontsize=7)
@@ -124,7 +125,7 @@ def distances_figure(spec: Spec, tier: str, results: str | Path | None = None) -
         ax.set(xlabel="client", ylabel="client")
         fig.colorbar(image, ax=ax, label="distance (MADD)")
         ax.set_title(textwrap.fill(f"class {c}, swapped at {', '.join(map(str, bold)) or 'no client'}", 60), fontsize=9)
-    fig.suptitle(f"{cell.row}, {setting(cell, tier)}, round {cell.rounds}, seed {cell.seed}", fontsize=9)
+    fig.suptitle(f"{planned.row}, {setting(planned, tier)}, round {planned.rounds}, seed {planned.seed}", fontsize=9)
     return fig
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #b7e571c2
@@ -133,26 +134,27 @@ def study_rows(spec: Spec, tier: str, results: str | Path | None = None) -> tupl
     """A run of each column; the rows of all runs that have some, with `row`, `column`, `seed`; which runs diverged.
 
     Raises InputError when no run has a row."""
-    runs = [(c, run.assign(row=c.row, column=c.column, seed=c.seed)) for c, run in stored_runs(spec, tier, results)]
-    there = [(c, run) for c, run in runs if "epoch" in run and run.epoch.notna().all()]
+    runs = [(planned, run.assign(row=planned.row, column=planned.column, seed=planned.seed))
+            for planned, run in stored_runs(spec, tier, results)]
+    there = [(planned, run) for planned, run in runs if "epoch" in run and run.epoch.notna().all()]
     if not there: refuse_empty(spec, tier, results)
     notes = diverged_notes(pd.concat([run for _, run in runs], ignore_index=True))
-    first = {c.column: c for c, _ in there[::-1]}
+    first = {planned.column: planned for planned, _ in there[::-1]}
     columns = {c.label: first[c.label] for c in spec.tier_columns(tier) if c.label in first}
     return columns, pd.concat([run for _, run in there], ignore_index=True), "\n".join(notes)
 
-def panels_of(cells: dict[str, PlannedRun]) -> dict[str, PlannedRun]:
+def panels_of(planned: dict[str, PlannedRun]) -> dict[str, PlannedRun]:
     "One column of each run: columns of one setting are readings of the same run"
     first: dict[str, str] = {}
-    for column, cell in cells.items(): first.setdefault(cell.run_id, column)
-    return {column: cells[column] for column in first.values()}
+    for column, run in planned.items(): first.setdefault(run.run_id, column)
+    return {column: planned[column] for column in first.values()}
 
-def finish_figure(fig: Figure, cells: dict[str, PlannedRun], tier: str, notes: str = "") -> Figure:
+def finish_figure(fig: Figure, planned: dict[str, PlannedRun], tier: str, notes: str = "") -> Figure:
     "`fig` with data, partition and client of the study above, and below it, small, which runs diverged"
     def said(s):
         who = s["study"]["client"].replace("classes", "a client of classes")
         return f"{s['data']['name']}, {partition_words(s['partition'])}, {who}"
-    title = "; ".join(dict.fromkeys(said(c.settings) for c in cells.values()))
+    title = "; ".join(dict.fromkeys(said(run.settings) for run in planned.values()))
     fig.suptitle(textwrap.fill(f"{title}, tier {tier}", 150), fontsize=9)
     if notes: fig.supxlabel(notes, fontsize=8, x=.01, ha="left")
     return fig
@@ -170,17 +172,17 @@ def study_styles(spec: Spec) -> dict[str, Style]:
 
 def epochs_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "The metric of every column over local epochs, a line for each row; raises InputError without any run"
-    (cells, long, notes), styles = study_rows(spec, tier, results), study_styles(spec)
+    (planned, long, notes), styles = study_rows(spec, tier, results), study_styles(spec)
     metrics = {c.label: c.metric or spec.metric for c in spec.tier_columns(tier)}
-    fig, axes = grid(len(cells))
-    for ax, column in zip(axes, cells):
+    fig, axes = grid(len(planned))
+    for ax, column in zip(axes, planned):
         metric = metrics[column]
         plot_curves(ax, long[long.column == column].assign(round=long.epoch), metric, styles)
         ax.set(xlabel="local epoch", ylabel=textwrap.fill(axis_label(metric), 30))
         ax.locator_params(axis="x", integer=True)
         ax.set_title(column, fontsize=9)
     add_legend(fig, long, styles)
-    return finish_figure(fig, cells, tier, notes)
+    return finish_figure(fig, planned, tier, notes)
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #eb9bd80d
 def class_gaps(run: pd.DataFrame) -> pd.DataFrame:
@@ -211,17 +213,17 @@ def one_legend(fig: Figure) -> None:
 
 def classes_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "Change of confidence by class, mean over seeds, a panel a column; raises InputError without any run"
-    cells, long, notes = study_rows(spec, tier, results)
-    cells = panels_of(cells)
-    fig, axes = grid(len(cells), wide=1)
-    fig.set_size_inches(9., 3.2 * len(cells))
-    for ax, column in zip(axes, cells):
+    planned, long, notes = study_rows(spec, tier, results)
+    planned = panels_of(planned)
+    fig, axes = grid(len(planned), wide=1)
+    fig.set_size_inches(9., 3.2 * len(planned))
+    for ax, column in zip(axes, planned):
         gaps = {row: pd.concat([class_gaps(run) for _, run in part.groupby("seed")]).groupby(level=0).mean()
                 for row, part in long[long.column == column].groupby("row", sort=False)}
         plot_classes(ax, gaps, row_styles(spec))
-        if len(cells) > 1: ax.set_title(column, fontsize=9)
+        if len(planned) > 1: ax.set_title(column, fontsize=9)
     one_legend(fig)
-    return finish_figure(fig, cells, tier, notes)
+    return finish_figure(fig, planned, tier, notes)
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #78cc5d37
 def plot_slice(bars: Axes, lines: Axes, long: pd.DataFrame, styles: dict[str, Style]) -> None:
@@ -241,26 +243,26 @@ def plot_slice(bars: Axes, lines: Axes, long: pd.DataFrame, styles: dict[str, St
 
 def slice_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "Drift as bars, and the loss along it, two panels a column, a line for each row; raises InputError without any run"
-    (cells, long, notes), styles = study_rows(spec, tier, results), study_styles(spec)
-    cells = panels_of(cells)
-    fig, axes = grid(2 * len(cells), wide=2)
-    for bars, lines, column in zip(axes[::2], axes[1::2], cells):
+    (planned, long, notes), styles = study_rows(spec, tier, results), study_styles(spec)
+    planned = panels_of(planned)
+    fig, axes = grid(2 * len(planned), wide=2)
+    for bars, lines, column in zip(axes[::2], axes[1::2], planned):
         plot_slice(bars, lines, long[long.column == column], styles)
-        if len(cells) > 1: bars.set_title(column, fontsize=9)
-    return finish_figure(fig, cells, tier, notes)
+        if len(planned) > 1: bars.set_title(column, fontsize=9)
+    return finish_figure(fig, planned, tier, notes)
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #2a8f6010
 def one_run(spec: Spec, tier: str, results) -> tuple[dict[str, PlannedRun], list[tuple[str, pd.DataFrame]]]:
     "The run of the first seed in each column; what a panel's title says of the column, and the rows of its run"
-    cells, long, _ = study_rows(spec, tier, results)
-    cells = panels_of(cells)
-    return cells, [(f"{c.column}: " if len(cells) > 1 else "",
-                    long[(long.column == c.column) & (long.seed == c.seed) & (long.row == c.row)])
-                   for c in cells.values()]
+    planned, long, _ = study_rows(spec, tier, results)
+    planned = panels_of(planned)
+    return planned, [(f"{run.column}: " if len(planned) > 1 else "",
+                    long[(long.column == run.column) & (long.seed == run.seed) & (long.row == run.row)])
+                   for run in planned.values()]
 
 def scatter(spec: Spec, tier: str, results: str | Path | None = None, *, y: str, **labels) -> Figure:
     "One dot a sample of the last round, loss against `y`; a line at the dividing point. Raises InputError"
-    cells, runs = one_run(spec, tier, results)
+    planned, runs = one_run(spec, tier, results)
     fig, axes = grid(len(runs))
     for ax, (title, found) in zip(axes, runs):
         last = found[found["round"] == found["round"].max()]
@@ -272,14 +274,14 @@ def scatter(spec: Spec, tier: str, results: str | Path | None = None, *, y: str,
         ax.set(xlabel="loss (nats)", **labels)
         ax.set_title(f"{title}client of {len(last)} samples, round {last['round'].iloc[0]:.0f}", fontsize=9)
     one_legend(fig)
-    return finish_figure(fig, cells, tier)
+    return finish_figure(fig, planned, tier)
 
 samples_figure = partial(scatter, y="uncertainty", ylabel="uncertainty", ylim=(-.03, 1.03))
 pushes_figure = partial(scatter, y="push", ylabel="norm of the sample's gradient", xscale="log", yscale="log")
 
 def sorted_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "Loss and uncertainty of the samples from small to large loss, a panel a round; raises InputError without any run"
-    cells, runs = one_run(spec, tier, results)
+    planned, runs = one_run(spec, tier, results)
     panels = [(title, t, part) for title, found in runs for t, part in found.groupby("round", sort=False)]
     fig, axes = grid(len(panels))
     for ax, (title, t, part) in zip(axes, panels):
@@ -292,7 +294,7 @@ def sorted_figure(spec: Spec, tier: str, results: str | Path | None = None) -> F
         ax.set_ylabel("loss (nats)", color=COLOURS[1])
         other.set_ylabel("uncertainty", color=COLOURS[0])
         other.set_ylim(-.03, 1.03)
-    return finish_figure(fig, cells, tier)
+    return finish_figure(fig, planned, tier)
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #8d30e9c9
 def listing(names) -> str:

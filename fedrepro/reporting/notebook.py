@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
-from ..core.errors import InputError, choice, short
+from ..core.errors import InputError, choice, number, short
 from ..core.folders import paper_files
 from ..experiments.cluster import pool
 from ..experiments.progress import SweepReport
@@ -81,14 +81,14 @@ def _folder(name: str, text: str) -> Path | None:
 @dataclass(frozen=True, repr=False)
 class PlannedTable(StoredTable):
     "A stored table whose missing runs can be computed"
-    cells: list[PlannedRun] = field(default_factory=list)
+    runs: list[PlannedRun] = field(default_factory=list)
     device: str = "cpu"
     workers: int = 1
 
     def run(self) -> SweepReport:
         "Compute the runs that are missing (progress on stderr, none under CI); finished ones are never repeated"
         with pool(workers=self.workers) as tasks:  # on a Dask cluster where FEDREPRO_SCHEDULER names one
-            report = compute_runs(self.cells, self.results or self.spec.results, data=self.data, device=self.device,
+            report = compute_runs(self.runs, self.results or self.spec.results, data=self.data, device=self.device,
                                   workers=self.workers, pool=tasks)
         if report.failed: raise RuntimeError(report.summary())
         return report
@@ -119,15 +119,14 @@ def planned_table(spec: str = "", tier: str = "smoke", methods: str = "", seeds:
     for name in mistyped(): choice(name, inspect.signature(planned_table).parameters, "parameter")
     for name, value in dict(spec=spec, tier=tier, methods=methods, device=device, data=data, results=results).items():
         _require(type(value) is str, name, value, 'text, or "" for the default')
-    _require(type(seeds) is int and 0 <= seeds <= SEEDS.high, "seeds", seeds, "a whole number, 0 for all seeds")
-    fits = type(workers) is int and 1 <= workers <= COUNT.high
-    _require(fits, "workers", workers, "a whole number of processes, at least 1")
+    number("parameter seeds", seeds, 0, SEEDS.high, int)  # 0: all
+    number("parameter workers", workers, 1, COUNT.high, int)
     if not spec: return None
     root, device = project_folder(), pick_device(device)
     loaded = load_spec(os.path.relpath(root / spec) if os.path.isfile(root / spec) else spec)
     rows = [m.strip() for m in methods.split(",")] if methods.strip() else None
-    cells = loaded.runs(tier, methods=rows, seeds=seeds or None)
-    return PlannedTable(loaded, tier, _folder("results", results), data=_folder("data", data), cells=cells,
+    runs = loaded.runs(tier, methods=rows, seeds=seeds or None)
+    return PlannedTable(loaded, tier, _folder("results", results), data=_folder("data", data), runs=runs,
                         device=device, workers=workers)
 
 # %% ../../nbs/09_reporting/03_notebook.ipynb #a263668e

@@ -214,9 +214,9 @@ def table_part(spec: Spec, tier: str, results=None, root=None, above: set[str] |
 
 def picture(spec: Spec, tier: str, specs: list[Spec], results=None) -> tuple:
     "(words, figure), (words,) where it cannot be drawn, () where the table or a figure of the paper says the same"
-    def shown(spec): return spec.plot, spec.metric, {c.run_id for c in spec.runs(tier)}
+    def shown(spec): return spec.plot, spec.metric, {r.run_id for r in spec.runs(tier)}
     drawn = [shown(s) for s in specs if s.kind == "figure" and tier in s.tiers]
-    few = len({c.row for c, _ in stored_runs(spec, tier, results)}) < 4  # the table says it all
+    few = len({planned.row for planned, _ in stored_runs(spec, tier, results)}) < 4  # the table says it all
     if spec.kind == "table" and (spec.difference or few or shown(spec) in drawn): return ()
     try: figure = draw(spec, tier, results)
     except InputError as error: return (f"{said(error)}\n",)
@@ -349,7 +349,7 @@ def ledger(paper: str, results=None, root=None) -> str:
 def headers(paper: str, results=None, root=None) -> pd.DataFrame:
     "One line a stored result of a paper: tier, whether a spec still asks for it, the header's cost"
     specs = specs_of(paper, root)
-    asked = {c.run_id for s in specs for t in s.tiers for c in s.runs(t)}
+    asked = {r.run_id for s in specs for t in s.tiers for r in s.runs(t)}
     folder = Path(results or specs[0].results)
     lines = [h | {"tier": tier, "asked": h["run_id"] in asked}
              for tier in sorted({t for s in specs for t in s.tiers}) for h in load_headers(folder/tier)

@@ -77,7 +77,8 @@ class StoredRuns:
 def load_stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -> StoredRuns:
     "The runs of `spec` in the store"
     found: dict[tuple, dict] = {}
-    for cell, run in stored_runs(spec, tier, results): found.setdefault((cell.row, cell.column), {})[cell.seed] = run
+    for planned, run in stored_runs(spec, tier, results):
+        found.setdefault((planned.row, planned.column), {})[planned.seed] = run
     return StoredRuns(spec, tier, found)
 
 def statistic(metric: str, name: str) -> RunValue:

@@ -44,7 +44,7 @@ def repeats(specs: list[Spec]) -> dict[str, dict[int, str]]:
         return bool(spec.difference), -len(read_published(spec)), number, spec.path.stem
     for spec in sorted(specs, key=rank):
         paper, out[spec.name] = read_published(spec), {}
-        runs = {(c.row, c.column): c.run_id for c in spec.grid("paper", seeds=1)}
+        runs = {(r.row, r.column): r.run_id for r in spec.grid("paper", seeds=1)}
         for i, (row, column) in places(spec, spec.columns).items():
             if math.isnan(paper["mean"][i]): continue
             run, words = runs.get((row, column.label)), f"table {spec.table}"

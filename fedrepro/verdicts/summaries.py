@@ -21,7 +21,7 @@ from ..experiments.store import load_by_run, load_headers, mixed
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #71228f44
 def stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -> list[tuple[PlannedRun, pd.DataFrame]]:
-    """Every cell of `spec` that has a finished run at `tier`, with its rows (one for each evaluated round).
+    """The planned runs of `spec` that are finished at `tier`, each with its rows (one for each evaluated round).
 
     `results` is the folder that holds the tiers' folders (default: beside the spec). Raises InputError if the runs lack
     the metric."""
@@ -29,10 +29,10 @@ def stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -> lis
     found = load_by_run(folder)
     most = rules.SETTINGS["seeds"].high  # a file of another spec may have any seed
     others = {int(run.seed.iloc[0]) for run in found.values()}
-    seeds = sorted({c.seed for c in spec.runs(tier)} | {s for s in others if s <= most})
+    seeds = sorted({r.seed for r in spec.runs(tier)} | {s for s in others if s <= most})
     parts = [seeds[i:i + int(SEEDS.high)] for i in range(0, len(seeds), int(SEEDS.high))]
-    cells = [c for part in parts for c in spec.runs(tier, seeds=part) if c.run_id in found]
-    kept = [(c, group_ratios(found[c.run_id].copy())) for c in cells]
+    planned = [r for part in parts for r in spec.runs(tier, seeds=part) if r.run_id in found]
+    kept = [(r, group_ratios(found[r.run_id].copy())) for r in planned]
     for metric in (*(c.metric or spec.metric for c in spec.tier_columns(tier)), *spec.beside):
         if kept and metric.removesuffix("_untuned") not in kept[0][1]:
             raise InputError(f"{folder}: no run has the metric {metric!r} of {spec.name}")
@@ -69,11 +69,13 @@ def seed_values(spec: Spec, tier: str, results: str | Path | None = None) -> pd.
     targets = {c.label: None if c.target is None else c.target.value for c in spec.tier_columns(tier)}
     metrics = {c.label: c.metric or spec.metric for c in spec.tier_columns(tier)}
     more = [*WINDOWS, "rounds"] if any(t is not None for t in targets.values()) else []
-    lines = [dict(row=c.row, column=c.column, seed=c.seed, run_id=c.run_id, status=run.status.iloc[0],
-                  diverged=run.diverged.iloc[0], **summarise(metric_rows(run, metrics[c.column]), metrics[c.column]),
-                  file=run.file.iloc[0], swing=run_swing(run, metrics[c.column]), rounds=c.rounds,
-                  **to_target(run, metrics[c.column], targets[c.column]))
-             for c, run in stored_runs(spec, tier, results)]
+    lines = []
+    for planned, run in stored_runs(spec, tier, results):
+        metric, target = metrics[planned.column], targets[planned.column]
+        lines.append(dict(row=planned.row, column=planned.column, seed=planned.seed, run_id=planned.run_id,
+                          status=run.status.iloc[0], diverged=run.diverged.iloc[0],
+                          **summarise(metric_rows(run, metric), metric), file=run.file.iloc[0],
+                          swing=run_swing(run, metric), rounds=planned.rounds, **to_target(run, metric, target)))
     names = ["row", "column", "seed", "run_id", "status", "diverged", *STATISTICS, "file", "swing"]
     return pd.DataFrame(lines, columns=[*names, *more])
 
@@ -120,15 +122,16 @@ def group_ratios(run: pd.DataFrame) -> pd.DataFrame:
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #ef86ce04
 def start_notes(runs: list[tuple[PlannedRun, pd.DataFrame]]) -> list[str]:
     "Lines for below a table of studies, from its runs with their rows: accuracy and round of the starting models"
-    lines, mine = {}, {c.run_id: (c, run) for c, run in runs if "accuracy" in c.settings.get("study", {})}
-    for cell, run in mine.values():
-        study, start = cell.settings["study"], run[run["epoch"] == 0] if "epoch" in run else run[:0]
+    of_study = [(planned, run) for planned, run in runs if "accuracy" in planned.settings.get("study", {})]
+    lines, mine = {}, {planned.run_id: (planned, run) for planned, run in of_study}
+    for planned, run in mine.values():
+        study, start = planned.settings["study"], run[run["epoch"] == 0] if "epoch" in run else run[:0]
         if not len(start): continue  # its federation diverged
         level, floor, first = study["accuracy"], study.get("class_accuracy", 0.), start.iloc[0]
         there = first.generalised_accuracy >= level and first.filter(regex=r"^accuracy_\d+$").min() >= floor
         asked = f"{level:g} %" + (f" and {floor:g} % on every class" if floor else "")
         lines.setdefault(asked, []).append(
-            f"{cell.row}, seed {cell.seed}: {first.generalised_accuracy:.1f} % after {first['round']:.0f} rounds"
+            f"{planned.row}, seed {planned.seed}: {first.generalised_accuracy:.1f} % after {first['round']:.0f} rounds"
             f"{'' if there else ', not reached'}{left_out(run)}")
     return [f"starting models, asked for {asked}: " + "; ".join(found) for asked, found in lines.items()]
 
