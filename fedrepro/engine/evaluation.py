@@ -38,8 +38,11 @@ class Predictor:
         self.of: tuple = ()  # data set and network of the last call
 
     @torch.no_grad()
-    def __call__(self, federation: Federation, models: list[Tree], chunk: int = 1000) -> list[Tensor]:
-        "For each model the (N_test,) predicted classes on the whole test set; models of one body share its features"
+    def __call__(self, federation: Federation, models: list[Tree], chunk: int | None = None) -> list[Tensor]:
+        """For each model the (N_test,) predicted classes on the whole test set; models of one body share its features.
+
+        `chunk` samples at a time: if None, 200 on a CPU, whose cache holds their activations, else 1,000."""
+        chunk = chunk or (200 if federation.device == "cpu" else 1000)
         data, net, marks = federation.data, federation.net, digests(models)
         if self.of != (data, net): self.last, self.of = {}, (data, net)
         keys, out, bodies = [tuple(m.values()) for m in marks], dict[tuple, Tensor](), dict[tuple, dict]()
