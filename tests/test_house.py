@@ -12,6 +12,7 @@ import pytest
 
 import fedrepro
 from fedrepro.core.folders import find_specs
+from fedrepro.experiments.jobs import COMPUTING
 from fedrepro.experiments.specs import load_spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,6 +67,9 @@ def circle(root):
 
 def test_imports_go_to_earlier_packages_only(): assert not upward(ROOT)
 def test_no_modules_import_each_other(): assert not circle(ROOT)
+def test_a_checkpoint_depends_on_all_packages_up_to_experiments():
+    packages = [p for p in order(ROOT) if p not in NO_CODE]
+    assert list(COMPUTING) == packages[:packages.index("experiments") + 1]
 
 
 # --- folders and packages

@@ -118,12 +118,14 @@ def cached_by_folder(make: Callable[[Path], Any]) -> Callable[[Path], Any]:
     return get
 
 # %% ../../nbs/01_core/02_files.ipynb #b8e3727e
-@lru_cache(1)
-def code_digest() -> str:
-    "sha256 (hex) over the names and contents of the package's Python files: equal exactly when the code is"
+@lru_cache(4)
+def code_digest(*packages: str) -> str:
+    """sha256 (hex) over the names and contents of fedrepro's Python files: equal exactly when the code is.
+
+    `packages`: only of the files in these, such as "core"."""
     import fedrepro
     root, digest = Path(fedrepro.__file__).resolve().parent, hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
+    for file in sorted(file for part in packages or [""] for file in (root/part).rglob("*.py")):
         digest.update(f"{file.relative_to(root).as_posix()}\0".encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
