@@ -61,8 +61,8 @@ def print_sheet(found: Sheet | str) -> None:
 def show(lines: list[dict], columns: list[str], as_json: bool) -> None:
     "Print all of `lines` as JSON, or the `columns` of them as a grid, one line each in a pipe"
     if as_json: return typer.echo(json.dumps(lines, indent=2, ensure_ascii=False))
-    words = {True: "yes", False: "no"}
-    sheet = Sheet("", [Grid(columns, [[str(words.get(line[c], line[c])) for c in columns] for line in lines])], [])
+    def word(value) -> str: return str(value) if not isinstance(value, bool) else "yes" if value else "no"
+    sheet = Sheet("", [Grid(columns, [[word(line[c]) for c in columns] for line in lines])], [])
     if sys.stdout.isatty(): return print_sheet(sheet)
     typer.echo(as_text(sheet, 10_000), nl=False)
 
