@@ -129,11 +129,11 @@ def sweep(planned: list[list[SweepPart]], seconds: float | None = None, quiet: b
         if time.time() >= until:
             whole.later += [r.describe() for r in missing.values()]
             continue
-        if not quiet: say(f"step {i}: {len(missing)} runs on {part.data} for {part.folder}")
+        if not quiet: say(f"step {i}: runs on {part.data} for {part.folder}: {len(missing)}")
         try: report = compute_runs(list(missing.values()), part.folder, until=until, quiet=quiet, **how)
         except InputError as error:
             whole.failed |= dict.fromkeys(missing.values(), str(error))
-            say(f"step {i}: {error}; {len(missing)} runs are left out")
+            say(f"step {i}: {error}; runs left out: {len(missing)}")
             continue
         for name in ("done", "skipped", "later", "theirs", "elsewhere"):
             getattr(whole, name).extend(getattr(report, name))

@@ -104,8 +104,8 @@ def opening(paper: str, results=None, root=None) -> str:
     found, measured = verdicts("paper", results, root, paper), effects_of(paper, results, root)
     claimed, done = Counter(found.verdict.str.split(" (", regex=False).str[0]), measured[measured.n > 0]
     if len(found):
-        out.append(f"Of {len(found)} claims in its text {claimed['supported']} are supported, "
-                   f"{claimed['contradicted']} are contradicted, the others are open.")
+        yes, no = claimed["supported"], claimed["contradicted"]
+        out.append(f"Claims in its text: {len(found)}; {yes} supported, {no} contradicted, {len(found) - yes - no} open.")
     firm = done[(done.tier == "paper") | (done.n > 1)]  # one small run says little of the paper's setting
     most = [firm.loc[firm.points.abs().idxmax()]] if firm.points.notna().any() else []
     largest = "".join(f"; the largest is {e.points:+.2f} points ({e.deviation}, tier {e.tier})" for e in most)

@@ -335,7 +335,7 @@ def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     count = alone.verdict[alone.verdict.isin([*VERDICTS, "diverged"])].value_counts()
     words = ", ".join(f"{n} {word}" for word, n in count.items()) or "none yet"
     rule = [f"{LETTERS[w]} {w}: {MEANING[w]}" for w in VERDICTS if w in set(frame.verdict)]
-    twice = f"; {repeated} numbers are another table's or row's runs and are not counted" * (repeated > 0)
+    twice = f"; not counted, another table's or row's runs: {repeated}" * (repeated > 0)
     rule = [". ".join(rule), NOT_JUDGED] if rule else []
     return [*gone, f"Verdicts: {words}{twice}", *rule, margins(spec, frame)]
 
