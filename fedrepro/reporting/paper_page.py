@@ -105,7 +105,8 @@ def opening(paper: str, results=None, root=None) -> str:
     claimed, done = Counter(found.verdict.str.split(" (", regex=False).str[0]), measured[measured.n > 0]
     if len(found):
         yes, no = claimed["supported"], claimed["contradicted"]
-        out.append(f"Claims in its text: {len(found)}; {yes} supported, {no} contradicted, {len(found) - yes - no} open.")
+        left = len(found) - yes - no
+        out.append(f"Claims in its text: {len(found)}; {yes} supported, {no} contradicted, {left} open.")
     firm = done[(done.tier == "paper") | (done.n > 1)]  # one small run says little of the paper's setting
     most = [firm.loc[firm.points.abs().idxmax()]] if firm.points.notna().any() else []
     largest = "".join(f"; the largest is {e.points:+.2f} points ({e.deviation}, tier {e.tier})" for e in most)
