@@ -143,10 +143,11 @@ class Claim:
     margin: float = 0.  # what is taken off the stated number before the test, in its unit
     reduced: tuple[str, ...] = ()  # labels that stand for `columns` in smaller tiers; empty: the same
     listed: bool = True  # in papers/claims.csv; False: an order that the text states without a number
+    headline: bool = False  # what the paper is about: shown first on its page
 
 KEYS = {"listed": dict, "source": str, "says": str, "kind": str, "spec": str, "rows": list, "columns": list,
         "unit": str, "against": list, "need": str, "metric": str, "against_metric": str, "rounds": int,
-        "margin": float, "reduced": list}
+        "margin": float, "reduced": list, "headline": bool}
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #8233aacb
 def claim_tables(path: Path, key: str, keys: Mapping[str, type]) -> list[dict]:
