@@ -122,6 +122,12 @@ def test_supported_contradicted_and_no_claim(demo):
     put(demo, FedCCFA=[75., 71., 72.3])
     assert only(demo).verdict.startswith("no claim (p = 0.")
 
+def test_named_rivals_are_the_only_rivals(demo):
+    "a control beside the methods that a claim is about is nobody's rival"
+    (demo / "demo/claims.toml").write_text(claim(against='["FedAvg"]'))
+    put(demo, FedAvg=[70., 70.4, 69.8], IFCA=[79., 79.1, 78.9], FedCCFA=[75., 75.2, 74.7])
+    assert only(demo).comparisons == 1 and only(demo).verdict == "supported"
+
 def test_one_seed_is_no_claim(demo):
     put(demo, FedCCFA=[90.], FedAvg=[50.], IFCA=[60.])
     found = only(demo)

@@ -14,6 +14,7 @@ import fedrepro
 from fedrepro.core.folders import find_specs
 from fedrepro.experiments.jobs import COMPUTING
 from fedrepro.experiments.specs import load_spec
+from fedrepro.experiments.sweep import plan_steps, read_order
 
 ROOT = Path(__file__).resolve().parents[1]
 HAND = {"__init__", "__main__", "_modidx"}  # of the package itself: a facade, `python -m fedrepro`, nbdev's index
@@ -179,9 +180,12 @@ def test_a_name_of_two_things_is_found(tmp_path):
 # --- what was stored stays what it was
 
 def planned():
-    "The run ids of all specs at all tiers"
-    specs = [load_spec(path) for path in find_specs(ROOT / "papers").values()]
-    return {run.run_id for spec in specs for tier in spec.tiers for run in spec.runs(tier)}
+    "The run ids of all specs at all tiers, those of more seeds that papers/order.toml asks for among them"
+    specs = {name: load_spec(path) for name, path in find_specs(ROOT / "papers").items()}
+    steps = read_order(ROOT / "papers/order.toml", specs)
+    tiers = {tier for spec in specs.values() for tier in spec.tiers}
+    parts = [part for tier in tiers for step in plan_steps(steps, specs, tier) for part in step]
+    return {run.run_id for part in parts for run in part.runs}
 
 def strays(files, ids): return {run for f in files if (run := re.search(r"([0-9a-f]{16})\.jsonl$", f.name)[1]) not in ids}
 

@@ -35,7 +35,7 @@ def fields(name, row, column): return first_runs(name)[row, column].settings["me
 
 def test_all_tables_and_figures_are_there():
     assert set(SPECS) == {
-        *(f"lfd/{n}" for n in "table1 table2 table3 table4 table5 figure1 figure3 figure4 figure5 figure5_epochs readings".split()),
+        *(f"lfd/{n}" for n in "table1 table2 table3 table4 table5 figure1 figure3 figure4 figure5 figure5_epochs readings round22".split()),
         *(f"feddc/{n}" for n in "thirdparty comparison synthetic readings".split()),
         *(f"fedbss/{n}" for n in "table1 table2 table2_dirichlet readings figure2 figure4 figure5a figure5b".split()),
         *(f"fedbss/figure3{x}" for x in "abcd"),

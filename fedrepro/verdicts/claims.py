@@ -135,7 +135,9 @@ class Claim:
     columns: tuple[str, ...]  # labels in the spec's tier paper
     published: float = math.nan  # the stated number; nan: the text states an order only
     unit: str = "points"
-    against: tuple[str, ...] = ()  # the other side of each of `rows`; the target's row for "fewer rounds"
+    # the other side of each of `rows`; all rivals for "gain over all others" where no published number tells them; the
+    # target's row for "fewer rounds"
+    against: tuple[str, ...] = ()
     need: str = "all"  # of the comparisons: "all" or "any"
     metric: str = ""  # default: the spec's
     against_metric: str = ""  # default: `metric`
@@ -203,7 +205,8 @@ def gain_over(claim: Claim, runs: StoredRuns) -> list[Comparison]:
     mine, theirs = (statistic(m, runs.spec.statistic) for m in (metric, claim.against_metric or metric))
     def pairs(column):
         if claim.kind == "gain over": return zip(claim.rows, others * len(claim.rows) if len(others) == 1 else others)
-        return [(row, other) for row in claim.rows for other in contestants(runs.spec, column) if other != row]
+        rivals = claim.against or contestants(runs.spec, column)
+        return [(row, rival) for row in claim.rows for rival in rivals if rival != row]
     return [subtract(f"{row} against {other}, {c.label}", runs.values(row, c.label, mine),
                      runs.values(other, c.label, theirs))
             for c in columns_at(claim, runs.spec, runs.tier) for row, other in pairs(c)]
