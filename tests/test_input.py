@@ -180,6 +180,16 @@ def test_odd_requests_for_a_partition_are_refused_or_kept(draw):
         assert not any(isinstance(v, (bool, np.bool_)) for v in [clients, *asked.values()]), "true is no number"
         check_partition(cut, recipe, concept_drift.as_labels(labels), test, int(clients), {k: v for k, v in asked.items() if k in names})
 
+@pytest.mark.parametrize("recipe", PROMISES)
+def test_a_number_too_long_to_print_is_refused_in_one_line(recipe):
+    "Python prints no whole number of more than 4,300 digits: a message that tried would be a traceback"
+    labels = list(range(4)) * 20
+    for name in recipe_settings(recipe):
+        for value in (10**5000, -10**5000):
+            with pytest.raises(InputError) as error: partition(recipe, labels, clients=2, **{name: value})
+            said = str(error.value)
+            assert said.isprintable() and name in said and len(said) <= 400, said
+
 
 # --- label noise and concept drift
 
