@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ARCHITECTURES', 'Network', 'Net', 'needs_two', 'ChannelsLast', 'convolutions', 'dense', 'architecture',
            'fedccfa_fmnist', 'fedccfa_cifar', 'moon_cnn', 'feddc_lenet', 'feddc_mlp', 'feddc_emnist_mlp',
-           'feddc_linear', 'fedbss_cnn', 'fedadc_cnn', 'fedadc_moon_cnn', 'digits_cnn', 'resnet18_cifar',
+           'feddc_linear', 'fedbss_cnn', 'fedadc_cnn', 'fedadc_moon_cnn', 'digits_cnn', 'tabular_mlp', 'resnet18_cifar',
            'resnet18_cifar_plain', 'feddc_resnet18', 'resnet50_cifar', 'resnet50', 'resnet18', 'fedadc_resnet18',
            'fedadc_moon_resnet18']
 
@@ -235,6 +235,12 @@ def digits_cnn(classes, shape):
     "Ours, for the lessons and the smoke tier on 8x8 digits: FedCCFA's kind of network in small"
     layers, n = convolutions(shape, [(16, 3, 1), (32, 3, 1)], nn.LeakyReLU)
     return _network(layers | dense([n, 64], nn.LeakyReLU), 64, classes)
+
+# %% ../../nbs/03_models/00_architectures.ipynb #b1d2d002
+@architecture(30)
+def tabular_mlp(classes, shape):
+    "Ours, for tables: a perceptron of two hidden layers of 64 on rows of features"
+    return _mlp([64, 64], classes, shape)
 
 # %% ../../nbs/03_models/00_architectures.ipynb #0109db65
 def _resnet(depth: int, shape, norm=nn.BatchNorm2d, small: bool = True) -> tuple[dict[str, nn.Module], int]:

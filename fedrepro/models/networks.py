@@ -21,7 +21,8 @@ def network(name: str, classes: int = 10, shape: tuple[int, ...] | None = None) 
     build, usual = ARCHITECTURES[choice(name, ARCHITECTURES, "network")]
     shape = tuple(usual if shape is None else shape)
     if len(usual) == 3 != len(shape):
-        raise InputError(f"network {name} needs a shape (channels, height, width), got {shape}")
+        table = "; a table takes tabular_mlp" if len(shape) == 1 else ""
+        raise InputError(f"network {name} needs a shape (channels, height, width), got {shape}{table}")
     if len(shape) in (2, 4) and len(usual) == 1:
         raise InputError(f"network {name} is not for texts: the shape {shape} is (length, tokens) of a row's texts")
     if classes < 1 or min(shape, default=0) < 1:
