@@ -89,6 +89,14 @@ class Federation:
         "Participants a round: participation times K, at least 1"
         return max(1, round(self.participation * self.clients))
     @cached_property
+    def sizes(self) -> list[int]:
+        "Each client's number of training samples $n_k$"
+        return [len(rows) for rows in self.partition.train]
+    @cached_property
+    def samples(self) -> int:
+        "Training samples of all clients together $n$"
+        return sum(self.sizes)
+    @cached_property
     def client_net(self) -> Net:
         "The network as clients compute it"
         return self.net.for_clients if isinstance(self.net, BF16Net) else self.net
