@@ -28,6 +28,8 @@ class FedDC(FedDyn):
     compat_eta0: bool = False  # True: as the released code, with the first round's rate and the average H
     paper: ClassVar[str] = "Gao et al. 2022"
     positive = {"lr", "lr_decay", "epochs"}  # g_i divides by the number of steps and their size
+    excluded: ClassVar[dict[str, str]] = {
+        "momentum": "g_i takes the move of a round for plain SGD's, H_i eta gradients"}
     limit = law(FedDyn, hooks={"linear": lambda self, client: scale(client.received["g"], 0.)},
                 clip_norm=None)
 

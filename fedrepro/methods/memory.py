@@ -40,6 +40,7 @@ class SCAFFOLD(FedAvg):
     global_lr: float = 1.0  # eta_g, the server's step; 1 in FedCCFA's configuration
     paper: ClassVar[str] = "Karimireddy et al. 2020"
     positive = {"lr", "lr_decay", "epochs"}  # c_k divides by the number of steps and their size
+    excluded: ClassVar[dict[str, str]] = {"momentum": "c_k takes the move of a round for plain SGD's, H_k eta gradients"}
     limit = law(where=equal_shares, hooks={"adjust_gradient": FedAvg.adjust_gradient})
 
     def init_server(self, federation) -> dict:
