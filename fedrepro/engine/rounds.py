@@ -96,7 +96,8 @@ def in_numbers(losses: Iterable[Tensor | None]) -> list[float | None]:
 def mean_loss(losses: list[float | None], sizes: list[int]) -> float:
     "The mean by `sizes` of the losses that there are; nan where nobody took a step"
     told = [(loss, n) for loss, n in zip(losses, sizes, strict=True) if loss is not None]
-    means, weights = (torch.tensor(column, dtype=torch.float64) for column in zip(*told)) if told else [torch.zeros(0)] * 2
+    if not told: return math.nan
+    means, weights = (torch.tensor(column, dtype=torch.float64) for column in zip(*told))
     return float(means @ weights / weights.sum())
 
 def close_round(method, federation: Federation, at: Snapshot, now: OpenRound, results: list[tuple],

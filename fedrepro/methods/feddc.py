@@ -29,7 +29,7 @@ class FedDC(FedDyn):
     paper: ClassVar[str] = "Gao et al. 2022"
     positive = {"lr", "lr_decay", "epochs"}  # g_i divides by the number of steps and their size
     excluded: ClassVar[dict[str, str]] = {
-        "momentum": "g_i takes the move of a round for plain SGD's, H_i eta gradients"}
+        "momentum": "g_i takes a round's move for H_i eta gradients of plain SGD"}
     limit = law(FedDyn, hooks={"linear": lambda self, client: scale(client.received["g"], 0.)},
                 clip_norm=None)
 

@@ -18,8 +18,8 @@ from ..engine.declarations import Messages, equal_shares, law
 
 # %% ../../nbs/06_methods/02_memory.ipynb #459450ef
 def no_memory(federation) -> Tree:
-    "Zeros shaped like the parameters that are trained: what every memory starts from"
-    return zeros_like({n: t for n, t in federation.initial.items() if n not in federation.net.buffers})
+    "Zeros shaped like the parameters that are trained: what every memory starts from, one tree for all"
+    return federation.zeros
 
 def local_steps(method, n: float) -> int:
     "$H_k=E\\lceil n_k/B\\rceil$: the steps of `method`'s phase on `n` samples"
@@ -40,7 +40,7 @@ class SCAFFOLD(FedAvg):
     global_lr: float = 1.0  # eta_g, the server's step; 1 in FedCCFA's configuration
     paper: ClassVar[str] = "Karimireddy et al. 2020"
     positive = {"lr", "lr_decay", "epochs"}  # c_k divides by the number of steps and their size
-    excluded: ClassVar[dict[str, str]] = {"momentum": "c_k takes the move of a round for plain SGD's, H_k eta gradients"}
+    excluded: ClassVar[dict[str, str]] = {"momentum": "c_k takes a round's move for H_k eta gradients of plain SGD"}
     limit = law(where=equal_shares, hooks={"adjust_gradient": FedAvg.adjust_gradient})
 
     def init_server(self, federation) -> dict:

@@ -111,7 +111,7 @@ def own_defaults(method: type[FedAvg]) -> dict[str, Any]:
     return {f.name: f.default for f in fields(method) if f.name in declared}
 
 def with_own_optimiser(row: dict, typed: list[str]) -> dict:
-    "`row` with its class's own defaults in place of COMMON, but for the fields that were `typed` for it or for all rows"
+    "`row` with its class's own defaults in place of COMMON, but for what was typed in it, or for all rows: `typed`"
     own = own_defaults(load_methods()[row["class"]])
     changed = [k for k, usual in COMMON.items() if k not in [*row, *typed] and own.get(k, usual) != usual]
     return row | {k: {"value": own[k], "source": f"guess: the default of {row['class']}"} for k in changed}
@@ -194,7 +194,8 @@ def compare(methods, dataset: str = "digits", clients: int = 20, alpha: float | 
     `alpha`: Dirichlet concentration, None = IID; `drift` at `drift_round` (default: half way);
     `participation` in (0, 1]; `seeds`: how many, or which; `lr` to `clip_norm`: the local optimiser of every row that
     is not given one of its own; None: that of the row's class if it has one, else COMMON; `name` of the file; `folder`
-    keeps spec and runs: what is finished is never computed again; `workers`: processes; `log`: loggers, or texts like tensorboard:DIR."""
+    keeps spec and runs: what is finished is never computed again; `workers`: processes; `log`: loggers, or
+    texts like tensorboard:DIR."""
     base, rows, folder = base_of(v := locals()), rows_of(methods), Path(folder).expanduser()  # locals: the arguments
     rows = {label: with_own_optimiser(row, [k for k in COMMON if v[k] is not None]) for label, row in rows.items()}
     for label, row in rows.items(): refuse_excluded(label, row, base)
