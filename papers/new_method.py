@@ -9,6 +9,7 @@ from fedrepro.engine.method import FedAvg
 class MyMethod(FedAvg):
     "FedAvg whose clients are tied to the model that they received"
     mu: float = 0.1  # weight of the term; a spec can set it
+    # momentum: float = 0.0  # a default of its own, which `fedrepro compare` keeps
     limit = law(mu=0.)  # MyMethod with mu = 0 is FedAvg: the check below tests it
 
     def loss(self, client, params, batch):

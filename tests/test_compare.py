@@ -1,6 +1,8 @@
 "A comparison of one's own: the same runs as a spec's, nothing computed twice, and one line for everything wrong"
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -8,9 +10,10 @@ import pytest
 from fedrepro.core.errors import InputError
 from fedrepro.core.folders import find_specs
 from fedrepro.data.transforms import dataset_names
+from fedrepro.engine.method import METHODS, FedAvg
 from fedrepro.experiments.specs import load_spec
 from fedrepro.models.networks import network_names
-from fedrepro.reporting.compare import NETWORKS, OWN_TIER, as_toml, compare, rows_of, scaled
+from fedrepro.reporting.compare import COMMON, NETWORKS, OPTIMISER, OWN_TIER, as_toml, compare, rows_of, scaled
 from fedrepro.verdicts.tables import DEFINITIONS
 from toy import OURS, ROOT, one_line
 
@@ -96,7 +99,6 @@ def test_the_command_and_the_function_have_the_same_defaults():
     assert Path(ours["folder"].default) == theirs["folder"].default
 
 def test_a_method_of_ones_own(folder):
-    from fedrepro.engine.method import FedAvg
     class Lazy(FedAvg):
         "Keeps its first model"
         def aggregate(self, server, exchange): return server
@@ -105,26 +107,77 @@ def test_a_method_of_ones_own(folder):
     assert own.report.failed == {} and (curve.nunique() == 1).all() and list(own.spec.rows) == ["ours", "FedAvg"]
     assert set(shown.metric) == {"generalised_accuracy"} <= set(DEFINITIONS)
 
-OPTIMISER = ("lr", "momentum", "weight_decay", "lr_decay", "clip_norm")
+OWN = {  # what these classes say themselves, where FedAvg has the common momentum, no weight decay and no clipping
+    "SCAFFOLD": dict(momentum=0.), "FedADC": dict(momentum=0.), "FedDC": dict(momentum=0., weight_decay=1e-3, clip_norm=10.)}
+TYPED = {"FedProx:momentum=0.5": dict(momentum=.5), "FedDC:clip_norm=none,momentum=0": dict(momentum=0., weight_decay=1e-3)}
+USUAL = dict(lr=.03, momentum=.9, weight_decay=0., lr_decay=1., clip_norm=None)
 
-def test_rows_differ_in_what_was_typed_and_in_their_methods_alone(monkeypatch, tmp_path):
-    "SCAFFOLD's, FedDC's and FedADC's classes have other optimisers by default; side by side they have one"
+@pytest.fixture
+def planned(monkeypatch, tmp_path):
+    "A function that returns the runs of a comparison, which are not computed"
     class Stop(Exception): pass
-    planned = []
-    def stop(runs, *_, **__):
-        planned.extend(runs)
+    runs = []
+    def stop(found, *_, **__):
+        runs.extend(found)
         raise Stop
     monkeypatch.setattr("fedrepro.reporting.compare.compute_runs", stop)
-    rows = ["FedAvg", "SCAFFOLD", "FedDC", "FedADC", "FedProx:momentum=0.5"]
-    with pytest.raises(Stop): compare(rows, folder=tmp_path, seeds=1)
-    found = {c.row: {k: c.settings["method"]["fields"][k] for k in OPTIMISER} for c in planned}
-    usual = dict(lr=.03, momentum=.9, weight_decay=0., lr_decay=1., clip_norm=None)
-    assert found == {row: usual | ({"momentum": .5} if row == "FedProx:momentum=0.5" else {}) for row in rows}
-    assert len({repr({k: v for k, v in c.settings.items() if k != "method"}) for c in planned}) == 1
-    fields = {c.row: c.settings["method"]["fields"] for c in planned}
-    shared = set.intersection(*map(set, fields.values()))
-    assert shared >= {*OPTIMISER, "epochs", "batch_size"}
-    assert {k for k in shared if len({repr(row[k]) for row in fields.values()}) > 1} == {"momentum"}, "the one that was typed"
+    def plan(rows, **settings):
+        runs.clear()
+        with pytest.raises(Stop): compare(rows, folder=tmp_path, seeds=1, **settings)
+        return {c.row: c.settings for c in runs}
+    return plan
+
+def optimiser(settings: dict) -> dict: return {k: settings["method"]["fields"][k] for k in OPTIMISER}
+
+def test_a_class_s_own_momentum_decay_and_clipping_come_before_the_common_ones(planned):
+    "The learning rate, its decay, epochs and batches are common to all rows"
+    found = planned(["FedAvg", *OWN, *TYPED])
+    assert {row: optimiser(s) for row, s in found.items()} == {row: USUAL | (OWN | TYPED).get(row, {}) for row in found}
+    assert len({repr({k: v for k, v in s.items() if k != "method"}) for s in found.values()}) == 1
+    assert len({(s["method"]["fields"]["epochs"], s["method"]["fields"]["batch_size"]) for s in found.values()}) == 1
+
+def test_what_is_typed_comes_before_a_class_s_own(planned):
+    found = planned(["FedAvg", "FedADC", "FedADC:momentum=0.2", "FedDC"], momentum=0., weight_decay=0.)
+    assert {row: optimiser(s)["momentum"] for row, s in found.items()} == {"FedAvg": 0., "FedADC": 0., "FedADC:momentum=0.2": .2, "FedDC": 0.}
+    assert {optimiser(s)["weight_decay"] for s in found.values()} == {0.}
+    assert planned(["FedADC"], momentum=.5)["FedADC"]["method"]["fields"]["momentum"] == .5
+
+def test_every_method_has_its_own_default_or_the_common_one(planned):
+    "Whoever declares a momentum, declares it below FedAvg"
+    names = [n for n in OURS if n != "Union"]
+    for name, settings in planned(names, clients=5).items():
+        own = OURS[name]()
+        said = {k: getattr(own, k) for k in COMMON if any(k in vars(c).get("__annotations__", {}) for c in OURS[name].__mro__[:-2])}
+        assert optimiser(settings) == USUAL | said, name
+
+@pytest.mark.parametrize("rows, settings", [
+    (["SCAFFOLD"], dict(momentum=.9)), (["FedAvg", "SCAFFOLD"], dict(momentum=.1)), (["SCAFFOLD:momentum=0.9"], {}), (["FedDC:momentum=0.5"], {})])
+def test_what_a_formula_excludes_is_refused_in_one_line(rows, settings, tmp_path):
+    with one_line("compare: ", "momentum", "expected 0", "plain SGD"): compare(rows, folder=tmp_path, **settings)
+    assert not any(tmp_path.iterdir())
+
+def test_with_a_source_of_its_own_it_is_computed(planned):
+    asked = {"SCAFFOLD": {}, "as printed": {"class": "SCAFFOLD", "momentum": {"value": .9, "source": "paper 5.1"}}}
+    assert {row: optimiser(s)["momentum"] for row, s in planned(asked).items()} == {"SCAFFOLD": 0., "as printed": .9}
+
+def test_a_method_of_ones_own_declares_both(planned, tmp_path):
+    @dataclass
+    class PerStep(FedAvg):
+        momentum: float = 0.
+        excluded: ClassVar[dict[str, str]] = {"momentum": "counts steps of plain SGD"}
+    @dataclass
+    class PerStepToo(PerStep): mu: float = .1
+    try:
+        assert {optimiser(s)["momentum"] for s in planned(["PerStep", "PerStepToo"]).values()} == {0.}
+        with one_line("PerStepToo: momentum 0.9: expected 0: counts steps of plain SGD"): compare(["PerStepToo"], momentum=.9, folder=tmp_path)
+    finally:
+        for name in ("PerStep", "PerStepToo"): METHODS.pop(name)
+
+def test_a_default_that_has_no_effect_is_refused():
+    class Bare(FedAvg, listed=False): momentum = 0.
+    class Undecorated(FedAvg, listed=False): momentum: float = 0.
+    for cls in (Bare, Undecorated):
+        with one_line(f"{cls.__name__} momentum = 0.0: changes nothing", "@dataclass"): cls()
 
 def test_every_difference_between_rows_is_printed(tmp_path):
     rows, small = ["FedAvg", "FedProx:momentum=0.5", "FedADC"], dict(clients=3, rounds=1, seeds=1, epochs=1, folder=tmp_path, quiet=True)

@@ -42,8 +42,10 @@ def compare_command(
     seeds: Annotated[int, typer.Option(metavar="N", parser=count, help="Number of seeds")] = 3,
     metric: Annotated[str, typer.Option(metavar="NAME", help="Metric of the figure and the first table: "
                                         "generalised_accuracy or personalised_accuracy")] = "generalised_accuracy",
-    momentum: Annotated[float, typer.Option(metavar="X", help="Momentum of local SGD, in every row")] = .9,
-    weight_decay: Annotated[float, typer.Option(metavar="X", help="Weight decay of local SGD, in every row")] = 0.,
+    momentum: Annotated[float | None, typer.Option(
+        metavar="X", help="Momentum of local SGD, in every row; default: the method's own, or else 0.9")] = None,
+    weight_decay: Annotated[float | None, typer.Option(
+        metavar="X", help="Weight decay of local SGD, in every row; default: the method's own, or else 0")] = None,
     name: Annotated[str | None, typer.Option(
         metavar="NAME", help="Name of the comparison and its files; default: a hash")] = None,
     partition: Annotated[str | None, typer.Option(metavar="NAME", help="How samples are spread over clients; default: "

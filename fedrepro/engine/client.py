@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Phase', 'PhaseResult', 'plan_batches', 'clipped',
-           'rated', 'sgd_step', 'Step', 'movable', 'train', 'in_turn', 'start_phase', 'client_rounds', 'client_round',
-           'class_means']
+           'rated', 'sgd_step', 'Step', 'movable', 'train', 'in_turn', 'start_phase', 'steps_taken', 'client_rounds',
+           'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 import operator
@@ -136,9 +136,10 @@ class Phase:
 class PhaseResult:
     "What a phase leaves behind"
     params: Tree  # all parameters, as the phase left them
-    loss: Tensor  # () mean loss of its steps
+    loss: Tensor  # () mean loss of its steps; 0 where there was none
     optimiser: Any = None  # what its last step returned beside the loss
     monitor: Any = None  # the last state of its monitor
+    steps: int = 0  # how many steps it took
 
 # %% ../../nbs/04_engine/01_client.ipynb #76b50ef6
 def plan_batches(client: Client, phase: Phase) -> list[list[tuple[np.ndarray, np.ndarray | None]]]:
@@ -240,7 +241,7 @@ def train(client: Client, phase: Phase, params: Tree) -> PhaseResult:
         if phase.monitor is not None:
             more, state = phase.monitor(client, {n: t.detach() for n, t in own.items()}, e, state)
             if not more: break
-    return PhaseResult({n: t.detach() for n, t in own.items()}, total / max(steps, 1), memory, state)
+    return PhaseResult({n: t.detach() for n, t in own.items()}, total / max(steps, 1), memory, state, steps)
 
 # %% ../../nbs/04_engine/01_client.ipynb #e1f2a041
 Results = dict[str, PhaseResult]  # of a client's phases so far, by name
@@ -259,10 +260,16 @@ def start_phase(client: Client, phase: Phase, results: Results) -> Tree:
     if phase.start is not None: return phase.start(client, results)
     return [*results.values()][-1].params if results else client.received["params"]
 
-def client_rounds(methods: list, clients: list[Client], trainer: Trainer = in_turn) -> list[tuple[dict, dict, Tensor]]:
+def steps_taken(results: Results) -> int:
+    "The steps of all phases together; 0: the client has learned nothing in this round"
+    return sum(result.steps for result in results.values())
+
+def client_rounds(methods: list, clients: list[Client],
+                  trainer: Trainer = in_turn) -> list[tuple[dict, dict, Tensor | None]]:
     """The rounds of clients who go through as many phases as each other, side by side.
 
-    Of each: its upload, its new state, and the mean loss () of its last phase. Entry k of `methods` is client k's."""
+    Of each: its upload, its new state, and the mean loss () of its last phase, None where that took no step. Entry k of
+    `methods` is client k's."""
     results: list[Results] = [{} for _ in clients]
     declared = [[p for p in m.local_phases(c) if not p.final] for m, c in zip(methods, clients)]
     for phases in zip(*declared, strict=True):
@@ -273,11 +280,11 @@ def client_rounds(methods: list, clients: list[Client], trainer: Trainer = in_tu
     found = []
     for method, client, r in zip(methods, clients, results):
         last = [*r.values()][-1]
-        found.append((*method.client_result(client, last.params, r), last.loss))
+        found.append((*method.client_result(client, last.params, r), last.loss if last.steps else None))
     return found
 
-def client_round(method, client: Client) -> tuple[dict, dict, Tensor]:
-    "One client's round: its upload, its new state, and the mean loss () of its last phase"
+def client_round(method, client: Client) -> tuple[dict, dict, Tensor | None]:
+    "One client's round: its upload, its new state, and the mean loss () of its last phase or None, see `client_rounds`"
     return client_rounds([method], [client])[0]
 
 # %% ../../nbs/04_engine/01_client.ipynb #fab1a78b

@@ -85,7 +85,8 @@ def start_lockstep(line: list[ActiveRun]):
     "The snapshots before round 0 of runs of one line; who starts otherwise than the first leaves the line"
     starts = [begin(r.method, r.federation) for r in line]
     for r, start in zip(line, starts):
-        first = next(j for j, s in enumerate(starts) if same_bits([s.server, s.states], [start.server, start.states]))
+        same = (s is start or same_bits([s.server, s.states], [start.server, start.states]) for s in starts)
+        first = next(j for j, alike in enumerate(same) if alike)
         r.history, r.line = History(snapshot=starts[first]), f"{r.line} {first}"
 
 def run_lockstep(runs: list[ActiveRun], executor: Callable = sequential, on_round: Callable | None = None,

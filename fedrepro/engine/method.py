@@ -66,6 +66,7 @@ class FedAvg:
     positive: ClassVar[set[str]] = set()  # fields that may not be 0, beside those of its bases
     fractions: ClassVar[set[str]] = set()  # fields from 0 to 1, beside those of its bases
     limit: ClassVar[Law | None] = None  # the setting in which it is another method: `law(mu=0.)`
+    excluded: ClassVar[dict[str, str]] = {}  # field that its formula has no place for -> why; `compare` takes only 0
     check_settings: ClassVar[dict] = {}  # fields with which three rounds reach every branch, for the contract
 
     def __init_subclass__(cls, listed: bool = True, **kw):
@@ -81,6 +82,9 @@ class FedAvg:
         positive, fractions = ({n for c in bases for n in vars(c).get(of, ())} for of in ("positive", "fractions"))
         for f in fields(self):
             value, where = getattr(self, f.name), f"{name} {f.name}"
+            if (said := getattr(type(self), f.name, f.default)) is not f.default:
+                raise InputError(f"{where} = {said!r}: changes nothing; expected @dataclass above the class, and a type, "
+                                 f"as in `{f.name}: {getattr(f.type, '__name__', f.type)} = {said!r}`")
             if get_origin(f.type) is Literal: choice(value, get_args(f.type), where)
             elif f.type in (int, float) or isinstance(value, Real) and not isinstance(value, bool):
                 number(where, value, 0, 1 if f.name in fractions else math.inf, int if f.type is int else float,

@@ -232,7 +232,8 @@ def results(r: StackPhase, starts: list[Tree], total: Tensor, kept: dict[int, ob
     for i, k in enumerate(r.order):
         ends = {name: t.detach()[i].clone() for name, t in r.moving.items()}
         params = {name: t.detach() for name, t in starts[k].items()} | ends
-        found[k] = PhaseResult(params, total[i] / max(r.feed.steps[i], 1), kept[i])
+        steps = r.feed.steps[i]
+        found[k] = PhaseResult(params, total[i] / max(steps, 1), kept[i], steps=steps)
     return [found[k] for k in range(len(found))]
 
 # %% ../../nbs/05_executors/01_stacks.ipynb #b1bf63d2

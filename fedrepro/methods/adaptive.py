@@ -154,8 +154,8 @@ class StopsEarly(FedAvg, listed=False):
         return ~stop, torch.where(stop, last, loss)
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1); keeps $\\ell$ for the next round"
-        loss = results["local"].monitor
-        return {"params": params}, client.state | ({} if loss is None else {"loss": loss})
+        local = results["local"]
+        return {"params": params}, client.state | ({"loss": local.monitor} if local.steps else {})
 
 # %% ../../nbs/06_methods/07_adaptive.ipynb #f68f04b4
 @dataclass

@@ -46,7 +46,8 @@ class MOON(FedAvg):
         term = self.mu * client.state["known"] * batch.mean(contrast(z, towards, away, self.tau))
         return cross_entropy(client.net.classify(params, z), batch) + term
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
-        "Uploads the model (upload 1) and keeps it"
+        "Uploads the model (upload 1) and keeps it, if it took a step"
+        if not results["local"].steps: return {"params": params}, client.state
         return {"params": params}, {"previous": params, "known": torch.ones_like(client.state["known"])}
 
 # %% ../../nbs/06_methods/01_distillation.ipynb #03ec7d51

@@ -81,7 +81,8 @@ class FedBSS(FedAvg):
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1), or its change from `latest` for the mean over all clients; keeps it"
         if self.aggregation != "all": return super().client_result(client, params, results)
-        return {"change": sub(params, client.state["latest"])}, {"latest": params}
+        latest = params if results["local"].steps else client.state["latest"]
+        return {"change": sub(latest, client.state["latest"])}, {"latest": latest}
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Line 12: the mean of the participants' models, or of the latest models of all N clients"
         if self.aggregation == "size": return super().aggregate(server, exchange)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from ..core.errors import InputError
 from ..core.trees import Tree, select, stack
-from ..engine.client import Batch, Client, Phase, Results, class_means, cross_entropy
+from ..engine.client import Batch, Client, Phase, Results, class_means, cross_entropy, steps_taken
 from ..engine.method import Exchange
 from .alignment import alignment_loss
 from .personal import FedRep
@@ -168,10 +168,11 @@ class Algorithm1(FedRep, listed=False):
         "$\\omega_k=H_k/\\gamma$ of eq. 9"
         return label_entropy(counts) / self.gamma
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
-        "Uploads body, head, balanced head and local anchors (eq. 6); keeps head and anchors"
+        "Uploads body, head, balanced head and local anchors (eq. 6); keeps head and anchors, if it took a step"
         head, anchors = select(params, "head."), class_means(client, params)
         upload = {"params": select(params, "body."), "head": head, "anchors": anchors,
                   "balanced": select(results["balanced"].params, "head.")}
+        if not steps_taken(results): return upload, client.state
         return upload, {"head": head, "anchors": anchors, "seen": torch.ones_like(client.state["seen"])}
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
@@ -232,6 +233,7 @@ class FedCCFA(Algorithm1):
         upload["head"] = state["head"]
         if self.clustering != "local": upload["balanced"] = select(results["balanced"].params, "head.")
         if self.anchors != "none": upload["anchors"] = class_means(client, params)
+        if not steps_taken(results): return upload, client.state
         anchors = upload.get("anchors", client.state["anchors"])
         return upload, state | {"anchors": anchors, "seen": torch.ones_like(client.state["seen"])}
     def aggregate(self, server: dict, exchange: Exchange) -> dict:

@@ -9,7 +9,7 @@ __all__ = ['FedDC']
 from dataclasses import dataclass
 from typing import ClassVar
 import torch
-from ..core.trees import Tree, add, distance, scale, weighted_mean
+from ..core.trees import Tree, add, distance, scale, weighted_mean, zeros_like
 from ..engine.client import Client, Phase, Results
 from ..engine.method import Exchange
 from .memory import FedDyn, follow_changes, local_steps, no_memory
@@ -28,6 +28,8 @@ class FedDC(FedDyn):
     compat_eta0: bool = False  # True: as the released code, with the first round's rate and the average H
     paper: ClassVar[str] = "Gao et al. 2022"
     positive = {"lr", "lr_decay", "epochs"}  # g_i divides by the number of steps and their size
+    excluded: ClassVar[dict[str, str]] = {
+        "momentum": "g_i takes a round's move for H_i eta gradients of plain SGD"}
     limit = law(FedDyn, hooks={"linear": lambda self, client: scale(client.received["g"], 0.)},
                 clip_norm=None)
 
@@ -35,11 +37,11 @@ class FedDC(FedDyn):
         "FedDyn's `params`, `selected`, `h`, `clients`; `g`, the global gradient memory, zeros"
         return super().init_server(federation) | {"g": no_memory(federation)}
     def init_client(self, federation, k: int) -> dict:
-        "FedDyn's `h`, `relative`; `g`: gradient memory, zeros; `steps`: the H of eq. 2"
-        sizes = [len(rows) for rows in federation.partition.train]
-        n = sum(sizes) / len(sizes) if self.compat_eta0 else sizes[k]
-        steps = torch.tensor(local_steps(self, n), dtype=federation.dtype, device=federation.device)
-        return super().init_client(federation, k) | {"g": no_memory(federation), "steps": steps}
+        "FedDyn's `h`, `relative`; `g`: gradient memory, zeros; for the released code's H, `mean_steps`"
+        start = super().init_client(federation, k) | {"g": no_memory(federation)}
+        if not self.compat_eta0: return start
+        steps = local_steps(self, federation.samples / federation.clients)
+        return start | {"mean_steps": torch.full_like(start["relative"], steps)}
     def broadcast(self, server: dict) -> dict:
         "Cloud model and `g` (download 2)"
         return {"params": server["params"], "g": server["g"]}
@@ -63,7 +65,10 @@ class FedDC(FedDyn):
         "Eq. 2. Uploads the model and `change`, $\\tilde n_i(g_i^+-g_i)$ (upload 2); keeps $h_i$ and $g_i^+$"
         upload, state = super().client_result(client, params, results)  # h_i
         w, g, relative = client.received["params"], client.received["g"], state["relative"]
-        way = state["steps"] * (self.lr if self.compat_eta0 else self.phase(client).sgd.lr)  # H eta
+        steps = results["local"].steps
+        if not steps: return upload | {"change": zeros_like(g)}, state
+        if self.compat_eta0: way = state["mean_steps"] * self.lr  # H eta
+        else: way = torch.full_like(relative, steps) * self.phase(client).sgd.lr
         change = {n: (w[n] - params[n]) / way - t / relative for n, t in g.items()}
         scaled = {n: relative * t for n, t in change.items()}
         return upload | {"change": scaled}, state | {"g": add(state["g"], change)}

@@ -95,7 +95,8 @@ class LfD(FedAvg):
         weight = self.weight * (self.known(client).to(z.dtype) if self.first == "skip" else 1)
         return ce - weight * batch.mean((self.label(client, batch.x) * second).sum(1))
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
-        "Uploads the model (upload 1) and keeps it"
+        "Uploads the model (upload 1) and keeps it, if it took a step"
+        if not results["local"].steps: return {"params": params}, client.state
         return ({"params": params},
                 {"model": params, "last": torch.full_like(client.state["last"], client.round)})
     def logits(self, net, params: Tree, x: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from ..engine.declarations import Messages, equal_shares, law
 
 # %% ../../nbs/06_methods/02_memory.ipynb #459450ef
 def no_memory(federation) -> Tree:
-    "Zeros shaped like the parameters that are trained: what every memory starts from"
-    return zeros_like({n: t for n, t in federation.initial.items() if n not in federation.net.buffers})
+    "Zeros shaped like the parameters that are trained: what every memory starts from, one tree for all"
+    return federation.zeros
 
 def local_steps(method, n: float) -> int:
     "$H_k=E\\lceil n_k/B\\rceil$: the steps of `method`'s phase on `n` samples"
@@ -40,6 +40,7 @@ class SCAFFOLD(FedAvg):
     global_lr: float = 1.0  # eta_g, the server's step; 1 in FedCCFA's configuration
     paper: ClassVar[str] = "Karimireddy et al. 2020"
     positive = {"lr", "lr_decay", "epochs"}  # c_k divides by the number of steps and their size
+    excluded: ClassVar[dict[str, str]] = {"momentum": "c_k takes a round's move for H_k eta gradients of plain SGD"}
     limit = law(where=equal_shares, hooks={"adjust_gradient": FedAvg.adjust_gradient})
 
     def init_server(self, federation) -> dict:
@@ -62,7 +63,9 @@ class SCAFFOLD(FedAvg):
         return {n: g - own[n] + common[n] for n, g in grads.items()}
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model and `change`, $c_k^+-c_k$ (upload 2); keeps $c_k^+$"
-        way = local_steps(self, client.n) * self.phase(client).sgd.lr  # H_k eta
+        steps, received = results["local"].steps, client.received["params"]
+        if not steps: return {"params": params, "change": zeros_like(client.state["c"])}, client.state
+        way = steps * self.phase(client).sgd.lr  # H_k eta
         received = client.received["params"]
         change = {n: (received[n] - params[n]) / way - c for n, c in client.received["c"].items()}
         return {"params": params, "change": change}, client.state | {"c": add(client.state["c"], change)}
@@ -94,8 +97,8 @@ class FedDyn(FedAvg):
         return start | {"selected": start["params"], "h": no_memory(federation), "clients": count}
     def init_client(self, federation, k: int) -> dict:
         "`h`: sum of the client's moves, zeros; `relative`: size over the mean size, $\\tilde n_k=n_kK/n$"
-        sizes = [len(rows) for rows in federation.partition.train]
-        relative = torch.tensor(sizes[k] * len(sizes) / sum(sizes), dtype=federation.dtype, device=federation.device)
+        share = federation.sizes[k] * federation.clients / federation.samples
+        relative = torch.tensor(share, dtype=federation.dtype, device=federation.device)
         return {"h": no_memory(federation), "relative": relative}
 
     def local_phases(self, client: Client) -> list[Phase]:
@@ -116,6 +119,7 @@ class FedDyn(FedAvg):
         return loss, step.sgd({n: g + weight[n] * step.moving[n].detach() for n, g in grads.items()})
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1); keeps $h_k+w_t^k-w_t$"
+        if not results["local"].steps: return {"params": params}, client.state
         start = client.received["params"]
         h = {n: t + params[n] - start[n] for n, t in client.state["h"].items()}
         return {"params": params}, client.state | {"h": h}

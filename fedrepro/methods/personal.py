@@ -141,7 +141,8 @@ class pFedMe(FedAvg):
             for n, t in w.items(): t.sub_(t - theta[n], alpha=outer)
         return loss, theta
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
-        "Uploads the anchor $w^k$, keeps the model that is evaluated"
+        "Uploads the anchor $w^k$, keeps the model that is evaluated, if it took a step"
+        if not results["local"].steps: return {"params": params}, client.state
         theta = {n: t.detach() for n, t in (results["local"].optimiser or {}).items()}
         return {"params": params}, {"own": params | theta if self.judged_by == "theta" else params}
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
