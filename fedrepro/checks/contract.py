@@ -19,7 +19,7 @@ from .harness import LOCAL, ROUNDS, RecordedRun, copied, flat, gap, padded, play
 from ..core.errors import InputError
 from ..core.trees import nbytes
 from ..engine.checkpoints import load_snapshot, save_snapshot
-from ..engine.client import Client, client_round
+from ..engine.client import ChangedInPlace, Client, client_round
 from ..engine.declarations import Messages, declared_bytes, law_of, law_text, shape_bytes
 from ..engine.rows import in_words
 from ..engine.evaluation import eval_models, evaluate, sorts
@@ -119,6 +119,7 @@ def carried(method: FedAvg, client: Client) -> tuple:
 def untouched(case: Case) -> Iterator[Finding]:
     "No hook changes its arguments or the uploads in place"
     federation, held, worst = replace(case.federation), [], (0., "")
+    refused: ChangedInPlace | None = None
     at = begin(case.method, federation)
     def hold(thing: dict): held.append((thing, copied(thing)))
     def watched(method, clients):
@@ -130,9 +131,12 @@ def untouched(case: Case) -> Iterator[Finding]:
         held.clear()
         hold({"server": at.server, "client": dict(enumerate(at.states)), "data": federation.data.tensors,
               "initial model": federation.initial})
-        at = next_round(case.method, federation, at, watched)
+        try: at = next_round(case.method, federation, at, watched)
+        except ChangedInPlace as error: refused = error
         found = [gap(thing, copy) for thing, copy in held]
         worst = max([worst, *((size, f"round {t} {where}") for size, where in found)], key=lambda f: f[0])
+        if refused: break
+    if refused and not worst[0]: worst = math.inf, str(refused)
     yield Finding("nothing changed in place", worst[0], 0, worst[1])
 
 def odd_leaf(leaf, federation: Federation) -> str:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Phase', 'PhaseResult', 'plan_batches', 'clipped',
-           'rated', 'sgd_step', 'Step', 'movable', 'train', 'in_turn', 'start_phase', 'steps_taken', 'client_rounds',
-           'client_round', 'class_means']
+           'rated', 'sgd_step', 'Step', 'movable', 'train', 'ChangedInPlace', 'marks', 'refuse_writes',
+           'checked_result', 'in_turn', 'start_phase', 'steps_taken', 'client_rounds', 'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 import operator
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core.errors import InputError
+from ..core.errors import InputError, short
 from ..core.trees import Tree
 from ..data.datasets import Dataset
 from .probes import OFF, Profiler
@@ -200,6 +200,9 @@ class Step:
         "Loss of the batch and its adjusted, clipped gradient, at `params`, or with the tensors `at` in their place"
         moving, params = (self.moving, self.params) if at is None else (at, self.params | at)
         loss = self.each(self.phase.loss, self.client, params, self.batch)
+        if not isinstance(loss, Tensor) or loss.shape != self.batch.y.shape[:-1]:
+            got = tuple(loss.shape) if isinstance(loss, Tensor) else short(loss)
+            raise InputError(f"phase {self.phase.name}: its loss returned {got}; expected one number a batch, a tensor ()")
         grads = dict(zip(moving, torch.autograd.grad(loss.sum(), list(moving.values()), materialize_grads=True)))
         if self.phase.adjust is not None: grads = self.each(self.phase.adjust, self.client, params, grads)
         most = self.phase.sgd.clip_norm
@@ -243,6 +246,30 @@ def train(client: Client, phase: Phase, params: Tree) -> PhaseResult:
             if not more: break
     return PhaseResult({n: t.detach() for n, t in own.items()}, total / max(steps, 1), memory, state, steps)
 
+# %% ../../nbs/04_engine/01_client.ipynb #f3d1d0c4
+class ChangedInPlace(InputError):
+    "A hook wrote into what it was given"
+
+def marks(message) -> list:
+    "What differs once somebody writes into a nested message of tensors: keys, tensors and PyTorch's count of writes"
+    if isinstance(message, Tensor): return [id(message), message._version]
+    if isinstance(message, dict): return [[key, *marks(part)] for key, part in message.items()]
+    if isinstance(message, (list, tuple)): return [marks(part) for part in message]
+    return [repr(message)]
+
+def refuse_writes(method, client: Client, before: list):
+    "Raises ChangedInPlace if `marks` of the client's message or state are no longer those `before` its round"
+    for what, old in zip(("received", "state"), before):
+        if marks(getattr(client, what)) != old:
+            raise ChangedInPlace(f"client {client.id}, round {client.round + 1}: {type(method).__name__} changed client.{what} "
+                                 "in place; expected new tensors and dicts, as in `t + 1` or `state | {...}`")
+
+def checked_result(method, client: Client, result) -> tuple[dict, dict]:
+    "What `client_result` returned, if it is (upload, next state); raises InputError"
+    if isinstance(result, tuple) and len(result) == 2 and all(isinstance(part, dict) for part in result): return result
+    raise InputError(f"client {client.id}, round {client.round + 1}: {type(method).__name__}.client_result returned "
+                     f"{short(result)}; expected (upload, next state), two dicts")
+
 # %% ../../nbs/04_engine/01_client.ipynb #e1f2a041
 Results = dict[str, PhaseResult]  # of a client's phases so far, by name
 Trainer = Callable[[list[Client], list[Phase], list[Tree]], list[PhaseResult]]  # one phase of clients side by side
@@ -271,16 +298,21 @@ def client_rounds(methods: list, clients: list[Client],
     Of each: its upload, its new state, and the mean loss () of its last phase, None where that took no step. Entry k of
     `methods` is client k's."""
     results: list[Results] = [{} for _ in clients]
+    before = [(marks(c.received), marks(c.state)) for c in clients]
     declared = [[p for p in m.local_phases(c) if not p.final] for m, c in zip(methods, clients)]
+    for m in (m for m, phases in zip(methods, declared) if not phases):
+        raise InputError(f"{type(m).__name__}.local_phases: expected at least one phase that is not final")
     for phases in zip(*declared, strict=True):
         starts = [start_phase(c, p, r) for c, p, r in zip(clients, phases, results)]
         for r, phase, result in zip(results, phases, trainer(clients, list(phases), starts)):
             r.pop(phase.name, None)  # the latest stands last
             r[phase.name] = result
     found = []
-    for method, client, r in zip(methods, clients, results):
+    for method, client, r, marked in zip(methods, clients, results, before):
         last = [*r.values()][-1]
-        found.append((*method.client_result(client, last.params, r), last.loss if last.steps else None))
+        result = checked_result(method, client, method.client_result(client, last.params, r))
+        refuse_writes(method, client, marked)
+        found.append((*result, last.loss if last.steps else None))
     return found
 
 def client_round(method, client: Client) -> tuple[dict, dict, Tensor | None]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from ..core.errors import InputError
 from ..core.trees import Tree
 from ..engine.client import (
     Batch, Client, Phase, PhaseResult, Step, client_round, client_rounds, in_turn, movable, plan_batches)
@@ -102,7 +103,9 @@ class Stack:
         "`f` in the view of the client with these leaves"
         received, state, constants, counts, values = tree_unflatten(leaves, self.spec)
         seen = View(self.net, self.dtype, received, state, constants, counts, self.ask)
-        return hook_with(f, values)(seen, *parts)
+        out = hook_with(f, values)(seen, *parts)
+        if out is None: raise InputError(f"{getattr(f, '__name__', 'hook')} returned None; expected tensors")
+        return out
 
     def each(self, f: Callable, _, *trees):
         "`f(client, *trees)` for each client: `trees` are batches, or trees of tensors with a leading axis of clients"
