@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any
 import typer
 from .. import __version__
-from ..core.errors import InputError, choice
-from ..core.files import read_cache, stamp, write_cache
+from ..core.errors import InputError, choice, own_line
+from ..core.files import read_cache, same_folder, stamp, write_cache
 from ..core.folders import PACKAGE, paper_folders
 from ..core.grids import FORMATS, Grid, Sheet, as_sheet, as_text, shown
 from .options import place
@@ -51,14 +51,19 @@ def import_own_files() -> None:
     Their paths become absolute: a method may change the working folder."""
     if not own_files(): return
     os.environ["FEDREPRO_METHODS"] = os.pathsep.join(map(os.path.realpath, own_files()))
+    if data := os.environ.get("FEDREPRO_DATA"): os.environ["FEDREPRO_DATA"] = os.path.abspath(os.path.expanduser(data))
     from fedrepro.engine.method import load_methods
-    load_methods()
+    try:
+        with same_folder(): load_methods()
+    except InputError as error:
+        if not (where := own_line(error.__cause__)): raise
+        raise InputError(f"{error} ({where})") from error
 
 VersionOption = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version")]
 ImportOption = Annotated[list[Path] | None, typer.Option(
     "--import", metavar="FILE.py", callback=_import, parser=place,
-    help="A file with methods, data sets or networks of your own, which is executed first; before or after the command, "
-    "and more than once")]
+    help="A file with methods, data sets or networks of your own, which is executed first; before or after the "
+    "command, and more than once")]
 
 @app.callback(invoke_without_command=True)
 def _options(context: typer.Context, version: VersionOption = False, imports: ImportOption = None) -> None:

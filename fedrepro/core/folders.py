@@ -28,7 +28,8 @@ def paper_files(pattern: str, root: str | Path | None = None) -> dict[str, Path]
     "Files below `root`, or below the folders `papers`, by their path there; the working folder's counts before another"
     found = {}
     for folder in paper_folders(root):
-        for p in sorted(folder.glob(pattern)): found.setdefault(p.relative_to(folder).as_posix(), p)
+        for p in sorted(folder.glob(pattern)):
+            if p.is_file(): found.setdefault(p.relative_to(folder).as_posix(), p)
     return found
 
 def find_specs(root: str | Path | None = None) -> dict[str, Path]:

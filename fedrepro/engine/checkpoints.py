@@ -20,7 +20,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 from ..core.errors import Damaged, Foreign, InputError, say, short
-from ..core.files import write_atomic, writing
+from ..core.files import read_regular, write_atomic, writing
 from .federation import Federation
 from .rounds import Snapshot, park_states
 
@@ -89,14 +89,15 @@ def save_message(path: Path, about: dict, message) -> Path:
     try: content, order = to_bytes(torch.as_tensor(t) for _, t in tensors.values())
     except MALFORMED as error: raise InputError(f"checkpoint: cannot be kept: {short(str(error))}") from error
     write_atomic(path.with_name(path.name + ".safetensors"), content)
-    about = about | {"format": CHECKPOINT_FORMAT, "sha256": digest(content), "axes": order, "message": shape}
+    about = about | {"format": CHECKPOINT_FORMAT, "bytes": len(content), "sha256": digest(content), "axes": order,
+                     "message": shape}
     body = json.dumps(about, allow_nan=False)
     write_atomic(path.with_name(path.name + ".json"), f"{body}\n{digest(body.encode())}\n".encode())
     return path
 
 def read_description(path: Path) -> dict:
     "What `path`.json says, with its outline; raises Damaged unless it is whole and ours"
-    try: body, _, seal = path.with_name(path.name + ".json").read_text(encoding="utf-8").partition("\n")
+    try: body, _, seal = read_regular(path.with_name(path.name + ".json")).decode().partition("\n")
     except (OSError, UnicodeDecodeError) as e: raise Damaged(f"checkpoint {path.name}: cannot be read ({e})") from None
     if digest(body.encode()) != seal.strip(): raise Damaged(f"checkpoint {path.name}: json is damaged")
     try:
@@ -111,8 +112,10 @@ def read_description(path: Path) -> dict:
 def load_message(path: Path, device: str = "cpu"):
     "The message in the two files; raises Damaged unless they are whole, and belong together"
     found = read_description(path)
-    try: content = path.with_name(path.name + ".safetensors").read_bytes()
-    except OSError as e: raise Damaged(f"checkpoint {path.name}: cannot be read ({e.strerror})") from None
+    try: content = read_regular(path.with_name(path.name + ".safetensors"), most=found["bytes"])
+    except (OSError, LookupError, TypeError) as e:
+        why = getattr(e, "strerror", "its size is not given")
+        raise Damaged(f"checkpoint {path.name}: cannot be read ({why})") from None
     try:
         if digest(content) == found["sha256"]:
             return filled(found["message"], from_bytes(content, found["axes"], device))

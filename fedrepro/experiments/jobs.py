@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 import torch
-from ..core.errors import InputError
+from ..core.errors import InputError, own_line
 from ..core.files import code_digest
 from ..engine.checkpoints import CheckpointWriter
 from ..engine.lockstep import ActiveRun, run_lockstep
@@ -174,12 +174,18 @@ def make_jobs(runs: list[PlannedRun], stack: bool = False, most: int = 12) -> li
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #2a387a12
 def prepare(runs: list[PlannedRun], data, device: str):
-    "Build every setting once, whatever its seed, so that what cannot run is refused now; raises InputError"
+    """Build every setting once, whatever its seed, so that what cannot run is refused now; raises InputError.
+
+    What a user's code raises is left to its run, which then fails alone."""
     seen = set()
     for run in runs:
         key = json.dumps(run.settings | {"seed": 0}, sort_keys=True)
         if key in seen: continue
         seen.add(key)
-        method, federation, _ = build(run, data, device)
-        method.init_server(federation)
-        if "study" in run.settings: studies.check_study(run, data, device)
+        try:
+            method, federation, _ = build(run, data, device)
+            method.init_server(federation)
+            if "study" in run.settings: studies.check_study(run, data, device)
+        except InputError as error:
+            if not own_line(error): raise
+        except (Exception, SystemExit): continue

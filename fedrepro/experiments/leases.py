@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['BEAT', 'PATIENCE', 'HANG', 'WATCHED', 'machine', 'start_time', 'me', 'gone', 'lease_of', 'holder', 'mark', 'age',
-           'void', 'held', 'whose', 'new', 'take_over', 'clear', 'take', 'Lost', 'Held', 'leases']
+           'odd', 'void', 'held', 'whose', 'new', 'take_over', 'clear', 'take', 'Lost', 'Held', 'leases']
 
 # %% ../../nbs/07_experiments/06_leases.ipynb #38cd38ad
-import json, os, platform, tempfile, threading, time
+import json, os, platform, stat, tempfile, threading, time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from ..core.files import read_regular
 
 # %% ../../nbs/07_experiments/06_leases.ipynb #d225ca46
 @lru_cache(1)
@@ -51,7 +52,7 @@ def lease_of(path: Path) -> Path:
 
 def holder(lease: Path) -> dict:
     "What a lease says; empty when it cannot be read"
-    try: found = json.loads(lease.read_bytes()[:10_000])
+    try: found = json.loads(read_regular(lease, most=10_000))
     except (OSError, ValueError, RecursionError): return {}
     return found if isinstance(found, dict) else {}
 
@@ -66,13 +67,18 @@ def age(lease: Path) -> float:
     with tempfile.TemporaryFile(dir=lease.parent) as now: stamp = os.fstat(now.fileno()).st_mtime
     return stamp - lease.lstat().st_mtime
 
+def odd(lease: Path) -> bool:
+    "Whether it is no regular file: a link, a pipe or a folder, which no process of ours has made"
+    try: return not stat.S_ISREG(lease.lstat().st_mode)
+    except OSError: return False
+
 def void(lease: Path) -> tuple[int, int] | None:
-    "The mark of a stale lease, whose holder has ended or shows no sign of life; else None"
+    "The mark of a stale lease, whose holder has ended or shows no sign of life, or of what is none; else None"
     seen, now = mark(lease), time.monotonic()
     if lease not in WATCHED or WATCHED[lease][0] != seen: WATCHED[lease] = seen, now
     old = now - WATCHED[lease][1]  # by our own clock
     with suppress(OSError): old = max(old, age(lease))
-    return seen if seen and (old > PATIENCE or gone(holder(lease))) else None
+    return seen if seen and (old > PATIENCE or odd(lease) or gone(holder(lease))) else None
 
 def held(path: Path) -> bool:
     "Whether somebody computes the result `path` now"

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 import pandas as pd
 from ..core.errors import InputError, choice, number, short
+from ..core.files import read_regular
 from ..data import concept_drift, partition
 from ..data.concept_drift import MAX_CLIENTS
 
@@ -167,7 +168,7 @@ def read_values(raw, rules: Mapping[str, Callable], where: str, besides=()) -> d
 # %% ../../nbs/07_experiments/01_rules.ipynb #9592d374
 def read_toml(path: Path) -> dict:
     "The file as nested dicts; raises InputError naming the line that is not TOML"
-    try: return tomllib.loads(path.read_text(encoding="utf-8"))
+    try: return tomllib.loads(read_regular(path).decode("utf-8-sig"))
     except OSError as error: raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid TOML: {' '.join(str(error).split())[-200:]}") from None
@@ -180,7 +181,7 @@ def read_published_csv(path: Path) -> pd.DataFrame:
     """Published numbers, a line a cell: method, mean, std (nan: not stated), what else names a cell. Raises InputError
 
     `std_step` is the unit of the last printed digit of std."""
-    try: return _published(path, path.read_bytes()).copy()
+    try: return _published(path, read_regular(path)).copy()
     except InputError: raise
     except (OSError, ValueError, ArithmeticError) as error:
         raise InputError(f"{path}: cannot be read as csv ({' '.join(str(error).split())[:200]})") from None

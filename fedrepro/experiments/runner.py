@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 import torch
 from ..core.errors import InputError, choice, say
+from ..core.files import same_folder
 from ..engine.checkpoints import forget_finished, matching
 from ..executors.executors import executor_names
 from ..executors.messages import dumps
@@ -47,12 +48,17 @@ def rest(job: Job, there: set[str], outcome: Outcome) -> list[Outcome]:
     return [of(r.run_id, job.path(r)) for r in job.runs]
 
 def attempt(job: Job, on_round: Callable) -> list[Outcome]:
-    "The outcome of each run of a job"
+    "The outcome of each run of a job; when it fails, its runs are tried one by one, so that only what is broken fails"
     there = {r.run_id for r in job.runs if store.is_complete(job.path(r))}
-    try: paths = run_job(job, on_round)
+    try:
+        with same_folder(): paths = run_job(job, on_round)
     except TimeUp: return rest(job, there, Outcome("later"))
     except Lost: return [Outcome("elsewhere")] * len(job.runs)
-    except (Exception, SystemExit) as error: return rest(job, there, Outcome("failed", error=brief(error)))
+    except (Exception, SystemExit) as error:
+        if len(job.runs) == 1: return rest(job, there, Outcome("failed", error=brief(error)))
+        alone = [attempt(replace(job, runs=[r]), on_round)[0] for r in job.runs]
+        return [replace(found, status="done") if found.status == "theirs" and r.run_id not in there else found
+                for r, found in zip(job.runs, alone)]
     return [Outcome("theirs" if r.run_id in there else "done" if path else "elsewhere", path)
             for r, path in zip(job.runs, paths)]
 
@@ -177,6 +183,7 @@ def compute_runs(runs: list[PlannedRun], results: str | Path, *, data=None, devi
     COUNT(workers, "workers")
     choice(how, executor_names(), "executor")
     runs = list({r.run_id: r for r in runs}.values())
+    results, data = Path(results).absolute(), None if data is None else Path(data).absolute()  # a method may move us
     here = "cpu" if pool else pick_device(device)  # a cluster's workers may have the GPU that this machine lacks
     device = choice(device, ("auto", "cpu", "cuda"), "device") if pool else here
     for tier in {r.tier for r in runs}: remove_leftovers(store.check_writable(Path(results)/tier))
@@ -188,7 +195,7 @@ def compute_runs(runs: list[PlannedRun], results: str | Path, *, data=None, devi
     stack, left = how in ("stacked", "stacked-graphs") or (how == "auto" and device == "cuda"), todo
     with Progress(todo, quiet, on_done) as progress:
         try:
-            prepare(todo, data, here)
+            with same_folder(): prepare(todo, data, here)
             while left:
                 jobs = [Job(group, results, data, device, how, 1, every, until) for group in make_jobs(left, stack)]
                 (pool or partial(run_near, workers=workers))(jobs, report, progress)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 from ..core.errors import InputError, choice, short
-from ..core.files import cached_by_folder, code_digest, read_cache, write_cache
+from ..core.files import MOST, cached_by_folder, code_digest, read_cache, write_cache
 from ..core.folders import INSTALLED, PACKAGE, find_specs, roots
 from ..engine.rows import TIMES
 from .rules import NAME, SETTINGS, Rule, Value, field_rules, method_classes, type_hints, typed
@@ -282,7 +282,13 @@ PARTS = ("base", "columns", "methods", "tiers", "tuning")
 def spec_path(spec: str | Path, root=None) -> Path:
     "The file of a spec given as a path or as its name; raises InputError"
     tried = [base/name for base in roots() for name in (Path(spec), Path(f"{spec}.toml"))]
-    found = next(filter(os.path.isfile, tried), None) or (specs := find_specs(root))[choice(str(spec), specs, "spec")]
+    found = next(filter(os.path.isfile, tried), None)
+    if found is None:
+        specs, what = find_specs(root), "a folder" if os.path.isdir(spec) else "no regular file"
+        if str(spec) not in specs and os.path.exists(spec):
+            raise InputError(f"spec {short(str(spec), 200)} is {what}; expected a toml file, or a name such as "
+                             "fedccfa/table2")
+        found = specs[choice(str(spec), specs, "spec")]
     return Path(spec) if os.path.isfile(spec) else found
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #3c59cead
@@ -332,7 +338,8 @@ def check_tuning(raw, where: str):
 @cached_by_folder
 def _files(folder: Path) -> tuple:
     "What the specs of a folder may rest on: its specs and their content, its csv files and their times"
-    specs, tables = ([p for p in sorted(folder.glob(f"*.{end}")) if p.is_file()] for end in ("toml", "csv"))
+    specs, tables = ([p for p in sorted(folder.glob(f"*.{end}")) if p.is_file() and p.stat().st_size <= MOST]
+                     for end in ("toml", "csv"))
     return *specs, *tables, *(p.read_bytes() for p in specs), *(p.stat().st_mtime_ns for p in tables)
 
 def load_spec(spec: str | Path, root: str | Path | None = None) -> Spec:
