@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from .. import __version__
 from ..core.errors import InputError, choice
-from ..core.files import read_cache, stamp, write_cache
+from ..core.files import files_below, read_cache, stamp, write_cache
 from ..core.folders import PACKAGE, paper_folders
 from ..core.grids import FORMATS, Grid, Sheet, as_sheet, as_text, shown
 from .options import place
@@ -81,13 +81,13 @@ def watched(items: Iterable, what: str) -> Iterable:
 
 # %% ../../nbs/11_cli/01_app.ipynb #afd64f4f
 def state_of(folders: Iterable[Path]) -> tuple | None:
-    "The methods of one's own, and the `stamp` of all files that an answer rests on; None without one"
-    mine = os.environ.get("FEDREPRO_METHODS", "")
-    files = {Path(f) for f in mine.split(os.pathsep) if f} | set(PACKAGE.rglob("*.py"))
+    "The `stamp` of all files that an answer rests on; None without one, or with code of one's own"
+    if os.environ.get("FEDREPRO_METHODS"): return None  # they may import and read what they like
+    files = set(PACKAGE.rglob("*.py"))
     for folder in {Path(os.path.realpath(f)) for f in folders}:
-        files |= {p for end in ("toml", "csv", "jsonl") for p in folder.rglob(f"*.{end}")}
+        files |= files_below(folder, (".toml", ".csv", ".jsonl"))
     found = stamp(files)
-    return None if found is None else (mine, found)
+    return None if found is None else (found,)
 
 def cached_answer(question: list, folders: Iterable[Path | None], make: Callable[[], Any]) -> Any:
     """What `make` returns (text, a list, a sheet): from the cache, if nothing that it rests on has changed.
