@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from .. import __version__
 from ..core.errors import InputError, choice, own_line
-from ..core.files import read_cache, same_folder, stamp, write_cache
+from ..core.files import files_below, read_cache, same_folder, stamp, write_cache
 from ..core.folders import PACKAGE, paper_folders
 from ..core.grids import FORMATS, Grid, Sheet, as_sheet, as_text, shown
 from .options import place
@@ -100,15 +100,14 @@ def watched(items: Iterable, what: str) -> Iterable:
     return track(items, what, console=Console(stderr=True), transient=True)
 
 # %% ../../nbs/11_cli/01_app.ipynb #afd64f4f
-def state_of(folders: Iterable[Path]) -> list[tuple] | None:
-    """The `stamp` of all files that an answer rests on.
-
-    None without one, or with files of one's own: they may read anything."""
-    if own_files(): return None
+def state_of(folders: Iterable[Path]) -> tuple | None:
+    "The `stamp` of all files that an answer rests on; None without one, or with code of one's own"
+    if own_files(): return None  # they may import and read what they like
     files = set(PACKAGE.rglob("*.py"))
     for folder in {Path(os.path.realpath(f)) for f in folders}:
-        files |= {p for end in ("toml", "csv", "jsonl") for p in folder.rglob(f"*.{end}")}
-    return stamp(files)
+        files |= files_below(folder, (".toml", ".csv", ".jsonl"))
+    found = stamp(files)
+    return None if found is None else (found,)
 
 def cached_answer(question: list, folders: Iterable[Path | None], make: Callable[[], Any]) -> Any:
     """What `make` returns (text, a list, a sheet): from the cache, if nothing that it rests on has changed.

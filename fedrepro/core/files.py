@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['MOST', 'writing', 'atomic_file', 'write_atomic', 'open_regular', 'read_regular', 'same_folder', 'checksum', 'locked',
-           'cache_folder', 'write_cache', 'read_cache', 'stamp', 'cached_by_folder', 'code_digest']
+           'cache_folder', 'write_cache', 'read_cache', 'stamped', 'stamp', 'files_below', 'cached_by_folder',
+           'code_digest']
 
 # %% ../../nbs/01_core/02_files.ipynb #e8dc9d2a
 import errno, hashlib, json, os, secrets, stat, time
@@ -127,14 +128,32 @@ def read_cache(kind: str, question, state=None) -> Any:
     except (OSError, ValueError, LookupError, TypeError, RecursionError): return None
 
 # %% ../../nbs/01_core/02_files.ipynb #96d4218e
-def stamp(files: Iterable[Path]) -> list[tuple] | None:
-    "Name, size, inode and time of those of `files` that are there, sorted; None if one changed in the last two seconds"
+def stamped(files: Iterable[Path]) -> list[tuple]:
+    "Name, size, inode and times (ns: of its inode, of its content) of those of `files` that are there, sorted"
     found = []
     for file in files:
         with suppress(OSError):
-            s = os.stat(file)
-            found.append((str(file), s.st_size, s.st_ino, s.st_mtime_ns))
-    return None if any(time.time_ns() - at < 2e9 for *_, at in found) else sorted(found)
+            s = os.stat(file)  # of what a link leads to
+            found.append((str(file), s.st_size, s.st_ino, s.st_ctime_ns, s.st_mtime_ns))
+    return sorted(found)
+
+def stamp(files: Iterable[Path]) -> list[tuple] | None:
+    "As `stamped`; None if the content of one changed in the last two seconds"
+    found = stamped(files)
+    return None if any(time.time_ns() - at < 2e9 for *_, at in found) else found
+
+def files_below(folder: Path, ends: Iterable[str]) -> set[Path]:
+    "The files in a folder and all below it, links followed, whose names end in one of `ends`"
+    found, seen, waiting = set(), set(), [Path(folder)]
+    while waiting:
+        place = waiting.pop()
+        if (real := os.path.realpath(place)) in seen: continue  # a link may lead back
+        seen.add(real)
+        with suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                if entry.is_dir(): waiting.append(Path(entry.path))
+                elif entry.name.endswith(tuple(ends)): found.add(Path(entry.path))
+    return found
 
 def cached_by_folder(make: Callable[[Path], Any]) -> Callable[[Path], Any]:
     "`make(folder)`, made again only when a file in the folder has changed"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from ..core.errors import InputError, choice, number, require, short
 from ..core.folders import data_dir
+from ..core.own_code import remember
 from .download import Archive, bring
 from .images import PICTURES
 from .sources import Source, complete, idx_array, intact
@@ -361,6 +362,7 @@ SOURCES = {s.name: s for s in (
 
 # %% ../../nbs/02_data/07_datasets.ipynb #35e4ce57
 MADE = {"digits": _digits, "synthetic": synthetic}  # data sets without files: name -> function that returns its parts
+for table in (SOURCES, MADE): remember("data set", table)
 
 # %% ../../nbs/02_data/07_datasets.ipynb #b1d2c011
 NEEDED = ("train_x", "train_y", "test_x", "test_y", "class_names")  # what a reader has to return

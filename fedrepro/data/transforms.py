@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..core.errors import InputError, choice, listed, number, require, short
+from ..core.own_code import remember
 
 # %% ../../nbs/02_data/01_transforms.ipynb #04d8e35d
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ RECIPES: dict[str, dict] = {  # paper -> data set -> what differs from plain; fr
     "FedBSS": {"Fashion-MNIST": {}, "CIFAR-10": _CROP_FLIP, "CIFAR-100": _CROP_FLIP, "DomainNet": _CROP_FLIP},
     "FedADC": {"CIFAR-10": _CROP_FLIP, "CIFAR-100": _CROP_FLIP},
 }
+remember("data set", PIXEL_STATISTICS)
+remember("recipe", RECIPES)
 
 def dataset_names() -> list[str]:
     "The data sets that `fedrepro.data.datasets.load` knows"

@@ -298,7 +298,9 @@ def keep_spec(spec: Spec, files: tuple):
     """Keep `spec` and the settings of its runs, unless a method of it is not the package's, or json changes a value.
 
     It holds as long as the package's code, and `files`."""
-    def own(run: dict) -> bool: return "source" in run["method"] or "source" in run.get("study", {}).get("start", {})
+    def own(run: dict) -> bool:
+        parts = run["method"], run.get("study", {}).get("start", {})
+        return "sources" in run or any("source" in part for part in parts)
     known = [{json.dumps([tier, r.column, r.row]): r.settings for tier in s.tiers for r in s.grid(tier, seeds=1)}
              for s in (spec, *spec.difference)]
     if any(own(run) for part in known for run in part.values()): return  # it may be edited at any time
@@ -337,20 +339,20 @@ def check_tuning(raw, where: str):
 
 @cached_by_folder
 def _files(folder: Path) -> tuple:
-    "What the specs of a folder may rest on: its specs and their content, its csv files and their times"
-    specs, tables = ([p for p in sorted(folder.glob(f"*.{end}")) if p.is_file() and p.stat().st_size <= MOST]
-                     for end in ("toml", "csv"))
-    return *specs, *tables, *(p.read_bytes() for p in specs), *(p.stat().st_mtime_ns for p in tables)
+    "What the specs of a folder may rest on: its specs and csv files, and their content"
+    files = [p for end in ("toml", "csv") for p in sorted(folder.glob(f"*.{end}"))]
+    files = [p for p in files if p.is_file() and p.stat().st_size <= MOST]
+    return *files, *(p.read_bytes() for p in files)
 
 def load_spec(spec: str | Path, root: str | Path | None = None) -> Spec:
     "The spec in a file (or called `fedccfa/table2`), with all it names checked; raises InputError"
     path = spec_path(spec, root)
     files, spare = _files(path.parent), BARE and not os.environ.get("FEDREPRO_METHODS")
     if spare and (kept := kept_spec(path, files)): return kept
-    return _loaded_spec(path, files, tuple(method_classes().values()), spare)
+    return _loaded_spec(path, path.resolve(), files, tuple(method_classes().values()), spare)
 
 @lru_cache(256)
-def _loaded_spec(path: Path, files: tuple, methods: tuple, spare: bool) -> Spec:
+def _loaded_spec(path: Path, there: Path, files: tuple, methods: tuple, spare: bool) -> Spec:
     found = spec_from(read_spec(path), path)
     if spare: keep_spec(found, files)
     return found
