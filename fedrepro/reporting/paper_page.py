@@ -71,7 +71,8 @@ def leads(paper: str, tier: str = "small", results=None, root=None) -> tuple[int
                 found.append([part.row[part[k].idxmax()] in mine for k in ("mean", "published_mean")])
     return len(found), sum(a for a, _ in found), sum(b for _, b in found)
 
-WAITS = {"runnable": "not run yet", "no data here": "waiting for data that cannot be downloaded here",
+WAITS = {"runnable": "not run yet", "not decidable": "not decidable by three seeds",
+         "no data here": "waiting for data that cannot be downloaded here",
          "beyond a CPU": "too large for a CPU", "undecided": "undecided until more seeds are run",
          "diverged": "diverged", "missing": "impossible to run yet",
          ALIAS: "shown with the runs of another row", "not comparable": "impossible to compare"}

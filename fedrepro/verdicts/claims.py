@@ -80,7 +80,8 @@ class StoredRuns:
         if not runs: return {}, f"not run: {row}"
         out = {seed: value(run) for seed, run in runs.items() if seed not in gone}
         if any(map(math.isnan, out.values())): return {}, f"not measured: {row}"
-        return out, f"diverged: {row} ({len(gone)} of {len(runs)} seeds)" if gone else ""
+        part = f" ({len(gone)} of {len(runs)} seeds)" * bool(out)
+        return out, f"diverged: {row}{part}" if gone else ""
 
 def load_stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -> StoredRuns:
     "The runs of `spec` in the store"
@@ -466,9 +467,10 @@ def published_gain(line: dict, root: str | Path | None = None) -> float:
 
 def caveats_of(line: dict, results: str | Path | None = None, root: str | Path | None = None) -> tuple[str, ...]:
     "What limits a claim (a line of `claim_lines`): seeds that diverged, processors, what it leaves out; sentences"
-    gone = re.findall(r"[:,] ([^:;]+?) \((\d+) of (\d+) seeds\)", line["why"])
-    out = [f"{who} diverged in " + ("every seed." if k == n else f"{k} of {n} seeds and is compared over the others.")
-           for who, k, n in gone]
+    gone = re.findall(r"diverged: ([^;]*)", line["why"])
+    who = [re.sub(r" \((.*)\)$", r" diverged in \1 and is compared over the others", name)
+           for name in (gone[0].split(", ") if gone else ())]
+    out = [f"{name}." if " diverged in " in name else f"{name} diverged in every seed." for name in who]
     spec, (row, rival, column) = load_spec(line["spec"], root), line["between"]
     mine = [run for run, _ in stored_runs(spec, "paper", results) if run.row in (row, rival) and run.column == column]
     chips = processors(spec, "paper", results, [run.run_id for run in mine])
