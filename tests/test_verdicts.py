@@ -135,7 +135,7 @@ def test_a_diverged_run_beside_what_the_code_would_print(demo):
 def test_two_rows_never_share_a_number(demo):
     spec = demo()
     for row in ("FedAvg", "second"): put(spec, row, [70., 70.2, 70.4])
-    assert line(spec, "second").verdict == "number of FedAvg" and line(spec, "FedAvg").verdict in VERDICTS
+    assert line(spec, "second").verdict == "same number as row FedAvg" and line(spec, "FedAvg").verdict in VERDICTS
     board = scoreboard(root=spec.path.parents[1], tiers=("paper",))
     assert len(judged_lines(board)) == 1 and totals(board).consistent.sum() + totals(board).reproduced.sum() == 1
 
@@ -151,7 +151,8 @@ def test_a_number_printed_twice_counts_once(demo):
     first, second = demo(1), demo(2, mean="72.0")
     put(first, "FedAvg", [70., 70.2, 70.4])
     assert same_runs(first) == {} and same_runs(second) == {0: "table 1"}  # FedProx's numbers differ
-    assert line(second, "FedAvg").same_runs == "table 1" and "(same runs as table 1)" in render(second, "paper")
+    assert line(second, "FedAvg").same_runs == "table 1" and line(first, "FedAvg").verdict in VERDICTS
+    assert line(second, "FedAvg").verdict == "same number as table 1" and "same number as table 1" in render(second, "paper")
     board = scoreboard(root=first.path.parents[1], tiers=("paper",))
     assert len(board) == 4 and len(independent(board)) == 3 and len(judged_lines(board)) == 1
 

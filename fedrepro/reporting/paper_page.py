@@ -71,7 +71,8 @@ def leads(paper: str, tier: str = "small", results=None, root=None) -> tuple[int
                 found.append([part.row[part[k].idxmax()] in mine for k in ("mean", "published_mean")])
     return len(found), sum(a for a, _ in found), sum(b for _, b in found)
 
-WAITS = {"runnable": "not run yet", "no data here": "waiting for data that cannot be downloaded here",
+WAITS = {"runnable": "not run yet", "not decidable": "not decidable by three seeds",
+         "no data here": "waiting for data that cannot be downloaded here",
          "beyond a CPU": "too large for a CPU", "undecided": "undecided until more seeds are run",
          "diverged": "diverged", "missing": "impossible to run yet",
          ALIAS: "shown with the runs of another row", "not comparable": "impossible to compare"}
@@ -258,7 +259,7 @@ def claims(paper: str, results=None, root=None) -> str:
     "What the paper's text claims and what the runs say, at tier paper or, while nothing is run there, at tier small"
     found = verdicts("paper", results, root, paper)
     if not len(found): return "None of the claims checked is this paper's.\n"
-    if (found.verdict != "not run").any(): return grids_html(claim_grids(found)) + f"\n\n{HOW}.\n"
+    if (found.compared > 0).any(): return grids_html(claim_grids(found)) + f"\n\n{HOW}.\n"
     grids = grids_html(claim_grids(verdicts("small", results, root, paper)))
     return f"{grids}\n\nReduced settings (tier small): shown, not judged; nothing is run at the published ones yet.\n"
 
@@ -331,9 +332,9 @@ def ledger(paper: str, results=None, root=None) -> str:
     entries, found = read_ledger(paper, root), effects_of(paper, results, root)
     done, out = found[(found.n > 0) | (found.gone != "")], []
     def effect(line):
-        if line.gone: return f"{line.what}, tier {line.tier}: {line.gone}"
         spread = "" if math.isnan(line.half) else f" ± {line.half:.2f}"
-        return f"{line.what}, tier {line.tier}: {line.points:+.2f}{spread} ({line.n})"
+        said = [f"{line.points:+.2f}{spread} ({line.n})"] * (line.n > 0) + [line.gone] * bool(line.gone)
+        return f"{line.what}, tier {line.tier}: {', '.join(said)}"
     for i, entry in enumerate(entries, 1):
         mine, lines = done[done.deviation == entry["name"]], code_links(entry)
         words, runs = "; ".join(map(effect, mine.itertuples())), " ".join(dict.fromkeys(" ".join(mine.runs).split()))
