@@ -90,8 +90,8 @@ def recipe_for(name: str, dataset: str) -> Recipe:
     differs = RECIPES[choice(name, RECIPES, "recipe")].get(choice(dataset, PIXEL_STATISTICS, "data set"))
     try: mean, std = PIXEL_STATISTICS[dataset]
     except (TypeError, ValueError):
-        raise InputError(f"PIXEL_STATISTICS[{dataset!r}]: expected (means, deviations), one of each a channel, or ((), ()) "
-                         f"to measure them; got {short(PIXEL_STATISTICS[dataset])}") from None
+        raise InputError(f"PIXEL_STATISTICS[{dataset!r}]: expected (means, deviations), one of each a channel, or "
+                         f"((), ()) to measure them; got {short(PIXEL_STATISTICS[dataset])}") from None
     return Recipe(**{"name": "plain" if differs is None else name, "mean": mean, "std": std} | (differs or {}))
 
 # %% ../../nbs/02_data/01_transforms.ipynb #113c74df
