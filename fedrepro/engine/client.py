@@ -258,7 +258,7 @@ def write_marks(message) -> list:
     if isinstance(message, (list, tuple)): return [write_marks(part) for part in message]
     return [repr(message)]
 
-def refuse_writes(method, client: Client, before: list):
+def refuse_writes(method, client: Client, before: tuple[list, list]):
     "Raises ChangedInPlace if `write_marks` of the client's message or state are no longer those `before` its round"
     for what, old in zip(("received", "state"), before):
         if write_marks(getattr(client, what)) != old:
@@ -312,9 +312,9 @@ def client_rounds(methods: list, clients: list[Client],
     found = []
     for method, client, r, marked in zip(methods, clients, results, before):
         last = [*r.values()][-1]
-        result = checked_result(method, client, method.client_result(client, last.params, r))
+        upload, state = checked_result(method, client, method.client_result(client, last.params, r))
         refuse_writes(method, client, marked)
-        found.append((*result, last.loss if last.steps else None))
+        found.append((upload, state, last.loss if last.steps else None))
     return found
 
 def client_round(method, client: Client) -> tuple[dict, dict, Tensor | None]:
