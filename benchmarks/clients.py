@@ -2,8 +2,8 @@
 
     python -m benchmarks.clients [--clients 100,1000,10000] [--methods FedDC,FedDrift]
 
-Every client has two made pictures of 8 x 8 in four classes, the network has two linear layers, and labels are swapped in
-three rounds. A method is linear if ten times the clients take about ten times the seconds to start, and a round much
+Every client has two made pictures of 8 x 8 in four classes, the network has two linear layers, and labels are swapped
+in three rounds. A method is linear if ten times the clients take about ten times the seconds to start, and a round much
 less; what takes longer is printed with a mark. The start includes a model of its own for every client of the methods
 that keep one."""
 import argparse
@@ -77,7 +77,9 @@ def main():
     for name in names:
         try: both = list(zip(*(seconds(name, n) for n in counts)))
         except InputError as error: print(name.ljust(16), error)
-        else: print(name.ljust(16), *(f"{s:16.3f}" for part in both for s in part), marked(list(both[0]), counts), flush=True)
+        else:
+            cells = [f"{s:16.3f}" for part in both for s in part]
+            print(name.ljust(16), *cells, marked(list(both[0]), counts), flush=True)
 
 
 if __name__ == "__main__": main()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Phase', 'PhaseResult', 'plan_batches', 'clipped',
-           'rated', 'sgd_step', 'Step', 'movable', 'train', 'ChangedInPlace', 'marks', 'refuse_writes',
+           'rated', 'sgd_step', 'Step', 'movable', 'train', 'ChangedInPlace', 'write_marks', 'refuse_writes',
            'checked_result', 'in_turn', 'start_phase', 'steps_taken', 'client_rounds', 'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
@@ -202,7 +202,8 @@ class Step:
         loss = self.each(self.phase.loss, self.client, params, self.batch)
         if not isinstance(loss, Tensor) or loss.shape != self.batch.y.shape[:-1]:
             got = tuple(loss.shape) if isinstance(loss, Tensor) else short(loss)
-            raise InputError(f"phase {self.phase.name}: its loss returned {got}; expected one number a batch, a tensor ()")
+            raise InputError(f"phase {self.phase.name}: its loss returned {got}; "
+                             "expected one number a batch, a tensor ()")
         grads = dict(zip(moving, torch.autograd.grad(loss.sum(), list(moving.values()), materialize_grads=True)))
         if self.phase.adjust is not None: grads = self.each(self.phase.adjust, self.client, params, grads)
         most = self.phase.sgd.clip_norm
@@ -250,19 +251,20 @@ def train(client: Client, phase: Phase, params: Tree) -> PhaseResult:
 class ChangedInPlace(InputError):
     "A hook wrote into what it was given"
 
-def marks(message) -> list:
+def write_marks(message) -> list:
     "What differs once somebody writes into a nested message of tensors: keys, tensors and PyTorch's count of writes"
     if isinstance(message, Tensor): return [id(message), message._version]
-    if isinstance(message, dict): return [[key, *marks(part)] for key, part in message.items()]
-    if isinstance(message, (list, tuple)): return [marks(part) for part in message]
+    if isinstance(message, dict): return [[key, *write_marks(part)] for key, part in message.items()]
+    if isinstance(message, (list, tuple)): return [write_marks(part) for part in message]
     return [repr(message)]
 
-def refuse_writes(method, client: Client, before: list):
-    "Raises ChangedInPlace if `marks` of the client's message or state are no longer those `before` its round"
+def refuse_writes(method, client: Client, before: tuple[list, list]):
+    "Raises ChangedInPlace if `write_marks` of the client's message or state are no longer those `before` its round"
     for what, old in zip(("received", "state"), before):
-        if marks(getattr(client, what)) != old:
-            raise ChangedInPlace(f"client {client.id}, round {client.round + 1}: {type(method).__name__} changed client.{what} "
-                                 "in place; expected new tensors and dicts, as in `t + 1` or `state | {...}`")
+        if write_marks(getattr(client, what)) != old:
+            where = f"client {client.id}, round {client.round + 1}: {type(method).__name__}"
+            raise ChangedInPlace(f"{where} changed client.{what} in place; expected new tensors and dicts, "
+                                 "as in `t + 1` or `state | {...}`")
 
 def checked_result(method, client: Client, result) -> tuple[dict, dict]:
     "What `client_result` returned, if it is (upload, next state); raises InputError"
@@ -298,7 +300,7 @@ def client_rounds(methods: list, clients: list[Client],
     Of each: its upload, its new state, and the mean loss () of its last phase, None where that took no step. Entry k of
     `methods` is client k's."""
     results: list[Results] = [{} for _ in clients]
-    before = [(marks(c.received), marks(c.state)) for c in clients]
+    before = [(write_marks(c.received), write_marks(c.state)) for c in clients]
     declared = [[p for p in m.local_phases(c) if not p.final] for m, c in zip(methods, clients)]
     for m in (m for m, phases in zip(methods, declared) if not phases):
         raise InputError(f"{type(m).__name__}.local_phases: expected at least one phase that is not final")
@@ -310,9 +312,9 @@ def client_rounds(methods: list, clients: list[Client],
     found = []
     for method, client, r, marked in zip(methods, clients, results, before):
         last = [*r.values()][-1]
-        result = checked_result(method, client, method.client_result(client, last.params, r))
+        upload, state = checked_result(method, client, method.client_result(client, last.params, r))
         refuse_writes(method, client, marked)
-        found.append((*result, last.loss if last.steps else None))
+        found.append((upload, state, last.loss if last.steps else None))
     return found
 
 def client_round(method, client: Client) -> tuple[dict, dict, Tensor | None]:

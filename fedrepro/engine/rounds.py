@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STATE_LIMIT', 'Snapshot', 'sequential', 'park_states', 'begin', 'refuse_params', 'refuse_uploads', 'aggregated',
-           'OpenRound', 'ask', 'open_round', 'in_numbers', 'mean_loss', 'close_round', 'next_round', 'History',
+           'OpenRound', 'ask', 'open_round', 'in_numbers', 'cohort_loss', 'close_round', 'next_round', 'History',
            'is_due', 'note_round', 'run']
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #bf04f3f5
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from ..core.errors import InputError, short
 from ..core.trees import Tree, moved, nbytes
-from .client import ChangedInPlace, Client, client_rounds, marks
+from .client import ChangedInPlace, Client, client_rounds, write_marks
 from .divergence import Diverged, client_diverged, limit, record, server_diverged
 from .federation import Federation
 from .method import Exchange, Survey
@@ -69,14 +69,17 @@ def refuse_uploads(method, initial: Tree, exchange: Exchange):
     sent = [upload.get("params") for upload in exchange.uploads]
     names = {n: None for params in sent if isinstance(params, dict) for n in params}
     for k, params in zip(exchange.cohort, sent):
-        refuse_params(params, initial, f"client {k}, round {exchange.round + 1}: {type(method).__name__}'s upload", names)
+        where = f"client {k}, round {exchange.round + 1}: {type(method).__name__}'s upload"
+        refuse_params(params, initial, where, names)
 
 def aggregated(method, server: dict, exchange: Exchange, received: dict, initial: Tree) -> dict:
     "The server's next state; raises InputError for what is no dict, or for a model that lost a part"
-    before, where = marks(server), f"round {exchange.round + 1}: {type(method).__name__}.aggregate"
+    before, where = write_marks(server), f"round {exchange.round + 1}: {type(method).__name__}.aggregate"
     after = method.aggregate(server, exchange)
-    if not isinstance(after, dict): raise InputError(f"{where} returned {short(after)}; expected the server's next state, a dict")
-    if marks(server) != before: raise ChangedInPlace(f"{where} changed the server's state in place; expected a new dict")
+    if not isinstance(after, dict):
+        raise InputError(f"{where} returned {short(after)}; expected the server's next state, a dict")
+    if write_marks(server) != before:
+        raise ChangedInPlace(f"{where} changed the server's state in place; expected a new dict")
     if isinstance(received.get("params"), dict) and "params" in after:
         refuse_params(after["params"], initial, where, received["params"])
     return after
@@ -105,8 +108,8 @@ def open_round(method, federation: Federation, at: Snapshot, profiler: Profiler 
     message = method.broadcast(at.server)
     cohort = method.select_clients(at.server, federation, at.round)
     if not cohort or len({*cohort}) < len(cohort) or not {*cohort} <= {*range(federation.clients)}:
-        raise InputError(f"round {at.round + 1}: {type(method).__name__}.select_clients returned {short(cohort)}; expected "
-                         f"one or more different clients of 0..{federation.clients - 1}")
+        raise InputError(f"round {at.round + 1}: {type(method).__name__}.select_clients returned {short(cohort)}; "
+                         f"expected one or more different clients of 0..{federation.clients - 1}")
     states = moved([at.states[k] for k in cohort], federation.device)
     clients = [federation.client(k, at.round, message, s, profiler=profiler) for k, s in zip(cohort, states)]
     now = OpenRound(at.server, clients, 0, len(cohort) * nbytes(message))
@@ -124,7 +127,7 @@ def in_numbers(losses: Iterable[Tensor | None]) -> list[float | None]:
     numbers = iter(torch.stack(told).double().tolist() if told else ())
     return [None if loss is None else next(numbers) for loss in found]
 
-def mean_loss(losses: list[float | None], sizes: list[int]) -> float:
+def cohort_loss(losses: list[float | None], sizes: list[int]) -> float:
     "The mean by `sizes` of the losses that there are; nan where nobody took a step"
     told = [(loss, n) for loss, n in zip(losses, sizes, strict=True) if loss is not None]
     if not told: return math.nan
@@ -150,7 +153,7 @@ def close_round(method, federation: Federation, at: Snapshot, now: OpenRound, re
     after = kept if replies is None else [own | reply for own, reply in zip(kept, replies, strict=True)]
     for k, state in zip(exchange.cohort, park_states(federation, list(after)), strict=True):
         states[k], last_broadcasts[k] = state, news
-    loss = mean_loss(means, exchange.sizes)
+    loss = cohort_loss(means, exchange.sizes)
     return Snapshot(t + 1, server, states, last_broadcasts, at.bytes_up + now.bytes_up + nbytes(exchange.uploads),
                     at.bytes_down + now.bytes_down + nbytes(replies), loss, diverged, found)
 

@@ -259,7 +259,7 @@ class Graphs:
             if slot.stream is not None: torch.cuda.current_stream(device).wait_stream(slot.stream)
         return [found[i] for i in range(len(clients))]
 
-    def __call__(self, method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor]]:
+    def __call__(self, method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor | None]]:
         clients = list(clients)
         if not self.slots:
             number = self.number or slots_for(clients[0].net)

@@ -250,7 +250,7 @@ class Processes:
         self.workers, self.federation, self.pool = workers, federation, Workers(workers, lambda number: first)
         self.shelves = True  # until it turns out that there are none here
 
-    def __call__(self, method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor]]:
+    def __call__(self, method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor | None]]:
         """As `sequential`; the clients may be those of any federation with this data set and network.
 
         Raises InputError for others, and for a method that is defined in a notebook, where workers cannot find it."""

@@ -265,7 +265,7 @@ class Stacked:
     def train(self, clients: list[Client], phases: list[Phase], starts: list[Tree]) -> list[PhaseResult]:
         return train_stack(clients, phases, starts)
 
-    def __call__(self, method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor]]:
+    def __call__(self, method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor | None]]:
         clients = list(clients)
         methods, kinds, found = method if isinstance(method, list) else [method] * len(clients), {}, {}
         if clients[0].net.buffers: return [client_round(m, c) for m, c in zip(methods, clients)]
