@@ -194,3 +194,19 @@ def test_a_spec_may_begin_with_a_byte_order_mark(said, own, tmp_path):
     spec = written(tmp_path / "papers", SMALL, "demo/t")
     spec.write_bytes(b"\xef\xbb\xbf" + spec.read_bytes().replace(b"\n", b"\r\n"))
     assert said("table", spec)[0] == 0
+
+# --- names that are nearly right
+
+@pytest.mark.parametrize("line, words", [
+    ("tabel", "did you mean 'table'? accepted: "), ("table table2", "did you mean 'fedbss/table2' or 'fedccfa/table2' or 'lfd/table2'?"),
+    ("notebook fedccfa .", "(.); accepted: --out"), ("methods FedAvgg", "did you mean 'FedAvg'?"), ("run fedccfa/table2 --seed 3", "did you mean '--seeds'?")])
+def test_what_is_nearly_right_is_proposed(refused, own, line, words): refused(line.split(), words)
+
+def test_one_method_is_shown_with_its_fields(said, own):
+    code, out, err = said("methods", "FedProx")
+    assert (code, err) == (0, "") and "mu" in out and "FedAvg" not in out.split("\n")[0] and "SCAFFOLD" not in out
+
+def test_no_type_stands_beside_a_flag(said, own):
+    for command in ([], ["run"], ["plan"], ["methods"]):
+        out = said(*command, "-h")[1]
+        assert "<bool>" not in out and "--help" in out and "-h " in out, out

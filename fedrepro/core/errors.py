@@ -19,6 +19,7 @@ class InputError(ValueError):
 
 class UnknownName(InputError):
     "A name is not among the accepted ones"
+    name = ""  # as it was given
     what = ""  # the kind of name, as `choice` was told
     start = ""  # the message without the accepted names
     accepted: tuple[str, ...] = ()
@@ -58,7 +59,7 @@ def choice(name, accepted, what: str):
     listing = ", ".join(accepted[:shown]) + rest if accepted else "none"
     start = f"{what} {short(name)} is unknown; {hint}"
     error = UnknownName(f"{start}accepted: {listing}")
-    error.what, error.start, error.accepted = what, start, tuple(accepted)
+    error.name, error.what, error.start, error.accepted = str(name), what, start, tuple(accepted)
     raise error
 
 # %% ../../nbs/01_core/00_errors.ipynb #b1a6a880
