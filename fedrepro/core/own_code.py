@@ -227,7 +227,7 @@ def import_file(path: Path):
     first = folder/top/"__init__.py" if path.is_dir() or "." in name else path  # the file of the name's first part
     if not again:
         spec = None if top in sys.modules else PathFinder.find_spec(top)
-        found = file_of(top) if top in sys.modules else spec and spec.origin
+        found = file_of(top) if spec is None else spec.origin
         if (top in sys.modules or spec) and not _same(found, first):
             raise InputError(f"methods file {path}: a module is called {top!r} already; rename the file")
         GIVEN.pop(name, None)
