@@ -16,7 +16,7 @@ from torch import nn
 
 from fedrepro.core import own_code
 from fedrepro.core.errors import InputError
-from fedrepro.core.own_code import adopt, as_imported, carried, import_file, own_digest
+from fedrepro.core.own_code import adopt, as_imported, import_file, own_digest, own_texts
 from fedrepro.core.torch_state import USUAL, positions, put, turned, usual_state
 from fedrepro.data import datasets, transforms
 from fedrepro.engine import method
@@ -143,7 +143,7 @@ def test_a_digest_is_the_same_in_every_process(files, tmp_path):
 def test_code_travels_as_it_was_imported(files, tmp_path):
     "A worker that has another version imports the sender's, whatever the files say"
     path = files(help_t="W = 1\n", idem_t=OWN.format("from help_t import W", "server"))
-    then, sent = own_digest(method.METHODS["Idem"]), carried()
+    then, sent = own_digest(method.METHODS["Idem"]), own_texts()
     files(help_t="W = 2\n", idem_t=OWN.format("from help_t import W", "server"))
     assert own_digest(method.METHODS["Idem"]) != then
     with as_imported():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from ..core.errors import InputError, choice
 from ..core.folders import data_dir
-from ..core.own_code import remember
+from ..core.own_code import note_package
 from .download import Archive, bring
 from .images import PICTURES
 from .sources import Source, complete, idx_array, intact
@@ -210,7 +210,7 @@ SOURCES = {s.name: s for s in (
 
 # %% ../../nbs/02_data/07_datasets.ipynb #35e4ce57
 MADE = {"digits": _digits, "synthetic": synthetic}  # data sets without files: name -> function that returns its parts
-for table in (SOURCES, MADE): remember("data set", table)
+for table in (SOURCES, MADE): note_package("data set", table)
 
 # %% ../../nbs/02_data/07_datasets.ipynb #16b4b649
 def _check(source: Source, root: Path):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..core.errors import InputError, choice
-from ..core.own_code import remember
+from ..core.own_code import note_package
 
 # %% ../../nbs/02_data/01_transforms.ipynb #04d8e35d
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ RECIPES: dict[str, dict] = {  # paper -> data set -> what differs from plain; fr
     "FedBSS": {"Fashion-MNIST": {}, "CIFAR-10": _CROP_FLIP, "CIFAR-100": _CROP_FLIP, "DomainNet": _CROP_FLIP},
     "FedADC": {"CIFAR-10": _CROP_FLIP, "CIFAR-100": _CROP_FLIP},
 }
-remember("data set", PIXEL_STATISTICS)
-remember("recipe", RECIPES)
+note_package("data set", PIXEL_STATISTICS)
+note_package("recipe", RECIPES)
 
 def dataset_names() -> list[str]:
     "The data sets that `fedrepro.data.datasets.load` knows"

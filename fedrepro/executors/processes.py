@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from ..core.errors import InputError
-from ..core.own_code import adopt, carried, keep_as_imported
+from ..core.own_code import adopt, own_texts, keep_as_imported
 from ..core.torch_state import USUAL, turned, usual_state
 from ..engine.client import Client, client_round
 from ..engine.federation import Federation
@@ -54,7 +54,7 @@ def one_thread():
 
 # %% ../../nbs/05_executors/05_processes.ipynb #4f5c60a6
 def start_with(own: dict):
-    "In a worker: import a person's code as its parent has `carried` it here, after all of the package's"
+    "In a worker: import a person's code as its parent has sent it here, after all of the package's"
     keep_as_imported()
     import_package_methods()
     adopt(own)
@@ -258,7 +258,7 @@ class Processes:
         "At most `workers` processes, started for work; raises InputError for a federation that is not on the CPU"
         if federation.device != "cpu":
             raise InputError(f"executor processes: needs the device cpu, not {federation.device}")
-        first = dumps((_join, (dumps(federation), carried())))
+        first = dumps((_join, (dumps(federation), own_texts())))
         self.workers, self.federation, self.pool = workers, federation, Workers(workers, lambda number: first)
         self.shelves = True  # until it turns out that there are none here
 

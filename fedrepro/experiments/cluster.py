@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from ..core.errors import InputError, say
 from ..core.files import code_digest
-from ..core.own_code import adopt, as_imported, carried
+from ..core.own_code import adopt, as_imported, own_texts
 from ..engine.method import import_package_methods
 from ..executors.processes import cores, keep_memory, no_interrupt
 from .leases import Held, Lost, held, leases
@@ -42,7 +42,7 @@ class DriverTicket:
     code: str  # digest of the driver's code
     flag: Path  # the driver holds a lease of it while it wants the work done
     environment: dict = field(default_factory=dict)  # where a person's files and data are
-    own: dict = field(default_factory=dict)  # a person's code, as the driver has `carried` it
+    own: dict = field(default_factory=dict)  # a person's code, as the driver sent it
 
 def unfit(order: DriverTicket) -> str:
     "Why this process cannot work for a driver; empty when it can"
@@ -117,7 +117,7 @@ class Pool:
         heard, futures = queue.SimpleQueue(), {}
         with leases([flag]) as ours:  # it ends with us, however that comes about
             try:
-                order = DriverTicket(code_digest(), flag, more, carried())
+                order = DriverTicket(code_digest(), flag, more, own_texts())
                 self.check(order)
                 self.client.subscribe_topic(TOPIC, lambda event: heard.put(event[1]))
                 for i, job in enumerate(jobs):

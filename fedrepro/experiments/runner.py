@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 import torch
 from ..core.errors import InputError, choice, say
-from ..core.own_code import as_imported, carried
+from ..core.own_code import as_imported, own_texts
 from ..engine.checkpoints import forget_finished, matching
 from ..executors.executors import executor_names
 from ..executors.messages import dumps
@@ -92,7 +92,7 @@ def run_apart(jobs: list[Job], workers: int, report: SweepReport, progress: Prog
     "Run the jobs in `workers` processes, whatever becomes of these processes"
     devices = (gpus() if jobs[0].device == "cuda" else []) or [""]
     tasks = [dumps((task, (job, tell))) for job in jobs]
-    own = carried()
+    own = own_texts()
     with Workers(workers, lambda number: dumps((prepare_worker, (devices[number % len(devices)], own)))) as staff:
         try:
             for i, kind, what in staff.work(tasks):
