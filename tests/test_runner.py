@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from fedrepro.core.errors import InputError
+from fedrepro.core.own_code import own_digest
 from fedrepro.engine import method
 from fedrepro.executors import processes
 from fedrepro.experiments import runner, store
 from fedrepro.experiments.jobs import Job, TimeUp
 from fedrepro.experiments.leases import leases
-from fedrepro.experiments.runs import make_method, method_part, own_source
+from fedrepro.experiments.runs import make_method, method_part
 from fedrepro.experiments.specs import load_spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -202,7 +203,6 @@ def own(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDREPRO_METHODS", str(tmp_path / "own_methods.py"))
     def own(name="Spoils", line="pass"):
         sys.modules.pop("own_methods", None)
-        own_source.cache_clear()
         (tmp_path / "own_methods.py").write_text(OWN.format(name=name, line=line))
         method.load_methods()
         return replace(RUNS[0], settings=RUNS[0].settings | dict(method=method_part(make_method(name, dict(lr=.01), "own"))))
@@ -232,7 +232,7 @@ def test_the_source_of_a_method_from_a_notebook(kind):
     for line in ("1", "2"):
         text = f"class Typed(FedAvg):\n    {kind}\n    def cohort(*a): return [{line}]"
         exec(text, {"FedAvg": method.FedAvg, "__name__": "nowhere"}, spaces := {})
-        found.append(own_source(spaces["Typed"]))
+        found.append(own_digest(spaces["Typed"]))
     method.METHODS.pop("Typed")
     assert found[0] and found[0] != found[1]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from ..core.errors import InputError, choice, number, require
-from ..core.own_code import remember
+from ..core.own_code import note_package
 from .concept_drift import MAX_CLASSES, as_labels
 
 # %% ../../nbs/02_data/08_partition.ipynb #0543bd0e
@@ -273,4 +273,4 @@ def natural(labels, test_labels, clients, classes, seed, groups):
     return lists, None if test_labels is None else test_lists
 
 PARTITIONS["natural"] = natural
-remember("partition recipe", PARTITIONS)
+note_package("partition recipe", PARTITIONS)

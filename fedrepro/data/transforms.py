@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..core.errors import InputError, choice, listed, number, require, short
-from ..core.own_code import remember
+from ..core.own_code import note_package
 
 # %% ../../nbs/02_data/01_transforms.ipynb #04d8e35d
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ RECIPES: dict[str, dict] = {  # paper -> data set -> what differs from plain; fr
     "FedBSS": {"Fashion-MNIST": {}, "CIFAR-10": _CROP_FLIP, "CIFAR-100": _CROP_FLIP, "DomainNet": _CROP_FLIP},
     "FedADC": {"CIFAR-10": _CROP_FLIP, "CIFAR-100": _CROP_FLIP},
 }
-remember("data set", PIXEL_STATISTICS)
-remember("recipe", RECIPES)
+note_package("data set", PIXEL_STATISTICS)
+note_package("recipe", RECIPES)
 
 def dataset_names() -> list[str]:
     "The data sets that `fedrepro.data.datasets.load` knows"
@@ -93,8 +93,8 @@ def recipe_for(name: str, dataset: str) -> Recipe:
     differs = RECIPES[choice(name, RECIPES, "recipe")].get(choice(dataset, PIXEL_STATISTICS, "data set"))
     try: mean, std = PIXEL_STATISTICS[dataset]
     except (TypeError, ValueError):
-        raise InputError(f"PIXEL_STATISTICS[{dataset!r}]: expected (means, deviations), one of each a channel, or ((), ()) "
-                         f"to measure them; got {short(PIXEL_STATISTICS[dataset])}") from None
+        raise InputError(f"PIXEL_STATISTICS[{dataset!r}]: expected (means, deviations), one of each a channel, or "
+                         f"((), ()) to measure them; got {short(PIXEL_STATISTICS[dataset])}") from None
     return Recipe(**{"name": "plain" if differs is None else name, "mean": mean, "std": std} | (differs or {}))
 
 # %% ../../nbs/02_data/01_transforms.ipynb #113c74df

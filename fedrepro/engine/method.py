@@ -87,8 +87,8 @@ class FedAvg:
         for f in fields(self):
             value, where = getattr(self, f.name), f"{name} {f.name}"
             if (said := getattr(type(self), f.name, f.default)) is not f.default:
-                raise InputError(f"{where} = {said!r}: changes nothing; expected @dataclass above the class, and a type, "
-                                 f"as in `{f.name}: {getattr(f.type, '__name__', f.type)} = {said!r}`")
+                raise InputError(f"{where} = {said!r}: changes nothing; expected @dataclass above the class, and a "
+                                 f"type, as in `{f.name}: {getattr(f.type, '__name__', f.type)} = {said!r}`")
             if get_origin(f.type) is Literal: choice(value, get_args(f.type), where)
             elif f.type in (int, float) or isinstance(value, Real) and not isinstance(value, bool):
                 number(where, value, 0, 1 if f.name in fractions else math.inf, int if f.type is int else float,

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 from ..core.errors import InputError, say
 from ..core.files import code_digest
+from ..core.own_code import adopt, as_imported, own_texts
+from ..engine.method import import_package_methods
 from ..executors.processes import cores, keep_memory, no_interrupt
 from .leases import Held, Lost, held, leases
 from .loggers import needed
 from .progress import Progress, SweepReport, brief
 from .jobs import Job
 from .runner import GLANCE, Outcome, attempt, failed, gpus, note
-from .runs import pick_device
+from .runs import forget_own_data, pick_device
 
 # %% ../../nbs/07_experiments/11_cluster.ipynb #1ea817da
 def dask():
@@ -39,7 +41,8 @@ class DriverTicket:
     "What a driver tells all workers"
     code: str  # digest of the driver's code
     flag: Path  # the driver holds a lease of it while it wants the work done
-    environment: dict = field(default_factory=dict)  # of the methods of one's own
+    environment: dict = field(default_factory=dict)  # where a person's files and data are
+    own: dict = field(default_factory=dict)  # a person's code, as the driver sent it
 
 def unfit(order: DriverTicket) -> str:
     "Why this process cannot work for a driver; empty when it can"
@@ -52,12 +55,16 @@ def work_there(job: Job, order: DriverTicket) -> list[Outcome]:
     if why := unfit(order): return failed(job.runs, f"worker {worker.address} {why}")
     os.environ.update(order.environment)
     keep_memory()
+    forget_own_data(job.runs)
     def told(run_id: str, rounds: int):
         worker.log_event(TOPIC, (run_id, rounds))
         if time.monotonic() - looked[0] < GLANCE: return
         looked[0] = time.monotonic()
         if not held(order.flag): raise Stopped("the driver has gone")
-    return attempt(job, told)
+    with as_imported():
+        import_package_methods()
+        adopt(order.own)
+        return attempt(job, told)
 
 # %% ../../nbs/07_experiments/11_cluster.ipynb #fe8fd6d8
 LOST = "the scheduler has gone"
@@ -110,7 +117,7 @@ class Pool:
         heard, futures = queue.SimpleQueue(), {}
         with leases([flag]) as ours:  # it ends with us, however that comes about
             try:
-                order = DriverTicket(code_digest(), flag, more)
+                order = DriverTicket(code_digest(), flag, more, own_texts())
                 self.check(order)
                 self.client.subscribe_topic(TOPIC, lambda event: heard.put(event[1]))
                 for i, job in enumerate(jobs):

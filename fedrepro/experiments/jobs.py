@@ -14,13 +14,14 @@ from pathlib import Path
 import torch
 from ..core.errors import InputError, own_line
 from ..core.files import code_digest
+from ..core.own_code import as_imported
+from ..core.torch_state import USUAL, turned, usual_state
 from ..engine.checkpoints import CheckpointWriter
 from ..engine.lockstep import ActiveRun, run_lockstep
 from ..executors.executors import executor, pick_executor
-from ..executors.processes import one_thread
 from . import store, studies
 from .leases import Held, leases
-from .runs import PlannedRun, build, forget_data, pick_device
+from .runs import PlannedRun, build, forget_data, input_fingerprint, pick_device
 from .store import say
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #067006c5
@@ -54,7 +55,8 @@ def run_header(run: PlannedRun, active: ActiveRun, device: str, **cost) -> dict:
             **store.provenance(), "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
             "threads": torch.get_num_threads(),
             "data_fingerprint": federation.data.fingerprint, "partition_fingerprint": federation.partition.fingerprint,
-            "code": code_digest(), "peak_memory_mb": peak_memory_mb(device),
+            "inputs": input_fingerprint(federation.data), "code": code_digest(),
+            "peak_memory_mb": peak_memory_mb(device),
             "bytes_up": active.at.bytes_up, "bytes_down": active.at.bytes_down, **cost}
 
 def refuse_taken(path: Path):
@@ -80,7 +82,7 @@ COMPUTING = "core", "data", "models", "engine", "executors", "methods", "experim
 def marks(active: ActiveRun, device: str, how: str = "sequential") -> dict:
     "What must be equal for a run to go on from a checkpoint"
     return {"code": code_digest(*COMPUTING), "versions": store.provenance()["versions"], "device": device,
-            "data": active.federation.data.fingerprint,
+            "data": input_fingerprint(active.federation.data),
             "executor": "sequential" if how == "processes" else how}  # they have the same bits
 
 class TimeUp(Exception):
@@ -97,7 +99,9 @@ def run_job(job: Job, on_round: Callable | None = None) -> list[Path | None]:
     if time.time() >= job.until: raise TimeUp
     with leases(missing) as ours:  # somebody may have finished one before we took it
         todo = [r for r, path in zip(job.runs, paths) if path in ours and not store.is_complete(path)]
-        if todo: run_ours(replace(job, runs=todo, device=pick_device(job.device)), on_round or (lambda *_: None), ours)
+        mine = replace(job, runs=todo, device=pick_device(job.device))
+        with as_imported(), usual_state():
+            if todo: run_ours(mine, on_round or (lambda *_: None), ours)
         return [None if path in missing and path not in ours else path for path in paths]
 
 def run_ours(job: Job, on_round: Callable, ours: Held):
@@ -108,16 +112,20 @@ def run_ours(job: Job, on_round: Callable, ours: Held):
     if torch.cuda.is_initialized(): torch.cuda.reset_peak_memory_stats()
     federation, data = actives[0].federation, actives[0].federation.data
     how = pick_executor(job.how, federation, job.workers, actives[0].measures)
-    with one_thread(), executor(how, federation, job.workers) as train:
+    name = type(actives[0].method).__name__
+    def check_state():
+        if what := turned(USUAL): raise RuntimeError(f"{name} sets {what}; its result is void")
+    with executor(how, federation, job.workers) as train:
         kept = CheckpointWriter(job.folder/"checkpoints", [r.run_id for r in job.runs],
                                 marks(actives[0], job.device, how), job.every, say, until=job.until)
         def told(run_id: str, rounds: int):
+            check_state()
             ours.progress()
             on_round(run_id, rounds)
         cost = run_rounds(job.runs, actives, kept, train, told)
-        if replace(data).fingerprint != data.fingerprint:  # of the same tensors, computed again
+        check_state()
+        if data.digest() != data.fingerprint:  # of the same tensors, computed again
             forget_data()
-            name = type(actives[0].method).__name__
             raise RuntimeError(f"the data {data.name} were changed while {name} ran; its result is void")
         for r, active, more in zip(job.runs, actives, cost):
             more |= {"executor": how, "together": len(job.runs)}
@@ -183,9 +191,11 @@ def prepare(runs: list[PlannedRun], data, device: str):
         if key in seen: continue
         seen.add(key)
         try:
-            method, federation, _ = build(run, data, device)
-            method.init_server(federation)
-            if "study" in run.settings: studies.check_study(run, data, device)
+            with usual_state():
+                method, federation, _ = build(run, data, device)
+                method.init_server(federation)
+                if "study" in run.settings: studies.check_study(run, data, device)
+                if what := turned(USUAL): raise InputError(f"{run.describe()}: {type(method).__name__} sets {what}")
         except InputError as error:
             if not own_line(error): raise
         except (Exception, SystemExit): continue

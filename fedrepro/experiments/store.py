@@ -7,7 +7,7 @@ __all__ = ['RESULT_FORMAT', 'NUMBER', 'HEADER', 'ALWAYS', 'STATUS', 'SHAPE', 'AB
            'run_path', 'git', 'processor', 'provenance', 'demand', 'is_a', 'check_settings', 'check_header',
            'check_rows', 'check_end', 'json_line', 'encode', 'write', 'check_writable', 'decode', 'parse_lines',
            'content_of', 'read', 'set_aside', 'read_or_set_aside', 'is_complete', 'has_run', 'settings_columns',
-           'tier_folders', 'load_runs', 'load_headers', 'load_results', 'load_by_run', 'mixed']
+           'tier_folders', 'load_runs', 'load_headers', 'load_results', 'load_by_run', 'same_data', 'mixed']
 
 # %% ../../nbs/07_experiments/07_store.ipynb #f68f48b0
 import errno, hashlib, importlib.metadata, json, math, os, platform, stat, subprocess, tempfile
@@ -69,6 +69,7 @@ SHAPE = {  # what the settings of every run have, as types; "?": may be missing.
     "data": {"name": str, "recipe": str}, "partition": {"recipe": str, "clients": int, "seed": int, "alpha?": NUMBER},
     "drift": {"name": str, "at?": int}, "participation": NUMBER, "cohort_seed": int, "rounds": int, "every": int,
     "seed": int, "cohorts?": str, "last?": int, "precision?": str,
+    "sources?": {"network?": str, "data?": str, "partition?": str},  # of what is not the package's
     "study?": {"name": str, "client": str, "epochs?": int, "accuracy?": NUMBER, "samples?": str, "rounds?": list}}
 ABOUT = ["run_id", "status", "diverged", "method", "dataset", "network", "clients", "participation", "partition",
          "alpha", "drift", "drift_round", "rounds", "seed", "file"]  # of a run; a metric cannot have such a name
@@ -302,6 +303,18 @@ def _frames(folder: str | Path) -> dict:
     frame = frame.reindex(columns=[*COLUMNS, *(c for c in frame.columns if c not in COLUMNS)]).copy()  # in one piece
     frames.update({"all": frame, "by run": dict(tuple(frame.groupby("run_id")))})
     return frames
+
+def same_data(heads: list[dict]):
+    "Raises InputError where runs of one data set and size were computed on other samples, or normalised otherwise"
+    known: dict[tuple, dict] = {}
+    for h in heads:
+        asked = {k: v for k, v in h["settings"]["data"].items() if k != "noise"}  # which is no part of the samples
+        for what, words in (("data_fingerprint", "data"), ("inputs", "normalisation of the data")):
+            if not h.get(what): continue  # older runs do not say it
+            first = known.setdefault((json.dumps(asked, sort_keys=True), what), h)
+            if first[what] != h[what]:
+                raise InputError(f"{first['file']} and {h['file']} were computed on different {words} "
+                                 f"({asked['name']}); move one of them away")
 
 def mixed(heads: list[dict]) -> list[str]:
     "In what runs that are averaged differ, by their headers; raises InputError where it is the data"

@@ -8,12 +8,12 @@ __all__ = ['network_names', 'network']
 # %% ../../nbs/03_models/02_networks.ipynb #2306ba89
 from functools import partial
 from ..core.errors import InputError, choice
-from ..core.own_code import remember
+from ..core.own_code import note_package
 from .architectures import ARCHITECTURES, Net
 from . import text_architectures  # registers the networks for texts
 
 # %% ../../nbs/03_models/02_networks.ipynb #ba1e0093
-remember("network", ARCHITECTURES)
+note_package("network", ARCHITECTURES)
 
 def network_names() -> list[str]:
     "The networks that `network` knows"

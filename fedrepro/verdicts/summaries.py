@@ -18,7 +18,7 @@ from ..engine.rows import rounds_to_target, series, summarise
 from ..experiments import rules
 from ..experiments.runs import PlannedRun
 from ..experiments.specs import SEEDS, STATISTICS, Spec
-from ..experiments.store import load_by_run, load_headers, mixed
+from ..experiments.store import load_by_run, load_headers, mixed, same_data
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #71228f44
 def stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -> list[tuple[PlannedRun, pd.DataFrame]]:
@@ -33,6 +33,8 @@ def stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -> lis
     seeds = sorted({r.seed for r in spec.runs(tier)} | {s for s in others if s <= most})
     parts = [seeds[i:i + int(SEEDS.high)] for i in range(0, len(seeds), int(SEEDS.high))]
     planned = [r for part in parts for r in spec.runs(tier, seeds=part) if r.run_id in found]
+    mine = {r.run_id for r in planned}
+    same_data([head for head in load_headers(folder) if head["run_id"] in mine])
     kept = [(r, group_ratios(found[r.run_id].copy())) for r in planned]
     for metric in (*(c.metric or spec.metric for c in spec.tier_columns(tier)), *spec.beside):
         if kept and metric.removesuffix("_untuned") not in kept[0][1]:
