@@ -8,6 +8,7 @@ __all__ = ['named_tensors', 'sizes', 'limit', 'wrong', 'record', 'surely_finite'
 
 # %% ../../nbs/04_engine/03_divergence.ipynb #99db3745
 import math
+from collections.abc import Collection
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
@@ -22,17 +23,20 @@ def named_tensors(message, name: str = "") -> list[tuple[str, Tensor]]:
     parts = message.items() if isinstance(message, dict) else listed
     return [leaf for key, part in parts for leaf in named_tensors(part, str(key))]
 
-def sizes(message) -> Tensor:
-    "(2,) float64 Euclidean norms of a message: all its floating tensors, and the model parameters among them"
+def sizes(message, buffers: Collection[str] = ()) -> Tensor:
+    """(2,) float64 Euclidean norms of a message: all its floating tensors, and the trained parameters among them.
+
+    `buffers`: names of what is not trained; it adds nothing to the second norm, but an infinity makes it infinite."""
     leaves = [(name, t.double().norm()) for name, t in named_tensors(message)]
     zero = leaves[0][1].new_zeros(()) if leaves else torch.zeros((), dtype=torch.float64)
-    kinds = [norm for _, norm in leaves], [norm for name, norm in leaves if name.startswith(("body.", "head."))]
-    return torch.stack([torch.stack([zero, *norms]).norm() for norms in kinds])
+    model = [torch.where(norm.isinf(), norm, zero) if name in buffers else norm
+             for name, norm in leaves if name.startswith(("body.", "head."))]
+    return torch.stack([torch.stack([zero, *norms]).norm() for norms in ([norm for _, norm in leaves], model)])
 
 # %% ../../nbs/04_engine/03_divergence.ipynb #4d1014cc
-def limit(initial: Tree) -> float:
-    "The largest norm of a model that has not exploded"
-    return EXPLODED * max(1.0, float(sizes(initial)[1]))
+def limit(initial: Tree, buffers: Collection[str] = ()) -> float:
+    "The largest norm of the trained parameters of a model that has not exploded"
+    return EXPLODED * max(1.0, float(sizes(initial, buffers)[1]))
 
 def wrong(norms: list[float], most: float) -> float | None:
     "The norm that gives a message of such `sizes` away: NaN, or models beyond `most`; None when nothing is wrong"
@@ -49,10 +53,10 @@ def surely_finite(results: list[tuple], losses: list[float], most: float) -> boo
     return norm <= most / 2 and all(abs(loss) <= EXPLODED for loss in losses)
 
 def client_diverged(rounds: int, cohort: list[int], results: list[tuple], losses: list[float],
-                    most: float) -> dict | None:
+                    most: float, buffers: Collection[str] = ()) -> dict | None:
     "The record of who first uploaded, kept or lost what it should not; None when nobody did. An upload must be finite"
     if surely_finite(results, losses, most): return None
-    sent, own = (torch.stack([sizes(r[i]) for r in results]).tolist() for i in (0, 1))
+    sent, own = (torch.stack([sizes(r[i], buffers) for r in results]).tolist() for i in (0, 1))
     for k, up, kept, loss in zip(cohort, sent, own, losses, strict=True):
         found = [wrong(up, most), wrong(kept, most), None if math.isfinite(up[0]) else up[0],
                  None if abs(loss) <= EXPLODED else abs(loss)]
@@ -60,9 +64,9 @@ def client_diverged(rounds: int, cohort: list[int], results: list[tuple], losses
         if norm is not None: return record(rounds, k, norm)
     return None
 
-def server_diverged(rounds: int, message, most: float) -> dict | None:
+def server_diverged(rounds: int, message, most: float, buffers: Collection[str] = ()) -> dict | None:
     "The record of a server that sends what it should not; None when nothing is wrong"
-    norm = wrong(sizes(message).tolist(), most)
+    norm = wrong(sizes(message, buffers).tolist(), most)
     return None if norm is None else record(rounds, None, norm)
 
 # %% ../../nbs/04_engine/03_divergence.ipynb #bf6ad770
@@ -72,12 +76,15 @@ class Diverged(Exception):
         super().__init__(f"{'the model' if client is None else f'the model of client {client}'} has the norm {norm}")
         self.client, self.norm = client, norm
 
-def refuse_diverged(initial: Tree, judged: list[Tree]):
-    "Raises Diverged unless the models by which the clients are `judged` (one each) are finite and have not exploded"
+def refuse_diverged(initial: Tree, judged: list[Tree], buffers: Collection[str] = ()):
+    """Raises Diverged unless the models by which the clients are `judged` (one each) are finite and have not exploded.
+
+    `buffers`: names of what is not trained, and need only be finite."""
     parts = {id(t): t for params in judged for t in params.values() if t.is_floating_point()}
     norms = dict(zip(parts, torch.stack([t.double().norm() for t in parts.values()]).tolist()))
     common = len(judged) > 1 == len({tuple(map(id, params.values())) for params in judged})
-    most = limit(initial)
+    most = limit(initial, buffers)
+    def size(n: str, t: Tensor) -> float: return 0. if n in buffers and math.isfinite(norms[id(t)]) else norms[id(t)]
     for k, params in enumerate(judged):
-        norm = math.hypot(*(norms.get(id(t), 0.) for t in params.values()))
+        norm = math.hypot(*(size(n, t) for n, t in params.items() if id(t) in norms))
         if not norm <= most: raise Diverged(None if common else k, norm)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from ..core.errors import InputError, short
 from ..core.trees import Tree, moved
-from .client import Client, Phase, train
+from .client import Client, Phase, torch_seeded, train
 from .divergence import refuse_diverged
 from .federation import TUNE, Federation
 from .rounds import Snapshot
@@ -50,10 +50,11 @@ class Predictor:
             body = tuple(d for n, d in mark.items() if n.startswith("body."))
             if key in self.last: out[key] = self.last[key]
             else: bodies.setdefault(body, {})[key] = params
-        for new in bodies.values():  # one after the other: a thousand bodies' features would fill the memory
+        for body, new in bodies.items():  # one after the other: a thousand bodies' features would fill the memory
             params = next(iter(new.values()))
             parts = (data.batch(x, None, federation.dtype) for x in data.test_x.split(chunk))
-            features = torch.cat([net.features(params, x) for x in parts])
+            with torch_seeded(int.from_bytes(b"".join(body)[:7])):  # a network that draws: the same for the same model
+                features = torch.cat([net.features(params, x) for x in parts])
             out |= {key: net.classify(params, features).argmax(1) for key, params in new.items()}
         self.last = {key: out[key] for key in keys}
         return [out[key] for key in keys]
@@ -137,7 +138,7 @@ class Evaluator:
         t, usual, *more = max(at.round - 1, 0), *sorts(method)
         models = eval_models(method, federation, at, usual)
         tuned = finetuned(method, federation, at, models) if final else None
-        if tuned: refuse_diverged(federation.initial, tuned)
+        if tuned: refuse_diverged(federation.initial, tuned, federation.net.buffers)
         sets = {"": tuned, "_untuned": models} if tuned else {"": models}  # suffix -> one model per client
         sets |= {suffix: eval_models(method, federation, at, suffix) for suffix in more}
         predicted = iter(self.predict(federation, [params for models in sets.values() for params in models]))

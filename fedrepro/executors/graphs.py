@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from ..core.trees import Tree
 from ..engine.client import (
-    Batch, Client, Phase, PhaseResult, client_rounds, in_turn, movable, plan_batches, train)
+    Batch, Client, Phase, PhaseResult, client_round, client_rounds, draws, in_turn, movable, plan_batches, train)
 from .stacks import (
     BatchPlan, Solo, StackPhase, Stacked, hook_kind, made, part_of, ready, results, some, stack_step)
 
@@ -261,6 +261,7 @@ class Graphs:
 
     def __call__(self, method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor | None]]:
         clients = list(clients)
+        if draws(clients[0]): return [client_round(method, c) for c in clients]
         if not self.slots:
             number = self.number or slots_for(clients[0].net)
             self.slots = [StreamSlot(clients[0].y.device, own_stream=number > 1) for _ in range(number)]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['View', 'hook_with', 'method_of', 'differing', 'Stack', 'Solo', 'BatchPlan', 'made', 'part_of', 'StackPhase', 'ready',
-           'first_of', 'some', 'train_stack', 'stack_step', 'results', 'hook_kind', 'client_kind', 'Stacked']
+           'first_of', 'some', 'train_stack', 'stack_step', 'results', 'hook_kind', 'client_kind', 'alone', 'Stacked']
 
 # %% ../../nbs/05_executors/01_stacks.ipynb #ddc28ea7
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from ..core.errors import InputError
 from ..core.trees import Tree
 from ..engine.client import (
-    Batch, Client, Phase, PhaseResult, Step, client_round, client_rounds, in_turn, movable, plan_batches)
+    Batch, Client, Phase, PhaseResult, Step, client_round, client_rounds, draws, in_turn, movable, plan_batches)
 from .kernels import stack_net
 
 # %% ../../nbs/05_executors/01_stacks.ipynb #01631218
@@ -258,6 +258,10 @@ def client_kind(method, client: Client) -> tuple:
               *(hook_kind(f, free) for f in (p.loss, p.adjust, p.step, p.monitor))) for p in phases]
     return (str(spec), *((t.shape, t.dtype) if isinstance(t, Tensor) else t for t in leaves), *hooks)
 
+def alone(client: Client) -> bool:
+    "Whether a client's network must be trained by itself: it keeps statistics, or draws random numbers"
+    return bool(client.net.buffers) or draws(client)
+
 class Stacked:
     "The executor that trains all clients of one kind in one stack"
     grids = True  # `method` may be a list of one a client
@@ -268,7 +272,7 @@ class Stacked:
     def __call__(self, method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor | None]]:
         clients = list(clients)
         methods, kinds, found = method if isinstance(method, list) else [method] * len(clients), {}, {}
-        if clients[0].net.buffers: return [client_round(m, c) for m, c in zip(methods, clients)]
+        if alone(clients[0]): return [client_round(m, c) for m, c in zip(methods, clients)]
         for i, (m, c) in enumerate(zip(methods, clients)): kinds.setdefault(client_kind(m, c), []).append(i)
         for group in kinds.values():
             found |= zip(group, client_rounds([methods[i] for i in group], [clients[i] for i in group], self.train))

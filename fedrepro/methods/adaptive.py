@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..core.errors import InputError, number
-from ..core.trees import Tree, squared_norm, sub, zeros_like
+from ..core.trees import Tree, squared_norm
 from ..engine.client import Batch, Client, Phase, Results, Step, cross_entropy, sgd_step
 from ..engine.method import Exchange, FedAvg
 from .memory import no_memory
@@ -27,8 +27,8 @@ def corrected(average: Tensor, beta: float, t: int) -> Tensor:
 # %% ../../nbs/06_methods/07_adaptive.ipynb #bdfbf325
 def follow_variance(server: dict, params: Tree, t: int, beta1: float, beta2: float, beta3: float) -> dict:
     "Eq. 1: the next `mean`, `variance` and `ratio` of `server` from round t's model, t from 1; the first ratio is 1"
-    gap = sub(params, {n: corrected(m, beta1, t - 1) for n, m in server["mean"].items()})
-    moved = squared_norm(gap) / sum(v.numel() for v in params.values())
+    gap = {n: params[n] - corrected(m, beta1, t - 1) for n, m in server["mean"].items()}
+    moved = squared_norm(gap) / sum(v.numel() for v in gap.values())
     variance = beta2 * server["variance"] + (1 - beta2) * moved
     before, after = corrected(server["variance"], beta2, t - 1), corrected(variance, beta2, t)
     ratio = beta3 * server["ratio"] + (1 - beta3) * (after / before if t > 1 else 1.0)
@@ -52,10 +52,10 @@ class AdaptiveFedAvg(FedAvg):
             number(f"{type(self).__name__} {name}", getattr(self, name), 0, 1, but=1)
 
     def init_server(self, federation) -> dict:
-        "`params`; `mean`, a tree like it; scalars `variance`, `ratio`, and `rate`, the factor on the learning rate"
+        "`params`; `mean`, a tree like its trained part; scalars `variance`, `ratio`; `rate`, the factor on the rate"
         params = federation.initial
         zero = next(iter(params.values())).new_zeros(())
-        return {"params": params, "mean": zeros_like(params), "variance": zero, "ratio": zero, "rate": zero + 1}
+        return {"params": params, "mean": no_memory(federation), "variance": zero, "ratio": zero, "rate": zero + 1}
     def broadcast(self, server: dict) -> dict:
         "The model and the rate (download 1 and a number)"
         return {"params": server["params"], "rate": server["rate"]}

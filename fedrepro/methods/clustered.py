@@ -168,7 +168,8 @@ def assignment(server: dict, exchange: Exchange, delta: float, numbering) -> tup
 def new_model(client: Client) -> Tree:
     "A random draw of the network, which leaves the client's own random stream as it was"
     seed = int(client.rng.spawn(1)[0].integers(2 ** 62))
-    return {n: t.to(client.y.device) for n, t in client.net.init(seed, client.dtype).items()}
+    drawn = {n: t.to(client.y.device) for n, t in client.net.init(seed, client.dtype).items()}
+    return drawn | {n: client.initial[n] for n in client.net.frozen}
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #7cb316d7
 @dataclass

@@ -24,11 +24,13 @@ from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #3414b3dd
 def class_classifiers(head: Tree) -> Tensor:
-    "(..., C, d+1) class classifiers $\\phi_c=(W_c,b_c)$ from a head, or a stack of heads"
-    return torch.cat([head["head.weight"], head["head.bias"][..., None]], -1)
+    "(..., C, d+1) class classifiers $\\phi_c=(W_c,b_c)$ from a head, or a stack of heads; (..., C, d) without a bias"
+    biases = [head["head.bias"][..., None]] if "head.bias" in head else []
+    return torch.cat([head["head.weight"], *biases], -1)
 
-def as_head(vectors: Tensor) -> Tree:
-    "The head whose class classifiers are `vectors` (C, d+1): the inverse of `class_classifiers`"
+def as_head(vectors: Tensor, bias: bool = True) -> Tree:
+    "The head whose class classifiers are `vectors` (C, d+1), or without `bias` (C, d): inverts `class_classifiers`"
+    if not bias: return {"head.weight": vectors.contiguous()}
     return {"head.weight": vectors[..., :-1].contiguous(), "head.bias": vectors[..., -1].contiguous()}
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #adc09d77
@@ -88,7 +90,7 @@ def shared_heads(uploads: list[dict], clusters: Tensor, weights: Tensor) -> list
     "For each participant the mean class classifiers of its clusters (C, n), by `weights` (n, C): eq. 5"
     vectors = class_classifiers(stack([u["head"] for u in uploads])).transpose(0, 1)
     shared = (mixing(clusters, weights) @ vectors).transpose(0, 1)
-    return [{"head": as_head(head)} for head in shared]
+    return [{"head": as_head(head, "head.bias" in uploads[0]["head"])} for head in shared]
 
 def shared_anchors(uploads: list[dict], clusters: Tensor, weights: Tensor,
                    in_place: bool = False) -> list[dict]:

@@ -105,8 +105,8 @@ class LfD(FedAvg):
     def eval_params(self, message: dict, state: dict) -> Tree:
         "The global model, class weights of length 1 and no bias: a plain network that predicts like cosines"
         w = message["params"]
-        return w | {"head.weight": F.normalize(w["head.weight"], dim=1),
-                    "head.bias": torch.zeros_like(w["head.bias"])}
+        no_bias = {n: torch.zeros_like(t) for n, t in w.items() if n == "head.bias"}
+        return w | {"head.weight": F.normalize(w["head.weight"], dim=1)} | no_bias
 
     limit = law(hooks={"known": lambda self, client: client.state["last"] < -9},
                 theirs={"loss": smoothed_cosine, "eval_params": eval_params})

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 import torch
 from torch import Tensor
-from ..core.trees import Tree, add, scale, select, squared_norm, sub
+from ..core.trees import Tree, add, scale, select, squared_norm
 from ..engine.client import Batch, Client, Phase, Results, Step
 from ..engine.method import Exchange, FedAvg
 from ..engine.declarations import Messages, law
+from .objective import from_received
 
 # %% ../../nbs/06_methods/04_personal.ipynb #3fe8025d
 def server_head(self, federation, k: int) -> dict:
@@ -98,8 +99,8 @@ class Ditto(FedAvg):
         return [self.phase(client), self.phase(client, "own", epochs=self.personal_epochs, loss=self.tied,
                                                start=lambda client, results: client.state["own"])]
     def tied(self, client: Client, params: Tree, batch: Batch) -> Tensor:
-        "Cross-entropy plus $\\frac\\lambda2\\|v-w_t\\|^2$"
-        return self.loss(client, params, batch) + self.lam / 2 * squared_norm(sub(params, client.received["params"]))
+        "Cross-entropy plus $\\frac\\lambda2\\|v-w_t\\|^2$ over what is trained"
+        return self.loss(client, params, batch) + self.lam / 2 * squared_norm(from_received(client, params))
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads FedAvg's local model, keeps $v_k$"
         return {"params": results["local"].params}, {"own": params}

@@ -30,5 +30,6 @@ def network(name: str, classes: int = 10, shape: tuple[int, ...] | None = None) 
         raise InputError(f"network {name} is not for texts: the shape {shape} is (length, tokens) of a row's texts")
     if classes < 1 or min(shape, default=0) < 1:
         raise InputError(f"network {name} needs positive numbers, got classes {classes} and shape {shape}")
-    try: return Net(name, partial(build, classes, shape))
-    except InputError as e: raise InputError(f"network {name}: {e}") from e
+    net = Net(name, partial(build, classes, shape))
+    if net.classes >= classes: return net
+    raise InputError(f"network {name}: its head has {net.classes} outputs; expected one for each of {classes} classes")
