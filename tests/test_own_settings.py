@@ -1,8 +1,5 @@
 "Settings of one's own: what is typed, the tier and the folder it makes, copies of a paper's table, a page's parameters"
-import json
 import shutil
-from dataclasses import replace
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -198,3 +195,38 @@ def test_what_cannot_be_extended_is_one_line(tmp_path, extends, words):
 def test_a_method_added_to_a_copy_is_a_row_where_the_paper_lists_its_rows(tmp_path):
     text = '[methods.Mine]\nclass = "FedAvg"\n'
     assert list(copied(tmp_path / "x", text, "fedccfa/table3").rows)[-1] == "Mine"
+
+# --- a page's parameters
+
+def test_a_page_plans_its_own_table_with_other_settings():
+    from fedrepro.reporting.notebook import planned_table
+    job = planned_table(main="fedccfa/table2", set={"rounds": 8}, methods="FedAvg", seeds=1)
+    assert job.tier == "own-smoke+rounds=8" and {r.rounds for r in job.runs} == {8} and len(job.runs) == 1
+    assert planned_table(main="fedccfa/table2") is None
+    for wrong, words in [(dict(set=[1]), "parameter set"), (dict(lessons="no"), "parameter lessons"), (dict(set={"roundz": 1}), "did you mean 'rounds'")]:
+        with one_line(words): planned_table(main="fedccfa/table2", **wrong)
+
+@pytest.mark.parametrize("page", ["10_lfd", "11_feddc", "12_fedadc", "13_fedbss", "14_fedccfa"])
+def test_no_lesson_calls_what_the_parameter_set_hides(page):
+    import ast
+    cells = nbformat.read(PROJECT / f"nbs/06_methods/{page}.ipynb", 4).cells
+    calls = [n for c in cells if c.cell_type == "code" for n in ast.walk(ast.parse(c.source)) if isinstance(n, ast.Name) and n.id == "set" and isinstance(n.ctx, ast.Load)]
+    assert len(calls) == 1  # where it is handed over
+
+def test_without_lessons_a_kernel_runs_the_cells_of_the_runs_alone():
+    from IPython.core.interactiveshell import InteractiveShell
+    from fedrepro.reporting.notebook import skip_lessons
+    shell = InteractiveShell.instance()
+    try:
+        skip_lessons(True)
+        shell.run_cell("skipped = 1")
+        shell.run_cell("# papermill_description=Runs\ndone = 1")
+        skip_lessons(False)
+        shell.run_cell("again = 1")
+        assert {"skipped", "done", "again"} & shell.user_ns.keys() == {"done", "again"}
+    finally:
+        skip_lessons(False)
+        InteractiveShell.clear_instance()
+
+def test_a_notebook_prints_one_line_for_a_users_mistake():
+    assert InputError("rounds: expected 1")._render_traceback_() == ["InputError: rounds: expected 1"]

@@ -22,8 +22,8 @@ from .options import (
 # %% ../../nbs/11_cli/02_reproduce.ipynb #013cba31
 SetOption = Annotated[list[str] | None, typer.Option(
     "--set", metavar="KEY=VALUE",
-    help="Another value in every run, as rounds=50, or in one row, as FedProx.mu=0.1; may be repeated. Such runs have a "
-         "folder of their own and are never judged")]
+    help="Another value in every run, as rounds=50, or in one row, as FedProx.mu=0.1; may be repeated. Such "
+         "runs have a folder of their own and are never judged")]
 
 def changed(asked: list[tuple], own: list[str] | None, seeds: int | None, runs: str | None = None) -> list[tuple]:
     "The (spec, tier, its runs) in `asked` with the settings `own`, only those of the ids in `runs`; raises InputError"
