@@ -16,6 +16,9 @@ from pathlib import Path
 # %% ../../nbs/01_core/00_errors.ipynb #1cf11a3d
 class InputError(ValueError):
     "A value given by a user is wrong: the message names the value, what was expected, and where"
+    def _render_traceback_(self) -> list[str]:
+        "What a notebook, and so papermill, prints: this line, where to look is in it"
+        return [f"{type(self).__name__}: {self}"]
 
 class UnknownName(InputError):
     "A name is not among the accepted ones"

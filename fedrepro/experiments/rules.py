@@ -6,11 +6,11 @@
 __all__ = ['SOURCE_KINDS', 'NAMES', 'STUDIES', 'CLIENT_PATTERN', 'STUDY_SAMPLES', 'SEED', 'COUNT', 'NAME', 'SETTINGS',
            'PARTITION', 'STUDY', 'DRIFT', 'DEFAULTS', 'type_hints', 'Value', 'typed', 'Rule', 'method_classes', 'names',
            'parse_client', 'toml_table', 'read_values', 'read_toml', 'last_digit', 'read_published_csv', 'line_finder',
-           'field_rules']
+           'field_rules', 'typed_value', 'typed_settings']
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #9f1a0293
 import dataclasses, io, math, operator, re, tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache, reduce
@@ -224,3 +224,21 @@ def field_rules(method: type) -> dict[str, Rule]:
     "Rules for the hyper-parameters of a method: its dataclass fields and their types"
     hints = type_hints(method)
     return {f.name: Rule(hints[f.name], -1e18, 1e18) for f in dataclasses.fields(method) if f.init}
+
+# %% ../../nbs/07_experiments/01_rules.ipynb #240473b8
+def typed_value(text: str):
+    "What `text` says: a number, true, false or a list, as TOML has them; else `text` itself"
+    number = f"0{text}" if re.fullmatch(r"\.\d+([eE][+-]?\d+)?", text) else text
+    try: found = tomllib.loads(f"value = {number}")
+    except (ValueError, RecursionError): return text
+    return found["value"] if list(found) == ["value"] else text
+
+def typed_settings(texts: Sequence[str], where: str = "--set") -> dict[str, Any]:
+    "The texts `KEY=VALUE` and `ROW.KEY=VALUE` as a dict; raises InputError"
+    found: dict[str, Any] = {}
+    for text in texts:
+        parts = re.fullmatch(r"((?:.+?\.)??[^\W\d]\w*)=(.*)", text, re.DOTALL)
+        if not parts: raise InputError(f"{where} {short(text)}: expected KEY=VALUE, as rounds=50 or FedProx.mu=0.1")
+        if parts[1] in found: raise InputError(f"{where} {short(text)}: {parts[1]} is set twice")
+        found[parts[1]] = typed_value(parts[2])
+    return found

@@ -4,23 +4,27 @@
 
 # %% auto #0
 __all__ = ['SENTENCE', 'NOTHING', 'SEEDS', 'STUDY_METRICS', 'POINTS', 'STATISTICS', 'ENDS', 'METRICS', 'PLOTS', 'TOP', 'SPREADS',
-           'PAIRINGS', 'MAY', 'PARTS', 'BARE', 'Column', 'Row', 'Tier', 'read_filter', 'read_texts', 'read_column',
-           'read_columns', 'read_row', 'read_methods', 'read_tier', 'Spec', 'pick_seeds', 'spec_path', 'keep_spec',
-           'kept_spec', 'revived', 'check_tuning', 'load_spec', 'spec_from', 'read_gap', 'parts_of', 'check_published',
-           'check_spec', 'check_alike']
+           'PAIRINGS', 'MAY', 'PARTS', 'BARE', 'OWN_PAPER', 'CHECKS', 'JUDGED_BY', 'Column', 'Row', 'Tier',
+           'read_filter', 'read_texts', 'read_column', 'read_columns', 'read_row', 'read_methods', 'read_tier', 'Spec',
+           'pick_seeds', 'spec_path', 'keep_spec', 'kept_spec', 'revived', 'check_tuning', 'rests_on', 'load_spec',
+           'spec_from', 'read_gap', 'parts_of', 'check_published', 'check_spec', 'check_alike', 'original',
+           'printed_cells', 'marked_copy', 'as_typed', 'own_values', 'own_tier', 'settings_of', 'with_own',
+           'planned_values', 'check_effect', 'relabelled', 'with_labels', 'with_seeds', 'with_settings', 'check_fit',
+           'own_runs']
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #2155c2c7
-import json, os, re, sys
-from dataclasses import asdict, dataclass, field, is_dataclass
+import hashlib, json, os, re, sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 from ..core.errors import InputError, choice, short
 from ..core.files import MOST, cached_by_folder, code_digest, read_cache, write_cache
-from ..core.folders import INSTALLED, PACKAGE, find_specs, roots
+from ..core.folders import INSTALLED, PACKAGE, PROJECT, find_specs, roots
 from ..engine.rows import TIMES
-from .rules import NAME, SETTINGS, Rule, Value, field_rules, method_classes, type_hints, typed
+from .rules import DEFAULTS, NAME, SETTINGS, Rule, Value, field_rules, method_classes, type_hints, typed
 from .rules import line_finder, read_published_csv, read_values, toml_table
 from .runs import PlannedRun, make_method, run_settings, seeded
 from .spec_files import read_spec
@@ -57,6 +61,8 @@ class Tier:
     columns: tuple[Column, ...] = ()  # empty: the table's own
     methods: dict[str, dict[str, Value]] = field(default_factory=dict)  # row -> changed values
     caption: str = ""  # a sentence below its figures: what they show otherwise than the paper because of the tier
+    own: dict[str, dict[str, Value]] = field(default_factory=dict)  # what a user set: in a row, or under "" in all
+    of: str = ""  # the tier that the user's settings changed
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #cafefcfe
 SENTENCE = Rule(str, 1)  # a text for people
@@ -154,6 +160,7 @@ class Spec:
     margin: float | None = None  # the difference that matters, in the metric's unit; None: the rule's own
     nan_model: float | None = None  # what the authors' code prints for a model of NaN; None: not known
     gap: tuple[str, ...] = ()  # two rows whose published difference it is about, or one that all are compared with
+    origin: "Spec | None" = None  # the table of the package of which it is a copy with other values
 
     @cached_property
     def folder(self) -> str:
@@ -175,6 +182,9 @@ class Spec:
 
     def tier(self, name: str) -> Tier:
         "The tier called `name`; raises InputError naming those there are"
+        if self.origin and name == "paper" and name not in self.tiers:
+            raise InputError(f"{self.path}: no tier paper: this is a changed copy of {self.origin.name}; "
+                             f"its full size is tier {OWN_PAPER}")
         return self.tiers[choice(name, self.tiers, f"{self.path}: tier")]
     def tier_columns(self, tier: str) -> tuple[Column, ...]:
         "The columns at that tier"
@@ -183,13 +193,30 @@ class Spec:
         "Every value of a run with its source"
         row = column.same_as.get(row, row)
         t, own = self.tier(tier), self.rows[row].values | column.methods.get(row, {})
-        return self.base | t.base | column.values | own | t.methods.get(row, {})
+        known = self.base | t.base | column.values | own | t.methods.get(row, {})
+        return known | t.own.get("", {}) | t.own.get(row, {})
     def reductions(self, tier: str) -> list[tuple[str, str, object, object]]:
-        "What a tier changes: (\"base\" or a row, key, its value, the paper's value)"
-        t = self.tier(tier)
-        layers = [(r, new, self.base | self.rows[r].values) for r, new in t.methods.items()]
-        return [(name, k, v.value, old[k].value if k in old else None)
-                for name, new, old in [("base", t.base, self.base), *layers] for k, v in new.items()]
+        "What a tier, a copy or a user changes: (\"base\", a row or a column, key, the new value, the paper's)"
+        t, first = self.tier(tier), self.origin or self
+        def layer(name, mine, theirs, more):
+            edited = {k: v for k, v in mine.items() if k not in theirs or theirs[k].value != v.value} | more
+            own = {*t.own.get("", {}), *t.own.get(name, {})}
+            return [(name, k, v.value, theirs[k].value if k in theirs else None)
+                    for k, v in edited.items() if k not in own]
+        found = layer("base", self.base, first.base, t.base)
+        for name, row in self.rows.items():
+            theirs = first.rows[name].values if name in first.rows else row.values  # a new row changes nothing
+            found += layer(name, first.base | row.values, first.base | theirs, t.methods.get(name, {}))
+        for column in self.columns if self.origin and not t.columns else ():
+            alike = [c for c in first.columns if (c.published or c.label) == (column.published or column.label)]
+            for there in alike[:1]: found += layer(column.label, column.values, there.values, {})
+        return found + [(name or "base", k, v.value, first.printed_value(k, [name] if name else list(first.rows)))
+                        for name, new in t.own.items() for k, v in new.items()]
+    def printed_value(self, key: str, rows: list[str]) -> object:
+        "The value that `rows` have of a setting at tier paper, in words where there are several; None without any"
+        known = [self.values("paper", r, c) for c in self.columns for r in rows if r in self.rows]
+        found = {repr(v[key].value): v[key].value for v in known if key in v}
+        return ", ".join(map(str, found.values())) if len(found) > 1 else next(iter(found.values()), None)
 
     def runs(self, tier: str, methods=None, seeds: int | list[int] | None = None) -> list[PlannedRun]:
         """The runs of a tier, seed by seed: `methods` are row names (None = all), `seeds` a list or how many.
@@ -344,10 +371,16 @@ def _files(folder: Path) -> tuple:
     files = [p for p in files if p.is_file() and p.stat().st_size <= MOST]
     return *files, *(p.read_bytes() for p in files)
 
+def rests_on(path: Path) -> tuple:
+    "What the spec at `path` may rest on: the files of its folder; outside of the package also the package's own specs"
+    shared = PROJECT/"papers"
+    if path.resolve().is_relative_to(shared): return _files(path.parent)
+    return *_files(path.parent), *(part for f in sorted(shared.glob("*/")) if f.is_dir() for part in _files(f))
+
 def load_spec(spec: str | Path, root: str | Path | None = None) -> Spec:
     "The spec in a file (or called `fedccfa/table2`), with all it names checked; raises InputError"
     path = spec_path(spec, root)
-    files, spare = _files(path.parent), BARE and not os.environ.get("FEDREPRO_METHODS")
+    files, spare = rests_on(path), BARE and not os.environ.get("FEDREPRO_METHODS")
     if spare and (kept := kept_spec(path, files)): return kept
     return _loaded_spec(path, path.resolve(), files, tuple(method_classes().values()), spare)
 
@@ -361,10 +394,12 @@ def spec_from(raw: dict, path: Path) -> Spec:
     "The spec that `raw` says, with all it names checked, as if it stood in a file at `path`; raises InputError"
     for key in raw: choice(key, [*TOP, *MAY, *PARTS], f"{path}: key")
     check_tuning(raw.get("tuning", {}), f"{path}: tuning")
-    top = {k: rule(raw[k], f"{path}: {k}") for k, rule in (TOP | MAY).items() if k in raw}
+    found = raw.get("published")  # a Path: beside the file that this one extends
+    named = {k: str(v.name) if isinstance(v, Path) else v for k, v in raw.items()}
+    top = {k: rule(named[k], f"{path}: {k}") for k, rule in (TOP | MAY).items() if k in raw}
     if absent := [k for k in TOP if k not in top]:
         raise InputError(f"{path}: {absent[0]} is not given")
-    published = path.parent/top["published"] if "published" in top else None
+    published = path.parent/(found if isinstance(found, Path) else top["published"]) if "published" in top else None
     if published is not None and not published.is_file():
         raise InputError(f"{path}: published: {published} does not exist")
     given = {part: toml_table(raw.get(part, {}), f"{path}: {part}") for part in ("methods", "tiers")}
@@ -376,7 +411,8 @@ def spec_from(raw: dict, path: Path) -> Spec:
     tiers.setdefault("paper", Tier("paper"))
     top |= {"gap": read_gap(top, rows, path)}
     top |= {"beside": tuple(top.get("beside", ())), "difference": parts_of(top.get("difference", []), path)}
-    return check_spec(Spec(path, **top | {"published": published}, base=base, columns=columns, rows=rows, tiers=tiers))
+    given = Spec(path, **top | {"published": published}, base=base, columns=columns, rows=rows, tiers=tiers)
+    return check_spec(marked_copy(given)) if given.difference else marked_copy(check_spec(given))
 
 def read_gap(top: dict, rows: dict[str, Row], path: Path) -> tuple[str, ...]:
     "The rows that the key `gap` names, two at most; raises InputError, also where `spread` and `trials` do not fit"
@@ -436,3 +472,192 @@ def check_alike(spec: Spec, part: Spec):
         mine, theirs = ([c.label for c in s.tier_columns(tier)] for s in (spec, part))
         for label in mine: choice(label, theirs, f"{where}: column at tier {tier}")
     if part.metric != spec.metric: raise InputError(f"{where}: its metric is {part.metric}, not {spec.metric}")
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #9119b7a0
+OWN_PAPER = "own-paper"  # the tier of a changed copy that the paper's is in the original
+CHECKS = ("fedbss/table2_dirichlet",)  # tables of the package that stand beside another one's numbers on purpose
+JUDGED_BY = ("metric", "statistic", "spread", "trials", "pairing", "margin", "nan_model")
+
+@lru_cache(1)
+def _printed() -> dict[bytes, Path]:
+    "The published numbers of the package's tables, and the tables"
+    files = sorted((PROJECT/"papers").glob("*/*.published.csv"))
+    tables = {f.read_bytes(): f.with_name(f.name.replace(".published.csv", ".toml")) for f in files}
+    return {content: table for content, table in tables.items() if table.is_file()}
+
+def original(spec: Spec) -> Spec | None:
+    "The package's table of which `spec` has the published numbers, or the paper and number; None if that is itself"
+    here, shared = spec.path.resolve(), PROJECT/"papers"
+    if here.is_relative_to(shared) and (spec.name in CHECKS or spec.published is None): return None
+    same = _printed().get(spec.published.read_bytes()) if spec.published else None
+    named = f"{spec.paper.lower()}/{spec.kind}{spec.table}"
+    file = same or find_specs(shared).get(named)
+    return load_spec(file) if file and file.resolve() != here else None
+
+def printed_cells(spec: Spec) -> dict[tuple, set[str]]:
+    "What stands beside a line of the published csv, or else in a row and column -> ids of the runs, seed 0"
+    paper = None if spec.published is None else read_published_csv(spec.published)
+    lines = None if paper is None else line_finder(paper, str(spec.published))
+    columns, found = {c.label: c for c in spec.columns}, {}
+    for run in spec.grid("paper", seeds=[0]):
+        where, at = (run.row, run.column), spec.rows[run.row].published | columns[run.column].published
+        if lines is not None:
+            hits = paper[lines(at)]
+            where = tuple(hits.iloc[0].astype(str)) if len(hits) else None
+        if where is not None: found.setdefault(where, set()).add(run.run_id)
+    return found
+
+def marked_copy(spec: Spec) -> Spec:
+    "`spec`; a copy with other values has no tier paper, and a title that names them. Raises InputError"
+    first = next((p.origin for p in spec.difference if p.origin), None) if spec.difference else original(spec)
+    if first is None: return spec
+    cells = {} if spec.difference else printed_cells(first)
+    same = not spec.difference and all(runs <= cells.get(at, set()) for at, runs in printed_cells(spec).items())
+    other = [] if spec.difference else [k for k in JUDGED_BY if getattr(spec, k) != getattr(first, k)]
+    if same and not other: return spec
+    if OWN_PAPER in spec.tiers: raise InputError(f"{spec.path}: tiers: {OWN_PAPER} is the tier paper of a changed copy")
+    tiers = {OWN_PAPER if n == "paper" else n: replace(t, name=OWN_PAPER) if n == "paper" else t
+             for n, t in spec.tiers.items()}
+    copy = replace(spec, origin=first, tiers=tiers)
+    words = [f"{'' if where == 'base' else f'{where}: '}{as_typed({key: new})}"
+             for where, key, new, old in copy.reductions(OWN_PAPER)] + [f"{k} = {getattr(spec, k)}" for k in other]
+    listed = ", ".join([*words[:6], *[f"and {len(words) - 6} more"] * (len(words) > 6)])
+    return replace(copy, title=f"{spec.title}; changed copy of {first.name}: {listed or 'other runs'}")
+
+def as_typed(given: Mapping[str, Any]) -> str:
+    "Settings as a person types them: `rounds = 50, dataset = MNIST`"
+    def word(v): return "none" if v is None else str(v).lower() if isinstance(v, bool) else str(v)
+    return ", ".join(f"{key} = {word(value)}" for key, value in given.items())
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #c1cda315
+def own_values(spec: Spec, given: Mapping[str, Any]) -> dict[str, dict[str, Value]]:
+    "`given` by row, under \"\" those of all rows, checked like a spec's values; raises InputError"
+    fields = {name: field_rules(method_classes()[row.method]) for name, row in spec.rows.items()}
+    rules = {k: rule for own in fields.values() for k, rule in own.items()} | SETTINGS
+    found: dict[str, dict[str, Value]] = {}
+    for name, value in given.items():
+        row, _, key = str(name).rpartition(".")
+        if row: choice(row, spec.rows, "set: row")
+        allowed = (SETTINGS | fields[row]) if row else rules
+        rule = allowed[choice(key, allowed, f"set: {f'{row}: ' * bool(row)}key")]
+        value = rule("none" if value is None else value, f"set {name}")
+        found.setdefault(row, {})[key] = Value(value, "guess: set by the user")
+    return found
+
+def own_tier(tier: str, own: Mapping[str, Mapping[str, Value]]) -> str:
+    "The name of `tier` with a user's settings, which is also that of a folder: `own-small+rounds=50`"
+    words = sorted(as_typed({f"{row}.{k}" if row else k: v.value}).replace(" = ", "=")
+                   for row, values in own.items() for k, v in values.items() if k != "seeds")
+    name = "+".join([tier if tier.startswith("own-") else f"own-{tier}", *words])
+    safe = re.sub(r"[^\w.=+-]+", "_", name, flags=re.ASCII)
+    if safe == name and len(name) <= 80: return name
+    return f"{safe[:70]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+def settings_of(spec: Spec, tier: str) -> dict[tuple, dict]:
+    "The settings of every run of a tier with seed 0, by table, row and column"
+    parts = spec.difference or (spec,)
+    return {(r.table, r.row, r.column): r.settings for part in parts for r in part.grid(tier, seeds=[0])}
+
+def with_own(spec: Spec, tier: str, name: str, given: Mapping[str, Any]) -> Spec:
+    "`spec` with the tier `name`: `tier` with the settings `given`, in which no row shows the runs of another"
+    t, own = spec.tier(tier), own_values(spec, given)
+    columns = tuple(replace(c, same_as={}) for c in spec.tier_columns(tier))
+    changed = Tier(name, t.base, columns, t.methods, own=own, of=tier)
+    parts = tuple(with_own(part, tier, name, given) for part in spec.difference)
+    return replace(spec, tiers=spec.tiers | {name: changed}, difference=parts)
+
+def planned_values(spec: Spec, tier: str) -> list[dict[str, Value]]:
+    "The values of every run of a tier"
+    parts = spec.difference or (spec,)
+    return [p.values(tier, row, c) for p in parts for c in p.tier_columns(tier) for row in p.rows if not c.missing]
+
+def check_effect(spec: Spec, tier: str, name: str, given: Mapping[str, Any]):
+    "Raises InputError for one of `given` that no run of `tier` reads, unless it says what is so anyway"
+    now, before = settings_of(with_own(spec, tier, name, given), name), planned_values(spec, tier)
+    for setting in given:
+        row, _, key = setting.rpartition(".")
+        value = own_values(spec, {setting: given[setting]})[row][key].value
+        usual = [DEFAULTS.get(key), *(v[key].value for v in before if key in v)]
+        usual += [s["method"]["fields"].get(key) for s in now.values()]
+        if key == "seeds" or value in usual: continue
+        try: without = settings_of(with_own(spec, tier, name, {k: v for k, v in given.items() if k != setting}), name)
+        except InputError: continue  # the others need it
+        if without == now:
+            parts = dict.fromkeys(f"partition {s['partition']['recipe']}, drift {s['drift']['name']}"
+                                  for s in now.values())
+            raise InputError(f"set {setting}: no run of {spec.name} at tier {tier} reads it ({'; '.join(parts)})")
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #e5c7dbf9
+def relabelled(columns: tuple[Column, ...], own: Mapping[str, Value], base: Mapping[str, Value]) -> dict[str, str]:
+    "The labels of `columns` -> labels that say what of the columns' own values `own` replaces"
+    def usual(values): return f"{values.get('dataset')}, {values.get('clients')} clients"
+    def longer(label, changed): return f"{label}, with {as_typed(changed)}" if changed else label
+    new = {k: v.value for k, v in own.items()}
+    long, short_ones = {}, {}
+    for c in columns:
+        old = {k: v.value for k, v in {**base, **c.values}.items()}
+        other = {k: v for k, v in new.items() if k in c.values and old[k] != v}
+        long[c.label] = short_ones[c.label] = longer(c.label, other)
+        if c.label == usual(old):
+            rest = {k: v for k, v in other.items() if k not in ("dataset", "clients")}
+            short_ones[c.label] = longer(usual(old | new), rest)
+    return short_ones if len(set(short_ones.values())) == len(long) else long
+
+def with_labels(spec: Spec, tier: str, labels: Mapping[str, str]) -> Spec:
+    "`spec` with other labels of the columns of a tier"
+    t = spec.tier(tier)
+    columns = tuple(replace(c, label=labels.get(c.label, c.label)) for c in t.columns)
+    parts = tuple(with_labels(part, tier, labels) for part in spec.difference)
+    return replace(spec, tiers=spec.tiers | {tier: replace(t, columns=columns)}, difference=parts)
+
+def with_seeds(spec: Spec, tier: str, own: dict[str, dict[str, Value]]) -> Spec:
+    "`spec` with other seeds at `tier`, which stays what it is"
+    seeds = {row: {k: v for k, v in values.items() if k == "seeds"} for row, values in own.items()}
+    parts = tuple(with_seeds(part, tier, own) for part in spec.difference)
+    return replace(spec, tiers=spec.tiers | {tier: replace(spec.tier(tier), own=seeds)}, difference=parts)
+
+def with_settings(spec: Spec, tier: str, given: Mapping[str, Any]) -> tuple[Spec, str]:
+    """`spec` and the name of its tier that is `tier` with the settings `given`: rounds, FedProx.mu; raises InputError
+
+    Where that changes no run but for the seeds, the tier stays what it is."""
+    if not given: return spec, tier
+    own = own_values(spec, given)
+    name = own_tier(tier, own)
+    check_effect(spec, tier, name, given)
+    changed = with_own(spec, tier, name, given)
+    if settings_of(changed, name) == settings_of(spec, tier): return with_seeds(spec, tier, own), tier
+    labels = relabelled(spec.tier_columns(tier), own.get("", {}), spec.base | spec.tier(tier).base)
+    words = as_typed({f"{row}.{k}" if row else k: v.value for row, values in own.items() for k, v in values.items()})
+    return replace(with_labels(changed, name, labels), title=f"{spec.title}; changed: {words}"), name
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #564832ab
+def check_fit(runs: list[PlannedRun]):
+    "Raises InputError for a network that cannot take the images of its data set, where their shape is known"
+    from fedrepro.data.datasets import SHAPES
+    from fedrepro.models.networks import network
+    shapes = SHAPES | {"digits": (1, 8, 8, 10)}
+    for data, net in dict.fromkeys((r.settings["data"]["name"], r.settings["network"]) for r in runs):
+        if data not in shapes: continue
+        *shape, classes = shapes[data]
+        try: network(net, classes, tuple(shape))
+        except InputError as error:
+            raise InputError(f"set: {data}: {error}; set network too, or choose columns") from None
+
+def own_runs(spec: Spec, tier: str, runs: list[PlannedRun], given: Mapping[str, Any],
+             seeds: int | list[int] | None = None) -> tuple[Spec, str, list[PlannedRun]]:
+    "`with_settings`, and its runs in the rows and columns of `runs`, which stand at `tier`; raises InputError"
+    if not given: return spec, tier, runs
+    changed, name = with_settings(spec, tier, given)
+    then, now = settings_of(spec, tier), settings_of(changed, name)
+    old = dict(zip(now, then))  # a row and column -> the same before
+    asked, first = {(r.row, r.column) for r in runs}, {}
+    for at, settings in now.items():
+        if old[at][1:] not in asked: continue
+        twin = first.setdefault((at[0], json.dumps(settings, sort_keys=True)), at)
+        if then[old[twin]] != then[old[at]]:
+            both = " and ".join(f"{row} on {column}" for _, row, column in (old[twin], old[at]))
+            raise InputError(f"set: {both} of {spec.name} would be the same run; choose rows or columns")
+    found = [r for r in changed.runs(name, list(dict.fromkeys(r.row for r in runs)), seeds)
+             if old[r.table, r.row, r.column][1:] in asked]
+    if name != tier: check_fit(found)
+    return changed, name, found

@@ -108,7 +108,7 @@ def cluster_scores(concepts: Tensor, clusters: Tensor) -> dict[str, float]:
     scores = [adjusted_rand_score(true, got) for true, got in found]
     return {"cluster_ari": float(np.mean(scores)),
             "perfect_classes": 100 * float(np.mean(np.isclose(scores, 1))),
-            "clusters_per_class": float(np.mean([len(set(got)) for _, got in found]))}
+            "clusters_per_class": float(np.mean([len({*got}) for _, got in found]))}
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #9026904c
 def common_head(client: Client, results: Results) -> Tree:

@@ -51,7 +51,7 @@ def specs_of(paper: str, root: str | Path | None = None) -> list[Spec]:
         word, number, rest = re.findall(r"^([a-z_]*)(\d*)(.*)$", name.split("/")[1])[0]
         return (["table", "figure"].index(word) if word in ("table", "figure") else 2, int(number or 0), rest)
     mine = sorted((n for n in names if n.split("/")[0] == paper), key=place)
-    return [load_spec(names[n]) for n in mine]
+    return [s for s in (load_spec(names[n]) for n in mine) if not s.origin]  # no changed copies
 
 def started(spec: Spec, tier: str, results: str | Path | None = None) -> bool:
     "Whether any run that the tier asks for is finished"

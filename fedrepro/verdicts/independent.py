@@ -63,7 +63,8 @@ def own_tables(folder: Path) -> list[Spec]:
     found = []
     for path in filter(own_table, sorted(folder.glob("[!_]*.toml"))):
         with suppress(InputError): found.append(load_spec(path))
-    return [s for s in found if s.published == s.path.with_name(f"{s.path.stem}.published.csv")]
+    own = [s for s in found if s.published == s.path.with_name(f"{s.path.stem}.published.csv")]
+    return [s for s in own if "paper" in s.tiers]  # a changed copy of a paper's table has none
 
 @cached_by_folder
 def _repeats(folder: Path) -> dict[str, dict[int, str]]: return repeats(own_tables(folder))
