@@ -99,7 +99,8 @@ def opening(paper: str, results=None, root=None) -> str:
     out = judged_sentences(name, alone[alone.tier == "paper"]) if len(board) else [none]
     columns, here, there = leads(paper, "small", results, root)
     if (n := int((alone.status[alone.tier == "small"] == "run").sum())) or not len(board):
-        best = f"; there a method of its own leads in {here} of {columns} columns, in the paper in {there}" * (columns > 0)
+        best = (f"; there a method of its own leads in {here} of {columns} columns, "
+                f"in the paper in {there}") * (columns > 0)
         have = f"{n} of the numbers have runs" if n else "there are runs, without published numbers beside them"
         out.append(f"At the reduced setting (tier small, never judged) {have}{best}.")
     found, measured = verdicts("paper", results, root, paper), effects_of(paper, results, root)
@@ -345,8 +346,8 @@ def ledger(paper: str, results=None, root=None) -> str:
     total, can, are = len(entries), found.deviation.nunique(), done[done.n > 0].deviation.nunique()
     none = done.deviation.nunique() - are
     lost = f", of {none} more a side diverged" * (none > 0)
-    return (f"{total} entries. For {can} of them rows or metrics of a spec measure the effect; {are} have runs{lost} (in "
-            "points, ± half of the 95 % interval over seeds; n in brackets). All others: not measured.\n\n"
+    return (f"{total} entries. For {can} of them rows or metrics of a spec measure the effect; {are} have runs{lost} "
+            "(in points, ± half of the 95 % interval over seeds; n in brackets). All others: not measured.\n\n"
             ) + "\n".join(out)
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #d9609a3a
