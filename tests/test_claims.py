@@ -110,8 +110,8 @@ def test_a_claim_of_the_list_that_nobody_checks_or_two_do_is_refused(demo):
 
 # --- verdicts
 
-def test_supported_contradicted_and_no_claim(demo):
-    assert only(demo).verdict == "not run" and only(demo).comparisons == 2  # not the extra row
+def test_supported_contradicted_and_undecided(demo):
+    assert only(demo).verdict == "not tested yet" and only(demo).comparisons == 2  # not the extra row
     put(demo, FedAvg=[70., 70.4, 69.8], IFCA=[72., 72.1, 71.9], FedCCFA=[75., 75.2, 74.7])
     found = only(demo)
     assert (found.verdict, found.n) == ("supported", 3) and "IFCA" in found["at"]
@@ -120,7 +120,7 @@ def test_supported_contradicted_and_no_claim(demo):
     found = only(demo)
     assert found.verdict == "contradicted" and found.effect < 0 and "p = 0.0" in verdict_in_words(found)
     put(demo, FedCCFA=[75., 71., 72.3])
-    assert only(demo).verdict.startswith("no claim (p = 0.")
+    assert only(demo).verdict.startswith("undecided (p = 0.")
 
 def test_named_rivals_are_the_only_rivals(demo):
     "a control beside the methods that a claim is about is nobody's rival"
@@ -128,10 +128,10 @@ def test_named_rivals_are_the_only_rivals(demo):
     put(demo, FedAvg=[70., 70.4, 69.8], IFCA=[79., 79.1, 78.9], FedCCFA=[75., 75.2, 74.7])
     assert only(demo).comparisons == 1 and only(demo).verdict == "supported"
 
-def test_one_seed_is_no_claim(demo):
+def test_one_seed_cannot_be_tested(demo):
     put(demo, FedCCFA=[90.], FedAvg=[50.], IFCA=[60.])
     found = only(demo)
-    assert found.verdict == "no claim (n = 1)" and found.effect == 30. and math.isnan(found.p)
+    assert found.verdict == "cannot be tested yet: one seed" and found.effect == 30. and math.isnan(found.p)
     assert interval(found) == "+30.00 (1)"
 
 def test_seeds_are_paired(demo):
@@ -139,22 +139,25 @@ def test_seeds_are_paired(demo):
     put(demo, FedAvg=[60., 70., 80.], IFCA=[60., 70., 80., 99.], FedCCFA=[61., 71.1, 80.9])
     assert only(demo).verdict == "supported" and only(demo).n == 3
 
-def test_a_rival_that_is_not_run_leaves_no_claim(demo):
+def test_a_rival_that_is_not_run_is_named(demo):
     put(demo, FedAvg=[70., 70.4, 69.8], FedCCFA=[75., 75.2, 74.7])
     found = only(demo)
-    assert found.verdict == "no claim (1 of 2 comparisons run)" and found.why == "not run: IFCA"
+    assert found.verdict == "cannot be tested yet: IFCA is missing" and found.why == "not run: IFCA"
 
 def test_who_diverged_is_said(demo):
     put(demo, FedAvg=[70., 70.4, 69.8], IFCA=[72., None, 71.9], FedCCFA=[75., 75.2, 74.7])
     found = only(demo)
-    assert found.verdict == "supported" and found.why == "diverged: IFCA" and found.compared == 1
+    assert found.verdict == "supported" and found.why == "diverged: IFCA (1 of 3 seeds)" and found.compared == 2
+    assert (found["at"], found.n) == ("FedCCFA against IFCA, A", 2) and math.isclose(found.effect, 2.9)  # of the two seeds left
+    put(demo, IFCA=[72., None, None])  # one seed cannot be tested, and does not stop the test of the others
+    assert only(demo).verdict == "supported" and only(demo).compared == 1 and "2 of 3" in only(demo).why
     put(demo, FedCCFA=[75., None, 74.7])
-    assert only(demo).verdict == "no claim (diverged)"
+    assert only(demo).verdict == "cannot be tested yet: FedCCFA diverged (1 of 3 seeds)"
 
 def test_reduced_tiers_are_shown_and_not_judged(demo):
     put(demo, tier="small", FedCCFA=[90., 90.3, 89.9], FedAvg=[50., 50.3, 49.9], IFCA=[60., 60.3, 59.9])
     found = only(demo, "small")
-    assert found.verdict == "not judged (reduced)" and round(found.effect) == 30 and only(demo).verdict == "not run"
+    assert found.verdict == "not judged (reduced)" and round(found.effect) == 30 and only(demo).verdict == "not tested yet"
     with pytest.raises(InputError, match="'big'.*paper, small"): verdicts("big", root=demo)
 
 def test_holm_counts_the_claims_of_a_paper(demo):
@@ -174,7 +177,7 @@ def test_any_needs_one_and_all_needs_all(demo):
     assert found.verdict == "supported" and math.isclose(found.effect, np.mean([5, 4.8, 4.9]))
 
 @pytest.mark.parametrize("kind, rounds, stated, word", [
-    ("at round", 2, 73.2, "supported"), ("at round", 2, 75.2, "contradicted"), ("at round", 3, 74.9, "no claim"),
+    ("at round", 2, 73.2, "supported"), ("at round", 2, 75.2, "contradicted"), ("at round", 3, 74.9, "undecided"),
     ("within rounds", 6, 74., "supported"), ("within rounds", 2, 75.5, "contradicted")])
 def test_values_at_a_round(demo, kind, rounds, stated, word):
     "the curve ends at v and is v-1 in round 2"
@@ -197,7 +200,7 @@ def test_fewer_rounds_to_the_references_last_accuracy(demo):
     spec = load_spec("demo/t", demo)
     found = claims.fewer_rounds(claim, load_stored_runs(spec, "paper"))
     assert {c.label.split(" against ")[1]: set(c.differences.values()) for c in found} == {"FedAvg, A": {4.}, "IFCA, A": {5.}}
-    assert examine_claim(claim, load_stored_runs(spec, "paper"))["verdict"] == "no claim (no spread over seeds)"
+    assert examine_claim(claim, load_stored_runs(spec, "paper"))["verdict"] == "cannot be tested yet: no spread over seeds"
 
 def test_values_are_of_models_of_one_kind_or_of_none():
     run = pd.DataFrame({"round": [1, 2, 3], "a": [50., 60., 90.], "a_untuned": [math.nan, math.nan, 55.]})
@@ -211,6 +214,40 @@ def test_values_are_of_models_of_one_kind_or_of_none():
 def test_every_format_has_every_claim(demo, format):
     def printed(root): return shown(claims_sheet(found := verdicts("paper", root=root), "paper"), format, found)
     out = printed(demo)
-    assert "best of all" in out and "not run" in out
+    assert "best of all" in out and "not tested yet" in out
     empty = printed(demo / "nothing")
     assert empty.strip() and "best of all" not in empty
+
+# --- the headline
+
+def test_a_headline_as_values_and_in_a_sentence(demo):
+    "paired seeds 0 to 2: 5.0, 4.8, 4.9 over IFCA; t(.975, 2) = 4.3027, so 4.9 ± 4.3027 * 0.1 / sqrt(3) = 0.248"
+    text = claim(headline='"FedCCFA leads"', caveat='"Made up."')
+    (demo / "demo/claims.toml").write_text(text)
+    idle = claims.paper_headline("demo", root=demo)
+    assert (idle.tested, idle.state, idle.ours, idle.published) == (False, "not tested yet", None, 0.)
+    assert claims.headline_sentences(idle) == "FedCCFA leads (text 1): not tested yet (A). Made up."
+    put(demo, FedAvg=[60., 60.4, None], FedCCFA=[75., 75.2, 74.7, 99.])
+    half = claims.paper_headline("demo", root=demo)
+    assert (half.state, half.lacks, half.compared, half.comparisons) == ("cannot be tested yet", "IFCA is missing", 1, 2)
+    put(demo, IFCA=[70., 70.4, 69.8])
+    found = claims.paper_headline("demo", root=demo)
+    assert (found.ours.name, found.theirs.name, found.ours.n, found.alone, found.unit) == ("FedCCFA", "IFCA", 3, False, "points")
+    assert math.isclose(found.ours.mean, 224.9 / 3) and math.isclose(found.theirs.mean, 210.2 / 3) and math.isclose(found.gain, 4.9)
+    assert math.isclose(found.half, 4.302653 * .1 / 3**.5, rel_tol=1e-6) and found.state == "supported" and not found.reproduced
+    assert claims.headline_sentences(found) == (
+        "FedCCFA leads (text 1): supported on A: 74.97 against IFCA's 70.07, gain +4.90 [4.65, 5.15] over "
+        "3 seeds, published +0.00. FedAvg diverged in 1 of 3 seeds and is compared over the others. Made up.")
+    with pytest.raises(InputError, match="'nobody'"): claims.paper_headline("nobody", root=demo)
+
+def test_the_published_gain_of_a_headline_is_the_smallest_of_its_pairs():
+    "LfD's Table 4, 50 clients, share 0.25; FedBSS against FedExP; FedCCFA's 1.14 stands in the text and is 89.39 - 88.25"
+    cells = {"lfd": ("table4", dict(clients=50, participation=.25), "LfD", ["FedAvg", "FedAvgM", "FedProx", "MOON"]),
+             "fedbss": ("table1", dict(dataset="Fashion-MNIST", partition="dirichlet_alpha", partition_parameter=.5), "FedBSS", ["FedExP", "FedAvg", "SCAFFOLD"])}
+    for paper, (name, where, mine, others) in cells.items():
+        csv = pd.read_csv(ROOT / f"papers/{paper}/{name}.published.csv")
+        for k, v in where.items():
+            if k in csv: csv = csv[csv[k] == v]
+        means = csv.set_index("method")["mean"]
+        assert math.isclose(claims.paper_headline(paper).published, min(means[mine] - means[o] for o in others), abs_tol=1e-9), paper
+    assert claims.paper_headline("fedccfa").published == 1.14

@@ -99,7 +99,7 @@ JudgedOption = Annotated[str, typer.Option("--tier", metavar="T",
 def claims_command(tier: JudgedOption = "paper", results: ResultsOption = None, format: FormatOption = "text") -> None:
     "Print what the papers claim in their texts, beside the stored runs."
     def make():
-        from fedrepro.verdicts.claims import claims_sheet, verdicts
-        found = verdicts(tier, folder_given(results))
-        return claims_sheet(found, tier), found
+        from fedrepro.verdicts.claims import claims_sheet, headlines, verdicts
+        found = verdicts(tier, folder := folder_given(results))
+        return claims_sheet(found, tier, headlines(folder) if tier == "paper" else []), found
     print_table(["claims", tier, results], format, make, results)

@@ -16,7 +16,7 @@ from ..core.grids import Sheet, grid_of
 from ..experiments.rules import line_finder, read_published_csv
 from ..experiments.specs import Spec, load_spec
 from ..experiments.store import load_headers, tier_folders
-from .claims import verdicts
+from .claims import CLAIM_WORDS, verdicts
 from .independent import REACH, out_of_reach, places, read_reach, same_runs
 from .tables import JUDGED, table
 from .verdicts import DECIDED, VERDICTS, false_discovery
@@ -145,10 +145,10 @@ def missing_lines(board: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["tier", "paper", "tables", "why", "numbers"]).sort_values("tier", kind="stable")
 
 def claim_totals(claims: pd.DataFrame) -> pd.DataFrame:
-    "How many listed claims of each paper have each verdict; the reasons in brackets are dropped"
+    "How many listed claims of each paper have each verdict, without its reason"
     listed = claims[claims.listed]
-    words = listed.verdict.str.replace(r" \(.*\)", "", regex=True)
-    kinds = ["supported", "contradicted", "no claim", "not run", *sorted(set(words) & {"not judged"})]
+    words = listed.verdict.str.split(r": | \(", regex=True).str[0]
+    kinds = [word for word in CLAIM_WORDS if word != "not judged" or word in set(words)]
     papers = list(listed.groupby("paper", sort=False))
     return pd.DataFrame([dict(paper=paper, claims=len(part)) | {k: int((words[part.index] == k).sum()) for k in kinds}
                          for paper, part in [*papers, ("all", listed)]])
