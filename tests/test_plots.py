@@ -12,6 +12,7 @@ from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.curves import (
     METHOD_COLOURS, REST, accuracy_figure, diverged_notes, drift_rounds, over_seeds, row_styles,
     save_figure)
+from fedrepro.reporting.figures import draw
 
 @pytest.fixture
 def spec():
@@ -43,13 +44,13 @@ def test_mean_and_band(spec, tmp_path):
     y = band.get_paths()[0].vertices[:, 1]
     assert np.isclose((y.max() - y.min()) / 2, np.std([60, 64], ddof=1))  # the sample standard deviation
 
-def test_many_lines_stress_the_papers_own_and_the_best_three(spec, tmp_path):
+def test_of_many_lines_five_are_stressed_the_papers_own_fedavg_and_the_best(spec, tmp_path):
     values = {row: 50. + i for i, row in enumerate(list(spec.rows)[:9])} | {"FedCCFA": 40.}
     put(spec, "smoke", tmp_path, {row: [v, v] for row, v in values.items()})
     fig, others = accuracy_figure(spec, "smoke", tmp_path), sorted(values, key=values.get)[-3:]
     grey = [line for line in fig.axes[0].lines if len(line.get_ydata()) > 2 and to_hex(line.get_color()) == REST]
-    assert len(grey) == len(values) - 4 and {line.get_linewidth() for line in grey} == {.9}
-    assert [t.get_text() for t in fig.legends[0].get_texts()] == [*others, "FedCCFA", f"{len(grey)} other methods"]
+    assert len(grey) == len(values) - 5 and {line.get_linewidth() for line in grey} == {.9}
+    assert [t.get_text() for t in fig.legends[0].get_texts()] == ["FedAvg", *others, "FedCCFA", f"{len(grey)} other methods"]
     assert over_seeds(pd.DataFrame(dict(row=["A"], column="c", seed=0))) == "one seed"
 
 def test_drift_stands_between_the_rounds(spec, tmp_path):
@@ -113,3 +114,11 @@ def test_files(spec, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot write"): draw("file/a.png")
     assert not plt.get_fignums()
+
+
+def test_one_seed_has_no_error_bar(tmp_path):
+    "A bar of length nothing would say that the seeds agree"
+    of = load_spec("fedccfa/figure5")
+    for k, run in enumerate(of.runs("smoke", seeds=1)): toy.stored(run, [{"round": t, of.metric: 50. + k} for t in range(1, run.rounds + 1)], tmp_path)
+    bars, = [c for c in draw(of, "smoke", tmp_path).axes[0].containers]
+    assert not bars.has_yerr

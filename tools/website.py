@@ -2,6 +2,7 @@
 import ast
 import importlib  # noqa: TID251
 import inspect
+import json
 import os
 import posixpath
 import re
@@ -41,11 +42,18 @@ def folded_imports(cell) -> str:
     fold = only and not cell.outputs and "#|" not in cell.source
     return f"#| code-fold: true\n#| code-summary: imports\n{cell.source}" if fold else cell.source
 
+def described(cell) -> str:
+    "The source of a cell whose pictures carry their own descriptions, as quarto takes them: one for each output"
+    words = [out.get("metadata", {}).get("image/png", {}).get("alt", "") for out in cell.get("outputs", [])]
+    return f"#| fig-alt: {json.dumps(words, ensure_ascii=False)}\n{cell.source}" if any(words) else cell.source
+
 def dressed(nb, page: str):
     "A page as the site shows it: links that hold there, imports folded, where to run it; HTML as Markdown, without scripts"
     for cell in nb.cells:
         if cell.cell_type == "markdown": cell.source = outward(cell.source, page)
-        if cell.cell_type == "code": cell.source = folded_imports(cell)
+        if cell.cell_type == "code":
+            cell.source = folded_imports(cell)
+            cell.source = described(cell)
         for data in (out.get("data", {}) for out in cell.get("outputs", [])):
             if "text/html" in data: data["text/markdown"] = f"```{{=html}}\n{data.pop('text/html')}\n```"
             elif "text/markdown" in data: data["text/markdown"] = outward(data["text/markdown"], page)

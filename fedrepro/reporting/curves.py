@@ -108,7 +108,7 @@ def curves(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataF
     return pd.concat(kept, ignore_index=True)[names] if kept else pd.DataFrame(columns=names)
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #07c64313
-REST, FEW = "#bbbbbb", 6  # colour of the rows that are not stressed; up to so many rows all are
+REST, FEW = "#bbbbbb", 5  # colour of the rows that are not stressed; up to so many rows are
 
 def plot_curves(ax: Axes, long: pd.DataFrame, metric: str, styles: dict[str, Style]) -> None:
     "Mean line and band over seeds for every row in `long` (of `curves`); every seed for one with a diverged run"
@@ -213,15 +213,19 @@ def add_legend(fig: Figure, long: pd.DataFrame, styles: dict[str, Style], judged
     fig.legend(handles=lines, loc="outside right center", frameon=False, fontsize=9, title_fontsize=9,
                title=over_seeds(long))
 
-def highlighted(spec: Spec, long: pd.DataFrame, styles: dict[str, Style], best: int = 3) -> dict[str, Style]:
-    "`styles`, grey but for the paper's own rows and the `best` others at the end; as they are where rows are few"
+def highlighted(spec: Spec, long: pd.DataFrame, styles: dict[str, Style]) -> dict[str, Style]:
+    """`styles`, grey but for `FEW` rows: the best of the paper's own, FedAvg, and the best others at the end
+
+    As they are where rows are few, or where the metric is no accuracy."""
     here = long[long.status == "complete"]
     ends = here[here["round"] == here.groupby(["row", "column", "seed"])["round"].transform("max")]
     rows = ends.groupby("column").row.nunique()
     fullest = ends.column.isin(rows[rows == rows.max()].index)
     ends = ends[fullest].groupby("row")[spec.metric].mean()
     if long.row.nunique() <= FEW or "accuracy" not in spec.metric: return styles
-    stressed = own_rows(spec) | set(ends[~ends.index.isin(own_rows(spec))].nlargest(best).index)
+    order = list(ends.sort_values(ascending=False, kind="stable").index)
+    first = [*[row for row in order if row in own_rows(spec)][:2], *[row for row in order if row == "FedAvg"]]
+    stressed = list(dict.fromkeys([*first, *order]))[:FEW]
     return {r: s if r in stressed else Style(REST, width=.9) for r, s in styles.items()}
 
 def refuse_empty(spec: Spec, tier: str, results: str | Path | None):

@@ -7,7 +7,7 @@ __all__ = ['SHOWN', 'COLOURS', 'samples_figure', 'pushes_figure', 'FIGURES', 'po
            'against_figure', 'shown_clients', 'bubbles_figure', 'distances_figure', 'study_rows', 'panels_of',
            'finish_figure', 'study_styles', 'epochs_figure', 'class_gaps', 'plot_classes', 'one_legend',
            'classes_figure', 'plot_slice', 'slice_figure', 'one_run', 'scatter', 'sorted_figure', 'listing', 'best_of',
-           'figure_in_words', 'draw']
+           'coloured', 'rounds_in_words', 'figure_in_words', 'draw']
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #3787ee98
 import textwrap
@@ -27,9 +27,10 @@ from ..experiments.rules import STUDY_SAMPLES
 from ..experiments.runs import PlannedRun, build
 from ..experiments.specs import Spec
 from .curves import (
-    DASHES, METHOD_COLOURS, OTHER, Style, accuracy_figure, add_legend, axis_label, diverged_notes, grid, lighter,
-    over_seeds, partition_words, plot_curves, refuse_empty, row_styles, schedule_of, setting)
+    DASHES, METHOD_COLOURS, OTHER, REST, Style, accuracy_figure, add_legend, axis_label, curves, diverged_notes, grid,
+    highlighted, lighter, over_seeds, partition_words, plot_curves, refuse_empty, row_styles, schedule_of, setting)
 from ..verdicts.summaries import seed_values, stored_runs
+from ..verdicts.tables import to
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #182cc43d
 def points(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
@@ -62,7 +63,7 @@ def plot_against(ax: Axes, found: pd.DataFrame, styles: dict[str, Style]) -> Non
         x, mean, std = list(mean.index), mean.astype(float), spread.std(ddof=1).astype(float)
         x = [names.index(str(v)) + width for v in x] if named else x
         line = styles[name].line | dict(marker=styles[name].marker or "o", markersize=5)
-        ax.errorbar(x, mean, std.fillna(0.), capsize=3, label=name, **line | dict(linestyle="") if named else line)
+        ax.errorbar(x, mean, std if std.notna().any() else None, capsize=3, label=name, **line | dict(linestyle="") if named else line)
     ax.set_xticks(range(len(names)) if named else sorted(set(found.x)), names if named else None)
     if named: ax.set_xlim(-.6, len(names) - .4)
 
@@ -303,15 +304,23 @@ def listing(names) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "nothing"
 
 def best_of(found: pd.DataFrame, metric: str) -> str:
-    "Who is highest by `y` in lines of `points`, if all runs are complete and seeds are averaged; else nothing"
+    """Who is highest by `y` in lines of `points`, and before whom; of several columns, in how many. Else nothing
+
+    Seeds are averaged; a row with a run that is not complete does not count."""
     whole = found.groupby(["row", "column"]).filter(lambda g: (g.status == "complete").all() and g.y.notna().all())
     if not len(whole) or "accuracy" not in metric: return ""
-    mean = whole.groupby(["row", "column"]).y.mean()
-    row, column = mean.idxmax()
-    return f"; the highest is {row} on {column} with {mean.max():.2f} %"
+    mean = whole.groupby(["column", "row"], sort=False).y.mean()
+    first = mean.groupby(level="column", sort=False).idxmax().str[1]
+    if len(first) > 1:
+        return "; the highest is " + listing(f"{row} in {n} of {len(first)}" for row, n in first.value_counts().items())
+    column = first.index[0]
+    order = mean[column].sort_values(ascending=False)
+    others = dict.fromkeys([*order.index[1:3], *(["FedAvg"] if "FedAvg" in order.index[1:] else [])])
+    before = f", before {listing(f'{row} with {order[row]:.2f}' for row in others)}" if others else ""
+    return f"; the highest is {order.index[0]} on {column} with {order.iloc[0]:.2f} %{before}"
 
 FIGURES: dict[str, tuple[Callable, str]] = {  # plot of a spec -> (its figure, what it shows in words)
-    "curves": (accuracy_figure, "Lines show {what} over rounds for {rows} on {columns}{best}."),
+    "curves": (accuracy_figure, "Lines show {what} over {rounds} for {rows} on {columns}{best}."),
     "against": (against_figure, "Points show {what}{axis} for {rows} on {columns}{best}."),
     "bubbles": (bubbles_figure, "Bubbles show how many samples of each class a client holds: {columns}."),
     "distances": (distances_figure, "Matrices show how far apart clients' classifiers are, by {rows} on {columns}."),
@@ -322,6 +331,18 @@ FIGURES: dict[str, tuple[Callable, str]] = {  # plot of a spec -> (its figure, w
     "sorted": (sorted_figure, "Panels show loss and uncertainty of a client's samples, by loss, round by round."),
     "pushes": (pushes_figure, "Dots show loss and norm of the gradient of each sample of a client.")}
 
+def coloured(spec: Spec, tier: str, rows: list[str], results: str | Path | None = None) -> list[str]:
+    "Of the `rows` of curves those with a colour of their own, and how many others are grey"
+    if spec.plot != "curves": return rows
+    styles = highlighted(spec, curves(spec, tier, results), row_styles(spec))
+    grey = [row for row in rows if styles[row].colour == REST]
+    return [row for row in rows if row not in grey] + [f"{len(grey)} others in grey"] * bool(grey)
+
+def rounds_in_words(spec: Spec, tier: str, columns: set[str]) -> str:
+    "How many rounds the runs of some columns have, in words"
+    counts = sorted({run.rounds for run in spec.runs(tier) if run.column in columns})
+    return f"{to(counts)} rounds" if counts else "rounds"
+
 def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) -> str:
     "What the figure shows, in one sentence, for those who cannot see it"
     rows, columns, best = list(spec.rows), [c for c in spec.tier_columns(tier) if not c.missing], ""
@@ -330,11 +351,12 @@ def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) ->
         found, metrics = seed_values(spec, tier, results), [spec.metric, *spec.beside]
         best = best_of(found.assign(y=found[spec.statistic]), spec.metric)
         if len(found):  # what has no run is not drawn
-            rows = [row for row in rows if row in set(found.row)]
+            rows = coloured(spec, tier, [row for row in rows if row in set(found.row)], results)
             columns = [c for c in spec.tier_columns(tier) if c.label in set(found.column)]
     axis = "" if spec.against == "row" else f" against {spec.against.replace('_', ' ')}"
     return FIGURES[spec.plot][1].format(what=listing(map(axis_label, metrics)), axis=axis, rows=listing(rows),
-                                        columns=listing(c.label for c in columns), best=best)
+                                        columns=listing(c.label for c in columns), best=best,
+                                        rounds=rounds_in_words(spec, tier, {c.label for c in columns}))
 
 def draw(spec: Spec, tier: str, results: str | Path | None = None, data: str | Path | None = None) -> Figure:
     "The figure of `spec` as its `plot` says, from `results`, or from the folder `data` of data sets; raises InputError"
