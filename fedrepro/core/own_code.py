@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['LIBRARIES', 'STANDARD', 'COMPILED', 'GIVEN', 'PLACES', 'FOLDERS', 'IMPORTED', 'TABLES', 'BY_REPR', 'MADE_BY_PYTHON',
-           'own_file', 'OwnLoader', 'OwnFinder', 'file_of', 'text_of', 'mentioned', 'family', 'family_digest',
-           'note_package', 'of_package', 'replaced', 'as_imported', 'module_name', 'edited', 'import_file', 'own_texts',
-           'adopt', 'keep_as_imported', 'steady', 'names_in', 'Description', 'made_by_dataclass', 'known_elsewhere',
+           'own_file', 'OwnFinder', 'file_of', 'text_of', 'mentioned', 'family', 'family_digest', 'note_package',
+           'of_package', 'replaced', 'as_imported', 'module_name', 'edited', 'import_file', 'own_texts', 'adopt',
+           'keep_as_imported', 'steady', 'names_in', 'Description', 'made_by_dataclass', 'known_elsewhere',
            'own_digest', 'alike']
 
 # %% ../../nbs/01_core/06_own_code.ipynb #40a37515
@@ -37,7 +37,7 @@ GIVEN: dict[str, tuple[str, bytes]] = {}  # module -> (file, text) to compile in
 PLACES: dict[str, str] = {}  # first part of an imported file's module -> the folder in which it lies
 FOLDERS: list[str] = []  # of imported files: where their other modules are looked for, after all other places
 
-class OwnLoader(SourceFileLoader):
+class _OwnLoader(SourceFileLoader):
     "Compiles the text of a module, never an older result, and keeps the text"
     def get_code(self, fullname: str):
         file, text = GIVEN.get(fullname, (self.path, b""))
@@ -53,12 +53,12 @@ class OwnFinder:
         if name in GIVEN:
             file = GIVEN[name][0]
             inside = [str(Path(file).parent)] if file.endswith("__init__.py") else None
-            return importlib.util.spec_from_file_location(name, file, loader=OwnLoader(name, file),
+            return importlib.util.spec_from_file_location(name, file, loader=_OwnLoader(name, file),
                                                           submodule_search_locations=inside)
         spec = PathFinder.find_spec(name, [PLACES[name]] if path is None and name in PLACES else path, target)
         if spec is None and path is None: spec = PathFinder.find_spec(name, FOLDERS, target)
         if spec is None or type(spec.loader) is not SourceFileLoader or not own_file(name, spec.origin): return spec
-        spec.loader = OwnLoader(name, str(spec.origin))
+        spec.loader = _OwnLoader(name, str(spec.origin))
         return spec
 
 if not any(getattr(f, "__name__", "") == "OwnFinder" for f in sys.meta_path):  # a page that is run brings no second one
