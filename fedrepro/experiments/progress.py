@@ -11,7 +11,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from ..core.errors import brief, say
+from ..core.errors import brief as brief  # others take it from here
+from ..core.errors import say
 from .runs import PlannedRun
 
 # %% ../../nbs/07_experiments/08_progress.ipynb #b80796db
