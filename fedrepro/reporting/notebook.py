@@ -131,7 +131,7 @@ def planned_table(spec: str = "", tier: str = "smoke", methods: str = "", seeds:
 
     `methods`: rows separated by commas, "" = all. `seeds`: how many, 0 = all. `data`, `results`: folders.
     `set`: settings that differ from the spec's, {"rounds": 50, "FedProx.mu": 0.1}; `lessons` False: the cells that
-    follow are passed over, but for the runs. Raises InputError, naming the parameter, its value and what is accepted."""
+    follow are passed over, but for the runs. Raises InputError, naming parameter, value and what is accepted."""
     for name in mistyped(): choice(name, PARAMETERS, "parameter")
     for name, value in dict(spec=spec, tier=tier, methods=methods, device=device, data=data, results=results).items():
         _require(type(value) is str, name, value, 'text, or "" for the default')
