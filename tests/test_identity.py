@@ -51,9 +51,9 @@ def files(tmp_path, monkeypatch):
 
 OWN = "from fedrepro import FedAvg\n{}\nclass Idem(FedAvg):\n    def aggregate(self, server, exchange): return {}\n"
 
-def planned(tmp_path, name="toy/x", base={}, **more):
+def planned(tmp_path, name="toy/x", base=None, **more):
     raw = SMALL | dict(tiers={"smoke": {"base": {"rounds": 2, "source": "tier: reduced"}}}) | more
-    return load_spec(written(tmp_path, raw | {"base": raw["base"] | base}, name)).runs("smoke", seeds=1)
+    return load_spec(written(tmp_path, raw | {"base": raw["base"] | (base or {})}, name)).runs("smoke", seeds=1)
 
 def source(run): return run.settings["method"].get("source")
 

@@ -196,6 +196,5 @@ def prepare(runs: list[PlannedRun], data, device: str):
                 method.init_server(federation)
                 if "study" in run.settings: studies.check_study(run, data, device)
                 if what := turned(USUAL): raise InputError(f"{run.describe()}: {type(method).__name__} sets {what}")
-        except InputError as error:
-            if not own_line(error): raise
-        except (Exception, SystemExit): continue
+        except (Exception, SystemExit) as error:  # of a person's code: its run says so
+            if isinstance(error, InputError) and not own_line(error): raise

@@ -125,18 +125,19 @@ def skip_lessons(skip: bool):
     if skip: steps.append(only_runs)
 
 def planned_table(spec: str = "", tier: str = "smoke", methods: str = "", seeds: int = 0, device: str = "auto",
-                  workers: int = 1, data: str = "", results: str = "", set: dict = {}, lessons: bool = True,
+                  workers: int = 1, data: str = "", results: str = "", set: dict | None = None, lessons: bool = True,
                   main: str = "") -> PlannedTable | None:
     """The job that a page's parameters describe; None when `spec` is empty, unless `set` or `lessons` ask for `main`.
 
     `methods`: rows separated by commas, "" = all. `seeds`: how many, 0 = all. `data`, `results`: folders.
     `set`: settings that differ from the spec's, {"rounds": 50, "FedProx.mu": 0.1}; `lessons` False: the cells that
-    follow are passed over, but for the runs. Raises InputError, naming the parameter, its value and what is accepted."""
+    follow are passed over, but for the runs. Raises InputError, naming parameter, value and what is accepted."""
     for name in mistyped(): choice(name, PARAMETERS, "parameter")
     for name, value in dict(spec=spec, tier=tier, methods=methods, device=device, data=data, results=results).items():
         _require(type(value) is str, name, value, 'text, or "" for the default')
     number("parameter seeds", seeds, 0, SEEDS.high, int)  # 0: all
     number("parameter workers", workers, 1, COUNT.high, int)
+    set = {} if set is None else set
     _require(isinstance(set, dict), "set", set, "settings and their values, as {rounds: 50}")
     _require(type(lessons) is bool, "lessons", lessons, "true or false")
     if set or not lessons: spec = spec or main
