@@ -63,7 +63,8 @@ def plot_against(ax: Axes, found: pd.DataFrame, styles: dict[str, Style]) -> Non
         x, mean, std = list(mean.index), mean.astype(float), spread.std(ddof=1).astype(float)
         x = [names.index(str(v)) + width for v in x] if named else x
         line = styles[name].line | dict(marker=styles[name].marker or "o", markersize=5)
-        ax.errorbar(x, mean, std if std.notna().any() else None, capsize=3, label=name, **line | dict(linestyle="") if named else line)
+        look = line | {"linestyle": ""} if named else line
+        ax.errorbar(x, mean, std if std.notna().any() else None, capsize=3, label=name, **look)
     ax.set_xticks(range(len(names)) if named else sorted(set(found.x)), names if named else None)
     if named: ax.set_xlim(-.6, len(names) - .4)
 

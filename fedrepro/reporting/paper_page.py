@@ -367,7 +367,8 @@ def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> I
     if bubbles: yield f"**Drawn from partitions alone:** {', '.join(bubbles)}: `fedrepro figure NAME`.\n",
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #9a3d9d05
-TARGET = ("*Fastest* counts the rounds until a run first has the accuracy that FedAvg ends with, seed by seed; *Rounds to "
+TARGET = ("*Fastest* counts the rounds until a run first has the accuracy that FedAvg ends with, seed by seed; "
+          "*Rounds to "
           "the target* in the tables counts those to a fixed accuracy, which is another target.\n\n")
 
 def claims(paper: str, results=None, root=None) -> str:
@@ -377,7 +378,8 @@ def claims(paper: str, results=None, root=None) -> str:
     target = TARGET * any(c.kind == "fewer rounds" for c in read_claims(root) if c.spec.split("/")[0] == paper)
     if (found.compared > 0).any(): return target + grids_html(claim_grids(found)) + f"\n\n{HOW}.\n"
     grids = grids_html(claim_grids(verdicts("small", results, root, paper)))
-    return f"{target}{grids}\n\nReduced settings (tier small): shown, not judged; nothing is run at the published ones yet.\n"
+    return (f"{target}{grids}\n\nReduced settings (tier small): shown, not judged; "
+            "nothing is run at the published ones yet.\n")
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #62bea54e
 EFFECT = {"deviation": str, "spec": str, "rows": list, "against": list, "against_spec": str, "metric": str,
@@ -452,8 +454,9 @@ def mark_copies(links: str) -> str:
 def copy_in_words(text: str) -> str:
     "What the copy that `text` links to is, and with which commits"
     commits = listing(dict.fromkeys(c[:7] for c in re.findall(rf"github\.com/{COPY}/blob/(\w+)", text)))
-    return (f"Links marked *in a copy* lead to [{COPY}](https://github.com/{COPY}), at commit {commits}: a copy of the code "
-            "released as Chen-Junbao/FedCCFA, because not all of its files could be read there; those read in both agree.")
+    return (f"Links marked *in a copy* lead to [{COPY}](https://github.com/{COPY}), at commit {commits}: a copy of "
+            "the code released as Chen-Junbao/FedCCFA, because not all of its files could be read there; those read in "
+            "both agree.")
 
 def ledger(paper: str, results=None, root=None) -> str:
     "The deviations of a paper, numbered and folded, with lines of the released code and the effects that runs measure"
@@ -474,8 +477,8 @@ def ledger(paper: str, results=None, root=None) -> str:
     none, text = done.deviation.nunique() - are, "\n".join(out)
     lost = f", of {none} more a side diverged" * (none > 0)
     copies = f" {copy_in_words(text)}" * any(COPY in str(e.get("link", "")) for e in entries)
-    return (f"{total} entries. For {can} of them rows or metrics of an experiment measure the effect; {are} have runs{lost} "
-            "(in points, ± half of the 95 % interval over seeds; n in brackets). All others: not measured."
+    return (f"{total} entries. For {can} of them rows or metrics of an experiment measure the effect; {are} have "
+            f"runs{lost} (in points, ± half of the 95 % interval over seeds; n in brackets). All others: not measured."
             f"{copies}\n\n") + text
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #d9609a3a
