@@ -66,8 +66,8 @@ def pixels(values, what: str) -> Tensor:
     if x.is_floating_point():
         bad = torch.cat([~part.float().isfinite().flatten(1).all(1) for part in x.split(1000)]).nonzero().flatten()
         require(not len(bad), f"{what}: {len(bad)} of {len(x)} samples hold NaN, infinite or too large values (float32 "
-                f"ends at 3.4e38), the first is sample {bad[0] if len(bad) else 0}; write numbers in their place or drop the "
-                "samples")
+                f"ends at 3.4e38), the first is sample {bad[0] if len(bad) else 0}; write numbers in their "
+                "place or drop the samples")
     return x
 
 # %% ../../nbs/02_data/07_datasets.ipynb #b1d2c008
