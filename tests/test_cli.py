@@ -144,8 +144,8 @@ def test_what_new_method_writes_runs(said, refused, tmp_path, monkeypatch):
 
 def test_pages_are_listed_and_copied(said, refused, tmp_path):
     code, out, _ = said("notebook")
-    assert code == 0 and "00_your_method" in out and len(out.splitlines()) == len(page_files()) + 2
-    for name, file in [("14_fedccfa", "14_fedccfa"), ("your_method", "00_your_method")]:
+    assert code == 0 and "01_your_method" in out and len(out.splitlines()) == len(page_files()) + 2
+    for name, file in [("14_fedccfa", "14_fedccfa"), ("your_method", "01_your_method")]:
         assert said("notebook", name, "--out", tmp_path)[1].strip() == str(tmp_path / f"{file}.ipynb")
         assert (tmp_path / f"{file}.ipynb").read_bytes() == page_files()[file].read_bytes()
     refused(["notebook", "14_fedccfa", "--out", tmp_path], "exists; it is not replaced")

@@ -27,7 +27,7 @@ FIRST = " --methods FedAvg --seeds 1"
 
 def commands() -> list[str]:
     "Each command in the README's shell blocks, without its comment"
-    guide = json.loads((ROOT / "nbs/00_guides/04_reproduce.ipynb").read_text())["cells"]
+    guide = json.loads((ROOT / "nbs/00_guides/05_reproduce.ipynb").read_text())["cells"]
     told = [(ROOT / "README.md").read_text(), *("".join(cell["source"]) for cell in guide if cell["cell_type"] == "markdown")]
     blocks = [block for text in told for block in re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)]
     lines = [re.sub(r"\s#.*", "", line).strip() for block in blocks for line in block.splitlines()]

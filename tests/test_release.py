@@ -58,7 +58,7 @@ def expected() -> set[str]:
     "What a wheel must hold: modules, specs, published numbers, ledgers, committed results, a template, the papers' pages and a guide"
     names = [n for n in known_to_git() if n.startswith("fedrepro/") and n != "fedrepro/_modidx.py"]
     data, pages = r"papers/([a-z]+/)?[^/]+\.(toml|csv)|papers/new_method\.py|papers/[a-z]+/results/[a-z]+/[^/]+\.jsonl", r"nbs/06_methods/1[0-4]_[^/]+\.ipynb"
-    carried = [n for n in known_to_git() if re.fullmatch(rf"{data}|{pages}|nbs/00_guides/00_your_method\.ipynb", n)]
+    carried = [n for n in known_to_git() if re.fullmatch(rf"{data}|{pages}|nbs/00_guides/01_your_method\.ipynb", n)]
     return {*names, *(f"fedrepro/{n}" for n in carried)}
 
 def stored(wheel):
@@ -144,7 +144,7 @@ def test_the_demo_runs_without_the_repository(alone):
     assert not [r for r in said["roots"] if Path(r) == ROOT]
     for command in ("run", "table", "figure", "scoreboard", "other", "committed", "guide"): assert said[command][0] == 0, command
     assert "[tier paper]" in said["committed"][1] and re.search(r"FedCCFA +\d\d\.\d\d", said["committed"][1]), "runs that the wheel carries"
-    assert "00_your_method.ipynb" in said["files"] and " decided" in said["scoreboard"][1]
+    assert "01_your_method.ipynb" in said["files"] and " decided" in said["scoreboard"][1]
     for text in (said["run"][1], said["table"][1]): assert re.search(r"FedProx .*\d\d\.\d\d", text) and "published" in text.lower()
     assert said["specs"] == len(folders.find_specs(ROOT / "papers")) and said["ledgers"] == len(read_ledger("feddc", ROOT / "papers"))
     assert "1024" in said["scoreboard"][1].replace(",", "")

@@ -6,7 +6,7 @@ from setuptools.command.build_py import build_py
 from setuptools.errors import FileError
 
 CARRIED = ("papers/*.toml", "papers/*.py", "papers/*.csv", "papers/*/*.toml", "papers/*/*.csv",
-           "papers/*/results/*/*.jsonl", "nbs/06_methods/1[0-4]_*.ipynb", "nbs/00_guides/00_your_method.ipynb")
+           "papers/*/results/*/*.jsonl", "nbs/06_methods/1[0-4]_*.ipynb", "nbs/00_guides/01_your_method.ipynb")
 LEFT_OUT = ("_modidx",)  # nbdev's index of the notebooks
 
 class BuildPy(build_py):

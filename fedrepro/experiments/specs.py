@@ -21,7 +21,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 from ..core.errors import InputError, choice, short
-from ..core.files import MOST, cached_by_folder, code_digest, read_cache, write_cache
+from ..core.files import LARGEST_FILE, cached_by_folder, code_digest, read_cache, write_cache
 from ..core.folders import INSTALLED, PACKAGE, PROJECT, find_specs, roots
 from ..engine.rows import TIMES
 from .rules import DEFAULTS, NAME, SETTINGS, Rule, Value, field_rules, method_classes, type_hints, typed
@@ -368,7 +368,7 @@ def check_tuning(raw, where: str):
 def _files(folder: Path) -> tuple:
     "What the specs of a folder may rest on: its specs and csv files, and their content"
     files = [p for end in ("toml", "csv") for p in sorted(folder.glob(f"*.{end}"))]
-    files = [p for p in files if p.is_file() and p.stat().st_size <= MOST]
+    files = [p for p in files if p.is_file() and p.stat().st_size <= LARGEST_FILE]
     return *files, *(p.read_bytes() for p in files)
 
 def rests_on(path: Path) -> tuple:
