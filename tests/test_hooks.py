@@ -38,7 +38,7 @@ def test_no_method_overrides_what_is_no_hook():
     "A method of a class of FedAvg's that the engine calls is a hook, or is declared"
     known = {*HOOKS, "communication", "invariants", "phase", "__post_init__"}
     plain = {n for n in vars(FedAvg) if not n.startswith("__")} - known
-    assert plain == {"version", "paper", "personal", "pooled", "evaluated", "stackable", "positive", "fractions", "limit", "check_settings",
+    assert plain == {"version", "paper", "personal", "pooled", "evaluated", "stackable", "positive", "fractions", "excluded", "limit", "check_settings",
                      *(f.name for f in fields(FedAvg))}
 
 def test_a_federation_has_few_fields_and_none_can_be_set():

@@ -135,8 +135,8 @@ def table_command(spec: SpecArgument, tier: BestTierOption = None, own: SetOptio
         sheet = table_sheet(loaded, shown, frame := table(loaded, shown, folder), folder)
         said = f"Shown is tier {shown}, the one nearest to the paper that has runs; --tier names another"
         chosen = format == "text" and sheet.grids and not tier and len(loaded.tiers) > 1
-        typed = [f"--tier {shown}", f"--tier {loaded.tier(shown).of or shown} {shlex.join(set_words(own))}"]
-        if own and not sheet.grids: sheet = replace(sheet, notes=[note.replace(*typed) for note in sheet.notes])
+        before, typed = f"--tier {shown}", f"--tier {loaded.tier(shown).of or shown} {shlex.join(set_words(own))}"
+        if own and not sheet.grids: sheet = replace(sheet, notes=[note.replace(before, typed) for note in sheet.notes])
         return replace(sheet, notes=[*sheet.notes, said]) if chosen else sheet, frame
     beside = Path(spec).parent if Path(spec).is_file() else None
     print_table(["table", spec, tier, own, results], format, make, results, beside)

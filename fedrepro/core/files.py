@@ -12,8 +12,9 @@ import errno, hashlib, json, os, secrets, stat, time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial, wraps
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 from .errors import InputError, say
 
 # %% ../../nbs/01_core/02_files.ipynb #a6657d1d
@@ -49,7 +50,7 @@ def write_atomic(path: Path, content: bytes | Iterable[bytes]):
 # %% ../../nbs/01_core/02_files.ipynb #fa620bac
 LARGEST_FILE = 2**28  # bytes of a file that is read whole: 256 MB
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BufferedReader:
     "A file to be read in binary; raises OSError, at once, for what is no regular file"
     def opener(name, flags: int) -> int: return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
     file = open(path, "rb", opener=opener)

@@ -132,7 +132,8 @@ def read_tier(name: str, raw, rules: dict, base: dict, rows: dict[str, Row], whe
         if name == "paper": raise InputError(f"{where}.{key}: the tier paper is the published setting")
     changed = read_values(raw.get("base", {}), rules, f"{where}.base")
     columns = read_columns(raw.get("columns", []), rules, base | changed, rows, f"{where}.columns")
-    return Tier(name, changed, columns, read_methods(raw, rows, where), **read_texts(raw, {"caption": SENTENCE}, where))
+    caption = read_texts(raw, {"caption": SENTENCE}, where).get("caption", "")
+    return Tier(name, changed, columns, read_methods(raw, rows, where), caption)
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #9684b5d7
 @dataclass(frozen=True)
@@ -411,8 +412,8 @@ def spec_from(raw: dict, path: Path) -> Spec:
     tiers.setdefault("paper", Tier("paper"))
     top |= {"gap": read_gap(top, rows, path)}
     top |= {"beside": tuple(top.get("beside", ())), "difference": parts_of(top.get("difference", []), path)}
-    given = Spec(path, **top | {"published": published}, base=base, columns=columns, rows=rows, tiers=tiers)
-    return check_spec(marked_copy(given)) if given.difference else marked_copy(check_spec(given))
+    spec = Spec(path, **top | {"published": published}, base=base, columns=columns, rows=rows, tiers=tiers)
+    return check_spec(marked_copy(spec)) if spec.difference else marked_copy(check_spec(spec))
 
 def read_gap(top: dict, rows: dict[str, Row], path: Path) -> tuple[str, ...]:
     "The rows that the key `gap` names, two at most; raises InputError, also where `spread` and `trials` do not fit"
@@ -500,8 +501,9 @@ def printed_cells(spec: Spec) -> dict[tuple, set[str]]:
     lines = None if paper is None else line_finder(paper, str(spec.published))
     columns, found = {c.label: c for c in spec.columns}, {}
     for run in spec.grid("paper", seeds=[0]):
-        where, at = (run.row, run.column), spec.rows[run.row].published | columns[run.column].published
-        if lines is not None:
+        where: tuple | None = (run.row, run.column)
+        at = spec.rows[run.row].published | columns[run.column].published
+        if paper is not None and lines is not None:
             hits = paper[lines(at)]
             where = tuple(hits.iloc[0].astype(str)) if len(hits) else None
         if where is not None: found.setdefault(where, set()).add(run.run_id)
