@@ -2,7 +2,9 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import numpy as np
 import torch
 
 from fedrepro.checks.contract import ContractError, check, describe_method, examine
@@ -127,7 +129,8 @@ class Remembers(FedAvg):
 
 class Noise(FedAvg):
     def client_result(self, client, params, results):
-        return {"params": {n: t + .01 * torch.randn_like(t) for n, t in params.items()}}, client.state
+        noise = np.random.default_rng()  # of its own: PyTorch's generators are seeded by the engine
+        return {"params": {n: t + .01 * noise.random() for n, t in params.items()}}, client.state
 
 class CountsPadding(FedAvg):
     def loss(self, client, params, batch):

@@ -9,7 +9,7 @@ NBS = Path(__file__).parents[1] / "nbs"
 
 def test_a_wrong_parameter_stops_in_the_first_cell(tmp_path):
     "Pays for a kernel; what else is refused, and that every page asks `planned_table`, is in test_input.py"
-    said = "parameter 'sped' is unknown; did you mean 'spec'? accepted: data, device, methods, "
+    said = "parameter 'sped' is unknown; did you mean 'spec'? accepted: data, device, lessons, methods, "
     page, out = next(NBS.rglob("14_fedccfa.ipynb")), tmp_path / "out.ipynb"
     with pytest.raises(papermill.PapermillExecutionError) as stopped:
         papermill.execute_notebook(page, out, {"sped": "papers/fedccfa/table2.toml"}, cwd=NBS, progress_bar=False)

@@ -22,7 +22,7 @@ ELSEWHERE = {
     r"pip install 'dist/fedrepro-.*\.whl\[run\]'": ("tests/test_release.py", '"--target", package, built[1]'),
 }
 # what is run with less to do: the same command and options
-LESS = [("data Fashion-MNIST", "data digits"), ("--tier small", "--tier smoke"), ("2h", "1s"), ("--rounds 20", "--rounds 2 --clients 4 --seeds 1")]
+LESS = [("data Fashion-MNIST", "data digits"), ("--tier small", "--tier smoke"), ("dataset=MNIST", "dataset=digits"), ("2h", "1s"), ("--rounds 20", "--rounds 2 --clients 4 --seeds 1")]
 FIRST = " --methods FedAvg --seeds 1"
 
 def commands() -> list[str]:

@@ -62,7 +62,8 @@ def choice(name, accepted, what: str):
     listing = ", ".join(accepted[:shown]) + rest if accepted else "none"
     start = f"{what} {short(name)} is unknown; {hint}"
     error = UnknownName(f"{start}accepted: {listing}")
-    error.name, error.what, error.start, error.accepted = str(name), what, start, tuple(accepted)
+    error.name = name if isinstance(name, str) else short(name)
+    error.what, error.start, error.accepted = what, start, tuple(accepted)
     raise error
 
 # %% ../../nbs/01_core/00_errors.ipynb #b1a6a880

@@ -58,7 +58,7 @@ def open_regular(path: str | Path) -> BufferedReader:
     file.close()
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 
-def read_regular(path: str | Path, most: int = LARGEST_FILE) -> bytes:
+def read_regular(path: str | Path, most: float = LARGEST_FILE) -> bytes:
     "The content of a regular file of at most `most` bytes; raises OSError for any other"
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size

@@ -112,10 +112,10 @@ def read_description(path: Path) -> dict:
 def load_message(path: Path, device: str = "cpu"):
     "The message in the two files; raises Damaged unless they are whole, and belong together"
     found = read_description(path)
-    try: content = read_regular(path.with_name(path.name + ".safetensors"), most=found["bytes"])
-    except (OSError, LookupError, TypeError) as e:
-        why = getattr(e, "strerror", "its size is not given")
-        raise Damaged(f"checkpoint {path.name}: cannot be read ({why})") from None
+    most = found.get("bytes", math.inf)  # older ones do not say it
+    if not isinstance(most, int | float): raise Damaged(f"checkpoint {path.name}: json is malformed")
+    try: content = read_regular(path.with_name(path.name + ".safetensors"), most)
+    except OSError as e: raise Damaged(f"checkpoint {path.name}: cannot be read ({e.strerror})") from None
     try:
         if digest(content) == found["sha256"]:
             return filled(found["message"], from_bytes(content, found["axes"], device))

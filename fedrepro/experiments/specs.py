@@ -487,13 +487,20 @@ def _printed() -> dict[bytes, Path]:
     return {content: table for content, table in tables.items() if table.is_file()}
 
 def original(spec: Spec) -> Spec | None:
-    "The package's table of which `spec` has the published numbers, or the paper and number; None if that is itself"
+    "The package's table of which `spec` has the published numbers, or, without any, the paper and number; None if itself"
     here, shared = spec.path.resolve(), PROJECT/"papers"
     if here.is_relative_to(shared) and (spec.name in CHECKS or spec.published is None): return None
-    same = _printed().get(spec.published.read_bytes()) if spec.published else None
-    named = f"{spec.paper.lower()}/{spec.kind}{spec.table}"
-    file = same or find_specs(shared).get(named)
+    named = find_specs(shared).get(f"{spec.paper.lower()}/{spec.kind}{spec.table}")
+    if spec.published is None: file = named
+    else: file = _printed().get(spec.published.read_bytes()) or (named if _same_lines(named, spec.published) else None)
     return load_spec(file) if file and file.resolve() != here else None
+
+def _same_lines(table: Path | None, published: Path) -> bool:
+    "Whether a csv has the lines of the one beside a package's `table`, whatever numbers stand in them"
+    beside = None if table is None else table.with_name(table.name.replace(".toml", ".published.csv"))
+    if beside is None or not beside.is_file(): return False
+    mine, theirs = (read_published_csv(csv).drop(columns=["mean", "std"], errors="ignore") for csv in (published, beside))
+    return mine.equals(theirs)
 
 def printed_cells(spec: Spec) -> dict[tuple, set[str]]:
     "What stands beside a line of the published csv, or else in a row and column -> ids of the runs, seed 0"

@@ -24,12 +24,12 @@ from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #3414b3dd
 def class_classifiers(head: Tree) -> Tensor:
-    "(..., C, d+1) class classifiers $\\phi_c=(W_c,b_c)$ from a head, or a stack of heads; (..., C, d) without a bias"
+    "(..., C, d+1) class classifiers $\\phi_c=(W_c,b_c)$ of a head, or of a stack; (..., C, d) without bias"
     biases = [head["head.bias"][..., None]] if "head.bias" in head else []
     return torch.cat([head["head.weight"], *biases], -1)
 
 def as_head(vectors: Tensor, bias: bool = True) -> Tree:
-    "The head whose class classifiers are `vectors` (C, d+1), or without `bias` (C, d): inverts `class_classifiers`"
+    "The head of the class classifiers `vectors`, (C, d+1) or, without `bias`, (C, d)"
     if not bias: return {"head.weight": vectors.contiguous()}
     return {"head.weight": vectors[..., :-1].contiguous(), "head.bias": vectors[..., -1].contiguous()}
 
@@ -170,7 +170,7 @@ class Algorithm1(FedRep, listed=False):
         "$\\omega_k=H_k/\\gamma$ of eq. 9"
         return label_entropy(counts) / self.gamma
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
-        "Uploads body, head, balanced head and local anchors (eq. 6); keeps head and anchors, if it took a step"
+        "Uploads body, head, balanced head, local anchors (eq. 6); after a step keeps head and anchors"
         head, anchors = select(params, "head."), class_means(client, params)
         upload = {"params": select(params, "body."), "head": head, "anchors": anchors,
                   "balanced": select(results["balanced"].params, "head.")}

@@ -98,8 +98,11 @@ STATISTIC_WORDS = {"last": "last evaluated round", "best": "best evaluated round
 JUDGED = ("se", "df", "interval", "reach", "margin", "p", "needed")  # of a Verdict, columns of the long form
 UNKNOWN_VALUE = {"mean": math.nan, "std": math.nan, "std_step": math.nan}
 
-def cell_line(spec: Spec, tier: str, runs: pd.DataFrame, beside: dict, margin: float = 1.) -> dict:
-    "The numbers of one cell from its `runs` (lines of `seed_values`), `beside` a published line or UNKNOWN_VALUE"
+def cell_line(spec: Spec, tier: str, runs: pd.DataFrame, beside: dict, metric: str = "", gap: float = math.nan) -> dict:
+    """The numbers of one cell from its `runs` (lines of `seed_values`), `beside` a published line or UNKNOWN_VALUE.
+
+    `metric`: the cell's, "" = the spec's; `gap`: the published difference that the cell is about, nan = none."""
+    margin = default_margin(beside["mean"], (metric or spec.metric) in POINTS, spec.margin, gap)
     trials = sorted(runs.to_dict("records"), key=lambda r: r["seed"])
     done, gone = ([r for r in trials if r["status"] == word] for word in ("complete", "diverged"))
     values, diverged = [r[spec.statistic] for r in done], len(gone)
@@ -135,7 +138,7 @@ def gap_about(spec: Spec, paper: pd.DataFrame, row: str, column: Column, mean: f
 
     Two rows: theirs. One row: that of the cell to it, and of its own cell to the closest other."""
     def printed(name): return published_cell(paper, spec.rows[name].published | column.published)[0]
-    if not spec.gap: return math.nan
+    if not spec.gap or not {*spec.gap} <= {*spec.rows}: return math.nan
     if len(spec.gap) == 2: return printed(spec.gap[0]) - printed(spec.gap[1])
     if row != spec.gap[0]: return mean - printed(spec.gap[0])
     others = [abs(paper["mean"][i] - mean) for i, (name, _) in places(spec, (column,)).items() if name != row]
@@ -180,8 +183,8 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
             owner = at[hit[0]][0] if len(hit) and hit[0] in at else row
             own = mine.get((row, column.label), runs[:0])
             if len(own):
-                margin = cell_margin(spec, paper, row, column, beside["mean"])
-                line = cell_line(spec, tier, own, beside, margin)
+                gap = gap_about(spec, paper, row, column, beside["mean"])
+                line = cell_line(spec, tier, own, beside, metric, gap)
             else: line = blank | {"published_mean": beside["mean"], "published_std": beside["std"]}
             twin = shown.setdefault((column.label, line["runs"] or row), row)
             origin = f"row {owner}" if owner != row else same.get(hit[0], "") if len(hit) else ""
