@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import numpy as np
 import torch
 
 from fedrepro.checks.contract import ContractError, check, describe_method, examine
