@@ -12,6 +12,7 @@ from contextlib import suppress
 from itertools import accumulate
 from numbers import Integral, Real
 from pathlib import Path
+import fedrepro
 
 # %% ../../nbs/01_core/00_errors.ipynb #1cf11a3d
 class InputError(ValueError):
@@ -91,7 +92,7 @@ def listed(values, name: str) -> tuple:
     except TypeError: raise InputError(f"{name}: {short(values)} is not a list") from None
 
 # %% ../../nbs/01_core/00_errors.ipynb #53fc08aa
-PACKAGE_FOLDER, LIBRARY = str(Path(__file__).resolve().parents[1]), sysconfig.get_path("stdlib")
+PACKAGE_FOLDER, LIBRARY = str(Path(fedrepro.__file__).resolve().parent), sysconfig.get_path("stdlib")
 
 def is_own(file: str) -> bool:
     "Whether a source file is a user's: neither this package's, nor a library's, nor Python's"

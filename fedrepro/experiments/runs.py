@@ -8,7 +8,7 @@ __all__ = ['PROTOCOL', 'run_id', 'package_methods', 'make_method', 'method_setti
            'fingerprints', 'forget_data', 'forget_own_data', 'pick_device', 'check_sources', 'build']
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #8f35dde5
-import dataclasses, hashlib, json
+import dataclasses, hashlib, json, sys
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -38,7 +38,8 @@ def make_method(name: str, values: dict, where: str):
     "The method called `name` with those of `values` that are its fields; raises InputError"
     method: Any = method_classes()[choice(name, method_classes(), f"{where}: method")]
     from fedrepro.engine.method import SHADOWED
-    if name in SHADOWED and not alike(SHADOWED[name], method):
+    typed = vars(sys.modules["__main__"]).get(name)  # not what another page left behind
+    if typed is not None and typed is SHADOWED.get(name) and not alike(typed, method):
         raise InputError(f"{where}: {name} of this notebook has the name of a method of the package; rename it")
     if not method.__module__.startswith("fedrepro.") and name in package_methods(method_classes()["FedAvg"]):
         raise InputError(f"{where}: {name} of {method.__module__} has the name of a method of the package")
