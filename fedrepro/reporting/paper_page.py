@@ -7,8 +7,8 @@ __all__ = ['SIGNS', 'WAITS', 'TARGET', 'EFFECT', 'COPY', 'said', 'one_line', 'fo
            'judged_sentences', 'reduced_in_words', 'box', 'all_boxes', 'opening', 'numbers_in', 'names_of', 'mentions',
            'touched', 'deviation_links', 'run_lines', 'reduced_runs', 'raw_runs', 'anchor', 'place_of', 'heading_of',
            'grids_html', 'key_to', 'best_stored', 'at_chance', 'table_part', 'Drawing', 'picture', 'sections', 'claims',
-           'label', 'run_links', 'measure', 'effect_rows', 'effects', 'effects_of', 'mark_copies', 'copy_in_words',
-           'ledger', 'headers', 'paper_cost', 'sources', 'guessed', 'easy_and_hard', 'papers', 'paper_lines', 'summary']
+           'label', 'run_links', 'measure', 'effect_rows', 'effects', 'effects_of', 'copy_in_words', 'ledger',
+           'headers', 'paper_cost', 'sources', 'guessed', 'easy_and_hard', 'papers', 'paper_lines', 'summary']
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #d25de4bf
 import math, re
@@ -447,10 +447,6 @@ def effects_of(paper: str, results=None, root=None) -> pd.DataFrame:
 
 COPY = "wenwenwenwenti/FedCCFA"  # a copy of the code that Chen-Junbao/FedCCFA releases
 
-def mark_copies(links: str) -> str:
-    "Links to lines of released code, those into the copy named as such"
-    return re.sub(rf"\[([^]]+)\](?=\(https://github\.com/{COPY}/)", r"[\1, in a copy]", links)
-
 def copy_in_words(text: str) -> str:
     "What the copy that `text` links to is, and with which commits"
     commits = listing(dict.fromkeys(c[:7] for c in re.findall(rf"github\.com/{COPY}/blob/(\w+)", text)))
@@ -467,7 +463,7 @@ def ledger(paper: str, results=None, root=None) -> str:
         said = [f"{line.points:+.2f}{spread} ({line.n})"] * (line.n > 0) + [line.gone] * bool(line.gone)
         return f"{line.what}, tier {line.tier}: {', '.join(said)}"
     for i, entry in enumerate(entries, 1):
-        mine, lines = done[done.deviation == entry["name"]], mark_copies(code_links(entry))
+        mine, lines = done[done.deviation == entry["name"]], code_links(entry)
         words, runs = "; ".join(map(effect, mine.itertuples())), " ".join(dict.fromkeys(" ".join(mine.runs).split()))
         parts = [f"*{LEDGER[k]}{f' ({lines})' * bool(lines and k == 'code')}:* "
                  + (f"`{entry[k]}`" if k == "switch" else entry[k]) for k in LEDGER if entry[k]]
