@@ -404,9 +404,18 @@ def own_digest(value, mine: bool = False) -> str:
 
 def alike(one: type, other: type) -> bool:
     "Whether two classes of one name are the same text: a page that is run defines the package's classes once more"
-    def content(c: type) -> dict:
-        bare = {k: getattr(v, "__func__", getattr(v, "fget", v)) for k, v in vars(c).items()
+    def parts(c: type) -> dict:
+        return {k: getattr(v, "__func__", getattr(v, "fget", v)) for k, v in vars(c).items()
                 if k not in MADE_BY_PYTHON and not made_by_dataclass(v)}
-        def text(v) -> str: return re.sub(r" at 0x\w+|__main__|\b(fedrepro\.)?[a-z_]+\.(?=\w)", "", repr(v))  # its place says nothing
-        return {k: steady(v.__code__) if isinstance(v, FunctionType) else text(v) for k, v in bare.items()}
-    return content(one) == content(other)
+    mine, theirs = parts(one), parts(other)
+    return mine.keys() == theirs.keys() and all(_same_text(v, theirs[k]) for k, v in mine.items())
+
+def _same_text(one, other) -> bool:
+    "Whether two parts of classes are the same text; where a function has none, whether it has the same code"
+    if not (isinstance(one, FunctionType) and isinstance(other, FunctionType)): return _bare(one) == _bare(other)
+    try: return inspect.getsource(one) == inspect.getsource(other)
+    except (OSError, TypeError): return steady(one.__code__) == steady(other.__code__)
+
+def _bare(value) -> str:
+    "A value as text, without addresses and the modules of what is in it"
+    return re.sub(r" at 0x\w+|__main__\.?|\b[a-z_]+\.(?=\w)", "", repr(value))
