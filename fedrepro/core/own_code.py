@@ -413,8 +413,13 @@ def alike(one: type, other: type) -> bool:
 def _same_text(one, other) -> bool:
     "Whether two parts of classes are the same text; where a function has none, whether it has the same code"
     if not (isinstance(one, FunctionType) and isinstance(other, FunctionType)): return _bare(one) == _bare(other)
-    try: return inspect.getsource(one) == inspect.getsource(other)
+    try: texts = inspect.getsource(one), inspect.getsource(other)  # whole lines: two lambdas may share one
     except (OSError, TypeError): return steady(one.__code__) == steady(other.__code__)
+    return texts[0] == texts[1] and _values(one.__code__) == _values(other.__code__)
+
+def _values(code) -> tuple:
+    "The constants and names of a function; its bytes depend on what else is compiled with it"
+    return tuple(_values(k) if inspect.iscode(k) else (type(k), k) for k in code.co_consts), code.co_names
 
 def _bare(value) -> str:
     "A value as text, without addresses and the modules of what is in it"
