@@ -39,8 +39,9 @@ def make_method(name: str, values: dict, where: str):
     method: Any = method_classes()[choice(name, method_classes(), f"{where}: method")]
     from fedrepro.engine.method import SHADOWED
     typed = SHADOWED.get(name)
-    here = typed is not None and vars(sys.modules["__main__"]).get(name) is typed  # not what another page left behind
-    if typed is not None and here and not alike(typed, method):
+    kernel = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
+    alone = kernel is not None and kernel.initialized()  # where pages share a process, another one may have left it
+    if typed is not None and alone and not alike(typed, method):
         raise InputError(f"{where}: {name} of this notebook has the name of a method of the package; rename it")
     if not method.__module__.startswith("fedrepro.") and name in package_methods(method_classes()["FedAvg"]):
         raise InputError(f"{where}: {name} of {method.__module__} has the name of a method of the package")
