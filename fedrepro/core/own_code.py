@@ -146,7 +146,13 @@ def _fits(now, ours) -> bool:
 
 def replaced(what: str, name: str) -> bool:
     "Whether the entry `name` of a table of the package is another one than it came with"
-    return any(kind == what and name in ours and not _fits(table.get(name), ours[name]) for kind, table, ours in TABLES)
+    return any(kind == what and name in ours and not _fits(table.get(name), ours[name])
+               and not _left_behind(table.get(name)) for kind, table, ours in TABLES)
+
+def _left_behind(entry) -> bool:
+    "Whether a page that was run in this process made an entry: pages that are tested share one, notebooks do not"
+    kernel = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
+    return _maker(entry) == "__main__" and "execnb.shell" in sys.modules and not (kernel and kernel.initialized())
 
 @contextmanager
 def as_imported() -> Iterator[None]:
