@@ -271,3 +271,13 @@ def test_a_spec_of_the_same_name_and_content_in_another_folder_is_another(tmp_pa
         monkeypatch.chdir(tmp_path / name)
         folders.append(load_spec("x.toml").folder)
     assert folders == ["a", "b"]
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the package's", "after"])
+def test_a_class_of_a_script_with_the_name_of_a_method_is_refused(before, tmp_path):
+    "Whether it is defined before the package's methods are loaded or after: never is one run in place of the other"
+    load = "from fedrepro.engine.method import load_methods\nload_methods()\n"
+    own = "class LfD(FedAvg):\n    def loss(self, client, params, batch): return 0 * super().loss(client, params, batch)\n"
+    plan = "from fedrepro.experiments.specs import load_spec\nload_spec('lfd/table2').runs('smoke')\n"
+    (tmp_path / "mine.py").write_text("from fedrepro import FedAvg\n" + (own + load if before else load + own) + plan)
+    done = subprocess.run([sys.executable, tmp_path / "mine.py"], capture_output=True, text=True)
+    assert done.returncode == 1 and "LfD of this notebook or script has the name of a method of the package" in done.stderr

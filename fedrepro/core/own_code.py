@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['LIBRARIES', 'STANDARD', 'COMPILED', 'GIVEN', 'PLACES', 'FOLDERS', 'IMPORTED', 'TABLES', 'BY_REPR', 'MADE_BY_PYTHON',
            'own_file', 'OwnFinder', 'file_of', 'text_of', 'mentioned', 'family', 'family_digest', 'note_package',
-           'of_package', 'replaced', 'as_imported', 'module_name', 'edited', 'import_file', 'own_texts', 'adopt',
-           'keep_as_imported', 'steady', 'names_in', 'Description', 'made_by_dataclass', 'known_elsewhere',
-           'own_digest', 'alike']
+           'of_package', 'replaced', 'pages_share_process', 'as_imported', 'module_name', 'edited', 'import_file',
+           'own_texts', 'adopt', 'keep_as_imported', 'steady', 'names_in', 'Description', 'made_by_dataclass',
+           'known_elsewhere', 'own_digest', 'alike']
 
 # %% ../../nbs/01_core/06_own_code.ipynb #40a37515
 import ast, functools, hashlib, importlib.util, inspect, re, sys, sysconfig
@@ -146,13 +146,14 @@ def _fits(now, ours) -> bool:
 
 def replaced(what: str, name: str) -> bool:
     "Whether the entry `name` of a table of the package is another one than it came with"
-    return any(kind == what and name in ours and not _fits(table.get(name), ours[name])
-               and not _left_behind(table.get(name)) for kind, table, ours in TABLES)
+    changed = [table.get(name) for kind, table, ours in TABLES
+               if kind == what and name in ours and not _fits(table.get(name), ours[name])]
+    return any(not (_maker(entry) == "__main__" and pages_share_process()) for entry in changed)
 
-def _left_behind(entry) -> bool:
-    "Whether a page that was run in this process made an entry: pages that are tested share one, notebooks do not"
+def pages_share_process() -> bool:
+    "Whether nbdev tests pages here, one after the other: what an earlier one defined is still there"
     kernel = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
-    return _maker(entry) == "__main__" and "execnb.shell" in sys.modules and not (kernel and kernel.initialized())
+    return "execnb.shell" in sys.modules and not (kernel and kernel.initialized())
 
 @contextmanager
 def as_imported() -> Iterator[None]:

@@ -79,6 +79,8 @@ class FedAvg:
         taken = METHODS.get(cls.__name__)  # a page that is run does not replace the package's method, which workers use
         if cls.__module__ != "__main__" or not (taken and taken.__module__.startswith("fedrepro.")):
             METHODS[cls.__name__] = cls
+            if taken and taken.__module__ == "__main__" and cls.__module__.startswith("fedrepro."):
+                SHADOWED[cls.__name__] = taken  # it was there before the package's methods were loaded
         else: SHADOWED[cls.__name__] = cls
 
     def __post_init__(self):

@@ -8,14 +8,14 @@ __all__ = ['PROTOCOL', 'run_id', 'package_methods', 'make_method', 'method_setti
            'fingerprints', 'forget_data', 'forget_own_data', 'pick_device', 'check_sources', 'build']
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #8f35dde5
-import dataclasses, hashlib, json, sys
+import dataclasses, hashlib, json
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 import numpy as np
 from ..core.errors import InputError, choice
 from ..core.files import stamped
-from ..core.own_code import alike, of_package, own_digest, replaced
+from ..core.own_code import alike, of_package, own_digest, pages_share_process, replaced
 from ..data import concept_drift, partition
 from .rules import (
     DEFAULTS, DRIFT, PARTITION, STUDIES, STUDY, field_rules, method_classes, parse_client)
@@ -39,10 +39,8 @@ def make_method(name: str, values: dict, where: str):
     method: Any = method_classes()[choice(name, method_classes(), f"{where}: method")]
     from fedrepro.engine.method import SHADOWED
     typed = SHADOWED.get(name)
-    kernel = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
-    alone = kernel is not None and kernel.initialized()  # where pages share a process, another one may have left it
-    if typed is not None and alone and not alike(typed, method):
-        raise InputError(f"{where}: {name} of this notebook has the name of a method of the package; rename it")
+    if typed is not None and not pages_share_process() and not alike(typed, method):
+        raise InputError(f"{where}: {name} of this notebook or script has the name of a method of the package; rename it")
     if not method.__module__.startswith("fedrepro.") and name in package_methods(method_classes()["FedAvg"]):
         raise InputError(f"{where}: {name} of {method.__module__} has the name of a method of the package")
     try: return method(**{k: values[k] for k in field_rules(method) if k in values})
