@@ -40,7 +40,8 @@ def make_method(name: str, values: dict, where: str):
     from fedrepro.engine.method import SHADOWED
     typed = SHADOWED.get(name)
     if typed is not None and not pages_share_process() and not alike(typed, method):
-        raise InputError(f"{where}: {name} of this notebook or script has the name of a method of the package; rename it")
+        here = "of this notebook or script has the name of a method of the package"
+        raise InputError(f"{where}: {name} {here}; rename it")
     if not method.__module__.startswith("fedrepro.") and name in package_methods(method_classes()["FedAvg"]):
         raise InputError(f"{where}: {name} of {method.__module__} has the name of a method of the package")
     try: return method(**{k: values[k] for k in field_rules(method) if k in values})

@@ -487,7 +487,7 @@ def _printed() -> dict[bytes, Path]:
     return {content: table for content, table in tables.items() if table.is_file()}
 
 def original(spec: Spec) -> Spec | None:
-    "The package's table of which `spec` has the published numbers, or, without any, the paper and number; None if itself"
+    "The package's table with the published numbers of `spec`, or with its paper and number; None if `spec` is it"
     here, shared = spec.path.resolve(), PROJECT/"papers"
     if here.is_relative_to(shared) and (spec.name in CHECKS or spec.published is None): return None
     named = find_specs(shared).get(f"{spec.paper.lower()}/{spec.kind}{spec.table}")
@@ -499,7 +499,9 @@ def _same_lines(table: Path | None, published: Path) -> bool:
     "Whether a csv has the lines of the one beside a package's `table`, whatever numbers stand in them"
     beside = None if table is None else table.with_name(table.name.replace(".toml", ".published.csv"))
     if beside is None or not beside.is_file(): return False
-    mine, theirs = (read_published_csv(csv).drop(columns=["mean", "std"], errors="ignore") for csv in (published, beside))
+    numbers = ["mean", "std"]
+    mine = read_published_csv(published).drop(columns=numbers, errors="ignore")
+    theirs = read_published_csv(beside).drop(columns=numbers, errors="ignore")
     return mine.equals(theirs)
 
 def printed_cells(spec: Spec) -> dict[tuple, set[str]]:
