@@ -32,30 +32,67 @@ def peak_mb(pid: int) -> float | None:
     "The most memory of a process and of its descendants, added up, in MB; None where the system does not say"
     known = {}
     for file in Path("/proc").glob("[0-9]*/status"):
-        try: lines = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
-        except OSError: continue  # it has just ended
-        known[int(file.parent.name)] = int(lines["PPid"]), int(lines.get("VmHWM", "0 kB").split()[0]) / 1024
+        try:
+            lines = dict(
+                line.split(":", 1) for line in file.read_text().splitlines() if ":" in line
+            )
+        except OSError:
+            continue  # it has just ended
+        known[int(file.parent.name)] = (
+            int(lines["PPid"]),
+            int(lines.get("VmHWM", "0 kB").split()[0]) / 1024,
+        )
     family = {pid} & known.keys()
-    while more := {p for p, (parent, _) in known.items() if parent in family} - family: family |= more
+    while more := {p for p, (parent, _) in known.items() if parent in family} - family:
+        family |= more
     return round(sum(known[p][1] for p in family), 1) or None
 
-PATIENCE = 300.  # seconds that a round or the start of a contestant may take
+
+PATIENCE = 300.0  # seconds that a round or the start of a contestant may take
+
 
 class Remote:
     "A contestant's process, as the one who asks sees it"
-    def __init__(self, kind: str, work: Work, device: str, workers: int, settings: Mapping[str, str] = {}):
+
+    def __init__(
+        self, kind: str, work: Work, device: str, workers: int, settings: Mapping[str, str] = {}
+    ):
         "Starts it, with more `settings` in its environment, and waits until its first round could begin"
         job = json.dumps({"kind": kind, "work": asdict(work), "device": device, "workers": workers})
         command = [sys.executable, "-c", "from benchmarks.peers import child; child()", job]
         if kind == "pfl-research" and device == "cpu":
-            command[:0] = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python",
-                           f"--nproc-per-node={workers}"]
-        quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "FLWR_TELEMETRY_ENABLED": "0",
-                 "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-        self.kind, self.errors, started = kind, tempfile.TemporaryFile("w+", errors="replace"), time.perf_counter()
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
-                                        text=True, env={**os.environ, **quiet, **settings})
-        self.asked, self.said = cast(IO[str], self.process.stdin), cast(IO[str], self.process.stdout)  # both are pipes
+            command[:0] = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--no-python",
+                f"--nproc-per-node={workers}",
+            ]
+        quiet = {
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "passive",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",
+        }
+        self.kind, self.errors, started = (
+            kind,
+            tempfile.TemporaryFile("w+", errors="replace"),
+            time.perf_counter(),
+        )
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            env={**os.environ, **quiet, **settings},
+        )
+        self.asked, self.said = (
+            cast(IO[str], self.process.stdin),
+            cast(IO[str], self.process.stdout),
+        )  # both are pipes
         self.settings = self.hear()
         self.startup = time.perf_counter() - started
 
@@ -66,41 +103,61 @@ class Remote:
 
     def hear(self) -> dict:
         "The answer; raises RuntimeError for a process that has ended, and for one that waits for something lost"
-        if not wait_for([self.said], PATIENCE): raise RuntimeError(f"{self.kind}: no answer in {duration(PATIENCE)}")
-        if line := self.said.readline(): return json.loads(line)
+        if not wait_for([self.said], PATIENCE):
+            raise RuntimeError(f"{self.kind}: no answer in {duration(PATIENCE)}")
+        if line := self.said.readline():
+            return json.loads(line)
         self.errors.seek(0)
         raise RuntimeError(f"{self.kind} ended early: {self.errors.read()[-2000:]}")
 
     def end(self):
         "Wait for the process, which ends when it hears no more"
-        try: self.process.wait(60)
-        except subprocess.TimeoutExpired: self.process.kill()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
 
 # %% bench.ipynb #f4d716b4
-def compare(entries: list[tuple], works: list[Work], rounds: int,
-            after: Callable[[int, list[dict]], None] = lambda turn, rows: None) -> list[dict]:
+def compare(
+    entries: list[tuple],
+    works: list[Work],
+    rounds: int,
+    after: Callable[[int, list[dict]], None] = lambda turn, rows: None,
+) -> list[dict]:
     """Rows of times; `entries` are (label, remote, threads). The first round of each warms up and is kept apart
 
     `after` gets the number of each turn, 0 for the first, and the rows so far."""
-    rows = {(label, w.name): dict(contestant=label, work=w.name, clients=w.clients, threads=threads, seconds=[])
-            for label, _, threads in entries for w in works}
+    rows = {
+        (label, w.name): dict(
+            contestant=label, work=w.name, clients=w.clients, threads=threads, seconds=[]
+        )
+        for label, _, threads in entries
+        for w in works
+    }
     for r in range(rounds + 1):
         for label, remote, threads in entries:
             for w in works:
                 remote.ask(w, threads)
                 said, row = remote.hear(), rows[label, w.name]
-                if r == 0: row["first_seconds"] = said["seconds"]
-                else: row["seconds"].append(said["seconds"])
+                if r == 0:
+                    row["first_seconds"] = said["seconds"]
+                else:
+                    row["seconds"].append(said["seconds"])
                 row |= {k: said[k] for k in ("samples", "steps", "device_mb")}
         after(r, list(rows.values()))
     for w in works:
         done = {(row["samples"], row["steps"]) for row in rows.values() if row["work"] == w.name}
-        if len(done) > 1: raise RuntimeError(f"{w.name}: the contestants did not do the same work: {sorted(done)}")
+        if len(done) > 1:
+            raise RuntimeError(
+                f"{w.name}: the contestants did not do the same work: {sorted(done)}"
+            )
     return list(rows.values())
+
 
 def together(remotes: list[Remote], work: Work) -> dict[str, float]:
     "The rates of all `remotes` at the same time, added up"
-    for r in remotes: r.ask(work)
+    for r in remotes:
+        r.ask(work)
     said = [r.hear()["gflops"] for r in remotes]
     return {name: sum(s[name] for s in said) for name in said[0]}
 
@@ -108,30 +165,50 @@ def together(remotes: list[Remote], work: Work) -> dict[str, float]:
 EXECUTORS = ("sequential", "processes", "stacked", "stacked-graphs", "graphs")
 PEERS = {"Flower": ("flwr", "ray"), "pfl-research": ("pfl",)}  # what each needs to be importable
 
+
 def require_peers():
     "Raises InputError unless all packages of the extra `peers` are installed"
     from importlib.util import find_spec
-    if missing := [package for needs in PEERS.values() for package in needs if find_spec(package) is None]:
-        raise InputError(f"--peers needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
-                         "installed: make peers builds an environment that has them")
+
+    if missing := [
+        package for needs in PEERS.values() for package in needs if find_spec(package) is None
+    ]:
+        raise InputError(
+            f"--peers needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
+            "installed: make peers builds an environment that has them"
+        )
+
 
 def machine(device: str, workers: int) -> dict:
     "What the times depend on, and the commit that they belong to"
     import platform
     from fedrepro.experiments.store import git, processor
+
     changes = git("status", "--porcelain", "--untracked-files=no", "--", ":/fedrepro")
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    return {"cpu": processor(), "cores": cores(), "device": name, "workers": workers, "torch": torch.__version__,
-            "python": platform.python_version(), "system": platform.system(), "commit": git("rev-parse", "HEAD"),
-            "commit_date": git("show", "-s", "--format=%cI", "HEAD"),
-            "changed": None if changes is None else bool(changes)}
+    return {
+        "cpu": processor(),
+        "cores": cores(),
+        "device": name,
+        "workers": workers,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "commit": git("rev-parse", "HEAD"),
+        "commit_date": git("show", "-s", "--format=%cI", "HEAD"),
+        "changed": None if changes is None else bool(changes),
+    }
+
 
 def entries_of(device: str, workers: int, quick: bool = False) -> list[tuple[str, str, int]]:
     "(label, kind, threads) of the plain loop, with one thread and with as many as workers, and of the executors"
     alone, on_cpu = [("plain loop", "plain loop", 1)], device == "cpu"
-    if on_cpu and workers > 1 and not quick: alone.append((f"plain loop, {workers} threads", "plain loop", workers))
+    if on_cpu and workers > 1 and not quick:
+        alone.append((f"plain loop, {workers} threads", "plain loop", workers))
     more = ("stacked-graphs", "graphs") if not on_cpu else ("processes",) if workers > 1 else ()
-    return alone + [(kind, kind, 1) for kind in EXECUTORS if kind in ("sequential", "stacked", *more)]
+    return alone + [
+        (kind, kind, 1) for kind in EXECUTORS if kind in ("sequential", "stacked", *more)
+    ]
 
 # %% bench.ipynb #c469057c
 def found_before(file: Path | None, only: tuple[str, ...], machine: dict) -> dict:
@@ -139,70 +216,129 @@ def found_before(file: Path | None, only: tuple[str, ...], machine: dict) -> dic
 
     Raises InputError for a file of another machine or commit."""
     empty: dict = {"works": [], "rows": [], "limits": [], "startup_seconds": {}, "peak_mb": {}}
-    if not only or file is None or not file.is_file(): return empty
+    if not only or file is None or not file.is_file():
+        return empty
     old = json.loads(file.read_text())
     if any(old["machine"].get(key) != value for key, value in machine.items()):
-        raise InputError(f"--json {file}: measured on another machine or at another commit; name a new file")
+        raise InputError(
+            f"--json {file}: measured on another machine or at another commit; name a new file"
+        )
     works = [w for w in old["works"] if w["group"] not in only]
     names = {w["name"] for w in works}
     found = old | {"works": works, "rows": [row for row in old["rows"] if row["work"] in names]}
     return found | (empty | {key: found[key] for key in ("works", "rows")} if "W1" in only else {})
 
+
 class Bench:
     "One run of the benchmark: the processes that take part, and what was found"
-    def __init__(self, samples: int, rounds: int, device: str, workers: int, peers: bool, quick: bool,
-                 only: tuple[str, ...], file: Path | None, say: Callable[[str], None]):
-        if samples < 400: raise InputError(f"samples {samples}: expected at least 400")
-        if peers: require_peers()
-        self.works, self.rounds, self.device, self.workers = works(samples, device), rounds, device, workers
-        self.works = {group: self.works[choice(group, self.works, "--only")] for group in only or self.works}
-        self.entries, self.peers = entries_of(device, workers, quick), ["loader loop", *PEERS] if peers else []
+
+    def __init__(
+        self,
+        samples: int,
+        rounds: int,
+        device: str,
+        workers: int,
+        peers: bool,
+        quick: bool,
+        only: tuple[str, ...],
+        file: Path | None,
+        say: Callable[[str], None],
+    ):
+        if samples < 400:
+            raise InputError(f"samples {samples}: expected at least 400")
+        if peers:
+            require_peers()
+        self.works, self.rounds, self.device, self.workers = (
+            works(samples, device),
+            rounds,
+            device,
+            workers,
+        )
+        self.works = {
+            group: self.works[choice(group, self.works, "--only")] for group in only or self.works
+        }
+        self.entries, self.peers = (
+            entries_of(device, workers, quick),
+            ["loader loop", *PEERS] if peers else [],
+        )
         self.say, self.remotes, self.quick, self.file = say, {}, quick, file
         self.many = 1 if quick else rounds
-        described = [asdict(w) | {"flops_per_sample": flops_per_sample(w), "group": group}
-                     for group, ws in self.works.items() for w in ws]
+        described = [
+            asdict(w) | {"flops_per_sample": flops_per_sample(w), "group": group}
+            for group, ws in self.works.items()
+            for w in ws
+        ]
         here = machine(device, workers)
         self.found = {"format": 1, "machine": here} | found_before(file, only, here)
         self.found["works"] += described
 
     def remote(self, kind: str, work: Work, name: str) -> Remote:
         "The process of this name, started if need be"
-        if name not in self.remotes: self.remotes[name] = Remote(kind, work, self.device, self.workers)
+        if name not in self.remotes:
+            self.remotes[name] = Remote(kind, work, self.device, self.workers)
         return self.remotes[name]
 
     def seats(self, group: str, labels: Callable[[str], bool] = lambda label: True) -> list[tuple]:
         "The entries of a group with their processes"
         first = self.works[group][0]
-        return [(label, self.remote(kind, first, label), n) for label, kind, n in self.entries if labels(label)]
+        return [
+            (label, self.remote(kind, first, label), n)
+            for label, kind, n in self.entries
+            if labels(label)
+        ]
 
     def others(self, group: str) -> list[tuple]:
         "The peers with new processes, for they hold one work"
-        return [(kind, self.remote(kind, self.works[group][0], f"{kind}, {group}"), 1) for kind in self.peers]
+        return [
+            (kind, self.remote(kind, self.works[group][0], f"{kind}, {group}"), 1)
+            for kind in self.peers
+        ]
 
     def run(self) -> dict:
         "Everything that is wanted, in order"
-        parts = {"W1": self.w1, "ResNet-18": self.resnet, "growth": self.growth, "bf16": self.bf16,
-                 "evaluation": self.evaluation, "state": self.state, "seeds": self.seeds}
+        parts = {
+            "W1": self.w1,
+            "ResNet-18": self.resnet,
+            "growth": self.growth,
+            "bf16": self.bf16,
+            "evaluation": self.evaluation,
+            "state": self.state,
+            "seeds": self.seeds,
+        }
         try:
-            for group in self.works: parts[group]()
-        finally: self.close(*list(self.remotes))
+            for group in self.works:
+                parts[group]()
+        finally:
+            self.close(*list(self.remotes))
         return self.found
 
     def save(self):
         "Write what was found so far"
-        if self.file is not None: write_atomic(self.file, (json.dumps(self.found, indent=1) + "\n").encode())
+        if self.file is not None:
+            write_atomic(self.file, (json.dumps(self.found, indent=1) + "\n").encode())
 
-    def turns(self, group: str, seats: list[tuple], rounds: int, between: Callable[[], None] = lambda: None):
+    def turns(
+        self,
+        group: str,
+        seats: list[tuple],
+        rounds: int,
+        between: Callable[[], None] = lambda: None,
+    ):
         "All rounds of a group; says how long the others will take, and saves after each"
         before, started = self.found["rows"], time.perf_counter()
         self.found["machine"].setdefault("tf32", seats[0][1].settings["tf32"])
+
         def after(turn: int, rows: list[dict]):
             between()
             left = (time.perf_counter() - started) / (turn + 1) * (rounds - turn)
-            self.say(f"{group}: {f'turn {turn} of {rounds}' if turn else 'warmed up'}, about {duration(left)} left")
-            if not turn: return
+            self.say(
+                f"{group}: {f'turn {turn} of {rounds}' if turn else 'warmed up'}, about {duration(left)} left"
+            )
+            if not turn:
+                return
             self.found["rows"] = before + rows
             self.save()
+
         self.say(f"{group}: {', '.join(label for label, *_ in seats)}")
         compare(seats, self.works[group], rounds, after)
 
@@ -211,12 +347,16 @@ class Bench:
         work, n = self.works["W1"][0], 1 if self.device == "cuda" else self.workers
         seats = self.seats("W1") + self.others("W1")
         limits = [self.remote("limits", work, f"limits {i}") for i in range(n)]
+
         def between():
             for some in {1, n}:
-                self.found["limits"].append({"processes": some, "gflops": together(limits[:some], work)})
+                self.found["limits"].append(
+                    {"processes": some, "gflops": together(limits[:some], work)}
+                )
             for label, remote, _ in seats:
                 self.found["startup_seconds"][label] = remote.startup
                 self.found["peak_mb"][label] = peak_mb(remote.process.pid)
+
         self.turns("W1", seats, self.rounds, between)
         self.close(*(f"limits {i}" for i in range(n)), *(f"{kind}, W1" for kind in self.peers))
 
@@ -228,8 +368,16 @@ class Bench:
 
     def growth(self):
         "The same samples at more and more clients: the loop, and the fastest executor of this device"
-        fast = "stacked-graphs" if self.device == "cuda" else "sequential" if self.quick else "processes"
-        self.turns("growth", self.seats("growth", lambda label: label in ("sequential", fast)), self.many)
+        fast = (
+            "stacked-graphs"
+            if self.device == "cuda"
+            else "sequential"
+            if self.quick
+            else "processes"
+        )
+        self.turns(
+            "growth", self.seats("growth", lambda label: label in ("sequential", fast)), self.many
+        )
 
     def bf16(self):
         "FedCCFA's networks in both precisions"
@@ -238,7 +386,9 @@ class Bench:
     def evaluation(self):
         "A test set, predicted by the model of every client"
         first, kinds = self.works["evaluation"][0], ("plain evaluation", "evaluation")
-        self.turns("evaluation", [(kind, self.remote(kind, first, kind), 1) for kind in kinds], self.many)
+        self.turns(
+            "evaluation", [(kind, self.remote(kind, first, kind), 1) for kind in kinds], self.many
+        )
 
     def state(self):
         "One round of SCAFFOLD"
@@ -247,8 +397,11 @@ class Bench:
         remote = self.remote("SCAFFOLD", work, "SCAFFOLD")
         self.found["machine"].setdefault("tf32", remote.settings["tf32"])
         remote.ask(work)
-        self.found["state"] = {"clients": work.clients, "bytes": remote.hear()["state_bytes"],
-                               "peak_mb": peak_mb(remote.process.pid)}
+        self.found["state"] = {
+            "clients": work.clients,
+            "bytes": remote.hear()["state_bytes"],
+            "peak_mb": peak_mb(remote.process.pid),
+        }
         self.save()
 
     def seeds(self):
@@ -258,8 +411,10 @@ class Bench:
     def close(self, *names: str):
         "End the processes of these names"
         ending = [self.remotes.pop(name) for name in names]
-        for remote in ending: remote.asked.close()
-        for remote in ending: remote.end()
+        for remote in ending:
+            remote.asked.close()
+        for remote in ending:
+            remote.end()
 
 # %% bench.ipynb #4edf30fb
 def rows_of(found: dict, group: str) -> list[dict]:
@@ -267,27 +422,38 @@ def rows_of(found: dict, group: str) -> list[dict]:
     names = {w["name"] for w in found["works"] if w["group"] == group}
     return [row for row in found["rows"] if row["work"] in names]
 
+
 def speed(row: dict) -> float:
     "Samples a second, median over the rounds"
     return row["samples"] / median(row["seconds"])
+
 
 def ratios(row: dict, base: dict) -> list[float]:
     "How many times faster than `base`, turn by turn"
     return [b / a for a, b in zip(row["seconds"], base["seconds"])]
 
+
 def limit(found: dict, name: str, processes: int) -> float:
     "A rate of the machine in GFLOP/s, median over the turns"
-    return median(entry["gflops"][name] for entry in found["limits"] if entry["processes"] == processes)
+    return median(
+        entry["gflops"][name] for entry in found["limits"] if entry["processes"] == processes
+    )
+
 
 def plain(found: dict, group: str) -> dict:
     "The faster of the plain loops: what everything is compared with"
-    return max((row for row in rows_of(found, group) if row["contestant"].startswith("plain loop")), key=speed)
+    return max(
+        (row for row in rows_of(found, group) if row["contestant"].startswith("plain loop")),
+        key=speed,
+    )
+
 
 def share(found: dict, row: dict) -> float:
     "The share of the machine's rate (wide 3x3 convolutions, all workers) that a row of W1 reaches"
     work = next(w for w in found["works"] if w["name"] == row["work"])
     most = max(entry["processes"] for entry in found["limits"])
     return speed(row) * work["flops_per_sample"] / 1e9 / limit(found, "3x3 convolution", most)
+
 
 def growth(found: dict) -> dict[str, list[float]]:
     "By executor: the time of a round relative to that with the fewest clients, paired by turn, for each work"
@@ -304,25 +470,56 @@ def targets(found: dict) -> list[tuple[str, float, float, bool]]:
     if rows := rows_of(found, "W1"):
         best = max((row for row in rows if row["contestant"] in EXECUTORS), key=speed)
         others = [row for row in rows if row["contestant"] in PEERS]
-        out.append((f"W1, {best['contestant']} against the plain loop", median(ratios(best, plain(found, "W1"))),
-                    1.7 if device == "cpu" else 15., True))
-        if others: out.append((f"W1, {best['contestant']} against the better of {' and '.join(PEERS)}",
-                               min(median(ratios(best, p)) for p in others), 1.7, True))
-        if device != "cpu": out.append(("million samples a second", speed(best) / 1e6, 1.5, True))
+        out.append(
+            (
+                f"W1, {best['contestant']} against the plain loop",
+                median(ratios(best, plain(found, "W1"))),
+                1.7 if device == "cpu" else 15.0,
+                True,
+            )
+        )
+        if others:
+            out.append(
+                (
+                    f"W1, {best['contestant']} against the better of {' and '.join(PEERS)}",
+                    min(median(ratios(best, p)) for p in others),
+                    1.7,
+                    True,
+                )
+            )
+        if device != "cpu":
+            out.append(("million samples a second", speed(best) / 1e6, 1.5, True))
     if many := rows_of(found, "seeds"):
-        out.append(("million samples a second, three seeds", max(map(speed, many)) / 1e6, 2.5, True))
+        out.append(
+            ("million samples a second, three seeds", max(map(speed, many)) / 1e6, 2.5, True)
+        )
     numbers = [row["clients"] for row in rows_of(found, "growth")]
-    out += [(f"growth from {min(numbers)} to {max(numbers)} clients, {name}", grown[-1], 1.3, False)
-            for name, grown in growth(found).items()]
+    out += [
+        (f"growth from {min(numbers)} to {max(numbers)} clients, {name}", grown[-1], 1.3, False)
+        for name, grown in growth(found).items()
+    ]
     if state := found.get("state"):
-        out.append((f"GB of state, SCAFFOLD with {state['clients']} clients", state["bytes"] / 1e9, 2., False))
+        out.append(
+            (
+                f"GB of state, SCAFFOLD with {state['clients']} clients",
+                state["bytes"] / 1e9,
+                2.0,
+                False,
+            )
+        )
     return out
+
 
 def aligned(lines: list[tuple]) -> list[str]:
     "Columns of text: the first to the left, the others to the right"
     wide = [max(map(len, column)) for column in zip(*lines)]
-    return ["  ".join(v.ljust(w) if i == 0 else v.rjust(w) for i, (v, w) in enumerate(zip(line, wide))).rstrip()
-            for line in lines]
+    return [
+        "  ".join(
+            v.ljust(w) if i == 0 else v.rjust(w) for i, (v, w) in enumerate(zip(line, wide))
+        ).rstrip()
+        for line in lines
+    ]
+
 
 def speed_lines(found: dict, group: str) -> list[str]:
     "The table of W1 or of ResNet-18, under a line that says what was computed"
@@ -331,21 +528,35 @@ def speed_lines(found: dict, group: str) -> list[str]:
     lines = [("", "samples/s", "x plain loop", "from", "to", *more)]
     for row in rows:
         x, name = ratios(row, plain(found, group)), row["contestant"]
-        lines.append((name, f"{speed(row):,.0f}", *(f"{v:.2f}" for v in (median(x), min(x), max(x)))))
-        if not more: continue
-        lines[-1] += (f"{share(found, row):.0%}", f"{found['peak_mb'].get(name) or 0:,.0f}",
-                      f"{found['startup_seconds'][name]:.1f}")
-    return ["", f"{group}: FedAvg, {work['network']}, {work['clients']} clients, {work['samples']:,} samples and "
-            f"{rows[0]['steps']} steps a round, {work['flops_per_sample'] / 1e6:.2f} MFLOP a sample; "
-            f"{len(rows[0]['seconds'])} turns", *aligned(lines)]
+        lines.append(
+            (name, f"{speed(row):,.0f}", *(f"{v:.2f}" for v in (median(x), min(x), max(x))))
+        )
+        if not more:
+            continue
+        lines[-1] += (
+            f"{share(found, row):.0%}",
+            f"{found['peak_mb'].get(name) or 0:,.0f}",
+            f"{found['startup_seconds'][name]:.1f}",
+        )
+    return [
+        "",
+        f"{group}: FedAvg, {work['network']}, {work['clients']} clients, {work['samples']:,} samples and "
+        f"{rows[0]['steps']} steps a round, {work['flops_per_sample'] / 1e6:.2f} MFLOP a sample; "
+        f"{len(rows[0]['seconds'])} turns",
+        *aligned(lines),
+    ]
+
 
 def paired_lines(title: str, base: str, pairs: list[tuple[str, dict, dict]]) -> list[str]:
     "A line for each (name, row, the row that it is compared with)"
     lines = [("", "samples/s", f"x {base}", "from", "to")]
     for name, row, other in pairs:
         x = ratios(row, other)
-        lines.append((name, f"{speed(row):,.0f}", *(f"{v:.2f}" for v in (median(x), min(x), max(x)))))
+        lines.append(
+            (name, f"{speed(row):,.0f}", *(f"{v:.2f}" for v in (median(x), min(x), max(x))))
+        )
     return ["", title, *aligned(lines)]
+
 
 def other_lines(found: dict) -> list[str]:
     "The tables of rates, of growth, of bf16 and of evaluation, as far as they were measured"
@@ -353,35 +564,75 @@ def other_lines(found: dict) -> list[str]:
     if many := [(row["contestant"], f"{speed(row):,.0f}") for row in rows_of(found, "seeds")]:
         out += ["", "three seeds together, samples/s", *aligned(many)]
     if numbers := sorted({entry["processes"] for entry in found["limits"]}):
-        rates = [(name, *(f"{limit(found, name, n):,.0f}" for n in numbers)) for name in found["limits"][0]["gflops"]]
-        out += ["", "the machine's rates in GFLOP/s, by number of processes",
-                *aligned([("", *map(str, numbers)), *rates])]
+        rates = [
+            (name, *(f"{limit(found, name, n):,.0f}" for n in numbers))
+            for name in found["limits"][0]["gflops"]
+        ]
+        out += [
+            "",
+            "the machine's rates in GFLOP/s, by number of processes",
+            *aligned([("", *map(str, numbers)), *rates]),
+        ]
     if clients := dict.fromkeys(row["clients"] for row in rows):
         grown = [(name, *(f"{x:.2f}" for x in times)) for name, times in growth(found).items()]
-        out += ["", "time of a round by number of clients, the same samples in all",
-                *aligned([("", *map(str, clients)), *grown])]
+        out += [
+            "",
+            "time of a round by number of clients, the same samples in all",
+            *aligned([("", *map(str, clients)), *grown]),
+        ]
     if rows := rows_of(found, "bf16"):
         exact, rough = rows[::2], rows[1::2]
-        out += paired_lines("training in bf16", "float32", [(b["work"], b, a) for a, b in zip(exact, rough)])
+        out += paired_lines(
+            "training in bf16", "float32", [(b["work"], b, a) for a, b in zip(exact, rough)]
+        )
     if rows := rows_of(found, "evaluation"):
         half = len(rows) // 2
-        out += paired_lines("evaluation of a model for each client", "plain loop",
-                            [(b["work"], b, a) for a, b in zip(rows[:half], rows[half:])])
+        out += paired_lines(
+            "evaluation of a model for each client",
+            "plain loop",
+            [(b["work"], b, a) for a, b in zip(rows[:half], rows[half:])],
+        )
     return out
+
 
 def report(found: dict) -> str:
     "The benchmark as text"
     m = found["machine"]
     tf32 = " and ".join(n for n, on in zip(("products", "convolutions"), m["tf32"]) if on) or "off"
-    head = (f"{m['cpu']}, {m['cores']} cores; device {m['device']}, {m['workers']} workers; torch {m['torch']}; "
-            f"TF32: {tf32}")
-    judged = [(f"{what}: {value:.2f}", f"target {'at least' if more else 'at most'} {goal:g}",
-               "met" if (value >= goal) == more else "missed") for what, value, goal, more in targets(found)]
-    tables = [line for group in ("W1", "ResNet-18") if rows_of(found, group) for line in speed_lines(found, group)]
-    return "\n".join([head, *tables, *other_lines(found), *(["", *aligned(judged)] if judged else [])]) + "\n"
+    head = (
+        f"{m['cpu']}, {m['cores']} cores; device {m['device']}, {m['workers']} workers; torch {m['torch']}; "
+        f"TF32: {tf32}"
+    )
+    judged = [
+        (
+            f"{what}: {value:.2f}",
+            f"target {'at least' if more else 'at most'} {goal:g}",
+            "met" if (value >= goal) == more else "missed",
+        )
+        for what, value, goal, more in targets(found)
+    ]
+    tables = [
+        line
+        for group in ("W1", "ResNet-18")
+        if rows_of(found, group)
+        for line in speed_lines(found, group)
+    ]
+    return (
+        "\n".join([head, *tables, *other_lines(found), *(["", *aligned(judged)] if judged else [])])
+        + "\n"
+    )
 
-def bench(samples: int = 60_000, rounds: int = 3, device: str = "cpu", workers: int = 1, peers: bool = False,
-          quick: bool = False, only: tuple[str, ...] = (), file: Path | None = None) -> dict:
+
+def bench(
+    samples: int = 60_000,
+    rounds: int = 3,
+    device: str = "cpu",
+    workers: int = 1,
+    peers: bool = False,
+    quick: bool = False,
+    only: tuple[str, ...] = (),
+    file: Path | None = None,
+) -> dict:
     "What `python -m benchmarks` finds; says on stderr what it is at. `only`: groups of works. Raises InputError"
     say = lambda line: print(f"benchmarks: {line}", file=sys.stderr, flush=True)
     return Bench(samples, rounds, device, workers, peers, quick, only, file, say).run()

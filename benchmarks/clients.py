@@ -6,6 +6,7 @@ Every client has two made pictures of 8 x 8 in four classes, the network has two
 in three rounds. A method is linear if ten times the clients take about ten times the seconds to start, and a round much
 less; what takes longer is printed with a mark. The start includes a model of its own for every client of the methods
 that keep one."""
+
 import argparse
 import time
 from dataclasses import replace
@@ -26,7 +27,10 @@ from fedrepro.engine.rounds import begin, next_round
 from fedrepro.models.architectures import Net, Network
 
 COUNTS, PARTICIPANTS, EACH, CLASSES = (100, 1_000, 10_000), 10, 2, 4
-LINEAR, NOISE = 2.0, 0.5  # marked: more than twice as many seconds as clients, unless less than this many seconds
+LINEAR, NOISE = (
+    2.0,
+    0.5,
+)  # marked: more than twice as many seconds as clients, unless less than this many seconds
 
 
 def small_network() -> Network:
@@ -40,11 +44,17 @@ def federation(clients: int) -> Federation:
     pictures = torch.from_numpy(rng.integers(0, 256, (n, 1, 8, 8), dtype=np.uint8))
     labels = torch.from_numpy(rng.integers(0, CLASSES, n))
     names = tuple(f"class {c}" for c in range(CLASSES))
-    data = Dataset("made", pictures, labels, pictures[:8], labels[:8], names, Recipe("plain", (0.5,), (0.3,)))
-    swaps = tuple(Swap(t, tuple(range(0, clients, 3)), (c, c + 1)) for t, c in ((1, 0), (2, 1), (3, 2)))
+    data = Dataset(
+        "made", pictures, labels, pictures[:8], labels[:8], names, Recipe("plain", (0.5,), (0.3,))
+    )
+    swaps = tuple(
+        Swap(t, tuple(range(0, clients, 3)), (c, c + 1)) for t, c in ((1, 0), (2, 1), (3, 2))
+    )
     drift = DriftSchedule("made", clients, CLASSES, swaps)
     cut = Partition(tuple(np.arange(n).reshape(clients, EACH)))
-    return Federation(data, Net("small_network", small_network), cut, drift, participation=PARTICIPANTS / clients)
+    return Federation(
+        data, Net("small_network", small_network), cut, drift, participation=PARTICIPANTS / clients
+    )
 
 
 def seconds(name: str, clients: int) -> tuple[float, float]:
@@ -67,19 +77,29 @@ def marked(found: list[float], counts: list[int]) -> str:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clients", default=",".join(map(str, COUNTS)), help="numbers, separated by commas")
-    parser.add_argument("--methods", default="", help="names, separated by commas; default: all of the package")
+    parser.add_argument(
+        "--clients", default=",".join(map(str, COUNTS)), help="numbers, separated by commas"
+    )
+    parser.add_argument(
+        "--methods", default="", help="names, separated by commas; default: all of the package"
+    )
     given = parser.parse_args()
     counts, known = [int(n) for n in given.clients.split(",")], load_methods()
     names = [choice(n, known, "method") for n in given.methods.split(",") if n] or sorted(known)
     torch.set_num_threads(1)
-    print("seconds".ljust(16), *(f"{f'{what}, {n:,}':>16}" for what in ("start", "round") for n in counts))
+    print(
+        "seconds".ljust(16),
+        *(f"{f'{what}, {n:,}':>16}" for what in ("start", "round") for n in counts),
+    )
     for name in names:
-        try: both = list(zip(*(seconds(name, n) for n in counts)))
-        except InputError as error: print(name.ljust(16), error)
+        try:
+            both = list(zip(*(seconds(name, n) for n in counts)))
+        except InputError as error:
+            print(name.ljust(16), error)
         else:
             cells = [f"{s:16.3f}" for part in both for s in part]
             print(name.ljust(16), *cells, marked(list(both[0]), counts), flush=True)
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

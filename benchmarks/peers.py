@@ -15,34 +15,62 @@ from importlib import import_module
 import numpy as np
 import torch
 import torch.nn.functional as F
-from .workloads import CONTESTANTS, Contestant, PlainLoop, Work, plain_parts, read_work, train_plainly, usual
+from benchmarks.workloads import (
+    CONTESTANTS,
+    Contestant,
+    PlainLoop,
+    Work,
+    plain_parts,
+    read_work,
+    train_plainly,
+    usual,
+)
 
 # %% peers.ipynb #43af4d96
 class Pictures(torch.utils.data.Dataset):
     "Bytes that become a picture, and a normalised tensor, one at a time"
+
     def __init__(self, x, y, recipe):
         from torchvision import transforms  # takes a second to import
+
         self.x, self.y, self.picture = x, y.tolist(), transforms.ToPILImage()
-        self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(recipe.mean, recipe.std)])
-    def __len__(self): return len(self.y)
-    def __getitem__(self, i): return self.transform(self.picture(self.x[i])), self.y[i]
+        self.transform = transforms.Compose(
+            [transforms.ToTensor(), transforms.Normalize(recipe.mean, recipe.std)]
+        )
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, i):
+        return self.transform(self.picture(self.x[i])), self.y[i]
+
 
 class LoaderLoop(PlainLoop):
     "The plain loop with a `DataLoader` for each client"
+
     def build(self, work: Work, dtype=torch.float32) -> dict:
         f, built = work.federation(), super().build(work, dtype)
-        loaders = [torch.utils.data.DataLoader(Pictures(f.data.train_x[r], f.data.train_y[r], f.data.recipe),
-                                               work.batch_size, shuffle=True) for r in f.rows]
+        loaders = [
+            torch.utils.data.DataLoader(
+                Pictures(f.data.train_x[r], f.data.train_y[r], f.data.recipe),
+                work.batch_size,
+                shuffle=True,
+            )
+            for r in f.rows
+        ]
         return built | {"loaders": loaders}
 
     def epoch(self, work: Work, built: dict, k: int) -> int:
         model, device = built["model"], self.device
-        sgd = torch.optim.SGD(model.parameters(), work.lr, work.momentum, weight_decay=work.weight_decay)
+        sgd = torch.optim.SGD(
+            model.parameters(), work.lr, work.momentum, weight_decay=work.weight_decay
+        )
         for x, y in built["loaders"][k]:
             sgd.zero_grad()
             F.cross_entropy(model(x.to(device)), y.to(device)).backward()
             sgd.step()
         return len(built["loaders"][k])
+
 
 CONTESTANTS["loader loop"] = LoaderLoop
 
@@ -53,77 +81,122 @@ def resident(work: str, device: str) -> dict:
     loop = PlainLoop({"device": device, "workers": 1, "kind": "plain loop"})
     return loop.build(read_work(json.loads(work)))
 
+
 def flower_train(message, context):
     "The work of a Flower client: one epoch from the received arrays"
-    app, (text, device) = import_module("flwr.app"), (message.content["config"][n] for n in ("work", "device"))
+    app, (text, device) = (
+        import_module("flwr.app"),
+        (message.content["config"][n] for n in ("work", "device")),
+    )
     torch.set_num_threads(1)
     built, work = resident(text, device), read_work(json.loads(text))
     x, y = built["shares"][context.node_config["partition-id"]]
     built["model"].load_state_dict(message.content["arrays"].to_torch_state_dict())
     steps = train_plainly(built["model"], x, y, work, torch.randperm(len(y), device=y.device))
-    answer = {"arrays": app.ArrayRecord(built["model"].state_dict()),
-              "metrics": app.MetricRecord({"num-examples": len(y), "steps": steps})}
+    answer = {
+        "arrays": app.ArrayRecord(built["model"].state_dict()),
+        "metrics": app.MetricRecord({"num-examples": len(y), "steps": steps}),
+    }
     return app.Message(content=app.RecordDict(answer), reply_to=message)
+
 
 def added(replies: list, key: str):
     "The clients' counts, added up: as Flower's aggregate of metrics"
     metrics = [reply["metrics"] for reply in replies]
-    return import_module("flwr.app").MetricRecord({n: sum(m[n] for m in metrics) for n in ("num-examples", "steps")})
+    return import_module("flwr.app").MetricRecord(
+        {n: sum(m[n] for m in metrics) for n in ("num-examples", "steps")}
+    )
 
 # %% peers.ipynb #0a9f702b
 class Flower(Contestant):
     "Flower's simulation on Ray"
+
     def build(self, work: Work) -> dict:
         app, strategies = import_module("flwr.app"), import_module("flwr.serverapp.strategy")
         config = {"work": json.dumps(work.__dict__), "device": self.device}
-        average = strategies.FedAvg(fraction_evaluate=0., min_available_nodes=work.clients, train_metrics_aggr_fn=added)
+        average = strategies.FedAvg(
+            fraction_evaluate=0.0, min_available_nodes=work.clients, train_metrics_aggr_fn=added
+        )
         arrays = app.ArrayRecord(usual(work.federation().net).state_dict())
         return {"average": average, "arrays": arrays, "config": app.ConfigRecord(config)}
 
     def round(self, work: Work, built: dict):
-        result = built["average"].start(self.grid, built["arrays"], num_rounds=1, train_config=built["config"])
+        result = built["average"].start(
+            self.grid, built["arrays"], num_rounds=1, train_config=built["config"]
+        )
         built |= {"arrays": result.arrays, "counts": result.train_metrics_clientapp[1]}
 
     def done(self, work: Work, built: dict) -> dict:
-        return {"samples": int(built["counts"]["num-examples"]), "steps": int(built["counts"]["steps"])}
+        return {
+            "samples": int(built["counts"]["num-examples"]),
+            "steps": int(built["counts"]["steps"]),
+        }
 
     def serve(self, first: Work, say: Callable):
-        client, server = import_module("flwr.clientapp").ClientApp(), import_module("flwr.serverapp").ServerApp()
+        client, server = (
+            import_module("flwr.clientapp").ClientApp(),
+            import_module("flwr.serverapp").ServerApp(),
+        )
         client.train()(flower_train)
+
         @server.main()
         def main(grid, context):
             self.grid = grid
             super(Flower, self).serve(first, say)
-        resources = {"num_cpus": 1, "num_gpus": 1 / self.workers if self.device == "cuda" else 0.}
+
+        resources = {"num_cpus": 1, "num_gpus": 1 / self.workers if self.device == "cuda" else 0.0}
         backend = {"client_resources": resources, "init_args": {"num_cpus": self.workers}}
-        import_module("flwr.simulation").run_simulation(server, client, first.clients, backend_config=backend)
+        import_module("flwr.simulation").run_simulation(
+            server, client, first.clients, backend_config=backend
+        )
+
 
 CONTESTANTS["Flower"] = Flower
 
 # %% peers.ipynb #ebc7273c
 class Pfl(Contestant):
     "pfl-research's simulation"
+
     def build(self, work: Work) -> dict:
         pfl, data = import_module("pfl.model.pytorch"), plain_parts(work, self.device)
         model, counts = data["model"], [0, 0]
+
         def loss(x, y):
             counts[0], counts[1] = counts[0] + len(y), counts[1] + 1
             return F.cross_entropy(model(x), y)
-        model.loss, model.metrics = loss, lambda x, y: {"samples": import_module("pfl.metrics").Weighted(0, len(y))}
+
+        model.loss, model.metrics = (
+            loss,
+            lambda x, y: {"samples": import_module("pfl.metrics").Weighted(0, len(y))},
+        )
         np.random.seed(0)
-        make = lambda params, lr: torch.optim.SGD(params, lr, work.momentum, weight_decay=work.weight_decay, fused=True)
-        wrapped = pfl.PyTorchModel(model, make, torch.optim.SGD(model.parameters(), 1.))
+        make = lambda params, lr: torch.optim.SGD(
+            params, lr, work.momentum, weight_decay=work.weight_decay, fused=True
+        )
+        wrapped = pfl.PyTorchModel(model, make, torch.optim.SGD(model.parameters(), 1.0))
         weight = import_module("pfl.aggregate.weighting").WeightByDatapoints()
-        backend = import_module("pfl.aggregate.simulate").SimulatedBackend(self.users(data["shares"]), None, [weight])
-        return dict(model=wrapped, backend=backend, counts=counts, t=0,
-                    algorithm=import_module("pfl.algorithm.federated_averaging").FederatedAveraging())
+        backend = import_module("pfl.aggregate.simulate").SimulatedBackend(
+            self.users(data["shares"]), None, [weight]
+        )
+        return dict(
+            model=wrapped,
+            backend=backend,
+            counts=counts,
+            t=0,
+            algorithm=import_module("pfl.algorithm.federated_averaging").FederatedAveraging(),
+        )
 
     def users(self, shares: list[tuple]):
         "pfl-research's data set of the clients' `shares`"
-        sampler = import_module("pfl.data.sampling").get_user_sampler("minimize_reuse", list(range(len(shares))))
+        sampler = import_module("pfl.data.sampling").get_user_sampler(
+            "minimize_reuse", list(range(len(shares)))
+        )
         make = import_module("pfl.data.dataset").Dataset
         return import_module("pfl.data.federated_dataset").FederatedDataset(
-            lambda k: make(shares[k], user_id=str(k)), sampler, {k: len(y) for k, (_, y) in enumerate(shares)})
+            lambda k: make(shares[k], user_id=str(k)),
+            sampler,
+            {k: len(y) for k, (_, y) in enumerate(shares)},
+        )
 
     def round(self, work: Work, built: dict):
         self.tell(1)
@@ -133,11 +206,17 @@ class Pfl(Contestant):
         "This process's part of a round"
         built["counts"][:], built["t"] = [0, 0], built["t"] + 1
         parameters = import_module("pfl.algorithm.base").NNAlgorithmParams(
-            central_num_iterations=built["t"], evaluation_frequency=10**9, train_cohort_size=work.clients,
-            val_cohort_size=0)
+            central_num_iterations=built["t"],
+            evaluation_frequency=10**9,
+            train_cohort_size=work.clients,
+            val_cohort_size=0,
+        )
         train = import_module("pfl.hyperparam.base").NNTrainHyperParams(
-            local_batch_size=work.batch_size, local_num_epochs=1, local_learning_rate=work.lr)
-        built["algorithm"].run(parameters, built["backend"], built["model"], train, send_metrics_to_platform=False)
+            local_batch_size=work.batch_size, local_num_epochs=1, local_learning_rate=work.lr
+        )
+        built["algorithm"].run(
+            parameters, built["backend"], built["model"], train, send_metrics_to_platform=False
+        )
 
     def done(self, work: Work, built: dict) -> dict:
         self.tell(2)
@@ -146,13 +225,15 @@ class Pfl(Contestant):
     def total(self, built: dict) -> list[int]:
         "The counts of all processes, added up"
         counts = torch.tensor(built["counts"])
-        if torch.distributed.is_initialized(): torch.distributed.all_reduce(counts)
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(counts)
         return counts.tolist()
 
     def tell(self, what: int) -> int:
         "From the first process to all others: 0 end, 1 a round, 2 add up"
         told = torch.tensor(what)
-        if torch.distributed.is_initialized(): torch.distributed.broadcast(told, 0)
+        if torch.distributed.is_initialized():
+            torch.distributed.broadcast(told, 0)
         return int(told)
 
     def serve(self, first: Work, say: Callable):
@@ -162,7 +243,9 @@ class Pfl(Contestant):
             super().serve(first, say)
             self.tell(0)
         else:
-            while what := self.tell(0): self.once(first, built) if what == 1 else self.total(built)
+            while what := self.tell(0):
+                self.once(first, built) if what == 1 else self.total(built)
+
 
 CONTESTANTS["pfl-research"] = Pfl
 

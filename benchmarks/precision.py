@@ -5,6 +5,7 @@
 Runs that are stored are skipped: float32 ones among the paper's results, all others in benchmarks/precision/, beside no
 published number. The tier has no column of CIFAR-10; it is made from that of Fashion-MNIST, with 12 rounds in place of
 40. The page on speed says what came out."""
+
 import argparse
 import sys
 from dataclasses import dataclass, replace
@@ -21,8 +22,13 @@ from fedrepro.experiments.spec_files import read_spec
 from fedrepro.experiments.specs import Spec, load_spec, spec_from, spec_path
 from fedrepro.verdicts.verdicts import default_margin, verdict_words
 
-FOLDER = Path(__file__).resolve().parent/"precision"
-METHODS, TIER, SEEDS, NETWORKS = ("FedAvg", "FedCCFA"), "small", [0, 1, 2], ("fedccfa_fmnist", "fedccfa_cifar")
+FOLDER = Path(__file__).resolve().parent / "precision"
+METHODS, TIER, SEEDS, NETWORKS = (
+    ("FedAvg", "FedCCFA"),
+    "small",
+    [0, 1, 2],
+    ("fedccfa_fmnist", "fedccfa_cifar"),
+)
 METRIC = "generalised_accuracy"
 
 
@@ -32,9 +38,13 @@ def spec() -> Spec:
     raw = read_spec(path)
     columns = raw["tiers"][TIER]["columns"]
     hundred = next(c for c in columns if c["clients"] == 100)
-    other = {"dataset": "CIFAR-10", "network": "fedccfa_cifar", "published": {"dataset": "CIFAR-10", "clients": 100},
-             "rounds": {"value": 12, "source": "tier: reduced from 200"},
-             "drift_round": {"value": 6, "source": "tier: reduced from 100"}}
+    other = {
+        "dataset": "CIFAR-10",
+        "network": "fedccfa_cifar",
+        "published": {"dataset": "CIFAR-10", "clients": 100},
+        "rounds": {"value": 12, "source": "tier: reduced from 200"},
+        "drift_round": {"value": 6, "source": "tier: reduced from 100"},
+    }
     columns[:] = [hundred, hundred | other]
     return spec_from(raw, path)
 
@@ -58,13 +68,18 @@ def last(run: PlannedRun) -> float:
 
 def accuracies(network: str, method: str) -> tuple[list[float], list[float]]:
     "What the stored runs end with, seed by seed: float32, bf16"
-    both = [pair for pair in pairs(network) if pair[0].row == method and all(place(run).exists() for run in pair)]
+    both = [
+        pair
+        for pair in pairs(network)
+        if pair[0].row == method and all(place(run).exists() for run in pair)
+    ]
     return [last(a) for a, _ in both], [last(b) for _, b in both]
 
 
 @dataclass(frozen=True)
 class Equivalence:
     "What bf16 changes, seed by seed, and the word that the rule of verdicts has for it; numbers in accuracy points"
+
     word: str
     difference: float  # bf16 minus float32, mean over the seeds
     reach: float  # the far end of its 90 % interval
@@ -74,13 +89,17 @@ class Equivalence:
 def judged(exact: list[float], rough: list[float]) -> Equivalence:
     "The verdict on the differences: both precisions of a seed begin with one model and see the same batches"
     d, n, margin = np.subtract(rough, exact), len(exact), default_margin(float(np.mean(exact)))
-    se = float(d.std(ddof=1)) / n**.5
-    reach = abs(float(d.mean())) + float(stats.t.ppf(.95, n - 1)) * se
-    return Equivalence(str(verdict_words(d.mean(), se, n - 1, margin, n)), float(d.mean()), reach, margin)
+    se = float(d.std(ddof=1)) / n**0.5
+    reach = abs(float(d.mean())) + float(stats.t.ppf(0.95, n - 1)) * se
+    return Equivalence(
+        str(verdict_words(d.mean(), se, n - 1, margin, n)), float(d.mean()), reach, margin
+    )
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--networks", default=",".join(NETWORKS), metavar="A,B")
     parser.add_argument("--workers", type=int, default=1)
     asked = parser.parse_args(argv)
@@ -88,9 +107,12 @@ def main(argv=None) -> int:
         for network in asked.networks.split(","):
             both = pairs(choice(network, NETWORKS, "network"))
             runs = [run for pair in both for run in pair if place(run).is_relative_to(FOLDER)]
-            if compute_runs(runs, FOLDER, workers=asked.workers).failed: return 1
-    except (InputError, ValueError) as error: parser.error(str(error))
+            if compute_runs(runs, FOLDER, workers=asked.workers).failed:
+                return 1
+    except (InputError, ValueError) as error:
+        parser.error(str(error))
     return 0
 
 
-if __name__ == "__main__": sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,6 +4,7 @@
 
 Processes that differ in the setting only train the same rounds in turns. What counts is the processor's time, which other
 work on the machine disturbs less than the clock's."""
+
 import argparse
 import json
 import os
@@ -16,22 +17,35 @@ from benchmarks.workloads import Work
 from fedrepro.core.files import write_atomic
 
 USUAL, PINNED = "as workers are", "pinned to a core"
-ENVIRONMENT = {USUAL: {}, "huge pages for tensors": {"THP_MEM_ALLOC_ENABLE": "1"},
-               "huge pages for malloc": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}, PINNED: {}}
-WORKS = [Work("fedccfa_fmnist", clients=4, samples=1200),
-         Work("fedccfa_cifar", "fedccfa_cifar", (3, 32, 32), clients=4, samples=600)]
+ENVIRONMENT = {
+    USUAL: {},
+    "huge pages for tensors": {"THP_MEM_ALLOC_ENABLE": "1"},
+    "huge pages for malloc": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+    PINNED: {},
+}
+WORKS = [
+    Work("fedccfa_fmnist", clients=4, samples=1200),
+    Work("fedccfa_cifar", "fedccfa_cifar", (3, 32, 32), clients=4, samples=600),
+]
 
 
 def measure(turns: int) -> list[dict]:
     "Rows with the processor's seconds of each turn; a first one warms up and is left out"
-    remotes = {name: Remote("sequential", WORKS[0], "cpu", 1, more) for name, more in ENVIRONMENT.items()}
+    remotes = {
+        name: Remote("sequential", WORKS[0], "cpu", 1, more) for name, more in ENVIRONMENT.items()
+    }
     os.sched_setaffinity(remotes[PINNED].process.pid, {min(os.sched_getaffinity(0))})
-    rows = [{"setting": name, "work": w.name, "samples": w.samples, "seconds": []} for name in remotes for w in WORKS]
+    rows = [
+        {"setting": name, "work": w.name, "samples": w.samples, "seconds": []}
+        for name in remotes
+        for w in WORKS
+    ]
     for turn in range(turns + 1):
         for row, work in zip(rows, WORKS * len(remotes)):
             remotes[row["setting"]].ask(work)
             seconds = remotes[row["setting"]].hear()["cpu_seconds"]
-            if turn: row["seconds"].append(seconds)
+            if turn:
+                row["seconds"].append(seconds)
     for remote in remotes.values():
         remote.asked.close()
         remote.end()
@@ -45,12 +59,15 @@ def lines(found: dict) -> list[str]:
         base = next(r for r in found["rows"] if r["setting"] == USUAL and r["work"] == row["work"])
         x = ratios(row, base)
         often = f"faster in {sum(v > 1 for v in x)} of {len(x)} turns"
-        if row is not base: out.append(f"{row['setting']:<24}{row['work']:<18}{median(x):.3f}, {often}")
+        if row is not base:
+            out.append(f"{row['setting']:<24}{row['work']:<18}{median(x):.3f}, {often}")
     return out
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     asked = parser.parse_args(argv)
@@ -60,4 +77,5 @@ def main(argv=None) -> int:
     return 0
 
 
-if __name__ == "__main__": sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

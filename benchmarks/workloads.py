@@ -37,6 +37,7 @@ from fedrepro.models import architectures, networks
 @dataclass(frozen=True)
 class Work:
     "What a round of FedAvg has to train: one epoch at every client"
+
     name: str
     network: str = "fedccfa_fmnist"
     shape: tuple[int, ...] = (1, 28, 28)
@@ -56,27 +57,43 @@ class Work:
     def federation(self, device="cpu", dtype=torch.float32) -> Federation:
         "The clients, with pictures of random bytes and random labels"
         rng = torch.Generator().manual_seed(0)
-        def bytes_of(n): return torch.randint(256, (n, *self.shape), dtype=torch.uint8, generator=rng)
+
+        def bytes_of(n):
+            return torch.randint(256, (n, *self.shape), dtype=torch.uint8, generator=rng)
+
         x, y = bytes_of(self.samples), torch.randint(self.classes, (self.samples,), generator=rng)
         test = bytes_of(self.test_samples), torch.zeros(self.test_samples, dtype=torch.int64)
         recipe = recipe_for("plain", "Fashion-MNIST" if self.shape[0] == 1 else "CIFAR-100")
-        data = Dataset(self.name, x, y, *test, tuple(map(str, range(self.classes))), recipe).to(device)
+        data = Dataset(self.name, x, y, *test, tuple(map(str, range(self.classes))), recipe).to(
+            device
+        )
         few = min(5, self.samples // (2 * self.clients * self.classes))
-        settings: dict = {} if self.partition == "iid" else {"alpha": .5, "per_class": few}
-        split = partition.partition(self.partition, y.numpy(), clients=self.clients, classes=self.classes, **settings)
-        net = in_precision(networks.network(self.network, self.classes, tuple(self.shape)), self.precision)
+        settings: dict = {} if self.partition == "iid" else {"alpha": 0.5, "per_class": few}
+        split = partition.partition(
+            self.partition, y.numpy(), clients=self.clients, classes=self.classes, **settings
+        )
+        net = in_precision(
+            networks.network(self.network, self.classes, tuple(self.shape)), self.precision
+        )
         return Federation(data, net, split, dtype=dtype)
 
     def method(self) -> FedAvg:
         "FedAvg with the work's settings"
-        return FedAvg(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, epochs=1,
-                      batch_size=self.batch_size)
+        return FedAvg(
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            epochs=1,
+            batch_size=self.batch_size,
+        )
 
 # %% workloads.ipynb #fd1c5fd9
 def works(samples: int, device: str = "cpu") -> dict[str, list[Work]]:
     "W1 with so many samples in all, and the others in proportion, by group"
     clients, each = (20, 500) if device == "cuda" else (4, 100) if samples >= 60_000 else (2, 20)
-    resnet = Work("ResNet-18", "fedadc_resnet18", (3, 32, 32), 100, clients, clients * each, "iid", 50)
+    resnet = Work(
+        "ResNet-18", "fedadc_resnet18", (3, 32, 32), 100, clients, clients * each, "iid", 50
+    )
     total = min(2 * samples, 60_000)
     most = total // 60  # clients, with about one batch each
     numbers = sorted({max(1, min(20, most // 4)), min(100, most // 2), min(1000, most)})
@@ -84,53 +101,77 @@ def works(samples: int, device: str = "cpu") -> dict[str, list[Work]]:
     many = min(1000, samples // 2)
     state = Work("SCAFFOLD", clients=many, samples=2 * many, partition="iid")
     cifar = dict(network="fedccfa_cifar", shape=(3, 32, 32), samples=max(400, samples // 10))
-    bf16 = [Work(f"{kind.get('network', 'fedccfa_fmnist')}, {precision}", precision=precision, **kind)
-            for kind in (dict(samples=max(400, samples // 5)), cifar) for precision in ("float32", "bf16")]
+    bf16 = [
+        Work(f"{kind.get('network', 'fedccfa_fmnist')}, {precision}", precision=precision, **kind)
+        for kind in (dict(samples=max(400, samples // 5)), cifar)
+        for precision in ("float32", "bf16")
+    ]
     tested = dict(samples=400, test_samples=max(20, samples // 30))
-    evaluation = [Work("20 models", **tested), Work("20 heads on one body", one_body=True, **tested)]
+    evaluation = [
+        Work("20 models", **tested),
+        Work("20 heads on one body", one_body=True, **tested),
+    ]
     seeds = {"seeds": [Work("three seeds", samples=samples, runs=3)]} if device == "cuda" else {}
-    return {"W1": [Work("W1", samples=samples)], "ResNet-18": [resnet], "growth": growth, "bf16": bf16,
-            "evaluation": evaluation, "state": [state], **seeds}
+    return {
+        "W1": [Work("W1", samples=samples)],
+        "ResNet-18": [resnet],
+        "growth": growth,
+        "bf16": bf16,
+        "evaluation": evaluation,
+        "state": [state],
+        **seeds,
+    }
 
 # %% workloads.ipynb #afe17cc0
 def usual(net) -> nn.Module:
     "A fresh module of `net` as it is commonly written: activation before max-pooling, images in NCHW order"
     module = net.make()
-    layers = [(n, m) for n, m in module.body.named_children() if not isinstance(m, architectures.ChannelsLast)]
+    layers = [
+        (n, m)
+        for n, m in module.body.named_children()
+        if not isinstance(m, architectures.ChannelsLast)
+    ]
     for i in range(len(layers) - 1):
         if type(layers[i][1]) is nn.MaxPool2d and layers[i + 1][0].startswith("act"):
             layers[i], layers[i + 1] = layers[i + 1], layers[i]
     module.body = nn.Sequential(OrderedDict(layers))
     return module
 
+
 def flops_per_sample(work: Work) -> float:
     "Floating-point operations of a training step per sample: multiplications and additions, forward and backward"
     module = usual(networks.network(work.network, work.classes, tuple(work.shape)))
-    with FlopCounterMode(display=False) as counter: module(torch.zeros(2, *work.shape)).sum().backward()
+    with FlopCounterMode(display=False) as counter:
+        module(torch.zeros(2, *work.shape)).sum().backward()
     return counter.get_total_flops() / 2
 
 # %% workloads.ipynb #eca6b0a8
 class Contestant:
     "Computes rounds on request, in a process of its own"
+
     def __init__(self, job: dict):
         self.device, self.workers, self.kind = job["device"], job["workers"], job["kind"]
         self.built = {}
 
     def build(self, work: Work):
         "Whatever a work needs before its first round; not timed"
+
     def round(self, work: Work, built):
         "One round of `work`: timed"
         raise NotImplementedError
+
     def done(self, work: Work, built) -> dict:
         "What the last round was: `samples`, `steps`"
         return {}
 
     def prepared(self, work: Work):
-        if work not in self.built: self.built[work] = self.build(work)
+        if work not in self.built:
+            self.built[work] = self.build(work)
         return self.built[work]
 
     def synchronise(self):
-        if self.device == "cuda": torch.cuda.synchronize()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
 
     def timed(self, work: Work) -> dict:
         "A round of `work`: its seconds, those of this process on a processor, what it was, and the most memory of the device so far"
@@ -152,6 +193,7 @@ class Contestant:
             torch.set_num_threads(request["threads"])
             say(self.timed(read_work(request["work"])))
 
+
 def read_work(fields: dict) -> Work:
     "A work from the json of its fields"
     return Work(**fields | {"shape": tuple(fields["shape"])})
@@ -159,14 +201,20 @@ def read_work(fields: dict) -> Work:
 # %% workloads.ipynb #e60b0310
 class Engine(Contestant):
     "An executor of this package"
+
     @property
-    def executor(self) -> str: return self.kind
+    def executor(self) -> str:
+        return self.kind
 
     def build(self, work: Work) -> dict:
         federation, method, stack = work.federation(self.device), work.method(), ExitStack()
         compute = stack.enter_context(executor(self.executor, federation, self.workers))
-        runs = [ActiveRun(method, replace(federation, seed=s), sys.maxsize, line=f"seed {s}") for s in range(work.runs)]
-        for run in runs: run.history = History(snapshot=begin(method, run.federation))
+        runs = [
+            ActiveRun(method, replace(federation, seed=s), sys.maxsize, line=f"seed {s}")
+            for s in range(work.runs)
+        ]
+        for run in runs:
+            run.history = History(snapshot=begin(method, run.federation))
         return dict(federation=federation, compute=compute, stack=stack, runs=runs)
 
     def round(self, work: Work, built: dict):
@@ -179,7 +227,9 @@ class Engine(Contestant):
     def serve(self, *arguments):
         keep_memory()
         super().serve(*arguments)
-        for built in self.built.values(): built["stack"].close()
+        for built in self.built.values():
+            built["stack"].close()
+
 
 def counted(work: Work, federation: Federation) -> dict:
     "Samples and steps of a round in which every client trains one epoch"
@@ -190,7 +240,9 @@ def counted(work: Work, federation: Federation) -> dict:
 # %% workloads.ipynb #9714c94a
 def train_plainly(model: nn.Module, x, y, work: Work, order) -> int:
     "One epoch of SGD over `order`; returns the number of steps"
-    sgd = torch.optim.SGD(model.parameters(), work.lr, work.momentum, weight_decay=work.weight_decay, fused=True)
+    sgd = torch.optim.SGD(
+        model.parameters(), work.lr, work.momentum, weight_decay=work.weight_decay, fused=True
+    )
     parts = order.split(work.batch_size)
     for at in parts:
         sgd.zero_grad()
@@ -198,24 +250,45 @@ def train_plainly(model: nn.Module, x, y, work: Work, order) -> int:
         sgd.step()
     return len(parts)
 
+
 def plain_parts(work: Work, device: str, dtype=torch.float32) -> dict:
     "What FedAvg by hand needs: the clients' shares on the device, the initial model, the module, counts"
     f = work.federation(device, dtype)
     x, y = f.data.batch(f.data.train_x, None, dtype), f.data.train_y
-    return dict(shares=[(x[rows], y[rows]) for rows in f.rows], w=f.initial, t=0, n=len(y), steps=0, samples=0,
-                model=usual(f.net).to(device, dtype))
+    return dict(
+        shares=[(x[rows], y[rows]) for rows in f.rows],
+        w=f.initial,
+        t=0,
+        n=len(y),
+        steps=0,
+        samples=0,
+        model=usual(f.net).to(device, dtype),
+    )
+
 
 class PlainLoop(Contestant):
     "FedAvg by hand"
-    def build(self, work: Work, dtype=torch.float32) -> dict: return plain_parts(work, self.device, dtype)
+
+    def build(self, work: Work, dtype=torch.float32) -> dict:
+        return plain_parts(work, self.device, dtype)
 
     def round(self, work: Work, built: dict):
-        model, mean, steps = built["model"], {n: torch.zeros_like(v) for n, v in built["w"].items()}, 0
+        model, mean, steps = (
+            built["model"],
+            {n: torch.zeros_like(v) for n, v in built["w"].items()},
+            0,
+        )
         for k, (_, y) in enumerate(built["shares"]):
             model.load_state_dict(built["w"])
             steps += self.epoch(work, built, k)
-            for n, v in model.state_dict().items(): mean[n] += v * (len(y) / built["n"])
-        built |= {"w": mean, "t": built["t"] + 1, "steps": steps, "samples": sum(len(y) for _, y in built["shares"])}
+            for n, v in model.state_dict().items():
+                mean[n] += v * (len(y) / built["n"])
+        built |= {
+            "w": mean,
+            "t": built["t"] + 1,
+            "steps": steps,
+            "samples": sum(len(y) for _, y in built["shares"]),
+        }
 
     def epoch(self, work: Work, built: dict, k: int) -> int:
         "Client k's epoch; returns the number of steps"
@@ -230,25 +303,36 @@ class PlainLoop(Contestant):
 def own_models(work: Work, federation: Federation) -> list[dict]:
     "A model for each client; those of one body differ in the head"
     models = [federation.own_init(k) for k in range(work.clients)]
-    return [{n: (models[0] if work.one_body and n.startswith("body.") else m)[n] for n in m} for m in models]
+    return [
+        {n: (models[0] if work.one_body and n.startswith("body.") else m)[n] for n in m}
+        for m in models
+    ]
+
 
 class Evaluation(Contestant):
     "Predictions of the test set by the engine"
+
     def build(self, work: Work) -> dict:
         federation = work.federation(self.device)
         return dict(federation=federation, models=own_models(work, federation))
 
-    def round(self, work: Work, built: dict): built["found"] = Predictor()(built["federation"], built["models"])
+    def round(self, work: Work, built: dict):
+        built["found"] = Predictor()(built["federation"], built["models"])
 
     def done(self, work: Work, built: dict) -> dict:
         return {"samples": sum(len(p) for p in built["found"]), "steps": len(built["found"])}
 
+
 class PlainEvaluation(Evaluation):
     "Predictions by hand"
+
     def build(self, work: Work) -> dict:
         built = super().build(work)
         data, net = built["federation"].data, built["federation"].net
-        return built | {"x": data.batch(data.test_x, None, torch.float32), "model": usual(net).to(self.device).eval()}
+        return built | {
+            "x": data.batch(data.test_x, None, torch.float32),
+            "model": usual(net).to(self.device).eval(),
+        }
 
     @torch.no_grad()
     def round(self, work: Work, built: dict):
@@ -258,7 +342,7 @@ class PlainEvaluation(Evaluation):
             built["found"].append(torch.cat([model(x).argmax(1) for x in built["x"].split(1000)]))
 
 # %% workloads.ipynb #b6955286
-def rate(flops: float, f: Callable, synchronise: Callable, seconds: float = .15) -> float:
+def rate(flops: float, f: Callable, synchronise: Callable, seconds: float = 0.15) -> float:
     "GFLOP/s of `f`, which takes `flops` operations"
     f(), synchronise()
     n, started = 0, time.perf_counter()
@@ -266,6 +350,7 @@ def rate(flops: float, f: Callable, synchronise: Callable, seconds: float = .15)
         f(), synchronise()
         n += 1
     return flops * n / passed / 1e9
+
 
 def convolution(conv: nn.Conv2d, x, first: bool = False) -> tuple[float, Callable]:
     "Operations and code of a forward and backward pass of `conv` over `x`; a first one needs no gradient of `x`"
@@ -277,40 +362,58 @@ def convolution(conv: nn.Conv2d, x, first: bool = False) -> tuple[float, Callabl
     flops = 2 * y.numel() * conv.weight[0].numel() * (1 + len(wanted))
     return flops, lambda: torch.autograd.grad(conv(x), wanted, y)
 
+
 def own_convolutions(work: Work, device: str) -> list[tuple[float, Callable]]:
     "The convolutions of the work's network, with the shapes they have in a batch"
     module, seen = usual(networks.network(work.network, work.classes, tuple(work.shape))), []
     convs = [m for m in module.modules() if isinstance(m, nn.Conv2d)]
-    for m in convs: m.register_forward_pre_hook(lambda m, x: seen.append((m, x[0].detach().to(device))))
-    with torch.no_grad(): module(torch.rand(work.batch_size, *work.shape))
-    for m in convs: m._forward_pre_hooks.clear()
+    for m in convs:
+        m.register_forward_pre_hook(lambda m, x: seen.append((m, x[0].detach().to(device))))
+    with torch.no_grad():
+        module(torch.rand(work.batch_size, *work.shape))
+    for m in convs:
+        m._forward_pre_hooks.clear()
     return [convolution(m, x, i == 0) for i, (m, x) in enumerate(seen)]
+
 
 class Limits(Contestant):
     "The rates of the machine, in one process with one thread"
+
     def build(self, work: Work) -> list[tuple[str, float, Callable]]:
         own = own_convolutions(work, self.device)
-        wide, a = nn.Conv2d(64, 64, 3, padding=1, bias=False), torch.rand(1024, 1024, device=self.device)
+        wide, a = (
+            nn.Conv2d(64, 64, 3, padding=1, bias=False),
+            torch.rand(1024, 1024, device=self.device),
+        )
         flops, f = convolution(wide, torch.rand(64, 64, 32, 32, device=self.device))
-        return [("own convolutions", sum(n for n, _ in own), lambda: [g() for _, g in own]),
-                ("3x3 convolution", flops, f), ("matrix product", 2 * 1024**3, lambda: a @ a)]
+        return [
+            ("own convolutions", sum(n for n, _ in own), lambda: [g() for _, g in own]),
+            ("3x3 convolution", flops, f),
+            ("matrix product", 2 * 1024**3, lambda: a @ a),
+        ]
 
     def round(self, work: Work, built: list):
         self.found = {name: rate(flops, f, self.synchronise) for name, flops, f in built}
 
-    def done(self, work: Work, built: list) -> dict: return {"gflops": self.found}
+    def done(self, work: Work, built: list) -> dict:
+        return {"gflops": self.found}
 
 # %% workloads.ipynb #5794c798
 def distinct_bytes(message) -> int:
     "Bytes behind the tensors of `message`, shared memory counted once"
-    return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors(message))}.values())
+    return sum(
+        {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors(message))}.values()
+    )
+
 
 class State(Engine):
     "SCAFFOLD, one client after the other"
+
     executor = "sequential"
 
     def build(self, work: Work) -> dict:
         from fedrepro.methods.memory import SCAFFOLD
+
         built = super().build(work)
         run = built["runs"][0]
         run.method = SCAFFOLD(lr=work.lr, epochs=1, batch_size=work.batch_size)
@@ -318,7 +421,16 @@ class State(Engine):
         return built
 
     def done(self, work: Work, built: dict) -> dict:
-        return super().done(work, built) | {"state_bytes": distinct_bytes(built["runs"][0].at.states)}
+        return super().done(work, built) | {
+            "state_bytes": distinct_bytes(built["runs"][0].at.states)
+        }
 
-CONTESTANTS = {"plain loop": PlainLoop, **dict.fromkeys(executor_names(), Engine), "limits": Limits, "SCAFFOLD": State,
-               "evaluation": Evaluation, "plain evaluation": PlainEvaluation}
+
+CONTESTANTS = {
+    "plain loop": PlainLoop,
+    **dict.fromkeys(executor_names(), Engine),
+    "limits": Limits,
+    "SCAFFOLD": State,
+    "evaluation": Evaluation,
+    "plain evaluation": PlainEvaluation,
+}

@@ -1,4 +1,5 @@
 """Five federated-learning papers and their baselines; the names below are loaded when they are first used"""
+
 __version__ = "0.2.0"
 
 from importlib import import_module
@@ -25,26 +26,64 @@ if TYPE_CHECKING:
     from .reporting.notebook import result as result
 
 _HOMES = {
-    "checks.contract": ("check",), "core.errors": ("InputError",), "core.folders": ("find_specs",),
+    "checks.contract": ("check",),
+    "core.errors": ("InputError",),
+    "core.folders": ("find_specs",),
     "data.concept_drift": ("DriftSchedule", "Swap", "drift"),
-    "data.datasets": ("Dataset", "load"), "data.partition": ("partition",), "data.transforms": ("dataset_names",),
-    "engine.client": ("Phase",), "engine.evaluation": ("evaluate",), "engine.federation": ("Federation",),
-    "engine.method": ("Exchange", "FedAvg", "load_methods"), "engine.rounds": ("History", "run"),
-    "executors.executors": ("executor",), "experiments.specs": ("Spec", "load_spec"),
-    "models.architectures": ("Network", "architecture"), "models.networks": ("network",),
-    "reporting.compare": ("compare",), "reporting.notebook": ("result",)}
+    "data.datasets": ("Dataset", "load"),
+    "data.partition": ("partition",),
+    "data.transforms": ("dataset_names",),
+    "engine.client": ("Phase",),
+    "engine.evaluation": ("evaluate",),
+    "engine.federation": ("Federation",),
+    "engine.method": ("Exchange", "FedAvg", "load_methods"),
+    "engine.rounds": ("History", "run"),
+    "executors.executors": ("executor",),
+    "experiments.specs": ("Spec", "load_spec"),
+    "models.architectures": ("Network", "architecture"),
+    "models.networks": ("network",),
+    "reporting.compare": ("compare",),
+    "reporting.notebook": ("result",),
+}
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = ["__version__", "Dataset", "DriftSchedule", "Exchange", "FedAvg", "Federation", "History", "InputError",
-           "Network", "Phase", "Spec", "Swap", "architecture", "check", "compare", "dataset_names", "drift",
-           "evaluate", "executor", "find_specs", "load", "load_methods", "load_spec", "network", "partition", "result",
-           "run"]
+__all__ = [
+    "__version__",
+    "Dataset",
+    "DriftSchedule",
+    "Exchange",
+    "FedAvg",
+    "Federation",
+    "History",
+    "InputError",
+    "Network",
+    "Phase",
+    "Spec",
+    "Swap",
+    "architecture",
+    "check",
+    "compare",
+    "dataset_names",
+    "drift",
+    "evaluate",
+    "executor",
+    "find_specs",
+    "load",
+    "load_methods",
+    "load_spec",
+    "network",
+    "partition",
+    "result",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:
     "A public name, from the module that defines it (PEP 562); it is kept, so that this happens once"
-    if name not in _HOME: raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     return value
 
 
-def __dir__() -> list[str]: return sorted({*globals(), *__all__})
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,5 @@
 "What many tests share: commands that run in the test's process, and a federation of digits"
+
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -11,35 +12,51 @@ from fedrepro.engine.method import load_methods
 METHODS = load_methods()
 torch.set_num_threads(1)  # tests run side by side, and the kept numbers are those of one thread
 
+
 @pytest.fixture(autouse=True)
 def own_methods():
     "A method that a test defines is forgotten after it"
-    with patch.dict(METHODS): yield
+    with patch.dict(METHODS):
+        yield
+
 
 @pytest.fixture
 def said(capsys, monkeypatch):
     "(exit code, stdout, stderr) of a command, run here, and by one worker unless it asks for more"
     from fedrepro.cli.main import main
-    for place in ("executors.processes", "experiments.cluster"): monkeypatch.setattr(f"fedrepro.{place}.cores", lambda: 1)
+
+    for place in ("executors.processes", "experiments.cluster"):
+        monkeypatch.setattr(f"fedrepro.{place}.cores", lambda: 1)
+
     def said(*argv):
         code = main([str(a) for a in argv])
         return code, *capsys.readouterr()
+
     return said
+
 
 @pytest.fixture
 def refused(said):
     "Runs a command that must be refused: exit code 2, nothing on stdout, one line on stderr that has all the words"
+
     def refused(argv, *words):
         code, out, err = said(*argv)
-        assert (code, out) == (2, "") and len(err.splitlines()) == 1 and err.startswith("fedrepro: "), (argv, code, out, err)
-        for word in words: assert word in err, (word, err)
+        assert (
+            (code, out) == (2, "") and len(err.splitlines()) == 1 and err.startswith("fedrepro: ")
+        ), (argv, code, out, err)
+        for word in words:
+            assert word in err, (word, err)
+
     return refused
+
 
 @pytest.fixture(scope="session")
 def board():
     "The scoreboard of the repository's own results: made once, since it reads every spec and every result"
     from fedrepro.verdicts.scoreboard import scoreboard
+
     return scoreboard(root=Path(__file__).resolve().parents[1] / "papers")
+
 
 @pytest.fixture(scope="session")
 def part():
@@ -47,14 +64,25 @@ def part():
     from fedrepro.data import datasets, partition
     from fedrepro.engine.federation import Federation
     from fedrepro.models import networks
+
     digits = datasets.load("digits")
-    cut = partition.partition("dirichlet-class", digits.train_y.numpy(), clients=7, seed=1, alpha=.3)
-    return Federation(digits, networks.network("digits_cnn"), cut, participation=.4, dtype=torch.float64)
+    cut = partition.partition(
+        "dirichlet-class", digits.train_y.numpy(), clients=7, seed=1, alpha=0.3
+    )
+    return Federation(
+        digits, networks.network("digits_cnn"), cut, participation=0.4, dtype=torch.float64
+    )
+
 
 @pytest.fixture(scope="session")
 def normed(part):
     "The same clients with a network that normalises by batches"
     from torch import nn
     from fedrepro.models.architectures import Net, Network
-    def make(): return Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8)), nn.Linear(8, 10))
+
+    def make():
+        return Network(
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8)), nn.Linear(8, 10)
+        )
+
     return replace(part, net=Net("norm", make))

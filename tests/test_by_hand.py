@@ -1,4 +1,5 @@
 """One round of FedAvg and of FedCCFA on three clients, worked out again in plain PyTorch without any of the package's code."""
+
 from types import SimpleNamespace
 import numpy as np
 import pytest
@@ -11,26 +12,59 @@ from fedrepro.engine.rounds import begin, next_round
 from fedrepro.methods.fedccfa import FedCCFA
 from fedrepro.models.architectures import Net, Network
 
-X = torch.tensor([[1., 0.], [0., 1.], [2., 1.], [1., 3.], [-1., 2.], [0., -1.], [2., 2.], [-2., 1.], [1., -1.], [3., 0.]], dtype=torch.float64)
+X = torch.tensor(
+    [
+        [1.0, 0.0],
+        [0.0, 1.0],
+        [2.0, 1.0],
+        [1.0, 3.0],
+        [-1.0, 2.0],
+        [0.0, -1.0],
+        [2.0, 2.0],
+        [-2.0, 1.0],
+        [1.0, -1.0],
+        [3.0, 0.0],
+    ],
+    dtype=torch.float64,
+)
 Y = torch.tensor([0, 1, 0, 1, 1, 0, 1, 0, 1, 0])
 PARTS = [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9]]
 TWO = [[0, 1, 3, 4, 6, 7, 8], [2, 5, 9]]  # two clients: labels 0 1 1 1 1 0 1 and 0 0 0
-FOUR = dict(parts=[[0, 1, 3], [2, 5], [4, 6, 7, 8], [9]], participation=.5)  # four clients, two a round
-W = {"body.weight": torch.tensor([[.5, -.2], [.1, .7], [.3, .3]], dtype=torch.float64), "body.bias": torch.tensor([.1, 0., -.1], dtype=torch.float64),
-     "head.weight": torch.tensor([[.4, -.3, .2], [-.1, .2, .5]], dtype=torch.float64), "head.bias": torch.tensor([0., .2], dtype=torch.float64)}
+FOUR = dict(
+    parts=[[0, 1, 3], [2, 5], [4, 6, 7, 8], [9]], participation=0.5
+)  # four clients, two a round
+W = {
+    "body.weight": torch.tensor([[0.5, -0.2], [0.1, 0.7], [0.3, 0.3]], dtype=torch.float64),
+    "body.bias": torch.tensor([0.1, 0.0, -0.1], dtype=torch.float64),
+    "head.weight": torch.tensor([[0.4, -0.3, 0.2], [-0.1, 0.2, 0.5]], dtype=torch.float64),
+    "head.bias": torch.tensor([0.0, 0.2], dtype=torch.float64),
+}
+
 
 class TinyNet(Net):
-    def init(self, seed, dtype=torch.float64): return {n: t.clone() for n, t in W.items()}
+    def init(self, seed, dtype=torch.float64):
+        return {n: t.clone() for n, t in W.items()}
+
 
 class Points:
     "Training samples as they are stored: nothing to normalise or augment"
-    def __init__(self, x, y): self.train_x, self.train_y = x, y
-    def draw(self, n, rng): return None
-    def batch(self, x, draws=None, dtype=torch.float64): return x.to(dtype)
+
+    def __init__(self, x, y):
+        self.train_x, self.train_y = x, y
+
+    def draw(self, n, rng):
+        return None
+
+    def batch(self, x, draws=None, dtype=torch.float64):
+        return x.to(dtype)
+
 
 def shares(sizes):
     "A partition of the samples in their order"
-    return SimpleNamespace(train=tuple(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])), test=None)
+    return SimpleNamespace(
+        train=tuple(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])), test=None
+    )
+
 
 def federation(parts=PARTS, **changes):
     "Clients with these rows of X and Y each"
@@ -38,7 +72,10 @@ def federation(parts=PARTS, **changes):
     cut = SimpleNamespace(train=tuple(map(np.array, parts)), test=None)
     return Federation(Points(X, Y), net, cut, dtype=torch.float64, **changes)
 
-def logits(w, x): return (x @ w["body.weight"].T + w["body.bias"]) @ w["head.weight"].T + w["head.bias"]
+
+def logits(w, x):
+    return (x @ w["body.weight"].T + w["body.bias"]) @ w["head.weight"].T + w["head.bias"]
+
 
 def descend(w, names, loss, lr, steps, momentum=0.9, decay=1e-2):
     "PyTorch's SGD written out"
@@ -52,20 +89,38 @@ def descend(w, names, loss, lr, steps, momentum=0.9, decay=1e-2):
             w[n] = w[n] - lr * velocity[n]
     return w
 
+
 def test_fedavg():
-    m = FedAvg(lr=.1, momentum=.9, weight_decay=1e-2, epochs=3, batch_size=0)
+    m = FedAvg(lr=0.1, momentum=0.9, weight_decay=1e-2, epochs=3, batch_size=0)
     after = next_round(m, federation(), begin(m, federation())).server["params"]
-    local = [descend(W, list(W), lambda w, p=p: F.cross_entropy(logits(w, X[p]), Y[p]), .1, 3) for p in PARTS]
+    local = [
+        descend(W, list(W), lambda w, p=p: F.cross_entropy(logits(w, X[p]), Y[p]), 0.1, 3)
+        for p in PARTS
+    ]
     for n in W:
         by_hand = (4 * local[0][n] + 2 * local[1][n] + 4 * local[2][n]) / 10
         assert torch.allclose(after[n], by_hand, atol=1e-12, rtol=0)
 
+
 HEAD, BODY = ["head.weight", "head.bias"], ["body.weight", "body.bias"]
+
 
 @pytest.mark.parametrize("eps", [1e-9, 0.05, 2.0])
 def test_fedccfa(eps):
     "Two rounds, so that heads, clusters and anchors of the first enter the second; all samples are the balanced batch"
-    m = FedCCFA(lr=.05, head_lr=.2, momentum=.9, weight_decay=1e-2, epochs=2, head_epochs=1, batch_size=0, balanced_steps=3, eps=eps, gamma=2., align_from=0)
+    m = FedCCFA(
+        lr=0.05,
+        head_lr=0.2,
+        momentum=0.9,
+        weight_decay=1e-2,
+        epochs=2,
+        head_epochs=1,
+        batch_size=0,
+        balanced_steps=3,
+        eps=eps,
+        gamma=2.0,
+        align_from=0,
+    )
     now, fed = begin(m, federation()), federation()
     heads, anchors, body, ran = [None] * 3, [None] * 3, {n: W[n] for n in BODY}, 0
     for t in range(2):
@@ -75,39 +130,56 @@ def test_fedccfa(eps):
             x, y = X[p], Y[p]
             ce = lambda w: F.cross_entropy(logits(w, x), y)
             start = {**body, "head.weight": W["head.weight"], "head.bias": W["head.bias"]}
-            b = descend(start, HEAD, ce, .2, 3)
+            b = descend(start, HEAD, ce, 0.2, 3)
             w = b if heads[k] is None else {**body, **heads[k]}
-            w = descend(w, HEAD, ce, .2, 1)
+            w = descend(w, HEAD, ce, 0.2, 1)
 
             def aligned(w):
                 f = x @ w["body.weight"].T + w["body.bias"]
                 loss = F.cross_entropy(logits(w, x), y)
-                if anchors[k] is None: return loss
+                if anchors[k] is None:
+                    return loss
                 share = torch.stack([(y == c).double().mean() for c in range(2)])
                 entropy = -(share * share.log()).sum()
-                cos = torch.stack([torch.stack([fi @ a / fi.norm() / a.norm() for a in anchors[k]]) for fi in f])
-                return loss + entropy / 2. * F.cross_entropy(cos / .1, y)
-            w = descend(w, BODY, aligned, .05, 2)
+                cos = torch.stack(
+                    [torch.stack([fi @ a / fi.norm() / a.norm() for a in anchors[k]]) for fi in f]
+                )
+                return loss + entropy / 2.0 * F.cross_entropy(cos / 0.1, y)
+
+            w = descend(w, BODY, aligned, 0.05, 2)
             f = x @ w["body.weight"].T + w["body.bias"]
             balanced.append(b), local.append(w), own.append([f[y == c].mean(0) for c in range(2)])
         body = {n: (4 * local[0][n] + 2 * local[1][n] + 4 * local[2][n]) / 10 for n in BODY}
         new_heads = [{n: w[n].clone() for n in HEAD} for w in local]
         new_anchors = [[None, None] for _ in PARTS]
         for c in range(2):
-            v = [torch.cat([b["head.weight"][c], b["head.bias"][c:c + 1]]) for b in balanced]
+            v = [torch.cat([b["head.weight"][c], b["head.bias"][c : c + 1]]) for b in balanced]
             d = lambda i, j: 1 - v[i] @ v[j] / v[i].norm() / v[j].norm()
-            D = {(i, j): abs(d(i, l) - d(j, l)) for i in range(3) for j in range(3) for l in range(3) if len({i, j, l}) == 3}  # n - 2 = 1
+            D = {
+                (i, j): abs(d(i, l) - d(j, l))
+                for i in range(3)
+                for j in range(3)
+                for l in range(3)
+                if len({i, j, l}) == 3
+            }  # n - 2 = 1
             near = lambda i: {i} | {j for j in range(3) if j != i and D[i, j] <= eps}
             for i in range(3):
                 group = near(i)
-                for _ in range(2): group = set().union(*map(near, group))
+                for _ in range(2):
+                    group = set().union(*map(near, group))
                 ran += len(group) > 1
-                new_heads[i]["head.weight"][c] = sum(local[j]["head.weight"][c] for j in group) / len(group)
-                new_heads[i]["head.bias"][c] = sum(local[j]["head.bias"][c] for j in group) / len(group)
+                new_heads[i]["head.weight"][c] = sum(
+                    local[j]["head.weight"][c] for j in group
+                ) / len(group)
+                new_heads[i]["head.bias"][c] = sum(local[j]["head.bias"][c] for j in group) / len(
+                    group
+                )
                 new_anchors[i][c] = sum(own[j][c] for j in group) / len(group)
         heads, anchors = new_heads, [torch.stack(a) for a in new_anchors]
-        for n in BODY: assert torch.allclose(now.server["params"][n], body[n], atol=1e-12, rtol=0)
+        for n in BODY:
+            assert torch.allclose(now.server["params"][n], body[n], atol=1e-12, rtol=0)
         for k in range(3):
-            for n in HEAD: assert torch.allclose(now.states[k]["head"][n], heads[k][n], atol=1e-12, rtol=0)
+            for n in HEAD:
+                assert torch.allclose(now.states[k]["head"][n], heads[k][n], atol=1e-12, rtol=0)
             assert torch.allclose(now.states[k]["anchors"], anchors[k], atol=1e-12, rtol=0)
-    assert (ran == 0) == (eps == 1e-9) and (ran == 12) == (eps == 2.)
+    assert (ran == 0) == (eps == 1e-9) and (ran == 12) == (eps == 2.0)

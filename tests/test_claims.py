@@ -1,4 +1,5 @@
 "Claims: the tests against scipy, the words of a verdict, and what makes none"
+
 import math
 
 import numpy as np
@@ -14,19 +15,35 @@ from fedrepro.experiments.rules import read_published_csv
 from fedrepro.experiments.specs import load_spec
 from fedrepro.verdicts import claims
 from fedrepro.verdicts.claims import (
-    Claim, Comparison, claims_sheet, effect, examine_claim, interval, joint, load_stored_runs, read_claims,
-    verdict_in_words, verdicts)
+    Claim,
+    Comparison,
+    claims_sheet,
+    effect,
+    examine_claim,
+    interval,
+    joint,
+    load_stored_runs,
+    read_claims,
+    verdict_in_words,
+    verdicts,
+)
 from toy import BASE, ROOT, TOY, one_line, written
 
 LINES = read_published_csv(ROOT / "papers/claims.csv")
 RAW = TOY | dict(
-    title="A small one", paper="Demo", published="t.published.csv", base=BASE | dict(rounds=6, seeds=[0, 1, 2], clients=3),
+    title="A small one",
+    paper="Demo",
+    published="t.published.csv",
+    base=BASE | dict(rounds=6, seeds=[0, 1, 2], clients=3),
     columns=[{"label": c, "published": {"column": c}} for c in "AB"],
     methods={"FedCCFA": {}, "FedAvg": {}, "IFCA": {}, "extra": {"class": "FedProx"}},
-    tiers={"small": {"base": dict(rounds=4, source="tier: reduced")}})
-CSV = "method,column,mean,std\n" + "".join(f"{m},{c},70,1\n" for m in ("FedCCFA", "FedAvg", "IFCA") for c in "AB")
+    tiers={"small": {"base": dict(rounds=4, source="tier: reduced")}},
+)
+CSV = "method,column,mean,std\n" + "".join(
+    f"{m},{c},70,1\n" for m in ("FedCCFA", "FedAvg", "IFCA") for c in "AB"
+)
 CSV += "extra,A,,\n"  # a dash in the paper: nobody's rival
-ONE = '''
+ONE = """
 [[claim]]
 paper = "Demo"
 source = "text 1"
@@ -35,12 +52,14 @@ kind = "gain over all others"
 spec = "demo/t"
 rows = ["FedCCFA"]
 columns = ["A"]
-'''
+"""
+
 
 def claim(**changes):
     "ONE with other lines"
     kept = [line for line in ONE.splitlines(True) if line.partition(" = ")[0] not in changes]
     return "".join([*kept, *(f"{k} = {v}\n" for k, v in changes.items())])
+
 
 @pytest.fixture
 def demo(tmp_path):
@@ -49,24 +68,41 @@ def demo(tmp_path):
     written(folder, RAW, "demo/t", CSV).with_name("claims.toml").write_text(ONE)
     return folder
 
+
 def put(demo, column="A", tier="paper", curve=None, **rows):
     "One run a seed of each of `rows`, which ends in its value; None = diverged"
     spec = load_spec("demo/t", demo)
     for row, values in rows.items():
-        curves = [v and (curve or [v - 10, v - 1, v, v, v, v])[-spec.runs(tier)[0].rounds:] for v in values]
+        curves = [
+            v and (curve or [v - 10, v - 1, v, v, v, v])[-spec.runs(tier)[0].rounds :]
+            for v in values
+        ]
         toy.put(spec, tier, row, curves, column)
 
-def only(demo, tier="paper"): return verdicts(tier, root=demo).iloc[0]
+
+def only(demo, tier="paper"):
+    return verdicts(tier, root=demo).iloc[0]
+
 
 # --- the numbers
 
+
 def test_joint_and_effect():
-    low, high = Comparison("low", {0: 1., 1: 2.}), Comparison("high", {0: 5., 1: 6.})
-    assert joint([.01, .2], "all") == .2 and math.isclose(joint([.01, .2], "any"), .02) and joint([.9, .8], "any") == 1
-    assert effect([high, low], "all")[:2] == (low, 1.5) and effect([low, high], "any")[:2] == (high, 5.5)
-    assert math.isclose(effect([low], "all")[2], stats.t.ppf(.975, 1) * .5, rel_tol=1e-9)
+    low, high = Comparison("low", {0: 1.0, 1: 2.0}), Comparison("high", {0: 5.0, 1: 6.0})
+    assert (
+        joint([0.01, 0.2], "all") == 0.2
+        and math.isclose(joint([0.01, 0.2], "any"), 0.02)
+        and joint([0.9, 0.8], "any") == 1
+    )
+    assert effect([high, low], "all")[:2] == (low, 1.5) and effect([low, high], "any")[:2] == (
+        high,
+        5.5,
+    )
+    assert math.isclose(effect([low], "all")[2], stats.t.ppf(0.975, 1) * 0.5, rel_tol=1e-9)
+
 
 # --- what is claimed
+
 
 def test_every_listed_claim_is_checked_once_and_its_numbers_are_untouched():
     found = read_claims()
@@ -77,98 +113,184 @@ def test_every_listed_claim_is_checked_once_and_its_numbers_are_untouched():
     assert all(math.isnan(c.published) for c in found if not c.listed)
     assert not any("claims" in name for name in find_specs())
 
+
 def test_every_claim_names_rows_and_columns_that_exist():
     for c in read_claims():
         spec = load_spec(c.spec)
         assert set(c.rows) | set(c.against) <= set(spec.rows), c.says
         assert set(c.columns) <= {col.label for col in spec.columns} and c.columns, c.says
-        if c.reduced: assert set(c.reduced) <= {col.label for col in spec.tier_columns("small")}, c.says
+        if c.reduced:
+            assert set(c.reduced) <= {col.label for col in spec.tier_columns("small")}, c.says
 
-@pytest.mark.parametrize("change, word", [
-    ('kind = "gain over all others"', 'kind = "guess"'), ('rows = ["FedCCFA"]', 'rows = "FedCCFA"'),
-    ('source = "text 1"', 'sauce = "text 1"'), ('source = "text 1"\n', ''), ('paper = "Demo"', 'listed = {paper = "Demo"}'),
-    ('columns = ["A"]', 'columns = ["A"]\nneed = "some"'), (ONE, "claim = 3"), (ONE, "claim = [3]"), ("[[claim]]", "[[clam]]")])
+
+@pytest.mark.parametrize(
+    "change, word",
+    [
+        ('kind = "gain over all others"', 'kind = "guess"'),
+        ('rows = ["FedCCFA"]', 'rows = "FedCCFA"'),
+        ('source = "text 1"', 'sauce = "text 1"'),
+        ('source = "text 1"\n', ""),
+        ('paper = "Demo"', 'listed = {paper = "Demo"}'),
+        ('columns = ["A"]', 'columns = ["A"]\nneed = "some"'),
+        (ONE, "claim = 3"),
+        (ONE, "claim = [3]"),
+        ("[[claim]]", "[[clam]]"),
+    ],
+)
 def test_bad_claims_are_refused_in_one_line(demo, change, word):
     (demo / "demo/claims.toml").write_text(ONE.replace(change, word))
-    with one_line("demo"): read_claims(demo)
+    with one_line("demo"):
+        read_claims(demo)
 
-@pytest.mark.parametrize("change, word", [
-    (dict(rows='["FedDCC"]'), "FedCCFA"), (dict(against='["IFCAA"]'), "IFCA"), (dict(metric='"acuracy"'), "generalised_accuracy"),
-    (dict(kind='"fewer rounds"'), "against"), (dict(kind='"gain over"', rows='["FedCCFA", "FedAvg", "IFCA"]', against='["FedAvg", "IFCA"]'), "against")])
+
+@pytest.mark.parametrize(
+    "change, word",
+    [
+        (dict(rows='["FedDCC"]'), "FedCCFA"),
+        (dict(against='["IFCAA"]'), "IFCA"),
+        (dict(metric='"acuracy"'), "generalised_accuracy"),
+        (dict(kind='"fewer rounds"'), "against"),
+        (
+            dict(
+                kind='"gain over"',
+                rows='["FedCCFA", "FedAvg", "IFCA"]',
+                against='["FedAvg", "IFCA"]',
+            ),
+            "against",
+        ),
+    ],
+)
 def test_claims_that_their_spec_does_not_fit_are_refused(demo, change, word):
     (demo / "demo/claims.toml").write_text(claim(**change))
-    with pytest.raises(InputError, match=f"claim 'best of all'.*{word}"): verdicts(root=demo)
+    with pytest.raises(InputError, match=f"claim 'best of all'.*{word}"):
+        verdicts(root=demo)
+
 
 def test_a_claim_of_the_list_that_nobody_checks_or_two_do_is_refused(demo):
-    (demo / "claims.csv").write_text("paper,table,method,dataset,setting,metric,mean,std\nDemo,T,M,D,S,gain,2.5,\n")
-    with pytest.raises(InputError, match="checked 0 times"): read_claims(demo)
-    listed = ONE.replace('paper = "Demo"\nsource = "text 1"\nsays = "best of all"', 'listed = {paper = "Demo"}')
+    (demo / "claims.csv").write_text(
+        "paper,table,method,dataset,setting,metric,mean,std\nDemo,T,M,D,S,gain,2.5,\n"
+    )
+    with pytest.raises(InputError, match="checked 0 times"):
+        read_claims(demo)
+    listed = ONE.replace(
+        'paper = "Demo"\nsource = "text 1"\nsays = "best of all"', 'listed = {paper = "Demo"}'
+    )
     (demo / "demo/claims.toml").write_text(listed)
     assert read_claims(demo)[0].published == 2.5 and read_claims(demo)[0].listed
     (demo / "demo/claims.toml").write_text(listed * 2)
-    with pytest.raises(InputError, match="checked 2 times"): read_claims(demo)
+    with pytest.raises(InputError, match="checked 2 times"):
+        read_claims(demo)
+
 
 # --- verdicts
 
+
 def test_supported_contradicted_and_undecided(demo):
-    assert only(demo).verdict == "not tested yet" and only(demo).comparisons == 2  # not the extra row
-    put(demo, FedAvg=[70., 70.4, 69.8], IFCA=[72., 72.1, 71.9], FedCCFA=[75., 75.2, 74.7])
+    assert (
+        only(demo).verdict == "not tested yet" and only(demo).comparisons == 2
+    )  # not the extra row
+    put(demo, FedAvg=[70.0, 70.4, 69.8], IFCA=[72.0, 72.1, 71.9], FedCCFA=[75.0, 75.2, 74.7])
     found = only(demo)
     assert (found.verdict, found.n) == ("supported", 3) and "IFCA" in found["at"]
-    assert math.isclose(found.effect, np.mean([3., 3.1, 2.8])) and found.p_holm < .01
-    put(demo, FedCCFA=[70.3, 71., 69.9])  # above FedAvg, below IFCA
+    assert math.isclose(found.effect, np.mean([3.0, 3.1, 2.8])) and found.p_holm < 0.01
+    put(demo, FedCCFA=[70.3, 71.0, 69.9])  # above FedAvg, below IFCA
     found = only(demo)
-    assert found.verdict == "contradicted" and found.effect < 0 and "p = 0.0" in verdict_in_words(found)
-    put(demo, FedCCFA=[75., 71., 72.3])
+    assert (
+        found.verdict == "contradicted"
+        and found.effect < 0
+        and "p = 0.0" in verdict_in_words(found)
+    )
+    put(demo, FedCCFA=[75.0, 71.0, 72.3])
     assert only(demo).verdict.startswith("undecided (p = 0.")
+
 
 def test_named_rivals_are_the_only_rivals(demo):
     "a control beside the methods that a claim is about is nobody's rival"
     (demo / "demo/claims.toml").write_text(claim(against='["FedAvg"]'))
-    put(demo, FedAvg=[70., 70.4, 69.8], IFCA=[79., 79.1, 78.9], FedCCFA=[75., 75.2, 74.7])
+    put(demo, FedAvg=[70.0, 70.4, 69.8], IFCA=[79.0, 79.1, 78.9], FedCCFA=[75.0, 75.2, 74.7])
     assert only(demo).comparisons == 1 and only(demo).verdict == "supported"
 
+
 def test_one_seed_cannot_be_tested(demo):
-    put(demo, FedCCFA=[90.], FedAvg=[50.], IFCA=[60.])
+    put(demo, FedCCFA=[90.0], FedAvg=[50.0], IFCA=[60.0])
     found = only(demo)
-    assert found.verdict == "cannot be tested yet: one seed" and found.effect == 30. and math.isnan(found.p)
+    assert (
+        found.verdict == "cannot be tested yet: one seed"
+        and found.effect == 30.0
+        and math.isnan(found.p)
+    )
     assert interval(found) == "+30.00 (1)"
+
 
 def test_seeds_are_paired(demo):
     "seeds vary by ten points, the gain by a tenth: only a paired test can see it; a seed of one side alone is left out"
-    put(demo, FedAvg=[60., 70., 80.], IFCA=[60., 70., 80., 99.], FedCCFA=[61., 71.1, 80.9])
+    put(demo, FedAvg=[60.0, 70.0, 80.0], IFCA=[60.0, 70.0, 80.0, 99.0], FedCCFA=[61.0, 71.1, 80.9])
     assert only(demo).verdict == "supported" and only(demo).n == 3
 
+
 def test_a_rival_that_is_not_run_is_named(demo):
-    put(demo, FedAvg=[70., 70.4, 69.8], FedCCFA=[75., 75.2, 74.7])
+    put(demo, FedAvg=[70.0, 70.4, 69.8], FedCCFA=[75.0, 75.2, 74.7])
     found = only(demo)
     assert found.verdict == "cannot be tested yet: IFCA is missing" and found.why == "not run: IFCA"
 
+
 def test_who_diverged_is_said(demo):
-    put(demo, FedAvg=[70., 70.4, 69.8], IFCA=[72., None, 71.9], FedCCFA=[75., 75.2, 74.7])
+    put(demo, FedAvg=[70.0, 70.4, 69.8], IFCA=[72.0, None, 71.9], FedCCFA=[75.0, 75.2, 74.7])
     found = only(demo)
-    assert found.verdict == "supported" and found.why == "diverged: IFCA (1 of 3 seeds)" and found.compared == 2
-    assert (found["at"], found.n) == ("FedCCFA against IFCA, A", 2) and math.isclose(found.effect, 2.9)  # of the two seeds left
-    put(demo, IFCA=[72., None, None])  # one seed cannot be tested, and does not stop the test of the others
-    assert only(demo).verdict == "supported" and only(demo).compared == 1 and "2 of 3" in only(demo).why
-    put(demo, FedCCFA=[75., None, 74.7])
+    assert (
+        found.verdict == "supported"
+        and found.why == "diverged: IFCA (1 of 3 seeds)"
+        and found.compared == 2
+    )
+    assert (found["at"], found.n) == ("FedCCFA against IFCA, A", 2) and math.isclose(
+        found.effect, 2.9
+    )  # of the two seeds left
+    put(
+        demo, IFCA=[72.0, None, None]
+    )  # one seed cannot be tested, and does not stop the test of the others
+    assert (
+        only(demo).verdict == "supported"
+        and only(demo).compared == 1
+        and "2 of 3" in only(demo).why
+    )
+    put(demo, FedCCFA=[75.0, None, 74.7])
     assert only(demo).verdict == "cannot be tested yet: FedCCFA diverged (1 of 3 seeds)"
 
+
 def test_reduced_tiers_are_shown_and_not_judged(demo):
-    put(demo, tier="small", FedCCFA=[90., 90.3, 89.9], FedAvg=[50., 50.3, 49.9], IFCA=[60., 60.3, 59.9])
+    put(
+        demo,
+        tier="small",
+        FedCCFA=[90.0, 90.3, 89.9],
+        FedAvg=[50.0, 50.3, 49.9],
+        IFCA=[60.0, 60.3, 59.9],
+    )
     found = only(demo, "small")
-    assert found.verdict == "not judged (reduced)" and round(found.effect) == 30 and only(demo).verdict == "not tested yet"
-    with pytest.raises(InputError, match="'big'.*paper, small"): verdicts("big", root=demo)
+    assert (
+        found.verdict == "not judged (reduced)"
+        and round(found.effect) == 30
+        and only(demo).verdict == "not tested yet"
+    )
+    with pytest.raises(InputError, match="'big'.*paper, small"):
+        verdicts("big", root=demo)
+
 
 def test_holm_counts_the_claims_of_a_paper(demo):
     (demo / "demo/claims.toml").write_text(ONE + claim(columns='["B"]'))
     for column in "AB":
-        put(demo, column, FedAvg=[70., 70.4, 69.8], IFCA=[71., 71.9, 70.5], FedCCFA=[75., 75.2, 74.7])
+        put(
+            demo,
+            column,
+            FedAvg=[70.0, 70.4, 69.8],
+            IFCA=[71.0, 71.9, 70.5],
+            FedCCFA=[75.0, 75.2, 74.7],
+        )
     found = verdicts(root=demo)
     assert np.allclose(found.p_holm, 2 * found.p) and set(found.verdict) == {"supported"}
 
+
 def test_any_needs_one_and_all_needs_all(demo):
-    put(demo, FedCCFA=[75., 75.2, 74.7], FedAvg=[70., 70.4, 69.8], IFCA=[80., 80.1, 79.6])
+    put(demo, FedCCFA=[75.0, 75.2, 74.7], FedAvg=[70.0, 70.4, 69.8], IFCA=[80.0, 80.1, 79.6])
     text = claim(kind='"gain over"', rows='["FedCCFA", "FedCCFA"]', against='["FedAvg", "IFCA"]')
     (demo / "demo/claims.toml").write_text(text)
     assert only(demo).verdict == "contradicted"
@@ -176,78 +298,164 @@ def test_any_needs_one_and_all_needs_all(demo):
     found = only(demo)
     assert found.verdict == "supported" and math.isclose(found.effect, np.mean([5, 4.8, 4.9]))
 
-@pytest.mark.parametrize("kind, rounds, stated, word", [
-    ("at round", 2, 73.2, "supported"), ("at round", 2, 75.2, "contradicted"), ("at round", 3, 74.9, "undecided"),
-    ("within rounds", 6, 74., "supported"), ("within rounds", 2, 75.5, "contradicted")])
+
+@pytest.mark.parametrize(
+    "kind, rounds, stated, word",
+    [
+        ("at round", 2, 73.2, "supported"),
+        ("at round", 2, 75.2, "contradicted"),
+        ("at round", 3, 74.9, "undecided"),
+        ("within rounds", 6, 74.0, "supported"),
+        ("within rounds", 2, 75.5, "contradicted"),
+    ],
+)
 def test_values_at_a_round(demo, kind, rounds, stated, word):
     "the curve ends at v and is v-1 in round 2"
-    put(demo, FedCCFA=[75., 75.2, 74.7])
-    claim = Claim("Demo", "x", "y", kind, "demo/t", ("FedCCFA",), ("A",), published=stated, rounds=rounds)
-    found = claims.settle([examine_claim(claim, load_stored_runs(load_spec("demo/t", demo), "paper"))])[0]
+    put(demo, FedCCFA=[75.0, 75.2, 74.7])
+    claim = Claim(
+        "Demo", "x", "y", kind, "demo/t", ("FedCCFA",), ("A",), published=stated, rounds=rounds
+    )
+    found = claims.settle(
+        [examine_claim(claim, load_stored_runs(load_spec("demo/t", demo), "paper"))]
+    )[0]
     assert found["verdict"].startswith(word)
     last = 0 if rounds > 2 or kind == "within" else 1
-    assert math.isclose(found["effect"], np.mean([75., 75.2, 74.7]) - last - stated)
-    margin = Claim(**{**claim.__dict__, "margin": 3.})
-    wide = claims.settle([examine_claim(margin, load_stored_runs(load_spec("demo/t", demo), "paper"))])[0]
+    assert math.isclose(found["effect"], np.mean([75.0, 75.2, 74.7]) - last - stated)
+    margin = Claim(**{**claim.__dict__, "margin": 3.0})
+    wide = claims.settle(
+        [examine_claim(margin, load_stored_runs(load_spec("demo/t", demo), "paper"))]
+    )[0]
     assert wide["verdict"] == "supported" and math.isclose(wide["effect"], found["effect"])
+
 
 def test_fewer_rounds_to_the_references_last_accuracy(demo):
     "FedAvg ends at 70; FedCCFA is there in round 2, IFCA never (one round more than the last); a seed that it lacks is left out"
-    claim = Claim("Demo", "x", "y", "fewer rounds", "demo/t", ("FedCCFA",), ("A",), against=("FedAvg",), unit="rounds")
-    put(demo, FedAvg=[70.] * 3, curve=[40, 50, 60, 65, 69, 70])
-    put(demo, IFCA=[60.] * 4, curve=[40, 50, 60, 60, 60, 60])
-    put(demo, FedCCFA=[75.] * 4, curve=[60, 70, 72, 73, 74, 75])
+    claim = Claim(
+        "Demo",
+        "x",
+        "y",
+        "fewer rounds",
+        "demo/t",
+        ("FedCCFA",),
+        ("A",),
+        against=("FedAvg",),
+        unit="rounds",
+    )
+    put(demo, FedAvg=[70.0] * 3, curve=[40, 50, 60, 65, 69, 70])
+    put(demo, IFCA=[60.0] * 4, curve=[40, 50, 60, 60, 60, 60])
+    put(demo, FedCCFA=[75.0] * 4, curve=[60, 70, 72, 73, 74, 75])
     spec = load_spec("demo/t", demo)
     found = claims.fewer_rounds(claim, load_stored_runs(spec, "paper"))
-    assert {c.label.split(" against ")[1]: set(c.differences.values()) for c in found} == {"FedAvg, A": {4.}, "IFCA, A": {5.}}
-    assert examine_claim(claim, load_stored_runs(spec, "paper"))["verdict"] == "cannot be tested yet: no spread over seeds"
+    assert {c.label.split(" against ")[1]: set(c.differences.values()) for c in found} == {
+        "FedAvg, A": {4.0},
+        "IFCA, A": {5.0},
+    }
+    assert (
+        examine_claim(claim, load_stored_runs(spec, "paper"))["verdict"]
+        == "cannot be tested yet: no spread over seeds"
+    )
+
 
 def test_values_are_of_models_of_one_kind_or_of_none():
-    run = pd.DataFrame({"round": [1, 2, 3], "a": [50., 60., 90.], "a_untuned": [math.nan, math.nan, 55.]})
-    assert [claims.first_round(run, m, 55.) for m in ("a", "a_untuned", "b")] == [3., 2., 4.]
-    assert claims.best_within("a_untuned", 3)(run) == 60. and math.isnan(claims.at_round("a", 2)(run))
+    run = pd.DataFrame(
+        {"round": [1, 2, 3], "a": [50.0, 60.0, 90.0], "a_untuned": [math.nan, math.nan, 55.0]}
+    )
+    assert [claims.first_round(run, m, 55.0) for m in ("a", "a_untuned", "b")] == [3.0, 2.0, 4.0]
+    assert claims.best_within("a_untuned", 3)(run) == 60.0 and math.isnan(
+        claims.at_round("a", 2)(run)
+    )
     assert math.isnan(claims.best_within("b", 3)(run)) and math.isnan(claims.at_round("b", 1)(run))
+
 
 # --- printed
 
+
 @pytest.mark.parametrize("format", ["text", "md", "html", "csv"])
 def test_every_format_has_every_claim(demo, format):
-    def printed(root): return shown(claims_sheet(found := verdicts("paper", root=root), "paper"), format, found)
+    def printed(root):
+        return shown(claims_sheet(found := verdicts("paper", root=root), "paper"), format, found)
+
     out = printed(demo)
     assert "best of all" in out and "not tested yet" in out
     empty = printed(demo / "nothing")
     assert empty.strip() and "best of all" not in empty
 
+
 # --- the headline
+
 
 def test_a_headline_as_values_and_in_a_sentence(demo):
     "paired seeds 0 to 2: 5.0, 4.8, 4.9 over IFCA; t(.975, 2) = 4.3027, so 4.9 ± 4.3027 * 0.1 / sqrt(3) = 0.248"
     text = claim(headline='"FedCCFA leads"', caveat='"Made up."')
     (demo / "demo/claims.toml").write_text(text)
     idle = claims.paper_headline("demo", root=demo)
-    assert (idle.tested, idle.state, idle.ours, idle.published) == (False, "not tested yet", None, 0.)
+    assert (idle.tested, idle.state, idle.ours, idle.published) == (
+        False,
+        "not tested yet",
+        None,
+        0.0,
+    )
     assert claims.headline_sentences(idle) == "FedCCFA leads (text 1): not tested yet (A). Made up."
-    put(demo, FedAvg=[60., 60.4, None], FedCCFA=[75., 75.2, 74.7, 99.])
+    put(demo, FedAvg=[60.0, 60.4, None], FedCCFA=[75.0, 75.2, 74.7, 99.0])
     half = claims.paper_headline("demo", root=demo)
-    assert (half.state, half.lacks, half.compared, half.comparisons) == ("cannot be tested yet", "IFCA is missing", 1, 2)
-    put(demo, IFCA=[70., 70.4, 69.8])
+    assert (half.state, half.lacks, half.compared, half.comparisons) == (
+        "cannot be tested yet",
+        "IFCA is missing",
+        1,
+        2,
+    )
+    put(demo, IFCA=[70.0, 70.4, 69.8])
     found = claims.paper_headline("demo", root=demo)
-    assert (found.ours.name, found.theirs.name, found.ours.n, found.alone, found.unit) == ("FedCCFA", "IFCA", 3, False, "points")
-    assert math.isclose(found.ours.mean, 224.9 / 3) and math.isclose(found.theirs.mean, 210.2 / 3) and math.isclose(found.gain, 4.9)
-    assert math.isclose(found.half, 4.302653 * .1 / 3**.5, rel_tol=1e-6) and found.state == "supported" and not found.reproduced
+    assert (found.ours.name, found.theirs.name, found.ours.n, found.alone, found.unit) == (
+        "FedCCFA",
+        "IFCA",
+        3,
+        False,
+        "points",
+    )
+    assert (
+        math.isclose(found.ours.mean, 224.9 / 3)
+        and math.isclose(found.theirs.mean, 210.2 / 3)
+        and math.isclose(found.gain, 4.9)
+    )
+    assert (
+        math.isclose(found.half, 4.302653 * 0.1 / 3**0.5, rel_tol=1e-6)
+        and found.state == "supported"
+        and not found.reproduced
+    )
     assert claims.headline_sentences(found) == (
         "FedCCFA leads (text 1): supported on A: 74.97 against IFCA's 70.07, gain +4.90 [4.65, 5.15] over "
-        "3 seeds, published +0.00. FedAvg diverged in 1 of 3 seeds and is compared over the others. Made up.")
-    with pytest.raises(InputError, match="'nobody'"): claims.paper_headline("nobody", root=demo)
+        "3 seeds, published +0.00. FedAvg diverged in 1 of 3 seeds and is compared over the others. Made up."
+    )
+    with pytest.raises(InputError, match="'nobody'"):
+        claims.paper_headline("nobody", root=demo)
+
 
 def test_the_published_gain_of_a_headline_is_the_smallest_of_its_pairs():
     "LfD's Table 4, 50 clients, share 0.25; FedBSS against FedExP; FedCCFA's 1.14 stands in the text and is 89.39 - 88.25"
-    cells = {"lfd": ("table4", dict(clients=50, participation=.25), "LfD", ["FedAvg", "FedAvgM", "FedProx", "MOON"]),
-             "fedbss": ("table1", dict(dataset="Fashion-MNIST", partition="dirichlet_alpha", partition_parameter=.5), "FedBSS", ["FedExP", "FedAvg", "SCAFFOLD"])}
+    cells = {
+        "lfd": (
+            "table4",
+            dict(clients=50, participation=0.25),
+            "LfD",
+            ["FedAvg", "FedAvgM", "FedProx", "MOON"],
+        ),
+        "fedbss": (
+            "table1",
+            dict(dataset="Fashion-MNIST", partition="dirichlet_alpha", partition_parameter=0.5),
+            "FedBSS",
+            ["FedExP", "FedAvg", "SCAFFOLD"],
+        ),
+    }
     for paper, (name, where, mine, others) in cells.items():
         csv = pd.read_csv(ROOT / f"papers/{paper}/{name}.published.csv")
         for k, v in where.items():
-            if k in csv: csv = csv[csv[k] == v]
+            if k in csv:
+                csv = csv[csv[k] == v]
         means = csv.set_index("method")["mean"]
-        assert math.isclose(claims.paper_headline(paper).published, min(means[mine] - means[o] for o in others), abs_tol=1e-9), paper
+        assert math.isclose(
+            claims.paper_headline(paper).published,
+            min(means[mine] - means[o] for o in others),
+            abs_tol=1e-9,
+        ), paper
     assert claims.paper_headline("fedccfa").published == 1.14

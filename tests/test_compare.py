@@ -1,4 +1,5 @@
 "A comparison of one's own: the same runs as a spec's, nothing computed twice, and one line for everything wrong"
+
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,184 +14,425 @@ from fedrepro.data.transforms import dataset_names
 from fedrepro.engine.method import METHODS, FedAvg
 from fedrepro.experiments.specs import load_spec
 from fedrepro.models.networks import network_names
-from fedrepro.reporting.compare import COMMON, NETWORKS, OPTIMISER, OWN_TIER, as_toml, compare, rows_of, scaled
+from fedrepro.reporting.compare import (
+    COMMON,
+    NETWORKS,
+    OPTIMISER,
+    OWN_TIER,
+    as_toml,
+    compare,
+    rows_of,
+    scaled,
+)
 from fedrepro.verdicts.tables import DEFINITIONS
 from toy import OURS, ROOT, one_line
 
 TINY = dict(clients=3, rounds=2, epochs=1, batch_size=64, seeds=2, quiet=True)
-LINE = "--clients 3 --rounds 2 --epochs 1 --batch-size 64 --seeds 2 --workers 1 --device cpu".split()
+LINE = (
+    "--clients 3 --rounds 2 --epochs 1 --batch-size 64 --seeds 2 --workers 1 --device cpu".split()
+)
+
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory): return tmp_path_factory.mktemp("compare")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("compare")
+
 
 @pytest.fixture(scope="module")
-def found(folder): return compare(["FedAvg", "FedProx:mu=0.1"], folder=folder, **TINY)
+def found(folder):
+    return compare(["FedAvg", "FedProx:mu=0.1"], folder=folder, **TINY)
+
 
 def test_the_numbers_are_those_of_the_rows(found):
     last = found.frame.groupby(["row", "seed"]).generalised_accuracy.agg(["last", "max", "mean"])
     for line in found.summary.to_dict("records"):
         mine = last.loc[line["row"]]
-        assert line["n"] == 2 and np.isclose(line["mean"], mine["last"].mean()) and np.isclose(line["std"], mine["last"].std(ddof=1))
-        assert np.isclose(line["best"], mine["max"].mean()) and np.isclose(line["mean_last_10"], mine["mean"].mean())
+        assert (
+            line["n"] == 2
+            and np.isclose(line["mean"], mine["last"].mean())
+            and np.isclose(line["std"], mine["last"].std(ddof=1))
+        )
+        assert np.isclose(line["best"], mine["max"].mean()) and np.isclose(
+            line["mean_last_10"], mine["mean"].mean()
+        )
     shown = repr(found)
-    assert f"{line['mean']:.2f} ± {line['std']:.2f} (2)" in shown and "generalised_accuracy: %" in shown and "mean last 10" in shown
-    for word in ("published", "verdict", "difference"): assert word not in shown
+    assert (
+        f"{line['mean']:.2f} ± {line['std']:.2f} (2)" in shown
+        and "generalised_accuracy: %" in shown
+        and "mean last 10" in shown
+    )
+    for word in ("published", "verdict", "difference"):
+        assert word not in shown
+
 
 def test_a_result_shows_itself(found):
-    assert "<th>last ± std (n)</th>" in found._repr_html_() and "| FedAvg |" in found._repr_markdown_()
+    assert (
+        "<th>last ± std (n)</th>" in found._repr_html_() and "| FedAvg |" in found._repr_markdown_()
+    )
     for text in (repr(found), found._repr_html_(), found._repr_markdown_()):
-        assert text.index("generalised accuracy") < text.index("personalised accuracy") and "no drift" in text
+        assert (
+            text.index("generalised accuracy") < text.index("personalised accuracy")
+            and "no drift" in text
+        )
     figure = found.plot()
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["FedAvg", "FedProx:mu=0.1"]
     assert figure.legends[0].get_lines()[0].get_color() == "#000000", "FedAvg's colour everywhere"
     assert set(found.frame.groupby(["row", "seed"]).size()) == {2}
 
+
 def test_values_in_a_text_have_their_types():
     assert rows_of(["FedADC:covering=true,beta=0.5,variant=nesterov"]) == {
-        "FedADC:covering=true,beta=0.5,variant=nesterov": {"class": "FedADC", "covering": True, "beta": .5, "variant": "nesterov"}}
+        "FedADC:covering=true,beta=0.5,variant=nesterov": {
+            "class": "FedADC",
+            "covering": True,
+            "beta": 0.5,
+            "variant": "nesterov",
+        }
+    }
 
-@pytest.mark.parametrize("value", [.1, 1e-5, 1e22, 3, True, "a \"quoted\" \\ text, ünï, 😀", [1, 2], np.float64(.5), np.int64(7), {"value": 2, "source": "x"}, float("inf")])
-def test_values_are_read_back(value): assert tomllib.loads(f"v = {as_toml(value)}")["v"] == value
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0.1,
+        1e-5,
+        1e22,
+        3,
+        True,
+        'a "quoted" \\ text, ünï, 😀',
+        [1, 2],
+        np.float64(0.5),
+        np.int64(7),
+        {"value": 2, "source": "x"},
+        float("inf"),
+    ],
+)
+def test_values_are_read_back(value):
+    assert tomllib.loads(f"v = {as_toml(value)}")["v"] == value
+
 
 def test_every_wait_is_found():
     "A field that counts rounds and defaults to more than a short run has would leave the method without its effect"
     for name, cls in OURS.items():
         row = {k: v["value"] for k, v in scaled({"class": name}, 20).items() if k != "class"}
-        left = {k: v for k, v in vars(cls()).items() if isinstance(v, int) and not isinstance(v, bool) and v >= 20 and k not in row and k != "batch_size"}
+        left = {
+            k: v
+            for k, v in vars(cls()).items()
+            if isinstance(v, int)
+            and not isinstance(v, bool)
+            and v >= 20
+            and k not in row
+            and k != "batch_size"
+        }
         assert not left and all(1 <= v <= 5 for v in row.values()), (name, left, row)
+
 
 def test_every_data_set_has_a_network_that_fits_it():
     assert set(NETWORKS) == set(dataset_names()) and set(NETWORKS.values()) <= set(network_names())
     papers = [load_spec(p) for p in find_specs(ROOT / "papers").values()]
-    used = {(c.settings["data"]["name"], c.settings["network"]) for s in papers for t in s.tiers for c in s.runs(t, seeds=1)}
-    alike = {"MNIST", "CIFAR-100", "EMNIST-letters", "EMNIST-letters-10", "Tiny-ImageNet"}  # as Fashion-MNIST, as CIFAR-10, as ImageNet
+    used = {
+        (c.settings["data"]["name"], c.settings["network"])
+        for s in papers
+        for t in s.tiers
+        for c in s.runs(t, seeds=1)
+    }
+    alike = {
+        "MNIST",
+        "CIFAR-100",
+        "EMNIST-letters",
+        "EMNIST-letters-10",
+        "Tiny-ImageNet",
+    }  # as Fashion-MNIST, as CIFAR-10, as ImageNet
     assert {pair for pair in NETWORKS.items() if pair not in used and pair[0] not in alike} == set()
 
-@pytest.mark.parametrize("change, words", [
-    (dict(methods=["FedAvgg"]), ["'FedAvgg'", "FedAvg"]), (dict(methods=[]), ["no method"]), (dict(methods=["FedAvg", "FedAvg"]), ["twice"]),
-    (dict(methods=["FedProx:mu"]), ["FedProx:mu", "key=value"]), (dict(methods=["FedProx:nu=1"]), ["'nu'", "mu"]), (dict(methods={"x": {}}), ["'x'"]),
-    (dict(methods={"a": "FedProx"}), ["'a'", "'FedProx'"]), (dict(methods={"FedAvg": None}), ["'FedAvg'", "None"]),
-    (dict(methods={"FedAvg": {"lr": object()}}), ["object"]), (dict(dataset="digit"), ["'digit'", "digits"]), (dict(alpha=0), ["alpha", "0"]),
-    (dict(drift="sudden", drift_round=2), ["drift_round 2"]), (dict(drift=["sudden"]), ["drift"]), (dict(rounds="2"), ["rounds", "'2'"]),
-    (dict(seeds=[1, 1]), ["seeds", "twice"]), (dict(clients=10**4), ["10000"]), (dict(executor="threads"), ["'threads'"]), (dict(log=["tensorbord:x"]), ["'tensorbord'"])])
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (dict(methods=["FedAvgg"]), ["'FedAvgg'", "FedAvg"]),
+        (dict(methods=[]), ["no method"]),
+        (dict(methods=["FedAvg", "FedAvg"]), ["twice"]),
+        (dict(methods=["FedProx:mu"]), ["FedProx:mu", "key=value"]),
+        (dict(methods=["FedProx:nu=1"]), ["'nu'", "mu"]),
+        (dict(methods={"x": {}}), ["'x'"]),
+        (dict(methods={"a": "FedProx"}), ["'a'", "'FedProx'"]),
+        (dict(methods={"FedAvg": None}), ["'FedAvg'", "None"]),
+        (dict(methods={"FedAvg": {"lr": object()}}), ["object"]),
+        (dict(dataset="digit"), ["'digit'", "digits"]),
+        (dict(alpha=0), ["alpha", "0"]),
+        (dict(drift="sudden", drift_round=2), ["drift_round 2"]),
+        (dict(drift=["sudden"]), ["drift"]),
+        (dict(rounds="2"), ["rounds", "'2'"]),
+        (dict(seeds=[1, 1]), ["seeds", "twice"]),
+        (dict(clients=10**4), ["10000"]),
+        (dict(executor="threads"), ["'threads'"]),
+        (dict(log=["tensorbord:x"]), ["'tensorbord'"]),
+    ],
+)
 def test_refused(change, words, tmp_path):
-    with one_line(*words) as error: compare(**{"methods": ["FedAvg"], **TINY, "folder": tmp_path / "out", **change})
-    assert not list(tmp_path.rglob("*.jsonl")) and not list(tmp_path.rglob("*.toml")) and "/tmp" not in str(error.value)
+    with one_line(*words) as error:
+        compare(**{"methods": ["FedAvg"], **TINY, "folder": tmp_path / "out", **change})
+    assert (
+        not list(tmp_path.rglob("*.jsonl"))
+        and not list(tmp_path.rglob("*.toml"))
+        and "/tmp" not in str(error.value)
+    )
+
 
 def test_the_command(said, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = said("compare", "FedAvg", *LINE, "--alpha", "1", "--drift", "sudden")
-    assert code == 0 and "2 computed, 0 were there" in err and "FedAvg" in out and "Dir(1), sudden drift after round 1" in out
+    assert (
+        code == 0
+        and "2 computed, 0 were there" in err
+        and "FedAvg" in out
+        and "Dir(1), sudden drift after round 1" in out
+    )
     figure = Path(out.splitlines()[-1])
-    assert figure.parent == Path("out/compare") and figure.stat().st_size > 5000 and figure.with_suffix(".toml").exists()
-    code, again, err = said("compare", "FedAvg", *LINE, "--alpha", "1", "--drift", "sudden", "--quiet", "--out", "mine.svg")
-    assert (code, err) == (0, "") and again.splitlines()[:-1] == out.splitlines()[:-1] and Path("mine.svg").exists()
-    code, table, _ = said("table", figure.with_suffix(".toml"), "--tier", OWN_TIER, "--format", "csv")
+    assert (
+        figure.parent == Path("out/compare")
+        and figure.stat().st_size > 5000
+        and figure.with_suffix(".toml").exists()
+    )
+    code, again, err = said(
+        "compare",
+        "FedAvg",
+        *LINE,
+        "--alpha",
+        "1",
+        "--drift",
+        "sudden",
+        "--quiet",
+        "--out",
+        "mine.svg",
+    )
+    assert (
+        (code, err) == (0, "")
+        and again.splitlines()[:-1] == out.splitlines()[:-1]
+        and Path("mine.svg").exists()
+    )
+    code, table, _ = said(
+        "table", figure.with_suffix(".toml"), "--tier", OWN_TIER, "--format", "csv"
+    )
     assert code == 0 and table.count("\n") == 2
-    for wrong, word in [("--alpha x", "--alpha"), ("--clients 0", "'0'"), ("--dataset digit", "did you mean 'digits'"), ("--participation 2", "participation")]:
+    for wrong, word in [
+        ("--alpha x", "--alpha"),
+        ("--clients 0", "'0'"),
+        ("--dataset digit", "did you mean 'digits'"),
+        ("--participation 2", "participation"),
+    ]:
         refused(["compare", "FedAvg", *LINE, *wrong.split()], word)
+
 
 def test_the_command_and_the_function_have_the_same_defaults():
     import inspect
     from fedrepro.cli.own import compare_command
+
     ours, theirs = (inspect.signature(f).parameters for f in (compare, compare_command))
-    same = set(ours) & set(theirs) - {"methods", "folder", "workers"}  # a command may use all cores; a notebook's own methods are here alone
-    assert len(same) > 14 and {n: ours[n].default for n in same} == {n: theirs[n].default for n in same}
+    same = set(ours) & set(theirs) - {
+        "methods",
+        "folder",
+        "workers",
+    }  # a command may use all cores; a notebook's own methods are here alone
+    assert len(same) > 14 and {n: ours[n].default for n in same} == {
+        n: theirs[n].default for n in same
+    }
     assert Path(ours["folder"].default) == theirs["folder"].default
+
 
 def test_a_method_of_ones_own(folder):
     class Lazy(FedAvg):
         "Keeps its first model"
-        def aggregate(self, server, exchange): return server
+
+        def aggregate(self, server, exchange):
+            return server
+
     own = compare({"ours": {"class": "Lazy"}, "FedAvg": {}}, folder=folder, **TINY)
-    curve, shown = own.frame[own.frame.row == "ours"].groupby("seed").generalised_accuracy, own.summary
-    assert own.report.failed == {} and (curve.nunique() == 1).all() and list(own.spec.rows) == ["ours", "FedAvg"]
+    curve, shown = (
+        own.frame[own.frame.row == "ours"].groupby("seed").generalised_accuracy,
+        own.summary,
+    )
+    assert (
+        own.report.failed == {}
+        and (curve.nunique() == 1).all()
+        and list(own.spec.rows) == ["ours", "FedAvg"]
+    )
     assert set(shown.metric) == {"generalised_accuracy"} <= set(DEFINITIONS)
 
+
 OWN = {  # what these classes say themselves, where FedAvg has the common momentum, no weight decay and no clipping
-    "SCAFFOLD": dict(momentum=0.), "FedADC": dict(momentum=0.), "FedDC": dict(momentum=0., weight_decay=1e-3, clip_norm=10.)}
-TYPED = {"FedProx:momentum=0.5": dict(momentum=.5), "FedDC:clip_norm=none,momentum=0": dict(momentum=0., weight_decay=1e-3)}
-USUAL = dict(lr=.03, momentum=.9, weight_decay=0., lr_decay=1., clip_norm=None)
+    "SCAFFOLD": dict(momentum=0.0),
+    "FedADC": dict(momentum=0.0),
+    "FedDC": dict(momentum=0.0, weight_decay=1e-3, clip_norm=10.0),
+}
+TYPED = {
+    "FedProx:momentum=0.5": dict(momentum=0.5),
+    "FedDC:clip_norm=none,momentum=0": dict(momentum=0.0, weight_decay=1e-3),
+}
+USUAL = dict(lr=0.03, momentum=0.9, weight_decay=0.0, lr_decay=1.0, clip_norm=None)
+
 
 @pytest.fixture
 def planned(monkeypatch, tmp_path):
     "A function that returns the runs of a comparison, which are not computed"
-    class Stop(Exception): pass
+
+    class Stop(Exception):
+        pass
+
     runs = []
+
     def stop(found, *_, **__):
         runs.extend(found)
         raise Stop
+
     monkeypatch.setattr("fedrepro.reporting.compare.compute_runs", stop)
+
     def plan(rows, **settings):
         runs.clear()
-        with pytest.raises(Stop): compare(rows, folder=tmp_path, seeds=1, **settings)
+        with pytest.raises(Stop):
+            compare(rows, folder=tmp_path, seeds=1, **settings)
         return {c.row: c.settings for c in runs}
+
     return plan
 
-def optimiser(settings: dict) -> dict: return {k: settings["method"]["fields"][k] for k in OPTIMISER}
+
+def optimiser(settings: dict) -> dict:
+    return {k: settings["method"]["fields"][k] for k in OPTIMISER}
+
 
 def test_a_class_s_own_momentum_decay_and_clipping_come_before_the_common_ones(planned):
     "The learning rate, its decay, epochs and batches are common to all rows"
     found = planned(["FedAvg", *OWN, *TYPED])
-    assert {row: optimiser(s) for row, s in found.items()} == {row: USUAL | (OWN | TYPED).get(row, {}) for row in found}
+    assert {row: optimiser(s) for row, s in found.items()} == {
+        row: USUAL | (OWN | TYPED).get(row, {}) for row in found
+    }
     assert len({repr({k: v for k, v in s.items() if k != "method"}) for s in found.values()}) == 1
-    assert len({(s["method"]["fields"]["epochs"], s["method"]["fields"]["batch_size"]) for s in found.values()}) == 1
+    assert (
+        len(
+            {
+                (s["method"]["fields"]["epochs"], s["method"]["fields"]["batch_size"])
+                for s in found.values()
+            }
+        )
+        == 1
+    )
+
 
 def test_what_is_typed_comes_before_a_class_s_own(planned):
-    found = planned(["FedAvg", "FedADC", "FedADC:momentum=0.2", "FedDC"], momentum=0., weight_decay=0.)
-    assert {row: optimiser(s)["momentum"] for row, s in found.items()} == {"FedAvg": 0., "FedADC": 0., "FedADC:momentum=0.2": .2, "FedDC": 0.}
-    assert {optimiser(s)["weight_decay"] for s in found.values()} == {0.}
-    assert planned(["FedADC"], momentum=.5)["FedADC"]["method"]["fields"]["momentum"] == .5
+    found = planned(
+        ["FedAvg", "FedADC", "FedADC:momentum=0.2", "FedDC"], momentum=0.0, weight_decay=0.0
+    )
+    assert {row: optimiser(s)["momentum"] for row, s in found.items()} == {
+        "FedAvg": 0.0,
+        "FedADC": 0.0,
+        "FedADC:momentum=0.2": 0.2,
+        "FedDC": 0.0,
+    }
+    assert {optimiser(s)["weight_decay"] for s in found.values()} == {0.0}
+    assert planned(["FedADC"], momentum=0.5)["FedADC"]["method"]["fields"]["momentum"] == 0.5
+
 
 def test_every_method_has_its_own_default_or_the_common_one(planned):
     "Whoever declares a momentum, declares it below FedAvg"
     names = [n for n in OURS if n != "Union"]
     for name, settings in planned(names, clients=5).items():
         own = OURS[name]()
-        said = {k: getattr(own, k) for k in COMMON if any(k in vars(c).get("__annotations__", {}) for c in OURS[name].__mro__[:-2])}
+        said = {
+            k: getattr(own, k)
+            for k in COMMON
+            if any(k in vars(c).get("__annotations__", {}) for c in OURS[name].__mro__[:-2])
+        }
         assert optimiser(settings) == USUAL | said, name
 
-@pytest.mark.parametrize("rows, settings", [
-    (["SCAFFOLD"], dict(momentum=.9)), (["FedAvg", "SCAFFOLD"], dict(momentum=.1)), (["SCAFFOLD:momentum=0.9"], {}), (["FedDC:momentum=0.5"], {})])
+
+@pytest.mark.parametrize(
+    "rows, settings",
+    [
+        (["SCAFFOLD"], dict(momentum=0.9)),
+        (["FedAvg", "SCAFFOLD"], dict(momentum=0.1)),
+        (["SCAFFOLD:momentum=0.9"], {}),
+        (["FedDC:momentum=0.5"], {}),
+    ],
+)
 def test_what_a_formula_excludes_is_refused_in_one_line(rows, settings, tmp_path):
-    with one_line("compare: ", "momentum", "expected 0", "plain SGD"): compare(rows, folder=tmp_path, **settings)
+    with one_line("compare: ", "momentum", "expected 0", "plain SGD"):
+        compare(rows, folder=tmp_path, **settings)
     assert not any(tmp_path.iterdir())
 
+
 def test_with_a_source_of_its_own_it_is_computed(planned):
-    asked = {"SCAFFOLD": {}, "as printed": {"class": "SCAFFOLD", "momentum": {"value": .9, "source": "paper 5.1"}}}
-    assert {row: optimiser(s)["momentum"] for row, s in planned(asked).items()} == {"SCAFFOLD": 0., "as printed": .9}
+    asked = {
+        "SCAFFOLD": {},
+        "as printed": {"class": "SCAFFOLD", "momentum": {"value": 0.9, "source": "paper 5.1"}},
+    }
+    assert {row: optimiser(s)["momentum"] for row, s in planned(asked).items()} == {
+        "SCAFFOLD": 0.0,
+        "as printed": 0.9,
+    }
+
 
 def test_a_method_of_ones_own_declares_both(planned, tmp_path):
     @dataclass
     class PerStep(FedAvg):
-        momentum: float = 0.
+        momentum: float = 0.0
         excluded: ClassVar[dict[str, str]] = {"momentum": "counts steps of plain SGD"}
+
     @dataclass
-    class PerStepToo(PerStep): mu: float = .1
+    class PerStepToo(PerStep):
+        mu: float = 0.1
+
     try:
-        assert {optimiser(s)["momentum"] for s in planned(["PerStep", "PerStepToo"]).values()} == {0.}
-        with one_line("PerStepToo: momentum 0.9: expected 0: counts steps of plain SGD"): compare(["PerStepToo"], momentum=.9, folder=tmp_path)
+        assert {optimiser(s)["momentum"] for s in planned(["PerStep", "PerStepToo"]).values()} == {
+            0.0
+        }
+        with one_line("PerStepToo: momentum 0.9: expected 0: counts steps of plain SGD"):
+            compare(["PerStepToo"], momentum=0.9, folder=tmp_path)
     finally:
-        for name in ("PerStep", "PerStepToo"): METHODS.pop(name)
+        for name in ("PerStep", "PerStepToo"):
+            METHODS.pop(name)
+
 
 def test_a_default_that_has_no_effect_is_refused():
-    class Bare(FedAvg, listed=False): momentum = 0.
-    class Undecorated(FedAvg, listed=False): momentum: float = 0.
+    class Bare(FedAvg, listed=False):
+        momentum = 0.0
+
+    class Undecorated(FedAvg, listed=False):
+        momentum: float = 0.0
+
     for cls in (Bare, Undecorated):
-        with one_line(f"{cls.__name__} momentum = 0.0: changes nothing", "@dataclass"): cls()
+        with one_line(f"{cls.__name__} momentum = 0.0: changes nothing", "@dataclass"):
+            cls()
+
 
 def test_every_difference_between_rows_is_printed(tmp_path):
-    rows, small = ["FedAvg", "FedProx:momentum=0.5", "FedADC"], dict(clients=3, rounds=1, seeds=1, epochs=1, folder=tmp_path, quiet=True)
+    rows, small = (
+        ["FedAvg", "FedProx:momentum=0.5", "FedADC"],
+        dict(clients=3, rounds=1, seeds=1, epochs=1, folder=tmp_path, quiet=True),
+    )
     found = compare(rows, **small)
     fields = {c.row: c.settings["method"]["fields"] for c in found.spec.runs(OWN_TIER)}
-    said = {note.partition(": ")[0]: note for note in found.sheet().notes if note.partition(": ")[0] in rows}
+    said = {
+        note.partition(": ")[0]: note
+        for note in found.sheet().notes
+        if note.partition(": ")[0] in rows
+    }
     for row, own in fields.items():
         for k, v in own.items():
             differs = any(other.get(k, "absent") != v for other in fields.values())
-            assert differs == (f"{k.replace('_', ' ')} " in said[row].replace(f"{row}: ", "")), (row, k, said)
-    assert set(said) == set(rows) and "momentum 0.5" in said[rows[1]] and "momentum 0.9" in said["FedAvg"]
+            assert differs == (f"{k.replace('_', ' ')} " in said[row].replace(f"{row}: ", "")), (
+                row,
+                k,
+                said,
+            )
+    assert (
+        set(said) == set(rows)
+        and "momentum 0.5" in said[rows[1]]
+        and "momentum 0.9" in said["FedAvg"]
+    )
+
 
 def test_a_name_of_ones_own(tmp_path):
     small = dict(clients=3, rounds=1, seeds=1, epochs=1, folder=tmp_path, quiet=True)
     assert compare("FedAvg", name="mine", **small).spec.path == tmp_path / "mine.toml"
-    with pytest.raises(InputError, match="compare: name 'a/b': expected letters"): compare("FedAvg", name="a/b", **small)
+    with pytest.raises(InputError, match="compare: name 'a/b': expected letters"):
+        compare("FedAvg", name="a/b", **small)

@@ -1,4 +1,5 @@
 "Costs before anything is spent: counted operations against a count by hand, shared rounds once, job arrays"
+
 import subprocess
 from dataclasses import replace
 from unittest.mock import patch
@@ -12,98 +13,217 @@ from fedrepro.data.datasets import SHAPES, SOURCES, load, stand_in
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.rounds import run
 from fedrepro.experiments import plan as costs, store
-from fedrepro.experiments.plan import Cost, Plan, commands, few_samples, plan, plan_row, sbatch, trial
+from fedrepro.experiments.plan import (
+    Cost,
+    Plan,
+    commands,
+    few_samples,
+    plan,
+    plan_row,
+    sbatch,
+    trial,
+)
 from fedrepro.experiments.runs import build
 from test_runner import SPEC, small
 
 AVG = small(SPEC.runs("smoke", ["FedAvg"], 1)[0])
 
+
 def with_fields(planned, **fields):
     method = planned.settings["method"]
-    return replace(planned, settings=planned.settings | {"method": method | {"fields": method["fields"] | fields}})
+    return replace(
+        planned,
+        settings=planned.settings | {"method": method | {"fields": method["fields"] | fields}},
+    )
+
 
 def test_operations_of_a_network_by_hand():
     "digits_cnn: two operations a multiplication; back through every layer twice, but the first, whose input needs no gradient"
     found = trial(with_fields(AVG, epochs=3))
-    conv1, conv2, fc1, head = 2 * 16 * 9 * 64, 2 * 32 * 16 * 9 * 16, 2 * 64 * 128, 2 * 10 * 64  # 8x8 images, halved twice
+    conv1, conv2, fc1, head = (
+        2 * 16 * 9 * 64,
+        2 * 32 * 16 * 9 * 16,
+        2 * 64 * 128,
+        2 * 10 * 64,
+    )  # 8x8 images, halved twice
     forward = conv1 + conv2 + fc1 + head
     assert found.judging == forward and found.flops == 3 * (3 * forward - conv1)
+
 
 def test_a_trial_takes_the_first_samples_of_each_client():
     whole = build(AVG)[1]
     few, all_of_them = few_samples(whole, 8).partition, few_samples(whole, 10**6).partition
-    assert max(few.sizes) <= 8 and all(set(some) <= set(mine) for some, mine in zip(few.train, whole.partition.train))
+    assert max(few.sizes) <= 8 and all(
+        set(some) <= set(mine) for some, mine in zip(few.train, whole.partition.train)
+    )
     assert all((some == mine).all() for some, mine in zip(all_of_them.train, whole.partition.train))
 
-@pytest.mark.parametrize("row, every, last", [("FedAvg", 1, 1), ("Ditto", 3, 1), ("FedRep", 3, 2), ("FedBABU", 3, 2), ("IFCA", 1, 1), ("FedCCFA", 3, 1)])
+
+@pytest.mark.parametrize(
+    "row, every, last",
+    [
+        ("FedAvg", 1, 1),
+        ("Ditto", 3, 1),
+        ("FedRep", 3, 2),
+        ("FedBABU", 3, 2),
+        ("IFCA", 1, 1),
+        ("FedCCFA", 3, 1),
+    ],
+)
 def test_what_is_judged_is_what_a_run_judges(row, every, last):
     "Against the bodies that a run applies to the whole test set, counted in the evaluation itself"
     planned = small(SPEC.runs("smoke", [row], 1)[0])
-    data = planned.settings["data"] | {"train_samples": 200}  # what is judged does not depend on them
-    planned = replace(planned, settings=planned.settings | {"every": every, "last": last, "participation": .8, "rounds": 5, "data": data})
+    data = planned.settings["data"] | {
+        "train_samples": 200
+    }  # what is judged does not depend on them
+    planned = replace(
+        planned,
+        settings=planned.settings
+        | {"every": every, "last": last, "participation": 0.8, "rounds": 5, "data": data},
+    )
     method, federation, rounds = build(planned)
-    expected, counted, tests = costs.judged_bodies(planned, trial(planned)), [0], len(federation.data.test_y)
+    expected, counted, tests = (
+        costs.judged_bodies(planned, trial(planned)),
+        [0],
+        len(federation.data.test_y),
+    )
     features = type(federation.net).features
+
     def counting(net, params, x, train=False):
         counted[0] += 0 if torch.is_grad_enabled() else len(x)
         return features(net, params, x, train)
+
     def judge(*given):
-        with patch.object(type(federation.net), "features", counting): return evaluate(*given)
+        with patch.object(type(federation.net), "features", counting):
+            return evaluate(*given)
+
     run(method, federation, rounds, judge, every, last=last)
     found = counted[0] / tests
-    assert found <= expected <= found * (2 if row == "IFCA" else 1.5) + 1, (found, expected)  # models that nobody chose stay
+    assert found <= expected <= found * (2 if row == "IFCA" else 1.5) + 1, (
+        found,
+        expected,
+    )  # models that nobody chose stay
+
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_stand_ins_have_the_sizes_of_the_data_sets(name):
     "Against what the source declares; against the files, where they are"
     blank, source = stand_in(name), SOURCES[name]
-    assert (len(blank.train_y), len(blank.test_y)) == source.sizes and blank.classes == SHAPES[name][-1]
+    assert (len(blank.train_y), len(blank.test_y)) == source.sizes and blank.classes == SHAPES[
+        name
+    ][-1]
     assert blank.batch(blank.train_x[:2]).shape == (2, *blank.shape)
-    if source.class_names: assert blank.class_names == source.class_names and len(source.class_names) == blank.classes
+    if source.class_names:
+        assert blank.class_names == source.class_names and len(source.class_names) == blank.classes
     assert int(blank.train_y.bincount().max() - blank.train_y.bincount().min()) <= 1
-    if not source.present(data_dir()): pytest.skip(f"{name} is not here: compared with its declaration only")
+    if not source.present(data_dir()):
+        pytest.skip(f"{name} is not here: compared with its declaration only")
     real = load(name)
-    assert (blank.shape, blank.classes, len(blank.train_y), len(blank.test_y)) == (real.shape, real.classes, len(real.train_y), len(real.test_y))
+    assert (blank.shape, blank.classes, len(blank.train_y), len(blank.test_y)) == (
+        real.shape,
+        real.classes,
+        len(real.train_y),
+        len(real.test_y),
+    )
+
 
 def drifting(at=None, **more):
     drift = {"name": "sudden", "at": at} if at else {"name": "none"}
     return replace(AVG, settings=AVG.settings | {"rounds": 10, "drift": drift} | more)
 
-@pytest.mark.parametrize("asked, stack, runs, rounds", [
-    ([drifting(5), drifting(8)], False, 2, 15), ([drifting(8), drifting(5)], False, 2, 15), ([drifting(), drifting(5)], False, 2, 15),
-    ([drifting(5), drifting()], False, 2, 15), ([drifting(5), drifting(8), drifting()], False, 3, 17),
-    ([drifting(seed=s) for s in range(3)], True, 3, 30),
-    ([drifting(5), replace(drifting(5), column="another")], False, 1, 10)])
+
+@pytest.mark.parametrize(
+    "asked, stack, runs, rounds",
+    [
+        ([drifting(5), drifting(8)], False, 2, 15),
+        ([drifting(8), drifting(5)], False, 2, 15),
+        ([drifting(), drifting(5)], False, 2, 15),
+        ([drifting(5), drifting()], False, 2, 15),
+        ([drifting(5), drifting(8), drifting()], False, 3, 17),
+        ([drifting(seed=s) for s in range(3)], True, 3, 30),
+        ([drifting(5), replace(drifting(5), column="another")], False, 1, 10),
+    ],
+)
 def test_shared_rounds_are_counted_once(tmp_path, asked, stack, runs, rounds):
     "In any order; other seeds of a job share none; a run that two cells of a table show is one"
-    single, found = plan(SPEC, [drifting()], "smoke", tmp_path), plan(SPEC, asked, "smoke", tmp_path, stack=stack)
+    single, found = (
+        plan(SPEC, [drifting()], "smoke", tmp_path),
+        plan(SPEC, asked, "smoke", tmp_path, stack=stack),
+    )
     assert (found.jobs, found.runs, found.missing) == (1, runs, runs)
     assert found.cost.samples == pytest.approx(single.cost.samples * rounds / 10)
-    line, = commands("x", asked, tmp_path, [], stack)
+    (line,) = commands("x", asked, tmp_path, [], stack)
     assert len(line.split()[-1].split(",")) == runs
+
 
 def test_what_is_there_costs_nothing_and_tells_the_time_of_its_like(tmp_path):
     from fedrepro.experiments.runner import compute_runs
+
     other = replace(AVG, settings=AVG.settings | {"seed": 1})
     compute_runs([AVG], tmp_path, quiet=True)
     head = store.read(store.run_path(tmp_path, AVG))[0]
     found = plan(SPEC, [AVG, other], "smoke", tmp_path)
-    assert (found.runs, found.missing, found.known) == (2, 1, 1) and found.cost.seconds == pytest.approx(head["wall_seconds"])
+    assert (found.runs, found.missing, found.known) == (
+        2,
+        1,
+        1,
+    ) and found.cost.seconds == pytest.approx(head["wall_seconds"])
     assert plan_row(found, 2)["missing"] == "1 of 2" and plan_row(found, 2)["by"] == "stored runs"
 
+
 def test_a_job_array_is_a_script_that_bash_reads(tmp_path):
-    some = Plan("x", "smoke", 9, 9, 5, Cost(memory=4e9, seconds=4000.), 0)
-    path = sbatch(tmp_path / "jobs.sh", ["fedrepro", "run", "it's a spec", "--no-wait"], [some], 99, 2.5, "cuda", 2, account="ml", partition=None)
+    some = Plan("x", "smoke", 9, 9, 5, Cost(memory=4e9, seconds=4000.0), 0)
+    path = sbatch(
+        tmp_path / "jobs.sh",
+        ["fedrepro", "run", "it's a spec", "--no-wait"],
+        [some],
+        99,
+        2.5,
+        "cuda",
+        2,
+        account="ml",
+        partition=None,
+    )
     text = path.read_text()
     assert subprocess.run(["bash", "-n", path]).returncode == 0
-    for part in ("--array=0-2%3\n", "--time=2:30:00\n", "--mem=11444M\n", "--cpus-per-task=2\n", "--gres=gpu:1\n", "--account=ml\n", "--requeue\n", "--open-mode=append\n",
-                 "--signal=B:TERM@120\n", """exec fedrepro run 'it'"'"'s a spec' --no-wait --workers 2\n"""): assert part in text, text
+    for part in (
+        "--array=0-2%3\n",
+        "--time=2:30:00\n",
+        "--mem=11444M\n",
+        "--cpus-per-task=2\n",
+        "--gres=gpu:1\n",
+        "--account=ml\n",
+        "--requeue\n",
+        "--open-mode=append\n",
+        "--signal=B:TERM@120\n",
+        """exec fedrepro run 'it'"'"'s a spec' --no-wait --workers 2\n""",
+    ):
+        assert part in text, text
     assert "partition" not in text
-    for seconds, jobs, throttle, array in ((10., 99, None, "0-0%1"), (1e6, 99, 2, "0-4%2"), (1e6, 4, 9, "0-3%4")):  # ten minutes a job, and no more than there are to do
-        assert f"--array={array}\n" in sbatch(tmp_path / "jobs.sh", ["x"], [replace(some, cost=Cost(seconds=seconds))], jobs, 1., throttle=throttle).read_text()
-    for hours, time in ((.001, "0:01"), (2.3, "2:18")):
-        assert f"--time={time}:00\n" in sbatch(tmp_path / "jobs.sh", ["x"], [some], 1, hours).read_text()
+    for seconds, jobs, throttle, array in (
+        (10.0, 99, None, "0-0%1"),
+        (1e6, 99, 2, "0-4%2"),
+        (1e6, 4, 9, "0-3%4"),
+    ):  # ten minutes a job, and no more than there are to do
+        assert (
+            f"--array={array}\n"
+            in sbatch(
+                tmp_path / "jobs.sh",
+                ["x"],
+                [replace(some, cost=Cost(seconds=seconds))],
+                jobs,
+                1.0,
+                throttle=throttle,
+            ).read_text()
+        )
+    for hours, time in ((0.001, "0:01"), (2.3, "2:18")):
+        assert (
+            f"--time={time}:00\n"
+            in sbatch(tmp_path / "jobs.sh", ["x"], [some], 1, hours).read_text()
+        )
     for hours in (0, -1, 1001, float("nan")):
-        with pytest.raises(InputError, match="--hours"): sbatch(tmp_path / "no.sh", ["x"], [some], 1, hours)
-    with pytest.raises(InputError, match="--account"): sbatch(tmp_path / "no.sh", ["x"], [some], 1, 1., account="a\n#SBATCH --uid=0")
+        with pytest.raises(InputError, match="--hours"):
+            sbatch(tmp_path / "no.sh", ["x"], [some], 1, hours)
+    with pytest.raises(InputError, match="--account"):
+        sbatch(tmp_path / "no.sh", ["x"], [some], 1, 1.0, account="a\n#SBATCH --uid=0")
     assert not (tmp_path / "no.sh").exists()

@@ -1,5 +1,6 @@
 """The same seed gives the same bits on one machine, whatever surrounds the computation: two runs are compared, never a run with
 stored hashes, since other processors round differently."""
+
 import json
 import os
 import random
@@ -18,7 +19,7 @@ from toy import OURS
 
 METHODS = [*OURS]
 
-SCRIPT = '''
+SCRIPT = """
 import hashlib, json, random, sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -63,58 +64,97 @@ def main(how, names):
     print(json.dumps(out))
 
 if __name__ == "__main__": main(sys.argv[1], sys.argv[2:])
-'''
+"""
+
 
 def result(folder, how, names=METHODS, **env):
     "Digests of every method, by a fresh process that works in `folder`"
     (folder / "everything.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, folder / "everything.py", how, *names], capture_output=True, text=True, cwd=folder,
-                          env=os.environ | env)
+    done = subprocess.run(
+        [sys.executable, folder / "everything.py", how, *names],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=os.environ | env,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
-@pytest.fixture(scope="module")
-def first(tmp_path_factory): return result(tmp_path_factory.mktemp("first"), "plain", PYTHONHASHSEED="0")
 
-@pytest.mark.parametrize("how, env", [
-    ("workers", dict(PYTHONHASHSEED="2", LC_ALL="C", TZ="Asia/Kathmandu")),  # two worker processes
-    ("backwards", dict(PYTHONHASHSEED="1", LC_ALL="C.UTF-8", TZ="America/St_Johns", PYTHONUTF8="1"))])  # and global draws between rounds
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    return result(tmp_path_factory.mktemp("first"), "plain", PYTHONHASHSEED="0")
+
+
+@pytest.mark.parametrize(
+    "how, env",
+    [
+        (
+            "workers",
+            dict(PYTHONHASHSEED="2", LC_ALL="C", TZ="Asia/Kathmandu"),
+        ),  # two worker processes
+        (
+            "backwards",
+            dict(PYTHONHASHSEED="1", LC_ALL="C.UTF-8", TZ="America/St_Johns", PYTHONUTF8="1"),
+        ),
+    ],
+)  # and global draws between rounds
 def test_fresh_processes_agree_for_every_method(first, tmp_path, how, env):
     "Pays for three processes that run every method, one with two workers"
     again = result(tmp_path, how, **env)
     assert set(again) == set(METHODS)
-    assert not [f"{name}: {part}" for name in METHODS for part in first[name] if again[name][part] != first[name][part]]
+    assert not [
+        f"{name}: {part}"
+        for name in METHODS
+        for part in first[name]
+        if again[name][part] != first[name][part]
+    ]
+
 
 def test_the_digests_tell_methods_and_parts_apart(first):
     "All that are the same are so for a reason; an empty digest, or one of nothing but names, would be the same everywhere"
     rows = {name: first[name]["rows"] for name in METHODS}
     twins = {frozenset(n for n in METHODS if rows[n] == rows[name]) for name in METHODS}
-    assert {t for t in twins if len(t) > 1} == {frozenset({"FedAvg", "InCo"})}  # on a network without blocks InCo is FedAvg
-    for name in METHODS: assert len(set(first[name].values())) == 4 - (name == "Union"), name
+    assert {t for t in twins if len(t) > 1} == {
+        frozenset({"FedAvg", "InCo"})
+    }  # on a network without blocks InCo is FedAvg
+    for name in METHODS:
+        assert len(set(first[name].values())) == 4 - (name == "Union"), name
 
 
 # --- what a user does meanwhile
 
+
 def ends(name, on_round=None, seed=0):
     method = load_methods()[name](**LOCAL | load_methods()[name].check_settings)
     s = run(method, replace(tiny(), seed=seed), 3, on_round=on_round).snapshot
-    return {"server": s.server, "states": dict(enumerate(s.states)), "last broadcasts": dict(enumerate(s.last_broadcasts))}
+    return {
+        "server": s.server,
+        "states": dict(enumerate(s.states)),
+        "last broadcasts": dict(enumerate(s.last_broadcasts)),
+    }
 
-def state(): return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+def state():
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedBSS", "FedCCFA", "FedDrift"])
 def test_global_generators_neither_matter_nor_move(name):
     "Reseeded and drawn from between rounds they change nothing; and a run leaves them where they were"
+
     def disturb(snapshot):
         random.seed(5), np.random.seed(snapshot.round), torch.manual_seed(17)
         random.random(), np.random.rand(3), torch.rand(3)
+
     tiny()  # imports libraries that draw a number when they are imported
     before = state()
     quiet = ends(name)
     assert state() == before
-    assert gap(quiet, ends(name, disturb)) == (0., "") and flat(quiet)
+    assert gap(quiet, ends(name, disturb)) == (0.0, "") and flat(quiet)
+
 
 def test_other_seeds_give_other_bits():
     "The comparison sees a seed, and tensors without a name"
     assert gap(ends("FedAvg"), ends("FedAvg", seed=1))[0] > 1e-3
-    assert gap(torch.zeros(2), torch.ones(2)) == (1., "")
+    assert gap(torch.zeros(2), torch.ones(2)) == (1.0, "")

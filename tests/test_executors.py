@@ -1,4 +1,5 @@
 "Runs side by side, states that wait on the host, and executors asked for by name"
+
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,50 +20,94 @@ from fedrepro.executors.stacks import Stacked
 from toy import few
 
 TOY = few((40, 25, 1, 33, 18))
-LOCAL = dict(lr=.05, epochs=2, batch_size=8)
+LOCAL = dict(lr=0.05, epochs=2, batch_size=8)
 
-def drifting(at): return replace(TOY, drift=concept_drift.drift("sudden", clients=5, classes=10, at=at))
 
-def same(a, b): return a.rows == b.rows and same_bits([a.snapshot.server, a.snapshot.states], [b.snapshot.server, b.snapshot.states])
+def drifting(at):
+    return replace(TOY, drift=concept_drift.drift("sudden", clients=5, classes=10, at=at))
 
-@pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "FedCCFA", "FedDrift", "Ditto", "Flash", "FedBABU"])
+
+def same(a, b):
+    return a.rows == b.rows and same_bits(
+        [a.snapshot.server, a.snapshot.states], [b.snapshot.server, b.snapshot.states]
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["FedAvg", "SCAFFOLD", "FedCCFA", "FedDrift", "Ditto", "Flash", "FedBABU"]
+)
 def test_forks_have_the_bits_of_runs_alone(name):
     method = load_methods()[name](**LOCAL)
     federations = [TOY, drifting(1), drifting(2), drifting(2)]
-    together = run_lockstep([ActiveRun(method, fed, 3, line="one", evaluate=Evaluator()) for fed in federations])
-    assert all(same(run(method, fed, 3, evaluate), ours) for fed, ours in zip(federations, together))
+    together = run_lockstep(
+        [ActiveRun(method, fed, 3, line="one", evaluate=Evaluator()) for fed in federations]
+    )
+    assert all(
+        same(run(method, fed, 3, evaluate), ours) for fed, ours in zip(federations, together)
+    )
+
 
 def test_states_wait_on_the_host_above_a_limit(monkeypatch):
     asked = []
-    monkeypatch.setattr(rounds, "moved", lambda message, device: asked.append(str(device)) or moved(message, device))
+    monkeypatch.setattr(
+        rounds, "moved", lambda message, device: asked.append(str(device)) or moved(message, device)
+    )
     states = [{"c": torch.zeros(100)}] * 2  # 400 bytes each, five clients: 2,000
     for limit, device, goes in [(1999, "cuda", True), (2000, "cuda", False), (10, "cpu", False)]:
         asked.clear()
         out = park_states(SimpleNamespace(clients=5, device=device), states, limit)
         assert (asked == ["cpu"]) is goes and same_bits(out, states)
 
+
 @pytest.mark.parametrize("name", ["FedAvg", "FedCCFA", "FedDrift", "Union"])
 def test_processes_serve_every_run_of_a_pack(name):
     "Workers know one federation, but every client brings its own labels, rows and first model"
     method = load_methods()[name](**LOCAL)
-    federations = [TOY, replace(TOY, seed=1)] if name == "Union" else [TOY, drifting(1), replace(TOY, seed=1)]
+    federations = (
+        [TOY, replace(TOY, seed=1)] if name == "Union" else [TOY, drifting(1), replace(TOY, seed=1)]
+    )
     with Processes(TOY, 2) as pool:
-        together = run_lockstep([ActiveRun(method, fed, 3, line=str(fed.seed), evaluate=Evaluator()) for fed in federations], pool)
-    assert all(same(run(method, fed, 3, evaluate), ours) for fed, ours in zip(federations, together))
+        together = run_lockstep(
+            [
+                ActiveRun(method, fed, 3, line=str(fed.seed), evaluate=Evaluator())
+                for fed in federations
+            ],
+            pool,
+        )
+    assert all(
+        same(run(method, fed, 3, evaluate), ours) for fed, ours in zip(federations, together)
+    )
+
 
 def test_a_phase_of_ones_own_is_not_taken_for_anothers():
     class Closing(FedAvg):
         def local_phases(self, client):
-            scale = client.id + 1.
+            scale = client.id + 1.0
             return [self.phase(client, loss=lambda c, w, batch: scale * self.loss(c, w, batch))]
-    loop, stack = (run(Closing(**LOCAL), TOY, 2, executor=e).snapshot.server["params"] for e in (sequential, Stacked()))
+
+    loop, stack = (
+        run(Closing(**LOCAL), TOY, 2, executor=e).snapshot.server["params"]
+        for e in (sequential, Stacked())
+    )
     assert distance(loop, stack) < 1e-10
 
+
 def test_what_an_executor_refuses():
-    class Mine(FedAvg): pass
+    class Mine(FedAvg):
+        pass
+
     Mine.__module__ = "__main__"
-    with pytest.raises(InputError, match="processes: needs the device cpu, not cuda"): Processes(SimpleNamespace(device="cuda"), 2)
+    with pytest.raises(InputError, match="processes: needs the device cpu, not cuda"):
+        Processes(SimpleNamespace(device="cuda"), 2)
     other = replace(TOY, data=datasets.load("digits", recipe="plain"))
-    with Processes(TOY, 1) as pool, pytest.raises(InputError, match="not for other clients"): run(FedAvg(**LOCAL), other, 1, executor=pool)
-    with Processes(TOY, 1) as pool, pytest.raises(InputError, match="Mine is defined in a notebook"): run(Mine(**LOCAL), TOY, 1, executor=pool)
-    with pytest.raises(InputError, match="executor 'threads' is unknown; accepted: auto, graphs, processes"): pick_executor("threads", TOY)
+    with Processes(TOY, 1) as pool, pytest.raises(InputError, match="not for other clients"):
+        run(FedAvg(**LOCAL), other, 1, executor=pool)
+    with (
+        Processes(TOY, 1) as pool,
+        pytest.raises(InputError, match="Mine is defined in a notebook"),
+    ):
+        run(Mine(**LOCAL), TOY, 1, executor=pool)
+    with pytest.raises(
+        InputError, match="executor 'threads' is unknown; accepted: auto, graphs, processes"
+    ):
+        pick_executor("threads", TOY)

@@ -1,4 +1,5 @@
 "Specs: every committed one says what the paper says; whatever is wrong in one is said in a single line"
+
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,13 @@ import pytest
 from fedrepro.core.errors import InputError
 from fedrepro.core.folders import find_specs
 from fedrepro.engine.method import FedAvg, load_methods
-from fedrepro.experiments.rules import SETTINGS, SOURCE_KINDS, field_rules, line_finder, read_published_csv
+from fedrepro.experiments.rules import (
+    SETTINGS,
+    SOURCE_KINDS,
+    field_rules,
+    line_finder,
+    read_published_csv,
+)
 from fedrepro.experiments.runs import build, pick_device, run_id
 from fedrepro.experiments.specs import NOTHING, Column, Spec, keep_spec, kept_spec, load_spec
 from fedrepro.verdicts.tables import render
@@ -20,6 +27,7 @@ TEXT = (ROOT / "tests/spec.toml").read_text()  # Table 2 in one file, for what i
 
 # --- the committed specs
 
+
 @pytest.mark.parametrize("name", SPECS)
 def test_every_spec_loads_and_every_value_has_a_source(name):
     "A smaller tier says that it is one; no published number stands beside part of a data set"
@@ -30,52 +38,114 @@ def test_every_spec_loads_and_every_value_has_a_source(name):
             for row in spec.rows:
                 values = spec.values(tier, row, column)
                 assert all(v.source.startswith(SOURCE_KINDS) for v in values.values())
-                assert tier != "paper" or "partial" not in str(values["dataset"].value), column.label
-        changed = [v for layer in (spec.tiers[tier].base, *spec.tiers[tier].methods.values()) for v in layer.values()]
-        assert bool(changed) == (tier != "paper") and all(v.source.startswith("tier:") for v in changed)
+                assert tier != "paper" or "partial" not in str(values["dataset"].value), (
+                    column.label
+                )
+        changed = [
+            v
+            for layer in (spec.tiers[tier].base, *spec.tiers[tier].methods.values())
+            for v in layer.values()
+        ]
+        assert bool(changed) == (tier != "paper") and all(
+            v.source.startswith("tier:") for v in changed
+        )
+
 
 @pytest.mark.parametrize("name", SPECS)
 def test_every_published_number_is_found_exactly_once(name):
     "Every column is in the paper, and a row that is, or that says where, is there once for each column; or they say why not"
     spec = load_spec(SPECS[name])
-    if spec.published is None: return
+    if spec.published is None:
+        return
     lines = line_finder(read_published_csv(spec.published), name)
-    def found(where): return lines(where).sum()
-    for part in [*spec.columns, *spec.rows.values(), *(c for tier in spec.tiers.values() for c in tier.columns)]:
-        if part.unpublished: assert part.published == NOTHING and not found(part.published)
-        elif isinstance(part, Column): assert found(part.published), part
+
+    def found(where):
+        return lines(where).sum()
+
+    for part in [
+        *spec.columns,
+        *spec.rows.values(),
+        *(c for tier in spec.tiers.values() for c in tier.columns),
+    ]:
+        if part.unpublished:
+            assert part.published == NOTHING and not found(part.published)
+        elif isinstance(part, Column):
+            assert found(part.published), part
     for row in spec.rows.values():
-        if row.unpublished or row.published == {"method": row.name} and not found(row.published): continue  # a row of our own
+        if row.unpublished or row.published == {"method": row.name} and not found(row.published):
+            continue  # a row of our own
         for column in spec.columns:
-            assert found(row.published | column.published) == (not column.unpublished), (row.name, column.label)
+            assert found(row.published | column.published) == (not column.unpublished), (
+                row.name,
+                column.label,
+            )
+
 
 def test_table_2_at_the_paper_tier_is_section_5_of_the_paper():
     spec = load_spec("fedccfa/table2", ROOT / "papers")
     settings = {(r.row, r.column, r.seed): r.settings for r in spec.runs("paper")}
-    assert len(settings) == 19 * 6 * 3 and len({c.run_id for c in spec.runs("paper")}) == 18 * 6 * 3  # AdapFedAvg's are FedAvg's
-    for seed in (0, 1, 2): assert settings["AdapFedAvg", "CIFAR-10, 20 clients", seed] == settings["FedAvg", "CIFAR-10, 20 clients", seed]
+    assert (
+        len(settings) == 19 * 6 * 3 and len({c.run_id for c in spec.runs("paper")}) == 18 * 6 * 3
+    )  # AdapFedAvg's are FedAvg's
+    for seed in (0, 1, 2):
+        assert (
+            settings["AdapFedAvg", "CIFAR-10, 20 clients", seed]
+            == settings["FedAvg", "CIFAR-10, 20 clients", seed]
+        )
     seeds = [c.seed for c in spec.runs("paper")]
     assert seeds == sorted(seeds), "the most valuable runs come first"
     s = settings["FedCCFA", "CIFAR-10, 100 clients", 2]
-    assert (s["rounds"], s["participation"], s["seed"], s["network"]) == (200, .2, 2, "fedccfa_cifar")
-    assert s["partition"] == dict(recipe="dirichlet-class-5", clients=100, seed=0, alpha=.5, per_class=5, per_class_test=2)
+    assert (s["rounds"], s["participation"], s["seed"], s["network"]) == (
+        200,
+        0.2,
+        2,
+        "fedccfa_cifar",
+    )
+    assert s["partition"] == dict(
+        recipe="dirichlet-class-5", clients=100, seed=0, alpha=0.5, per_class=5, per_class_test=2
+    )
     assert s["drift"] == dict(name="sudden", at=100)
-    want = dict(lr=.01, momentum=.9, weight_decay=1e-5, epochs=5, batch_size=64, head_lr=.1, head_epochs=1, gamma=20., eps=.1,
-                tau=.1, align_from=20, balanced_steps=5, balanced_samples=5, variant="as_published")
+    want = dict(
+        lr=0.01,
+        momentum=0.9,
+        weight_decay=1e-5,
+        epochs=5,
+        batch_size=64,
+        head_lr=0.1,
+        head_epochs=1,
+        gamma=20.0,
+        eps=0.1,
+        tau=0.1,
+        align_from=20,
+        balanced_steps=5,
+        balanced_samples=5,
+        variant="as_published",
+    )
     assert s["method"]["fields"] | want == s["method"]["fields"]
-    assert settings["FedProx", "Fashion-MNIST, 20 clients", 0]["method"]["fields"]["mu"] == .01
+    assert settings["FedProx", "Fashion-MNIST, 20 clients", 0]["method"]["fields"]["mu"] == 0.01
     sparse = {row for (row, column, seed), s in settings.items() if s["every"] == 10}
-    assert sparse == {"pFedMe", "Ditto"} and all(s.get("last", 1) == (10 if row in sparse else 1) for (row, *_), s in settings.items())
+    assert sparse == {"pFedMe", "Ditto"} and all(
+        s.get("last", 1) == (10 if row in sparse else 1) for (row, *_), s in settings.items()
+    )
+
 
 def test_rows_beside_published_numbers_are_what_was_run():
     "The released code's algorithms; what repairs them is a row of its own, without a published number"
     for name in ("table1", "table2", "table6", "table7", "table9", "table10"):
         spec = load_spec(SPECS[f"fedccfa/{name}"])
         paper = set(read_published_csv(spec.published)["method"])
-        variants = {c.row: c.settings["method"]["fields"].get("variant") for c in spec.runs("paper")}
-        for row in ("FedPAC", "Flash", "FedDrift", "FedCCFA"): assert row in paper and variants[row] == "as_published"
+        variants = {
+            c.row: c.settings["method"]["fields"].get("variant") for c in spec.runs("paper")
+        }
+        for row in ("FedPAC", "Flash", "FedDrift", "FedCCFA"):
+            assert row in paper and variants[row] == "as_published"
         mended = {row: variants[row] for row in spec.rows if row not in paper}
-        assert len(mended) == 5 and set(mended.values()) == {"corrected", "adaptive", None}  # None: Flash's default, honest
+        assert len(mended) == 5 and set(mended.values()) == {
+            "corrected",
+            "adaptive",
+            None,
+        }  # None: Flash's default, honest
+
 
 def test_table_1_is_table_2_without_drift():
     one, two = (load_spec(f"fedccfa/table{n}", ROOT / "papers").runs("paper") for n in (1, 2))
@@ -85,9 +155,11 @@ def test_table_1_is_table_2_without_drift():
 
 # --- names
 
+
 def test_no_hyper_parameter_is_called_like_a_setting():
     for name, method in load_methods().items():
         assert not set(field_rules(method)) & set(SETTINGS), name
+
 
 def test_a_new_version_of_a_method_is_a_new_run(monkeypatch):
     before = load_spec(SPECS["fedccfa/table2"]).runs("smoke", methods=["FedProx"])[0]
@@ -98,179 +170,400 @@ def test_a_new_version_of_a_method_is_a_new_run(monkeypatch):
 
 # --- layers, on a written spec
 
+
 def test_layers_from_general_to_special(tmp_path):
-    row = dict(lr=.3, source="tuned: toy")
-    raw = TOY | dict(base=BASE | dict(lr=.1, momentum=.1, epochs=1), columns=[dict(lr=.2, momentum=.2, source="paper", methods={"half": dict(momentum=.6, epochs=7, source="paper")})],
-                     methods={"FedAvg": row, "half": {"class": "FedAvg", "momentum": .5, "clients": 5, "source": "paper"}},
-                     tiers={"smoke": dict(base=dict(epochs=3, lr=.9, source="tier: x"), methods={"half": dict(epochs=4, source="tier: x")})})
+    row = dict(lr=0.3, source="tuned: toy")
+    raw = TOY | dict(
+        base=BASE | dict(lr=0.1, momentum=0.1, epochs=1),
+        columns=[
+            dict(
+                lr=0.2,
+                momentum=0.2,
+                source="paper",
+                methods={"half": dict(momentum=0.6, epochs=7, source="paper")},
+            )
+        ],
+        methods={
+            "FedAvg": row,
+            "half": {"class": "FedAvg", "momentum": 0.5, "clients": 5, "source": "paper"},
+        },
+        tiers={
+            "smoke": dict(
+                base=dict(epochs=3, lr=0.9, source="tier: x"),
+                methods={"half": dict(epochs=4, source="tier: x")},
+            )
+        },
+    )
     spec = load_spec(written(tmp_path, raw))
+
     def fields(tier, row):
         found = spec.runs(tier, methods=[row])[0].settings["method"]["fields"]
         return [found[k] for k in ("lr", "momentum", "epochs")]
-    assert fields("paper", "FedAvg") == [.3, .2, 1] and fields("smoke", "FedAvg") == [.3, .2, 3]
-    assert fields("paper", "half") == [.2, .6, 7] and fields("smoke", "half") == [.2, .6, 4]
+
+    assert fields("paper", "FedAvg") == [0.3, 0.2, 1] and fields("smoke", "FedAvg") == [0.3, 0.2, 3]
+    assert fields("paper", "half") == [0.2, 0.6, 7] and fields("smoke", "half") == [0.2, 0.6, 4]
     assert spec.runs("smoke", methods=["half"])[0].settings["partition"]["clients"] == 5
-    assert spec.reductions("smoke") == [("base", "epochs", 3, 1), ("base", "lr", .9, .1), ("half", "epochs", 4, 1)]
-    wrong = TOY | dict(columns=[dict(methods={"hlaf": dict(lr=.1, source="paper")})], methods={"half": {"class": "FedAvg"}})
-    with pytest.raises(InputError, match="columns 1.methods: row 'hlaf' is unknown; did you mean 'half'"): load_spec(written(tmp_path, wrong))
+    assert spec.reductions("smoke") == [
+        ("base", "epochs", 3, 1),
+        ("base", "lr", 0.9, 0.1),
+        ("half", "epochs", 4, 1),
+    ]
+    wrong = TOY | dict(
+        columns=[dict(methods={"hlaf": dict(lr=0.1, source="paper")})],
+        methods={"half": {"class": "FedAvg"}},
+    )
+    with pytest.raises(
+        InputError, match="columns 1.methods: row 'hlaf' is unknown; did you mean 'half'"
+    ):
+        load_spec(written(tmp_path, wrong))
+
 
 def test_noise_and_drift_reach_the_federation(tmp_path):
-    raw = TOY | dict(base=BASE | dict(noise=.3, drift="reoccurring", drift_round=0, drift_back=1, partition="dirichlet-class", alpha_dirichlet=.7))
+    raw = TOY | dict(
+        base=BASE
+        | dict(
+            noise=0.3,
+            drift="reoccurring",
+            drift_round=0,
+            drift_back=1,
+            partition="dirichlet-class",
+            alpha_dirichlet=0.7,
+        )
+    )
     method, federation, rounds = build(load_spec(written(tmp_path, raw)).runs("paper")[0])
     wrong = (federation.labels != federation.data.train_y).double().mean().item()
-    assert rounds == 2 and abs(wrong - .3) < .01 and federation.drift.change_rounds == (0, 1)
-    assert federation.partition.settings["alpha"] == .7
+    assert rounds == 2 and abs(wrong - 0.3) < 0.01 and federation.drift.change_rounds == (0, 1)
+    assert federation.partition.settings["alpha"] == 0.7
 
 
 # --- what is wrong
 
-@pytest.mark.parametrize("old, new, says", [
-    ('rounds = {value = 200', 'rounds = {value = "200"', "base.rounds: '200' is not an integer"),
-    ('source = "paper B.2"', 'source = "somewhere"', "'somewhere' does not begin with one of: paper, code"),
-    ('[methods.FedProx]', '[methods.FedPrx]', "method 'FedPrx' is unknown; did you mean 'FedProx'?"),
-    ('mu = {value = 0.01', 'mu = {value = 1e19', "mu: expected a number from -1e+18 to 1e+18, got 1e+19"),
-    ('dataset = "Fashion-MNIST"', 'dataset = "FashionMNIST"', "did you mean 'Fashion-MNIST'"),
-    ('drift_round = {value = 100', 'drift_round = {value = 200', "drift_round 200 comes after the last of 200 rounds"),
-    ('value = [0, 1, 2]', 'value = [0, 1, 1]', "names a seed twice"), ('kind = "table"', 'kind = 3', "kind: 3 is not a text"),
-    ('participation = 1.0', 'participation = 1.5', "participation: expected a number above 0, at most 1, got 1.5"), ('paper = "FedCCFA"', '', "paper is not given"),
-    ('metric = "generalised_accuracy"', 'metric = "accuracy"', "metric 'accuracy' is unknown"),
-    ('table2.published.csv', 'table9.csv', "table9.csv does not exist"), ('[base]', '[base', "not valid TOML"),
-    ('[tiers.paper]', '[tiers.paper.base]\nrounds = 3', "the tier paper is the published setting"),
-    ('[tiers.small.methods.FedCCFA]', '[tiers.small.methods.FedCFA]', "row 'FedCFA' is unknown; did you mean 'FedCCFA'")])
+
+@pytest.mark.parametrize(
+    "old, new, says",
+    [
+        (
+            "rounds = {value = 200",
+            'rounds = {value = "200"',
+            "base.rounds: '200' is not an integer",
+        ),
+        (
+            'source = "paper B.2"',
+            'source = "somewhere"',
+            "'somewhere' does not begin with one of: paper, code",
+        ),
+        (
+            "[methods.FedProx]",
+            "[methods.FedPrx]",
+            "method 'FedPrx' is unknown; did you mean 'FedProx'?",
+        ),
+        (
+            "mu = {value = 0.01",
+            "mu = {value = 1e19",
+            "mu: expected a number from -1e+18 to 1e+18, got 1e+19",
+        ),
+        ('dataset = "Fashion-MNIST"', 'dataset = "FashionMNIST"', "did you mean 'Fashion-MNIST'"),
+        (
+            "drift_round = {value = 100",
+            "drift_round = {value = 200",
+            "drift_round 200 comes after the last of 200 rounds",
+        ),
+        ("value = [0, 1, 2]", "value = [0, 1, 1]", "names a seed twice"),
+        ('kind = "table"', "kind = 3", "kind: 3 is not a text"),
+        (
+            "participation = 1.0",
+            "participation = 1.5",
+            "participation: expected a number above 0, at most 1, got 1.5",
+        ),
+        ('paper = "FedCCFA"', "", "paper is not given"),
+        ('metric = "generalised_accuracy"', 'metric = "accuracy"', "metric 'accuracy' is unknown"),
+        ("table2.published.csv", "table9.csv", "table9.csv does not exist"),
+        ("[base]", "[base", "not valid TOML"),
+        (
+            "[tiers.paper]",
+            "[tiers.paper.base]\nrounds = 3",
+            "the tier paper is the published setting",
+        ),
+        (
+            "[tiers.small.methods.FedCCFA]",
+            "[tiers.small.methods.FedCFA]",
+            "row 'FedCFA' is unknown; did you mean 'FedCCFA'",
+        ),
+    ],
+)
 def test_mistakes_are_named_in_one_line(tmp_path, old, new, says):
     folder = tmp_path / "fedccfa"
     folder.mkdir()
     (folder / "table2.published.csv").write_text("method\n")
     assert old in TEXT
     (folder / "table2.toml").write_text(TEXT.replace(old, new, 1))
-    with one_line(says, str(folder / "table2.toml")): load_spec(folder / "table2.toml")
+    with one_line(says, str(folder / "table2.toml")):
+        load_spec(folder / "table2.toml")
 
-@pytest.mark.parametrize("change, says", [
-    (dict(columns=[]), "no columns"), (dict(methods={}), "no methods"), (dict(columns={}), "is not a list"), (dict(base=3), "not a table"),
-    (dict(columns=[{}, {}]), "two columns are named 'digits, 4 clients'"), (dict(methods={"x": {"class": 3}}), "method 3 is unknown"),
-    (dict(columns=[{"published": {"clients": [1]}}]), "neither text nor number"), (dict(tiers={"../up": {}}), "'../up' cannot name a tier"),
-    (dict(methods={"a\nb": {"class": "FedAvg"}}), "'a\\nb' is not a text of one line"), (dict(base=BASE | dict(drift="sudden")), "drift_round is not given"),
-    (dict(base=BASE | dict(clients=10**9)), "expected a whole number from 1 to 100000, got 1000000000"), (dict(methods={"FedAvg": {"untuned": ""}}), "untuned: the length of '': expected a whole number of at least 1, got 0"),
-    (dict(methods={"FedAvg": {"unpublished": "ours", "published": {"method": "x"}}}), "published and unpublished contradict each other"),
-    (dict(methods={"A": 5, "FedAvg": {"like": "A"}}), "methods.A: 5 is not a table"),
-    (dict(base=BASE | dict(partition_seed="trial")), "partition_seed 'trial' is unknown; accepted: seed"),
-    (dict(methods={"$\\frac$": {"class": "FedAvg"}}), "has more than one '$'")])
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (dict(columns=[]), "no columns"),
+        (dict(methods={}), "no methods"),
+        (dict(columns={}), "is not a list"),
+        (dict(base=3), "not a table"),
+        (dict(columns=[{}, {}]), "two columns are named 'digits, 4 clients'"),
+        (dict(methods={"x": {"class": 3}}), "method 3 is unknown"),
+        (dict(columns=[{"published": {"clients": [1]}}]), "neither text nor number"),
+        (dict(tiers={"../up": {}}), "'../up' cannot name a tier"),
+        (dict(methods={"a\nb": {"class": "FedAvg"}}), "'a\\nb' is not a text of one line"),
+        (dict(base=BASE | dict(drift="sudden")), "drift_round is not given"),
+        (
+            dict(base=BASE | dict(clients=10**9)),
+            "expected a whole number from 1 to 100000, got 1000000000",
+        ),
+        (
+            dict(methods={"FedAvg": {"untuned": ""}}),
+            "untuned: the length of '': expected a whole number of at least 1, got 0",
+        ),
+        (
+            dict(methods={"FedAvg": {"unpublished": "ours", "published": {"method": "x"}}}),
+            "published and unpublished contradict each other",
+        ),
+        (dict(methods={"A": 5, "FedAvg": {"like": "A"}}), "methods.A: 5 is not a table"),
+        (
+            dict(base=BASE | dict(partition_seed="trial")),
+            "partition_seed 'trial' is unknown; accepted: seed",
+        ),
+        (dict(methods={"$\\frac$": {"class": "FedAvg"}}), "has more than one '$'"),
+    ],
+)
 def test_wrong_parts_are_named(tmp_path, change, says):
-    with one_line(says): load_spec(written(tmp_path, TOY | change))
+    with one_line(says):
+        load_spec(written(tmp_path, TOY | change))
+
 
 def test_what_a_row_says_of_itself(tmp_path):
     "A row takes `untuned` from the row that it is like; why it stands beside nothing is its own"
-    rows = {"FedProx": {"untuned": "mu: the grid was not searched", "mu": .1, "source": "guess: toy", "unpublished": "a row of ours"},
-            "other": {"like": "FedProx", "mu": .2, "source": "guess: toy"}, "FedAvg": {}}
+    rows = {
+        "FedProx": {
+            "untuned": "mu: the grid was not searched",
+            "mu": 0.1,
+            "source": "guess: toy",
+            "unpublished": "a row of ours",
+        },
+        "other": {"like": "FedProx", "mu": 0.2, "source": "guess: toy"},
+        "FedAvg": {},
+    }
     tiers = {"smoke": {"caption": "Too small to tell."}}
-    s = load_spec(written(tmp_path, TOY | dict(methods=rows, tiers=tiers, columns=[{}, {"label": "b", "unpublished": "nothing is printed"}])))
+    s = load_spec(
+        written(
+            tmp_path,
+            TOY
+            | dict(
+                methods=rows,
+                tiers=tiers,
+                columns=[{}, {"label": "b", "unpublished": "nothing is printed"}],
+            ),
+        )
+    )
     assert {n: (r.untuned, r.unpublished) for n, r in s.rows.items()} == {
-        "FedProx": ("mu: the grid was not searched", "a row of ours"), "other": ("mu: the grid was not searched", ""), "FedAvg": ("", "")}
-    assert s.rows["FedProx"].published == s.columns[1].published == NOTHING and s.columns[0].published == {}
+        "FedProx": ("mu: the grid was not searched", "a row of ours"),
+        "other": ("mu: the grid was not searched", ""),
+        "FedAvg": ("", ""),
+    }
+    assert (
+        s.rows["FedProx"].published == s.columns[1].published == NOTHING
+        and s.columns[0].published == {}
+    )
     assert s.tier("smoke").caption == "Too small to tell." and s.tier("paper").caption == ""
+
 
 def test_seeds_that_follow_the_trial_are_the_same_runs_as_if_they_were_written(tmp_path):
     def ids(**base):
         s = load_spec(written(tmp_path, TOY | dict(base=BASE | dict(seeds=[0, 3]) | base)))
-        return {c.seed: (c.run_id, c.settings["partition"]["seed"], c.settings["cohort_seed"]) for c in s.runs("paper")}
-    own, fixed = ids(partition_seed="seed", cohort_seed="seed"), ids(partition_seed=3, cohort_seed=3)
+        return {
+            c.seed: (c.run_id, c.settings["partition"]["seed"], c.settings["cohort_seed"])
+            for c in s.runs("paper")
+        }
+
+    own, fixed = (
+        ids(partition_seed="seed", cohort_seed="seed"),
+        ids(partition_seed=3, cohort_seed=3),
+    )
     assert own[0] == ids()[0] and own[3] == fixed[3] != ids()[3] and own[3][1:] == (3, 3)
-    assert own[0] == ids(partition_seed=0, cohort_seed=0)[0] and ids(partition_seed="seed")[3][1:] == (3, 0)
+    assert own[0] == ids(partition_seed=0, cohort_seed=0)[0] and ids(partition_seed="seed")[3][
+        1:
+    ] == (3, 0)
+
 
 def test_unknown_names_and_unreadable_files(tmp_path):
-    with one_line("did you mean 'fedccfa/table2'"): load_spec("fedccfa/tabel2")
+    with one_line("did you mean 'fedccfa/table2'"):
+        load_spec("fedccfa/tabel2")
     for name in ("a" * 5000, "a/" * 3000, "a\0b", "", "~"):
-        with one_line("is unknown"): load_spec(name)
-    with one_line("'.' is a folder; expected a toml file"): load_spec(".")
+        with one_line("is unknown"):
+            load_spec(name)
+    with one_line("'.' is a folder; expected a toml file"):
+        load_spec(".")
     for content in (b"\xff\xfe\x00", b"x = " + b"[" * 100_000):
         (tmp_path / "odd.toml").write_bytes(content)
-        with one_line("not valid TOML"): load_spec(tmp_path / "odd.toml")
+        with one_line("not valid TOML"):
+            load_spec(tmp_path / "odd.toml")
     spec = load_spec(SPECS["fedccfa/table2"])
-    for call in (lambda: spec.runs("smal"), lambda: spec.runs("smoke", methods=["FedAvgg"]), lambda: spec.runs("smoke", seeds=0),
-                 lambda: spec.runs("smoke", seeds=[1, 1]), lambda: spec.runs("smoke", seeds=[-1]), lambda: pick_device("tpu")):
-        with one_line(): call()
+    for call in (
+        lambda: spec.runs("smal"),
+        lambda: spec.runs("smoke", methods=["FedAvgg"]),
+        lambda: spec.runs("smoke", seeds=0),
+        lambda: spec.runs("smoke", seeds=[1, 1]),
+        lambda: spec.runs("smoke", seeds=[-1]),
+        lambda: pick_device("tpu"),
+    ):
+        with one_line():
+            call()
+
 
 def test_a_folder_of_ones_own_comes_first_and_hides_nothing(tmp_path, monkeypatch):
     own = written(tmp_path / "papers", TOY)
     monkeypatch.chdir(tmp_path)
-    assert list(find_specs())[0] == "toy/x" and set(SPECS) < set(find_specs()) and load_spec("toy/x").title == "t"
+    assert (
+        list(find_specs())[0] == "toy/x"
+        and set(SPECS) < set(find_specs())
+        and load_spec("toy/x").title == "t"
+    )
     assert load_spec("fedccfa/table2").paper == "FedCCFA"
     (tmp_path / "papers/fedccfa").mkdir()
     (tmp_path / "papers/fedccfa/table2.toml").write_text(own.read_text())
-    assert load_spec("fedccfa/table2").title == "t" and find_specs()["fedccfa/table2"].is_relative_to(tmp_path)
+    assert load_spec("fedccfa/table2").title == "t" and find_specs()[
+        "fedccfa/table2"
+    ].is_relative_to(tmp_path)
     assert load_spec("fedccfa/table1").paper == "FedCCFA"
+
 
 @pytest.fixture
 def kept(monkeypatch, tmp_path):
     "Keeps a spec in a cache of its own, and reads it from there"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
     def kept(spec, files=("state",), write=True) -> Spec | None:
         kept_spec.cache_clear()
-        if write: keep_spec(spec, files)
+        if write:
+            keep_spec(spec, files)
         return kept_spec(spec.path, files)
+
     yield kept
     kept_spec.cache_clear()
+
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_kept_spec_is_the_one_that_was_read(name, kept):
     "Also the settings of its runs, of seeds that it does not list too"
     spec = load_spec(SPECS[name])
     again = kept(spec)
-    def runs(s): return [(c, c.run_id, c.table) for tier in s.tiers for c in s.runs(tier, seeds=[0, 7])]
+
+    def runs(s):
+        return [(c, c.run_id, c.table) for tier in s.tiers for c in s.runs(tier, seeds=[0, 7])]
+
     assert again is not spec and again == spec and runs(again) == runs(spec)
     assert again.known and not spec.known and not replace(again).known
 
+
 def test_kept_runs_are_not_mixed_up(kept, tmp_path):
     "A column `a` with a row `b, c`, and a column `a, b` with a row `c`"
-    columns = [{"label": label, "clients": n, "source": "guess: toy"} for n, label in enumerate(("a", "a, b"), 3)]
-    rows = {name: {"class": "FedAvg", "lr": lr, "source": "guess: toy"} for name, lr in (("b, c", .1), ("c", .2))}
+    columns = [
+        {"label": label, "clients": n, "source": "guess: toy"}
+        for n, label in enumerate(("a", "a, b"), 3)
+    ]
+    rows = {
+        name: {"class": "FedAvg", "lr": lr, "source": "guess: toy"}
+        for name, lr in (("b, c", 0.1), ("c", 0.2))
+    }
     base = {k: v for k, v in BASE.items() if k != "clients"}
     spec = load_spec(written(tmp_path, TOY | {"base": base, "columns": columns, "methods": rows}))
-    assert kept(spec).runs("paper") == spec.runs("paper") and len({c.run_id for c in spec.runs("paper")}) == 4
+    assert (
+        kept(spec).runs("paper") == spec.runs("paper")
+        and len({c.run_id for c in spec.runs("paper")}) == 4
+    )
+
 
 def test_what_was_kept_is_read_again_when_it_may_be_wrong(kept, tmp_path):
     spec = load_spec(SPECS["fedccfa/table8"])
     assert kept(spec) and kept(spec, ("other",), write=False) is None
-    file, = tmp_path.rglob("*.json")
+    (file,) = tmp_path.rglob("*.json")
     state, whole = json.loads(file.read_text()).values()
-    changes = [{}, whole | {"known": []}, whole | {"spec": 3}, whole | {"spec": whole["spec"] | {"base": {"rounds": 5}}}, [], 1]
-    texts = [json.dumps(what) for value in changes for what in (value, {"state": state, "value": value})]
+    changes = [
+        {},
+        whole | {"known": []},
+        whole | {"spec": 3},
+        whole | {"spec": whole["spec"] | {"base": {"rounds": 5}}},
+        [],
+        1,
+    ]
+    texts = [
+        json.dumps(what) for value in changes for what in (value, {"state": state, "value": value})
+    ]
     for text in ["", "{", file.read_text()[:-9], json.dumps({"state": state}), *texts]:
         file.write_text(text)
         assert kept(spec, write=False) is None, text[:80]
 
+
 def test_what_would_not_come_back_is_not_kept(kept, tmp_path):
     "A tuple would come back as a list; the runs of a method of one's own follow from its source, which may change"
     spec = load_spec(SPECS["fedadc/figure2"])
-    assert kept(replace(spec, base=spec.base | {"seeds": replace(spec.base["seeds"], value=(0, 1))})) is None
-    class MineKept(FedAvg): pass
-    mine, plain = (load_spec(written(tmp_path / name, TOY | {"methods": {name: {}}})) for name in ("MineKept", "FedAvg"))
+    assert (
+        kept(replace(spec, base=spec.base | {"seeds": replace(spec.base["seeds"], value=(0, 1))}))
+        is None
+    )
+
+    class MineKept(FedAvg):
+        pass
+
+    mine, plain = (
+        load_spec(written(tmp_path / name, TOY | {"methods": {name: {}}}))
+        for name in ("MineKept", "FedAvg")
+    )
     assert kept(mine) is None and kept(plain) == plain
+
 
 def test_a_file_that_an_editor_locks_is_no_spec(tmp_path):
     "A link to nowhere beside it"
     path = written(tmp_path, TOY)
-    for name in ("x.csv", "x.toml"): path.with_name(f".#{name}").symlink_to("user@host.123")
+    for name in ("x.csv", "x.toml"):
+        path.with_name(f".#{name}").symlink_to("user@host.123")
     assert list(find_specs(tmp_path)) == ["toy/x"] and load_spec(path).title == "t"
+
 
 CSV = "method,variant,clients,mean,std\nFedAvg,,20,1,2\nFedAvg,,100,3,\nOther,a,20,5,6\nOther,b,20,7,8\n"
 
+
 def beside(tmp_path, csv: str | bytes, row: dict, column: dict) -> Path:
     "A spec with one row and one column beside the published `csv`"
-    raw = dict(published="x.csv", columns=[{"published": column}], methods={"FedAvg": {"published": row} if row else {}})
+    raw = dict(
+        published="x.csv",
+        columns=[{"published": column}],
+        methods={"FedAvg": {"published": row} if row else {}},
+    )
     return written(tmp_path, TOY | raw, csv=csv or b"\n")
 
-@pytest.mark.parametrize("csv, row, column, says", [
-    ("method,mean\nFedAvg,1", {}, {}, "column 'std' is missing"), ("method,mean,std\nFedAvg,1,0e400", {}, {}, "cannot be read as csv"),
-    ("method,mean,std\nFedAvg,about 3,", {}, {}, "mean 'about 3' is not a finite number"),
-    ("method,mean,std\nFedAvg,1,2,3", {}, {}, "more fields than the first"), ("method,mean,std\n3,1,2", {}, {}, "method: 3 is not a text"),
-    (b"method,mean,std\n\xff\xfe,1,2", {}, {}, "cannot be read as csv ('utf-8'"), (CSV, {}, {"client": 20}, "column 'client' is unknown; did you mean 'clients'?"),
-    (CSV, {}, {}, "2 lines of x.csv match {'method': 'FedAvg'}"), (CSV, {"metod": "FedAvg"}, {"clients": 20}, "did you mean 'method'?")])
+
+@pytest.mark.parametrize(
+    "csv, row, column, says",
+    [
+        ("method,mean\nFedAvg,1", {}, {}, "column 'std' is missing"),
+        ("method,mean,std\nFedAvg,1,0e400", {}, {}, "cannot be read as csv"),
+        ("method,mean,std\nFedAvg,about 3,", {}, {}, "mean 'about 3' is not a finite number"),
+        ("method,mean,std\nFedAvg,1,2,3", {}, {}, "more fields than the first"),
+        ("method,mean,std\n3,1,2", {}, {}, "method: 3 is not a text"),
+        (b"method,mean,std\n\xff\xfe,1,2", {}, {}, "cannot be read as csv ('utf-8'"),
+        (CSV, {}, {"client": 20}, "column 'client' is unknown; did you mean 'clients'?"),
+        (CSV, {}, {}, "2 lines of x.csv match {'method': 'FedAvg'}"),
+        (CSV, {"metod": "FedAvg"}, {"clients": 20}, "did you mean 'method'?"),
+    ],
+)
 def test_published_numbers_are_checked_before_anything_runs(tmp_path, csv, row, column, says):
-    with one_line(says, str(tmp_path / "toy/x.")): load_spec(beside(tmp_path, csv, row, column))
+    with one_line(says, str(tmp_path / "toy/x.")):
+        load_spec(beside(tmp_path, csv, row, column))
+
 
 def test_published_numbers_that_fit(tmp_path):
     spec = load_spec(beside(tmp_path, CSV, {}, {"clients": 20.0}))
     assert [len(render(spec, "paper", f)) > 0 for f in ("text", "csv")] == [True, True]
-    load_spec(beside(tmp_path, CSV, {"method": "FedDyn"}, {"clients": 20}))  # a row that the paper does not have
+    load_spec(
+        beside(tmp_path, CSV, {"method": "FedDyn"}, {"clients": 20})
+    )  # a row that the paper does not have
     load_spec(beside(tmp_path, CSV.replace("1,2", "1.5 , 2"), {}, {"clients": 20}))

@@ -1,4 +1,5 @@
 "The pages of methods: what the five papers' pages have, and where sentences about released code lead"
+
 import re
 
 import pytest
@@ -9,36 +10,57 @@ from pages import ROOT, cells
 from toy import OURS
 
 NBS = ROOT / "nbs/06_methods"
-FIVE = {"lfd": NBS / "10_lfd.ipynb", "feddc": NBS / "11_feddc.ipynb", "fedadc": NBS / "12_fedadc.ipynb", "fedbss": NBS / "13_fedbss.ipynb",
-        "fedccfa": NBS / "14_fedccfa.ipynb"}
+FIVE = {
+    "lfd": NBS / "10_lfd.ipynb",
+    "feddc": NBS / "11_feddc.ipynb",
+    "fedadc": NBS / "12_fedadc.ipynb",
+    "fedbss": NBS / "13_fedbss.ipynb",
+    "fedccfa": NBS / "14_fedccfa.ipynb",
+}
 PAGES = sorted(NBS.glob("*.ipynb"))
 PLACE = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/blob/[0-9a-f]{40}/[\w./-]+#L\d+")
+
 
 def outputs(cell, kind):
     "The outputs of a kind, such as text/markdown, of a cell"
     return ["".join(o["data"][kind]) for o in cell.get("outputs", []) if kind in o.get("data", {})]
 
+
 @pytest.mark.parametrize("paper", FIVE)
 def test_the_first_five_cells(paper):
     at, first = PAPER_LINKS[paper], cells(FIVE[paper])[:5]
     shown = "\n".join(text for c in first for text in outputs(c, "text/markdown"))
-    for link in (f"https://arxiv.org/abs/{at.arxiv}", f"https://arxiv.org/pdf/{at.arxiv}", f"12_results/{at.results}.ipynb"):
+    for link in (
+        f"https://arxiv.org/abs/{at.arxiv}",
+        f"https://arxiv.org/pdf/{at.arxiv}",
+        f"12_results/{at.results}.ipynb",
+    ):
         assert link in shown
     assert (NBS.parent / f"12_results/{at.results}.ipynb").is_file()
     assert ("github.com" in shown) == bool(at.repository) and at.commit in shown
     assert any(outputs(c, "image/png") for c in first)
+
 
 @pytest.mark.parametrize("paper", FIVE)
 def test_order_and_length(paper):
     made = cells(FIVE[paper])
     page = [c["source"] for c in made]
     assert len(page) <= 60
+
     def only(text):
-        found = [i for i, s in enumerate(page) if text in s and "import" not in s.split(text)[0][-9:]]
+        found = [
+            i for i, s in enumerate(page) if text in s and "import" not in s.split(text)[0][-9:]
+        ]
         return found[-1]
-    drawing, table, numbers, ledger, last = map(only, ("message_figure(", "algorithm_table(", "stored_numbers(", "deviation_table(", "compare("))
+
+    drawing, table, numbers, ledger, last = map(
+        only,
+        ("message_figure(", "algorithm_table(", "stored_numbers(", "deviation_table(", "compare("),
+    )
     assert max(drawing, table) < numbers < ledger < last == len(page) - 1
-    assert f"12_results/{PAPER_LINKS[paper].results}.ipynb" in page[-2] and page[-2].count("](") >= 2
+    assert (
+        f"12_results/{PAPER_LINKS[paper].results}.ipynb" in page[-2] and page[-2].count("](") >= 2
+    )
     assert outputs(made[drawing], "image/png") and outputs(made[last], "text/html")
     assert "<table" in outputs(made[numbers], "text/markdown")[0]
     assert "<details" in outputs(made[ledger], "text/markdown")[0]
@@ -46,20 +68,38 @@ def test_order_and_length(paper):
 
 # --- the algorithm, line by line
 
+
 def test_a_drawing_has_every_message():
     for method in OURS.values():
         messages = method().communication()
-        drawn = {step for step, way, _ in method_page.round_steps(messages, "works", "works") if way}
-        assert drawn == {name for name in ("broadcast", "survey", "assigned", "upload", "reply") if getattr(messages, name)}
+        drawn = {
+            step for step, way, _ in method_page.round_steps(messages, "works", "works") if way
+        }
+        assert drawn == {
+            name
+            for name in ("broadcast", "survey", "assigned", "upload", "reply")
+            if getattr(messages, name)
+        }
+
 
 @pytest.mark.parametrize("paper", FIVE)
 def test_code_fits_the_column(paper):
-    assert not [line for c in cells(FIVE[paper], "code") for line in c["source"].split("\n") if len(line) > 110 and not line.startswith("#|")]
+    assert not [
+        line
+        for c in cells(FIVE[paper], "code")
+        for line in c["source"].split("\n")
+        if len(line) > 110 and not line.startswith("#|")
+    ]
+
 
 # --- sentences about released code
 
-SAYS = re.compile(r"released (?:code|server|version)|(?:authors'|official|FedDC's|FedDyn's|FedCCFA's) code"
-                  r"|\b[Tt]h(?:e|at) code(?:'s)?\b(?= \w)", re.S)
+SAYS = re.compile(
+    r"released (?:code|server|version)|(?:authors'|official|FedDC's|FedDyn's|FedCCFA's) code"
+    r"|\b[Tt]h(?:e|at) code(?:'s)?\b(?= \w)",
+    re.S,
+)
+
 
 def statements():
     "(page, sentence) in prose about what a released code does"
@@ -68,9 +108,11 @@ def statements():
             for part in re.split(r"\n\s*\n|\n(?=- |\*\*)", cell["source"]):
                 text = re.sub(r"\s+", " ", part)
                 for sentence in re.split(r"(?<=[.:;])\s+(?=[A-Z`$*])", text):
-                    if SAYS.search(sentence) and not sentence.startswith("#"): yield path.stem, sentence
+                    if SAYS.search(sentence) and not sentence.startswith("#"):
+                        yield path.stem, sentence
+
 
 def test_sentences_about_released_code_lead_to_its_lines():
     said = [s for s in statements() if "could find" not in s[1]]
     alone = [s for s in said if not PLACE.search(s[1])]
-    assert len(said) > 25 and len(alone) <= .2 * len(said), alone
+    assert len(said) > 25 and len(alone) <= 0.2 * len(said), alone

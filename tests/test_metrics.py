@@ -1,4 +1,5 @@
 """Every metric against another implementation: scikit-learn, scipy, numpy, the standard library, torch.optim."""
+
 import math
 import statistics
 from dataclasses import replace
@@ -14,7 +15,15 @@ from sklearn.metrics import accuracy_score, adjusted_rand_score
 from torch import nn
 
 from fedrepro.checks.harness import tiny
-from fedrepro.engine.evaluation import Predictor, Evaluator, evaluate, finetuned, generalised_accuracy, eval_models, personalised_accuracy
+from fedrepro.engine.evaluation import (
+    Predictor,
+    Evaluator,
+    evaluate,
+    finetuned,
+    generalised_accuracy,
+    eval_models,
+    personalised_accuracy,
+)
 from fedrepro.engine.federation import TUNE
 from fedrepro.engine.rounds import begin, next_round
 from fedrepro.engine.rows import summarise
@@ -29,42 +38,63 @@ points = st.floats(0, 100, width=32)
 
 # --- accuracy, from predictions
 
+
 @SOME
 @given(SEEDS, st.integers(1, 6), st.integers(1, 50), st.integers(1, 7), st.booleans())
 def test_accuracies_are_means_of_scikit_learns(seed, clients, samples, classes, one_model):
     rng = np.random.default_rng(seed)
     y = rng.integers(0, classes, samples)
     predicted = [torch.as_tensor(rng.integers(0, classes, samples)) for _ in range(clients)]
-    if one_model: predicted = predicted[:1] * clients
+    if one_model:
+        predicted = predicted[:1] * clients
     maps = np.stack([rng.permutation(classes) for _ in range(clients)])
-    shares = np.split(rng.permutation(samples), np.sort(rng.integers(0, samples + 1, clients - 1)))  # some of them empty
+    shares = np.split(
+        rng.permutation(samples), np.sort(rng.integers(0, samples + 1, clients - 1))
+    )  # some of them empty
     whole = [accuracy_score(concept[y], p) for concept, p in zip(maps, predicted)]
-    assert generalised_accuracy(predicted, torch.as_tensor(y), maps) == pytest.approx(100 * np.mean(whole), abs=1e-9)
-    own = [accuracy_score(concept[y[rows]], p[rows]) for concept, p, rows in zip(maps, predicted, shares) if len(rows)]
-    assert personalised_accuracy(predicted, torch.as_tensor(y), maps, shares) == pytest.approx(100 * np.mean(own), abs=1e-9)
+    assert generalised_accuracy(predicted, torch.as_tensor(y), maps) == pytest.approx(
+        100 * np.mean(whole), abs=1e-9
+    )
+    own = [
+        accuracy_score(concept[y[rows]], p[rows])
+        for concept, p, rows in zip(maps, predicted, shares)
+        if len(rows)
+    ]
+    assert personalised_accuracy(predicted, torch.as_tensor(y), maps, shares) == pytest.approx(
+        100 * np.mean(own), abs=1e-9
+    )
 
-@pytest.mark.parametrize("metric, more", [(generalised_accuracy, ()), (personalised_accuracy, ([[0], [1]],))])
+
+@pytest.mark.parametrize(
+    "metric, more", [(generalised_accuracy, ()), (personalised_accuracy, ([[0], [1]],))]
+)
 def test_every_client_needs_a_prediction_and_a_concept(metric, more):
     y = torch.tensor([0, 1])
-    with pytest.raises(ValueError): metric([y], y, np.tile([0, 1], (2, 1)), *more)
+    with pytest.raises(ValueError):
+        metric([y], y, np.tile([0, 1], (2, 1)), *more)
 
 
 # --- predictions, from models
+
 
 def by_numpy(federation, params):
     "(N, C) logits of the tiny network on the whole test set"
     w = {n: t.numpy() for n, t in params.items()}
     x = federation.data.batch(federation.data.test_x, None, federation.dtype).flatten(1).numpy()
     x = x @ w["body.fc1.weight"].T + w["body.fc1.bias"]
-    x = np.where(x > 0, x, .01 * x) @ w["body.header1.weight"].T + w["body.header1.bias"]
+    x = np.where(x > 0, x, 0.01 * x) @ w["body.header1.weight"].T + w["body.header1.bias"]
     return x @ w["head.weight"].T + w["head.bias"]
+
 
 @settings(max_examples=20, deadline=None)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 400))
 def test_predictions_are_numpys_however_models_share_parts(seed, count, chunk):
     federation, rng = tiny(), np.random.default_rng(seed)
     drawn = [federation.own_init(k) for k in range(3)]
-    bodies, heads = ([{n: t for n, t in w.items() if n.startswith(part)} for w in drawn] for part in ("body.", "head."))
+    bodies, heads = (
+        [{n: t for n, t in w.items() if n.startswith(part)} for w in drawn]
+        for part in ("body.", "head.")
+    )
     models = [bodies[i] | heads[j] for i, j in rng.integers(0, 3, (count, 2))]
     for p, params in zip(Predictor()(federation, models, chunk), models, strict=True):
         assert np.array_equal(p.numpy(), by_numpy(federation, params).argmax(1))
@@ -72,10 +102,13 @@ def test_predictions_are_numpys_however_models_share_parts(seed, count, chunk):
 
 # --- which model is judged
 
+
 def played(name, rounds=4):
     "(method, its federation, the snapshots, cohorts) of a run in which two of five clients miss each round"
-    method = METHODS[name](lr=.05, epochs=1, batch_size=8)
-    given = replace(tiny(), drift=None) if name == "Union" else tiny()  # it refuses clients that disagree on labels
+    method = METHODS[name](lr=0.05, epochs=1, batch_size=8)
+    given = (
+        replace(tiny(), drift=None) if name == "Union" else tiny()
+    )  # it refuses clients that disagree on labels
     federation, snapshots, cohorts = given.pooled() if method.pooled else given, [], []
     snapshots.append(begin(method, federation))
     for t in range(rounds):
@@ -83,51 +116,76 @@ def played(name, rounds=4):
         snapshots.append(next_round(method, federation, snapshots[-1]))
     return method, federation, snapshots, cohorts
 
+
 def last_heard(k, cohorts, rounds):
     "After how many rounds client k last heard from the server"
     return max([t + 1 for t, cohort in enumerate(cohorts[:rounds]) if k in cohort], default=0)
+
 
 @pytest.mark.parametrize("rounds", range(5))
 def test_a_personal_model_is_as_old_as_its_client(rounds):
     method, federation, snapshots, cohorts = played("FedRep")
     at, stale = snapshots[rounds], []
-    for k, (old, new) in enumerate(zip(eval_models(method, federation, at), eval_models(method, federation, at, "_fresh"))):
+    for k, (old, new) in enumerate(
+        zip(eval_models(method, federation, at), eval_models(method, federation, at, "_fresh"))
+    ):
         heard = last_heard(k, cohorts, rounds)
         for params, t in ((old, heard), (new, rounds)):
             want = snapshots[t].server["params"] | at.states[k]["head"]
-            assert params.keys() == want.keys() and all(torch.equal(params[n], want[n]) for n in want)
+            assert params.keys() == want.keys() and all(
+                torch.equal(params[n], want[n]) for n in want
+            )
         stale.append(heard < rounds)
     assert rounds == 0 or 0 < sum(stale) < 5
 
+
 def test_a_global_model_is_the_newest_for_all():
     method, federation, snapshots, _ = played("FedAvg")
-    for params in eval_models(method, federation, snapshots[3]): assert params is snapshots[3].server["params"]
+    for params in eval_models(method, federation, snapshots[3]):
+        assert params is snapshots[3].server["params"]
+
 
 def scores(federation, models, t):
     "(generalised, personalised) accuracy of one model per client, by numpy and scikit-learn; `t` is the round's index"
     y, pairs = federation.data.test_y.numpy(), []
     for params, concept, rows in zip(models, federation.label_maps(t), federation.partition.test):
         p = by_numpy(federation, params).argmax(1)
-        pairs.append((accuracy_score(concept[y], p), accuracy_score(concept[y[rows]], p[rows]) if len(rows) else np.nan))
+        pairs.append(
+            (
+                accuracy_score(concept[y], p),
+                accuracy_score(concept[y[rows]], p[rows]) if len(rows) else np.nan,
+            )
+        )
     whole, own = np.array(pairs).T
     return 100 * whole.mean(), 100 * np.nanmean(own)
+
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedRep", "FedBABU", "FedDyn", "Ditto"])
 def test_evaluate_names_every_accuracy(name):
     method, federation, snapshots, cohorts = played(name)
-    assert (federation.label_maps(0) != federation.label_maps(1)).any() and not len(federation.partition.test[0])
+    assert (federation.label_maps(0) != federation.label_maps(1)).any() and not len(
+        federation.partition.test[0]
+    )
     for rounds, at in enumerate(snapshots):
         t, final = max(rounds - 1, 0), rounds == 4
         judged, tuned = eval_models(method, federation, at), None
         want = {"": judged}
-        if final and (tuned := by_optim(method, federation, at, judged)): want = {"": tuned, "_untuned": judged}
-        if name == "FedDyn": want["_selected"] = [at.server["selected"]] * 5
-        if method.personal: want["_fresh"] = eval_models(method, federation, at, "_fresh")
+        if final and (tuned := by_optim(method, federation, at, judged)):
+            want = {"": tuned, "_untuned": judged}
+        if name == "FedDyn":
+            want["_selected"] = [at.server["selected"]] * 5
+        if method.personal:
+            want["_fresh"] = eval_models(method, federation, at, "_fresh")
         row = evaluate(method, federation, at, final)
-        assert {n for n in row if "accuracy" in n} == {f"{kind}_accuracy{end}" for kind in ("generalised", "personalised") for end in want}
+        assert {n for n in row if "accuracy" in n} == {
+            f"{kind}_accuracy{end}" for kind in ("generalised", "personalised") for end in want
+        }
         for end, models in want.items():
             both = row[f"generalised_accuracy{end}"], row[f"personalised_accuracy{end}"]
-            assert both == pytest.approx(scores(federation, models, t), abs=1e-9), f"{name} after {rounds} rounds: {end}"
+            assert both == pytest.approx(scores(federation, models, t), abs=1e-9), (
+                f"{name} after {rounds} rounds: {end}"
+            )
+
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_was_predicted_before_changes_no_number(name):
@@ -135,8 +193,11 @@ def test_what_was_predicted_before_changes_no_number(name):
     method, federation, snapshots, _ = played(name)
     remembers = Evaluator()
     for rounds, at in enumerate(snapshots):
-        again, anew = (judge(method, federation, at, rounds == 4) for judge in (remembers, evaluate))
+        again, anew = (
+            judge(method, federation, at, rounds == 4) for judge in (remembers, evaluate)
+        )
         assert again == pytest.approx(anew, rel=0, abs=0, nan_ok=True)
+
 
 def test_another_federation_is_not_judged_by_what_is_remembered():
     one, predict = tiny(), Predictor()
@@ -144,57 +205,90 @@ def test_another_federation_is_not_judged_by_what_is_remembered():
     first, second = predict(one, [one.initial])[0], predict(other, [one.initial])[0]
     assert torch.equal(second, first.flip(0)) and not torch.equal(first, second)
 
+
 def by_optim(method, federation, at, judged):
     "FedBABU's fine-tuning with a torch module and torch.optim.SGD; None for other methods"
-    if type(method).__name__ != "FedBABU": return None
+    if type(method).__name__ != "FedBABU":
+        return None
     out, concepts = [], federation.label_maps(at.round - 1)
     for k, params in enumerate(judged):
-        body = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.LeakyReLU(), nn.Linear(12, 6), nn.Linear(6, 10)).double()
+        body = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 12), nn.LeakyReLU(), nn.Linear(12, 6), nn.Linear(6, 10)
+        ).double()
         with torch.no_grad():
-            for p, t in zip(body.parameters(), params.values(), strict=True): p.copy_(t)
-        step = torch.optim.SGD(body.parameters(), method.lr, method.momentum, weight_decay=method.weight_decay)
+            for p, t in zip(body.parameters(), params.values(), strict=True):
+                p.copy_(t)
+        step = torch.optim.SGD(
+            body.parameters(), method.lr, method.momentum, weight_decay=method.weight_decay
+        )
         rows, d = np.asarray(federation.partition.train[k]), federation.data
-        rng, y = np.random.default_rng([federation.seed, TUNE, at.round - 1, k]), concepts[k][d.train_y.numpy()[rows]]
+        rng, y = (
+            np.random.default_rng([federation.seed, TUNE, at.round - 1, k]),
+            concepts[k][d.train_y.numpy()[rows]],
+        )
         plans = []
         for _ in range(method.finetune_epochs):
             order = rng.permutation(len(rows))
-            batches = [order[i:i + method.batch_size] for i in range(0, len(rows), method.batch_size)]
+            batches = [
+                order[i : i + method.batch_size] for i in range(0, len(rows), method.batch_size)
+            ]
             plans += [(b, d.draw(len(b), rng)) for b in batches]
         for b, draws in plans:
             step.zero_grad()
-            x = d.batch(d.train_x[rows[b]], None if draws is None else torch.as_tensor(draws), torch.float64)
+            x = d.batch(
+                d.train_x[rows[b]], None if draws is None else torch.as_tensor(draws), torch.float64
+            )
             F.cross_entropy(body(x), torch.as_tensor(y[b])).backward()
             step.step()
         out.append({n: p.detach() for n, p in zip(params, body.parameters())})
     return out
 
+
 def test_fine_tuning_is_torch_optims():
     method, federation, snapshots, _ = played("FedBABU")
     judged = eval_models(method, federation, snapshots[-1])
     ours = finetuned(method, federation, snapshots[-1], judged)
-    for a, b, start in zip(ours, by_optim(method, federation, snapshots[-1], judged), judged, strict=True):
-        assert all(torch.allclose(a[n], b[n], rtol=0, atol=1e-12) for n in b) and not torch.allclose(a["head.weight"], start["head.weight"])
+    for a, b, start in zip(
+        ours, by_optim(method, federation, snapshots[-1], judged), judged, strict=True
+    ):
+        assert all(
+            torch.allclose(a[n], b[n], rtol=0, atol=1e-12) for n in b
+        ) and not torch.allclose(a["head.weight"], start["head.weight"])
     method, federation, snapshots, _ = played("FedAvg")
     assert finetuned(method, federation, snapshots[-1], judged) is None
 
+
 def test_a_test_set_that_is_not_divided_has_no_personalised_accuracy():
-    method, federation = METHODS["FedAvg"](), replace(tiny(), partition=replace(tiny().partition, test=None))
-    assert [n for n in evaluate(method, federation, begin(method, federation)) if "accuracy" in n] == ["generalised_accuracy"]
+    method, federation = (
+        METHODS["FedAvg"](),
+        replace(tiny(), partition=replace(tiny().partition, test=None)),
+    )
+    assert [
+        n for n in evaluate(method, federation, begin(method, federation)) if "accuracy" in n
+    ] == ["generalised_accuracy"]
 
 
 # --- over rounds and trials
 
+
 @SOME
 @given(st.lists(points, min_size=1, max_size=25))
-@example([5.])
-@example([1.] * 11)
-@example([3.] + [2.] * 10)
+@example([5.0])
+@example([1.0] * 11)
+@example([3.0] + [2.0] * 10)
 def test_summaries_are_the_standard_librarys(values):
     rows = [{"round": t, "other": -v, "generalised_accuracy": v} for t, v in enumerate(values, 1)]
     found = summarise(rows)
-    assert (found["last"], found["best"]) == (values[-1], sorted(values)[-1]) and found.keys() == {"last", "best", "mean_last_10"}
-    assert found["mean_last_10"] == pytest.approx(statistics.fmean(list(reversed(values))[:10]), abs=1e-9)
+    assert (found["last"], found["best"]) == (values[-1], sorted(values)[-1]) and found.keys() == {
+        "last",
+        "best",
+        "mean_last_10",
+    }
+    assert found["mean_last_10"] == pytest.approx(
+        statistics.fmean(list(reversed(values))[:10]), abs=1e-9
+    )
     assert summarise(rows, "other")["best"] == -sorted(values)[0]
+
 
 @SOME
 @given(st.lists(points, min_size=1, max_size=15), points)
@@ -204,14 +298,23 @@ def test_fine_tuned_and_untuned_rounds_are_two_series(values, tuned):
     last = [*rows[:-1], rows[-1] | {"a": tuned, "a_untuned": values[-1]}]
     framed = [{"a_untuned": math.nan} | r for r in last]  # as read from a file beside others
     for found in (last, framed):
-        assert summarise(found, "a_untuned") == summarise(rows, "a") == summarise([{"a_untuned": math.nan} | r for r in rows], "a")
+        assert (
+            summarise(found, "a_untuned")
+            == summarise(rows, "a")
+            == summarise([{"a_untuned": math.nan} | r for r in rows], "a")
+        )
         mine = summarise(found, "a")
-        assert mine["last"] == tuned and (len(values) == 1) == (not math.isnan(mine["best"])) == (not math.isnan(mine["mean_last_10"]))
+        assert mine["last"] == tuned and (len(values) == 1) == (not math.isnan(mine["best"])) == (
+            not math.isnan(mine["mean_last_10"])
+        )
         best = max(values)
         for frame in map(pd.DataFrame, (found, rows)):
             assert to_target(frame, "a_untuned", best)["to_target"] == 1 + values.index(best)
-            assert {str(run_swing(frame, m)) for m in ("a", "a_untuned")} == {str(run_swing(pd.DataFrame(rows), "a"))}
+            assert {str(run_swing(frame, m)) for m in ("a", "a_untuned")} == {
+                str(run_swing(pd.DataFrame(rows), "a"))
+            }
         assert to_target(pd.DataFrame(found), "a", tuned)["to_target"] == len(values)
+
 
 @SOME
 @given(st.lists(points, min_size=1, max_size=8), SEEDS)
@@ -219,23 +322,38 @@ def test_a_round_that_is_not_a_number_leaves_no_best(values, seed):
     "Whatever its place: a best of the others would hide it"
     values.insert(np.random.default_rng(seed).integers(len(values) + 1), math.nan)
     found = summarise([{"generalised_accuracy": v} for v in values])
-    assert math.isnan(found["best"]) and math.isnan(found["mean_last_10"]) and math.isnan(found["last"]) == math.isnan(values[-1])
+    assert (
+        math.isnan(found["best"])
+        and math.isnan(found["mean_last_10"])
+        and math.isnan(found["last"]) == math.isnan(values[-1])
+    )
+
 
 @SOME
 @given(st.lists(points, max_size=12))
 def test_mean_and_spread_are_the_standard_librarys(values):
     mean, std = mean_std(values)
     assert mean == pytest.approx(statistics.fmean(values), abs=1e-9) if values else math.isnan(mean)
-    assert std == pytest.approx(statistics.stdev(values), abs=1e-6) if len(values) > 1 else math.isnan(std)
+    assert (
+        std == pytest.approx(statistics.stdev(values), abs=1e-6)
+        if len(values) > 1
+        else math.isnan(std)
+    )
+
 
 @SOME
-@given(st.lists(points, min_size=2, max_size=12), st.floats(.5, .999))
+@given(st.lists(points, min_size=2, max_size=12), st.floats(0.5, 0.999))
 def test_half_a_t_interval_is_scipys(values, level):
-    low, high = stats.ttest_1samp(values, 0.).confidence_interval(level) if len(set(values)) > 1 else (values[0],) * 2
+    low, high = (
+        stats.ttest_1samp(values, 0.0).confidence_interval(level)
+        if len(set(values)) > 1
+        else (values[0],) * 2
+    )
     assert half_width(values, level) == pytest.approx((high - low) / 2, abs=1e-6)
 
 
 # --- FedCCFA's measures
+
 
 @SOME
 @given(SEEDS, st.integers(3, 8), st.integers(1, 6), st.booleans())
@@ -243,11 +361,26 @@ def test_madd_from_its_sum(seed, n, d, ties):
     "The mean absolute difference of cosines, pair by pair"
     rng = np.random.default_rng(seed)
     v = rng.normal(size=(n, d))
-    if ties: v[rng.integers(n)] = v[0]
+    if ties:
+        v[rng.integers(n)] = v[0]
     s = np.array([[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in v] for a in v])
-    want = [[0. if i == j else sum(abs(s[i, l] - s[j, l]) for l in range(n) if l not in (i, j)) / (n - 2) for j in range(n)] for i in range(n)]
+    want = [
+        [
+            0.0
+            if i == j
+            else sum(abs(s[i, l] - s[j, l]) for l in range(n) if l not in (i, j)) / (n - 2)
+            for j in range(n)
+        ]
+        for i in range(n)
+    ]
     found = madd(torch.as_tensor(v)).numpy()
-    assert np.allclose(found, want, atol=1e-12) and np.array_equal(found, found.T) and (found >= 0).all() and (found <= 2 + 1e-12).all()
+    assert (
+        np.allclose(found, want, atol=1e-12)
+        and np.array_equal(found, found.T)
+        and (found >= 0).all()
+        and (found <= 2 + 1e-12).all()
+    )
+
 
 @SOME
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any))
@@ -256,7 +389,10 @@ def test_madd_from_its_sum(seed, n, d, ties):
 @example([1] * 10)
 def test_entropy_is_scipys(counts):
     "In nats, and of one class alone 0"
-    assert float(label_entropy(torch.tensor(counts, dtype=torch.float64))) == pytest.approx(stats.entropy(counts), abs=1e-12)
+    assert float(label_entropy(torch.tensor(counts, dtype=torch.float64))) == pytest.approx(
+        stats.entropy(counts), abs=1e-12
+    )
+
 
 @SOME
 @given(SEEDS, st.integers(1, 6), st.integers(2, 9))
@@ -264,7 +400,17 @@ def test_cluster_scores_are_scikit_learns(seed, classes, n):
     rng = np.random.default_rng(seed)
     true, got = rng.integers(0, 3, (2, classes, n))
     got[0] = true[0]
-    found, each = cluster_scores(torch.as_tensor(true), torch.as_tensor(got)), [adjusted_rand_score(a, b) for a, b in zip(true, got)]
-    same = [len(set(zip(a, b))) == len(set(a)) == len(set(b)) for a, b in zip(true.tolist(), got.tolist())]
-    assert found["cluster_ari"] == pytest.approx(np.mean(each)) and found["perfect_classes"] == pytest.approx(100 * np.mean(same))
-    assert found["clusters_per_class"] == pytest.approx(np.mean([len(np.unique(row)) for row in got]))
+    found, each = (
+        cluster_scores(torch.as_tensor(true), torch.as_tensor(got)),
+        [adjusted_rand_score(a, b) for a, b in zip(true, got)],
+    )
+    same = [
+        len(set(zip(a, b))) == len(set(a)) == len(set(b))
+        for a, b in zip(true.tolist(), got.tolist())
+    ]
+    assert found["cluster_ari"] == pytest.approx(np.mean(each)) and found[
+        "perfect_classes"
+    ] == pytest.approx(100 * np.mean(same))
+    assert found["clusters_per_class"] == pytest.approx(
+        np.mean([len(np.unique(row)) for row in got])
+    )

@@ -1,4 +1,5 @@
 """What people get wrong when they ask for a network, and what every network has to keep."""
+
 import pytest
 import torch
 from fedrepro.core.errors import InputError
@@ -6,40 +7,81 @@ from fedrepro.core.trees import same_bits
 from fedrepro.models.architectures import ARCHITECTURES
 from fedrepro.models.networks import network, network_names
 
-@pytest.mark.parametrize("wrong, said", [
-    (dict(name="LeNet"), "network 'LeNet' is unknown; did you mean 'feddc_lenet'? accepted: digits_cnn"),
-    (dict(name="fedccfa_fmnist", shape=(1, 8, 8)), "network fedccfa_fmnist: images of 1x8x8 are too small"),
-    (dict(name="resnet18", shape=(64, 64)), "network resnet18 needs a shape (channels, height, width), got (64, 64)"),
-    (dict(name="dta_cnn", shape=(64, 20000)), "network dta_cnn: it needs a shape"),
-    (dict(name="resnet18", shape=(100, 40, 1000, 24)), "network resnet18 needs a shape (channels, height, width)"),
-    (dict(name="feddc_linear", shape=(64, 20000)), "network feddc_linear is not for texts"),
-    (dict(name="feddc_mlp", classes=0), "network feddc_mlp needs positive numbers, got classes 0"),
-])
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (
+            dict(name="LeNet"),
+            "network 'LeNet' is unknown; did you mean 'feddc_lenet'? accepted: digits_cnn",
+        ),
+        (
+            dict(name="fedccfa_fmnist", shape=(1, 8, 8)),
+            "network fedccfa_fmnist: images of 1x8x8 are too small",
+        ),
+        (
+            dict(name="resnet18", shape=(64, 64)),
+            "network resnet18 needs a shape (channels, height, width), got (64, 64)",
+        ),
+        (dict(name="dta_cnn", shape=(64, 20000)), "network dta_cnn: it needs a shape"),
+        (
+            dict(name="resnet18", shape=(100, 40, 1000, 24)),
+            "network resnet18 needs a shape (channels, height, width)",
+        ),
+        (dict(name="feddc_linear", shape=(64, 20000)), "network feddc_linear is not for texts"),
+        (
+            dict(name="feddc_mlp", classes=0),
+            "network feddc_mlp needs positive numbers, got classes 0",
+        ),
+    ],
+)
 def test_impossible_networks(wrong, said):
-    with pytest.raises(InputError) as e: network(**wrong)
+    with pytest.raises(InputError) as e:
+        network(**wrong)
     assert str(e.value).startswith(said) and "\n" not in str(e.value)
+
 
 @pytest.mark.parametrize("name", network_names())
 def test_names_and_order(name):
     "Every name says body or head; the tree is in the module's order; the head is last and linear"
     net = network(name, classes=3)
     tree = net.init(0)
-    assert all(n.startswith(("body.", "head.")) for n in tree) and list(tree)[-2:] == ["head.weight", "head.bias"]
+    assert all(n.startswith(("body.", "head.")) for n in tree) and list(tree)[-2:] == [
+        "head.weight",
+        "head.bias",
+    ]
     assert [n for n in tree if n in net.trained] == list(net.trained)
     assert tree["head.weight"].shape == (3, net.feature_dim) and net.classes == 3
-    assert net.count() == net.count("body.") + net.count("head.") == sum(tree[n].numel() for n in net.trained)
+    assert (
+        net.count()
+        == net.count("body.") + net.count("head.")
+        == sum(tree[n].numel() for n in net.trained)
+    )
 
-@pytest.mark.parametrize("name", ["resnet18_cifar", "feddc_resnet18", "resnet50_cifar", "resnet50", "resnet18"])
+
+@pytest.mark.parametrize(
+    "name", ["resnet18_cifar", "feddc_resnet18", "resnet50_cifar", "resnet50", "resnet18"]
+)
 def test_large_networks_as_functions(name):
-    net, x = network(name), torch.randn(2, *ARCHITECTURES[name][1], generator=torch.Generator().manual_seed(0))
+    net, x = (
+        network(name),
+        torch.randn(2, *ARCHITECTURES[name][1], generator=torch.Generator().manual_seed(0)),
+    )
     tree = net.init(0)
     expected = net._fresh(0).eval()(x)
-    assert torch.equal(net(tree, x), expected) and torch.equal(net.classify(tree, net.features(tree, x)), expected)
+    assert torch.equal(net(tree, x), expected) and torch.equal(
+        net.classify(tree, net.features(tree, x)), expected
+    )
+
 
 def test_modes_do_not_leak():
     "A training call between two evaluating ones of another model changes nothing for them"
     net = network("resnet18_cifar", shape=(3, 8, 8))
-    a, b, x = net.init(0), net.init(1), torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    a, b, x = (
+        net.init(0),
+        net.init(1),
+        torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)),
+    )
     before = net(a, x)
     net(b, x, train=True)
     assert same_bits(before, net(a, x)) and same_bits(a, net.init(0))
@@ -48,9 +90,18 @@ def test_modes_do_not_leak():
 
 # --- how many parameters: counted by hand
 
-def conv(i, o, k): return i * o * k * k
-def linear(i, o): return i * o + o
-def normed(*convs): return sum(conv(*c) + 2 * c[1] for c in convs)  # no bias; the norm's weight and bias
+
+def conv(i, o, k):
+    return i * o * k * k
+
+
+def linear(i, o):
+    return i * o + o
+
+
+def normed(*convs):
+    return sum(conv(*c) + 2 * c[1] for c in convs)  # no bias; the norm's weight and bias
+
 
 def resnet(stem, block, out):
     "All but the classifier: the stem, then 2, 2, 2, 2 blocks of two convolutions, or 3, 4, 6, 3 of three"
@@ -58,25 +109,49 @@ def resnet(stem, block, out):
     for width, blocks in zip((64, 128, 256, 512), {2: (2, 2, 2, 2), 3: (3, 4, 6, 3)}[block]):
         o = width * out
         for b in range(blocks):
-            total += normed((i, width, 3), (width, o, 3)) if block == 2 else normed((i, width, 1), (width, width, 3), (width, o, 1))
-            if b == 0 and i != o: total += normed((i, o, 1))
+            total += (
+                normed((i, width, 3), (width, o, 3))
+                if block == 2
+                else normed((i, width, 1), (width, width, 3), (width, o, 1))
+            )
+            if b == 0 and i != o:
+                total += normed((i, o, 1))
             i = o
     return total
 
+
 COUNTS = {  # networks whose papers print a rounded number; the others' exact ones are on the page
-    "fedbss_cnn": conv(1, 32, 5) + 32 + conv(32, 64, 5) + 64 + linear(7 * 7 * 64, 512) + linear(512, 10),
-    "resnet18": resnet(7, 2, 1) + linear(512, 10), "feddc_resnet18": resnet(7, 2, 1) + linear(512, 10),
-    "fedadc_resnet18": resnet(3, 2, 1) + linear(512, 10), "resnet50": resnet(7, 3, 4) + linear(2048, 10),
-    "resnet18_cifar": resnet(3, 2, 1) + linear(512, 512) + linear(512, 256) + linear(256, 10)}
+    "fedbss_cnn": conv(1, 32, 5)
+    + 32
+    + conv(32, 64, 5)
+    + 64
+    + linear(7 * 7 * 64, 512)
+    + linear(512, 10),
+    "resnet18": resnet(7, 2, 1) + linear(512, 10),
+    "feddc_resnet18": resnet(7, 2, 1) + linear(512, 10),
+    "fedadc_resnet18": resnet(3, 2, 1) + linear(512, 10),
+    "resnet50": resnet(7, 3, 4) + linear(2048, 10),
+    "resnet18_cifar": resnet(3, 2, 1) + linear(512, 512) + linear(512, 256) + linear(256, 10),
+}
+
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_every_parameter_is_accounted_for(name): assert network(name).count() == COUNTS[name]
+def test_every_parameter_is_accounted_for(name):
+    assert network(name).count() == COUNTS[name]
+
 
 def test_what_moon_compares_is_the_projection():
     "FedADC's networks for MOON differ from the others' in what stands before the head alone"
-    for name, plain, last in (("fedadc_moon_cnn", "fedadc_cnn", 256), ("fedadc_moon_resnet18", "fedadc_resnet18", 512)):
+    for name, plain, last in (
+        ("fedadc_moon_cnn", "fedadc_cnn", 256),
+        ("fedadc_moon_resnet18", "fedadc_resnet18", 512),
+    ):
         moon, other = network(name), network(plain)
-        assert moon.feature_dim == 256 and moon.count("body.header") == linear(last, last) + linear(last, 256) and not other.count("body.header")
+        assert (
+            moon.feature_dim == 256
+            and moon.count("body.header") == linear(last, last) + linear(last, 256)
+            and not other.count("body.header")
+        )
         convolutions = [n for n, t in other.init(0).items() if t.ndim == 4]
         assert convolutions and [n for n, t in moon.init(0).items() if t.ndim == 4] == convolutions
         x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,5 @@
 "What readers of the site met, checked in the sources: contents, folded parts, tables, anchors, colours and sizes"
+
 import html
 import json
 import re
@@ -22,22 +23,38 @@ NAME = dict(ids=lambda p: p.relative_to(ROOT / "nbs").as_posix())
 
 # --- anchors
 
+
 def lost(path):
     "Links of a page to places of pages that are not there, also those within HTML"
     for target in re.findall(r'href="([^"]+)"|\]\(([^)\s]+)\)', "\n".join(texts(path))):
         file, _, place = html.unescape("".join(target)).partition("#")
         page = (path.parent / file).resolve() if file else path
-        if place and not file.startswith("http") and page in NOTEBOOKS and place not in anchors(page): yield "".join(target)
+        if (
+            place
+            and not file.startswith("http")
+            and page in NOTEBOOKS
+            and place not in anchors(page)
+        ):
+            yield "".join(target)
+
 
 @pytest.mark.parametrize("path", NOTEBOOKS, **NAME)
-def test_every_anchor_is_there(path): assert not list(lost(path))
+def test_every_anchor_is_there(path):
+    assert not list(lost(path))
+
 
 def test_a_lost_anchor_is_found(tmp_path, monkeypatch):
     page, other = tmp_path / "one_page.ipynb", tmp_path / "two.ipynb"
     monkeypatch.setitem(globals(), "NOTEBOOKS", [page, other])
-    def write(path, text): path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": [text]}]}))
+
+    def write(path, text):
+        path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": [text]}]}))
+
     write(other, "# Two\n## A part\n<span id='x'></span><span id=\"runs-1\"></span>")
-    write(page, '<a href="two.ipynb#a-part">1</a> <a href="two.ipynb#lost">2</a> [3](two.ipynb#runs-1) [4](#here) <a href="two&#46;ipynb#gone">5</a> <a href="https://x.org/#y">6</a>')
+    write(
+        page,
+        '<a href="two.ipynb#a-part">1</a> <a href="two.ipynb#lost">2</a> [3](two.ipynb#runs-1) [4](#here) <a href="two&#46;ipynb#gone">5</a> <a href="https://x.org/#y">6</a>',
+    )
     assert list(lost(page)) == ["two.ipynb#lost", "#here", "two&#46;ipynb#gone"]
 
 
@@ -45,11 +62,13 @@ def test_a_lost_anchor_is_found(tmp_path, monkeypatch):
 
 BLOCK = re.compile(r"\(?(?:\d+|[A-Za-z#]|[ivxlIVXL]+)[.)] |[-+*:>|] |#+ ")
 
+
 @pytest.mark.parametrize("path", NOTEBOOKS, **NAME)
 def test_a_summary_starts_no_list(path):
     "Pandoc reads Markdown between raw tags: `1. ` there is a list, which swallows the end of its tag"
     summaries = re.findall(r"<summary>(.*?)</summary>", "\n".join(texts(path)), re.S)
     assert [s for s in summaries if BLOCK.match(s) or "\n" in s] == []
+
 
 def test_a_summary_is_one_line_of_text():
     for text in ("1. Released code", "a) first", "(iv) fourth", "- dash", "# sharp", "IV. four"):
@@ -58,15 +77,23 @@ def test_a_summary_is_one_line_of_text():
     line = re.search("<summary>(.*)</summary>", folded("a*b*c [d](e) `f` $g$ <h>", "..."))[1]
     assert not set("*[]`$<>") & set(line) and html.unescape(line) == "a*b*c [d](e) `f` $g$ <h>"
 
+
 @pytest.mark.parametrize("path", RESULTS, **NAME)
-def test_no_fence_is_left_open(path): assert ":::" not in "\n".join(texts(path))
+def test_no_fence_is_left_open(path):
+    assert ":::" not in "\n".join(texts(path))
+
 
 @pytest.mark.parametrize("path", RESULTS, **NAME)
 def test_headings_reach_the_contents(path):
     "Quarto lists a heading that a cell puts out only where the output stands by itself: `output: asis`"
     for cell in cells(path, "code"):
-        said = "\n".join("".join(out.get("data", {}).get("text/markdown", "")) for out in cell["outputs"])
-        assert "#| output: asis" in cell["source"] or not re.search("^#+ ", said, re.M), cell["source"]
+        said = "\n".join(
+            "".join(out.get("data", {}).get("text/markdown", "")) for out in cell["outputs"]
+        )
+        assert "#| output: asis" in cell["source"] or not re.search("^#+ ", said, re.M), cell[
+            "source"
+        ]
+
 
 @pytest.mark.parametrize("path", PAPER_PAGES, **NAME)
 def test_every_table_has_a_heading_of_its_own(path):
@@ -76,114 +103,202 @@ def test_every_table_has_a_heading_of_its_own(path):
     assert len(set(names)) == len(names) and len(set(headings)) == len(headings) and headings
     assert [h for h in map(html.unescape, headings) if h not in names] == []
 
+
 @pytest.mark.parametrize("path", PAPER_PAGES, **NAME)
 def test_a_table_says_what_a_cell_holds(path):
     "Ours and, below, published: in the table's caption"
     tables = re.findall(r'<table class="numbers">.*?</table>', "\n".join(texts(path)), re.S)
     with_published = [t for t in tables if "<br><small>" in t]
-    assert all("<caption>ours" in t and "published" in t.split("</caption>")[0] for t in with_published)
+    assert all(
+        "<caption>ours" in t and "published" in t.split("</caption>")[0] for t in with_published
+    )
 
 
 # --- the box, and what stands below it
+
 
 @pytest.mark.parametrize("path", PAPER_PAGES, **NAME)
 def test_a_page_opens_with_its_headline(path):
     first = next(cell for cell in cells(path, "code") if cell["outputs"])
     text = "".join(first["outputs"][0]["data"]["text/markdown"])
     assert text.startswith("> **What the paper is about.** ") and "<details>" in text
-    assert re.search("reproduced|supported|contradicted|undecided|not tested yet|cannot be tested yet", text)
+    assert re.search(
+        "reproduced|supported|contradicted|undecided|not tested yet|cannot be tested yet", text
+    )
+
 
 def test_the_summary_and_the_readme_have_every_headline():
     for path in (ROOT / "nbs/12_results/00_summary.ipynb", ROOT / "README.md"):
         text = "\n".join(texts(path))
-        assert text.count("> - **") == len(papers()) and text.index("> - **") < text.index("| paper |" if path.suffix == ".md" else "<table")
+        assert text.count("> - **") == len(papers()) and text.index("> - **") < text.index(
+            "| paper |" if path.suffix == ".md" else "<table"
+        )
+
 
 INTERNAL = re.compile(r"per hour|specs can be run|decided per|tier paper, never")
 
+
 @pytest.mark.parametrize("path", RESULTS, **NAME)
-def test_no_internal_words(path): assert not INTERNAL.findall("\n".join(texts(path)))
+def test_no_internal_words(path):
+    assert not INTERNAL.findall("\n".join(texts(path)))
 
 
 # --- pictures
 
+
 @pytest.mark.parametrize("path", PAPER_PAGES, **NAME)
 def test_every_picture_says_what_it_shows(path):
     "In its own words, no two alike; quarto gets them as a list, one for each output of a cell"
-    pictures = [out for cell in cells(path, "code") for out in cell["outputs"] if "image/png" in out.get("data", {})]
+    pictures = [
+        out
+        for cell in cells(path, "code")
+        for out in cell["outputs"]
+        if "image/png" in out.get("data", {})
+    ]
     words = [out["metadata"]["image/png"]["alt"] for out in pictures]
     assert len(set(words)) == len(words) and all(len(w.split()) > 7 for w in words)
 
+
 def test_quarto_gets_the_words_of_each_picture():
-    drawn = {"output_type": "display_data", "data": {"image/png": ""}, "metadata": {"image/png": {"alt": 'Lines: "A" ahead'}}}
+    drawn = {
+        "output_type": "display_data",
+        "data": {"image/png": ""},
+        "metadata": {"image/png": {"alt": 'Lines: "A" ahead'}},
+    }
     text = {"output_type": "display_data", "data": {"text/markdown": "### One"}, "metadata": {}}
-    cell = nbformat.from_dict({"cell_type": "code", "source": "#| echo: false\nshow()", "outputs": [text, drawn]})
+    cell = nbformat.from_dict(
+        {"cell_type": "code", "source": "#| echo: false\nshow()", "outputs": [text, drawn]}
+    )
     options = yaml.safe_load("\n".join(re.findall(r"^#\| (.*)$", website.described(cell), re.M)))
     assert options == {"fig-alt": ["", 'Lines: "A" ahead'], "echo": False}
-    assert website.described(nbformat.from_dict({"cell_type": "code", "source": "x", "outputs": [text]})) == "x"
+    assert (
+        website.described(
+            nbformat.from_dict({"cell_type": "code", "source": "x", "outputs": [text]})
+        )
+        == "x"
+    )
 
 
 # --- colours and sizes
 
 STYLES = re.sub(r"/\*.*?\*/", "", (ROOT / "nbs/styles.scss").read_text(), flags=re.S)
-RULES = [(selector.strip(), dict(re.findall(r"([\w-]+):\s*([^;]+);", body)))
-         for many, body in re.findall(r"([^{};]+)\{([^{}]*)\}", STYLES) for selector in re.split(r",(?![^(]*\))", many)]
+RULES = [
+    (selector.strip(), dict(re.findall(r"([\w-]+):\s*([^;]+);", body)))
+    for many, body in re.findall(r"([^{};]+)\{([^{}]*)\}", STYLES)
+    for selector in re.split(r",(?![^(]*\))", many)
+]
 PAPER = {"light": "#ffffff", "dark": "#222222"}  # of the themes cosmo and darkly
+
 
 def light(colour):
     "Relative luminance as WCAG has it"
-    parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
-    return sum(w * (c / 12.92 if c <= .03928 else ((c + .055) / 1.055) ** 2.4) for w, c in zip((.2126, .7152, .0722), parts))
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return sum(
+        w * (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4)
+        for w, c in zip((0.2126, 0.7152, 0.0722), parts)
+    )
+
 
 def contrast(a, b):
     high, low = sorted((light(a), light(b)), reverse=True)
-    return (high + .05) / (low + .05)
+    return (high + 0.05) / (low + 0.05)
+
 
 def test_contrast_is_that_of_wcag():
-    assert contrast("#000000", "#ffffff") == pytest.approx(21) and contrast("#808080", "#ffffff") == pytest.approx(3.95, abs=.01)
+    assert contrast("#000000", "#ffffff") == pytest.approx(21) and contrast(
+        "#808080", "#ffffff"
+    ) == pytest.approx(3.95, abs=0.01)
+
 
 @pytest.mark.parametrize("mode", PAPER)
 def test_text_stands_out(mode):
     "Every colour of text on its page, and links on the colours of verdicts"
-    mine = [(s, rule["color"]) for s, rule in RULES if "color" in rule and s.startswith(f".quarto-{mode} ")]
+    mine = [
+        (s, rule["color"])
+        for s, rule in RULES
+        if "color" in rule and s.startswith(f".quarto-{mode} ")
+    ]
     assert len(mine) >= 8
     for selector, colour in mine:
-        grounds = [ground for ground, _ in TONES.values()] if "background" in selector else [PAPER[mode]]
+        grounds = (
+            [ground for ground, _ in TONES.values()] if "background" in selector else [PAPER[mode]]
+        )
         assert min(contrast(colour, ground) for ground in grounds) >= 4.5, selector
     named = [s for s, rule in RULES if "color" in rule and not s.startswith(".quarto-")]
     assert named == [], "a colour for both modes cannot stand out in both"
 
+
 def specificity(selector):
     "(ids, classes, elements) of a selector"
     plain = re.sub(r"\[[^]]*\]", ".a", selector)
-    return len(re.findall(r"#[\w-]+", plain)), len(re.findall(r"\.[\w-]+|:(?!:)[\w-]+", plain)), len(re.findall(r"(?:^|[\s>+])[a-z]\w*", plain))
+    return (
+        len(re.findall(r"#[\w-]+", plain)),
+        len(re.findall(r"\.[\w-]+|:(?!:)[\w-]+", plain)),
+        len(re.findall(r"(?:^|[\s>+])[a-z]\w*", plain)),
+    )
 
-def test_specificity(): assert specificity("main.content pre.sourceCode code") == (0, 2, 3) > specificity("pre.sourceCode") == (0, 1, 1) > specificity("main pre") == (0, 0, 2)
 
-@pytest.mark.parametrize("ours, theirs", [("main.content pre.sourceCode", "pre.sourceCode"), ("main.content table", ".table"), ("main.content table td", ".table > * > *")])
+def test_specificity():
+    assert (
+        specificity("main.content pre.sourceCode code")
+        == (0, 2, 3)
+        > specificity("pre.sourceCode")
+        == (0, 1, 1)
+        > specificity("main pre")
+        == (0, 0, 2)
+    )
+
+
+@pytest.mark.parametrize(
+    "ours, theirs",
+    [
+        ("main.content pre.sourceCode", "pre.sourceCode"),
+        ("main.content table", ".table"),
+        ("main.content table td", ".table > * > *"),
+    ],
+)
 def test_our_rules_win(ours, theirs):
     "Quarto and Bootstrap name classes: a rule of elements alone loses to theirs"
     assert ours in [s for s, _ in RULES] and specificity(ours) > specificity(theirs)
+
 
 def test_code_holds_110_characters():
     "At 1280 pixels: both columns and their gaps leave the rest; a character of a monospaced font is .6 of its size"
     sizes = {s: rule["font-size"] for s, rule in RULES if "font-size" in rule}
     left, right = (int(n) for n in re.findall(r"(\d+)px(?=\s*\[(?:body-start|page-end)\])", STYLES))
-    room = min(1000, 1280 - left - right - 2.2 * 17) - 2 * .4 * 17  # pixels; 17 in a rem
-    assert room / (.6 * 17 * float(sizes["main.content pre.sourceCode"].removesuffix("rem"))) >= 110
+    room = min(1000, 1280 - left - right - 2.2 * 17) - 2 * 0.4 * 17  # pixels; 17 in a rem
+    assert (
+        room / (0.6 * 17 * float(sizes["main.content pre.sourceCode"].removesuffix("rem"))) >= 110
+    )
+
 
 def test_tables_have_lines_and_room():
-    cell, = [rule for s, rule in RULES if s == "main.content table td"]
-    assert "border-bottom" in cell and float(re.search(r"([\d.]+)em$", cell["padding"])[1]) >= .5
-    assert all(dict(RULES)[s]["text-align"] == "right" for s in ("main.content table.numbers td + td", "main.content table td.number"))
+    (cell,) = [rule for s, rule in RULES if s == "main.content table td"]
+    assert "border-bottom" in cell and float(re.search(r"([\d.]+)em$", cell["padding"])[1]) >= 0.5
+    assert all(
+        dict(RULES)[s]["text-align"] == "right"
+        for s in ("main.content table.numbers td + td", "main.content table td.number")
+    )
 
 
 # --- what a page says of methods at chance
 
+
 def test_chance_is_said_only_of_accuracies_at_chance(tmp_path):
     "With what shows that the code is right; neither of a difference of tables, nor of a method that is below chance or above it somewhere"
     of = load_spec("fedadc/table1")
-    frame = pd.DataFrame([dict(row=row, column=c.label, mean=mean, metric=of.metric) for row, means in
-                          dict(MOON=(9.9, 10.2), FedAvg=(10., 40.), FedProx=(5., 5.)).items() for c, mean in zip(of.tier_columns("small"), means)])
-    said, = at_chance(of, "small", frame, tmp_path)
-    assert said == "MOON is at chance here. That its code is right is shown elsewhere: its checks hold (MOON(mu=0.0) = FedAvg())."
+    frame = pd.DataFrame(
+        [
+            dict(row=row, column=c.label, mean=mean, metric=of.metric)
+            for row, means in dict(
+                MOON=(9.9, 10.2), FedAvg=(10.0, 40.0), FedProx=(5.0, 5.0)
+            ).items()
+            for c, mean in zip(of.tier_columns("small"), means)
+        ]
+    )
+    (said,) = at_chance(of, "small", frame, tmp_path)
+    assert (
+        said
+        == "MOON is at chance here. That its code is right is shown elsewhere: its checks hold (MOON(mu=0.0) = FedAvg())."
+    )
     assert at_chance(load_spec("fedccfa/table8"), "small", frame) == []

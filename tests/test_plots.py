@@ -1,4 +1,5 @@
 "Figures from result files: what is drawn, where, and in which colour"
+
 from dataclasses import replace
 
 import numpy as np
@@ -10,16 +11,27 @@ import toy
 from fedrepro.core.errors import InputError
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.curves import (
-    METHOD_COLOURS, REST, accuracy_figure, diverged_notes, drift_rounds, over_seeds, row_styles,
-    save_figure)
+    METHOD_COLOURS,
+    REST,
+    accuracy_figure,
+    diverged_notes,
+    drift_rounds,
+    over_seeds,
+    row_styles,
+    save_figure,
+)
 from fedrepro.reporting.figures import draw
+
 
 @pytest.fixture
 def spec():
     "Table 2 without AdapFedAvg, whose runs are FedAvg's: every row here has runs of its own"
     whole = load_spec("fedccfa/table2")
-    yield replace(whole, rows={name: row for name, row in whole.rows.items() if name != "AdapFedAvg"})
+    yield replace(
+        whole, rows={name: row for name, row in whole.rows.items() if name != "AdapFedAvg"}
+    )
     plt.close("all")
+
 
 def put(spec, tier, results, values, columns=1):
     "Runs with the constant accuracies `values`: row -> one a seed, or a record of where it diverged"
@@ -28,54 +40,104 @@ def put(spec, tier, results, values, columns=1):
             curves = [v if isinstance(v, dict) else [v] * spec.runs(tier)[0].rounds for v in seeds]
             toy.put(spec, tier, row, curves, column.label, results)
 
+
 def test_colours_show_on_white_paper():
     "Contrast with white (WCAG) of at least 2.2, so that thin lines survive a print"
     for colour in METHOD_COLOURS.values():
         c = np.array(to_rgb(colour))
-        light = np.where(c <= .04045, c / 12.92, ((c + .055) / 1.055)**2.4) @ [.2126, .7152, .0722]
-        assert 1.05 / (light + .05) > 2.2
+        light = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) @ [
+            0.2126,
+            0.7152,
+            0.0722,
+        ]
+        assert 1.05 / (light + 0.05) > 2.2
+
 
 def test_mean_and_band(spec, tmp_path):
     put(spec, "smoke", tmp_path, dict(FedAvg=[60, 64], FedCCFA=[80, 81]))
     ax = accuracy_figure(spec, "smoke", tmp_path).axes[0]
-    lines = {to_hex(line.get_color()): line.get_ydata() for line in ax.lines if len(line.get_ydata()) > 2}
-    assert np.allclose(lines[METHOD_COLOURS["FedAvg"]], 62) and np.allclose(lines[METHOD_COLOURS["FedCCFA"]], 80.5)
-    band = next(b for b in ax.collections if to_hex(b.get_facecolor()[0]) == METHOD_COLOURS["FedAvg"])
+    lines = {
+        to_hex(line.get_color()): line.get_ydata() for line in ax.lines if len(line.get_ydata()) > 2
+    }
+    assert np.allclose(lines[METHOD_COLOURS["FedAvg"]], 62) and np.allclose(
+        lines[METHOD_COLOURS["FedCCFA"]], 80.5
+    )
+    band = next(
+        b for b in ax.collections if to_hex(b.get_facecolor()[0]) == METHOD_COLOURS["FedAvg"]
+    )
     y = band.get_paths()[0].vertices[:, 1]
-    assert np.isclose((y.max() - y.min()) / 2, np.std([60, 64], ddof=1))  # the sample standard deviation
+    assert np.isclose(
+        (y.max() - y.min()) / 2, np.std([60, 64], ddof=1)
+    )  # the sample standard deviation
+
 
 def test_of_many_lines_five_are_stressed_the_papers_own_fedavg_and_the_best(spec, tmp_path):
-    values = {row: 50. + i for i, row in enumerate(list(spec.rows)[:9])} | {"FedCCFA": 40.}
+    values = {row: 50.0 + i for i, row in enumerate(list(spec.rows)[:9])} | {"FedCCFA": 40.0}
     put(spec, "smoke", tmp_path, {row: [v, v] for row, v in values.items()})
     fig, others = accuracy_figure(spec, "smoke", tmp_path), sorted(values, key=values.get)[-3:]
-    grey = [line for line in fig.axes[0].lines if len(line.get_ydata()) > 2 and to_hex(line.get_color()) == REST]
-    assert len(grey) == len(values) - 5 and {line.get_linewidth() for line in grey} == {.9}
-    assert [t.get_text() for t in fig.legends[0].get_texts()] == ["FedAvg", *others, "FedCCFA", f"{len(grey)} other methods"]
+    grey = [
+        line
+        for line in fig.axes[0].lines
+        if len(line.get_ydata()) > 2 and to_hex(line.get_color()) == REST
+    ]
+    assert len(grey) == len(values) - 5 and {line.get_linewidth() for line in grey} == {0.9}
+    assert [t.get_text() for t in fig.legends[0].get_texts()] == [
+        "FedAvg",
+        *others,
+        "FedCCFA",
+        f"{len(grey)} other methods",
+    ]
     assert over_seeds(pd.DataFrame(dict(row=["A"], column="c", seed=0))) == "one seed"
+
 
 def test_drift_stands_between_the_rounds(spec, tmp_path):
     put(spec, "smoke", tmp_path, dict(FedAvg=[60, 64]))
-    at, = drift_rounds(spec.runs("smoke")[0])
+    (at,) = drift_rounds(spec.runs("smoke")[0])
     ax = accuracy_figure(spec, "smoke", tmp_path).axes[0]
-    assert [line.get_xdata() for line in ax.lines if len(line.get_xdata()) == 2] == [[at + .5] * 2]
+    assert [line.get_xdata() for line in ax.lines if len(line.get_xdata()) == 2] == [[at + 0.5] * 2]
     assert [t.get_text() for t in ax.texts] == ["concept drift"]
     assert "sudden drift" in ax.get_title()
     assert ax.get_ylabel() == "generalised accuracy (%)" and ax.get_xlabel() == "round"
+
 
 @pytest.mark.filterwarnings("error")
 def test_a_diverged_run_is_apart(spec, tmp_path):
     put(spec, "smoke", tmp_path, dict(FedAvg=[60, dict(round=5, client=2, norm="inf")]))
     fig = accuracy_figure(spec, "smoke", tmp_path)
     lines = [line for line in fig.axes[0].lines if len(line.get_ydata()) > 2]
-    assert [(line.get_ydata()[0], len(line.get_ydata()), line.get_marker()) for line in lines] == [(60, 12, "None"), (50, 4, "x")]
-    assert {line.get_linewidth() for line in lines} == {.8} and not fig.axes[0].collections  # no mean, no band of survivors
+    assert [(line.get_ydata()[0], len(line.get_ydata()), line.get_marker()) for line in lines] == [
+        (60, 12, "None"),
+        (50, 4, "x"),
+    ]
+    assert {line.get_linewidth() for line in lines} == {0.8} and not fig.axes[
+        0
+    ].collections  # no mean, no band of survivors
     assert "every seed, x = diverged" in [t.get_text() for t in fig.legends[0].get_texts()]
-    assert fig.get_supxlabel() == "diverged: FedAvg, digits, 20 clients, seed 1: round 5, client 2, norm inf"
+    assert (
+        fig.get_supxlabel()
+        == "diverged: FedAvg, digits, 20 clients, seed 1: round 5, client 2, norm inf"
+    )
+
 
 def test_many_diverged_runs_are_counted():
-    long = pd.DataFrame(dict(row="A", column="c", seed=range(9), status="diverged", diverged="round 1", round=1, m=0.))
+    long = pd.DataFrame(
+        dict(
+            row="A",
+            column="c",
+            seed=range(9),
+            status="diverged",
+            diverged="round 1",
+            round=1,
+            m=0.0,
+        )
+    )
     notes = diverged_notes(pd.concat([long, long.assign(round=2)]))
-    assert len(notes) == 7 and notes[-1] == "and 3 more: see the table" and not diverged_notes(long.assign(status="complete"))
+    assert (
+        len(notes) == 7
+        and notes[-1] == "and 3 more: see the table"
+        and not diverged_notes(long.assign(status="complete"))
+    )
+
 
 @pytest.mark.parametrize("tier, columns, drawn", [("smoke", 1, False), ("paper", 3, True)])
 def test_published_values_only_in_the_paper_tier(spec, tmp_path, tier, columns, drawn):
@@ -84,41 +146,69 @@ def test_published_values_only_in_the_paper_tier(spec, tmp_path, tier, columns, 
     panels = [ax for ax in fig.axes if ax.get_title()]
     assert len(panels) == columns
     diamonds = [m for ax in panels for m in ax.lines if m.get_marker() == "D"]
-    assert bool(diamonds) == drawn == ("published ± std" in [t.get_text() for t in fig.legends[0].get_texts()])
-    if drawn: assert diamonds[0].get_ydata()[0] == 67.81
+    assert (
+        bool(diamonds)
+        == drawn
+        == ("published ± std" in [t.get_text() for t in fig.legends[0].get_texts()])
+    )
+    if drawn:
+        assert diamonds[0].get_ydata()[0] == 67.81
+
 
 def test_only_what_has_runs_has_its_published_value(spec, tmp_path):
     "A mark in a colour that the legend does not name says nothing"
     put(spec, "paper", tmp_path, dict(FedCCFA=[90, 90, 90]))
-    marks = [line for line in accuracy_figure(spec, "paper", tmp_path).axes[0].lines if line.get_marker() == "D"]
+    marks = [
+        line
+        for line in accuracy_figure(spec, "paper", tmp_path).axes[0].lines
+        if line.get_marker() == "D"
+    ]
     assert [to_hex(line.get_color()) for line in marks] == [METHOD_COLOURS["FedCCFA"]]
     legend = accuracy_figure(replace(spec, published=None), "paper", tmp_path).legends[0]
     assert [t.get_text() for t in legend.get_texts()] == ["FedCCFA"]
+
 
 def test_rows_of_one_method_differ(spec):
     again = replace(spec.rows["FedCCFA"], name="again")
     mine = replace(spec.rows["FedAvg"], name="mine", method="Mine")
     twice = replace(spec, rows=spec.rows | {"again": again, "mine": mine})
     styles = row_styles(twice)
-    assert styles["FedCCFA"].colour != styles["again"].colour and styles["FedCCFA"].dashes != styles["again"].dashes
+    assert (
+        styles["FedCCFA"].colour != styles["again"].colour
+        and styles["FedCCFA"].dashes != styles["again"].dashes
+    )
     assert styles["mine"].colour == "#767676"
-    assert styles["FedCCFA"].line["zorder"] == max(s.line["zorder"] for s in styles.values())  # the paper's own is on top, and thick
+    assert styles["FedCCFA"].line["zorder"] == max(
+        s.line["zorder"] for s in styles.values()
+    )  # the paper's own is on top, and thick
     assert [r for r, s in styles.items() if s.width == styles["FedCCFA"].width] == ["FedCCFA"]
+
 
 def test_files(spec, tmp_path):
     put(spec, "smoke", tmp_path, dict(FedAvg=[60, 64]))
-    def draw(name): return save_figure(accuracy_figure(spec, "smoke", tmp_path), tmp_path / name)
+
+    def draw(name):
+        return save_figure(accuracy_figure(spec, "smoke", tmp_path), tmp_path / name)
+
     one, two = draw("new/a.png"), draw("new/b.png")
-    assert one.read_bytes() == two.read_bytes() and draw("a.pdf").read_bytes() == draw("b.pdf").read_bytes()
-    with pytest.raises(InputError, match="'doc'.*png"): draw("a.doc")
+    assert (
+        one.read_bytes() == two.read_bytes()
+        and draw("a.pdf").read_bytes() == draw("b.pdf").read_bytes()
+    )
+    with pytest.raises(InputError, match="'doc'.*png"):
+        draw("a.doc")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot write"): draw("file/a.png")
+    with pytest.raises(InputError, match="cannot write"):
+        draw("file/a.png")
     assert not plt.get_fignums()
 
 
 def test_one_seed_has_no_error_bar(tmp_path):
     "A bar of length nothing would say that the seeds agree"
     of = load_spec("fedccfa/figure5")
-    for k, run in enumerate(of.runs("smoke", seeds=1)): toy.stored(run, [{"round": t, of.metric: 50. + k} for t in range(1, run.rounds + 1)], tmp_path)
-    bars, = [c for c in draw(of, "smoke", tmp_path).axes[0].containers]
+    for k, run in enumerate(of.runs("smoke", seeds=1)):
+        toy.stored(
+            run, [{"round": t, of.metric: 50.0 + k} for t in range(1, run.rounds + 1)], tmp_path
+        )
+    (bars,) = [c for c in draw(of, "smoke", tmp_path).axes[0].containers]
     assert not bars.has_yerr

@@ -1,4 +1,5 @@
 "What is said while runs are computed: how many have ended, and the time left"
+
 import contextlib
 import io
 
@@ -10,60 +11,95 @@ from fedrepro.experiments.specs import load_spec
 
 RUNS = load_spec("fedccfa/table2").runs("smoke", ["FedAvg", "FedCCFA"], 2)
 
+
 @pytest.fixture
 def clock(monkeypatch):
     "Seconds that only a test lets pass"
-    now = [0.]
+    now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     monkeypatch.delenv("CI", raising=False)
     return now
 
+
 def complete(seen: Progress, run):
-    for n in range(1, run.rounds + 1): seen.round(run.run_id, n)
-    with contextlib.redirect_stderr(io.StringIO()) as heard: seen.finish(run.run_id, "complete")
+    for n in range(1, run.rounds + 1):
+        seen.round(run.run_id, n)
+    with contextlib.redirect_stderr(io.StringIO()) as heard:
+        seen.finish(run.run_id, "complete")
     return heard.getvalue()
+
 
 def test_a_bar_at_a_terminal(clock, monkeypatch):
     "It replaces itself, names the run that has moved last, and goes when all is done"
     said = []
+
     class Status:
-        def __init__(self, *_): pass
-        def __enter__(self): return self
-        def __exit__(self, *_): said.append("gone")
-        def update(self, text): said.append(text.plain)
+        def __init__(self, *_):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            said.append("gone")
+
+        def update(self, text):
+            said.append(text.plain)
+
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr("rich.console.Console.status", Status)
     with Progress(RUNS) as seen:
-        clock[0] = 10.
+        clock[0] = 10.0
         seen.round(RUNS[3].run_id, 1)
         complete(seen, RUNS[2])
     rounds = RUNS[0].rounds
-    assert said[0].startswith("░░") and f"0 of 4 runs, 1 of {4 * rounds} rounds, {RUNS[3].describe()}, about {10 * (4 * rounds - 1)} s left".replace("470 s", "8 min") in said[0]
-    assert said[-2].startswith("█" * (30 * (rounds + 1) // (4 * rounds)) + "░") and "1 of 4 runs" in said[-2] and said[-1] == "gone"
+    assert (
+        said[0].startswith("░░")
+        and f"0 of 4 runs, 1 of {4 * rounds} rounds, {RUNS[3].describe()}, about {10 * (4 * rounds - 1)} s left".replace(
+            "470 s", "8 min"
+        )
+        in said[0]
+    )
+    assert (
+        said[-2].startswith("█" * (30 * (rounds + 1) // (4 * rounds)) + "░")
+        and "1 of 4 runs" in said[-2]
+        and said[-1] == "gone"
+    )
+
 
 def test_a_line_in_jupyterlab(clock, monkeypatch, capsys):
     "Shown to a person who runs a cell, and gone when it ends; papermill's kernels have no session name"
     said = []
+
     class Handle:
-        def update(self, data, raw): said.append(data["text/plain"])
+        def update(self, data, raw):
+            said.append(data["text/plain"])
+
     monkeypatch.setattr("IPython.display.display", lambda *_, **__: Handle())
     for session in ({}, {"JPY_SESSION_NAME": "page.ipynb"}):
-        for name, value in session.items(): monkeypatch.setenv(name, value)
+        for name, value in session.items():
+            monkeypatch.setenv(name, value)
         with Progress(RUNS[:2]) as seen:
             for n in range(1, RUNS[0].rounds + 1):
                 clock[0] += 1
                 seen.round(RUNS[0].run_id, n)
             seen.finish(RUNS[0].run_id, "complete")
         assert bool(said) == bool(session)
-        if not session: assert "1 of 2 runs" in capsys.readouterr().err
-    assert said[-2].startswith("███") and f"1 of 2 runs, 12 of 24 rounds, {RUNS[0].describe()}, about 12 s left" in said[-2] and said[-1] == ""
+        if not session:
+            assert "1 of 2 runs" in capsys.readouterr().err
+    assert (
+        said[-2].startswith("███")
+        and f"1 of 2 runs, 12 of 24 rounds, {RUNS[0].describe()}, about 12 s left" in said[-2]
+        and said[-1] == ""
+    )
     assert capsys.readouterr().err == ""
+
 
 def test_rounds_that_were_there_do_not_count_for_the_pace(clock):
     seen, rounds = Progress(RUNS), RUNS[0].rounds
     seen.round(RUNS[0].run_id, rounds - 1)  # kept by an earlier process
     assert seen.text() == "0 of 4 runs"
-    clock[0] = 2.
+    clock[0] = 2.0
     seen.round(RUNS[0].run_id, rounds)
     assert seen.text() == f"0 of 4 runs, about {progress.duration(2 * 3 * rounds)} left"
     seen.quiet = True

@@ -1,4 +1,5 @@
 "The nightly look at every table and figure finds what is missing"
+
 from pathlib import Path
 
 import smoke
@@ -7,14 +8,19 @@ from fedrepro.experiments import store
 
 ROOT = Path(__file__).resolve().parents[1]
 
+
 def test_what_was_not_run_is_named(tmp_path, capsys):
     spec = load_spec("feddc/synthetic", ROOT / "papers")
     runs = spec.runs("smoke", seeds=1)
     assert "no finished run" in smoke.trouble(spec, tmp_path)
-    assert smoke.main(tmp_path, [spec.name], 1) == 0 and "1 tables and figures, 0 with trouble, 0 runs failed" in capsys.readouterr().out
+    assert (
+        smoke.main(tmp_path, [spec.name], 1) == 0
+        and "1 tables and figures, 0 with trouble, 0 runs failed" in capsys.readouterr().out
+    )
     store.run_path(tmp_path / "feddc", runs[1]).unlink()
     assert smoke.trouble(spec, tmp_path) == "1 cells have no run"
     assert smoke.main(tmp_path, [spec.name], 1) == 0 and smoke.trouble(spec, tmp_path) == ""
+
 
 def test_a_table_of_differences_is_printed_and_not_drawn(tmp_path):
     table8 = load_spec("fedccfa/table8", ROOT / "papers")

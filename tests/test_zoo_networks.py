@@ -1,4 +1,5 @@
 "Every network of the zoo trains as its module does in a plain loop, or is refused in one line before the first round"
+
 from dataclasses import replace
 
 import numpy as np
@@ -19,31 +20,46 @@ from fedrepro.models.architectures import ARCHITECTURES
 from fedrepro.models.networks import network
 from zoo_networks import CLASSES, ZOO
 
-SETTINGS = dict(lr=.05, momentum=.9, weight_decay=1e-3, epochs=2, batch_size=4)
-ACCEPTED, REFUSED = ([name for name, one in ZOO.items() if bool(one.refused) == no] for no in (False, True))
+SETTINGS = dict(lr=0.05, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=4)
+ACCEPTED, REFUSED = (
+    [name for name, one in ZOO.items() if bool(one.refused) == no] for no in (False, True)
+)
+
 
 def federation(name: str, holdings=(6, 8)) -> Federation:
     "Clients with so many samples of images that suit the network; in float64"
     shape, rng, n = ZOO[name].shape, np.random.default_rng(5), sum(holdings)
-    def images(n): return torch.from_numpy(rng.integers(0, 256, (n, *shape), dtype=np.uint8)), torch.arange(n) % CLASSES
-    mean = (.4,) * shape[0]
-    data = Dataset("zoo", *images(n), *images(6), tuple("abc"), Recipe("zoo", mean, (.3,) * shape[0]))
+
+    def images(n):
+        return torch.from_numpy(rng.integers(0, 256, (n, *shape), dtype=np.uint8)), torch.arange(
+            n
+        ) % CLASSES
+
+    mean = (0.4,) * shape[0]
+    data = Dataset(
+        "zoo", *images(n), *images(6), tuple("abc"), Recipe("zoo", mean, (0.3,) * shape[0])
+    )
     cut = Partition(tuple(np.split(np.arange(n), np.cumsum(holdings)[:-1])), None, "zoo")
     return Federation(data, made(name), cut, seed=3, dtype=torch.float64)
 
+
 def made(name: str):
     ARCHITECTURES["zoo"] = lambda classes, shape: ZOO[name].make(), ZOO[name].shape
-    try: return network("zoo", CLASSES, ZOO[name].shape)
-    finally: del ARCHITECTURES["zoo"]
+    try:
+        return network("zoo", CLASSES, ZOO[name].shape)
+    finally:
+        del ARCHITECTURES["zoo"]
+
 
 def fresh(name: str, seed: int = 0) -> torch.nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return ZOO[name].make().double()
 
+
 def plain_loop(name: str, fed: Federation, rounds: int) -> dict:
     "FedAvg over copies of the module: torch.optim.SGD, and the mean of what a state_dict holds"
-    start = int(np.random.default_rng([fed.seed, INIT, 0]).integers(2 ** 62))
+    start = int(np.random.default_rng([fed.seed, INIT, 0]).integers(2**62))
     server = {n: t.clone() for n, t in fresh(name, start).state_dict().items()}
     sizes = [len(rows) for rows in fed.partition.train]
     for t in range(rounds):
@@ -51,22 +67,33 @@ def plain_loop(name: str, fed: Federation, rounds: int) -> dict:
         server = {n: mean_of([m[n] for m in models], sizes) for n in server}
     return server
 
+
 def mean_of(tensors: list, sizes: list):
     "Floats by size; other tensors, which all clients changed alike, as they are"
-    if tensors[0].is_floating_point(): return sum(t * (n / sum(sizes)) for t, n in zip(tensors, sizes))
+    if tensors[0].is_floating_point():
+        return sum(t * (n / sum(sizes)) for t, n in zip(tensors, sizes))
     assert all(torch.equal(t, tensors[0]) for t in tensors)
     return tensors[0]
+
 
 def plain_client(module, server: dict, fed: Federation, t: int, k: int) -> dict:
     "One client's state_dict after training in round t"
     module.load_state_dict(server)
-    rows, seeds, order = fed.partition.train[k], fed.noise(TRAIN, t, k), np.random.default_rng([fed.seed, TRAIN, t, k])
+    rows, seeds, order = (
+        fed.partition.train[k],
+        fed.noise(TRAIN, t, k),
+        np.random.default_rng([fed.seed, TRAIN, t, k]),
+    )
     s = {n: v for n, v in SETTINGS.items() if n in ("lr", "momentum", "weight_decay")}
     optimiser = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], **s)
-    seeds.integers(2 ** 62)  # that of what comes before the training
-    batches = [rows[some] for _ in range(SETTINGS["epochs"]) for some in np.split(order.permutation(len(rows)), [4])]
+    seeds.integers(2**62)  # that of what comes before the training
+    batches = [
+        rows[some]
+        for _ in range(SETTINGS["epochs"])
+        for some in np.split(order.permutation(len(rows)), [4])
+    ]
     with torch.random.fork_rng():
-        torch.manual_seed(int(seeds.integers(2 ** 62)))
+        torch.manual_seed(int(seeds.integers(2**62)))
         module.train()
         for batch in batches:
             x = fed.data.batch(fed.data.train_x[batch], None, torch.float64)
@@ -75,37 +102,63 @@ def plain_client(module, server: dict, fed: Federation, t: int, k: int) -> dict:
             optimiser.step()
     return {n: v.detach().clone() for n, v in module.state_dict().items()}
 
+
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_as_in_a_plain_loop(name):
     fed = federation(name)
     torch.manual_seed(len(name))  # whatever the caller drew before
     end, right = run(FedAvg(**SETTINGS), fed, 2).snapshot.server["params"], plain_loop(name, fed, 2)
     for n, t in end.items():
-        assert t.dtype == torch.float64 and float((t - right[n]).abs().max() if t.numel() else 0) < 1e-10, n
-    tied = {n for n, t in right.items() if n not in end and n not in fed.net.constants and "num_batches" not in n}
+        assert (
+            t.dtype == torch.float64
+            and float((t - right[n]).abs().max() if t.numel() else 0) < 1e-10
+        ), n
+    tied = {
+        n
+        for n, t in right.items()
+        if n not in end and n not in fed.net.constants and "num_batches" not in n
+    }
     assert all(any(torch.equal(right[n], right[m]) for m in end) for n in tied), tied
     for n, t in fed.net.constants.items():
-        if n in right: assert torch.equal(t.to(right[n]), right[n])
+        if n in right:
+            assert torch.equal(t.to(right[n]), right[n])
     assert all(torch.equal(end[n], fed.initial[n]) for n in fed.net.frozen)
     assert any(not torch.equal(end[n], fed.initial[n]) for n in fed.net.trained)
     module, x = fresh(name), fed.data.batch(fed.data.test_x, None, torch.float64)
     module.load_state_dict(right)
-    with torch.no_grad(): gap = fed.net(end, x) - module.eval()(x)
+    with torch.no_grad():
+        gap = fed.net(end, x) - module.eval()(x)
     assert float(gap.abs().max()) < 1e-8
+
 
 @pytest.mark.parametrize("method", ["FedProx", "SCAFFOLD", "FedCCFA"])
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_other_methods(name, method):
     fed = federation(name, (6, 4, 8))
-    history = run(METHODS[method](**SETTINGS | dict(epochs=1) | ({"momentum": 0.} if method == "SCAFFOLD" else {})), fed, 1, evaluate)
+    history = run(
+        METHODS[method](
+            **SETTINGS | dict(epochs=1) | ({"momentum": 0.0} if method == "SCAFFOLD" else {})
+        ),
+        fed,
+        1,
+        evaluate,
+    )
     assert history.status == "complete" and np.isfinite(history.rows[0]["train_loss"])
     end = history.snapshot.server["params"]
     assert all(t.isfinite().all() for t in end.values())
     assert all(torch.equal(end[n], fed.initial[n]) for n in fed.net.frozen if n in end)
 
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
-    with pytest.raises(InputError) as e: federation(name)
-    assert str(e.value).startswith("network zoo: ") and ZOO[name].refused in str(e.value) and "\n" not in str(e.value)
+    with pytest.raises(InputError) as e:
+        federation(name)
+    assert (
+        str(e.value).startswith("network zoo: ")
+        and ZOO[name].refused in str(e.value)
+        and "\n" not in str(e.value)
+    )
 
-def test_enough_of_them(): assert len(ACCEPTED) >= 30 and len(REFUSED) >= 15
+
+def test_enough_of_them():
+    assert len(ACCEPTED) >= 30 and len(REFUSED) >= 15

@@ -1,4 +1,5 @@
 "Networks as people bring them, small: each is accepted and then trains like its own module, or it is refused in these words"
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -15,31 +16,45 @@ from fedrepro.models.architectures import Network
 
 CLASSES, IMAGE = 3, (1, 4, 4)
 
+
 @dataclass
 class Bred:
     "One of the zoo"
+
     make: Callable[[], nn.Module]
     shape: tuple[int, ...] = IMAGE
     refused: str = ""  # what the refusal says; empty: it is accepted
 
+
 ZOO: dict[str, Bred] = {}
+
 
 def bred(make=None, **about):
     "Take a builder into the zoo under its name"
-    if make is None: return partial(bred, **about)
+    if make is None:
+        return partial(bred, **about)
     ZOO[make.__name__] = Bred(make, **about)
     return make
 
+
 def flat(*layers, width=8, **head):
     "Flattened pixels, one linear layer of `width`, `layers`, a head"
-    return Network(nn.Sequential(nn.Flatten(), nn.Linear(16, width), *layers), nn.Linear(width, CLASSES, **head))
+    return Network(
+        nn.Sequential(nn.Flatten(), nn.Linear(16, width), *layers),
+        nn.Linear(width, CLASSES, **head),
+    )
+
 
 def convolved(*layers, channels=4, places=16, image=1):
     "One convolution, `layers`, a head"
     conv = nn.Conv2d(image, channels, 3, padding=1)
-    return Network(nn.Sequential(conv, *layers, nn.ReLU(), nn.Flatten()), nn.Linear(channels * places, CLASSES))
+    return Network(
+        nn.Sequential(conv, *layers, nn.ReLU(), nn.Flatten()), nn.Linear(channels * places, CLASSES)
+    )
 
-def takes(name, make, **about): ZOO[name] = Bred(make, **about)
+
+def takes(name, make, **about):
+    ZOO[name] = Bred(make, **about)
 
 
 # --- normalisation: with and without affine part, statistics, momentum
@@ -48,29 +63,38 @@ takes("batch norm", lambda: convolved(nn.BatchNorm2d(4)))
 takes("batch norm, no affine part", lambda: convolved(nn.BatchNorm2d(4, affine=False)))
 takes("batch norm, no statistics", lambda: convolved(nn.BatchNorm2d(4, track_running_stats=False)))
 takes("batch norm, cumulative average", lambda: convolved(nn.BatchNorm2d(4, momentum=None)))
-takes("batch norm of vectors", lambda: flat(nn.BatchNorm1d(8, momentum=.3), nn.ReLU()))
-takes("batch norm of vectors, no statistics", lambda: flat(nn.BatchNorm1d(8, track_running_stats=False), nn.ReLU()))
+takes("batch norm of vectors", lambda: flat(nn.BatchNorm1d(8, momentum=0.3), nn.ReLU()))
+takes(
+    "batch norm of vectors, no statistics",
+    lambda: flat(nn.BatchNorm1d(8, track_running_stats=False), nn.ReLU()),
+)
 takes("group norm", lambda: convolved(nn.GroupNorm(2, 4)))
 takes("group norm, no affine part", lambda: convolved(nn.GroupNorm(2, 4, affine=False)))
 takes("layer norm", lambda: flat(nn.LayerNorm(8)))
 takes("layer norm, no affine part", lambda: flat(nn.LayerNorm(8, elementwise_affine=False)))
 takes("root mean square norm", lambda: flat(nn.RMSNorm(8)))
 takes("instance norm", lambda: convolved(nn.InstanceNorm2d(4)))
-takes("instance norm, affine, with statistics", lambda: convolved(nn.InstanceNorm2d(4, affine=True, track_running_stats=True)))
+takes(
+    "instance norm, affine, with statistics",
+    lambda: convolved(nn.InstanceNorm2d(4, affine=True, track_running_stats=True)),
+)
 takes("local response norm", lambda: convolved(nn.LocalResponseNorm(2)))
 
 
 # --- random numbers: dropout of every kind
 
-takes("dropout", lambda: flat(nn.ReLU(), nn.Dropout(.5)))
-takes("dropout of channels", lambda: convolved(nn.Dropout2d(.5)))
-takes("alpha dropout", lambda: flat(nn.SELU(), nn.AlphaDropout(.3)))
-takes("feature alpha dropout", lambda: convolved(nn.FeatureAlphaDropout(.3)))
+takes("dropout", lambda: flat(nn.ReLU(), nn.Dropout(0.5)))
+takes("dropout of channels", lambda: convolved(nn.Dropout2d(0.5)))
+takes("alpha dropout", lambda: flat(nn.SELU(), nn.AlphaDropout(0.3)))
+takes("feature alpha dropout", lambda: convolved(nn.FeatureAlphaDropout(0.3)))
 takes("random leaky ReLU", lambda: flat(nn.RReLU()))
-takes("batch norm and dropout", lambda: flat(nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(.5)))
+takes("batch norm and dropout", lambda: flat(nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5)))
+
 
 class Noise(nn.Module):
-    def forward(self, x): return x + torch.randn_like(x) if self.training else x
+    def forward(self, x):
+        return x + torch.randn_like(x) if self.training else x
+
 
 takes("noise on features", lambda: flat(Noise()))
 
@@ -79,6 +103,7 @@ takes("noise on features", lambda: flat(Noise()))
 
 takes("frozen body", lambda: Network(flat().body.requires_grad_(False), nn.Linear(8, CLASSES)))
 
+
 @bred
 def frozen_batch_norm():
     "Its weights stay, its statistics move, as in PyTorch"
@@ -86,11 +111,13 @@ def frozen_batch_norm():
     net.body[1].requires_grad_(False)
     return net
 
+
 @bred
 def one_frozen_bias():
     net = flat(nn.ReLU())
     net.head.bias.requires_grad_(False)
     return net
+
 
 @bred
 def tied_layers():
@@ -98,26 +125,34 @@ def tied_layers():
     net.body[5].weight = net.body[3].weight
     return net
 
+
 @bred
 def tied_and_transposed():
     "Encoder and decoder of one matrix"
+
     class Both(nn.Module):
         def __init__(self):
             super().__init__()
             self.encode, self.decode = nn.Linear(8, 8, bias=False), nn.Linear(8, 8)
             self.decode.weight = self.encode.weight
-        def forward(self, x): return F.linear(torch.relu(self.encode(x)), self.decode.weight.T, self.decode.bias)
+
+        def forward(self, x):
+            return F.linear(torch.relu(self.encode(x)), self.decode.weight.T, self.decode.bias)
+
     return flat(Both())
+
 
 @bred
 def one_layer_twice():
     layer = nn.Linear(8, 8)
     return flat(layer, nn.Tanh(), layer, nn.Tanh())
 
+
 @bred
 def shared_batch_norm():
     norm = nn.BatchNorm1d(8)
     return flat(norm, nn.ReLU(), nn.Linear(8, 8), norm)
+
 
 takes("weight norm", lambda: flat(parametrizations.weight_norm(nn.Linear(8, 8)), nn.ReLU()))
 takes("weight norm, older form", lambda: flat(weight_norm(nn.Linear(8, 8)), nn.ReLU()))
@@ -127,12 +162,21 @@ takes("orthogonal matrix", lambda: flat(parametrizations.orthogonal(nn.Linear(8,
 takes("head without bias", lambda: flat(nn.ReLU(), bias=False))
 takes("parametric ReLU", lambda: flat(nn.PReLU(8)))
 takes("double parameters", lambda: flat(nn.ReLU()).double())
-takes("activations in place", lambda: convolved(nn.BatchNorm2d(4), nn.LeakyReLU(inplace=True), nn.Conv2d(4, 4, 1), nn.Hardtanh(inplace=True)))
+takes(
+    "activations in place",
+    lambda: convolved(
+        nn.BatchNorm2d(4), nn.LeakyReLU(inplace=True), nn.Conv2d(4, 4, 1), nn.Hardtanh(inplace=True)
+    ),
+)
+
 
 @lru_cache
-def pretrained(): return flat(nn.BatchNorm1d(8), nn.ReLU()).body
+def pretrained():
+    return flat(nn.BatchNorm1d(8), nn.ReLU()).body
+
 
 takes("one body for every call", lambda: Network(pretrained(), nn.Linear(8, CLASSES)))
+
 
 @bred
 def lazy_but_complete():
@@ -143,193 +187,464 @@ def lazy_but_complete():
 
 # --- buffers of every kind
 
+
 class Holds(nn.Module):
     "A module with one buffer, and a function of the input and the module"
+
     def __init__(self, buffer, use, **how):
         super().__init__()
         self.register_buffer("buffer", buffer, **how)
         self.use = use
-    def forward(self, x): return self.use(self, x)
 
-def holding(buffer, use, **how): return flat(nn.ReLU(), Holds(buffer, use, **how))
-def masked(m, x): return x * m.buffer
+    def forward(self, x):
+        return self.use(self, x)
+
+
+def holding(buffer, use, **how):
+    return flat(nn.ReLU(), Holds(buffer, use, **how))
+
+
+def masked(m, x):
+    return x * m.buffer
+
 
 takes("table of indices", lambda: holding(torch.arange(7, -1, -1), lambda m, x: x[:, m.buffer]))
 takes("mask", lambda: holding(torch.arange(8) % 3 > 0, masked))
-takes("constant that is not saved", lambda: holding(torch.linspace(0, 1, 8), masked, persistent=False))
+takes(
+    "constant that is not saved", lambda: holding(torch.linspace(0, 1, 8), masked, persistent=False)
+)
 takes("saved constant", lambda: holding(torch.linspace(0, 1, 8), masked))
-takes("mask that moves itself", lambda: holding(torch.arange(8) % 3 > 0, lambda m, x: masked(setattr(m, "buffer", m.buffer.to(x.device)) or m, x)))
+takes(
+    "mask that moves itself",
+    lambda: holding(
+        torch.arange(8) % 3 > 0,
+        lambda m, x: masked(setattr(m, "buffer", m.buffer.to(x.device)) or m, x),
+    ),
+)
 takes("number as buffer", lambda: holding(torch.tensor(3), masked))
 takes("empty buffer", lambda: holding(torch.zeros(0, 4), lambda m, x: x + m.buffer.sum()))
 takes("no buffer yet", lambda: holding(None, lambda m, x: x))
-takes("complex filter", lambda: holding(torch.exp(1j * torch.arange(5.)), lambda m, x: torch.fft.irfft(torch.fft.rfft(x) * m.buffer, 8)))
+takes(
+    "complex filter",
+    lambda: holding(
+        torch.exp(1j * torch.arange(5.0)),
+        lambda m, x: torch.fft.irfft(torch.fft.rfft(x) * m.buffer, 8),
+    ),
+)
 takes("random projection", lambda: holding(torch.randn(8, 8), lambda m, x: x @ m.buffer))
+
 
 def follows(m, x):
     "A statistic that is replaced by a new tensor"
-    if m.training: m.buffer = .9 * m.buffer + .1 * x.mean(0).detach()
+    if m.training:
+        m.buffer = 0.9 * m.buffer + 0.1 * x.mean(0).detach()
     return x - m.buffer
 
+
 def counts_in_place(m, x):
-    if m.training: m.buffer += x.detach().abs().mean()
+    if m.training:
+        m.buffer += x.detach().abs().mean()
     return x / (1 + m.buffer)
+
 
 takes("statistic, replaced", lambda: holding(torch.zeros(8), follows))
 takes("statistic, in place", lambda: holding(torch.zeros(()), counts_in_place))
 
+
 class OwnNorm(nn.BatchNorm1d):
     "Reads its count of batches, also with a momentum"
-    def forward(self, x): return super().forward(x) / (1 + self.num_batches_tracked)
+
+    def forward(self, x):
+        return super().forward(x) / (1 + self.num_batches_tracked)
+
 
 takes("batch norm that reads its count", lambda: flat(OwnNorm(8)))
 
 
 # --- other layers
 
+
 class Tokens(nn.Module):
     "The sixteen pixels as tokens 0..9"
-    def forward(self, x): return (x.flatten(1) * 3).long().clamp(0, 9)
+
+    def forward(self, x):
+        return (x.flatten(1) * 3).long().clamp(0, 9)
+
 
 class Last(nn.Module):
     "The last step of a recurrent layer's output"
-    def forward(self, x): return x[0][:, -1]
 
-def words(*layers, width): return Network(nn.Sequential(Tokens(), nn.Embedding(10, 6, padding_idx=0), *layers), nn.Linear(width, CLASSES))
+    def forward(self, x):
+        return x[0][:, -1]
+
+
+def words(*layers, width):
+    return Network(
+        nn.Sequential(Tokens(), nn.Embedding(10, 6, padding_idx=0), *layers),
+        nn.Linear(width, CLASSES),
+    )
+
 
 class Attends(nn.Module):
     def __init__(self):
         super().__init__()
         self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
-    def forward(self, x): return self.attention(x, x, x)[0].mean(1)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0].mean(1)
+
 
 class Mean(nn.Module):
-    def forward(self, x): return x.mean(1)
+    def forward(self, x):
+        return x.mean(1)
+
 
 class Named(nn.Module):
     "Layers and numbers in dicts and lists"
+
     def __init__(self):
         super().__init__()
         self.by_name = nn.ModuleDict({"one": nn.Linear(8, 8), "two": nn.Linear(8, 8)})
-        self.in_order, self.scales = nn.ModuleList([nn.Linear(8, 8)]), nn.ParameterList([torch.ones(8), torch.ones(8)])
+        self.in_order, self.scales = (
+            nn.ModuleList([nn.Linear(8, 8)]),
+            nn.ParameterList([torch.ones(8), torch.ones(8)]),
+        )
         self.shifts = nn.ParameterDict({"up": torch.zeros(8)})
+
     def forward(self, x):
-        x = torch.relu(self.by_name["one"](x)) * self.scales[0] + self.by_name["two"](x) * self.scales[1]
+        x = (
+            torch.relu(self.by_name["one"](x)) * self.scales[0]
+            + self.by_name["two"](x) * self.scales[1]
+        )
         return self.in_order[0](x) + self.shifts["up"]
 
+
 takes("embedding", lambda: words(nn.Flatten(), width=96))
-takes("bag of embeddings", lambda: Network(nn.Sequential(Tokens(), nn.EmbeddingBag(10, 6)), nn.Linear(6, CLASSES)))
+takes(
+    "bag of embeddings",
+    lambda: Network(nn.Sequential(Tokens(), nn.EmbeddingBag(10, 6)), nn.Linear(6, CLASSES)),
+)
 takes("LSTM", lambda: words(nn.LSTM(6, 5, batch_first=True), Last(), width=5))
-takes("GRU, two layers, both ways, dropout", lambda: words(nn.GRU(6, 4, 2, batch_first=True, bidirectional=True, dropout=.3), Last(), width=8))
+takes(
+    "GRU, two layers, both ways, dropout",
+    lambda: words(
+        nn.GRU(6, 4, 2, batch_first=True, bidirectional=True, dropout=0.3), Last(), width=8
+    ),
+)
 takes("attention", lambda: words(Attends(), width=6))
-takes("transformer", lambda: words(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), Mean(), width=6))
+takes(
+    "transformer",
+    lambda: words(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), Mean(), width=6),
+)
 takes("layers in dicts and lists", lambda: flat(Named()))
 takes("nothing but a head", lambda: Network(nn.Flatten(), nn.Linear(16, CLASSES)))
-takes("transposed and grouped convolutions", lambda: convolved(nn.Conv2d(4, 4, 3, padding=1, groups=2), nn.ConvTranspose2d(4, 4, 1)))
-takes("bilinear layer", lambda: flat(type("Pair", (nn.Bilinear,), {"forward": lambda self, x: nn.Bilinear.forward(self, x, x)})(8, 8, 8)))
+takes(
+    "transposed and grouped convolutions",
+    lambda: convolved(nn.Conv2d(4, 4, 3, padding=1, groups=2), nn.ConvTranspose2d(4, 4, 1)),
+)
+takes(
+    "bilinear layer",
+    lambda: flat(
+        type("Pair", (nn.Bilinear,), {"forward": lambda self, x: nn.Bilinear.forward(self, x, x)})(
+            8, 8, 8
+        )
+    ),
+)
 
 
 # --- torchvision, at small width
 
 BIG = (3, 16, 16)
 
+
 def without_head(net, name, width):
     setattr(net, name, nn.Identity())
     return Network(net, nn.Linear(width, CLASSES))
 
-def vgg(**how): return nn.Sequential(make_layers([4, "M", 8, "M"], **how), nn.Flatten(), nn.Linear(128, 16), nn.ReLU(True), nn.Dropout())
+
+def vgg(**how):
+    return nn.Sequential(
+        make_layers([4, "M", 8, "M"], **how),
+        nn.Flatten(),
+        nn.Linear(128, 16),
+        nn.ReLU(True),
+        nn.Dropout(),
+    )
+
 
 class Narrow(vision.ResNet):
     "torchvision's ResNet with a sixteenth of its channels"
-    def _make_layer(self, block, planes, *more, **how): return super()._make_layer(block, planes // 16, *more, **how)
+
+    def _make_layer(self, block, planes, *more, **how):
+        return super()._make_layer(block, planes // 16, *more, **how)
+
 
 takes("ResNet", lambda: without_head(Narrow(BasicBlock, [1, 1, 1, 1]), "fc", 32), shape=(3, 64, 64))
-takes("ResNet of bottlenecks", lambda: without_head(Narrow(Bottleneck, [1, 1, 1, 1]), "fc", 128), shape=(3, 64, 64))
+takes(
+    "ResNet of bottlenecks",
+    lambda: without_head(Narrow(Bottleneck, [1, 1, 1, 1]), "fc", 128),
+    shape=(3, 64, 64),
+)
 takes("VGG", lambda: Network(vgg(batch_norm=False), nn.Linear(16, CLASSES)), shape=BIG)
-takes("VGG with batch norm", lambda: Network(vgg(batch_norm=True), nn.Linear(16, CLASSES)), shape=BIG)
-takes("DenseNet", lambda: without_head(DenseNet(4, (2, 2), 8, 2, drop_rate=.1), "classifier", 16), shape=BIG)
-takes("MobileNetV2", lambda: without_head(vision.MobileNetV2(inverted_residual_setting=[[1, 8, 1, 1], [2, 8, 1, 2]], dropout=.2), "classifier", 1280), shape=BIG)
-takes("MobileNetV3", lambda: without_head(vision.mobilenet_v3_small(width_mult=.1, reduced_tail=True), "classifier", 48), shape=(3, 32, 32))
-takes("ShuffleNet", lambda: without_head(vision.ShuffleNetV2([1, 1, 1], [8, 8, 16, 16, 24]), "fc", 24), shape=(3, 64, 64))
-takes("SqueezeNet", lambda: Network(nn.Sequential(*vision.squeezenet1_1().features[:4], nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(128, CLASSES)), shape=(3, 32, 32))
-takes("EfficientNet block", lambda: Network(nn.Sequential(vision.efficientnet_b0(stochastic_depth_prob=.2).features[:3], nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(24, CLASSES)), shape=BIG)
+takes(
+    "VGG with batch norm", lambda: Network(vgg(batch_norm=True), nn.Linear(16, CLASSES)), shape=BIG
+)
+takes(
+    "DenseNet",
+    lambda: without_head(DenseNet(4, (2, 2), 8, 2, drop_rate=0.1), "classifier", 16),
+    shape=BIG,
+)
+takes(
+    "MobileNetV2",
+    lambda: without_head(
+        vision.MobileNetV2(inverted_residual_setting=[[1, 8, 1, 1], [2, 8, 1, 2]], dropout=0.2),
+        "classifier",
+        1280,
+    ),
+    shape=BIG,
+)
+takes(
+    "MobileNetV3",
+    lambda: without_head(
+        vision.mobilenet_v3_small(width_mult=0.1, reduced_tail=True), "classifier", 48
+    ),
+    shape=(3, 32, 32),
+)
+takes(
+    "ShuffleNet",
+    lambda: without_head(vision.ShuffleNetV2([1, 1, 1], [8, 8, 16, 16, 24]), "fc", 24),
+    shape=(3, 64, 64),
+)
+takes(
+    "SqueezeNet",
+    lambda: Network(
+        nn.Sequential(*vision.squeezenet1_1().features[:4], nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        nn.Linear(128, CLASSES),
+    ),
+    shape=(3, 32, 32),
+)
+takes(
+    "EfficientNet block",
+    lambda: Network(
+        nn.Sequential(
+            vision.efficientnet_b0(stochastic_depth_prob=0.2).features[:3],
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        ),
+        nn.Linear(24, CLASSES),
+    ),
+    shape=BIG,
+)
+
 
 @bred(shape=BIG)
 def convnext():
-    net = vision.ConvNeXt([CNBlockConfig(8, 12, 1), CNBlockConfig(12, None, 1)], stochastic_depth_prob=.2)
+    net = vision.ConvNeXt(
+        [CNBlockConfig(8, 12, 1), CNBlockConfig(12, None, 1)], stochastic_depth_prob=0.2
+    )
     net.classifier[2] = nn.Identity()
     return Network(net, nn.Linear(12, CLASSES))
 
+
 @bred(shape=BIG)
-def vision_transformer(): return without_head(vision.VisionTransformer(16, 8, 1, 2, 8, 16, dropout=.1), "heads", 8)
+def vision_transformer():
+    return without_head(vision.VisionTransformer(16, 8, 1, 2, 8, 16, dropout=0.1), "heads", 8)
 
 
 # --- refused
 
-def refuses(name, words, make, **about): ZOO[name] = Bred(make, refused=words, **about)
 
-refuses("torchvision's ResNet as it is", "its builder gave a ResNet; expected a Network(body, head)", lambda: vision.ResNet(BasicBlock, [1, 1, 1, 1], num_classes=CLASSES), shape=(3, 32, 32))
+def refuses(name, words, make, **about):
+    ZOO[name] = Bred(make, refused=words, **about)
+
+
+refuses(
+    "torchvision's ResNet as it is",
+    "its builder gave a ResNet; expected a Network(body, head)",
+    lambda: vision.ResNet(BasicBlock, [1, 1, 1, 1], num_classes=CLASSES),
+    shape=(3, 32, 32),
+)
 refuses("nothing", "its builder gave a NoneType", lambda: None)
-refuses("head of two layers", "its head is a Sequential; expected an nn.Linear", lambda: Network(nn.Flatten(), nn.Sequential(nn.Linear(16, 8), nn.Linear(8, CLASSES))))
-refuses("head with weight norm", "its head is no plain nn.Linear but has bias, parametrizations", lambda: Network(nn.Flatten(), parametrizations.weight_norm(nn.Linear(16, CLASSES))))
-refuses("too few outputs", "its head has 2 outputs; expected one for each of 3 classes", lambda: Network(nn.Flatten(), nn.Linear(16, 2)))
-refuses("body that is not flat", "it makes (2, 4, 4, 3) of a batch of (2, 1, 4, 4); expected (2, 3)", lambda: Network(nn.Conv2d(1, 4, 3, padding=1), nn.Linear(4, CLASSES)))
-refuses("body of another width", "it cannot compute a batch of (2, 1, 4, 4): RuntimeError: mat1 and mat2 shapes cannot be multiplied", lambda: Network(nn.Flatten(), nn.Linear(15, CLASSES)))
-refuses("body that gives a tuple", "it cannot compute a batch of (2, 1, 4, 4): TypeError", lambda: words(nn.LSTM(6, 5, batch_first=True), width=5))
-refuses("lazy layers", "body.1.weight has no shape yet; expected layers with sizes", lambda: Network(nn.Sequential(nn.Flatten(), nn.LazyLinear(8)), nn.Linear(8, CLASSES)))
-refuses("everything frozen", "all of its parameters are frozen", lambda: flat().requires_grad_(False))
-refuses("half precision", "body.1.weight is torch.float16, but the run computes in torch.float64", lambda: flat().half())
-refuses("random table", "the buffer body.3.buffer is drawn at random", lambda: holding(torch.randperm(8), lambda m, x: x[:, m.buffer]))
-refuses("random constant that is not saved", "the buffer body.3.buffer is drawn at random", lambda: holding(torch.rand(8), masked, persistent=False))
-refuses("sparse embedding", "body.1.weight has sparse gradients; expected sparse=False", lambda: Network(nn.Sequential(Tokens(), nn.Embedding(10, 2, sparse=True), nn.Flatten()), nn.Linear(32, CLASSES)))
-refuses("embedding with a largest norm", "its forward changes body.1.weight in eval mode too", lambda: Network(nn.Sequential(Tokens(), nn.Embedding(10, 2, max_norm=.1), nn.Flatten()), nn.Linear(32, CLASSES)))
-refuses("input changed in place", "its first layer changes its input in place", lambda: Network(nn.Sequential(nn.LeakyReLU(.5, inplace=True), nn.Hardtanh(-.1, .1, inplace=True), nn.Flatten()), nn.Linear(16, CLASSES)))
-refuses("layer that is not used", "its output does not depend on body.other.weight", lambda: Network(Unused(), nn.Linear(16, CLASSES)))
-refuses("frozen layer's bias, complex weights", "body.2.w is torch.complex64; expected real parameters", lambda: flat(Turns()))
-refuses("statistic that evaluation moves", "its forward changes body.3.buffer in eval mode too", lambda: holding(torch.zeros(8), moves_always))
-refuses("whole counter", "its forward changes the buffer body.3.buffer, which is not saved or no float", lambda: holding(torch.tensor(0), counts))
-refuses("statistic that is not saved", "its forward changes the buffer body.3.buffer, which is not saved or no float", lambda: holding(torch.zeros(8), follows, persistent=False))
-refuses("statistic that grows", "it cannot compute a batch of (2, 1, 4, 4): RuntimeError", lambda: holding(torch.zeros(1, 8), grows))
+refuses(
+    "head of two layers",
+    "its head is a Sequential; expected an nn.Linear",
+    lambda: Network(nn.Flatten(), nn.Sequential(nn.Linear(16, 8), nn.Linear(8, CLASSES))),
+)
+refuses(
+    "head with weight norm",
+    "its head is no plain nn.Linear but has bias, parametrizations",
+    lambda: Network(nn.Flatten(), parametrizations.weight_norm(nn.Linear(16, CLASSES))),
+)
+refuses(
+    "too few outputs",
+    "its head has 2 outputs; expected one for each of 3 classes",
+    lambda: Network(nn.Flatten(), nn.Linear(16, 2)),
+)
+refuses(
+    "body that is not flat",
+    "it makes (2, 4, 4, 3) of a batch of (2, 1, 4, 4); expected (2, 3)",
+    lambda: Network(nn.Conv2d(1, 4, 3, padding=1), nn.Linear(4, CLASSES)),
+)
+refuses(
+    "body of another width",
+    "it cannot compute a batch of (2, 1, 4, 4): RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+    lambda: Network(nn.Flatten(), nn.Linear(15, CLASSES)),
+)
+refuses(
+    "body that gives a tuple",
+    "it cannot compute a batch of (2, 1, 4, 4): TypeError",
+    lambda: words(nn.LSTM(6, 5, batch_first=True), width=5),
+)
+refuses(
+    "lazy layers",
+    "body.1.weight has no shape yet; expected layers with sizes",
+    lambda: Network(nn.Sequential(nn.Flatten(), nn.LazyLinear(8)), nn.Linear(8, CLASSES)),
+)
+refuses(
+    "everything frozen", "all of its parameters are frozen", lambda: flat().requires_grad_(False)
+)
+refuses(
+    "half precision",
+    "body.1.weight is torch.float16, but the run computes in torch.float64",
+    lambda: flat().half(),
+)
+refuses(
+    "random table",
+    "the buffer body.3.buffer is drawn at random",
+    lambda: holding(torch.randperm(8), lambda m, x: x[:, m.buffer]),
+)
+refuses(
+    "random constant that is not saved",
+    "the buffer body.3.buffer is drawn at random",
+    lambda: holding(torch.rand(8), masked, persistent=False),
+)
+refuses(
+    "sparse embedding",
+    "body.1.weight has sparse gradients; expected sparse=False",
+    lambda: Network(
+        nn.Sequential(Tokens(), nn.Embedding(10, 2, sparse=True), nn.Flatten()),
+        nn.Linear(32, CLASSES),
+    ),
+)
+refuses(
+    "embedding with a largest norm",
+    "its forward changes body.1.weight in eval mode too",
+    lambda: Network(
+        nn.Sequential(Tokens(), nn.Embedding(10, 2, max_norm=0.1), nn.Flatten()),
+        nn.Linear(32, CLASSES),
+    ),
+)
+refuses(
+    "input changed in place",
+    "its first layer changes its input in place",
+    lambda: Network(
+        nn.Sequential(
+            nn.LeakyReLU(0.5, inplace=True), nn.Hardtanh(-0.1, 0.1, inplace=True), nn.Flatten()
+        ),
+        nn.Linear(16, CLASSES),
+    ),
+)
+refuses(
+    "layer that is not used",
+    "its output does not depend on body.other.weight",
+    lambda: Network(Unused(), nn.Linear(16, CLASSES)),
+)
+refuses(
+    "frozen layer's bias, complex weights",
+    "body.2.w is torch.complex64; expected real parameters",
+    lambda: flat(Turns()),
+)
+refuses(
+    "statistic that evaluation moves",
+    "its forward changes body.3.buffer in eval mode too",
+    lambda: holding(torch.zeros(8), moves_always),
+)
+refuses(
+    "whole counter",
+    "its forward changes the buffer body.3.buffer, which is not saved or no float",
+    lambda: holding(torch.tensor(0), counts),
+)
+refuses(
+    "statistic that is not saved",
+    "its forward changes the buffer body.3.buffer, which is not saved or no float",
+    lambda: holding(torch.zeros(8), follows, persistent=False),
+)
+refuses(
+    "statistic that grows",
+    "it cannot compute a batch of (2, 1, 4, 4): RuntimeError",
+    lambda: holding(torch.zeros(1, 8), grows),
+)
+
 
 class Unused(nn.Flatten):
     def __init__(self):
         super().__init__()
         self.other = nn.Linear(2, 2)
 
+
 class Turns(nn.Module):
     def __init__(self):
         super().__init__()
         self.w = nn.Parameter(torch.ones(8, dtype=torch.complex64))
-    def forward(self, x): return (x * self.w).real
+
+    def forward(self, x):
+        return (x * self.w).real
+
 
 def moves_always(m, x):
     m.buffer = m.buffer + 1
     return x + m.buffer
 
+
 def counts(m, x):
     m.buffer += 1
     return x / m.buffer
+
 
 def grows(m, x):
     m.buffer = torch.cat([m.buffer, x.detach()])
     return x + m.buffer.mean(0)
 
-@bred(refused="body.1.weight and head.weight are one parameter; expected none that body and head share")
+
+@bred(
+    refused="body.1.weight and head.weight are one parameter; expected none that body and head share"
+)
 def tied_with_the_head():
-    net = Network(nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Linear(3, 16)), nn.Linear(16, CLASSES))
+    net = Network(
+        nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Linear(3, 16)), nn.Linear(16, CLASSES)
+    )
     net.head.weight = net.body[1].weight
     return net
 
+
 class Scaled(Network):
-    def forward(self, x, features=False): return super().forward(x, features) * (1 if features else 10)
+    def forward(self, x, features=False):
+        return super().forward(x, features) * (1 if features else 10)
+
 
 class WithScale(Network):
     def __init__(self, *parts):
         super().__init__(*parts)
         self.scale = nn.Parameter(torch.ones(()))
 
-class Cosine(nn.Linear):
-    def forward(self, x): return F.linear(F.normalize(x), F.normalize(self.weight))
 
-refuses("forward of one's own", "its output is not what its head makes of its body's", lambda: Scaled(nn.Flatten(), nn.Linear(16, CLASSES)))
-refuses("parameter beside body and head", "scale is outside of body and head", lambda: WithScale(nn.Flatten(), nn.Linear(16, CLASSES)))
-refuses("head that computes cosines", "its head is no plain nn.Linear", lambda: Network(nn.Flatten(), Cosine(16, CLASSES)))
+class Cosine(nn.Linear):
+    def forward(self, x):
+        return F.linear(F.normalize(x), F.normalize(self.weight))
+
+
+refuses(
+    "forward of one's own",
+    "its output is not what its head makes of its body's",
+    lambda: Scaled(nn.Flatten(), nn.Linear(16, CLASSES)),
+)
+refuses(
+    "parameter beside body and head",
+    "scale is outside of body and head",
+    lambda: WithScale(nn.Flatten(), nn.Linear(16, CLASSES)),
+)
+refuses(
+    "head that computes cosines",
+    "its head is no plain nn.Linear",
+    lambda: Network(nn.Flatten(), Cosine(16, CLASSES)),
+)

@@ -15,7 +15,18 @@ from functools import cached_property
 from pathlib import Path
 import torch
 from torch import Tensor
-from .harness import LOCAL, ROUNDS, RecordedRun, copied, flat, gap, padded, play, tiny, waits
+from fedrepro.checks.harness import (
+    LOCAL,
+    ROUNDS,
+    RecordedRun,
+    copied,
+    flat,
+    gap,
+    padded,
+    play,
+    tiny,
+    waits,
+)
 from ..core.errors import InputError
 from ..core.trees import nbytes
 from ..engine.checkpoints import load_snapshot, save_snapshot
@@ -32,43 +43,68 @@ from ..executors.executors import EXECUTORS
 @dataclass
 class Finding:
     "One promise, and the measured deviation from it"
+
     promise: str
     size: float | None  # the deviation; None: the method declares nothing to measure
     tolerance: float = 0.0
     remark: str = ""
 
-    def __post_init__(self): self.remark = " ".join(self.remark.split())  # a promise is a line
+    def __post_init__(self):
+        self.remark = " ".join(self.remark.split())  # a promise is a line
+
     @property
-    def ok(self) -> bool: return self.size is None or self.size <= self.tolerance
+    def ok(self) -> bool:
+        return self.size is None or self.size <= self.tolerance
+
 
 class ContractError(AssertionError):
     "A method breaks promises; `report` has all findings"
+
     def __init__(self, report: "ContractReport"):
         self.report = report
-        lines = [f"  {f.promise}: {f.size:.3g}, allowed {f.tolerance:g}; {f.remark}" for f in report.broken]
+        lines = [
+            f"  {f.promise}: {f.size:.3g}, allowed {f.tolerance:g}; {f.remark}"
+            for f in report.broken
+        ]
         super().__init__("\n".join([f"{report.method} breaks its contract:", *lines]))
+
 
 @dataclass
 class ContractReport:
     "All findings about one method"
+
     method: str
     findings: list[Finding]
 
     @property
-    def broken(self) -> list[Finding]: return [f for f in self.findings if not f.ok]
-    def __getitem__(self, promise: str) -> Finding: return next(f for f in self.findings if f.promise == promise)
+    def broken(self) -> list[Finding]:
+        return [f for f in self.findings if not f.ok]
+
+    def __getitem__(self, promise: str) -> Finding:
+        return next(f for f in self.findings if f.promise == promise)
+
     def __repr__(self) -> str:
         rows = [("", self.method, "size", "allowed", "")]
         for f in self.findings:
             numbers = ("", "") if f.size is None else (f"{f.size:.2g}", f"{f.tolerance:g}")
-            rows.append(("-" if f.size is None else "ok" if f.ok else "BROKEN", f.promise, *numbers, f.remark))
+            rows.append(
+                (
+                    "-" if f.size is None else "ok" if f.ok else "BROKEN",
+                    f.promise,
+                    *numbers,
+                    f.remark,
+                )
+            )
         wide = [max(len(row[i]) for row in rows) for i in range(4)]
-        return "\n".join("  ".join([*(v.ljust(w) for v, w in zip(row, wide)), row[4]]).rstrip() for row in rows)
+        return "\n".join(
+            "  ".join([*(v.ljust(w) for v, w in zip(row, wide)), row[4]]).rstrip() for row in rows
+        )
 
 # %% ../../nbs/10_checks/01_contract.ipynb #19cd36a8
 @dataclass
 class Case:
     "A method to be checked"
+
     method: FedAvg
     federation: Federation  # as the method needs it: see `suited`
 
@@ -76,16 +112,23 @@ class Case:
     def plain(self) -> RecordedRun:
         "The run with the sequential executor"
         return play(self.method, self.federation)
-    def differs(self, promise: str, tolerance: float = 0., executor: Callable = sequential) -> Finding:
+
+    def differs(
+        self, promise: str, tolerance: float = 0.0, executor: Callable = sequential
+    ) -> Finding:
         "The difference of another run, with `executor`, from the plain one"
-        try: other = play(self.method, self.federation, executor)
-        except Exception as e: return Finding(promise, math.inf, tolerance, f"{type(e).__name__}: {e}")
+        try:
+            other = play(self.method, self.federation, executor)
+        except Exception as e:
+            return Finding(promise, math.inf, tolerance, f"{type(e).__name__}: {e}")
         return Finding(promise, *spread(self.plain.message(), other.message(), tolerance))
+
 
 def spread(a, b, tolerance: float) -> tuple[float, float, str]:
     "Size, tolerance and place of the largest difference of two messages"
     size, where = gap(a, b)
     return size, tolerance, where if size > tolerance else ""
+
 
 def works(case: Case) -> Iterator[Finding]:
     "The metrics after three rounds are finite"
@@ -93,23 +136,38 @@ def works(case: Case) -> Iterator[Finding]:
     odd = [f"{n} = {v}" for n, v in row.items() if not math.isfinite(v)]
     yield Finding("metrics are finite", len(odd), 0, ", ".join(odd))
 
+
 def whole_models(case: Case) -> Iterator[Finding]:
     "All clients are evaluated with complete models"
     want = {n: (t.shape, t.dtype) for n, t in case.federation.initial.items()}
     shots, method = case.plain.snapshots[1:], case.method
-    models = [m for at in shots for s in sorts(method) for m in eval_models(method, case.federation, at, s)]
-    odd = [n for m in models for n in want | m if n not in m or (m[n].shape, m[n].dtype) != want.get(n)]
+    models = [
+        m
+        for at in shots
+        for s in sorts(method)
+        for m in eval_models(method, case.federation, at, s)
+    ]
+    odd = [
+        n for m in models for n in want | m if n not in m or (m[n].shape, m[n].dtype) != want.get(n)
+    ]
     yield Finding("evaluated by complete models", len(odd), 0, ", ".join(odd[:1]))
+
 
 def executors(case: Case) -> Iterator[Finding]:
     "Executor, padding, order of clients and pickling do not change a round"
     for name, make in EXECUTORS.items():
-        if (executor := make()) is not sequential: yield case.differs(f"executor {name}", 1e-10, executor=executor)
-    if case.federation.net.buffers: yield Finding("padding", None, 0, "not with batch normalisation")
-    else: yield case.differs("padding", 1e-10, executor=padded(3))
-    yield case.differs("order of clients", executor=lambda m, clients: sequential(m, list(clients)[::-1])[::-1])
+        if (executor := make()) is not sequential:
+            yield case.differs(f"executor {name}", 1e-10, executor=executor)
+    if case.federation.net.buffers:
+        yield Finding("padding", None, 0, "not with batch normalisation")
+    else:
+        yield case.differs("padding", 1e-10, executor=padded(3))
+    yield case.differs(
+        "order of clients", executor=lambda m, clients: sequential(m, list(clients)[::-1])[::-1]
+    )
     yield case.differs("workers", executor=lambda m, clients: [carried(m, c) for c in clients])
     yield case.differs("twice the same bits")
+
 
 def carried(method: FedAvg, client: Client) -> tuple:
     "A client's round as in a worker process: method, client and result are pickled"
@@ -118,89 +176,163 @@ def carried(method: FedAvg, client: Client) -> tuple:
 # %% ../../nbs/10_checks/01_contract.ipynb #6fb4a059
 def untouched(case: Case) -> Iterator[Finding]:
     "No hook changes its arguments or the uploads in place"
-    federation, held, worst = replace(case.federation), [], (0., "")
+    federation, held, worst = replace(case.federation), [], (0.0, "")
     refused: ChangedInPlace | None = None
     at = begin(case.method, federation)
-    def hold(thing: dict): held.append((thing, copied(thing)))
+
+    def hold(thing: dict):
+        held.append((thing, copied(thing)))
+
     def watched(method, clients):
-        for c in clients: hold({f"client {c.id}": {"received": c.received, "state": c.state}})
+        for c in clients:
+            hold({f"client {c.id}": {"received": c.received, "state": c.state}})
         results = sequential(method, clients)
         hold({f"upload {c.id}": upload for c, (upload, _, _) in zip(clients, results)})
         return results
+
     for t in range(1, ROUNDS + 1):
         held.clear()
-        hold({"server": at.server, "client": dict(enumerate(at.states)), "data": federation.data.tensors,
-              "initial model": federation.initial})
-        try: at = next_round(case.method, federation, at, watched)
-        except ChangedInPlace as error: refused = error
+        hold(
+            {
+                "server": at.server,
+                "client": dict(enumerate(at.states)),
+                "data": federation.data.tensors,
+                "initial model": federation.initial,
+            }
+        )
+        try:
+            at = next_round(case.method, federation, at, watched)
+        except ChangedInPlace as error:
+            refused = error
         found = [gap(thing, copy) for thing, copy in held]
-        worst = max([worst, *((size, f"round {t} {where}") for size, where in found)], key=lambda f: f[0])
-        if refused: break
-    if refused and not worst[0]: worst = math.inf, str(refused)
+        worst = max(
+            [worst, *((size, f"round {t} {where}") for size, where in found)], key=lambda f: f[0]
+        )
+        if refused:
+            break
+    if refused and not worst[0]:
+        worst = math.inf, str(refused)
     yield Finding("nothing changed in place", worst[0], 0, worst[1])
+
 
 def odd_leaf(leaf, federation: Federation) -> str:
     "What is wrong with a leaf of a message; empty if nothing is"
-    if not isinstance(leaf, Tensor): return f"{type(leaf).__name__}, expected a tensor"
-    if leaf.requires_grad: return "requires grad, expected a detached tensor"
+    if not isinstance(leaf, Tensor):
+        return f"{type(leaf).__name__}, expected a tensor"
+    if leaf.requires_grad:
+        return "requires grad, expected a detached tensor"
     usual = federation.dtype, torch.int64, torch.bool
-    if leaf.dtype not in usual: return f"{leaf.dtype}, expected {federation.dtype}"
+    if leaf.dtype not in usual:
+        return f"{leaf.dtype}, expected {federation.dtype}"
     return "" if leaf.device.type == torch.device(federation.device).type else f"on {leaf.device}"
+
 
 def messages(case: Case) -> Iterator[Finding]:
     "Messages and states are detached tensors in nested dicts, of the same names every time, without NaN"
     parts = flat(case.plain.message())
-    odd = [f"{n}: {wrong}" for n, leaf in parts.items() if (wrong := odd_leaf(leaf, case.federation))]
+    odd = [
+        f"{n}: {wrong}" for n, leaf in parts.items() if (wrong := odd_leaf(leaf, case.federation))
+    ]
     yield Finding("only detached tensors", len(odd), 0, ", ".join(odd[:1]))
     first, *others = case.plain.snapshots
     rounds = enumerate(case.plain.uploads, 1)
-    alike = [(f"round {t} upload {i}", u, uploads[0]) for t, uploads in rounds for i, u in enumerate(uploads)]
-    alike += [(f"round {at.round} client {k}", s, first.states[k]) for at in others for k, s in enumerate(at.states)]
-    odd = [f"{n} {sorted(names)[0]}" for n, a, b in alike if (names := flat(a).keys() ^ flat(b).keys())]
+    alike = [
+        (f"round {t} upload {i}", u, uploads[0])
+        for t, uploads in rounds
+        for i, u in enumerate(uploads)
+    ]
+    alike += [
+        (f"round {at.round} client {k}", s, first.states[k])
+        for at in others
+        for k, s in enumerate(at.states)
+    ]
+    odd = [
+        f"{n} {sorted(names)[0]}" for n, a, b in alike if (names := flat(a).keys() ^ flat(b).keys())
+    ]
     yield Finding("the same names every time", len(odd), 0, ", ".join(odd[:1]))
-    bad = {True: lambda t: ~t.isfinite(), False: torch.isnan}  # key: uploaded or not; a state may hold an infinity
+    bad = {
+        True: lambda t: ~t.isfinite(),
+        False: torch.isnan,
+    }  # key: uploaded or not; a state may hold an infinity
     odd = [n for n, t in parts.items() if isinstance(t, Tensor) and bad[" upload " in n](t).any()]
     yield Finding("no NaN, uploads finite", len(odd), 0, ", ".join(odd[:1]))
+
 
 def invariants(case: Case) -> Iterator[Finding]:
     "The declared invariants of its states hold after each round"
     found = [case.method.invariants(s.server, s.states) for s in case.plain.snapshots[1:]]
-    if not found[-1]: yield Finding("invariants", None, 0, "none declared")
-    for name in found[-1]: yield Finding(name, max(float(f[name]) for f in found), 1e-10)
+    if not found[-1]:
+        yield Finding("invariants", None, 0, "none declared")
+    for name in found[-1]:
+        yield Finding(name, max(float(f[name]) for f in found), 1e-10)
+
 
 def resume(case: Case) -> Iterator[Finding]:
     "A run that is resumed from a file gives the same bits"
     with tempfile.TemporaryDirectory() as folder:
-        save_snapshot(Path(folder)/"kept", case.plain.snapshots[1])
-        again = play(case.method, case.federation, start=load_snapshot(Path(folder)/"kept", case.federation))
-    ends = [{"server": s.server, "client": dict(enumerate(s.states)),
-             "last broadcast": dict(enumerate(s.last_broadcasts)),
-             "bytes": [s.bytes_up, s.bytes_down]} for s in (case.plain.snapshots[-1], again.snapshots[-1])]
-    yield Finding("resumed = uninterrupted", *spread(ends[0], ends[1], 0.))
+        save_snapshot(Path(folder) / "kept", case.plain.snapshots[1])
+        again = play(
+            case.method,
+            case.federation,
+            start=load_snapshot(Path(folder) / "kept", case.federation),
+        )
+    ends = [
+        {
+            "server": s.server,
+            "client": dict(enumerate(s.states)),
+            "last broadcast": dict(enumerate(s.last_broadcasts)),
+            "bytes": [s.bytes_up, s.bytes_down],
+        }
+        for s in (case.plain.snapshots[-1], again.snapshots[-1])
+    ]
+    yield Finding("resumed = uninterrupted", *spread(ends[0], ends[1], 0.0))
 
 # %% ../../nbs/10_checks/01_contract.ipynb #514632ef
 def traffic(case: Case) -> Iterator[Finding]:
     "A participant receives and sends what the method declares, in every round"
-    said, before, after = case.method.communication(), case.plain.snapshots[:-1], case.plain.snapshots[1:]
+    said, before, after = (
+        case.method.communication(),
+        case.plain.snapshots[:-1],
+        case.plain.snapshots[1:],
+    )
     for way in ("down", "up"):
         shapes: list[str] = getattr(said, way)
-        totals = [getattr(b, f"bytes_{way}") - getattr(a, f"bytes_{way}") for a, b in zip(before, after)]
-        sent = [total / len(uploads) for total, uploads in zip(totals, case.plain.uploads)]  # by a participant
-        worst = max((n - declared_bytes(shapes, case.federation, a.server) for n, a in zip(sent, before)), key=abs)
+        totals = [
+            getattr(b, f"bytes_{way}") - getattr(a, f"bytes_{way}") for a, b in zip(before, after)
+        ]
+        sent = [
+            total / len(uploads) for total, uploads in zip(totals, case.plain.uploads)
+        ]  # by a participant
+        worst = max(
+            (n - declared_bytes(shapes, case.federation, a.server) for n, a in zip(sent, before)),
+            key=abs,
+        )
         formula = " + ".join(shapes) or "nothing"
-        yield Finding(f"bytes {way}", abs(worst), 0, formula + (f"; {worst:+.0f} bytes" if worst else ""))
+        yield Finding(
+            f"bytes {way}", abs(worst), 0, formula + (f"; {worst:+.0f} bytes" if worst else "")
+        )
     odd = []
     for at, uploads in zip(before, case.plain.uploads):
-        sent = [("broadcast", case.method.broadcast(at.server)), *(("upload", upload) for upload in uploads)]
-        odd += [undeclared(kind, message, said, case.federation, at.server) for kind, message in sent]
+        sent = [
+            ("broadcast", case.method.broadcast(at.server)),
+            *(("upload", upload) for upload in uploads),
+        ]
+        odd += [
+            undeclared(kind, message, said, case.federation, at.server) for kind, message in sent
+        ]
     odd = list(filter(None, odd))
     yield Finding("messages have the declared parts", len(odd), 0, odd[0] if odd else "")
 
-def undeclared(kind: str, message: dict, said: Messages, federation: Federation, server: dict) -> str:
+
+def undeclared(
+    kind: str, message: dict, said: Messages, federation: Federation, server: dict
+) -> str:
     "The first part of a message that is not as declared; empty if all are"
     shapes = getattr(said, kind)
     if odd := sorted(message.keys() ^ shapes.keys()):
-        return f"{kind} {odd[0]!r}: " + ("not declared" if odd[0] in message else "declared, not sent")
+        return f"{kind} {odd[0]!r}: " + (
+            "not declared" if odd[0] in message else "declared, not sent"
+        )
     for n, part in message.items():
         if nbytes(part) != (want := shape_bytes(shapes[n], federation, server)):
             return f"{kind} {n!r}: {nbytes(part)} bytes, {shapes[n]} has {want}"
@@ -210,10 +342,14 @@ def undeclared(kind: str, message: dict, said: Messages, federation: Federation,
 def limit_law(case: Case) -> Iterator[Finding]:
     "The setting in which the method is another one"
     law, cls = law_of(type(case.method)), type(case.method)
-    if law is None: return (yield Finding("limit law", None, 0, "none declared"))
-    still = replace(case.federation.data.recipe, crop=0, flip=False, rotate=0.)  # methods may draw in another order
+    if law is None:
+        return (yield Finding("limit law", None, 0, "none declared"))
+    still = replace(
+        case.federation.data.recipe, crop=0, flip=False, rotate=0.0
+    )  # methods may draw in another order
     federation = replace(case.federation, data=replace(case.federation.data, recipe=still))
-    if law.where: federation = law.where(federation)
+    if law.where:
+        federation = law.where(federation)
     said, both = law_text(law, cls, METHODS, **LOCAL), law.methods(cls, METHODS, **LOCAL)
     last = [(m, play(m, federation).snapshots[-1]) for m in both]
     if lost := [f"{type(m).__name__}: {in_words(at.diverged)}" for m, at in last if at.diverged]:
@@ -230,11 +366,23 @@ def host_waits(case: Case) -> Iterator[Finding]:
 
 # %% ../../nbs/10_checks/01_contract.ipynb #27ee0500
 PROMISES: list[Callable[[Case], Iterator[Finding]]] = [
-    untouched, whole_models, works, limit_law, executors, messages, invariants, resume, traffic, host_waits]
+    untouched,
+    whole_models,
+    works,
+    limit_law,
+    executors,
+    messages,
+    invariants,
+    resume,
+    traffic,
+    host_waits,
+]
+
 
 def suited(method: type[FedAvg], federation: Federation) -> Federation:
     "`federation` as a method of this class runs on it: pooled training has no concept drift"
     return replace(federation, drift=None).pooled() if method.pooled else federation
+
 
 def examine(method: type, federation: Federation | None = None, **settings) -> ContractReport:
     """All findings about `method` (a class) with `settings`, in `federation` (default: `tiny()`).
@@ -243,20 +391,28 @@ def examine(method: type, federation: Federation | None = None, **settings) -> C
     if not (isinstance(method, type) and issubclass(method, FedAvg)):
         raise InputError(f"method to be checked: expected a subclass of FedAvg, got {method!r}")
     given = LOCAL | method.check_settings | settings
-    try: inspect.signature(method).bind(**given)
-    except TypeError as e: raise InputError(f"{method.__name__} cannot be made: {e}") from e
-    used = federation or tiny()  # with copies of its data: a method that writes into them changes no other check
+    try:
+        inspect.signature(method).bind(**given)
+    except TypeError as e:
+        raise InputError(f"{method.__name__} cannot be made: {e}") from e
+    used = (
+        federation or tiny()
+    )  # with copies of its data: a method that writes into them changes no other check
     used = suited(method, replace(used, data=replace(used.data, **copied(used.data.tensors))))
     case, found = Case(method(**given), used), []
     for promise in PROMISES:
-        try: found += promise(case)
-        except Exception as e: found.append(Finding(promise.__name__, math.inf, 0, f"{type(e).__name__}: {e}"))
+        try:
+            found += promise(case)
+        except Exception as e:
+            found.append(Finding(promise.__name__, math.inf, 0, f"{type(e).__name__}: {e}"))
     return ContractReport(method.__name__, found)
+
 
 def check(method: type, federation: Federation | None = None, **settings) -> ContractReport:
     "The report on a method that keeps its contract; raises ContractError with a line for each promise that it breaks"
     report = examine(method, federation, **settings)
-    if report.broken: raise ContractError(report)
+    if report.broken:
+        raise ContractError(report)
     return report
 
 # %% ../../nbs/10_checks/01_contract.ipynb #4c266d5c
@@ -266,7 +422,13 @@ def describe_method(cls: type[FedAvg]) -> dict:
     method, law = cls(), law_of(cls)
     start = begin(method, suited(cls, tiny()))
     own = [n for n in HOOKS if getattr(cls, n) is not getattr(FedAvg, n)]
-    return {"name": cls.__name__, "paper": cls.paper, "hooks": own,
-            "state": {"server": list(start.server), "client": list(start.states[0])},
-            "communication": {way: parts for way, parts in vars(method.communication()).items() if parts},
-            "limit": law and law_text(law, cls, METHODS, **LOCAL)}
+    return {
+        "name": cls.__name__,
+        "paper": cls.paper,
+        "hooks": own,
+        "state": {"server": list(start.server), "client": list(start.states[0])},
+        "communication": {
+            way: parts for way, parts in vars(method.communication()).items() if parts
+        },
+        "limit": law and law_text(law, cls, METHODS, **LOCAL),
+    }

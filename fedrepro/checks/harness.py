@@ -31,17 +31,28 @@ from ..engine.rounds import Snapshot, begin, next_round, sequential
 from ..models.architectures import Net, Network, dense
 
 # %% ../../nbs/10_checks/00_harness.ipynb #29619d04
-HOLDINGS = (([1], 1), ([0, 1, 2], 9), (range(10), 17), ([2, 4, 6, 8, 9], 12), (range(10), 24))  # classes, samples
+HOLDINGS = (
+    ([1], 1),
+    ([0, 1, 2], 9),
+    (range(10), 17),
+    ([2, 4, 6, 8, 9], 12),
+    (range(10), 24),
+)  # classes, samples
+
 
 def deal_samples(labels: np.ndarray, holdings) -> list[list[int]]:
     "Positions in `labels` for each client; `holdings`: (classes, number of samples) of each, classes in turn"
     piles = [iter(np.flatnonzero(labels == c)) for c in range(10)]
     return [[next(piles[c]) for _, c in zip(range(n), cycle(classes))] for classes, n in holdings]
 
+
 def tiny_network() -> Network:
     "64 pixels, 12, 6 features, 10 classes"
-    layers = {"flatten": nn.Flatten()} | dense([64, 12], nn.LeakyReLU) | {"header1": nn.Linear(12, 6)}
+    layers = (
+        {"flatten": nn.Flatten()} | dense([64, 12], nn.LeakyReLU) | {"header1": nn.Linear(12, 6)}
+    )
     return Network(nn.Sequential(OrderedDict(layers)), nn.Linear(6, 10))
+
 
 @cache
 def tiny() -> Federation:
@@ -52,36 +63,61 @@ def tiny() -> Federation:
     test = deal_samples(small.test_y.numpy(), [(classes, n // 2) for classes, n in HOLDINGS])
     drift = DriftSchedule("contract", 5, 10, (Swap(1, (0, 2), (1, 2)),))
     cut = Partition(tuple(train), tuple(test), "contract")
-    return Federation(small, Net("contract_mlp", tiny_network), cut, drift, participation=.6, cohorts=33,
-                      dtype=torch.float64)
+    return Federation(
+        small,
+        Net("contract_mlp", tiny_network),
+        cut,
+        drift,
+        participation=0.6,
+        cohorts=33,
+        dtype=torch.float64,
+    )
 
 # %% ../../nbs/10_checks/00_harness.ipynb #8024382f
 ROUNDS = 3  # of a recorded run
-LOCAL = dict(lr=.05, momentum=.5, weight_decay=1e-3, epochs=2, batch_size=8, lr_decay=.9, clip_norm=2.)  # its settings
+LOCAL = dict(
+    lr=0.05, momentum=0.5, weight_decay=1e-3, epochs=2, batch_size=8, lr_decay=0.9, clip_norm=2.0
+)  # its settings
+
 
 @dataclass
 class RecordedRun:
     "A run with all snapshots and uploads"
+
     snapshots: list[Snapshot]  # before the first round, and after each
     uploads: list[list[dict]]  # by round, in the order of the cohort
 
     def message(self) -> dict:
         "Server and client states and uploads in one nested dict"
-        return {f"round {t}": {"server": s.server, "client": dict(enumerate(s.states)), "upload": dict(enumerate(u))}
-                for t, (s, u) in enumerate(zip(self.snapshots[1:], self.uploads), 1)}
+        return {
+            f"round {t}": {
+                "server": s.server,
+                "client": dict(enumerate(s.states)),
+                "upload": dict(enumerate(u)),
+            }
+            for t, (s, u) in enumerate(zip(self.snapshots[1:], self.uploads), 1)
+        }
 
-def play(method: FedAvg, federation: Federation, executor: Callable = sequential,
-         start: Snapshot | None = None) -> RecordedRun:
+
+def play(
+    method: FedAvg,
+    federation: Federation,
+    executor: Callable = sequential,
+    start: Snapshot | None = None,
+) -> RecordedRun:
     "`ROUNDS` rounds, from `start` or from the beginning"
     federation = replace(federation.pooled() if method.pooled else federation)  # a fresh copy
     out = RecordedRun([start or begin(method, federation)], [])
+
     def recorded(method, clients):
         results = list(executor(method, clients))
         out.uploads.append([upload for upload, _, _ in results])
         return results
+
     while out.snapshots[-1].round < ROUNDS:
         out.snapshots.append(next_round(method, federation, out.snapshots[-1], recorded))
     return out
+
 
 def padded(rows: int) -> Callable:
     "The sequential executor, with `rows` rows of padding in every batch, which must not change the result"
@@ -90,77 +126,132 @@ def padded(rows: int) -> Callable:
 # %% ../../nbs/10_checks/00_harness.ipynb #f9ae1b3b
 def flat(message, at: str = "") -> dict:
     "Everything inside nested dicts, by its path"
-    if not isinstance(message, dict): return {at: message}
-    return {n: leaf for key, part in message.items() for n, leaf in flat(part, f"{at} {key}".strip()).items()}
+    if not isinstance(message, dict):
+        return {at: message}
+    return {
+        n: leaf
+        for key, part in message.items()
+        for n, leaf in flat(part, f"{at} {key}".strip()).items()
+    }
+
 
 def apart(a, b) -> float:
     "The largest difference of two tensors, infinite if shapes or types differ; of anything else 0 or infinity"
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)): return 0. if str(a) == str(b) else math.inf
-    if a.shape != b.shape or a.dtype != b.dtype: return math.inf
-    if same_bits(a, b): return 0.
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return 0.0 if str(a) == str(b) else math.inf
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return math.inf
+    if same_bits(a, b):
+        return 0.0
     same = (a == b) | (a.isnan() & b.isnan())
-    return float((a.double() - b.double()).abs().nan_to_num(nan=math.inf).masked_fill(same, 0).max())
+    return float(
+        (a.double() - b.double()).abs().nan_to_num(nan=math.inf).masked_fill(same, 0).max()
+    )
+
 
 def gap(a, b) -> tuple[float, str]:
     "The largest difference between two nested messages, and where it is"
     x, y = flat(a), flat(b)
-    if odd := [n for n in (x | y) if n not in x or n not in y]: return math.inf, f"{odd[0]}: in one of two only"
+    if odd := [n for n in (x | y) if n not in x or n not in y]:
+        return math.inf, f"{odd[0]}: in one of two only"
     sizes = {n: apart(x[n], y[n]) for n in x}
     worst = max(sizes, key=sizes.__getitem__, default="")
-    return (sizes[worst], worst) if sizes and sizes[worst] else (0., "")
+    return (sizes[worst], worst) if sizes and sizes[worst] else (0.0, "")
+
 
 def copied(message):
     "The same dicts with copies of the tensors"
-    if isinstance(message, dict): return {n: copied(part) for n, part in message.items()}
+    if isinstance(message, dict):
+        return {n: copied(part) for n, part in message.items()}
     return message.clone() if isinstance(message, Tensor) else message
 
 # %% ../../nbs/10_checks/00_harness.ipynb #2282bbb7
-OPS = {"_local_scalar_dense": "a tensor becomes a number", "nonzero": "nonzero", "masked_select": "boolean index",
-       "equal": "torch.equal", "_unique2": "unique", "unique_dim": "unique", "unique_consecutive": "unique"}
+OPS = {
+    "_local_scalar_dense": "a tensor becomes a number",
+    "nonzero": "nonzero",
+    "masked_select": "boolean index",
+    "equal": "torch.equal",
+    "_unique2": "unique",
+    "unique_dim": "unique",
+    "unique_consecutive": "unique",
+}
 CALLS = {"numpy", "tolist", "cpu", "__array__"}
-CLIENT = {f.__code__ for f in (client.client_rounds, client.start_phase, client.train, Step.grad, Step.take,
-                               rounds.ask)}  # they call hooks
+CLIENT = {
+    f.__code__
+    for f in (
+        client.client_rounds,
+        client.start_phase,
+        client.train,
+        Step.grad,
+        Step.take,
+        rounds.ask,
+    )
+}  # they call hooks
 HOST = {f.__code__ for f in (client.plan_batches, rounds.close_round)}  # their callees may wait
+
 
 def hook_here() -> str:
     "Name and current line of the client's hook that is running; empty outside of hooks, or in one that may wait"
     frame: FrameType | None = sys._getframe(1)
     inner: FrameType | None = None
     while frame is not None and frame.f_code not in CLIENT:
-        if frame.f_code in HOST: return ""
+        if frame.f_code in HOST:
+            return ""
         code = frame.f_code
-        loop = code.co_filename in (rounds.__file__, client.__file__) and code.co_name.startswith("<")
+        loop = code.co_filename in (rounds.__file__, client.__file__) and code.co_name.startswith(
+            "<"
+        )
         frame, inner = frame.f_back, inner if loop else frame
     own = client.__file__, hook_here.__code__.co_filename
-    if frame is None or inner is None or inner.f_code.co_filename in own: return ""
+    if frame is None or inner is None or inner.f_code.co_filename in own:
+        return ""
     return f"{inner.f_code.co_name}: `{linecache.getline(inner.f_code.co_filename, inner.f_lineno).strip()}`"
+
 
 def masked(name: str, args: tuple) -> bool:
     "Whether the operation reads or writes `x[mask]`"
     where = args[1] if name in ("index", "index_put", "index_put_") else ()
     return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in where)
 
+
 class Ops(TorchDispatchMode):
     "Records operations that wait for the device"
-    def __init__(self): super().__init__(); self.seen, self.quiet = {}, False
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.quiet = {}, False
+
     def note(self, what: str):
-        if not self.quiet and (hook := hook_here()): self.seen[hook] = what
+        if not self.quiet and (hook := hook_here()):
+            self.seen[hook] = what
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
-        if name in OPS or masked(name, args): self.note(OPS.get(name, "boolean index"))
+        if name in OPS or masked(name, args):
+            self.note(OPS.get(name, "boolean index"))
         return func(*args, **(kwargs or {}))
+
 
 class Calls(TorchFunctionMode):
     "Records calls that copy to the host; `one_hot` with a number of classes checks its input on a CPU only"
-    def __init__(self, ops: Ops): super().__init__(); self.ops = ops
+
+    def __init__(self, ops: Ops):
+        super().__init__()
+        self.ops = ops
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        if name in CALLS: self.ops.note(f".{name}()")
+        if name in CALLS:
+            self.ops.note(f".{name}()")
         self.ops.quiet = name == "one_hot" and (len(args) > 1 or "num_classes" in kwargs)
-        try: return func(*args, **kwargs)
-        finally: self.ops.quiet = False
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.ops.quiet = False
+
 
 def waits(method: FedAvg, federation: Federation) -> list[str]:
     "Where clients make the host wait in a recorded run: operation, hook and line; `samples` may wait"
-    with (ops := Ops()), Calls(ops): play(method, federation)
+    with (ops := Ops()), Calls(ops):
+        play(method, federation)
     return [f"{what} in {hook}" for hook, what in ops.seen.items()]

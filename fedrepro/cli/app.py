@@ -26,8 +26,12 @@ EXAMPLES = """A minute: fedrepro compare FedAvg FedCCFA --alpha 0.1 --drift sudd
 A table of a paper: fedrepro run fedccfa/table2 --tier smoke
 
 A method of your own: fedrepro new-method mine.py"""
-app = typer.Typer(name="fedrepro", pretty_exceptions_enable=False, epilog=EXAMPLES,
-                  context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(
+    name="fedrepro",
+    pretty_exceptions_enable=False,
+    epilog=EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 # %% ../../nbs/11_cli/01_app.ipynb #f9f15757
 def _version(value: bool) -> None:
@@ -35,103 +39,155 @@ def _version(value: bool) -> None:
         typer.echo(__version__)
         raise typer.Exit()
 
+
 def _import(files: list[Path] | None) -> None:
     "Let this process and its workers know `files`"
     for file in files or ():
-        if os.pathsep in str(file): raise typer.BadParameter(f"{str(file)!r} has a {os.pathsep!r} in its name")
-    if files: os.environ["FEDREPRO_METHODS"] = os.pathsep.join(map(os.path.realpath, files))
+        if os.pathsep in str(file):
+            raise typer.BadParameter(f"{str(file)!r} has a {os.pathsep!r} in its name")
+    if files:
+        os.environ["FEDREPRO_METHODS"] = os.pathsep.join(map(os.path.realpath, files))
+
 
 def own_files() -> list[str]:
     "The files of --import, or of the variable FEDREPRO_METHODS"
     return list(filter(None, os.environ.get("FEDREPRO_METHODS", "").split(os.pathsep)))
 
+
 def import_own_files() -> None:
     """Execute the files of --import, so that their methods, data sets and networks have names; raises InputError.
 
     Their paths become absolute: a method may change the working folder."""
-    if not own_files(): return
+    if not own_files():
+        return
     os.environ["FEDREPRO_METHODS"] = os.pathsep.join(map(os.path.realpath, own_files()))
-    if data := os.environ.get("FEDREPRO_DATA"): os.environ["FEDREPRO_DATA"] = os.path.abspath(os.path.expanduser(data))
+    if data := os.environ.get("FEDREPRO_DATA"):
+        os.environ["FEDREPRO_DATA"] = os.path.abspath(os.path.expanduser(data))
     from fedrepro.engine.method import load_methods
+
     try:
-        with same_folder(): load_methods()
+        with same_folder():
+            load_methods()
     except InputError as error:
-        if not (where := own_line(error.__cause__)): raise
+        if not (where := own_line(error.__cause__)):
+            raise
         raise InputError(f"{error} ({where})") from error
 
-VersionOption = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version")]
-ImportOption = Annotated[list[Path] | None, typer.Option(
-    "--import", metavar="FILE.py", callback=_import, parser=place,
-    help="A file with methods, data sets or networks of your own, which is executed first; before or after the "
-    "command, and more than once")]
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version")
+]
+ImportOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--import",
+        metavar="FILE.py",
+        callback=_import,
+        parser=place,
+        help="A file with methods, data sets or networks of your own, which is executed first; before or after the "
+        "command, and more than once",
+    ),
+]
+
 
 @app.callback(invoke_without_command=True)
-def _options(context: typer.Context, version: VersionOption = False, imports: ImportOption = None) -> None:
+def _options(
+    context: typer.Context, version: VersionOption = False, imports: ImportOption = None
+) -> None:
     "Federated-learning papers, regenerated beside their published numbers."
-    if context.invoked_subcommand is None: return typer.echo(context.get_help())
+    if context.invoked_subcommand is None:
+        return typer.echo(context.get_help())
     import_own_files()
 
 # %% ../../nbs/11_cli/01_app.ipynb #1dab2492
 def print_sheet(found: Sheet | str) -> None:
     "Print a text, or a sheet: as wide as the terminal, with colours, or as plain text into a pipe"
-    if isinstance(found, str): return typer.echo(found, nl=False)
+    if isinstance(found, str):
+        return typer.echo(found, nl=False)
     terminal = sys.stdout.isatty()
-    typer.echo(as_text(found, shutil.get_terminal_size().columns if terminal else 120, terminal), nl=False)
+    typer.echo(
+        as_text(found, shutil.get_terminal_size().columns if terminal else 120, terminal), nl=False
+    )
+
 
 def show(lines: list[dict], columns: list[str], as_json: bool) -> None:
     "Print all of `lines` as JSON, or the `columns` of them as a grid, one line each in a pipe"
-    if as_json: return typer.echo(json.dumps(lines, indent=2, ensure_ascii=False))
-    def word(value) -> str: return str(value) if not isinstance(value, bool) else "yes" if value else "no"
+    if as_json:
+        return typer.echo(json.dumps(lines, indent=2, ensure_ascii=False))
+
+    def word(value) -> str:
+        return str(value) if not isinstance(value, bool) else "yes" if value else "no"
+
     sheet = Sheet("", [Grid(columns, [[word(line[c]) for c in columns] for line in lines])], [])
-    if sys.stdout.isatty(): return print_sheet(sheet)
+    if sys.stdout.isatty():
+        return print_sheet(sheet)
     typer.echo(as_text(sheet, 10_000), nl=False)
+
 
 def busy(what: str) -> AbstractContextManager:
     "Says on a terminal's stderr, while the block runs, `what` is done; in a pipe nothing"
-    if not sys.stderr.isatty(): return nullcontext()
+    if not sys.stderr.isatty():
+        return nullcontext()
     from rich.console import Console
+
     return Console(stderr=True).status(what)
+
 
 def watched(items: Iterable, what: str) -> Iterable:
     "The `items`, with a bar on a terminal's stderr that shows how many are left"
-    if not sys.stderr.isatty(): return items
+    if not sys.stderr.isatty():
+        return items
     from rich.console import Console
     from rich.progress import track
+
     return track(items, what, console=Console(stderr=True), transient=True)
 
 # %% ../../nbs/11_cli/01_app.ipynb #afd64f4f
 def state_of(folders: Iterable[Path]) -> tuple | None:
     "The `stamp` of all files that an answer rests on; None without one, or with code of one's own"
-    if own_files(): return None  # they may import and read what they like
+    if own_files():
+        return None  # they may import and read what they like
     files = set(PACKAGE.rglob("*.py"))
     for folder in {Path(os.path.realpath(f)) for f in folders}:
         files |= files_below(folder, (".toml", ".csv", ".jsonl"))
     found = stamp(files)
     return None if found is None else (found,)
 
+
 def cached_answer(question: list, folders: Iterable[Path | None], make: Callable[[], Any]) -> Any:
     """What `make` returns (text, a list, a sheet): from the cache, if nothing that it rests on has changed.
 
     That is the package, and what is in `folders` (None: nothing)."""
-    asked, state = [str(Path.cwd()), *map(str, question)], state_of(f for f in folders if f is not None)
+    asked, state = (
+        [str(Path.cwd()), *map(str, question)],
+        state_of(f for f in folders if f is not None),
+    )
     if state is not None and (kept := read_cache("answers", asked, state)) is not None:
         return as_sheet(kept) if isinstance(kept, dict) else kept
-    with busy("Reading specs and stored results; the answer is cached until they change"): made = make()
-    if state is not None: write_cache("answers", asked, made.as_dict() if isinstance(made, Sheet) else made, state)
+    with busy("Reading specs and stored results; the answer is cached until they change"):
+        made = make()
+    if state is not None:
+        write_cache("answers", asked, made.as_dict() if isinstance(made, Sheet) else made, state)
     return made
 
-def print_table(question: list, format: str, make: Callable[[], tuple[Sheet, Any]], *folders: Path | None) -> None:
+
+def print_table(
+    question: list, format: str, make: Callable[[], tuple[Sheet, Any]], *folders: Path | None
+) -> None:
     "Print in `format` the sheet of `make`, or its frame as csv: a `cached_answer` from `folders` and those of papers"
+
     def answer():
         choice(format, FORMATS, "format")
         sheet, frame = make()
         return sheet if format == "text" else shown(sheet, format, frame)
+
     print_sheet(cached_answer([*question, format], [*paper_folders(), *folders], answer))
 
 # %% ../../nbs/11_cli/01_app.ipynb #792101a9
 def folder_given(results: Path | None) -> Path | None:
     "`results` if it is a folder; raises InputError otherwise (a mistyped folder would look like a table without runs)"
-    if results is not None and not results.is_dir(): raise InputError(f"results folder {str(results)!r} does not exist")
+    if results is not None and not results.is_dir():
+        raise InputError(f"results folder {str(results)!r} does not exist")
     return results
 
 # %% ../../nbs/11_cli/01_app.ipynb #e38b4fcf
@@ -139,31 +195,49 @@ def picked(asked: str | None, mine, everyones) -> list[str] | None:
     """The comma-separated names in `asked` that are among `mine`; None = all.
 
     A name that is not even among `everyones` is kept, to be refused where it is looked up. Names may have commas."""
-    if asked is None: return None
-    for name in sorted(everyones, key=len, reverse=True): asked = asked.replace(name, name.replace(",", "\0"))
+    if asked is None:
+        return None
+    for name in sorted(everyones, key=len, reverse=True):
+        asked = asked.replace(name, name.replace(",", "\0"))
     names = [part.strip().replace("\0", ",") for part in asked.split(",")]
     return [n for n in names if n not in everyones] or [n for n in names if n in mine]
+
 
 def in_places(planned: list, asked: str | None, tier: str) -> set[str]:
     "The columns and data sets of `planned` that the comma-separated `asked` names; None = all. Raises InputError"
     places = set().union(*(r.places for r in planned))
     names = picked(asked, places, places)
-    return places if names is None else {choice(n, places, f"--datasets: at tier {tier},") for n in names}
+    return (
+        places
+        if names is None
+        else {choice(n, places, f"--datasets: at tier {tier},") for n in names}
+    )
 
 # %% ../../nbs/11_cli/01_app.ipynb #ad68f87d
-def asked_for(specs: list[str], tier: str | None, methods: str | None, datasets: str | None, seeds: int | None,
-              runs: str | None = None) -> list[tuple]:
+def asked_for(
+    specs: list[str],
+    tier: str | None,
+    methods: str | None,
+    datasets: str | None,
+    seeds: int | None,
+    runs: str | None = None,
+) -> list[tuple]:
     """(spec, tier, its runs) for each of `specs`, of the rows, places, seeds and run ids asked for; raises InputError
 
     `tier` None: smoke, or a spec's first one."""
     from fedrepro.experiments.specs import load_spec
+
     loaded = [load_spec(s) for s in dict.fromkeys(specs)]
     tiers = [tier or ("smoke" if "smoke" in s.tiers else next(iter(s.tiers))) for s in loaded]
     rows, at = set().union(*(s.rows for s in loaded)), " and ".join(dict.fromkeys(tiers))
     found = [s.runs(t, picked(methods, s.rows, rows), seeds) for s, t in zip(loaded, tiers)]
     chosen = in_places([r for planned in found for r in planned], datasets, at)
-    every = [(s, t, [r for r in planned if r.places & chosen]) for s, t, planned in zip(loaded, tiers, found)]
-    if runs is None: return every
+    every = [
+        (s, t, [r for r in planned if r.places & chosen])
+        for s, t, planned in zip(loaded, tiers, found)
+    ]
+    if runs is None:
+        return every
     known = {r.run_id for *_, planned in every for r in planned}
     ids = {choice(run.strip(), known, f"--runs: at tier {at}, run") for run in runs.split(",")}
     return [(s, t, [r for r in planned if r.run_id in ids]) for s, t, planned in every]

@@ -13,7 +13,15 @@ import typer
 from ..core.errors import choice
 from ..core.folders import data_dir, find_specs, paper_folders
 from .app import app, cached_answer, folder_given, print_table, show
-from .options import LOOK_UP, DataOption, FormatOption, JsonOption, ResultsOption, method_names, one
+from fedrepro.cli.options import (
+    LOOK_UP,
+    DataOption,
+    FormatOption,
+    JsonOption,
+    ResultsOption,
+    method_names,
+    one,
+)
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #628af49e
 def method_lines(whole: bool = False) -> list[dict]:
@@ -22,53 +30,107 @@ def method_lines(whole: bool = False) -> list[dict]:
     `whole`: also its hooks, state, communication and limit law, for which it must be tried (seconds)."""
     import dataclasses
     from fedrepro.engine.method import load_methods
-    lines: list[dict] = [dict(name=name, paper=m.paper, about=(m.__doc__ or "").split("\n")[0], module=m.__module__,
-                              version=m.version, personal=m.personal,
-                              fields={f.name: getattr(m, f.name, None) for f in dataclasses.fields(m)})
-                         for name, m in sorted(load_methods().items())]
-    if not whole: return lines
+
+    lines: list[dict] = [
+        dict(
+            name=name,
+            paper=m.paper,
+            about=(m.__doc__ or "").split("\n")[0],
+            module=m.__module__,
+            version=m.version,
+            personal=m.personal,
+            fields={f.name: getattr(m, f.name, None) for f in dataclasses.fields(m)},
+        )
+        for name, m in sorted(load_methods().items())
+    ]
+    if not whole:
+        return lines
     from fedrepro.checks.contract import describe_method
+
     ours = [line["module"].startswith("fedrepro.") for line in lines]
-    return [line | (describe_method(load_methods()[line["name"]]) if own else {}) for line, own in zip(lines, ours)]
+    return [
+        line | (describe_method(load_methods()[line["name"]]) if own else {})
+        for line, own in zip(lines, ours)
+    ]
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #cc933628
 def source_lines() -> list[dict]:
     "Every data set: its name, its folder (empty: nothing to download), its files with checksums, its pack"
     from fedrepro.data.datasets import SOURCES
     from fedrepro.data.transforms import dataset_names
-    made = dict(folder="", files={}, pack="")  # digits come with scikit-learn, synthetic data with the package
+
+    made = dict(
+        folder="", files={}, pack=""
+    )  # digits come with scikit-learn, synthetic data with the package
     found = {name: dict(folder=s.folder, files=s.files, pack=s.pack) for name, s in SOURCES.items()}
     return [dict(name=name) | found.get(name, made) for name in dataset_names()]
+
 
 def dataset_lines(data: Path | None = None) -> list[dict]:
     "Every data set: name, whether its files are there, its folder"
     lines = []
     for source in cached_answer(["sources"], [], source_lines):
-        folder = data_dir(data)/source["folder"]
-        whole = all((folder/file).is_file() for file in source["files"])  # or all of them packed in one
-        present = not source["folder"] or whole or bool(source["pack"] and (folder/source["pack"]).is_file())
-        lines.append(dict(name=source["name"], present=present,
-                          folder=str(folder) if source["folder"] else "(nothing to download)"))
+        folder = data_dir(data) / source["folder"]
+        whole = all(
+            (folder / file).is_file() for file in source["files"]
+        )  # or all of them packed in one
+        present = (
+            not source["folder"]
+            or whole
+            or bool(source["pack"] and (folder / source["pack"]).is_file())
+        )
+        lines.append(
+            dict(
+                name=source["name"],
+                present=present,
+                folder=str(folder) if source["folder"] else "(nothing to download)",
+            )
+        )
     return lines
+
 
 def table_lines() -> list[dict]:
     "Every spec found: name, title, paper, table, metric, file, and the runs finished and asked for in each tier"
     from fedrepro.experiments.specs import load_spec
     from fedrepro.experiments.store import load_headers
+
     lines = []
     for name, path in find_specs().items():
         spec = load_spec(path)
-        found = {t: ({h["run_id"] for h in load_headers(spec.results/t)}, {r.run_id for r in spec.runs(t)})
-                 for t in spec.tiers}
-        tiers = {t: dict(finished=len(done & asked), runs=len(asked)) for t, (done, asked) in found.items()}
+        found = {
+            t: (
+                {h["run_id"] for h in load_headers(spec.results / t)},
+                {r.run_id for r in spec.runs(t)},
+            )
+            for t in spec.tiers
+        }
+        tiers = {
+            t: dict(finished=len(done & asked), runs=len(asked))
+            for t, (done, asked) in found.items()
+        }
         finished = ", ".join(f"{t} {n['finished']}/{n['runs']}" for t, n in tiers.items())
-        lines.append(dict(name=name, title=spec.title, paper=spec.paper, table=spec.table, metric=spec.metric,
-                          file=str(path), tiers=tiers, finished=finished))
+        lines.append(
+            dict(
+                name=name,
+                title=spec.title,
+                paper=spec.paper,
+                table=spec.table,
+                metric=spec.metric,
+                file=str(path),
+                tiers=tiers,
+                finished=finished,
+            )
+        )
     return lines
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #709f6bf9
-MethodArgument = Annotated[str | None, typer.Argument(metavar="[NAME]", autocompletion=one(method_names),
-                                                      help="Show this one; default: list them")]
+MethodArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NAME]", autocompletion=one(method_names), help="Show this one; default: list them"
+    ),
+]
+
 
 @app.command("methods", rich_help_panel=LOOK_UP)
 def methods_command(name: MethodArgument = None, as_json: JsonOption = False) -> None:
@@ -78,39 +140,66 @@ def methods_command(name: MethodArgument = None, as_json: JsonOption = False) ->
     if name is not None:
         choice(name, [line["name"] for line in found], "method")
         found = [line for line in found if line["name"] == name]
-    if name is None or as_json: return show(found, ["name", "paper", "about"], as_json)
-    method, = found
-    typer.echo(f"{name} ({method['paper']}), {method['module']}, version {method['version']}\n{method['about']}\n")
-    show([{"field": k, "default": v} for k, v in method["fields"].items()], ["field", "default"], False)
+    if name is None or as_json:
+        return show(found, ["name", "paper", "about"], as_json)
+    (method,) = found
+    typer.echo(
+        f"{name} ({method['paper']}), {method['module']}, version {method['version']}\n{method['about']}\n"
+    )
+    show(
+        [{"field": k, "default": v} for k, v in method["fields"].items()],
+        ["field", "default"],
+        False,
+    )
+
 
 @app.command("datasets", rich_help_panel=LOOK_UP)
 def datasets_command(data: DataOption = None, as_json: JsonOption = False) -> None:
     "List the data sets, whether they are there, and their folders."
     show(dataset_lines(data), ["name", "present", "folder"], as_json)
 
+
 @app.command("tables", rich_help_panel=LOOK_UP)
 def tables_command(as_json: JsonOption = False) -> None:
     "List the tables and figures, with the number of finished runs by tier."
-    show(cached_answer(["tables"], paper_folders(), table_lines), ["name", "title", "finished"], as_json)
+    show(
+        cached_answer(["tables"], paper_folders(), table_lines),
+        ["name", "title", "finished"],
+        as_json,
+    )
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #a12eca37
 @app.command("scoreboard", rich_help_panel=LOOK_UP)
 def scoreboard_command(results: ResultsOption = None, format: FormatOption = "text") -> None:
     "Count the published numbers by status: not reachable, runnable, run, or with a verdict."
+
     def make():
         from fedrepro.verdicts.scoreboard import board_sheet, scoreboard
+
         board = scoreboard(folder := folder_given(results))
         return board_sheet(board, folder), board
+
     print_table(["scoreboard", results], format, make, results)
 
-JudgedOption = Annotated[str, typer.Option("--tier", metavar="T",
-                                           help="paper, which is judged, or a smaller tier, which is only shown")]
+
+JudgedOption = Annotated[
+    str,
+    typer.Option(
+        "--tier", metavar="T", help="paper, which is judged, or a smaller tier, which is only shown"
+    ),
+]
+
 
 @app.command("claims", rich_help_panel=LOOK_UP)
-def claims_command(tier: JudgedOption = "paper", results: ResultsOption = None, format: FormatOption = "text") -> None:
+def claims_command(
+    tier: JudgedOption = "paper", results: ResultsOption = None, format: FormatOption = "text"
+) -> None:
     "Print what the papers claim in their texts, beside the stored runs."
+
     def make():
         from fedrepro.verdicts.claims import claims_sheet, headlines, verdicts
+
         found = verdicts(tier, folder := folder_given(results))
         return claims_sheet(found, tier, headlines(folder) if tier == "paper" else []), found
+
     print_table(["claims", tier, results], format, make, results)

@@ -19,45 +19,75 @@ from . import look_up, own, reproduce  # they register their commands
 
 # %% ../../nbs/11_cli/05_main.ipynb #85611027
 # typer has its own click
-ClickError: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+ClickError: type[Any] = next(
+    c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"
+)
 
-LISTS = {"SPEC": "`fedrepro tables` lists them", "METHOD": "`fedrepro methods` lists them",
-         "NAME": "`fedrepro datasets` lists them"}  # argument -> the command that lists what may stand there
+LISTS = {
+    "SPEC": "`fedrepro tables` lists them",
+    "METHOD": "`fedrepro methods` lists them",
+    "NAME": "`fedrepro datasets` lists them",
+}  # argument -> the command that lists what may stand there
+
 
 def shorter(error: Exception) -> str:
     "The message; about an unknown name, with the command that lists the names in place of dozens of them"
-    if not isinstance(error, UnknownName): return str(error)
+    if not isinstance(error, UnknownName):
+        return str(error)
     kind = error.what.rpartition(" ")[2]
-    same = [spec for spec in error.accepted if spec.rpartition("/")[2] == error.name] if kind == "spec" else []
-    if same: return f"spec {error.name!r} is unknown; did you mean {' or '.join(map(repr, same))}?"
+    same = (
+        [spec for spec in error.accepted if spec.rpartition("/")[2] == error.name]
+        if kind == "spec"
+        else []
+    )
+    if same:
+        return f"spec {error.name!r} is unknown; did you mean {' or '.join(map(repr, same))}?"
     if kind == "method" and set(method_names()) <= set(error.accepted):
         return f"{error.start}{LISTS['METHOD']}; one of your own needs --import FILE.py"
     listing = {"spec": LISTS["SPEC"], "page": "`fedrepro notebook` lists them"}.get(kind)
     return error.start + listing if listing else str(error)
 
+
 def imports_first(argv: list[str]) -> list[str]:
     "`argv` with every `--import FILE` before the command, where typer expects the options of the program"
     front, rest, words = [], [], iter(argv)
     for word in words:
-        if word == "--": rest += [word, *words]
-        elif word == "--import": front += [word, *[file for file in [next(words, None)] if file is not None]]
-        else: (front if word.startswith("--import=") else rest).append(word)
+        if word == "--":
+            rest += [word, *words]
+        elif word == "--import":
+            front += [word, *[file for file in [next(words, None)] if file is not None]]
+        else:
+            (front if word.startswith("--import=") else rest).append(word)
     return front + ([] if front[-1:] == ["--import"] else rest)
+
 
 def usage_line(error: Any) -> str:
     "One line for a wrong command line: what typer says, with the accepted commands or options"
-    line = re.sub(r"[.?]? *(\(Possible options?: .*\)|Did you mean.*)?$", "", " ".join(error.format_message().split()))
+    line = re.sub(
+        r"[.?]? *(\(Possible options?: .*\)|Did you mean.*)?$",
+        "",
+        " ".join(error.format_message().split()),
+    )
     command: Any = getattr(getattr(error, "ctx", None), "command", None)
     listing = LISTS.get(str(getattr(getattr(error, "param", None), "metavar", "")).strip("."), "")
-    if type(error).__name__ == "MissingParameter": return f"{line}; {listing}" if listing else line
+    if type(error).__name__ == "MissingParameter":
+        return f"{line}; {listing}" if listing else line
     accepted = []
-    if type(error).__name__ == "NoSuchOption": accepted = [o for p in command.params for o in p.opts if o[:2] == "--"]
-    elif "extra argument" in line: accepted = [o for p in command.params for o in p.opts if o[:2] == "--"]
-    elif "command" in line.lower(): accepted = list(getattr(command, "commands", {}))
+    if type(error).__name__ == "NoSuchOption":
+        accepted = [o for p in command.params for o in p.opts if o[:2] == "--"]
+    elif "extra argument" in line:
+        accepted = [o for p in command.params for o in p.opts if o[:2] == "--"]
+    elif "command" in line.lower():
+        accepted = list(getattr(command, "commands", {}))
     typed = re.search(r"'([^']*)'|(--[\w-]+)", line)
-    near = difflib.get_close_matches(typed[1] or typed[2], accepted, 1, .6) if typed and "extra" not in line else []
+    near = (
+        difflib.get_close_matches(typed[1] or typed[2], accepted, 1, 0.6)
+        if typed and "extra" not in line
+        else []
+    )
     hint = f"did you mean {near[0]!r}? " if near else ""
     return line + (f"; {hint}accepted: {', '.join(accepted)}" if accepted else "")
+
 
 def without_types(command: Any) -> Any:
     "`command`, whose help and those of its commands show no type beside a flag"
@@ -66,77 +96,125 @@ def without_types(command: Any) -> Any:
         context = each.make_context("fedrepro", [], resilient_parsing=True, **names)
         flags = [*each.params, each.get_help_option(context)]
         for option in flags:
-            if getattr(option, "is_flag", False): option.metavar = ""
+            if getattr(option, "is_flag", False):
+                option.metavar = ""
     return command
+
 
 def answer(argv: list[str] | None) -> tuple[int, str]:
     "(exit code, what to say on stderr) of a command line"
     try:
         words = imports_first(sys.argv[1:] if argv is None else argv)
-        code = without_types(typer.main.get_command(app)).main(args=words, prog_name="fedrepro", standalone_mode=False)
+        code = without_types(typer.main.get_command(app)).main(
+            args=words, prog_name="fedrepro", standalone_mode=False
+        )
         return code if isinstance(code, int) else 0, ""
-    except ClickError as e: return 2, usage_line(e)
-    except (typer.Abort, KeyboardInterrupt): return 130, ""
+    except ClickError as e:
+        return 2, usage_line(e)
+    except (typer.Abort, KeyboardInterrupt):
+        return 130, ""
     except SystemExit as e:
-        names = "_FEDREPRO_COMPLETE" in os.environ or any(a.endswith("-completion") for a in argv or sys.argv)
-        if e.code or names: return e.code if isinstance(e.code, int) else 0, ""  # what completes names ends this way
+        names = "_FEDREPRO_COMPLETE" in os.environ or any(
+            a.endswith("-completion") for a in argv or sys.argv
+        )
+        if e.code or names:
+            return e.code if isinstance(
+                e.code, int
+            ) else 0, ""  # what completes names ends this way
         return 1, "an imported file ended the program (sys.exit?); the command was not completed"
-    except InputError as e: return 2, shorter(e)
-    except BrokenPipeError: raise
-    except Exception as e:
-        if own_files() and own_line(e): return 1, brief(e)  # raised by a file of --import
-        if isinstance(e, OSError): return 2, f"{e.filename or 'output'}: {e.strerror or e}"
+    except InputError as e:
+        return 2, shorter(e)
+    except BrokenPipeError:
         raise
+    except Exception as e:
+        if own_files() and own_line(e):
+            return 1, brief(e)  # raised by a file of --import
+        if isinstance(e, OSError):
+            return 2, f"{e.filename or 'output'}: {e.strerror or e}"
+        raise
+
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
     "The signals received: the first interrupts as Ctrl-C does, the second ends the process at once"
     received, before = [], {}
+
     def stop(number, _):
         received.append(number)
-        if len(received) > 1: os._exit(128 + number)
+        if len(received) > 1:
+            os._exit(128 + number)
         raise KeyboardInterrupt(number)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ():
-        number = getattr(signal, name, None)  # Windows has no SIGHUP, nohup ignores it
-        if number and signal.getsignal(number) is not signal.SIG_IGN: before[number] = signal.signal(number, stop)
-    try: yield received
-    finally:
-        for number in {} if received else before: signal.signal(number, before[number])
 
-GRACE = 3.  # seconds that a thread of a user's has to end after the command
+    for name in (
+        ("SIGINT", "SIGTERM", "SIGHUP")
+        if threading.current_thread() is threading.main_thread()
+        else ()
+    ):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP, nohup ignores it
+        if number and signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, stop)
+    try:
+        yield received
+    finally:
+        for number in {} if received else before:
+            signal.signal(number, before[number])
+
+
+GRACE = 3.0  # seconds that a thread of a user's has to end after the command
+
 
 def runs_own_code(thread: threading.Thread) -> bool:
     "Whether a function of a user's is being executed in a thread"
     frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None and not is_own(frame.f_code.co_filename): frame = frame.f_back
+    while frame is not None and not is_own(frame.f_code.co_filename):
+        frame = frame.f_back
     return frame is not None
+
 
 def leave_threads(threads: set[threading.Thread], code: int):
     "Let the process end with `code` although a user's code has left one of `threads` running"
     left = [t for t in threads if not t.daemon and runs_own_code(t)]
+
     def watch():
         threading.main_thread().join()  # Python waits for the others then
         end = time.monotonic() + GRACE
-        for t in left: t.join(max(0., end - time.monotonic()))
+        for t in left:
+            t.join(max(0.0, end - time.monotonic()))
         if any(t.is_alive() for t in left):
-            with suppress(OSError, ValueError, AttributeError): sys.stdout.flush()
+            with suppress(OSError, ValueError, AttributeError):
+                sys.stdout.flush()
             os._exit(code)
-    if left: threading.Thread(target=watch, daemon=True).start()
+
+    if left:
+        threading.Thread(target=watch, daemon=True).start()
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line `argv` (default: the program's own arguments) and return the exit code
 
     0 done, 1 a run failed, 2 bad input (one line on stderr), 130 interrupted (143 by SIGTERM, 129 by SIGHUP)."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # before a file gets a closed one's number
-        if getattr(sys, name) is None: setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode))
-    if hasattr(sys.stdout, "reconfigure"): sys.stdout.reconfigure(errors="replace")  # a terminal without our rules
-    app.registered_commands.sort(key=lambda c: [*PANELS, c.rich_help_panel].index(c.rich_help_panel))  # as in the help
+    for name, mode in (
+        ("stdin", "r"),
+        ("stdout", "w"),
+        ("stderr", "w"),
+    ):  # before a file gets a closed one's number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode))
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without our rules
+    app.registered_commands.sort(
+        key=lambda c: [*PANELS, c.rich_help_panel].index(c.rich_help_panel)
+    )  # as in the help
     before = set(threading.enumerate())
-    with interrupts() as received: code, line = answer(argv)
+    with interrupts() as received:
+        code, line = answer(argv)
     if received and code != 128 + received[0]:
         code, line = 128 + received[0], f"ended by {signal.Signals(received[0]).name}"
-    if line := " ".join(line.split()): say(line if len(line) <= 1000 else line[:1000] + "...")
-    try: sys.stderr.flush()
-    except OSError: sys.stderr = open(os.devnull, "w")  # nobody listens: no reason to fail as Python ends
+    if line := " ".join(line.split()):
+        say(line if len(line) <= 1000 else line[:1000] + "...")
+    try:
+        sys.stderr.flush()
+    except OSError:
+        sys.stderr = open(os.devnull, "w")  # nobody listens: no reason to fail as Python ends
     leave_threads(set(threading.enumerate()) - before, code)
     return code

@@ -22,32 +22,58 @@ from ..core.folders import PACKAGE, find_specs
 def count(text: str | int, least: int = 1) -> int:
     "`text` as a whole number from `least` to a million"
     text = str(text)  # a default comes as a number
-    if text.isdecimal() and len(text) < 9 and least <= int(text) <= 10**6: return int(text)
+    if text.isdecimal() and len(text) < 9 and least <= int(text) <= 10**6:
+        return int(text)
     raise typer.BadParameter(f"expected a whole number {span(least, 10**6)}, got {short(text)}")
+
 
 def pause(text: str) -> int:
     "`text` as a number of rounds from one checkpoint to the next; 0 = no checkpoints"
     return count(text, 0)
 
+
 def place(text: str | Path) -> Path:
     "`text` as a path, with `~` and `~user` as home folders"
-    try: path = Path(text).expanduser()
-    except RuntimeError: raise typer.BadParameter(f"{text!r}: there is no such user") from None
-    if str(text) and "\0" not in str(text): return path
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:
+        raise typer.BadParameter(f"{text!r}: there is no such user") from None
+    if str(text) and "\0" not in str(text):
+        return path
     raise typer.BadParameter(f"{text!r} is no path")
 
 # %% ../../nbs/11_cli/00_options.ipynb #366029be
 def method_names() -> list[str]:
     "The package's methods, read from the text of its modules"
-    texts = [f.read_text(encoding="utf-8") for f in (PACKAGE/"methods").glob("*.py")]
-    classes = [found for text in texts for found in re.findall(r"^class (\w+)\(([\w, =]+)\):", text, re.M)]
+    texts = [f.read_text(encoding="utf-8") for f in (PACKAGE / "methods").glob("*.py")]
+    classes = [
+        found for text in texts for found in re.findall(r"^class (\w+)\(([\w, =]+)\):", text, re.M)
+    ]
     names = {"FedAvg"}
-    for _ in classes: names |= {name for name, bases in classes if names & set(bases.split(", "))}
-    return sorted(names - {name for name, bases in classes if "listed=False" in bases}, key=str.lower)
+    for _ in classes:
+        names |= {name for name, bases in classes if names & set(bases.split(", "))}
+    return sorted(
+        names - {name for name, bases in classes if "listed=False" in bases}, key=str.lower
+    )
 
-DATASETS = ("digits", "MNIST", "Fashion-MNIST", "CIFAR-10", "CIFAR-100", "CINIC-10", "EMNIST-letters",
-            "EMNIST-letters-10", "Tiny-ImageNet", "DomainNet", "synthetic", "AG News", "AG News (partial)", "BindingDB",
-            "BindingDB (partial)")
+
+DATASETS = (
+    "digits",
+    "MNIST",
+    "Fashion-MNIST",
+    "CIFAR-10",
+    "CIFAR-100",
+    "CINIC-10",
+    "EMNIST-letters",
+    "EMNIST-letters-10",
+    "Tiny-ImageNet",
+    "DomainNet",
+    "synthetic",
+    "AG News",
+    "AG News (partial)",
+    "BindingDB",
+    "BindingDB (partial)",
+)
 DRIFT_NAMES = ("none", "sudden", "incremental", "reoccurring")
 TIERS = ("smoke", "small", "paper")
 
@@ -56,48 +82,126 @@ def one(names: Callable) -> Callable:
     "Completes one of `names()`"
     return lambda incomplete: [n for n in names() if n.lower().startswith(incomplete.lower())]
 
+
 def specs_and_files(incomplete: str) -> list[str]:
     "Completes the name of a spec, or the path of a toml file"
     folder, _, start = incomplete.rpartition("/")
-    try: there = sorted(Path(folder or ".").glob("*"))
-    except OSError: there = []
-    files = [p for p in there if p.name.startswith(start) and (p.suffix == ".toml" or (folder and p.is_dir()))]
+    try:
+        there = sorted(Path(folder or ".").glob("*"))
+    except OSError:
+        there = []
+    files = [
+        p
+        for p in there
+        if p.name.startswith(start) and (p.suffix == ".toml" or (folder and p.is_dir()))
+    ]
     return one(find_specs)(incomplete) + [f"{p}/" if p.is_dir() else str(p) for p in files]
 
 # %% ../../nbs/11_cli/00_options.ipynb #5141f193
 START, REPRODUCE, OWN, LOOK_UP = PANELS = "Start here", "Reproduce", "Your own", "Look up"
 
-SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", autocompletion=specs_and_files,
-    help="A spec file, or its short name as in `fedrepro tables`: fedccfa/table2")]
-SpecsArgument = Annotated[list[str], typer.Argument(metavar="SPEC...", autocompletion=specs_and_files,
-                                                    help="Spec files, or their short names")]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", autocompletion=one(lambda: DATASETS),
-                                             help="A name that `fedrepro datasets` lists")]
-BestTierOption = Annotated[str | None, typer.Option(metavar="T", autocompletion=one(lambda: TIERS),
-    help="smoke, small or paper; default: the one nearest to the paper that has runs")]
-ResultsOption = Annotated[Path | None, typer.Option(metavar="DIR", parser=place,
-                                                    help="Folder of the results; default: beside the spec")]
-DataOption = Annotated[Path | None, typer.Option(metavar="DIR", parser=place,
-    help="Folder of the data sets; default: $FEDREPRO_DATA, or ~/.cache/fedrepro/data")]
+SpecArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SPEC",
+        autocompletion=specs_and_files,
+        help="A spec file, or its short name as in `fedrepro tables`: fedccfa/table2",
+    ),
+]
+SpecsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SPEC...", autocompletion=specs_and_files, help="Spec files, or their short names"
+    ),
+]
+NameArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        autocompletion=one(lambda: DATASETS),
+        help="A name that `fedrepro datasets` lists",
+    ),
+]
+BestTierOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="T",
+        autocompletion=one(lambda: TIERS),
+        help="smoke, small or paper; default: the one nearest to the paper that has runs",
+    ),
+]
+ResultsOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", parser=place, help="Folder of the results; default: beside the spec"
+    ),
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        parser=place,
+        help="Folder of the data sets; default: $FEDREPRO_DATA, or ~/.cache/fedrepro/data",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
-MethodsOption = Annotated[str | None, typer.Option(metavar="A,B", help="Rows of the table; default: all")]
-DatasetsOption = Annotated[str | None, typer.Option(metavar="A,B",
-                                                    help="Data sets, or labels of columns; default: all")]
-SeedsOption = Annotated[int | None, typer.Option(metavar="N", parser=count,
-                                                 help="Number of seeds; default: the spec's")]
+MethodsOption = Annotated[
+    str | None, typer.Option(metavar="A,B", help="Rows of the table; default: all")
+]
+DatasetsOption = Annotated[
+    str | None, typer.Option(metavar="A,B", help="Data sets, or labels of columns; default: all")
+]
+SeedsOption = Annotated[
+    int | None, typer.Option(metavar="N", parser=count, help="Number of seeds; default: the spec's")
+]
 DeviceOption = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute")]
-WorkersOption = Annotated[int | None, typer.Option(
-    metavar="N", parser=count, help="Processes, one thread each; default: one a core, or one for a GPU")]
-ExecutorOption = Annotated[str, typer.Option(metavar="E",
-    help="How the clients of a round are trained: auto, sequential, processes, stacked, stacked-graphs or graphs")]
-CheckpointOption = Annotated[int | None, typer.Option(
-    metavar="N", parser=pause, help="Rounds between checkpoints, 0 for none; default: about a minute")]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=count,
+        help="Processes, one thread each; default: one a core, or one for a GPU",
+    ),
+]
+ExecutorOption = Annotated[
+    str,
+    typer.Option(
+        metavar="E",
+        help="How the clients of a round are trained: auto, sequential, processes, stacked, stacked-graphs or graphs",
+    ),
+]
+CheckpointOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=pause,
+        help="Rounds between checkpoints, 0 for none; default: about a minute",
+    ),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Do not report progress")]
-BudgetOption = Annotated[str | None, typer.Option(metavar="TIME", help="Stop cleanly after this time: 90s, 30m, 2.5h")]
-SchedulerOption = Annotated[str | None, typer.Option(metavar="ADDRESS|local",
-    help="Let a Dask scheduler distribute the runs: tcp://host:8786; default: $FEDREPRO_SCHEDULER")]
-NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Skip runs that another process is computing")]
-FormatOption = Annotated[str, typer.Option(metavar="text|md|csv|html",
-                                           help="Output format; csv has one line a number, with every seed")]
-LogOption = Annotated[list[str] | None, typer.Option(metavar="KIND:WHERE",
-    help="Also log the runs, new and stored ones: tensorboard:DIR, mlflow:URI, wandb:PROJECT")]
+BudgetOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Stop cleanly after this time: 90s, 30m, 2.5h")
+]
+SchedulerOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS|local",
+        help="Let a Dask scheduler distribute the runs: tcp://host:8786; default: $FEDREPRO_SCHEDULER",
+    ),
+]
+NoWaitOption = Annotated[
+    bool, typer.Option("--no-wait", help="Skip runs that another process is computing")
+]
+FormatOption = Annotated[
+    str,
+    typer.Option(
+        metavar="text|md|csv|html", help="Output format; csv has one line a number, with every seed"
+    ),
+]
+LogOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KIND:WHERE",
+        help="Also log the runs, new and stored ones: tensorboard:DIR, mlflow:URI, wandb:PROJECT",
+    ),
+]

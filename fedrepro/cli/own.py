@@ -16,100 +16,219 @@ from ..core.files import checksum, write_atomic
 from ..core.folders import PROJECT, data_dir, paper_folders
 from .app import app, cached_answer, folder_given, print_sheet, show
 from .look_up import source_lines
-from .options import (
-    DATASETS, DRIFT_NAMES, OWN, START, BestTierOption, DataOption, DeviceOption, ExecutorOption, LogOption,
-    NameArgument, QuietOption, ResultsOption, SpecArgument, WorkersOption, count, method_names, one, place)
+from fedrepro.cli.options import (
+    DATASETS,
+    DRIFT_NAMES,
+    OWN,
+    START,
+    BestTierOption,
+    DataOption,
+    DeviceOption,
+    ExecutorOption,
+    LogOption,
+    NameArgument,
+    QuietOption,
+    ResultsOption,
+    SpecArgument,
+    WorkersOption,
+    count,
+    method_names,
+    one,
+    place,
+)
 
 # %% ../../nbs/11_cli/03_own.ipynb #2225da98
 @app.command("compare", rich_help_panel=START)
 def compare_command(
-    methods: Annotated[list[str], typer.Argument(
-        metavar="METHOD...", autocompletion=one(method_names), help="FedAvg, or with settings FedProx:mu=0.1,lr=0.05; "
-        "`fedrepro methods` lists them; --import FILE.py adds yours")],
-    dataset: Annotated[str, typer.Option(
-        metavar="NAME", autocompletion=one(lambda: DATASETS), help="Data set")] = "digits",
+    methods: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="METHOD...",
+            autocompletion=one(method_names),
+            help="FedAvg, or with settings FedProx:mu=0.1,lr=0.05; "
+            "`fedrepro methods` lists them; --import FILE.py adds yours",
+        ),
+    ],
+    dataset: Annotated[
+        str, typer.Option(metavar="NAME", autocompletion=one(lambda: DATASETS), help="Data set")
+    ] = "digits",
     clients: Annotated[int, typer.Option(metavar="K", parser=count, help="Number of clients")] = 20,
-    alpha: Annotated[float | None, typer.Option(
-        metavar="A", help="Dirichlet concentration of the labels; default: IID")] = None,
-    drift: Annotated[str, typer.Option(metavar="NAME", autocompletion=one(lambda: DRIFT_NAMES),
-                                       help=f"Concept drift at half time: {', '.join(DRIFT_NAMES)}")] = "none",
-    rounds: Annotated[int, typer.Option(metavar="T", parser=count, help="Communication rounds")] = 20,
+    alpha: Annotated[
+        float | None,
+        typer.Option(metavar="A", help="Dirichlet concentration of the labels; default: IID"),
+    ] = None,
+    drift: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            autocompletion=one(lambda: DRIFT_NAMES),
+            help=f"Concept drift at half time: {', '.join(DRIFT_NAMES)}",
+        ),
+    ] = "none",
+    rounds: Annotated[
+        int, typer.Option(metavar="T", parser=count, help="Communication rounds")
+    ] = 20,
     epochs: Annotated[int, typer.Option(metavar="E", parser=count, help="Local epochs")] = 2,
-    participation: Annotated[float, typer.Option(
-        metavar="C", help="Share of the clients in each round, above 0, at most 1")] = 1.,
-    lr: Annotated[float, typer.Option(metavar="LR", help="Local learning rate")] = .03,
-    batch_size: Annotated[int, typer.Option(metavar="B", parser=count, help="Samples in a local step")] = 16,
+    participation: Annotated[
+        float,
+        typer.Option(metavar="C", help="Share of the clients in each round, above 0, at most 1"),
+    ] = 1.0,
+    lr: Annotated[float, typer.Option(metavar="LR", help="Local learning rate")] = 0.03,
+    batch_size: Annotated[
+        int, typer.Option(metavar="B", parser=count, help="Samples in a local step")
+    ] = 16,
     seeds: Annotated[int, typer.Option(metavar="N", parser=count, help="Number of seeds")] = 3,
-    metric: Annotated[str, typer.Option(metavar="NAME", help="Metric of the figure and the first table: "
-                                        "generalised_accuracy or personalised_accuracy")] = "generalised_accuracy",
-    momentum: Annotated[float | None, typer.Option(
-        metavar="X", help="Momentum of local SGD, in every row; default: the method's own, or else 0.9")] = None,
-    weight_decay: Annotated[float | None, typer.Option(
-        metavar="X", help="Weight decay of local SGD, in every row; default: the method's own, or else 0")] = None,
-    name: Annotated[str | None, typer.Option(
-        metavar="NAME", help="Name of the comparison and its files; default: a hash")] = None,
-    partition: Annotated[str | None, typer.Option(metavar="NAME", help="How samples are spread over clients; default: "
-                                                  "iid, or with --alpha FedCCFA's dirichlet-class-5")] = None,
-    network: Annotated[str | None, typer.Option(
-        metavar="NAME", help="Network; default: one that a paper uses for the data set")] = None,
-    folder: Annotated[Path, typer.Option(
-        "--results", metavar="DIR", parser=place, help="Folder of spec, runs and figure")] = Path("out/compare"),
-    out: Annotated[Path | None, typer.Option(
-        metavar="FILE", parser=place, help="File of the figure; default: in that folder")] = None,
-    data: DataOption = None, device: DeviceOption = "auto", workers: WorkersOption = None,
-    executor: ExecutorOption = "auto", log: LogOption = None, quiet: QuietOption = False,
+    metric: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Metric of the figure and the first table: "
+            "generalised_accuracy or personalised_accuracy",
+        ),
+    ] = "generalised_accuracy",
+    momentum: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Momentum of local SGD, in every row; default: the method's own, or else 0.9",
+        ),
+    ] = None,
+    weight_decay: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Weight decay of local SGD, in every row; default: the method's own, or else 0",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the comparison and its files; default: a hash"),
+    ] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="How samples are spread over clients; default: "
+            "iid, or with --alpha FedCCFA's dirichlet-class-5",
+        ),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Network; default: one that a paper uses for the data set"
+        ),
+    ] = None,
+    folder: Annotated[
+        Path,
+        typer.Option(
+            "--results", metavar="DIR", parser=place, help="Folder of spec, runs and figure"
+        ),
+    ] = Path("out/compare"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", parser=place, help="File of the figure; default: in that folder"
+        ),
+    ] = None,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+    executor: ExecutorOption = "auto",
+    log: LogOption = None,
+    quiet: QuietOption = False,
 ) -> None:
     "Compare methods in a setting of your own: run what is missing, print a table of each accuracy, draw a figure."
     import matplotlib
+
     matplotlib.use("Agg")
     from fedrepro.executors.processes import cores
     from fedrepro.experiments.progress import SweepReport
     from fedrepro.experiments.runs import pick_device
     from fedrepro.reporting.compare import compare
     from fedrepro.reporting.curves import save_figure
+
     device = pick_device(device)
-    found = compare(methods, dataset, clients, alpha, drift, rounds, epochs, participation, lr, batch_size, seeds,
-                    metric, momentum=momentum, weight_decay=weight_decay, name=name, partition=partition,
-                    network=network, folder=folder, data=data, device=device,
-                    executor=executor, workers=workers or (1 if device == "cuda" else cores()), quiet=quiet, log=log)
+    found = compare(
+        methods,
+        dataset,
+        clients,
+        alpha,
+        drift,
+        rounds,
+        epochs,
+        participation,
+        lr,
+        batch_size,
+        seeds,
+        metric,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        name=name,
+        partition=partition,
+        network=network,
+        folder=folder,
+        data=data,
+        device=device,
+        executor=executor,
+        workers=workers or (1 if device == "cuda" else cores()),
+        quiet=quiet,
+        log=log,
+    )
     report = found.report or SweepReport()
-    if not (quiet or report.interrupted): say(report.summary())
-    if report.interrupted: raise typer.Exit(report.exit_code)
+    if not (quiet or report.interrupted):
+        say(report.summary())
+    if report.interrupted:
+        raise typer.Exit(report.exit_code)
     print_sheet(found.sheet())
     if len(found.summary.query("seeds != ''")):
         typer.echo(f"\n{save_figure(found.plot(), out or found.spec.path.with_suffix('.png'))}")
-    if not quiet: say(f"as LaTeX: fedrepro export {found.spec.path} --to latex")
+    if not quiet:
+        say(f"as LaTeX: fedrepro export {found.spec.path} --to latex")
     raise typer.Exit(report.exit_code)
 
 # %% ../../nbs/11_cli/03_own.ipynb #ba25982a
 @app.command("data", rich_help_panel=START)
 def data_command(name: NameArgument, data: DataOption = None) -> None:
     "Download a data set if it is not there, check it, and print its folder."
-    source = next((s for s in cached_answer(["sources"], [], source_lines) if s["name"] == name), {})
+    source = next(
+        (s for s in cached_answer(["sources"], [], source_lines) if s["name"] == name), {}
+    )
+
     def get() -> str:
         from fedrepro.data.datasets import download
+
         return f"{download(name, data)}\n"
-    if source and not source["folder"]: return print_sheet(cached_answer(["data", name], [], get))
-    folder = data_dir(data)/source.get("folder", "")
-    files = [(folder/file, digest) for file, digest in source.get("files", {}).items()]
-    whole = files and all(digest and path.is_file() and checksum(path, digest) == digest for path, digest in files)
+
+    if source and not source["folder"]:
+        return print_sheet(cached_answer(["data", name], [], get))
+    folder = data_dir(data) / source.get("folder", "")
+    files = [(folder / file, digest) for file, digest in source.get("files", {}).items()]
+    whole = files and all(
+        digest and path.is_file() and checksum(path, digest) == digest for path, digest in files
+    )
     print_sheet(f"{folder}\n" if whole else get())
 
 # %% ../../nbs/11_cli/03_own.ipynb #8c3836eb
 @app.command("new-method", rich_help_panel=OWN)
 def new_method_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE.py", parser=place, help="The file to write: my_method.py")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE.py", parser=place, help="The file to write: my_method.py"),
+    ],
 ) -> None:
     "Write a method of your own, to be changed, and a spec that compares it with FedAvg."
     name = "".join(word[:1].upper() + word[1:] for word in re.split(r"[_-]", file.stem))
     spec = file.with_suffix(".toml")
     if file.suffix != ".py" or not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", name):
-        raise InputError(f"{file}: expected a file such as my_method.py, whose name becomes the class MyMethod")
+        raise InputError(
+            f"{file}: expected a file such as my_method.py, whose name becomes the class MyMethod"
+        )
     if same := [m for m in method_names() if m.lower() == name.lower()]:
         raise InputError(f"{file}: there is a method {same[0]} already")
-    if there := [str(f) for f in (file, spec) if f.exists()]: raise InputError(f"{there[0]} exists; it is not replaced")
+    if there := [str(f) for f in (file, spec) if f.exists()]:
+        raise InputError(f"{there[0]} exists; it is not replaced")
     for path in (file, spec):
-        text = (PROJECT/"papers"/f"new_method{path.suffix}").read_text(encoding="utf-8")
+        text = (PROJECT / "papers" / f"new_method{path.suffix}").read_text(encoding="utf-8")
         write_atomic(path, text.replace("MyMethod", name).replace("my_method", file.stem).encode())
     typer.echo(f"{file}\n{spec}")
     typer.echo(f"check it: python {file}\nrun it: fedrepro run {spec} --import {file}", err=True)
@@ -117,52 +236,91 @@ def new_method_command(
 # %% ../../nbs/11_cli/03_own.ipynb #9af28254
 @app.command("export", rich_help_panel=OWN)
 def export_command(
-    spec: SpecArgument, tier: BestTierOption = None,
-    to: Annotated[str, typer.Option(
-        metavar="csv|parquet|latex",
-        help="csv and parquet have one line an evaluated round; latex is the table, with booktabs")] = "csv",
-    out: Annotated[Path | None, typer.Option(
-        metavar="FILE", parser=place,
-        help="File; default: print it, or for parquet out/<paper>_<table>_<tier>.parquet")] = None,
+    spec: SpecArgument,
+    tier: BestTierOption = None,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="csv|parquet|latex",
+            help="csv and parquet have one line an evaluated round; latex is the table, with booktabs",
+        ),
+    ] = "csv",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=place,
+            help="File; default: print it, or for parquet out/<paper>_<table>_<tier>.parquet",
+        ),
+    ] = None,
     results: ResultsOption = None,
 ) -> None:
     "Write stored results as csv, parquet or LaTeX."
+
     def make():
         from fedrepro.experiments.specs import load_spec
         from fedrepro.reporting.export import EXPORTS, export
         from fedrepro.verdicts.tables import best_tier
-        loaded, folder, content = load_spec(spec), folder_given(results), EXPORTS[choice(to, EXPORTS, "--to:")]
+
+        loaded, folder, content = (
+            load_spec(spec),
+            folder_given(results),
+            EXPORTS[choice(to, EXPORTS, "--to:")],
+        )
         shown = tier or best_tier(loaded, folder)
-        if out is None and to != "parquet": return content(loaded, shown, folder).decode()
-        file = out or Path("out")/f"{loaded.name.replace('/', '_')}_{shown}.parquet"
+        if out is None and to != "parquet":
+            return content(loaded, shown, folder).decode()
+        file = out or Path("out") / f"{loaded.name.replace('/', '_')}_{shown}.parquet"
         return f"{export(loaded, shown, to, file, folder)}\n"
-    if out is not None or to == "parquet": return print_sheet(make())
+
+    if out is not None or to == "parquet":
+        return print_sheet(make())
     beside = Path(spec).parent if Path(spec).is_file() else None
-    print_sheet(cached_answer(["export", spec, tier, to, results], [*paper_folders(), results, beside], make))
+    print_sheet(
+        cached_answer(
+            ["export", spec, tier, to, results], [*paper_folders(), results, beside], make
+        )
+    )
 
 # %% ../../nbs/11_cli/03_own.ipynb #7c5541e1
 def page_files() -> dict[str, Path]:
     "Name -> file of every page that this package has, in reading order"
-    return {p.stem: p for p in sorted((PROJECT/"nbs").rglob("[0-9]*.ipynb"))}
+    return {p.stem: p for p in sorted((PROJECT / "nbs").rglob("[0-9]*.ipynb"))}
+
 
 def copy_page(name: str, folder: str | Path = ".") -> Path:
     "Copy the page called `name`, `14_fedccfa` or `your_method`, into `folder`; raises InputError"
     pages = page_files()
     like = [p for p in pages if name in (p, p[3:], p[:2])]
-    if len(like) > 1: raise InputError(f"page {name!r} may be {', '.join(like)}; name one of them")
+    if len(like) > 1:
+        raise InputError(f"page {name!r} may be {', '.join(like)}; name one of them")
     page = pages[like[0] if like else choice(name, pages, "page")]
-    if (copy := Path(folder)/page.name).exists(): raise InputError(f"{copy} exists; it is not replaced")
+    if (copy := Path(folder) / page.name).exists():
+        raise InputError(f"{copy} exists; it is not replaced")
     write_atomic(copy, page.read_bytes())
     return copy
 
+
 @app.command("notebook", rich_help_panel=OWN)
 def notebook_command(
-    name: Annotated[str | None, typer.Argument(
-        metavar="[NAME]", autocompletion=one(page_files), help="Such as 14_fedccfa; default: list them")] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", parser=place, help="Folder to copy it into")] = Path("."),
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            autocompletion=one(page_files),
+            help="Such as 14_fedccfa; default: list them",
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", parser=place, help="Folder to copy it into")
+    ] = Path("."),
 ) -> None:
     "Copy a page into a folder and print its path, or list the pages."
     if name is None:
-        return show([{"page": n, "folder": p.parent.name} for n, p in page_files().items()], ["page", "folder"], False)
+        return show(
+            [{"page": n, "folder": p.parent.name} for n, p in page_files().items()],
+            ["page", "folder"],
+            False,
+        )
     typer.echo(page := copy_page(name, out))
     typer.echo(f"open it: jupyter lab {page}", err=True)

@@ -13,30 +13,75 @@ from pathlib import Path
 from typing import Annotated, Any
 import typer
 from ..core.errors import InputError, choice, say
-from .app import app, asked_for, busy, folder_given, print_sheet, print_table, show, watched
-from .options import (
-    REPRODUCE, TIERS, BestTierOption, BudgetOption, CheckpointOption, DataOption, DatasetsOption, DeviceOption,
-    ExecutorOption, FormatOption, JsonOption, LogOption, MethodsOption, NoWaitOption, QuietOption, ResultsOption,
-    SchedulerOption, SeedsOption, SpecArgument, SpecsArgument, WorkersOption, count, one, place)
+from fedrepro.cli.app import (
+    app,
+    asked_for,
+    busy,
+    folder_given,
+    print_sheet,
+    print_table,
+    show,
+    watched,
+)
+from fedrepro.cli.options import (
+    REPRODUCE,
+    TIERS,
+    BestTierOption,
+    BudgetOption,
+    CheckpointOption,
+    DataOption,
+    DatasetsOption,
+    DeviceOption,
+    ExecutorOption,
+    FormatOption,
+    JsonOption,
+    LogOption,
+    MethodsOption,
+    NoWaitOption,
+    QuietOption,
+    ResultsOption,
+    SchedulerOption,
+    SeedsOption,
+    SpecArgument,
+    SpecsArgument,
+    WorkersOption,
+    count,
+    one,
+    place,
+)
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #013cba31
-SetOption = Annotated[list[str] | None, typer.Option(
-    "--set", metavar="KEY=VALUE",
-    help="Another value in every run, as rounds=50, or in one row, as FedProx.mu=0.1; may be repeated. Such "
-         "runs have a folder of their own and are never judged")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Another value in every run, as rounds=50, or in one row, as FedProx.mu=0.1; may be repeated. Such "
+        "runs have a folder of their own and are never judged",
+    ),
+]
 
-def changed(asked: list[tuple], own: list[str] | None, seeds: int | None, runs: str | None = None) -> list[tuple]:
+
+def changed(
+    asked: list[tuple], own: list[str] | None, seeds: int | None, runs: str | None = None
+) -> list[tuple]:
     "The (spec, tier, its runs) in `asked` with the settings `own`, only those of the ids in `runs`; raises InputError"
-    if not own: return asked
+    if not own:
+        return asked
     from fedrepro.experiments.rules import typed_settings
     from fedrepro.experiments.specs import own_runs
+
     found = [own_runs(s, tier, planned, typed_settings(own), seeds) for s, tier, planned in asked]
-    if runs is None: return found
+    if runs is None:
+        return found
     known = {r.run_id for *_, planned in found for r in planned}
     ids = {choice(run.strip(), known, "--runs: run") for run in runs.split(",")}
     return [(s, tier, [r for r in planned if r.run_id in ids]) for s, tier, planned in found]
 
-def shown_tier(spec, tier: str | None, own: list[str] | None, results: Path | None) -> tuple[Any, str]:
+
+def shown_tier(
+    spec, tier: str | None, own: list[str] | None, results: Path | None
+) -> tuple[Any, str]:
     """`spec` with the settings `own`, and the tier to show; None: the one nearest to the paper that has runs.
 
     Raises InputError."""
@@ -44,13 +89,21 @@ def shown_tier(spec, tier: str | None, own: list[str] | None, results: Path | No
     from fedrepro.experiments.specs import with_settings
     from fedrepro.verdicts.summaries import stored_runs
     from fedrepro.verdicts.tables import best_tier
-    if not own or tier: return with_settings(spec, tier or best_tier(spec, results), typed_settings(own or ()))
+
+    if not own or tier:
+        return with_settings(spec, tier or best_tier(spec, results), typed_settings(own or ()))
     found, refusals = [], []
-    for name in sorted(spec.tiers, key=lambda t: ["small", "paper"].index(t) if t in ("small", "paper") else -1):
-        try: found.append(with_settings(spec, name, typed_settings(own)))
-        except InputError as error: refusals.append(error)  # a drift that comes after the last of few rounds, say
-    if not found: raise refusals[0]
+    for name in sorted(
+        spec.tiers, key=lambda t: ["small", "paper"].index(t) if t in ("small", "paper") else -1
+    ):
+        try:
+            found.append(with_settings(spec, name, typed_settings(own)))
+        except InputError as error:
+            refusals.append(error)  # a drift that comes after the last of few rounds, say
+    if not found:
+        raise refusals[0]
     return next((f for f in found[::-1] if stored_runs(*f, results)), found[0])
+
 
 def set_words(own: list[str] | None) -> list[str]:
     "The settings `own` as words of a command line"
@@ -60,16 +113,36 @@ def set_words(own: list[str] | None) -> list[str]:
 @app.command("run", rich_help_panel=REPRODUCE)
 def run_command(
     specs: SpecsArgument,
-    tier: Annotated[str | None, typer.Option(
-        metavar="T", autocompletion=one(lambda: TIERS), help="smoke (seconds a run), small (minutes), paper (the "
-        "published setting); default: smoke, or a spec's only one")] = None,
-    own: SetOption = None, methods: MethodsOption = None, datasets: DatasetsOption = None, seeds: SeedsOption = None,
-    runs: Annotated[str | None, typer.Option(
-        metavar="ID,ID", help="Only these runs, named as in `plan --list`; prints no table")] = None,
-    device: DeviceOption = "auto", data: DataOption = None, results: ResultsOption = None,
-    workers: WorkersOption = None, executor: ExecutorOption = "auto", checkpoint: CheckpointOption = None,
-    time_budget: BudgetOption = None, scheduler: SchedulerOption = None, no_wait: NoWaitOption = False,
-    log: LogOption = None, quiet: QuietOption = False,
+    tier: Annotated[
+        str | None,
+        typer.Option(
+            metavar="T",
+            autocompletion=one(lambda: TIERS),
+            help="smoke (seconds a run), small (minutes), paper (the "
+            "published setting); default: smoke, or a spec's only one",
+        ),
+    ] = None,
+    own: SetOption = None,
+    methods: MethodsOption = None,
+    datasets: DatasetsOption = None,
+    seeds: SeedsOption = None,
+    runs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID,ID", help="Only these runs, named as in `plan --list`; prints no table"
+        ),
+    ] = None,
+    device: DeviceOption = "auto",
+    data: DataOption = None,
+    results: ResultsOption = None,
+    workers: WorkersOption = None,
+    executor: ExecutorOption = "auto",
+    checkpoint: CheckpointOption = None,
+    time_budget: BudgetOption = None,
+    scheduler: SchedulerOption = None,
+    no_wait: NoWaitOption = False,
+    log: LogOption = None,
+    quiet: QuietOption = False,
 ) -> None:
     "Compute the runs of one or more tables that are not there yet, then print the tables."
     import time
@@ -78,106 +151,207 @@ def run_command(
     from fedrepro.experiments.runner import compute_runs
     from fedrepro.experiments.sweep import budget
     from fedrepro.verdicts.tables import table, table_sheet
+
     loggers, code = Loggers.of(log), 0
     until = float("inf") if time_budget is None else time.time() + budget(time_budget)
-    found = changed(asked_for(specs, tier, methods, datasets, seeds, None if own else runs), own, seeds, runs)
+    found = changed(
+        asked_for(specs, tier, methods, datasets, seeds, None if own else runs), own, seeds, runs
+    )
     folders: dict[Path, list] = {}  # tables of one folder share runs and rounds
-    for s, _, planned in found: folders.setdefault(results or s.results, []).extend(planned)
+    for s, _, planned in found:
+        folders.setdefault(results or s.results, []).extend(planned)
     workers = workers or usual_workers(device, scheduler)
     with pool(scheduler, workers, quiet) as tasks:
         for folder, planned in folders.items():
-            report = compute_runs(planned, folder, data=data, device=device, workers=workers, quiet=quiet, how=executor,
-                                  every=checkpoint, until=until, pool=tasks, wait=not no_wait, on_done=loggers)
+            report = compute_runs(
+                planned,
+                folder,
+                data=data,
+                device=device,
+                workers=workers,
+                quiet=quiet,
+                how=executor,
+                every=checkpoint,
+                until=until,
+                pool=tasks,
+                wait=not no_wait,
+                on_done=loggers,
+            )
             log_stored(loggers, planned, folder)
-            if not (quiet or report.interrupted): say(report.summary())
+            if not (quiet or report.interrupted):
+                say(report.summary())
             code = max(code, report.exit_code)
-            if report.interrupted: raise typer.Exit(code)
+            if report.interrupted:
+                raise typer.Exit(code)
     for i, (s, t, _) in enumerate(() if runs else found):
-        if i: typer.echo()
+        if i:
+            typer.echo()
         print_sheet(table_sheet(s, t, table(s, t, results), results))
     raise typer.Exit(code)
 
+
 @app.command("sweep", rich_help_panel=REPRODUCE)
 def sweep_command(
-    tier: Annotated[str, typer.Option(
-        metavar="T", autocompletion=one(lambda: TIERS), help="smoke, small or paper")] = "small",
+    tier: Annotated[
+        str,
+        typer.Option(metavar="T", autocompletion=one(lambda: TIERS), help="smoke, small or paper"),
+    ] = "small",
     time_budget: BudgetOption = None,
-    order: Annotated[Path | None, typer.Option(
-        metavar="FILE", parser=place, help="File with the order of the tables; default: papers/order.toml")] = None,
-    only_plan: Annotated[bool, typer.Option("--plan", help="Only print what is missing, in order")] = False,
-    device: DeviceOption = "auto", data: DataOption = None, results: ResultsOption = None,
-    workers: WorkersOption = None, executor: ExecutorOption = "auto", checkpoint: CheckpointOption = None,
-    scheduler: SchedulerOption = None, no_wait: NoWaitOption = False, log: LogOption = None, quiet: QuietOption = False,
+    order: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=place,
+            help="File with the order of the tables; default: papers/order.toml",
+        ),
+    ] = None,
+    only_plan: Annotated[
+        bool, typer.Option("--plan", help="Only print what is missing, in order")
+    ] = False,
+    device: DeviceOption = "auto",
+    data: DataOption = None,
+    results: ResultsOption = None,
+    workers: WorkersOption = None,
+    executor: ExecutorOption = "auto",
+    checkpoint: CheckpointOption = None,
+    scheduler: SchedulerOption = None,
+    no_wait: NoWaitOption = False,
+    log: LogOption = None,
+    quiet: QuietOption = False,
 ) -> None:
     "Compute what is missing in all tables, the most valuable first."
     from fedrepro.experiments import sweep
     from fedrepro.experiments.cluster import pool, usual_workers
     from fedrepro.experiments.loggers import Loggers
+
     seconds = None if time_budget is None else sweep.budget(time_budget)
-    with busy("Reading specs and stored results"): steps, planned = sweep.everything(tier, order, results)
-    if only_plan: return show(list(sweep.outlook(steps, planned)), ["step", "missing", "time", "what"], False)
+    with busy("Reading specs and stored results"):
+        steps, planned = sweep.everything(tier, order, results)
+    if only_plan:
+        return show(list(sweep.outlook(steps, planned)), ["step", "missing", "time", "what"], False)
     workers = workers or usual_workers(device, scheduler)
     with pool(scheduler, workers, quiet) as tasks:
-        report = sweep.sweep(planned, seconds, quiet, device=device, data=data, how=executor, every=checkpoint,
-                             workers=workers, pool=tasks, wait=not no_wait, on_done=Loggers.of(log))
-    if not (quiet or report.interrupted): say(report.summary())
+        report = sweep.sweep(
+            planned,
+            seconds,
+            quiet,
+            device=device,
+            data=data,
+            how=executor,
+            every=checkpoint,
+            workers=workers,
+            pool=tasks,
+            wait=not no_wait,
+            on_done=Loggers.of(log),
+        )
+    if not (quiet or report.interrupted):
+        say(report.summary())
     raise typer.Exit(report.exit_code)
 
+
 @app.command("table", rich_help_panel=REPRODUCE)
-def table_command(spec: SpecArgument, tier: BestTierOption = None, own: SetOption = None,
-                  results: ResultsOption = None, format: FormatOption = "text") -> None:
+def table_command(
+    spec: SpecArgument,
+    tier: BestTierOption = None,
+    own: SetOption = None,
+    results: ResultsOption = None,
+    format: FormatOption = "text",
+) -> None:
     "Print a table from the stored results, in the paper's shape: ours above published, with verdicts."
+
     def make():
         from fedrepro.experiments.specs import load_spec
         from fedrepro.verdicts.tables import table, table_sheet
+
         folder = folder_given(results)
         loaded, shown = shown_tier(load_spec(spec), tier, own, folder)
         sheet = table_sheet(loaded, shown, frame := table(loaded, shown, folder), folder)
         said = f"Shown is tier {shown}, the one nearest to the paper that has runs; --tier names another"
         chosen = format == "text" and sheet.grids and not tier and len(loaded.tiers) > 1
-        before, typed = f"--tier {shown}", f"--tier {loaded.tier(shown).of or shown} {shlex.join(set_words(own))}"
-        if own and not sheet.grids: sheet = replace(sheet, notes=[note.replace(before, typed) for note in sheet.notes])
+        before, typed = (
+            f"--tier {shown}",
+            f"--tier {loaded.tier(shown).of or shown} {shlex.join(set_words(own))}",
+        )
+        if own and not sheet.grids:
+            sheet = replace(sheet, notes=[note.replace(before, typed) for note in sheet.notes])
         return replace(sheet, notes=[*sheet.notes, said]) if chosen else sheet, frame
+
     beside = Path(spec).parent if Path(spec).is_file() else None
     print_table(["table", spec, tier, own, results], format, make, results, beside)
 
+
 @app.command("figure", rich_help_panel=REPRODUCE)
 def figure_command(
-    spec: SpecArgument, tier: BestTierOption = None, own: SetOption = None, results: ResultsOption = None,
-    out: Annotated[Path | None, typer.Option(
-        metavar="FILE", parser=place, help="Default: out/<paper>_<table>_<tier>.png")] = None,
+    spec: SpecArgument,
+    tier: BestTierOption = None,
+    own: SetOption = None,
+    results: ResultsOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", parser=place, help="Default: out/<paper>_<table>_<tier>.png"),
+    ] = None,
     data: DataOption = None,
 ) -> None:
     "Draw the figure from the stored results, or from the partitions, and print the file's path."
     import matplotlib
+
     matplotlib.use("Agg")
     from fedrepro.experiments.specs import load_spec
     from fedrepro.reporting.curves import save_figure
     from fedrepro.reporting.figures import draw
+
     loaded, tier = shown_tier(load_spec(spec), tier, own, folder_given(results))
     with busy("Drawing"):
         figure = draw(loaded, tier, folder_given(results), data)
-        path = save_figure(figure, out or Path("out") / f"{loaded.name.replace('/', '_')}_{tier}.png")
+        path = save_figure(
+            figure, out or Path("out") / f"{loaded.name.replace('/', '_')}_{tier}.png"
+        )
     typer.echo(path)
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #28d4db44
 @app.command("plan", rich_help_panel=REPRODUCE)
 def plan_command(
     specs: SpecsArgument,
-    tier: Annotated[str | None, typer.Option(
-        metavar="T", autocompletion=one(lambda: TIERS), help="smoke, small or paper; default: a line for each")] = None,
-    own: SetOption = None, methods: MethodsOption = None, datasets: DatasetsOption = None, seeds: SeedsOption = None,
-    device: DeviceOption = "auto", data: DataOption = None, results: ResultsOption = None,
+    tier: Annotated[
+        str | None,
+        typer.Option(
+            metavar="T",
+            autocompletion=one(lambda: TIERS),
+            help="smoke, small or paper; default: a line for each",
+        ),
+    ] = None,
+    own: SetOption = None,
+    methods: MethodsOption = None,
+    datasets: DatasetsOption = None,
+    seeds: SeedsOption = None,
+    device: DeviceOption = "auto",
+    data: DataOption = None,
+    results: ResultsOption = None,
     workers: WorkersOption = None,
-    script: Annotated[Path | None, typer.Option(
-        "--sbatch", metavar="FILE", parser=place, help="Also write a script for SLURM: a job array")] = None,
-    jobs: Annotated[int, typer.Option(metavar="N", parser=count, help="Most jobs in the array")] = 8,
-    hours: Annotated[float, typer.Option(metavar="H", help="Time limit per job (hours)")] = 4.,
-    at_once: Annotated[int | None, typer.Option(
-        metavar="N", parser=count, help="Most jobs that run at once; default: all")] = None,
-    account: Annotated[str | None, typer.Option(metavar="NAME", help="Account that pays for the jobs")] = None,
+    script: Annotated[
+        Path | None,
+        typer.Option(
+            "--sbatch",
+            metavar="FILE",
+            parser=place,
+            help="Also write a script for SLURM: a job array",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(metavar="N", parser=count, help="Most jobs in the array")
+    ] = 8,
+    hours: Annotated[float, typer.Option(metavar="H", help="Time limit per job (hours)")] = 4.0,
+    at_once: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=count, help="Most jobs that run at once; default: all"),
+    ] = None,
+    account: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Account that pays for the jobs")
+    ] = None,
     partition: Annotated[str | None, typer.Option(metavar="NAME", help="Queue of the jobs")] = None,
-    as_list: Annotated[bool, typer.Option("--list", help="Print one command a missing job instead")] = False,
+    as_list: Annotated[
+        bool, typer.Option("--list", help="Print one command a missing job instead")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print what the missing runs of tables will cost, tier by tier: operations, memory, hours.
@@ -188,34 +362,88 @@ def plan_command(
     from fedrepro.experiments.plan import commands, plan, plan_row, sbatch
     from fedrepro.experiments.runs import pick_device
     from fedrepro.experiments.specs import load_spec
+
     for other, given in {"--sbatch": script, "--json": as_json}.items():
-        if as_list and given: raise InputError(f"--list and {other}: expected one of them")
+        if as_list and given:
+            raise InputError(f"--list and {other}: expected one of them")
     device, there = pick_device(device), {s: load_spec(s).tiers for s in dict.fromkeys(specs)}
-    tiers = [tier] if tier or as_list or script or datasets else dict.fromkeys(t for s in there.values() for t in s)
-    asked = [line for t in tiers for line in changed(
-        asked_for([s for s in specs if t in (None, tier, *there[s])], t, methods, datasets, seeds), own, seeds)]
+    tiers = (
+        [tier]
+        if tier or as_list or script or datasets
+        else dict.fromkeys(t for s in there.values() for t in s)
+    )
+    asked = [
+        line
+        for t in tiers
+        for line in changed(
+            asked_for(
+                [s for s in specs if t in (None, tier, *there[s])], t, methods, datasets, seeds
+            ),
+            own,
+            seeds,
+        )
+    ]
+
     def words(**given) -> list[str]:
-        return [str(word) for name, value in given.items() if value is not None for word in (f"--{name}", value)]
-    mine = filter(None, os.environ.get("FEDREPRO_METHODS", "").split(os.pathsep))  # as --import has left it
+        return [
+            str(word)
+            for name, value in given.items()
+            if value is not None
+            for word in (f"--{name}", value)
+        ]
+
+    mine = filter(
+        None, os.environ.get("FEDREPRO_METHODS", "").split(os.pathsep)
+    )  # as --import has left it
     same = [word for file in mine for word in ("--import", file)] + set_words(own)
     same += words(seeds=seeds, data=data, results=results, device=device)
     once, seen = ["--no-wait", "--quiet"], set()
     if as_list:
         for word, (s, t, runs) in zip(dict.fromkeys(specs), asked):
             folder = results or s.results
-            new = [r for r in runs if (folder, t, r.run_id) not in seen]  # tables of one folder share runs
+            new = [
+                r for r in runs if (folder, t, r.run_id) not in seen
+            ]  # tables of one folder share runs
             seen |= {(folder, t, r.run_id) for r in new}
             more = [*words(tier=s.tier(t).of or t), *same, "--workers", str(workers or 1), *once]
-            for line in commands(word, new, folder, more, device == "cuda"): typer.echo(line)
+            for line in commands(word, new, folder, more, device == "cuda"):
+                typer.echo(line)
         return
     trials: dict = {}  # one client of a kind is tried once for all tables
-    def watch(s, t): return lambda groups: watched(groups, f"{s.name}, tier {t}: jobs priced")
-    plans = [plan(s, runs, t, results, data, device, device == "cuda", trials, watch(s, t)) for s, t, runs in asked]
+
+    def watch(s, t):
+        return lambda groups: watched(groups, f"{s.name}, tier {t}: jobs priced")
+
+    plans = [
+        plan(s, runs, t, results, data, device, device == "cuda", trials, watch(s, t))
+        for s, t, runs in asked
+    ]
     columns = ["table", "tier", "missing", "jobs", "samples", "work", "memory", "time", "by"]
     rows = [plan_row(p, workers or usual_workers(device)) for p in plans]
     lines = [asdict(p) if as_json else row | {"tier": p.tier} for p, row in zip(plans, rows)]
     show(lines, columns, as_json)
-    if script is None: return
-    command = ["fedrepro", "run", *specs, *words(tier=tier, methods=methods, datasets=datasets), *same, *once]
-    typer.echo(sbatch(script, command, plans, jobs, hours, device, workers, at_once, account=account,
-                      partition=partition), err=as_json)
+    if script is None:
+        return
+    command = [
+        "fedrepro",
+        "run",
+        *specs,
+        *words(tier=tier, methods=methods, datasets=datasets),
+        *same,
+        *once,
+    ]
+    typer.echo(
+        sbatch(
+            script,
+            command,
+            plans,
+            jobs,
+            hours,
+            device,
+            workers,
+            at_once,
+            account=account,
+            partition=partition,
+        ),
+        err=as_json,
+    )

@@ -17,48 +17,65 @@ import fedrepro
 # %% ../../nbs/01_core/00_errors.ipynb #1cf11a3d
 class InputError(ValueError):
     "A value given by a user is wrong: the message names the value, what was expected, and where"
+
     def _render_traceback_(self) -> list[str]:
         "What a notebook, and so papermill, prints: this line, where to look is in it"
         return [f"{type(self).__name__}: {self}"]
 
+
 class UnknownName(InputError):
     "A name is not among the accepted ones"
+
     name = ""  # as it was given
     what = ""  # the kind of name, as `choice` was told
     start = ""  # the message without the accepted names
     accepted: tuple[str, ...] = ()
 
+
 class Damaged(InputError):
     "A file of this package that is truncated, changed, or not its own"
 
+
 class Foreign(Damaged):
     "A whole file of this package, but of another format: written by another version"
+
 
 def say(message: object):
     """One line on stderr; what cannot be printed, in a file's name say, is escaped.
 
     A reader who has gone, or a full disk behind stderr, stops nothing."""
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(message))
-    with suppress(OSError, ValueError, AttributeError):  # None has no `write`: closed before the program began
+    with suppress(
+        OSError, ValueError, AttributeError
+    ):  # None has no `write`: closed before the program began
         sys.stderr.write(f"fedrepro: {line}\n")  # in one piece: others write there too
         sys.stderr.flush()
 
 # %% ../../nbs/01_core/00_errors.ipynb #b3254ac3
 def short(value, width: int = 60) -> str:
     "`value` as one line of at most `width` printable characters"
-    try: text = " ".join(repr(value).split())  # arrays have several lines
-    except Exception: return f"({type(value).__name__} too large to print)"  # 4,300 digits, or nested too deep
-    if not text.isprintable(): text = "".join(c if c.isprintable() else "?" for c in text)
-    return text if len(text) <= width else text[:width - 3] + "..."
+    try:
+        text = " ".join(repr(value).split())  # arrays have several lines
+    except Exception:
+        return f"({type(value).__name__} too large to print)"  # 4,300 digits, or nested too deep
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= width else text[: width - 3] + "..."
+
 
 def choice(name, accepted, what: str):
     "`name` if `accepted` has it; raises UnknownName with `what`, `name`, the closest match and what is accepted"
-    if isinstance(name, str) and name in accepted: return name
+    if isinstance(name, str) and name in accepted:
+        return name
     accepted = sorted(filter(None, map(str, accepted)))
     by_lower = {a.lower(): a for a in accepted}
-    near = difflib.get_close_matches(name[:100].lower() if isinstance(name, str) else "", by_lower, 1, .6)
+    near = difflib.get_close_matches(
+        name[:100].lower() if isinstance(name, str) else "", by_lower, 1, 0.6
+    )
     hint = f"did you mean {by_lower[near[0]]!r}? " if near else ""
-    shown = sum(end <= 300 for end in accumulate(len(a) + 2 for a in accepted))  # characters: the line stays readable
+    shown = sum(
+        end <= 300 for end in accumulate(len(a) + 2 for a in accepted)
+    )  # characters: the line stays readable
     rest = f", ... ({len(accepted) - shown} more)" if shown < len(accepted) else ""
     listing = ", ".join(accepted[:shown]) + rest if accepted else "none"
     start = f"{what} {short(name)} is unknown; {hint}"
@@ -70,50 +87,73 @@ def choice(name, accepted, what: str):
 # %% ../../nbs/01_core/00_errors.ipynb #b1a6a880
 def require(ok, message: str):
     "Raises InputError(message) unless `ok`"
-    if not ok: raise InputError(message)
+    if not ok:
+        raise InputError(message)
+
 
 def span(low, high=math.inf, but=None) -> str:
     "The numbers from `low` to `high` in words; `but` is an end that does not belong to them"
     least, most = (f"{end:g}" if isinstance(end, float) else str(end) for end in (low, high))
-    if high == math.inf: return f"above {least}" if but == low else f"of at least {least}"
-    if but is None: return f"from {least} to {most}"
+    if high == math.inf:
+        return f"above {least}" if but == low else f"of at least {least}"
+    if but is None:
+        return f"from {least} to {most}"
     return f"above {least}, at most {most}" if but == low else f"of at least {least}, below {most}"
+
 
 def number(name: str, value, low, high=math.inf, kind=float, but=None):
     "`value` as a `kind`, float or int; raises InputError unless it is a finite one in [low, high], other than `but`"
     good = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-    if good and low <= value <= high and abs(value) < math.inf and value != but: return kind(value)
+    if good and low <= value <= high and abs(value) < math.inf and value != but:
+        return kind(value)
     what = "a whole number" if kind is int else "a number"
     raise InputError(f"{name}: expected {what} {span(low, high, but)}, got {short(value)}")
 
+
 def listed(values, name: str) -> tuple:
     "`values` as a tuple; raises InputError if they cannot be iterated over"
-    try: return tuple(values)
-    except TypeError: raise InputError(f"{name}: {short(values)} is not a list") from None
+    try:
+        return tuple(values)
+    except TypeError:
+        raise InputError(f"{name}: {short(values)} is not a list") from None
 
 # %% ../../nbs/01_core/00_errors.ipynb #53fc08aa
-PACKAGE_FOLDER, LIBRARY = str(Path(fedrepro.__file__).resolve().parent), sysconfig.get_path("stdlib")
+PACKAGE_FOLDER, LIBRARY = (
+    str(Path(fedrepro.__file__).resolve().parent),
+    sysconfig.get_path("stdlib"),
+)
+
 
 def is_own(file: str) -> bool:
     "Whether a source file is a user's: neither this package's, nor a library's, nor Python's"
     whole = str(Path(file).absolute())
-    libraries = {"site-packages", "dist-packages"}.intersection(Path(whole).parts) or whole.startswith(LIBRARY)
+    libraries = {"site-packages", "dist-packages"}.intersection(
+        Path(whole).parts
+    ) or whole.startswith(LIBRARY)
     return not (file.startswith("<") or libraries or whole.startswith(PACKAGE_FOLDER))
+
 
 def own_line(error: BaseException | None) -> str:
     "`reader.py:7`, the innermost line of a user's that an error passed; empty without one"
-    if error is None: return ""
+    if error is None:
+        return ""
     frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-    notes = "\n".join(map(str, getattr(error, "__notes__", ())))  # the traceback of a worker process
+    notes = "\n".join(
+        map(str, getattr(error, "__notes__", ()))
+    )  # the traceback of a worker process
     frames += re.findall(r'File "(.+?)", line (\d+)', notes)
     lines = [f"{Path(file).name}:{line}" for file, line in frames if is_own(file)]
     return lines[-1] if lines else ""
 
+
 def brief(error: BaseException) -> str:
     "An error as one line: its kind, its message, and where; of an InputError the message alone"
-    try: text = " ".join(str(error).split()) or "no message"
-    except Exception: text = "a message that cannot be printed"
-    if isinstance(error, InputError): return text
+    try:
+        text = " ".join(str(error).split()) or "no message"
+    except Exception:
+        text = "a message that cannot be printed"
+    if isinstance(error, InputError):
+        return text
     frames = traceback.extract_tb(error.__traceback__)
     last = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     where = own_line(error) or last

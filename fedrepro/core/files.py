@@ -21,13 +21,18 @@ from .errors import InputError, say
 @contextmanager
 def writing(path: Path):
     "Turns an error of the disk while `path` is written into an InputError of one line"
-    try: yield
-    except OSError as error: raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
+
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     "A file to be written in binary: all of it appears under `path` when the block ends, nothing if the block fails"
-    part = path.parent/f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"  # `with_name` refuses "." and "/"
+    part = (
+        path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
+    )  # `with_name` refuses "." and "/"
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -37,82 +42,113 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
                 os.fsync(file.fileno())
             os.replace(part, path)
         finally:
-            with suppress(FileNotFoundError): os.unlink(part)
-        with suppress(OSError):  # forced to the disk, where the system can: a power cut may lose a new name
+            with suppress(FileNotFoundError):
+                os.unlink(part)
+        with suppress(
+            OSError
+        ):  # forced to the disk, where the system can: a power cut may lose a new name
             handle = os.open(path.parent, os.O_RDONLY)
-            try: os.fsync(handle)
-            finally: os.close(handle)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
 
 def write_atomic(path: Path, content: bytes | Iterable[bytes]):
     "Write `content` to `path` in one step: all of it, or nothing. Raises InputError when it cannot be written"
-    with atomic_file(path) as file: file.writelines([content] if isinstance(content, (bytes, bytearray)) else content)
+    with atomic_file(path) as file:
+        file.writelines([content] if isinstance(content, (bytes, bytearray)) else content)
 
 # %% ../../nbs/01_core/02_files.ipynb #fa620bac
 LARGEST_FILE = 2**28  # bytes of a file that is read whole: 256 MB
 
+
 def open_regular(path: str | Path) -> BufferedReader:
     "A file to be read in binary; raises OSError, at once, for what is no regular file"
-    def opener(name, flags: int) -> int: return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+    def opener(name, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
     file = open(path, "rb", opener=opener)
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode): return file
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
     file.close()
     raise OSError(errno.EINVAL, "not a regular file", str(path))
+
 
 def read_regular(path: str | Path, most: float = LARGEST_FILE) -> bytes:
     "The content of a regular file of at most `most` bytes; raises OSError for any other"
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most: raise OSError(errno.EFBIG, f"{size} bytes, more than {most}", str(path))
+        if size > most:
+            raise OSError(errno.EFBIG, f"{size} bytes, more than {most}", str(path))
         return file.read(size)  # no more: a buffer is made for what is asked
 
 # %% ../../nbs/01_core/02_files.ipynb #5a836287
 @contextmanager
 def same_folder():
     "After the block the working folder is the one before it, whatever the block does"
-    try: before = os.getcwd()
-    except OSError: before = None  # it has been removed
-    try: yield
+    try:
+        before = os.getcwd()
+    except OSError:
+        before = None  # it has been removed
+    try:
+        yield
     finally:
         if before is not None:
-            with suppress(OSError): os.chdir(before)
+            with suppress(OSError):
+                os.chdir(before)
 
 # %% ../../nbs/01_core/02_files.ipynb #96339b2a
 def checksum(path: Path, like: str) -> str | None:
     "The MD5 or sha256 (hex) of a file, whichever is as long as `like`; None if it cannot be read"
     new = partial(hashlib.new, {32: "md5", 64: "sha256"}[len(like)], usedforsecurity=False)
     try:
-        with open_regular(path) as f: return hashlib.file_digest(f, new).hexdigest()
-    except OSError: return None
+        with open_regular(path) as f:
+            return hashlib.file_digest(f, new).hexdigest()
+    except OSError:
+        return None
 
 # %% ../../nbs/01_core/02_files.ipynb #b72dc7fd
 @contextmanager
 def locked(folder: Path):
     "Hold the lock of a folder, which is made if missing; others wait. Raises InputError if it cannot be written to"
     from filelock import FileLock, Timeout
-    lock = FileLock(folder/".lock", poll_interval=.05)
+
+    lock = FileLock(folder / ".lock", poll_interval=0.05)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        try: lock.acquire(timeout=1)
+        try:
+            lock.acquire(timeout=1)
         except Timeout:
             say(f"waiting for another process that fills {folder}")
             lock.acquire()
-    try: yield
+    try:
+        yield
     finally:
-        with suppress(OSError): os.unlink(lock.lock_file)  # while held: who waits for the removed file tries again
+        with suppress(OSError):
+            os.unlink(lock.lock_file)  # while held: who waits for the removed file tries again
         lock.release()
 
 # %% ../../nbs/01_core/02_files.ipynb #ddbf2a7f
 def cache_folder() -> Path:
     "The folder of what may be made again: `$XDG_CACHE_HOME/fedrepro`, else `~/.cache/fedrepro`; raises InputError"
-    try: return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())/"fedrepro"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "fedrepro"
     except RuntimeError:
-        raise InputError("cache folder ~/.cache: this home folder is not known; name another with "
-                         "XDG_CACHE_HOME") from None
+        raise InputError(
+            "cache folder ~/.cache: this home folder is not known; name another with XDG_CACHE_HOME"
+        ) from None
+
 
 def _entry(kind: str, question, state) -> tuple[Path, str]:
     "The file of an entry of the cache, and the digest of its state"
-    def digest(what) -> str: return hashlib.sha256(repr(what).encode()).hexdigest()
-    return cache_folder()/kind/f"{digest(question)[:24]}.json", digest(state)
+
+    def digest(what) -> str:
+        return hashlib.sha256(repr(what).encode()).hexdigest()
+
+    return cache_folder() / kind / f"{digest(question)[:24]}.json", digest(state)
+
 
 def write_cache(kind: str, question, value, state=None):
     "Keep `value`, plain json, in the cache's folder `kind`; a disk that refuses is no error, as it can be made again"
@@ -120,13 +156,15 @@ def write_cache(kind: str, question, value, state=None):
         file, now = _entry(kind, question, state)
         write_atomic(file, json.dumps({"state": now, "value": value}).encode())
 
+
 def read_cache(kind: str, question, state=None) -> Any:
     "What was written for the same `question` in the same `state`, as `repr` prints them; None without any, or damaged"
     try:
         file, now = _entry(kind, question, state)
         found = json.loads(read_regular(file))
         return found["value"] if found["state"] == now else None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError): return None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
 
 # %% ../../nbs/01_core/02_files.ipynb #96d4218e
 def stamped(files: Iterable[Path]) -> list[tuple]:
@@ -138,32 +176,41 @@ def stamped(files: Iterable[Path]) -> list[tuple]:
             found.append((str(file), s.st_size, s.st_ino, s.st_ctime_ns, s.st_mtime_ns))
     return sorted(found)
 
+
 def stamp(files: Iterable[Path]) -> list[tuple] | None:
     "As `stamped`; None if the content of one changed in the last two seconds"
     found = stamped(files)
     return None if any(time.time_ns() - at < 2e9 for *_, at in found) else found
+
 
 def files_below(folder: Path, ends: Iterable[str]) -> set[Path]:
     "The files in a folder and all below it, links followed, whose names end in one of `ends`"
     found, seen, waiting = set(), set(), [Path(folder)]
     while waiting:
         place = waiting.pop()
-        if (real := os.path.realpath(place)) in seen: continue  # a link may lead back
+        if (real := os.path.realpath(place)) in seen:
+            continue  # a link may lead back
         seen.add(real)
         with suppress(OSError), os.scandir(place) as entries:
             for entry in entries:
-                if entry.is_dir(): waiting.append(Path(entry.path))
-                elif entry.name.endswith(tuple(ends)): found.add(Path(entry.path))
+                if entry.is_dir():
+                    waiting.append(Path(entry.path))
+                elif entry.name.endswith(tuple(ends)):
+                    found.add(Path(entry.path))
     return found
+
 
 def cached_by_folder(make: Callable[[Path], Any]) -> Callable[[Path], Any]:
     "`make(folder)`, made again only when a file in the folder has changed"
     known: dict[Path, tuple] = {}
+
     @wraps(make)
     def get(folder: Path):
         now = stamp(folder.iterdir())
-        if now is None or folder not in known or known[folder][0] != now: known[folder] = now, make(folder)
+        if now is None or folder not in known or known[folder][0] != now:
+            known[folder] = now, make(folder)
         return known[folder][1]
+
     return get
 
 # %% ../../nbs/01_core/02_files.ipynb #b8e3727e
@@ -173,8 +220,9 @@ def code_digest(*packages: str) -> str:
 
     `packages`: only of the files in these, such as "core"."""
     import fedrepro
+
     root, digest = Path(fedrepro.__file__).resolve().parent, hashlib.sha256()
-    for file in sorted(file for part in packages or [""] for file in (root/part).rglob("*.py")):
+    for file in sorted(file for part in packages or [""] for file in (root / part).rglob("*.py")):
         digest.update(f"{file.relative_to(root).as_posix()}\0".encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()

@@ -13,35 +13,49 @@ from .errors import InputError
 
 # %% ../../nbs/01_core/04_folders.ipynb #db97ebb1
 PACKAGE = Path(fedrepro.__file__).resolve().parent
-INSTALLED = (PACKAGE/"papers").is_dir()  # a wheel carries `papers/` and `nbs/` inside, a repository has them beside it
+INSTALLED = (
+    PACKAGE / "papers"
+).is_dir()  # a wheel carries `papers/` and `nbs/` inside, a repository has them beside it
 PROJECT = PACKAGE if INSTALLED else PACKAGE.parent  # the folder that has them
+
 
 def roots() -> list[Path]:
     "Folders whose `papers/` is searched: the working folder, then the package's"
     return [Path.cwd(), PROJECT]
 
+
 def paper_folders(root: str | Path | None = None) -> list[Path]:
     "`root` alone, or the folders `papers` of the working folder and of the package"
-    return [r/"papers" for r in roots()] if root is None else [Path(root)]
+    return [r / "papers" for r in roots()] if root is None else [Path(root)]
+
 
 def paper_files(pattern: str, root: str | Path | None = None) -> dict[str, Path]:
     "Files below `root`, or below the folders `papers`, by their path there; the working folder's counts before another"
     found = {}
     for folder in paper_folders(root):
         for p in sorted(folder.glob(pattern)):
-            if p.is_file(): found.setdefault(p.relative_to(folder).as_posix(), p)
+            if p.is_file():
+                found.setdefault(p.relative_to(folder).as_posix(), p)
     return found
+
 
 def find_specs(root: str | Path | None = None) -> dict[str, Path]:
     "Every spec by its name `paper/table`, found as `paper_files` are"
     found = paper_files("*/*.toml", root).items()
-    return {name.removesuffix(".toml"): p for name, p in found
-            if p.stem not in ("deviations", "claims") and not p.stem.startswith(("_", "."))}
+    return {
+        name.removesuffix(".toml"): p
+        for name, p in found
+        if p.stem not in ("deviations", "claims") and not p.stem.startswith(("_", "."))
+    }
 
 # %% ../../nbs/01_core/04_folders.ipynb #07cc72da
 def data_dir(data: str | Path | None = None) -> Path:
     "The data folder: `data` (the option --data), else $FEDREPRO_DATA, else ~/.cache/fedrepro/data; raises InputError"
     asked = Path(data or os.environ.get("FEDREPRO_DATA") or "~/.cache/fedrepro/data")
-    try: return asked.expanduser()
-    except RuntimeError: raise InputError(f"data folder {asked}: this home folder is not known; name another with "
-                                          "--data DIR or FEDREPRO_DATA") from None
+    try:
+        return asked.expanduser()
+    except RuntimeError:
+        raise InputError(
+            f"data folder {asked}: this home folder is not known; name another with "
+            "--data DIR or FEDREPRO_DATA"
+        ) from None

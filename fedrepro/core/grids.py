@@ -17,24 +17,30 @@ from .errors import choice
 @dataclass(frozen=True)
 class Cell:
     "A number above the number that it is compared with"
+
     text: str
     below: str = ""
     tone: str = ""  # a key of TONES: what colours it; in `below` a letter says the same
     link: str = ""  # where the number comes from, on a page
 
+
 @dataclass(frozen=True)
 class Grid:
     "One table; the first column names its rows"
+
     columns: list[str]
     rows: list[list[str | Cell]]
     heading: str = ""
 
     @property
-    def numbers(self) -> bool: return any(isinstance(c, Cell) for row in self.rows for c in row)  # else text
+    def numbers(self) -> bool:
+        return any(isinstance(c, Cell) for row in self.rows for c in row)  # else text
+
 
 @dataclass(frozen=True)
 class Sheet:
     "What a command prints or a page shows: grids, then notes in words"
+
     title: str
     grids: list[Grid]
     notes: list[str]
@@ -43,40 +49,78 @@ class Sheet:
         "As JSON has it"
         return asdict(self)
 
+
 def as_sheet(found: dict) -> Sheet:
     "The sheet that `as_dict` wrote"
-    def cell(v): return Cell(**v) if isinstance(v, dict) else v
-    grids = [Grid(g["columns"], [list(map(cell, row)) for row in g["rows"]], g["heading"]) for g in found["grids"]]
+
+    def cell(v):
+        return Cell(**v) if isinstance(v, dict) else v
+
+    grids = [
+        Grid(g["columns"], [list(map(cell, row)) for row in g["rows"]], g["heading"])
+        for g in found["grids"]
+    ]
     return Sheet(found["title"], grids, found["notes"])
+
 
 def grid_of(frame: Any, heading: str = "") -> Grid:
     "A frame as a grid of text; nan is a blank"
-    def text(v): return "" if v is None or v != v else str(v)
-    return Grid(list(map(str, frame)), [[text(v) for v in row] for row in frame.itertuples(index=False)], heading)
+
+    def text(v):
+        return "" if v is None or v != v else str(v)
+
+    return Grid(
+        list(map(str, frame)),
+        [[text(v) for v in row] for row in frame.itertuples(index=False)],
+        heading,
+    )
 
 # %% ../../nbs/01_core/03_grids.ipynb #238c4f1e
-TONES = {"good": ("#c9ebcf", "green"), "fair": ("#e3f1dd", "green"), "open": ("#f6eec2", "yellow"),
-         "off": ("#fbdfc0", "yellow"), "bad": ("#f7c9c4", "red"), "gone": ("#dddddd", "magenta")}  # page, terminal
+TONES = {
+    "good": ("#c9ebcf", "green"),
+    "fair": ("#e3f1dd", "green"),
+    "open": ("#f6eec2", "yellow"),
+    "off": ("#fbdfc0", "yellow"),
+    "bad": ("#f7c9c4", "red"),
+    "gone": ("#dddddd", "magenta"),
+}  # page, terminal
+
 
 def widest(texts: list[str]) -> int:
     "The longest line of all texts"
     return max((len(line) for text in texts for line in text.split("\n")), default=0)
 
+
 def lines_of(cell: str | Cell) -> str:
     "A cell as text, one line or two"
     return cell if isinstance(cell, str) else "\n".join(filter(None, [cell.text, cell.below]))
 
+
 def pieces(grid: Grid, width: int) -> list[Grid]:
     "The grid cut so that its columns of numbers fit into `width` characters; one of text is left to wrap"
-    if not grid.numbers: return [grid]
-    wide = [max(widest([lines_of(row[i]) for row in grid.rows]), widest(name.replace(",", ",\n").split(" ")))
-            for i, name in enumerate(grid.columns)]
+    if not grid.numbers:
+        return [grid]
+    wide = [
+        max(
+            widest([lines_of(row[i]) for row in grid.rows]),
+            widest(name.replace(",", ",\n").split(" ")),
+        )
+        for i, name in enumerate(grid.columns)
+    ]
     out: list[list[int]] = [[]]
     for i in range(1, len(wide)):
-        if out[-1] and wide[0] + sum(wide[j] + 2 for j in [*out[-1], i]) > width: out.append([])
+        if out[-1] and wide[0] + sum(wide[j] + 2 for j in [*out[-1], i]) > width:
+            out.append([])
         out[-1].append(i)
-    return [Grid([grid.columns[j] for j in (0, *part)], [[row[j] for j in (0, *part)] for row in grid.rows],
-                 grid.heading + f" ({k} of {len(out)})" * (len(out) > 1)) for k, part in enumerate(out, 1)]
+    return [
+        Grid(
+            [grid.columns[j] for j in (0, *part)],
+            [[row[j] for j in (0, *part)] for row in grid.rows],
+            grid.heading + f" ({k} of {len(out)})" * (len(out) > 1),
+        )
+        for k, part in enumerate(out, 1)
+    ]
+
 
 def as_text(sheet: Sheet, width: int = 120, colours: bool = False) -> str:
     "The sheet for a terminal of `width` characters, with or without `colours`"
@@ -84,51 +128,92 @@ def as_text(sheet: Sheet, width: int = 120, colours: bool = False) -> str:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
     out = io.StringIO()
-    console = Console(file=out, width=width, force_terminal=colours, highlight=False, force_jupyter=False,
-                      color_system="standard" if colours else None)
-    if sheet.title: console.print(Text(sheet.title, "bold"))
+    console = Console(
+        file=out,
+        width=width,
+        force_terminal=colours,
+        highlight=False,
+        force_jupyter=False,
+        color_system="standard" if colours else None,
+    )
+    if sheet.title:
+        console.print(Text(sheet.title, "bold"))
     for grid in (part for whole in sheet.grids for part in pieces(whole, width)):
         table = Table(box=box.HORIZONTALS, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-        for name in grid.columns: table.add_column(Text(name), overflow="fold")
+        for name in grid.columns:
+            table.add_column(Text(name), overflow="fold")
         for row in grid.rows:
             styles = [TONES[c.tone][1] if isinstance(c, Cell) and c.tone else "" for c in row]
-            table.add_row(*(Text(lines_of(c), s, no_wrap=grid.numbers) for c, s in zip(row, styles)))
-        console.print(Text(f"\n{grid.heading.strip()}".rstrip("\n") if grid.heading else "", "bold"), soft_wrap=True)
+            table.add_row(
+                *(Text(lines_of(c), s, no_wrap=grid.numbers) for c, s in zip(row, styles))
+            )
+        console.print(
+            Text(f"\n{grid.heading.strip()}".rstrip("\n") if grid.heading else "", "bold"),
+            soft_wrap=True,
+        )
         console.print(table)
-    if sheet.notes: console.print()
-    for note in sheet.notes: console.print(Text(note))
+    if sheet.notes:
+        console.print()
+    for note in sheet.notes:
+        console.print(Text(note))
     return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines()) + "\n"
 
 # %% ../../nbs/01_core/03_grids.ipynb #10ef44d2
 MARKDOWN = {ord(c): f"&#{ord(c)};" for c in "|*_`$[]~^\\"}
 
+
 def safe(text: str) -> str:
     "`text` in HTML that stands in Markdown"
     return escape(text, quote=True).translate(MARKDOWN)
 
+
 def _html_cell(cell: str | Cell) -> str:
-    if isinstance(cell, str): return f"<td>{safe(cell)}</td>"
+    if isinstance(cell, str):
+        return f"<td>{safe(cell)}</td>"
     style = f' style="background: {TONES[cell.tone][0]}; color: #111"' if cell.tone else ""
     text = f'<a href="{safe(cell.link)}">{safe(cell.text)}</a>' if cell.link else safe(cell.text)
-    return f"<td{style}>{text}" + (f"<br><small>{safe(cell.below)}</small>" if cell.below else "") + "</td>"
+    return (
+        f"<td{style}>{text}"
+        + (f"<br><small>{safe(cell.below)}</small>" if cell.below else "")
+        + "</td>"
+    )
+
 
 def grid_html(grid: Grid) -> str:
     "One grid as an HTML table, a row a line"
     out = [f"<p><b>{safe(grid.heading)}</b></p>"] if grid.heading else []
-    out += ['<table class="numbers">' if grid.numbers else "<table>",
-            "<tr>" + "".join(f"<th>{safe(name)}</th>" for name in grid.columns) + "</tr>"]
-    return "\n".join([*out, *("<tr>" + "".join(map(_html_cell, row)) + "</tr>" for row in grid.rows), "</table>"])
+    out += [
+        '<table class="numbers">' if grid.numbers else "<table>",
+        "<tr>" + "".join(f"<th>{safe(name)}</th>" for name in grid.columns) + "</tr>",
+    ]
+    return "\n".join(
+        [*out, *("<tr>" + "".join(map(_html_cell, row)) + "</tr>" for row in grid.rows), "</table>"]
+    )
+
 
 def as_html(sheet: Sheet) -> str:
     "The sheet for a page"
     grids = [grid_html(part) for grid in sheet.grids for part in pieces(grid, 120)]
-    return "\n".join([f"<h2>{safe(sheet.title)}</h2>", *grids,
-                      *(f"<p>{safe(note)}</p>" for note in sheet.notes)]) + "\n"
+    return (
+        "\n".join(
+            [
+                f"<h2>{safe(sheet.title)}</h2>",
+                *grids,
+                *(f"<p>{safe(note)}</p>" for note in sheet.notes),
+            ]
+        )
+        + "\n"
+    )
+
 
 def as_markdown(sheet: Sheet) -> str:
     "The sheet as GitHub shows it"
-    def line(cells): return "| " + " | ".join(c.replace("|", "\\|").replace("\n", "<br>") for c in cells) + " |"
+
+    def line(cells):
+        return "| " + " | ".join(c.replace("|", "\\|").replace("\n", "<br>") for c in cells) + " |"
+
     out = [f"**{sheet.title}**"] if sheet.title else []
     for grid in sheet.grids:
         out += [f"**{grid.heading}**"] if grid.heading else []
@@ -136,10 +221,13 @@ def as_markdown(sheet: Sheet) -> str:
         out.append("\n".join([line(grid.columns), line(["---"] * len(grid.columns)), *rows]))
     return "\n\n".join([*out, *sheet.notes]) + "\n"
 
+
 FORMATS: dict = {"text": as_text, "md": as_markdown, "html": as_html, "csv": None}
+
 
 def shown(sheet: Sheet, format: str, frame: Any) -> str:
     "The sheet as text, md or html, or the `frame` that it was made from as csv; raises InputError for another format"
     choice(format, FORMATS, "format")
-    if format == "csv": return frame.to_csv(index=False, float_format="%.4f", lineterminator="\n")
+    if format == "csv":
+        return frame.to_csv(index=False, float_format="%.4f", lineterminator="\n")
     return FORMATS[format](sheet)

@@ -25,20 +25,30 @@ from .errors import InputError
 LIBRARIES = {"site-packages", "dist-packages"}
 STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
 
+
 def own_file(module: str, file: str | None) -> bool:
     "Whether `file`, of the module called `module`, is a person's"
-    if not file or not file.endswith(".py") or module.split(".")[0] == "fedrepro": return False
+    if not file or not file.endswith(".py") or module.split(".")[0] == "fedrepro":
+        return False
     path = Path(file).resolve()
     return not LIBRARIES & set(path.parts) and not path.is_relative_to(STANDARD)
 
 # %% ../../nbs/01_core/06_own_code.ipynb #e9fd4f0e
 COMPILED: dict[str, bytes] = {}  # module -> its text as it was compiled
-GIVEN: dict[str, tuple[str, bytes]] = {}  # module -> (file, text) to compile in place of what the file says
-PLACES: dict[str, str] = {}  # first part of an imported file's module -> the folder in which it lies
-FOLDERS: list[str] = []  # of imported files: where their other modules are looked for, after all other places
+GIVEN: dict[
+    str, tuple[str, bytes]
+] = {}  # module -> (file, text) to compile in place of what the file says
+PLACES: dict[
+    str, str
+] = {}  # first part of an imported file's module -> the folder in which it lies
+FOLDERS: list[
+    str
+] = []  # of imported files: where their other modules are looked for, after all other places
+
 
 class _OwnLoader(SourceFileLoader):
     "Compiles the text of a module, never an older result, and keeps the text"
+
     def get_code(self, fullname: str):
         file, text = GIVEN.get(fullname, (self.path, b""))
         text = text if fullname in GIVEN else self.get_data(file)
@@ -46,54 +56,80 @@ class _OwnLoader(SourceFileLoader):
         COMPILED[fullname] = text
         return code
 
+
 class OwnFinder:
     "Finds a person's modules; stands just before Python's own finder, and leaves all other modules to it"
+
     @staticmethod
     def find_spec(name: str, path=None, target=None):
         if name in GIVEN:
             file = GIVEN[name][0]
             inside = [str(Path(file).parent)] if file.endswith("__init__.py") else None
-            return importlib.util.spec_from_file_location(name, file, loader=_OwnLoader(name, file),
-                                                          submodule_search_locations=inside)
-        spec = PathFinder.find_spec(name, [PLACES[name]] if path is None and name in PLACES else path, target)
-        if spec is None and path is None: spec = PathFinder.find_spec(name, FOLDERS, target)
-        if spec is None or type(spec.loader) is not SourceFileLoader or not own_file(name, spec.origin): return spec
+            return importlib.util.spec_from_file_location(
+                name, file, loader=_OwnLoader(name, file), submodule_search_locations=inside
+            )
+        spec = PathFinder.find_spec(
+            name, [PLACES[name]] if path is None and name in PLACES else path, target
+        )
+        if spec is None and path is None:
+            spec = PathFinder.find_spec(name, FOLDERS, target)
+        if (
+            spec is None
+            or type(spec.loader) is not SourceFileLoader
+            or not own_file(name, spec.origin)
+        ):
+            return spec
         spec.loader = _OwnLoader(name, str(spec.origin))
         return spec
 
-if not any(getattr(f, "__name__", "") == "OwnFinder" for f in sys.meta_path):  # a page that is run brings no second one
+
+if not any(
+    getattr(f, "__name__", "") == "OwnFinder" for f in sys.meta_path
+):  # a page that is run brings no second one
     sys.meta_path.insert(sys.meta_path.index(PathFinder), OwnFinder)
 
 # %% ../../nbs/01_core/06_own_code.ipynb #8075a88c
 def file_of(module: str) -> str | None:
     "The file of a module, imported or not; None without one"
-    if module in sys.modules: return getattr(sys.modules[module], "__file__", None)
-    if module in GIVEN: return GIVEN[module][0]
+    if module in sys.modules:
+        return getattr(sys.modules[module], "__file__", None)
+    if module in GIVEN:
+        return GIVEN[module][0]
     parent = module.rpartition(".")[0]
-    if parent and parent not in sys.modules: return None
-    try: spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError): return None
+    if parent and parent not in sys.modules:
+        return None
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
     return spec.origin if spec else None
+
 
 def text_of(module: str) -> bytes:
     "The text of a module as it was compiled, or as it will be"
     if module not in COMPILED:
         file = str(file_of(module))
         COMPILED[module] = Path(file).read_bytes()
-        if module not in sys.modules: GIVEN[module] = file, COMPILED[module]
+        if module not in sys.modules:
+            GIVEN[module] = file, COMPILED[module]
     return COMPILED[module]
+
 
 @lru_cache(256)
 def mentioned(text: bytes, package: str) -> tuple[str, ...]:
     "The names of all that a module's text may import, modules among them; relative ones begin in `package`"
     found: list[str] = []
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import): found += [a.name for a in node.names]
+        if isinstance(node, ast.Import):
+            found += [a.name for a in node.names]
         elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")[:len(package.split(".")) - node.level + 1] if node.level else []
+            parts = (
+                package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            )
             base = ".".join([*parts, *filter(None, [node.module])])
             found += [base, *(f"{base}.{a.name}" for a in node.names)]
     return tuple(dict.fromkeys(found))
+
 
 def family(module: str) -> list[str]:
     "A person's module and all of the person's modules that belong to it, sorted"
@@ -102,14 +138,17 @@ def family(module: str) -> list[str]:
         name = waiting.pop()
         file = None if name in found or name in ("__main__", "__mp_main__") else file_of(name)
         installed = bool(file and file.endswith(".py")) and name.split(".")[0] == top != "fedrepro"
-        if not installed and not own_file(name, file): continue
+        if not installed and not own_file(name, file):
+            continue
         found.add(name)
         package = name if Path(str(file)).name == "__init__.py" else name.rpartition(".")[0]
         for other in mentioned(text_of(name), package):
             parts = other.split(".")
             waiting += [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
-        if package: waiting.append(package)
+        if package:
+            waiting.append(package)
     return sorted(found)
+
 
 def family_digest(module: str) -> str:
     "sha256 (hex) of the texts of a module's family"
@@ -118,171 +157,252 @@ def family_digest(module: str) -> str:
 
 # %% ../../nbs/01_core/06_own_code.ipynb #7e3a1511
 IMPORTED: dict[str, tuple[str, str]] = {}  # file -> (its module, the digest of its family then)
-TABLES: list[tuple[str, dict, dict]] = []  # (what its entries are, a table of the package, its entries as they came)
+TABLES: list[
+    tuple[str, dict, dict]
+] = []  # (what its entries are, a table of the package, its entries as they came)
 _frozen = [0]  # how many computations go on
+
 
 def note_package(what: str, table: dict):
     "Note the entries of the package in one of its tables, each a `what`; those that others have added are not"
     ours = {k: v for k, v in _copied(table).items() if _maker(v).startswith("fedrepro.")}
     TABLES.append((what, table, ours))
 
-def _copied(table: dict) -> dict: return {k: dict(v) if isinstance(v, dict) else v for k, v in table.items()}
+
+def _copied(table: dict) -> dict:
+    return {k: dict(v) if isinstance(v, dict) else v for k, v in table.items()}
+
 
 def _maker(entry) -> str:
     "The module that an entry of a table is from"
-    if isinstance(entry, tuple) and entry and callable(entry[0]): entry = entry[0]
+    if isinstance(entry, tuple) and entry and callable(entry[0]):
+        entry = entry[0]
     return getattr(entry, "__module__", "") if callable(entry) else "fedrepro."
+
 
 def of_package(what: str, name: str) -> bool:
     "Whether the package has a `what` called `name`"
     return any(kind == what and name in ours for kind, _, ours in TABLES)
 
+
 def _fits(now, ours) -> bool:
     "Whether an entry is what the package brought; a dict may have more, but not for the package's data sets"
-    if not isinstance(ours, dict): return now == ours
-    if not isinstance(now, dict): return False
+    if not isinstance(ours, dict):
+        return now == ours
+    if not isinstance(now, dict):
+        return False
     more = now.keys() - ours.keys()
-    return all(now.get(k) == v for k, v in ours.items()) and not any(of_package("data set", k) for k in more)
+    return all(now.get(k) == v for k, v in ours.items()) and not any(
+        of_package("data set", k) for k in more
+    )
+
 
 def replaced(what: str, name: str) -> bool:
     "Whether the entry `name` of a table of the package is another one than it came with"
-    changed = [table.get(name) for kind, table, ours in TABLES
-               if kind == what and name in ours and not _fits(table.get(name), ours[name])]
+    changed = [
+        table.get(name)
+        for kind, table, ours in TABLES
+        if kind == what and name in ours and not _fits(table.get(name), ours[name])
+    ]
     return any(not (_maker(entry) == "__main__" and pages_share_process()) for entry in changed)
+
 
 def pages_share_process() -> bool:
     "Whether nbdev tests pages here, one after the other: what an earlier one defined is still there"
     kernel = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
     return "execnb.shell" in sys.modules and not (kernel and kernel.initialized())
 
+
 @contextmanager
 def as_imported() -> Iterator[None]:
     "Inside, no file is imported again, edited or not"
     _frozen[0] += 1
-    try: yield
-    finally: _frozen[0] -= 1
+    try:
+        yield
+    finally:
+        _frozen[0] -= 1
+
 
 def _parts() -> dict[tuple[Any, str], Any]:
     "Functions and classes of the package, and those of its classes, by where they stand"
     found: dict[tuple[Any, str], Any] = {}
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] != "fedrepro" or module is None: continue
+        if name.split(".")[0] != "fedrepro" or module is None:
+            continue
         for key, value in list(vars(module).items()):
-            if callable(value): found[module, key] = value
+            if callable(value):
+                found[module, key] = value
             if isinstance(value, type) and value.__module__ == name:
                 found |= {(value, k): v for k, v in vars(value).items() if inspect.isroutine(v)}
     return found
 
+
 @contextmanager
 def _intact():
     "Raises InputError where the block has replaced something of the package, which is put back"
-    from fedrepro.core.torch_state import positions, put, turned  # PyTorch, which a stored table does not need
+    from fedrepro.core.torch_state import (
+        positions,
+        put,
+        turned,
+    )  # PyTorch, which a stored table does not need
+
     state, before = positions(), _parts()
     tables = [(what, table, _copied(table), ours) for what, table, ours in TABLES]
     wrong = []
     try:
         yield
-        threads = {"number of threads": state["number of threads"]}  # a run has one, whatever a file says
+        threads = {
+            "number of threads": state["number of threads"]
+        }  # a run has one, whatever a file says
         if what := turned({k: v for k, v in state.items() if k not in threads}):
             wrong.append(f"it sets {what.partition(',')[0]} for all runs; leave that out")
-    finally: put(state)
+    finally:
+        put(state)
     for what, table, entries, ours in tables:
         for name in ours:
-            if _fits(table.get(name), ours[name]) or not _fits(entries.get(name), ours[name]): continue
+            if _fits(table.get(name), ours[name]) or not _fits(entries.get(name), ours[name]):
+                continue
             table[name] = entries[name]
             wrong.append(f"{name} is a {what} of the package; choose another name")
     for (place, key), value in before.items():
-        if vars(place).get(key) is value: continue
+        if vars(place).get(key) is value:
+            continue
         setattr(place, key, value)
-        wrong.append(f"it replaces {key} of {getattr(place, '__qualname__', place.__name__)}, which is the package's")
-    if wrong: raise InputError(wrong[0])
+        wrong.append(
+            f"it replaces {key} of {getattr(place, '__qualname__', place.__name__)}, which is the package's"
+        )
+    if wrong:
+        raise InputError(wrong[0])
+
 
 def module_name(path: Path) -> tuple[str, Path]:
     "(the name under which a file is imported, the folder in which that name begins); raises InputError"
-    if (path/"__init__.py").is_file(): return path.name, path.parent
-    if "." in path.stem: raise InputError(f"methods file {path}: a module's name has no dot; rename the file")
-    if path.suffix != ".py" or not path.is_file(): raise InputError(f"methods file {path}: no such Python file (.py)")
-    try: relative = any(isinstance(n, ast.ImportFrom) and n.level for n in ast.walk(ast.parse(path.read_bytes())))
-    except (SyntaxError, ValueError): relative = False  # said when it is imported
+    if (path / "__init__.py").is_file():
+        return path.name, path.parent
+    if "." in path.stem:
+        raise InputError(f"methods file {path}: a module's name has no dot; rename the file")
+    if path.suffix != ".py" or not path.is_file():
+        raise InputError(f"methods file {path}: no such Python file (.py)")
+    try:
+        relative = any(
+            isinstance(n, ast.ImportFrom) and n.level
+            for n in ast.walk(ast.parse(path.read_bytes()))
+        )
+    except (SyntaxError, ValueError):
+        relative = False  # said when it is imported
     name, folder = path.stem, path.parent
-    while relative and (folder/"__init__.py").is_file(): name, folder = f"{folder.name}.{name}", folder.parent
+    while relative and (folder / "__init__.py").is_file():
+        name, folder = f"{folder.name}.{name}", folder.parent
     return name, folder
+
 
 def _same(file: str | None, other: Path) -> bool:
     return file is not None and Path(file).resolve() == other.resolve()
 
+
 def _on_disk(module: str) -> bytes | None:
     "What the file of a module says now; None where there is none any more"
-    try: return Path(str(file_of(module))).read_bytes()
-    except OSError: return None
+    try:
+        return Path(str(file_of(module))).read_bytes()
+    except OSError:
+        return None
 
-def _edited(module: str) -> bool: return _on_disk(module) not in (None, text_of(module))
+
+def _edited(module: str) -> bool:
+    return _on_disk(module) not in (None, text_of(module))
+
 
 def edited(path: Path) -> bool:
     "Whether a file that was imported, or one of its family, says something else now, or was imported again since"
     name, digest = IMPORTED[str(path)]
     return any(map(_edited, family(name))) or family_digest(name) != digest
 
+
 def import_file(path: Path):
     "Import a Python file, or the folder of a package, once, and again after it was edited; raises InputError"
     path = path.absolute()
     name = IMPORTED.get(str(path), ("",))[0]
-    if name in sys.modules and (_frozen[0] or not edited(path)): return
-    again = {name} | {m for m in family(name) if any(map(_edited, family(m)))} if name in sys.modules else set()
+    if name in sys.modules and (_frozen[0] or not edited(path)):
+        return
+    again = (
+        {name} | {m for m in family(name) if any(map(_edited, family(m)))}
+        if name in sys.modules
+        else set()
+    )
     name, folder = module_name(path)
     top = name.partition(".")[0]
-    first = folder/top/"__init__.py" if path.is_dir() or "." in name else path  # the file of the name's first part
+    first = (
+        folder / top / "__init__.py" if path.is_dir() or "." in name else path
+    )  # the file of the name's first part
     if not again:
         spec = None if top in sys.modules else PathFinder.find_spec(top)
         found = file_of(top) if spec is None else spec.origin
         if (top in sys.modules or spec) and not _same(found, first):
-            raise InputError(f"methods file {path}: a module is called {top!r} already; rename the file")
+            raise InputError(
+                f"methods file {path}: a module is called {top!r} already; rename the file"
+            )
         GIVEN.pop(name, None)
     PLACES[top] = str(folder)
-    if str(path.parent) not in FOLDERS: FOLDERS.append(str(path.parent))
+    if str(path.parent) not in FOLDERS:
+        FOLDERS.append(str(path.parent))
     _execute(path, name, again)
     IMPORTED[str(path)] = name, family_digest(name)
+
 
 def _execute(path: Path, name: str, again: set[str]):
     "Import the module `name`, and those of `again` anew; raises InputError, and then all is as before"
     before = {n: sys.modules.pop(n) for n in again if n in sys.modules}
     texts = {n: COMPILED.pop(n) for n in again if n in COMPILED}
-    for n in again: GIVEN.pop(n, None)
+    for n in again:
+        GIVEN.pop(n, None)
     try:
-        with _intact(): importlib.import_module(name)
+        with _intact():
+            importlib.import_module(name)
         _check_names(path, name)
     except (Exception, SystemExit) as error:
         sys.modules.pop(name, None)
         sys.modules.update(before)
         COMPILED.update(texts)
         said = " ".join(str(error).split())
-        if isinstance(error, InputError): raise InputError(f"methods file {path}: {said}") from error
+        if isinstance(error, InputError):
+            raise InputError(f"methods file {path}: {said}") from error
         raise InputError(f"methods file {path}: {type(error).__name__}: {said}") from error
+
 
 def _check_names(path: Path, name: str):
     "Raises InputError where a module of the family beside `path` is another one than that of the same name here"
     for other in family(name):
-        beside = path.parent/f"{other}.py"
+        beside = path.parent / f"{other}.py"
         if beside.is_file() and not _same(file_of(other), beside):
-            raise InputError(f"it imports {other}, and that is {file_of(other)} here; rename one of the two files")
+            raise InputError(
+                f"it imports {other}, and that is {file_of(other)} here; rename one of the two files"
+            )
 
 # %% ../../nbs/01_core/06_own_code.ipynb #d6302ea4
 def own_texts() -> dict:
     "All of a person's modules that this process has imported, for `adopt`: their texts travel"
     texts = {name: (str(file_of(name)), text) for name, text in COMPILED.items() if file_of(name)}
-    return {"texts": texts, "roots": {file: name for file, (name, _) in IMPORTED.items()}, "folders": list(FOLDERS)}
+    return {
+        "texts": texts,
+        "roots": {file: name for file, (name, _) in IMPORTED.items()},
+        "folders": list(FOLDERS),
+    }
+
 
 def adopt(sent: dict):
     "Import what was sent here from another process: from its texts, also where this process has another version"
-    if not sent: return
+    if not sent:
+        return
     texts = sent["texts"]
     if any(name in sys.modules and COMPILED.get(name) != text for name, (_, text) in texts.items()):
-        for name in texts: sys.modules.pop(name, None)
+        for name in texts:
+            sys.modules.pop(name, None)
     GIVEN.update(texts)
     FOLDERS[:] = list(dict.fromkeys([*sent["folders"], *FOLDERS]))
     for file, name in sent["roots"].items():
         importlib.import_module(name)
         IMPORTED[file] = name, family_digest(name)
+
 
 def keep_as_imported():
     "For a worker: never import a file again"
@@ -291,58 +411,102 @@ def keep_as_imported():
 # %% ../../nbs/01_core/06_own_code.ipynb #54d10aba
 def steady(code) -> tuple:
     "What a function does, the same in every process: without addresses, sets in order"
-    consts = tuple(steady(k) if inspect.iscode(k) else sorted(k, key=repr) if isinstance(k, frozenset) else k
-                   for k in code.co_consts)
+    consts = tuple(
+        steady(k) if inspect.iscode(k) else sorted(k, key=repr) if isinstance(k, frozenset) else k
+        for k in code.co_consts
+    )
     return code.co_code, consts, code.co_names, code.co_exceptiontable
+
 
 def names_in(code) -> list[str]:
     "The names that a function looks up outside of itself, those of functions inside it too"
     inner = [name for k in code.co_consts if inspect.iscode(k) for name in names_in(k)]
     return [*code.co_names, *inner]
 
+
 BY_REPR = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
-MADE_BY_PYTHON = {"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__",
-                  "__firstlineno__", "__static_attributes__", "__dataclass_fields__", "__dataclass_params__",
-                  "__match_args__", "__abstractmethods__", "__parameters__", "__orig_bases__", "__annotate__",
-                  "__annotate_func__"}
+MADE_BY_PYTHON = {
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__module__",
+    "__qualname__",
+    "__annotations__",
+    "__firstlineno__",
+    "__static_attributes__",
+    "__dataclass_fields__",
+    "__dataclass_params__",
+    "__match_args__",
+    "__abstractmethods__",
+    "__parameters__",
+    "__orig_bases__",
+    "__annotate__",
+    "__annotate_func__",
+}
+
 
 class Description:
     "Collects what a value consists of: `lines`, and the `modules` of a person's that belong to it"
+
     def __init__(self):
         self.lines: list[str] = []
         self.modules: set[str] = set()
-        self.seen: dict[int, tuple[int, Any]] = {}  # by identity; the values are held, so that none is used again
+        self.seen: dict[
+            int, tuple[int, Any]
+        ] = {}  # by identity; the values are held, so that none is used again
         self.own = False  # whether anything is a person's
 
     def add(self, value):
         "Take in a value and all it consists of"
-        if isinstance(value, BY_REPR): return self.lines.append(repr(value))
-        if id(value) in self.seen: return self.lines.append(f"as {self.seen[id(value)][0]}")
+        if isinstance(value, BY_REPR):
+            return self.lines.append(repr(value))
+        if id(value) in self.seen:
+            return self.lines.append(f"as {self.seen[id(value)][0]}")
         self.seen[id(value)] = len(self.seen), value
-        if isinstance(value, (list, tuple)): self.parts(type(value).__name__, *value)
-        elif isinstance(value, dict): self.parts("dict", *(x for pair in value.items() for x in pair))
-        elif isinstance(value, (set, frozenset)): self.parts("set", *sorted(value, key=repr))
-        elif isinstance(value, functools.partial): self.parts("partial", value.func, value.args, value.keywords)
-        elif isinstance(value, MethodType): self.parts("method", value.__func__, value.__self__)
-        elif isinstance(value, (staticmethod, classmethod)): self.parts(type(value).__name__, value.__func__)
-        elif isinstance(value, property): self.parts("property", value.fget, value.fset)
-        elif isinstance(value, functools.cached_property): self.parts("property", value.func)
-        elif isinstance(value, ModuleType): self.module(value.__name__)
-        elif isinstance(value, FunctionType): self.function(value)
-        elif isinstance(value, type): self.kind(value)
-        else: self.object(value)
+        if isinstance(value, (list, tuple)):
+            self.parts(type(value).__name__, *value)
+        elif isinstance(value, dict):
+            self.parts("dict", *(x for pair in value.items() for x in pair))
+        elif isinstance(value, (set, frozenset)):
+            self.parts("set", *sorted(value, key=repr))
+        elif isinstance(value, functools.partial):
+            self.parts("partial", value.func, value.args, value.keywords)
+        elif isinstance(value, MethodType):
+            self.parts("method", value.__func__, value.__self__)
+        elif isinstance(value, (staticmethod, classmethod)):
+            self.parts(type(value).__name__, value.__func__)
+        elif isinstance(value, property):
+            self.parts("property", value.fget, value.fset)
+        elif isinstance(value, functools.cached_property):
+            self.parts("property", value.func)
+        elif isinstance(value, ModuleType):
+            self.module(value.__name__)
+        elif isinstance(value, FunctionType):
+            self.function(value)
+        elif isinstance(value, type):
+            self.kind(value)
+        else:
+            self.object(value)
 
     def parts(self, word: str, *values):
         "A word, then each of the values"
         self.lines.append(f"{word} {len(values)}")
-        for value in values: self.add(value)
+        for value in values:
+            self.add(value)
 
     def module(self, name: str) -> bool:
         "Whether a module, of which something is used, has a text of the person's"
-        members = [] if name in sys.builtin_module_names else family(name) if own_file(name, file_of(name)) else []
+        members = (
+            []
+            if name in sys.builtin_module_names
+            else family(name)
+            if own_file(name, file_of(name))
+            else []
+        )
         self.modules.update(members)
         self.own |= bool(members)
-        if not members: self.lines.append(name)
+        if not members:
+            self.lines.append(name)
         return bool(members)
 
     def function(self, f: FunctionType):
@@ -352,55 +516,105 @@ class Description:
         self.lines.append(f.__code__.co_qualname)
         inner = "<locals>" in f.__code__.co_qualname
         if self.module(home) or known_elsewhere(home):
-            return self.parts("inside", *cells, *((f.__defaults__, f.__kwdefaults__) if inner else ()))
+            return self.parts(
+                "inside", *cells, *((f.__defaults__, f.__kwdefaults__) if inner else ())
+            )
         self.own = True
         self.lines.append(repr(steady(f.__code__)))
         named = [n for n in dict.fromkeys(names_in(f.__code__)) if n in f.__globals__]
-        self.parts("names", f.__defaults__, f.__kwdefaults__, *cells, *named, *(f.__globals__[n] for n in named))
+        self.parts(
+            "names",
+            f.__defaults__,
+            f.__kwdefaults__,
+            *cells,
+            *named,
+            *(f.__globals__[n] for n in named),
+        )
 
     def kind(self, c: type):
         "A class: where it is from, its bases, and of one without a text all its attributes"
         self.lines.append(c.__qualname__)
-        if known_elsewhere(c.__module__): return self.lines.append(c.__module__)
+        if known_elsewhere(c.__module__):
+            return self.lines.append(c.__module__)
         typed = not self.module(c.__module__)
         self.own = True
-        every = typed or "<locals>" in c.__qualname__  # else the text says it all, but for what was put in later
-        foreign = {k: v for k, v in vars(c).items() if k not in MADE_BY_PYTHON and not made_by_dataclass(v)
-                   and (every or getattr(v, "__module__", c.__module__) != c.__module__)}
+        every = (
+            typed or "<locals>" in c.__qualname__
+        )  # else the text says it all, but for what was put in later
+        foreign = {
+            k: v
+            for k, v in vars(c).items()
+            if k not in MADE_BY_PYTHON
+            and not made_by_dataclass(v)
+            and (every or getattr(v, "__module__", c.__module__) != c.__module__)
+        }
         self.parts("class", *c.__bases__, *foreign, *foreign.values())
 
     def object(self, value):
         "An object: its class and its attributes; an array by its bytes, what a library has made as it prints itself"
         c = type(value)
-        if hasattr(value, "detach") and c.__module__.startswith("torch"): value = value.detach().cpu().numpy()
+        if hasattr(value, "detach") and c.__module__.startswith("torch"):
+            value = value.detach().cpu().numpy()
         if isinstance(value, np.ndarray):
-            return self.lines.append(f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}")
-        library = known_elsewhere(c.__module__) and not c.__module__.startswith(("fedrepro.", "torch."))
-        if not library and hasattr(value, "__dict__"): return self.parts("object", c, dict(vars(value)))
-        self.lines.append(f"{c.__module__}.{c.__qualname__} {re.sub(' at 0x[0-9a-f]+', '', repr(value))}")
+            return self.lines.append(
+                f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+            )
+        library = known_elsewhere(c.__module__) and not c.__module__.startswith(
+            ("fedrepro.", "torch.")
+        )
+        if not library and hasattr(value, "__dict__"):
+            return self.parts("object", c, dict(vars(value)))
+        self.lines.append(
+            f"{c.__module__}.{c.__qualname__} {re.sub(' at 0x[0-9a-f]+', '', repr(value))}"
+        )
 
     @property
     def digest(self) -> str:
         "16 hexadecimal digits; empty where nothing is a person's"
-        if not self.own: return ""
-        texts = [f"{name} {hashlib.sha256(text_of(name)).hexdigest()}" for name in sorted(self.modules)]
+        if not self.own:
+            return ""
+        texts = [
+            f"{name} {hashlib.sha256(text_of(name)).hexdigest()}" for name in sorted(self.modules)
+        ]
         return hashlib.sha256("\n".join([*self.lines, *texts]).encode()).hexdigest()[:16]
 
+
 def _filled(cell) -> bool:
-    try: cell.cell_contents
-    except ValueError: return False
+    try:
+        cell.cell_contents
+    except ValueError:
+        return False
     return True
+
 
 def made_by_dataclass(value) -> bool:
     "Whether a function was written by `dataclass` from the fields"
-    written = {"__init__", "__repr__", "__eq__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__", "__replace__"}
-    return isinstance(value, FunctionType) and value.__name__ in written and value.__code__.co_filename == "<string>"
+    written = {
+        "__init__",
+        "__repr__",
+        "__eq__",
+        "__hash__",
+        "__lt__",
+        "__le__",
+        "__gt__",
+        "__ge__",
+        "__replace__",
+    }
+    return (
+        isinstance(value, FunctionType)
+        and value.__name__ in written
+        and value.__code__.co_filename == "<string>"
+    )
+
 
 def known_elsewhere(module: str) -> bool:
     "Whether a module is the package's, Python's or a library's"
-    if module.split(".")[0] == "fedrepro" or module in ("builtins", *sys.builtin_module_names): return True
-    if module in ("__main__", "__mp_main__") or module not in sys.modules: return False
+    if module.split(".")[0] == "fedrepro" or module in ("builtins", *sys.builtin_module_names):
+        return True
+    if module in ("__main__", "__mp_main__") or module not in sys.modules:
+        return False
     return not own_file(module, file_of(module)) and hasattr(sys.modules[module], "__spec__")
+
 
 def own_digest(value, mine: bool = False) -> str:
     "16 hexadecimal digits of all that `value` consists of; empty where nothing is a person's, unless it is `mine`"
@@ -409,24 +623,41 @@ def own_digest(value, mine: bool = False) -> str:
     found.add(value)
     return found.digest
 
+
 def alike(one: type, other: type) -> bool:
     "Whether two classes of one name are the same text: a page that is run defines the package's classes once more"
+
     def parts(c: type) -> dict:
-        return {k: getattr(v, "__func__", getattr(v, "fget", v)) for k, v in vars(c).items()
-                if k not in MADE_BY_PYTHON and not made_by_dataclass(v)}
+        return {
+            k: getattr(v, "__func__", getattr(v, "fget", v))
+            for k, v in vars(c).items()
+            if k not in MADE_BY_PYTHON and not made_by_dataclass(v)
+        }
+
     mine, theirs = parts(one), parts(other)
     return mine.keys() == theirs.keys() and all(_same_text(v, theirs[k]) for k, v in mine.items())
 
+
 def _same_text(one, other) -> bool:
     "Whether two parts of classes are the same text; where a function has none, whether it has the same code"
-    if not (isinstance(one, FunctionType) and isinstance(other, FunctionType)): return _bare(one) == _bare(other)
-    try: texts = inspect.getsource(one), inspect.getsource(other)  # whole lines: two lambdas may share one
-    except (OSError, TypeError): return steady(one.__code__) == steady(other.__code__)
+    if not (isinstance(one, FunctionType) and isinstance(other, FunctionType)):
+        return _bare(one) == _bare(other)
+    try:
+        texts = (
+            inspect.getsource(one),
+            inspect.getsource(other),
+        )  # whole lines: two lambdas may share one
+    except (OSError, TypeError):
+        return steady(one.__code__) == steady(other.__code__)
     return texts[0] == texts[1] and _values(one.__code__) == _values(other.__code__)
+
 
 def _values(code) -> tuple:
     "The constants and names of a function; its bytes depend on what else is compiled with it"
-    return tuple(_values(k) if inspect.iscode(k) else (type(k), k) for k in code.co_consts), code.co_names
+    return tuple(
+        _values(k) if inspect.iscode(k) else (type(k), k) for k in code.co_consts
+    ), code.co_names
+
 
 def _bare(value) -> str:
     "A value as text, without addresses and the modules of what is in it"

@@ -17,35 +17,67 @@ import torch
 @dataclass(frozen=True)
 class Switch:
     "One part of PyTorch's state"
+
     name: str
     get: Callable[[], Any]
     set: Callable[[Any], Any]
     usual: Any  # in a run
 
+
 def flushes_denormals() -> bool:
     "Whether this thread computes with 0 in place of the smallest numbers"
     return not (torch.full((1,), 1e-310, dtype=torch.float64, device="cpu") * 1).any()
 
+
 def _attribute(of, name: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     return partial(getattr, of, name), partial(setattr, of, name)
 
+
 def _set_device(device):
-    torch.set_default_device(None if str(device) == "cpu" else device)  # None: new tensors cost nothing more
+    torch.set_default_device(
+        None if str(device) == "cpu" else device
+    )  # None: new tensors cost nothing more
+
 
 THREADS = Switch("number of threads", torch.get_num_threads, torch.set_num_threads, 1)
 SWITCHES = (
     Switch("default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
     Switch("default device", lambda: str(torch.get_default_device()), _set_device, "cpu"),
     Switch("grad mode", torch.is_grad_enabled, torch.set_grad_enabled, True),
-    *(Switch(f"autocast on {kind}", partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind),
-             False) for kind in ("cpu", "cuda")),
-    Switch("deterministic mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+    *(
+        Switch(
+            f"autocast on {kind}",
+            partial(torch.is_autocast_enabled, kind),
+            partial(torch.set_autocast_enabled, kind),
+            False,
+        )
+        for kind in ("cpu", "cuda")
+    ),
+    Switch(
+        "deterministic mode",
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
+        0,
+    ),
     Switch("flushing of denormals", flushes_denormals, torch.set_flush_denormal, False),
-    Switch("float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision,
-           "highest"),
+    Switch(
+        "float32 matmul precision",
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+        "highest",
+    ),
     Switch("backends.mkldnn.enabled", *_attribute(torch.backends.mkldnn, "enabled"), True),
-    *(Switch(f"backends.cudnn.{name}", *_attribute(torch.backends.cudnn, name), usual) for name, usual in
-      (("enabled", True), ("benchmark", False), ("deterministic", False), ("allow_tf32", True))))
+    *(
+        Switch(f"backends.cudnn.{name}", *_attribute(torch.backends.cudnn, name), usual)
+        for name, usual in (
+            ("enabled", True),
+            ("benchmark", False),
+            ("deterministic", False),
+            ("allow_tf32", True),
+        )
+    ),
+)
+
 
 def turned(switches: dict[str, Any]) -> str:
     "The first switch that does not stand as in `switches`, in words; empty if all do"
@@ -54,16 +86,21 @@ def turned(switches: dict[str, Any]) -> str:
             return f"torch's {s.name} to {now}, where a run has {switches[s.name]}"
     return ""
 
+
 def positions() -> dict[str, Any]:
     "How all switches stand, and the number of threads"
     return {s.name: s.get() for s in (*SWITCHES, THREADS)}
 
+
 def put(switches: dict[str, Any]):
     "Set the switches as in `switches`; those that stand so are not touched"
     for s in (*SWITCHES, THREADS):
-        if s.get() != switches[s.name]: s.set(switches[s.name])
+        if s.get() != switches[s.name]:
+            s.set(switches[s.name])
+
 
 USUAL = {s.name: s.usual for s in (*SWITCHES, THREADS)}  # what a run has
+
 
 @contextmanager
 def usual_state() -> Iterator[None]:
@@ -73,4 +110,5 @@ def usual_state() -> Iterator[None]:
         try:
             put(USUAL)
             yield
-        finally: put(before)
+        finally:
+            put(before)

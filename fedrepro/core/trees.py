@@ -19,13 +19,16 @@ def add(a: Tree, b: Tree) -> Tree:
     "`a + b`, name by name; both have the same names and shapes"
     return {n: a[n] + b[n] for n in a}
 
+
 def sub(a: Tree, b: Tree) -> Tree:
     "`a - b` over the names of `a`"
     return {n: a[n] - b[n] for n in a}
 
+
 def scale(a: Tree, s: float) -> Tree:
     "`s * a`"
     return {n: t * s for n, t in a.items()}
+
 
 def zeros_like(a: Tree) -> Tree:
     "The tree of zeros shaped like `a`"
@@ -36,13 +39,16 @@ def dot(a: Tree, b: Tree) -> Tensor:
     "The inner product over all entries of `a` and `b`, a scalar tensor"
     return sum((a[n] * b[n]).sum() for n in a)  # type: ignore[return-value]  # a model has parameters
 
+
 def squared_norm(a: Tree) -> Tensor:
     "The squared Euclidean norm of all entries together, a scalar tensor"
     return dot(a, a)
 
+
 def norm(a: Tree) -> Tensor:
     "The Euclidean norm of all entries together, a scalar tensor"
     return squared_norm(a).sqrt()
+
 
 def distance(a: Tree, b: Tree) -> float:
     "How far apart two models are, as a plain number: for looking and testing, not for training"
@@ -56,10 +62,13 @@ def weighted_mean(trees: list[Tree], weights=None) -> Tree:
     weights = [1.0] * len(trees) if weights is None else [float(v) for v in weights]
     total = math.fsum(weights)
     if not trees or not total > 0:
-        raise ValueError(f"mean of {len(trees)} trees with weights {weights}: needs trees and a positive total weight")
+        raise ValueError(
+            f"mean of {len(trees)} trees with weights {weights}: needs trees and a positive total weight"
+        )
     out = {n: t * (weights[0] / total) for n, t in trees[0].items()}
     for tree, v in zip(trees[1:], weights[1:], strict=True):
-        for n in out: out[n].add_(tree[n], alpha=v / total)
+        for n in out:
+            out[n].add_(tree[n], alpha=v / total)
     return out
 
 # %% ../../nbs/01_core/01_trees.ipynb #4f09211a
@@ -72,6 +81,7 @@ def stack(trees: list[Tree]) -> Tree:
     "Trees of equal shapes as one tree with a new first axis of length `len(trees)`"
     return {n: torch.stack([t[n] for t in trees]) for n in trees[0]}
 
+
 def unstack(a: Tree) -> list[Tree]:
     "The trees along the first axis: the inverse of `stack` (views, not copies)"
     return [{n: t[i] for n, t in a.items()} for i in range(len(next(iter(a.values()))))]
@@ -79,9 +89,17 @@ def unstack(a: Tree) -> list[Tree]:
 # %% ../../nbs/01_core/01_trees.ipynb #f4ee3ab4
 def tensors(message) -> list[Tensor]:
     "Every tensor inside nested dicts, lists and tuples, in order"
-    if isinstance(message, Tensor): return [message]
-    parts = message.values() if isinstance(message, dict) else message if isinstance(message, (list, tuple)) else ()
+    if isinstance(message, Tensor):
+        return [message]
+    parts = (
+        message.values()
+        if isinstance(message, dict)
+        else message
+        if isinstance(message, (list, tuple))
+        else ()
+    )
     return [t for part in parts for t in tensors(part)]
+
 
 def nbytes(message) -> int:
     "Bytes of all tensors inside a nested message"
@@ -90,14 +108,26 @@ def nbytes(message) -> int:
 # %% ../../nbs/01_core/01_trees.ipynb #1c7e630e
 def moved(message, device):
     "A nested message with all its tensors on `device`; the very same tensors where they are there already"
-    if isinstance(message, Tensor): return message.to(device)
-    if isinstance(message, dict): return {key: moved(part, device) for key, part in message.items()}
-    return type(message)(moved(part, device) for part in message) if isinstance(message, (list, tuple)) else message
+    if isinstance(message, Tensor):
+        return message.to(device)
+    if isinstance(message, dict):
+        return {key: moved(part, device) for key, part in message.items()}
+    return (
+        type(message)(moved(part, device) for part in message)
+        if isinstance(message, (list, tuple))
+        else message
+    )
 
 # %% ../../nbs/01_core/01_trees.ipynb #0edc8f88
 def same_bits(a, b) -> bool:
     "Whether two nested messages hold tensors of the same shapes, types and bits, in the same order"
-    def bits(t: Tensor) -> Tensor: return t.reshape(-1).contiguous().view(torch.uint8)
+
+    def bits(t: Tensor) -> Tensor:
+        return t.reshape(-1).contiguous().view(torch.uint8)
+
     x, y = tensors(a), tensors(b)
-    alike = (s.dtype == t.dtype and s.shape == t.shape and torch.equal(bits(s), bits(t)) for s, t in zip(x, y))
+    alike = (
+        s.dtype == t.dtype and s.shape == t.shape and torch.equal(bits(s), bits(t))
+        for s, t in zip(x, y)
+    )
     return len(x) == len(y) and all(alike)

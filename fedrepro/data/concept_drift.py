@@ -16,14 +16,20 @@ from ..core.errors import InputError, choice, listed, number, require, short
 # upper limits of what may be given; MAX_MAPS: of clients x classes
 MAX_CLIENTS, MAX_CLASSES, MAX_MAPS, MAX_ROUNDS = 10**5, 10**5, 10**7, 10**9
 
+
 def as_labels(labels) -> np.ndarray:
     "Labels (array, list or tensor on any device) as int64 (n,); raises InputError if they are no class numbers from 0"
-    try: labels = np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels)
-    except (TypeError, ValueError): labels = np.asarray(None)  # lists of different lengths
+    try:
+        labels = np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels)
+    except (TypeError, ValueError):
+        labels = np.asarray(None)  # lists of different lengths
     good = labels.ndim == 1 and labels.size and labels.dtype.kind in "iu"
-    if good and 0 <= labels.min() <= labels.max() < MAX_CLASSES: return labels.astype(np.int64)
-    raise InputError(f"labels: expected a flat list of class numbers from 0 to {MAX_CLASSES - 1}, "
-                     f"got {labels.dtype} {labels.shape} {short(labels, 40)}")
+    if good and 0 <= labels.min() <= labels.max() < MAX_CLASSES:
+        return labels.astype(np.int64)
+    raise InputError(
+        f"labels: expected a flat list of class numbers from 0 to {MAX_CLASSES - 1}, "
+        f"got {labels.dtype} {labels.shape} {short(labels, 40)}"
+    )
 
 # %% ../../nbs/02_data/00_concept_drift.ipynb #bb79adcc
 def flip_labels(labels, ratio: float, classes: int, rng) -> np.ndarray:
@@ -38,6 +44,7 @@ def flip_labels(labels, ratio: float, classes: int, rng) -> np.ndarray:
 @dataclass(frozen=True)
 class Swap:
     "`clients` exchange two of their current `labels`; raises InputError if they cannot"
+
     round: int  # from the start of this round on; the first is 0
     clients: tuple  # client ids; any iterable of them is accepted
     labels: tuple  # two different classes
@@ -47,13 +54,21 @@ class Swap:
         for name in ("clients", "labels"):
             given = listed(getattr(self, name), f"swap in round {self.round}: {name}")
             ids = tuple(number(f"{name} of a swap", i, 0, kind=int) for i in given)
-            require(len(set(ids)) == len(ids), f"swap in round {self.round}: {name} {short(ids)} contain one twice")
+            require(
+                len(set(ids)) == len(ids),
+                f"swap in round {self.round}: {name} {short(ids)} contain one twice",
+            )
             object.__setattr__(self, name, ids)
-        require(len(self.labels) == 2, f"swap in round {self.round}: expected two labels, got {short(self.labels)}")
+        require(
+            len(self.labels) == 2,
+            f"swap in round {self.round}: expected two labels, got {short(self.labels)}",
+        )
+
 
 @dataclass(frozen=True)
 class DriftSchedule:
     "The labels of each client by round; swaps of one round act in the order given; InputError if one does not fit"
+
     name: str
     clients: int  # K
     classes: int  # C
@@ -63,16 +78,26 @@ class DriftSchedule:
         name = f"drift {short(self.name)}"
         clients = number(f"{name}: clients", self.clients, 1, MAX_CLIENTS, kind=int)
         classes = number(f"{name}: classes", self.classes, 1, MAX_CLASSES, kind=int)
-        require(clients * classes <= MAX_MAPS,
-                f"{name}: {clients} clients x {classes} classes are more than {MAX_MAPS} labels")
+        require(
+            clients * classes <= MAX_MAPS,
+            f"{name}: {clients} clients x {classes} classes are more than {MAX_MAPS} labels",
+        )
         swaps = listed(self.swaps, f"{name}: swaps")
-        require(all(isinstance(s, Swap) for s in swaps), f"{name}: swaps {short(self.swaps)} are not a list of Swap")
+        require(
+            all(isinstance(s, Swap) for s in swaps),
+            f"{name}: swaps {short(self.swaps)} are not a list of Swap",
+        )
         object.__setattr__(self, "swaps", tuple(sorted(swaps, key=lambda swap: swap.round)))
         for s in self.swaps:
             good = max(s.clients, default=0) < clients and max(s.labels) < classes
-            require(good, f"{name}: {short(s, 120)} does not fit {clients} clients, {classes} classes")
+            require(
+                good, f"{name}: {short(s, 120)} does not fit {clients} clients, {classes} classes"
+            )
+
     @property
-    def change_rounds(self) -> tuple: return tuple(sorted({swap.round for swap in self.swaps}))
+    def change_rounds(self) -> tuple:
+        return tuple(sorted({swap.round for swap in self.swaps}))
+
     @cached_property
     def history(self) -> list:
         "(round, label maps (K, C)) at the beginning and for each round with a change"
@@ -84,14 +109,19 @@ class DriftSchedule:
                 exchange[list(swap.labels)] = swap.labels[::-1]
                 steps[-1][1][who] = exchange[steps[-1][1][who]]
         return steps
+
     @cached_property
     def concept_maps(self) -> np.ndarray:
         "All different label maps (Q, C) in order of appearance; row 0 is the identity, a row's number is its concept"
-        return np.array(list(dict.fromkeys(tuple(row) for _, maps in self.history for row in maps.tolist())))
+        return np.array(
+            list(dict.fromkeys(tuple(row) for _, maps in self.history for row in maps.tolist()))
+        )
+
     def label_maps(self, t: int) -> np.ndarray:
         "The current label of each original label for every client in round t, (K, C)"
         t = number("round", t, 0, kind=int)
         return [maps for start, maps in self.history if start <= t][-1].copy()
+
     def concepts(self, t: int) -> np.ndarray:
         "The concept of every client in round t, (K,): equal numbers have equal label maps, 0 is the original one"
         return (self.label_maps(t)[:, None] == self.concept_maps).all(2).argmax(1)
@@ -105,33 +135,68 @@ DRIFTS = {  # name -> the rounds in which group g = 0, 1, 2 swaps (FedCCFA, sect
 }
 GROUPS = ((0, 1, 2), (3, 4, 5), (6, 7, 8, 9))  # client id mod 10
 
-def drift_names() -> list[str]: return list(DRIFTS)
 
-def drift(name: str, *, clients: int, classes: int, at: int = 100, step: int = 10, back: int = 50) -> DriftSchedule:
+def drift_names() -> list[str]:
+    return list(DRIFTS)
+
+
+def drift(
+    name: str, *, clients: int, classes: int, at: int = 100, step: int = 10, back: int = 50
+) -> DriftSchedule:
     "FedCCFA's patterns from round `at` on; `step` rounds between incremental groups, `back` until labels return"
-    pattern, clients = DRIFTS[choice(name, DRIFTS, "drift")], number("clients", clients, 1, MAX_CLIENTS, kind=int)
-    classes = number(f"classes for drift {name!r}", classes, 1 if name == "none" else 7, MAX_CLASSES, kind=int)
-    at, step, back = (number(name, t, least, MAX_ROUNDS // 4, kind=int)
-                      for name, t, least in (("at", at, 0), ("step", step, 1), ("back", back, 1)))
+    pattern, clients = (
+        DRIFTS[choice(name, DRIFTS, "drift")],
+        number("clients", clients, 1, MAX_CLIENTS, kind=int),
+    )
+    classes = number(
+        f"classes for drift {name!r}", classes, 1 if name == "none" else 7, MAX_CLASSES, kind=int
+    )
+    at, step, back = (
+        number(name, t, least, MAX_ROUNDS // 4, kind=int)
+        for name, t, least in (("at", at, 0), ("step", step, 1), ("back", back, 1))
+    )
     members = [tuple(k for k in range(clients) if k % 10 in group) for group in GROUPS]
-    swaps = [Swap(t, members[g], (2 * g + 1, 2 * g + 2)) for g in range(3) for t in pattern(g, at, step, back)]
+    swaps = [
+        Swap(t, members[g], (2 * g + 1, 2 * g + 2))
+        for g in range(3)
+        for t in pattern(g, at, step, back)
+    ]
     return DriftSchedule(name, clients, classes, tuple(swap for swap in swaps if swap.clients))
 
 # %% ../../nbs/02_data/00_concept_drift.ipynb #7445c55e
 def plot_timeline(schedule: DriftSchedule, rounds: int, ax=None):
     "Concepts over time: one row for each client, `rounds` on x, colour and grey level = label map"
     import matplotlib.pyplot as plt  # here: training never draws, and a worker starts faster without
+
     def words(label_map) -> str:  # '1↔2' for a swap, '0→2' for each label of a longer cycle
         moves = [(c, m, "↔" if label_map[m] == c else "→") for c, m in enumerate(label_map)]
-        return ", ".join(f"{c}{sign}{m}" for c, m, sign in moves if sign == "→" or c < m) or "original"
-    grid = np.stack([schedule.concepts(t) for t in range(number("rounds", rounds, 1, kind=int))], axis=1)
-    colours = np.vstack([[.92] * 3 + [1], plt.cm.viridis(np.linspace(0, .75, max(1, len(schedule.concept_maps) - 1)))])
+        return (
+            ", ".join(f"{c}{sign}{m}" for c, m, sign in moves if sign == "→" or c < m) or "original"
+        )
+
+    grid = np.stack(
+        [schedule.concepts(t) for t in range(number("rounds", rounds, 1, kind=int))], axis=1
+    )
+    colours = np.vstack(
+        [
+            [0.92] * 3 + [1],
+            plt.cm.viridis(np.linspace(0, 0.75, max(1, len(schedule.concept_maps) - 1))),
+        ]
+    )
     ax = ax or plt.subplots(figsize=(7.5, 3), layout="constrained")[1]
-    ax.imshow(colours[grid], aspect="auto", interpolation="nearest", extent=(0, rounds, schedule.clients - .5, -.5))
-    if schedule.clients <= 40: ax.hlines(np.arange(schedule.clients - 1) + .5, 0, rounds, color="white", linewidth=.8)
-    for q in np.unique(grid): ax.bar([0], [0], color=colours[q], label=words(schedule.concept_maps[q]))
-    ax.legend(title="labels", loc="center left", bbox_to_anchor=(1, .5), frameon=False)
+    ax.imshow(
+        colours[grid],
+        aspect="auto",
+        interpolation="nearest",
+        extent=(0, rounds, schedule.clients - 0.5, -0.5),
+    )
+    if schedule.clients <= 40:
+        ax.hlines(np.arange(schedule.clients - 1) + 0.5, 0, rounds, color="white", linewidth=0.8)
+    for q in np.unique(grid):
+        ax.bar([0], [0], color=colours[q], label=words(schedule.concept_maps[q]))
+    ax.legend(title="labels", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     ax.set(xlabel="round", ylabel="client", title=f"{schedule.name} drift", xlim=(0, rounds))
-    ax.set_ylim(schedule.clients - .5, -.5)
-    for axis in (ax.xaxis, ax.yaxis): axis.get_major_locator().set_params(integer=True)
+    ax.set_ylim(schedule.clients - 0.5, -0.5)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.get_major_locator().set_params(integer=True)
     return ax

@@ -24,29 +24,49 @@ from .images import PICTURES
 from .sources import Source, complete, idx_array, intact
 from .synthetic import synthetic
 from .texts import TEXTS
-from .transforms import (
-    WIDER, Recipe, augment, dataset_names, draw_augmentation, normalise, pixel_statistics, recipe_for)
+from fedrepro.data.transforms import (
+    WIDER,
+    Recipe,
+    augment,
+    dataset_names,
+    draw_augmentation,
+    normalise,
+    pixel_statistics,
+    recipe_for,
+)
 
 # %% ../../nbs/02_data/07_datasets.ipynb #b1d2c002
 def not_a_tensor(values, what: str) -> InputError:
     "The error that says what `values` are and how they become a tensor"
-    try: array = np.asarray(values)
-    except ValueError: array = np.asarray(None)  # rows of different lengths
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        array = np.asarray(None)  # rows of different lengths
     first = next(iter(array.ravel().tolist()), None)
     got = f"{what}: expected a tensor, got {type(values).__name__}"
     if isinstance(first, (str, bytes)):
-        return InputError(f"{got} of words like {short(first, 30)}; `names, y = numpy.unique(words, "
-                          "return_inverse=True)` gives class names and numbers, `torch.from_numpy(y)` the tensor")
+        return InputError(
+            f"{got} of words like {short(first, 30)}; `names, y = numpy.unique(words, "
+            "return_inverse=True)` gives class names and numbers, `torch.from_numpy(y)` the tensor"
+        )
     if array.dtype.kind in "biuf":
-        return InputError(f"{got} of {array.dtype} {array.shape}; "
-                          "`torch.from_numpy(array)` or `torch.tensor(list)` makes one")
-    return InputError(f"{got} {short(values, 40)}; it has to become one array of numbers first, with rows of one shape")
+        return InputError(
+            f"{got} of {array.dtype} {array.shape}; "
+            "`torch.from_numpy(array)` or `torch.tensor(list)` makes one"
+        )
+    return InputError(
+        f"{got} {short(values, 40)}; it has to become one array of numbers first, with rows of one shape"
+    )
+
 
 def real_tensor(values, what: str) -> Tensor:
     "`values` if they are a tensor of real numbers, in a type PyTorch computes with; raises InputError, naming `what`"
-    if not isinstance(values, Tensor): raise not_a_tensor(values, what)
+    if not isinstance(values, Tensor):
+        raise not_a_tensor(values, what)
     good = values.layout is torch.strided and not values.is_complex()
-    require(good, f"{what}: expected a dense tensor of real numbers, got {values.dtype} {values.layout}")
+    require(
+        good, f"{what}: expected a dense tensor of real numbers, got {values.dtype} {values.layout}"
+    )
     return values.detach().to(WIDER.get(values.dtype, values.dtype))
 
 # %% ../../nbs/02_data/07_datasets.ipynb #b1d2c005
@@ -54,20 +74,36 @@ def pixels(values, what: str) -> Tensor:
     "Pictures (N, C, H, W) or a table (N, features), finite in float32; raises InputError, naming `what`"
     x = real_tensor(values, what)
     shape = tuple(x.shape)
-    hint = {1: "; a table of one column is x[:, None]", 3: "; grey pictures need an axis for their channel, x[:, None]"}
-    require(len(shape) in (2, 4), f"{what}: expected pictures (samples, channels, height, width) or a table (samples, "
-                                  f"features), got shape {shape}{hint.get(len(shape), '')}")
+    hint = {
+        1: "; a table of one column is x[:, None]",
+        3: "; grey pictures need an axis for their channel, x[:, None]",
+    }
+    require(
+        len(shape) in (2, 4),
+        f"{what}: expected pictures (samples, channels, height, width) or a table (samples, "
+        f"features), got shape {shape}{hint.get(len(shape), '')}",
+    )
     require(0 not in shape, f"{what}: there is nothing in it: its shape is {shape}")
     if len(shape) == 4:
         _, a, b, last = shape
         turned = min(a, b) >= 8 and (last in (3, 4) or last == 1 and a == b)
-        require(not turned, f"{what}: shape {shape} looks like pictures with their channels last, expected (samples, "
-                            "channels, height, width): x.permute(0, 3, 1, 2)")
+        require(
+            not turned,
+            f"{what}: shape {shape} looks like pictures with their channels last, expected (samples, "
+            "channels, height, width): x.permute(0, 3, 1, 2)",
+        )
     if x.is_floating_point():
-        bad = torch.cat([~part.float().isfinite().flatten(1).all(1) for part in x.split(1000)]).nonzero().flatten()
-        require(not len(bad), f"{what}: {len(bad)} of {len(x)} samples hold NaN, infinite or too large values (float32 "
-                f"ends at 3.4e38), the first is sample {bad[0] if len(bad) else 0}; write numbers in their "
-                "place or drop the samples")
+        bad = (
+            torch.cat([~part.float().isfinite().flatten(1).all(1) for part in x.split(1000)])
+            .nonzero()
+            .flatten()
+        )
+        require(
+            not len(bad),
+            f"{what}: {len(bad)} of {len(x)} samples hold NaN, infinite or too large values (float32 "
+            f"ends at 3.4e38), the first is sample {bad[0] if len(bad) else 0}; write numbers in their "
+            "place or drop the samples",
+        )
     return x
 
 # %% ../../nbs/02_data/07_datasets.ipynb #b1d2c008
@@ -75,25 +111,48 @@ def class_numbers(values, what: str, samples: int, classes: int = 10**9) -> Tens
     "`values` if they are int64 (samples,) from 0 to classes - 1; raises InputError, naming `what`"
     y = real_tensor(values, what)
     shape, hint = tuple(y.shape), ""
-    if y.dim() == 2: hint = "; take y[:, 0]" if shape[1] == 1 else "; one-hot rows become class numbers by y.argmax(1)"
-    require(y.dim() == 1, f"{what}: expected one class number a sample, shape ({samples},), got shape {shape}{hint}")
+    if y.dim() == 2:
+        hint = (
+            "; take y[:, 0]"
+            if shape[1] == 1
+            else "; one-hot rows become class numbers by y.argmax(1)"
+        )
+    require(
+        y.dim() == 1,
+        f"{what}: expected one class number a sample, shape ({samples},), got shape {shape}{hint}",
+    )
     require(len(y) == samples, f"{what}: {len(y)} labels for {samples} samples")
     hint = "; y.long()" if torch.equal(y.double(), y.double().round()) else ""
-    require(y.dtype is torch.int64, f"{what}: expected whole numbers of type int64, as PyTorch's losses do, got "
-                                    f"{str(y.dtype).removeprefix('torch.')} {short(y[:3].tolist(), 40)}{hint}")
+    require(
+        y.dtype is torch.int64,
+        f"{what}: expected whole numbers of type int64, as PyTorch's losses do, got "
+        f"{str(y.dtype).removeprefix('torch.')} {short(y[:3].tolist(), 40)}{hint}",
+    )
     low, high, hint = int(y.min()), int(y.max()), ""
-    if 0 <= low and high < classes: return y
-    if low == -1: hint = f"; {int((y == -1).sum())} are -1: samples without a label must be left out"
-    elif low == 1 and high == classes: hint = "; subtract 1 from each"
-    elif high >= classes and low >= 0: hint = "; class_names needs a name for each class"
-    there = f"0 to {classes - 1} for {classes} class name{'s' * (classes > 1)}" if classes < 10**9 else "numbers from 0"
+    if 0 <= low and high < classes:
+        return y
+    if low == -1:
+        hint = f"; {int((y == -1).sum())} are -1: samples without a label must be left out"
+    elif low == 1 and high == classes:
+        hint = "; subtract 1 from each"
+    elif high >= classes and low >= 0:
+        hint = "; class_names needs a name for each class"
+    there = (
+        f"0 to {classes - 1} for {classes} class name{'s' * (classes > 1)}"
+        if classes < 10**9
+        else "numbers from 0"
+    )
     raise InputError(f"{what}: labels from {low} to {high}, expected {there}{hint}")
+
 
 def class_names(given, name: str) -> tuple[str, ...]:
     "The names of the classes as a tuple of texts; raises InputError, naming the data set `name`"
     good = isinstance(given, (tuple, list, np.ndarray)) and len(given) > 0
     good = good and all(isinstance(n, (str, int, np.integer)) for n in given)
-    require(good, f"{name}: class_names: expected the name of each class, like ('cat', 'dog'), got {short(given)}")
+    require(
+        good,
+        f"{name}: class_names: expected the name of each class, like ('cat', 'dog'), got {short(given)}",
+    )
     return tuple(map(str, given))
 
 # %% ../../nbs/02_data/07_datasets.ipynb #b1d2c00b
@@ -101,12 +160,20 @@ def agree(data: "Dataset"):
     "Raises InputError unless training and test samples have one form, and both or neither have groups"
     train, test = data.train_x, data.test_x
     good = train.shape[1:] == test.shape[1:] and train.dtype == test.dtype
-    require(good, f"{data.name}: training and test samples differ: train_x is {train.dtype} {tuple(train.shape)}, "
-                  f"test_x is {test.dtype} {tuple(test.shape)}")
-    require(data.train_groups is None or data.test_groups is not None,
-            f"{data.name}: train_groups are given, but no test_groups; expected both or neither")
-    require(hasattr(data.recipe, "augments"),
-            f"{data.name}: recipe: expected a Recipe, like recipe_for('plain', 'MNIST'), got {short(data.recipe)}")
+    require(
+        good,
+        f"{data.name}: training and test samples differ: train_x is {train.dtype} {tuple(train.shape)}, "
+        f"test_x is {test.dtype} {tuple(test.shape)}",
+    )
+    require(
+        data.train_groups is None or data.test_groups is not None,
+        f"{data.name}: train_groups are given, but no test_groups; expected both or neither",
+    )
+    require(
+        hasattr(data.recipe, "augments"),
+        f"{data.name}: recipe: expected a Recipe, like recipe_for('plain', 'MNIST'), got {short(data.recipe)}",
+    )
+
 
 def fitting(recipe: Recipe, x: Tensor, scale: float, name: str) -> Recipe:
     "`recipe` for the training samples `x`, measured where it states no mean; raises InputError if it does not fit them"
@@ -114,12 +181,17 @@ def fitting(recipe: Recipe, x: Tensor, scale: float, name: str) -> Recipe:
         found = pixel_statistics(x, scale)
         recipe = replace(recipe, mean=found["mean"], std=tuple(s or 1.0 for s in found["std"]))
     of = f"{name}: recipe {recipe.name!r}"
-    require(len(recipe.mean) in (1, x.shape[1]),
-            f"{of} has mean and std of {len(recipe.mean)} channels, the samples have {x.shape[1]}")
+    require(
+        len(recipe.mean) in (1, x.shape[1]),
+        f"{of} has mean and std of {len(recipe.mean)} channels, the samples have {x.shape[1]}",
+    )
     require(x.dim() == 4 or not recipe.augments, f"{of} changes pictures, not rows of a table")
     small = recipe.pad == "reflect" and recipe.crop >= min(x.shape[2:], default=0) > 0
-    require(not small, f"{of} mirrors {recipe.crop} pixels beyond the border, more than pictures of "
-                       f"{'x'.join(map(str, x.shape[1:]))} have")
+    require(
+        not small,
+        f"{of} mirrors {recipe.crop} pixels beyond the border, more than pictures of "
+        f"{'x'.join(map(str, x.shape[1:]))} have",
+    )
     return recipe
 
 # %% ../../nbs/02_data/07_datasets.ipynb #b1d2c00e
@@ -127,14 +199,23 @@ def shortened(labels: Tensor, n: int, key: str, name: str) -> slice | Tensor:
     "Which `n` samples remain: the first, or, where these lack a class, of each class its share; raises InputError"
     there = len(labels)
     number(f"{key} of {name}", n, 1, kind=int)
-    if n > there: raise InputError(f"{key} {n}: {name} has {there}")
+    if n > there:
+        raise InputError(f"{key} {n}: {name} has {there}")
     counts = labels.cpu().bincount()
     present = int((counts > 0).sum())
-    if len(labels[:n].unique()) == present: return slice(n)
-    require(n >= present, f"{key} {n}: {name} has samples of {present} classes, expected at least one of each")
+    if len(labels[:n].unique()) == present:
+        return slice(n)
+    require(
+        n >= present,
+        f"{key} {n}: {name} has samples of {present} classes, expected at least one of each",
+    )
     by_class = labels.cpu().argsort(stable=True)
-    place = torch.arange(there) - (counts.cumsum(0) - counts).repeat_interleave(counts)  # of a sample within its class
-    share = place / counts.repeat_interleave(counts)  # the first of each class has 0, so that none is lost
+    place = torch.arange(there) - (counts.cumsum(0) - counts).repeat_interleave(
+        counts
+    )  # of a sample within its class
+    share = place / counts.repeat_interleave(
+        counts
+    )  # the first of each class has 0, so that none is lost
     return by_class[share.argsort(stable=True)[:n]].sort().values
 
 # %% ../../nbs/02_data/07_datasets.ipynb #492de950
@@ -143,16 +224,19 @@ class Dataset:
     """Labelled pictures, or rows of a table, and the recipe that turns them into network input.
 
     Raises InputError, in one line that says how to mend it, for what cannot be a data set."""
+
     name: str
-    train_x: Tensor                # pictures (N, C, H, W), usually uint8; or a table (N, features)
-    train_y: Tensor                # int64 (N,), 0 to classes - 1
-    test_x: Tensor                 # (M, C, H, W) or (M, features) of the same type
-    test_y: Tensor                 # int64 (M,)
+    train_x: Tensor  # pictures (N, C, H, W), usually uint8; or a table (N, features)
+    train_y: Tensor  # int64 (N,), 0 to classes - 1
+    test_x: Tensor  # (M, C, H, W) or (M, features) of the same type
+    test_y: Tensor  # int64 (M,)
     class_names: tuple[str, ...]
-    recipe: Recipe                 # measured on `train_x` where it has no mean
-    scale: float = 0.0             # the largest pixel value, 16 for digits; 0: 255 for bytes, 1 for other types
+    recipe: Recipe  # measured on `train_x` where it has no mean
+    scale: float = (
+        0.0  # the largest pixel value, 16 for digits; 0: 255 for bytes, 1 for other types
+    )
     train_groups: Tensor | None = None  # int64 (N,): the domain or client of each sample, if known
-    test_groups: Tensor | None = None   # int64 (M,)
+    test_groups: Tensor | None = None  # int64 (M,)
 
     def __post_init__(self):
         named = isinstance(self.name, str) and self.name
@@ -161,12 +245,19 @@ class Dataset:
         found: dict = {"class_names": names}
         for part in ("train", "test"):
             x = pixels(getattr(self, f"{part}_x"), f"{self.name}: {part}_x")
-            found |= {f"{part}_x": x, f"{part}_y": class_numbers(getattr(self, f"{part}_y"), f"{self.name}: {part}_y",
-                                                                 len(x), len(names))}
+            found |= {
+                f"{part}_x": x,
+                f"{part}_y": class_numbers(
+                    getattr(self, f"{part}_y"), f"{self.name}: {part}_y", len(x), len(names)
+                ),
+            }
             groups = getattr(self, f"{part}_groups")
             if groups is not None:
-                found[f"{part}_groups"] = class_numbers(groups, f"{self.name}: {part}_groups", len(x)).cpu()
-        for key, value in found.items(): object.__setattr__(self, key, value)
+                found[f"{part}_groups"] = class_numbers(
+                    groups, f"{self.name}: {part}_groups", len(x)
+                ).cpu()
+        for key, value in found.items():
+            object.__setattr__(self, key, value)
         agree(self)
         self._prepare()
 
@@ -175,23 +266,35 @@ class Dataset:
         default = 255.0 if self.train_x.dtype is torch.uint8 else 1.0
         scale = number(f"{self.name}: scale", self.scale, 0)
         object.__setattr__(self, "scale", scale or default)
-        object.__setattr__(self, "recipe", fitting(self.recipe, self.train_x, self.scale, self.name))
+        object.__setattr__(
+            self, "recipe", fitting(self.recipe, self.train_x, self.scale, self.name)
+        )
 
     @property
-    def classes(self) -> int: return len(self.class_names)  # their number
+    def classes(self) -> int:
+        return len(self.class_names)  # their number
+
     @property
-    def shape(self) -> tuple[int, ...]: return tuple(self.train_x.shape[1:])  # (C, H, W) of one picture; (features,)
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.train_x.shape[1:])  # (C, H, W) of one picture; (features,)
+
     def __repr__(self):
         size = "x".join(map(str, self.shape))
         what = f"images of {size}" if len(self.shape) > 1 else f"rows of {size} features"
-        return (f"{self.name}: {len(self.train_y)} + {len(self.test_y)} {what}, {self.classes} classes, "
-                f"recipe {self.recipe.name}")
+        return (
+            f"{self.name}: {len(self.train_y)} + {len(self.test_y)} {what}, {self.classes} classes, "
+            f"recipe {self.recipe.name}"
+        )
+
     @property
     def tensors(self) -> dict[str, Tensor]:
         "Images and labels, by the name of their field"
         return {n: getattr(self, n) for n in ("train_x", "train_y", "test_x", "test_y")}
+
     @cached_property
-    def fingerprint(self) -> str: return self.digest()  # kept: equal to `digest` as long as nothing changes the data
+    def fingerprint(self) -> str:
+        return self.digest()  # kept: equal to `digest` as long as nothing changes the data
+
     def digest(self) -> str:
         "sha256 (hex) over shapes, types and bytes of all tensors, as they are now"
         digest = hashlib.sha256()
@@ -200,82 +303,121 @@ class Dataset:
             digest.update(f"{t.dtype}{tuple(t.shape)}".encode())
             digest.update(t.cpu().contiguous().view(torch.uint8).numpy())  # numpy has no bfloat16
         return digest.hexdigest()
+
     @property
     def groups(self) -> tuple[np.ndarray, np.ndarray] | None:
         "The groups of the training and the test samples, (N,) and (M,), or None: the recipe `natural` deals by them"
-        if self.train_groups is None or self.test_groups is None: return None
+        if self.train_groups is None or self.test_groups is None:
+            return None
         return self.train_groups.numpy(), self.test_groups.numpy()
+
     def first(self, train: int | None, test: int | None) -> "Dataset":
         """The first `train` and `test` samples (None = all), chosen by `shortened` where a class would be lost.
 
         Raises InputError if there are fewer samples, or fewer asked for than classes."""
-        if train is None and test is None: return self
+        if train is None and test is None:
+            return self
         cut = {}
         for part, n in (("train", train), ("test", test)):
-            if n is None: continue
+            if n is None:
+                continue
             rows = shortened(getattr(self, f"{part}_y"), n, f"{part}_samples", self.name)
             tensors = {k: getattr(self, k) for k in (f"{part}_x", f"{part}_y", f"{part}_groups")}
-            cut |= {k: None if t is None else t[rows if isinstance(rows, slice) else rows.to(t.device)]
-                    for k, t in tensors.items()}
+            cut |= {
+                k: None if t is None else t[rows if isinstance(rows, slice) else rows.to(t.device)]
+                for k, t in tensors.items()
+            }
         return replace(self, **cut)
+
     def to(self, device) -> "Dataset":
         "The same data on `device` (groups stay); raises InputError if that cannot be used"
-        try: moved: dict = {n: t.to(device) for n, t in self.tensors.items()}
+        try:
+            moved: dict = {n: t.to(device) for n, t in self.tensors.items()}
         except (RuntimeError, AssertionError) as e:
-            raise InputError(f"device {str(device)!r} cannot be used here: {str(e).splitlines()[0]}") from e
+            raise InputError(
+                f"device {str(device)!r} cannot be used here: {str(e).splitlines()[0]}"
+            ) from e
         out = copy.copy(self)  # checked already; a fingerprint that is known goes along
         out.__dict__.update(moved)
         return out
+
     def draw(self, n: int, rng: np.random.Generator) -> np.ndarray | None:
         "Augmentation decisions for `n` samples, int64 (n, 4), or None: see the function `draw_augmentation`"
         return draw_augmentation(self.recipe, n, rng)
+
     def batch(self, x: Tensor, draws: Tensor | None = None, dtype=torch.float32) -> Tensor:
         "Network input of type `dtype`: `x` (..., *shape) normalised, augmented by `draws` (..., 4); `x` stays as it is"
         recipe = self.recipe
-        if len(self.shape) == 1: return normalise(x[..., None, None], recipe, self.scale, dtype)[..., 0, 0]
-        if recipe.pad == "mean": return augment(normalise(x, recipe, self.scale, dtype), draws, recipe)
+        if len(self.shape) == 1:
+            return normalise(x[..., None, None], recipe, self.scale, dtype)[..., 0, 0]
+        if recipe.pad == "mean":
+            return augment(normalise(x, recipe, self.scale, dtype), draws, recipe)
         return normalise(augment(x, draws, recipe), recipe, self.scale, dtype)
 
 # %% ../../nbs/02_data/07_datasets.ipynb #390a524a
 def _digits() -> dict:
     "The parts of the digits data set: the first 1,437 for training, the last 360 for testing"
     from sklearn.datasets import load_digits  # takes a second to import, and only digits need it
+
     raw = load_digits()
-    x, y = torch.from_numpy(raw.images.astype(np.uint8))[:, None], torch.from_numpy(raw.target.astype(np.int64))
-    return dict(train_x=x[:-360], train_y=y[:-360], test_x=x[-360:], test_y=y[-360:], scale=16.0,
-                class_names=tuple("0123456789"))
+    x, y = (
+        torch.from_numpy(raw.images.astype(np.uint8))[:, None],
+        torch.from_numpy(raw.target.astype(np.int64)),
+    )
+    return dict(
+        train_x=x[:-360],
+        train_y=y[:-360],
+        test_x=x[-360:],
+        test_y=y[-360:],
+        scale=16.0,
+        class_names=tuple("0123456789"),
+    )
 
 # %% ../../nbs/02_data/07_datasets.ipynb #037ca737
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Texts(Dataset):
     "Rows of token numbers, int (N, L) and (M, L), of one text or several side by side; InputError if they do not fit"
-    lengths: tuple[int, ...]                   # tokens of each text of a row; L is their sum
+
+    lengths: tuple[int, ...]  # tokens of each text of a row; L is their sum
     vocabularies: tuple[tuple[str, ...], ...]  # by text: what every number means; 0 is padding
 
     def _prepare(self):
         "Check the token numbers; nothing is normalised"
         if self.recipe.augments:
-            raise InputError(f"{self.name}: recipe {self.recipe.name!r} changes pictures, not texts")
+            raise InputError(
+                f"{self.name}: recipe {self.recipe.name!r} changes pictures, not texts"
+            )
         object.__setattr__(self, "scale", self.scale or 1.0)
         length = sum(self.lengths)
         for part in ("train_x", "test_x"):
             x, where = getattr(self, part), f"{self.name}: {part}"
             good = x.shape[1:] == (length,) and not x.is_floating_point()
             good = good and len(self.lengths) == len(self.vocabularies)
-            require(good, f"{where}: expected token numbers (N, {length}), the sum of lengths {short(self.lengths)}, "
-                          f"with a vocabulary for each, got {x.dtype} {tuple(x.shape)} and {len(self.vocabularies)} "
-                          "vocabularies")
+            require(
+                good,
+                f"{where}: expected token numbers (N, {length}), the sum of lengths {short(self.lengths)}, "
+                f"with a vocabulary for each, got {x.dtype} {tuple(x.shape)} and {len(self.vocabularies)} "
+                "vocabularies",
+            )
             for tokens, names in zip(x.split(self.lengths, 1), self.vocabularies):
                 low, high = int(tokens.min()), int(tokens.max())
-                require(0 <= low and high < len(names), f"{where}: tokens from {low} to {high}, expected 0 to "
-                                                        f"{len(names) - 1}: the vocabulary has {len(names)} names")
+                require(
+                    0 <= low and high < len(names),
+                    f"{where}: tokens from {low} to {high}, expected 0 to "
+                    f"{len(names) - 1}: the vocabulary has {len(names)} names",
+                )
+
     @property
     def shape(self) -> tuple[int, ...]:
         "Length and size of the vocabulary of each text of a row, one pair after the other: what a network has to know"
         return tuple(n for pair in zip(self.lengths, map(len, self.vocabularies)) for n in pair)
+
     def __repr__(self):
-        texts = " and ".join(f"{n} of {len(names)} tokens" for n, names in zip(self.lengths, self.vocabularies))
+        texts = " and ".join(
+            f"{n} of {len(names)} tokens" for n, names in zip(self.lengths, self.vocabularies)
+        )
         return f"{self.name}: {len(self.train_y)} + {len(self.test_y)} texts, each {texts}, {self.classes} classes"
+
     def batch(self, x: Tensor, draws: Tensor | None = None, dtype=torch.float32) -> Tensor:
         "Token numbers (..., L) as int64 of their own, whatever `dtype` the network computes in"
         return x.to(torch.int64, copy=True)
@@ -286,36 +428,55 @@ def read_idx(source: Source, root: Path) -> dict:
     parts = {}
     for part in ("train", "test"):
         files = {root / source.folder / file: md5 for file, md5 in getattr(source, part).items()}
-        for file, md5 in files.items(): intact(file, md5, source.name)
+        for file, md5 in files.items():
+            intact(file, md5, source.name)
         x, y = (idx_array(bytearray(file.read_bytes())) for file in files)
-        parts |= {f"{part}_x": torch.from_numpy(x)[:, None], f"{part}_y": torch.from_numpy(y.astype(np.int64))}
+        parts |= {
+            f"{part}_x": torch.from_numpy(x)[:, None],
+            f"{part}_y": torch.from_numpy(y.astype(np.int64)),
+        }
     return parts | {"class_names": source.class_names}
 
 # %% ../../nbs/02_data/07_datasets.ipynb #3292a53f
 class _Batch(pickle.Unpickler):
     "Reads numbers, texts, lists, dicts and arrays; a pickle that names anything else is refused"
+
     def find_class(self, module, name):
         "`module.name`, if a batch of CIFAR needs it; else raises UnpicklingError"
-        arrays = "numpy ndarray", "numpy dtype", *(f"numpy.{c}.multiarray _reconstruct" for c in ("core", "_core"))
-        if f"{module} {name}" in arrays: return super().find_class(module, name)
+        arrays = (
+            "numpy ndarray",
+            "numpy dtype",
+            *(f"numpy.{c}.multiarray _reconstruct" for c in ("core", "_core")),
+        )
+        if f"{module} {name}" in arrays:
+            return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch of CIFAR needs")
+
 
 def read_batch(path: Path, md5: str, name: str) -> dict:
     "The content of one of CIFAR's pickles, read only if its MD5 agrees; raises InputError"
     intact(path, md5, name)
-    try: return _Batch(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-    except Exception as e: raise InputError(f"{path} is refused: {' '.join(str(e).split()) or type(e).__name__}") from e
+    try:
+        return _Batch(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+    except Exception as e:
+        raise InputError(
+            f"{path} is refused: {' '.join(str(e).split()) or type(e).__name__}"
+        ) from e
+
 
 def read_cifar(source: Source, root: Path) -> dict:
     "The parts of a data set kept as CIFAR's pickles, poured into one array"
-    def content(file, md5): return read_batch(root / source.folder / file, md5, source.name)
+
+    def content(file, md5):
+        return read_batch(root / source.folder / file, md5, source.name)
+
     parts = {}
     for part, size in zip(("train", "test"), source.sizes):
         x, y = np.empty((size, 3, 32, 32), np.uint8), []
         for file, md5 in getattr(source, part).items():
             batch = content(file, md5)
             labels = batch[b"fine_labels"] if b"fine_labels" in batch else batch[b"labels"]
-            x[len(y):len(y) + len(labels)] = batch[b"data"].reshape(-1, 3, 32, 32)
+            x[len(y) : len(y) + len(labels)] = batch[b"data"].reshape(-1, 3, 32, 32)
             y += labels
         parts |= {f"{part}_x": torch.from_numpy(x), f"{part}_y": torch.tensor(y)}
     meta = content(*next(iter(source.meta.items())))
@@ -323,55 +484,146 @@ def read_cifar(source: Source, root: Path) -> dict:
     return parts | {"class_names": tuple(n.decode() for n in names)}
 
 # %% ../../nbs/02_data/07_datasets.ipynb #813d9aa6
-_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_CLOTHES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+
 
 def _each_gz(mirrors: tuple[str, ...], **digests: str) -> tuple[Archive, ...]:
     "An archive for every file of an MNIST, from the MD5s of the compressed files (train_images and so on)"
-    files = {f"{part.replace('_', '-')}-idx{3 if 'images' in part else 1}-ubyte": md5 for part, md5 in digests.items()}
-    return tuple(Archive(tuple(f"{m}{f}.gz" for m in mirrors), md5, {f: f}) for f, md5 in files.items())
+    files = {
+        f"{part.replace('_', '-')}-idx{3 if 'images' in part else 1}-ubyte": md5
+        for part, md5 in digests.items()
+    }
+    return tuple(
+        Archive(tuple(f"{m}{f}.gz" for m in mirrors), md5, {f: f}) for f, md5 in files.items()
+    )
+
 
 def _cifar_tar(name: str, md5: str, folder: str, *files: str) -> tuple[Archive]:
     "CIFAR's archive, which holds `files` in `folder`"
-    return (Archive((f"https://www.cs.toronto.edu/~kriz/{name}",), md5, {f"{folder}/{f}": f for f in files}),)
+    return (
+        Archive(
+            (f"https://www.cs.toronto.edu/~kriz/{name}",), md5, {f"{folder}/{f}": f for f in files}
+        ),
+    )
 
-SOURCES = {s.name: s for s in (
-    Source("MNIST", "MNIST/raw", read_idx,
-           {"train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-            "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624"},
-           {"t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-            "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637"}, (60_000, 10_000),
-           _each_gz(("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
-                    train_images="f68b3c2dcbeaaa9fbdd348bbdeb94873", train_labels="d53e105ee54ea40749a09fcbcd1e9432",
-                    t10k_images="9fb629c4189551a2d022fa330f9573f3", t10k_labels="ec29112dd5afa0611ce80d1b7f02629c"),
-           class_names=tuple("0123456789")),
-    Source("Fashion-MNIST", "FashionMNIST/raw", read_idx,
-           {"train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-            "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9"},
-           {"t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-            "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965"}, (60_000, 10_000),
-           _each_gz(("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-                    train_images="8d4fb7e6c68d591d4c3dfef9ec88bf0d", train_labels="25c81989df183df01b3e8a0aad5dffbe",
-                    t10k_images="bef4ecab320f06d8554ea6380940ec79", t10k_labels="bb300cfdad3c16e7a12a480ee83cd310"),
-           class_names=_CLOTHES),
-    Source("CIFAR-10", "cifar-10-batches-py", read_cifar,
-           {"data_batch_1": "c99cafc152244af753f735de768cd75f", "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751", "data_batch_4": "634d18415352ddfa80567beed471001a",
-            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb"}, {"test_batch": "40351d587109b95175f43aff81a1287e"},
-           (50_000, 10_000), _cifar_tar("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a",
-           "cifar-10-batches-py", *(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"),
-           {"batches.meta": "5ff9c542aee3614f3951f8cda6e48888"}),
-    Source("CIFAR-100", "cifar-100-python", read_cifar,
-           {"train": "16019d7e3df5f24257cddd939b257f8d"}, {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
-           (50_000, 10_000), _cifar_tar("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85",
-                                        "cifar-100-python", "train", "test", "meta"),
-           {"meta": "7973b15100ade9c7d40fb424638fde48"}), *PICTURES, *TEXTS)}
+
+SOURCES = {
+    s.name: s
+    for s in (
+        Source(
+            "MNIST",
+            "MNIST/raw",
+            read_idx,
+            {
+                "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+                "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+            },
+            {
+                "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+                "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+            },
+            (60_000, 10_000),
+            _each_gz(
+                (
+                    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+                    "http://yann.lecun.com/exdb/mnist/",
+                ),
+                train_images="f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                train_labels="d53e105ee54ea40749a09fcbcd1e9432",
+                t10k_images="9fb629c4189551a2d022fa330f9573f3",
+                t10k_labels="ec29112dd5afa0611ce80d1b7f02629c",
+            ),
+            class_names=tuple("0123456789"),
+        ),
+        Source(
+            "Fashion-MNIST",
+            "FashionMNIST/raw",
+            read_idx,
+            {
+                "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+                "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+            },
+            {
+                "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+                "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+            },
+            (60_000, 10_000),
+            _each_gz(
+                ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+                train_images="8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                train_labels="25c81989df183df01b3e8a0aad5dffbe",
+                t10k_images="bef4ecab320f06d8554ea6380940ec79",
+                t10k_labels="bb300cfdad3c16e7a12a480ee83cd310",
+            ),
+            class_names=_CLOTHES,
+        ),
+        Source(
+            "CIFAR-10",
+            "cifar-10-batches-py",
+            read_cifar,
+            {
+                "data_batch_1": "c99cafc152244af753f735de768cd75f",
+                "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+                "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+                "data_batch_4": "634d18415352ddfa80567beed471001a",
+                "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+            },
+            {"test_batch": "40351d587109b95175f43aff81a1287e"},
+            (50_000, 10_000),
+            _cifar_tar(
+                "cifar-10-python.tar.gz",
+                "c58f30108f718f92721af3b95e74349a",
+                "cifar-10-batches-py",
+                *(f"data_batch_{i}" for i in range(1, 6)),
+                "test_batch",
+                "batches.meta",
+            ),
+            {"batches.meta": "5ff9c542aee3614f3951f8cda6e48888"},
+        ),
+        Source(
+            "CIFAR-100",
+            "cifar-100-python",
+            read_cifar,
+            {"train": "16019d7e3df5f24257cddd939b257f8d"},
+            {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+            (50_000, 10_000),
+            _cifar_tar(
+                "cifar-100-python.tar.gz",
+                "eb9058c3a382ffc7106e4002c42a8d85",
+                "cifar-100-python",
+                "train",
+                "test",
+                "meta",
+            ),
+            {"meta": "7973b15100ade9c7d40fb424638fde48"},
+        ),
+        *PICTURES,
+        *TEXTS,
+    )
+}
 
 # %% ../../nbs/02_data/07_datasets.ipynb #35e4ce57
-MADE = {"digits": _digits, "synthetic": synthetic}  # data sets without files: name -> function that returns its parts
-for table in (SOURCES, MADE): note_package("data set", table)
+MADE = {
+    "digits": _digits,
+    "synthetic": synthetic,
+}  # data sets without files: name -> function that returns its parts
+for table in (SOURCES, MADE):
+    note_package("data set", table)
 
 # %% ../../nbs/02_data/07_datasets.ipynb #b1d2c011
 NEEDED = ("train_x", "train_y", "test_x", "test_y", "class_names")  # what a reader has to return
+
 
 def read_parts(read: Callable, name: str, *given) -> dict:
     "What the reader of data set `name` returns for `given`; InputError unless it is a dict of a data set's fields"
@@ -381,78 +633,118 @@ def read_parts(read: Callable, name: str, *given) -> dict:
     who = f"data set {name!r}: its reader {getattr(own, '__name__', short(own))}{place}"
     parts = read(*given)
     expected = f"expected a dict with {', '.join(NEEDED)}"
-    require(isinstance(parts, Mapping), f"{who} returned {type(parts).__name__} {short(parts, 40)}, {expected}")
+    require(
+        isinstance(parts, Mapping),
+        f"{who} returned {type(parts).__name__} {short(parts, 40)}, {expected}",
+    )
     missing = [key for key in NEEDED if key not in parts]
     require(not missing, f"{who} returned no {' and no '.join(missing)}; {expected}")
     kind = Texts if "vocabularies" in parts else Dataset
     accepted = [f.name for f in fields(kind) if f.name not in ("name", "recipe")]
-    for key in parts: choice(key, accepted, f"{who} returned a dict whose key")
+    for key in parts:
+        choice(key, accepted, f"{who} returned a dict whose key")
     return dict(parts)
 
 # %% ../../nbs/02_data/07_datasets.ipynb #16b4b649
 def _check(source: Source, root: Path):
     "Raises InputError unless every file of `source`, or its pack, is under `root` and undamaged"
     complete(source, root)
-    if source.absent(root) or not all(source.files.values()): source.read(source, root)
+    if source.absent(root) or not all(source.files.values()):
+        source.read(source, root)
     else:
-        for file, digest in source.files.items(): intact(root / source.folder / file, digest, source.name)
+        for file, digest in source.files.items():
+            intact(root / source.folder / file, digest, source.name)
+
 
 def _present(source: Source, root: Path):
     "Make sure that all of `source` is under `root`; downloads only what is missing or damaged"
     folder = root / source.folder
-    try: return _check(source, root)
+    try:
+        return _check(source, root)
     except InputError:
-        if not source.archives: raise
-    try: bring(source.archives, folder, source.files)
+        if not source.archives:
+            raise
+    try:
+        bring(source.archives, folder, source.files)
     except InputError as e:
-        raise InputError(f"{source.name} is not complete in {folder}: {e}; offline, copy its files or archives there "
-                         f"or name another folder with --data DIR") from e
+        raise InputError(
+            f"{source.name} is not complete in {folder}: {e}; offline, copy its files or archives there "
+            f"or name another folder with --data DIR"
+        ) from e
     _check(source, root)
+
 
 def _source(name: str) -> Source:
     "The files of data set `name`; raises InputError where only its statistics are registered"
-    require(name in SOURCES, f"data set {short(name)}: PIXEL_STATISTICS has it, but neither SOURCES nor MADE")
+    require(
+        name in SOURCES,
+        f"data set {short(name)}: PIXEL_STATISTICS has it, but neither SOURCES nor MADE",
+    )
     return SOURCES[name]
+
 
 def download(name: str, data: str | Path | None = None) -> Path:
     "Get and check data set `name`; returns its folder. Raises InputError if it is unknown or cannot be downloaded"
     choice(name, dataset_names(), "data set")
-    if name in MADE: return Path(inspect.getfile(MADE[name])).parent  # nothing but the function is needed
+    if name in MADE:
+        return Path(inspect.getfile(MADE[name])).parent  # nothing but the function is needed
     source = _source(name)
     _present(source, data_dir(data))
     return data_dir(data) / source.folder
 
-def load(name: str, data: str | Path | None = None, recipe: str | Recipe | None = None, device="cpu",
-         download: bool = False) -> Dataset:
+
+def load(
+    name: str,
+    data: str | Path | None = None,
+    recipe: str | Recipe | None = None,
+    device="cpu",
+    download: bool = False,
+) -> Dataset:
     """Data set `name` from the folder `data_dir(data)` with `recipe` (a paper's name, a Recipe, None = "plain").
 
     `download` gets missing files. Raises InputError: unknown name, missing or damaged files, unusable device."""
     choice(name, dataset_names(), "data set")
     recipe = recipe if isinstance(recipe, Recipe) else recipe_for(recipe or "plain", name)
-    if name in MADE: parts = read_parts(MADE[name], name)
+    if name in MADE:
+        parts = read_parts(MADE[name], name)
     else:
         source, root = _source(name), data_dir(data)
-        if download: _present(source, root)
+        if download:
+            _present(source, root)
         complete(source, root)
         parts = read_parts(source.read, name, source, root)
     return (Texts if "vocabularies" in parts else Dataset)(name, recipe=recipe, **parts).to(device)
 
 # %% ../../nbs/02_data/07_datasets.ipynb #c5045c2b
 SHAPES = {  # of an image, and the number of classes
-    "MNIST": (1, 28, 28, 10), "Fashion-MNIST": (1, 28, 28, 10), "EMNIST-letters": (1, 28, 28, 26),
-    "EMNIST-letters-10": (1, 28, 28, 10), "CIFAR-10": (3, 32, 32, 10), "CIFAR-100": (3, 32, 32, 100),
-    "CINIC-10": (3, 32, 32, 10), "Tiny-ImageNet": (3, 64, 64, 200)}
+    "MNIST": (1, 28, 28, 10),
+    "Fashion-MNIST": (1, 28, 28, 10),
+    "EMNIST-letters": (1, 28, 28, 26),
+    "EMNIST-letters-10": (1, 28, 28, 10),
+    "CIFAR-10": (3, 32, 32, 10),
+    "CIFAR-100": (3, 32, 32, 100),
+    "CINIC-10": (3, 32, 32, 10),
+    "Tiny-ImageNet": (3, 64, 64, 200),
+}
+
 
 def stand_in(name: str, data=None, recipe: str | None = None, device="cpu") -> Dataset:
     """A data set of the official sizes without its files: one random image, every class equally often.
 
     Those without official sizes (digits, synthetic, texts, DomainNet) are loaded from the folder `data`."""
-    if name not in SHAPES: return load(name, data, recipe, device)
+    if name not in SHAPES:
+        return load(name, data, recipe, device)
     *shape, classes = SHAPES[name]
-    image = torch.randint(256, (1, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    parts: dict = {f"{part}_{k}": v for part, n in zip(("train", "test"), SOURCES[name].sizes)
-                   for k, v in (("x", image.expand(n, *shape)), ("y", torch.arange(n) % classes))}
+    image = torch.randint(
+        256, (1, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    parts: dict = {
+        f"{part}_{k}": v
+        for part, n in zip(("train", "test"), SOURCES[name].sizes)
+        for k, v in (("x", image.expand(n, *shape)), ("y", torch.arange(n) % classes))
+    }
     names = SOURCES[name].class_names or tuple(map(str, range(classes)))
     own = recipe_for(recipe or "plain", name)
-    if not own.mean: own = replace(own, **pixel_statistics(image))  # type: ignore[arg-type]
+    if not own.mean:
+        own = replace(own, **pixel_statistics(image))  # type: ignore[arg-type]
     return Dataset(name, **parts, class_names=names, recipe=own).to(device)

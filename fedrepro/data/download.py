@@ -19,56 +19,79 @@ from ..core.files import checksum, locked, write_atomic, writing
 @dataclass(frozen=True)
 class Archive:
     "A published file: an archive with files of a data set, or one of its files"
-    urls: tuple[str, ...]          # http(s) mirrors, tried in order; the last part of the first one is its name
-    digest: str                    # MD5 or sha256 (hex)
-    members: dict[str, str] = field(default_factory=dict)  # name inside -> file; empty: the file is kept as it is
-    limit: int = 1 << 30           # the most bytes that are downloaded
+
+    urls: tuple[
+        str, ...
+    ]  # http(s) mirrors, tried in order; the last part of the first one is its name
+    digest: str  # MD5 or sha256 (hex)
+    members: dict[str, str] = field(
+        default_factory=dict
+    )  # name inside -> file; empty: the file is kept as it is
+    limit: int = 1 << 30  # the most bytes that are downloaded
 
     @property
-    def name(self) -> str: return self.urls[0].rpartition("/")[2]  # the file's
+    def name(self) -> str:
+        return self.urls[0].rpartition("/")[2]  # the file's
 
 # %% ../../nbs/02_data/02_download.ipynb #87bd41f1
 TIMEOUT = 30.0  # s until a silent server is given up
-PACE = 10_000   # bytes/s on average, below which a server is given up once TIMEOUT has passed
-RETRIES = 2     # new tries of an address after a broken connection or a wrong checksum
+PACE = 10_000  # bytes/s on average, below which a server is given up once TIMEOUT has passed
+RETRIES = 2  # new tries of an address after a broken connection or a wrong checksum
+
 
 class _Refused(Exception):
     "An address does not deliver the file, and another try would not help"
 
+
 def _transfer(url: str, path: str, _, name: str, limit: int):
     "Pooch's downloader: writes what `url` answers to `path`, with progress on a terminal"
     import requests, urllib3
+
     headers = {"User-Agent": "fedrepro", "Accept-Encoding": "identity"}
-    with requests.get(url, stream=True, timeout=TIMEOUT, headers=headers) as answer, open(path, "wb") as file:
+    with (
+        requests.get(url, stream=True, timeout=TIMEOUT, headers=headers) as answer,
+        open(path, "wb") as file,
+    ):
         code, total, got = answer.status_code, int(answer.headers.get("Content-Length", 0)), 0
-        if 400 <= code < 500 and code not in (408, 429): raise _Refused(f"{url}: HTTP {code} {answer.reason}")
+        if 400 <= code < 500 and code not in (408, 429):
+            raise _Refused(f"{url}: HTTP {code} {answer.reason}")
         answer.raise_for_status()
         began = shown = time.monotonic()
         of = f" of {total / 1e6:.0f}" if total else ""
         try:
             while max(got, total) <= limit:
-                try: block = answer.raw.read1(1 << 16)
-                except urllib3.exceptions.HTTPError as e: raise requests.ConnectionError(f"{url}: {e}") from e
-                if not block: return
+                try:
+                    block = answer.raw.read1(1 << 16)
+                except urllib3.exceptions.HTTPError as e:
+                    raise requests.ConnectionError(f"{url}: {e}") from e
+                if not block:
+                    return
                 got, now = got + file.write(block), time.monotonic()
                 if now - began > TIMEOUT and got < PACE * (now - began):
-                    raise requests.Timeout(f"{url}: timed out, only {got} bytes came in {now - began:.0f} s")
+                    raise requests.Timeout(
+                        f"{url}: timed out, only {got} bytes came in {now - began:.0f} s"
+                    )
                 if sys.stderr.isatty() and (got == total or now - shown > 1):
                     shown, said = now, f"\rfedrepro: {name}: {got / 1e6:.0f}{of} MB"
                     print(said, end="", file=sys.stderr, flush=True)
             raise _Refused(f"{url}: more than the {limit} bytes expected at most")
         finally:
-            if shown > began: print(file=sys.stderr, flush=True)
+            if shown > began:
+                print(file=sys.stderr, flush=True)
+
 
 def download_file(urls: Iterable[str], path: Path, digest: str, limit: int = 1 << 30) -> Path:
     """Get `path` from the first of `urls` that delivers the bytes of `digest` (MD5 or sha256, hex), `limit` at most.
 
     An existing file stays until then. Raises InputError: no address delivers, with the reasons, or the disk refuses."""
-    with warnings.catch_warnings(action="ignore"): import pooch, requests  # tqdm's, in a notebook without widgets
+    with warnings.catch_warnings(action="ignore"):
+        import pooch, requests  # tqdm's, in a notebook without widgets
     pooch.get_logger().setLevel("WARNING")
     reasons, known = [], {path.name: f"{'md5' if len(digest) == 32 else 'sha256'}:{digest}"}
     for url in urls:
-        store = pooch.create(path.parent, "", registry=known, urls={path.name: url}, retry_if_failed=RETRIES)
+        store = pooch.create(
+            path.parent, "", registry=known, urls={path.name: url}, retry_if_failed=RETRIES
+        )
         try:
             store.fetch(path.name, downloader=partial(_transfer, name=path.name, limit=limit))
             path.chmod(0o644)
@@ -76,55 +99,84 @@ def download_file(urls: Iterable[str], path: Path, digest: str, limit: int = 1 <
         except (requests.RequestException, ValueError, _Refused) as e:
             why = str(e).removeprefix(f"{url}: ").partition(" Deleted download")[0]
             reasons.append(f"{url}: {' '.join(why.split())}")
-        except OSError as e: raise InputError(f"{path}: cannot be written ({e.strerror or e})") from e
-    raise InputError(f"{path.name} could not be downloaded: {'; '.join(reasons) or 'no address is known'}")
+        except OSError as e:
+            raise InputError(f"{path}: cannot be written ({e.strerror or e})") from e
+    raise InputError(
+        f"{path.name} could not be downloaded: {'; '.join(reasons) or 'no address is known'}"
+    )
 
 # %% ../../nbs/02_data/02_download.ipynb #8f3717e1
 @contextmanager
 def reading(archive: Path):
     "Turns any error while an archive is read into an InputError of one line"
-    try: yield
-    except InputError: raise
+    try:
+        yield
+    except InputError:
+        raise
     except Exception as e:
         why = " ".join(str(e).split()) or type(e).__name__
         raise InputError(f"{archive}: cannot be unpacked ({why})") from e
 
+
 def unpack(archive: Path, into: Path, members: dict[str, str]):
     "Write `members` (name inside -> file) of a .tar.gz, or the only one of a .gz, into a folder; raises InputError"
     missing = dict(members)
+
     def blocks(stream):  # its errors are the archive's, not those of the file that is written
-        with reading(archive): yield from iter(partial(stream.read, 1 << 20), b"")
+        with reading(archive):
+            yield from iter(partial(stream.read, 1 << 20), b"")
+
     def keep(name: str, stream):
-        if file := missing.pop(name, ""): write_atomic(into / file, blocks(stream))
+        if file := missing.pop(name, ""):
+            write_atomic(into / file, blocks(stream))
+
     with reading(archive):
         if archive.name.endswith(".tar.gz"):
             with tarfile.open(archive) as tar:
                 for member in tar:
-                    if member.isreg(): keep(member.name, tar.extractfile(member))
+                    if member.isreg():
+                        keep(member.name, tar.extractfile(member))
         else:
-            with gzip.open(archive) as stream: keep(archive.stem, stream)
-    if missing: raise InputError(f"{archive}: these members are missing: {', '.join(sorted(missing))}")
+            with gzip.open(archive) as stream:
+                keep(archive.stem, stream)
+    if missing:
+        raise InputError(f"{archive}: these members are missing: {', '.join(sorted(missing))}")
+
 
 def bring(archives: Iterable[Archive], folder: Path, digests: dict[str, str]):
     """Make the files of `digests` (name -> MD5 or sha256) whole in `folder`, from `archives`; one process at a time.
 
     An archive that is in `folder` already is not downloaded. Raises InputError if a file cannot be made whole."""
     with locked(folder), ExitStack() as stack:
-        shutil.rmtree(space := folder / ".partial", ignore_errors=True)  # a killed process may have left it
+        shutil.rmtree(
+            space := folder / ".partial", ignore_errors=True
+        )  # a killed process may have left it
         stack.callback(shutil.rmtree, space, ignore_errors=True)
-        with writing(space): space.mkdir()
-        bad = {file for file, digest in digests.items() if checksum(folder / file, digest) != digest}
+        with writing(space):
+            space.mkdir()
+        bad = {
+            file for file, digest in digests.items() if checksum(folder / file, digest) != digest
+        }
         for archive in archives:
-            path, wanted = folder / archive.name, {m: f for m, f in archive.members.items() if f in bad}
-            if not wanted and archive.name not in bad: continue
+            path, wanted = (
+                folder / archive.name,
+                {m: f for m, f in archive.members.items() if f in bad},
+            )
+            if not wanted and archive.name not in bad:
+                continue
             if checksum(path, archive.digest) != archive.digest:
-                path = download_file(archive.urls, space / archive.name, archive.digest, archive.limit)
-            if wanted: unpack(path, space / "unpacked", wanted)
+                path = download_file(
+                    archive.urls, space / archive.name, archive.digest, archive.limit
+                )
+            if wanted:
+                unpack(path, space / "unpacked", wanted)
             for file in wanted.values() or [archive.name]:
                 new = space / "unpacked" / file if wanted else path
                 found, expected = checksum(new, digests[file]), digests[file]
                 if found != expected:
-                    raise InputError(f"{archive.name}: the checksum of {file} in it is {found}, expected {expected}")
+                    raise InputError(
+                        f"{archive.name}: the checksum of {file} in it is {found}, expected {expected}"
+                    )
                 with writing(folder / file):
                     (folder / file).parent.mkdir(parents=True, exist_ok=True)
                     os.replace(new, folder / file)

@@ -21,14 +21,19 @@ def picture(content: bytes, size: int) -> np.ndarray:
     "The picture in a file's `content` as uint8 (3, size, size); raises RuntimeError if it has none"
     from torchvision.io import ImageReadMode, decode_image  # torchvision takes a second to import
     from torchvision.transforms.functional import resize
+
     x = decode_image(torch.frombuffer(bytearray(content), dtype=torch.uint8), ImageReadMode.RGB)
     return (x if x.shape[1:] == (size, size) else resize(x, [size, size], antialias=True)).numpy()
 
-def _labelled(found: Collection[tuple], pictures: Iterable[np.ndarray], names: Iterable[str], size: int) -> tuple:
+
+def _labelled(
+    found: Collection[tuple], pictures: Iterable[np.ndarray], names: Iterable[str], size: int
+) -> tuple:
     "Pictures (N, 3, size, size) and labels (N,) of the (class, file) in `found`, in that order"
     number = {name: i for i, name in enumerate(names)}
     x = np.empty((len(found), 3, size, size), np.uint8)
-    for row, content in zip(x, pictures): row[:] = content
+    for row, content in zip(x, pictures):
+        row[:] = content
     return x, np.array([number[name] for name, _ in found], np.int64)
 
 # %% ../../nbs/02_data/04_images.ipynb #660287b3
@@ -39,22 +44,33 @@ def read_cinic(source: Source, folder: Path) -> dict:
     with reading(archive), tarfile.open(archive, "r|gz") as packed:
         for info in packed:
             match PurePosixPath(info.name).parts:
-                case (part, name, file) if part in found and name in source.class_names and file.endswith(".png"):
-                    if opened := packed.extractfile(info): found[part][name, file] = picture(opened.read(), 32)
+                case (part, name, file) if (
+                    part in found and name in source.class_names and file.endswith(".png")
+                ):
+                    if opened := packed.extractfile(info):
+                        found[part][name, file] = picture(opened.read(), 32)
     parts = {}
     for part, pictures in found.items():
         keys = sorted(pictures)
-        parts[f"{part}_x"], parts[f"{part}_y"] = _labelled(keys, map(pictures.pop, keys), source.class_names, 32)
+        parts[f"{part}_x"], parts[f"{part}_y"] = _labelled(
+            keys, map(pictures.pop, keys), source.class_names, 32
+        )
     return parts | {"class_names": np.array(source.class_names)}
 
 # %% ../../nbs/02_data/04_images.ipynb #0c3f9305
 @with_pack
 def read_letters(source: Source, folder: Path) -> dict:
     "The letters that `source` names, 28x28, transposed as in the files"
-    archive, parts = folder / next(iter(source.files)), {"class_names": np.array(source.class_names)}
+    archive, parts = (
+        folder / next(iter(source.files)),
+        {"class_names": np.array(source.class_names)},
+    )
     with reading(archive), ZipFile(archive) as packed:
         for part in ("train", "test"):
-            files = (f"gzip/emnist-letters-{part}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1"))
+            files = (
+                f"gzip/emnist-letters-{part}-{kind}-ubyte.gz"
+                for kind in ("images-idx3", "labels-idx1")
+            )
             x, y = (idx_array(bytearray(gzip.decompress(packed.read(f)))) for f in files)
             mine = y <= len(source.class_names)
             parts |= {f"{part}_x": x[mine][:, None], f"{part}_y": y[mine].astype(np.int64) - 1}
@@ -67,12 +83,19 @@ def read_tiny(source: Source, folder: Path) -> dict:
     archive = folder / next(iter(source.files))
     with reading(archive), ZipFile(archive) as packed:
         top = "tiny-imagenet-200"
-        def lines(file): return packed.read(f"{top}/{file}").decode().splitlines()
-        ids, words = sorted(lines("wnids.txt")), dict(line.split("\t", 1) for line in lines("words.txt"))
+
+        def lines(file):
+            return packed.read(f"{top}/{file}").decode().splitlines()
+
+        ids, words = (
+            sorted(lines("wnids.txt")),
+            dict(line.split("\t", 1) for line in lines("words.txt")),
+        )
         found, names = {"train": {}, "test": {}}, set(ids)
         for name in packed.namelist():
             match PurePosixPath(name).parts:
-                case (_, "train", wnid, "images", file) if wnid in names: found["train"][wnid, file] = name
+                case (_, "train", wnid, "images", file) if wnid in names:
+                    found["train"][wnid, file] = name
         for file, wnid in (line.split("\t")[:2] for line in lines("val/val_annotations.txt")):
             found["test"][wnid, file] = f"{top}/val/images/{file}"
         parts = {"class_names": np.array([words[wnid].split(",")[0] for wnid in ids])}
@@ -86,6 +109,7 @@ def read_tiny(source: Source, folder: Path) -> dict:
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 PER_CLASS = 50  # training pictures of each class and domain, at most
 
+
 def _listed(path: Path, domain: int, names: tuple[str, ...], most: int) -> list[tuple]:
     "(rank within its class, domain, class, file) of at most `most` files of each class in `names`, from a list"
     rows, seen = [], Counter()
@@ -93,23 +117,29 @@ def _listed(path: Path, domain: int, names: tuple[str, ...], most: int) -> list[
         for line in path.read_text(encoding="utf-8").splitlines():
             file = line.rpartition(" ")[0]
             name = file.split("/")[1]
-            if name not in names or seen[name] >= most: continue
+            if name not in names or seen[name] >= most:
+                continue
             rows.append((seen[name], domain, names.index(name), file))
             seen[name] += 1
     return rows
+
 
 @with_pack
 def read_domains(source: Source, folder: Path) -> dict:
     "Pictures of 64x64, classes and domains in turns, and the domain of each (`train_groups`, `test_groups`)"
     parts = {"class_names": np.array(source.class_names)}
     for part, most in (("train", PER_CLASS), ("test", 10**9)):
-        rows = sorted(row for i, d in enumerate(DOMAINS)
-                      for row in _listed(folder / f"{d}_{part}.txt", i, source.class_names, most))
+        rows = sorted(
+            row
+            for i, d in enumerate(DOMAINS)
+            for row in _listed(folder / f"{d}_{part}.txt", i, source.class_names, most)
+        )
         x = np.empty((len(rows), 3, 64, 64), np.uint8)
         for i, d in enumerate(DOMAINS):
             with reading(folder / f"{d}.zip"), ZipFile(folder / f"{d}.zip") as packed:
                 for n, row in enumerate(rows):
-                    if row[1] == i: x[n] = picture(packed.read(row[3]), 64)
+                    if row[1] == i:
+                        x[n] = picture(packed.read(row[3]), 64)
         y, groups = (np.array([row[at] for row in rows], np.int64) for at in (2, 1))
         parts |= {f"{part}_x": x, f"{part}_y": y, f"{part}_groups": groups}
     return parts
@@ -120,50 +150,122 @@ def _one(url: str, digest: str, *mirrors: str) -> dict:
     archive = Archive((url, *mirrors), digest)
     return {"train": {archive.name: digest}, "test": {}, "archives": (archive,)}
 
+
 _BU = "http://csr.bu.edu/ftp/visda/2019/multi-source/"
 _DOMAIN_FILES = {  # domain -> sha256 of its pictures, its training list, its test list
-    "clipart": ("f8f248a3e8bbc9868c523ae24e6601b4c2ad102afc60c0efeb4f3255df22354d",
-                "affdadf5f95a7583e6b98030a3d35007e2613ee4dd942393c5a705ec2b429312",
-                "62c8e36aaba1c41ad9e249099739707220a44c08f167b37ef420f34a31628a6b"),
-    "infograph": ("891e14f476317e97b6f06d6498c11d0a5b8d0c8b57210765ed9beb072da611fa",
-                  "36b44cbd41a2915e0dc73b4f4be8862a6f3c220f93c8d63fb2439beeae3aefda",
-                  "413cfa54ac92e7e6b242f4f09fbd9c8ace85c4deaf3cb6c81ff6b68264460136"),
-    "painting": ("fa47e6d405503ea0286cabd767f176bd30e988b63ddd7b9db16cf030c9770015",
-                 "f1da38d50a702fddf1329f85bc607d7a2abcae7e6aec75e1fd49cc1bd340d47b",
-                 "11472b13b5188e09f06918b12eebb660588c97a20e43e268d9b02e3e37eb8f97"),
-    "quickdraw": ("9f37df2a8c3733703dbb35ad9964202a65f675ca30137756457537536b485d84",
-                  "3a5edd3bc215772010eebc87f158707703dd7e48091d13b816af81326a9d1c0f",
-                  "2a00a60650a453c65c356da748fec54084a197272137c440e7d52d08947357bf"),
-    "real": ("d7fe010b430c5b510f85d657d38c4a1924822695fabea4fef57bd00dba251d63",
-             "19d483256d24aef19e581b65eda8333fd918aef3eb733fe499ff384120e3a289",
-             "2b3f75bcde309aeb5931292084b2162e936b5f189e3bb1ad716f0f74c460864c"),
-    "sketch": ("23a7dbae7016b343e934399beaa8a68728fb5e570ebe2c71df9b75cf91c499fc",
-               "72f4bc6afa5702a1ccba800d0053c1427de87439dfaf246dbc9a2e71abfec54f",
-               "3fb48fca18c507c4321f007c3f62b308ec232ff6928cbfe2af64e76ec366e840")}
+    "clipart": (
+        "f8f248a3e8bbc9868c523ae24e6601b4c2ad102afc60c0efeb4f3255df22354d",
+        "affdadf5f95a7583e6b98030a3d35007e2613ee4dd942393c5a705ec2b429312",
+        "62c8e36aaba1c41ad9e249099739707220a44c08f167b37ef420f34a31628a6b",
+    ),
+    "infograph": (
+        "891e14f476317e97b6f06d6498c11d0a5b8d0c8b57210765ed9beb072da611fa",
+        "36b44cbd41a2915e0dc73b4f4be8862a6f3c220f93c8d63fb2439beeae3aefda",
+        "413cfa54ac92e7e6b242f4f09fbd9c8ace85c4deaf3cb6c81ff6b68264460136",
+    ),
+    "painting": (
+        "fa47e6d405503ea0286cabd767f176bd30e988b63ddd7b9db16cf030c9770015",
+        "f1da38d50a702fddf1329f85bc607d7a2abcae7e6aec75e1fd49cc1bd340d47b",
+        "11472b13b5188e09f06918b12eebb660588c97a20e43e268d9b02e3e37eb8f97",
+    ),
+    "quickdraw": (
+        "9f37df2a8c3733703dbb35ad9964202a65f675ca30137756457537536b485d84",
+        "3a5edd3bc215772010eebc87f158707703dd7e48091d13b816af81326a9d1c0f",
+        "2a00a60650a453c65c356da748fec54084a197272137c440e7d52d08947357bf",
+    ),
+    "real": (
+        "d7fe010b430c5b510f85d657d38c4a1924822695fabea4fef57bd00dba251d63",
+        "19d483256d24aef19e581b65eda8333fd918aef3eb733fe499ff384120e3a289",
+        "2b3f75bcde309aeb5931292084b2162e936b5f189e3bb1ad716f0f74c460864c",
+    ),
+    "sketch": (
+        "23a7dbae7016b343e934399beaa8a68728fb5e570ebe2c71df9b75cf91c499fc",
+        "72f4bc6afa5702a1ccba800d0053c1427de87439dfaf246dbc9a2e71abfec54f",
+        "3fb48fca18c507c4321f007c3f62b308ec232ff6928cbfe2af64e76ec366e840",
+    ),
+}
+
 
 def _domains() -> dict:
     "The parts of DomainNet's source: its cleaned version"
     urls = {}
     for d, digests in _DOMAIN_FILES.items():
         pictures = f"groundtruth/{d}.zip" if d in ("clipart", "painting") else f"{d}.zip"
-        urls |= zip((pictures, f"domainnet/txt/{d}_train.txt", f"domainnet/txt/{d}_test.txt"), digests)
-    archives = tuple(Archive((_BU + place,), digest, limit=1 << 33) for place, digest in urls.items())
+        urls |= zip(
+            (pictures, f"domainnet/txt/{d}_train.txt", f"domainnet/txt/{d}_test.txt"), digests
+        )
+    archives = tuple(
+        Archive((_BU + place,), digest, limit=1 << 33) for place, digest in urls.items()
+    )
     return {"train": {a.name: a.digest for a in archives}, "test": {}, "archives": archives}
 
+
 _TEN = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_FEDBSS = ("airplane", "clock", "axe", "basketball", "bicycle", "bird", "strawberry", "flower", "pizza", "bracelet")
-_NIST = _one("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e")
+_FEDBSS = (
+    "airplane",
+    "clock",
+    "axe",
+    "basketball",
+    "bicycle",
+    "bird",
+    "strawberry",
+    "flower",
+    "pizza",
+    "bracelet",
+)
+_NIST = _one(
+    "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"
+)
 
 PICTURES = (
-    Source("CINIC-10", "CINIC-10", read_cinic, sizes=(90_000, 90_000), class_names=_TEN, pack="CINIC-10.npz",
-           **_one("https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
-                  "6ee4d0c996905fe93221de577967a372",
-                  "https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz")),
-    Source("EMNIST-letters", "EMNIST/raw", read_letters, sizes=(124_800, 20_800), pack="EMNIST-letters.npz",
-           class_names=tuple("abcdefghijklmnopqrstuvwxyz"), **_NIST),
-    Source("EMNIST-letters-10", "EMNIST/raw", read_letters, sizes=(48_000, 8_000), pack="EMNIST-letters-10.npz",
-           class_names=tuple("abcdefghij"), **_NIST),
-    Source("Tiny-ImageNet", "tiny-imagenet-200", read_tiny, sizes=(100_000, 10_000), pack="Tiny-ImageNet.npz",
-           **_one("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de")),
-    Source("DomainNet", "DomainNet", read_domains, sizes=(0, 0), class_names=_FEDBSS, pack="DomainNet.npz",
-           **_domains()))
+    Source(
+        "CINIC-10",
+        "CINIC-10",
+        read_cinic,
+        sizes=(90_000, 90_000),
+        class_names=_TEN,
+        pack="CINIC-10.npz",
+        **_one(
+            "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+            "6ee4d0c996905fe93221de577967a372",
+            "https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+        ),
+    ),
+    Source(
+        "EMNIST-letters",
+        "EMNIST/raw",
+        read_letters,
+        sizes=(124_800, 20_800),
+        pack="EMNIST-letters.npz",
+        class_names=tuple("abcdefghijklmnopqrstuvwxyz"),
+        **_NIST,
+    ),
+    Source(
+        "EMNIST-letters-10",
+        "EMNIST/raw",
+        read_letters,
+        sizes=(48_000, 8_000),
+        pack="EMNIST-letters-10.npz",
+        class_names=tuple("abcdefghij"),
+        **_NIST,
+    ),
+    Source(
+        "Tiny-ImageNet",
+        "tiny-imagenet-200",
+        read_tiny,
+        sizes=(100_000, 10_000),
+        pack="Tiny-ImageNet.npz",
+        **_one(
+            "http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"
+        ),
+    ),
+    Source(
+        "DomainNet",
+        "DomainNet",
+        read_domains,
+        sizes=(0, 0),
+        class_names=_FEDBSS,
+        pack="DomainNet.npz",
+        **_domains(),
+    ),
+)

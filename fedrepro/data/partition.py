@@ -19,37 +19,59 @@ from ..core.own_code import note_package
 from .concept_drift import MAX_CLASSES, as_labels
 
 # %% ../../nbs/02_data/08_partition.ipynb #0543bd0e
-MAX_SAMPLES = 10**12  # a client is promised no more: a larger number is a slip, and may be too long to print
+MAX_SAMPLES = (
+    10**12
+)  # a client is promised no more: a larger number is a slip, and may be too long to print
+
 
 def class_counts(lists, labels, classes: int) -> np.ndarray:
     "How many samples of each class each client holds, (K, C); `lists` as in `Partition`"
     return np.stack([np.bincount(labels[mine], minlength=classes) for mine in lists])
 
+
 @dataclass(frozen=True, eq=False)
 class Partition:
     "Who holds which samples; raises InputError if a client has no training sample, or a sample two owners"
+
     train: tuple  # one int64 array of positions in the training set per client; order counts: it decides the batches
     test: tuple | None = None  # the same for the test set; a client's share may be empty
     recipe: str = "own"  # name of the recipe
-    settings: dict = field(default_factory=dict)  # everything the recipe was called with, defaults filled in
+    settings: dict = field(
+        default_factory=dict
+    )  # everything the recipe was called with, defaults filled in
 
     def __post_init__(self):
         for name in ("train", "test") if self.test is not None else ("train",):
             lists = tuple(np.asarray(mine, dtype=np.int64) for mine in getattr(self, name))
             object.__setattr__(self, name, lists)
             owned = np.concatenate(lists or [[]])
-            require(len(np.unique(owned)) == len(owned), f"partition {self.recipe!r}: a {name} sample has two owners")
-        require(self.train and self.sizes.min() > 0, f"partition {self.recipe!r}: a client has no training sample")
+            require(
+                len(np.unique(owned)) == len(owned),
+                f"partition {self.recipe!r}: a {name} sample has two owners",
+            )
+        require(
+            self.train and self.sizes.min() > 0,
+            f"partition {self.recipe!r}: a client has no training sample",
+        )
         tests = self.clients if self.test is None else len(self.test)
-        require(tests == self.clients, f"partition {self.recipe!r}: expected one test list per client, "
-                f"got {tests} for {self.clients} clients")
+        require(
+            tests == self.clients,
+            f"partition {self.recipe!r}: expected one test list per client, "
+            f"got {tests} for {self.clients} clients",
+        )
+
     @property
-    def clients(self) -> int: return len(self.train)
+    def clients(self) -> int:
+        return len(self.train)
+
     @property
-    def sizes(self) -> np.ndarray: return np.array([len(mine) for mine in self.train])  # training samples, (K,)
+    def sizes(self) -> np.ndarray:
+        return np.array([len(mine) for mine in self.train])  # training samples, (K,)
+
     def counts(self, labels, classes: int | None = None) -> np.ndarray:
         "Training samples per client and class, (K, C); `labels` (N,) are those of the training set"
         return class_counts(self.train, as_labels(labels), classes or as_labels(labels).max() + 1)
+
     @property
     def fingerprint(self) -> str:
         "sha256 over all lists, order included: two runs with the same fingerprint share their data exactly"
@@ -64,6 +86,7 @@ def cut(weights, total: int, least: int = 0) -> np.ndarray:
     ends = np.rint(ends * (total - least * len(ends)) / ends[-1]).astype(np.int64)
     return least + np.diff(ends, prepend=0)
 
+
 def deal(labels, counts, rng) -> list:
     "One sorted list per client: `counts[k, c]` random samples of class c for client k; `counts` is (K, C)"
     stacks = [rng.permutation(np.flatnonzero(labels == c)) for c in range(counts.shape[1])]
@@ -74,46 +97,79 @@ def deal(labels, counts, rng) -> list:
 # name -> function (labels, test_labels or None, clients, classes, seed, *, settings) -> train, test lists
 PARTITIONS: dict[str, Callable] = {}
 
+
 def recipe(name: str):
     "Makes a function (per_class (C,), clients, rng, *, settings) -> counts (K, C) the recipe `name`"
+
     def register(table):
         @wraps(table)
         def dealt(labels, test_labels, clients, classes, seed, **settings):
             rng = np.random.default_rng(seed)
             counts = table(np.bincount(labels, minlength=classes), clients, rng, **settings)
             train = deal(labels, counts, rng)
-            if test_labels is None: return train, None
-            tests = zip(counts.T, np.bincount(test_labels, minlength=classes))  # dealt in the same proportions
-            like = np.stack([cut(column if column.any() else column + 1, n) for column, n in tests], axis=1)
+            if test_labels is None:
+                return train, None
+            tests = zip(
+                counts.T, np.bincount(test_labels, minlength=classes)
+            )  # dealt in the same proportions
+            like = np.stack(
+                [cut(column if column.any() else column + 1, n) for column, n in tests], axis=1
+            )
             return train, deal(test_labels, like, rng)
+
         PARTITIONS[name] = dealt
         return table
+
     return register
 
-def recipe_names() -> list[str]: return sorted(PARTITIONS)
+
+def recipe_names() -> list[str]:
+    return sorted(PARTITIONS)
+
 
 _signature = lru_cache(inspect.signature)
 
+
 def recipe_settings(name: str) -> dict:
     "The settings of a recipe and their defaults"
-    parameters = _signature(PARTITIONS[choice(name, PARTITIONS, "partition recipe")]).parameters.values()
+    parameters = _signature(
+        PARTITIONS[choice(name, PARTITIONS, "partition recipe")]
+    ).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
-def partition(recipe: str, train_labels, test_labels=None, *, clients: int, seed: int = 0, classes: int | None = None,
-              groups: tuple | None = None, **settings) -> Partition:
+
+def partition(
+    recipe: str,
+    train_labels,
+    test_labels=None,
+    *,
+    clients: int,
+    seed: int = 0,
+    classes: int | None = None,
+    groups: tuple | None = None,
+    **settings,
+) -> Partition:
     """Split a data set among clients; labels (N,) lie below `classes` (default: all that occur); else InputError.
 
     `groups`: the client of each training and of each test sample, two arrays, for the recipe `natural`."""
     accepted, train_labels = recipe_settings(recipe), as_labels(train_labels)
-    for name in settings: choice(name, accepted, f"setting of partition recipe {recipe!r}:")
+    for name in settings:
+        choice(name, accepted, f"setting of partition recipe {recipe!r}:")
     test_labels = None if test_labels is None else as_labels(test_labels)
     top = 1 + int(max(train_labels.max(), -1 if test_labels is None else test_labels.max()))
     classes = number("classes", top if classes is None else classes, top, MAX_CLASSES, kind=int)
-    clients, seed = number("clients", clients, 1, len(train_labels), kind=int), number("seed", seed, 0, kind=int)
+    clients, seed = (
+        number("clients", clients, 1, len(train_labels), kind=int),
+        number("seed", seed, 0, kind=int),
+    )
     settings = accepted | settings
     asked = {"groups": groups} if "groups" in _signature(PARTITIONS[recipe]).parameters else {}
-    train, test = PARTITIONS[recipe](train_labels, test_labels, clients, classes, seed, **asked, **settings)
-    return Partition(train, test, recipe, dict(clients=clients, seed=seed, classes=classes, **settings))
+    train, test = PARTITIONS[recipe](
+        train_labels, test_labels, clients, classes, seed, **asked, **settings
+    )
+    return Partition(
+        train, test, recipe, dict(clients=clients, seed=seed, classes=classes, **settings)
+    )
 
 # %% ../../nbs/02_data/08_partition.ipynb #248d07ec
 def blindly(per_class, sizes, rng) -> np.ndarray:
@@ -121,51 +177,77 @@ def blindly(per_class, sizes, rng) -> np.ndarray:
     pile = rng.permutation(np.repeat(np.arange(len(per_class)), per_class))
     return class_counts(np.split(np.arange(len(pile)), np.cumsum(sizes)[:-1]), pile, len(per_class))
 
+
 @recipe("iid")
 def iid(per_class, clients, rng):
     "Shuffle all and cut in `clients` equal pieces"
     return blindly(per_class, cut(np.ones(clients), per_class.sum()), rng)
 
+
 @recipe("iid-class")
 def iid_class(per_class, clients, rng):
     "Deal every class round robin: class counts and sizes of two clients differ by at most one"
     by_class = np.repeat(np.arange(len(per_class)), per_class)
-    return np.stack([np.bincount(by_class[k::clients], minlength=len(per_class)) for k in range(clients)])
+    return np.stack(
+        [np.bincount(by_class[k::clients], minlength=len(per_class)) for k in range(clients)]
+    )
 
 # %% ../../nbs/02_data/08_partition.ipynb #006e4a13
 @recipe("dirichlet-class")
-def dirichlet_class(per_class, clients, rng, *, alpha=.5, minimum=10, tries=1000):
+def dirichlet_class(per_class, clients, rng, *, alpha=0.5, minimum=10, tries=1000):
     """MOON's and LfD's: one Dirichlet draw per class over the clients that hold fewer than n/K samples so far.
 
     Redrawn until each client has `minimum` samples, at most `tries` (up to 10,000) times."""
     alpha, tries = number("alpha", alpha, 1e-6, 1e6), number("tries", tries, 1, 10**4, kind=int)
     need, most = clients * number("minimum", minimum, 1, MAX_SAMPLES, kind=int), per_class.sum()
-    require(need <= most, f"partition 'dirichlet-class': {clients} clients x {minimum} samples, only {most} there")
+    require(
+        need <= most,
+        f"partition 'dirichlet-class': {clients} clients x {minimum} samples, only {most} there",
+    )
     for _ in range(tries):
         counts = np.zeros((clients, len(per_class)), np.int64)
         for c, n in enumerate(per_class):
             wanting = np.flatnonzero(counts.sum(1) * clients < most)
-            if n: counts[wanting, c] = cut(rng.dirichlet(np.full(len(wanting), alpha)), n)
-        if counts.sum(1).min() >= minimum: return counts
-    raise InputError(f"partition 'dirichlet-class': no draw of {tries} at alpha={alpha:g} gave {clients} clients "
-                     f"{minimum} samples each; raise alpha or tries, or lower minimum or clients")
+            if n:
+                counts[wanting, c] = cut(rng.dirichlet(np.full(len(wanting), alpha)), n)
+        if counts.sum(1).min() >= minimum:
+            return counts
+    raise InputError(
+        f"partition 'dirichlet-class': no draw of {tries} at alpha={alpha:g} gave {clients} clients "
+        f"{minimum} samples each; raise alpha or tries, or lower minimum or clients"
+    )
 
 # %% ../../nbs/02_data/08_partition.ipynb #89dd57f9
 def plot_partition(counts, labels=None, ax=None, clients=None):
     "Bubbles of `counts` (K, C), or of a Partition and its `labels`; area = samples; `clients`: the ones to show"
     import matplotlib.pyplot as plt  # here: training never draws, and a worker starts faster without
-    if isinstance(counts, Partition): counts = counts.counts(labels)
+
+    if isinstance(counts, Partition):
+        counts = counts.counts(labels)
     clients = np.arange(len(counts)) if clients is None else np.asarray(clients)
     shown = np.asarray(counts)[clients]
     ax = ax or plt.subplots(figsize=(7.5, 3.2), layout="constrained")[1]
     (x, y), scale = np.indices(shown.shape), 260 / max(shown.max(), 1)  # points squared a sample
-    ax.scatter(x, y, s=scale * shown, color="#0072B2", alpha=.75, linewidth=0)
-    for size in sorted({int(float(f"{shown.max() * share:.1g}")) for share in (.1, .5, 1)}):  # round numbers
-        ax.scatter([], [], s=scale * size, color="#0072B2", alpha=.75, linewidth=0, label=f"{size}")
-    ax.legend(title="samples", loc="center left", bbox_to_anchor=(1, .5), frameon=False, labelspacing=1.4)
-    if len(clients) <= 40: ax.set_xticks(range(len(clients)), clients, fontsize=8)
-    if shown.shape[1] <= 20: ax.set_yticks(range(shown.shape[1]))
-    ax.set(xlabel="client", ylabel="class", xlim=(-.8, len(clients) - .2), ylim=(-.8, shown.shape[1] - .2))
+    ax.scatter(x, y, s=scale * shown, color="#0072B2", alpha=0.75, linewidth=0)
+    for size in sorted(
+        {int(float(f"{shown.max() * share:.1g}")) for share in (0.1, 0.5, 1)}
+    ):  # round numbers
+        ax.scatter(
+            [], [], s=scale * size, color="#0072B2", alpha=0.75, linewidth=0, label=f"{size}"
+        )
+    ax.legend(
+        title="samples", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, labelspacing=1.4
+    )
+    if len(clients) <= 40:
+        ax.set_xticks(range(len(clients)), clients, fontsize=8)
+    if shown.shape[1] <= 20:
+        ax.set_yticks(range(shown.shape[1]))
+    ax.set(
+        xlabel="client",
+        ylabel="class",
+        xlim=(-0.8, len(clients) - 0.2),
+        ylim=(-0.8, shown.shape[1] - 0.2),
+    )
     return ax
 
 # %% ../../nbs/02_data/08_partition.ipynb #e797f731
@@ -174,25 +256,41 @@ def reserve_and_draw(labels, clients, classes, seed, alpha, per_class) -> list:
     parts, name = [[] for _ in range(clients)], "partition 'dirichlet-class-5'"
     for c in range(classes):
         members, need = np.flatnonzero(labels == c), clients * per_class
-        require(len(members) >= need, f"{name}: {clients} clients with {per_class} samples of each class need {need}, "
-                f"class {c} has {len(members)}; lower per_class (training set) or per_class_test")
+        require(
+            len(members) >= need,
+            f"{name}: {clients} clients with {per_class} samples of each class need {need}, "
+            f"class {c} has {len(members)}; lower per_class (training set) or per_class_test",
+        )
         shares = np.random.RandomState(seed + c).dirichlet(np.full(clients, alpha))
-        require(np.isfinite(shares).all(), f"{name}: alpha={alpha:g} is too small for numpy's legacy draw")
+        require(
+            np.isfinite(shares).all(),
+            f"{name}: alpha={alpha:g} is too small for numpy's legacy draw",
+        )
         ends = (np.cumsum(shares / shares.sum()) * (len(members) - need)).astype(int)[:-1]
         reserved, rest = members[:need].reshape(clients, per_class), np.split(members[need:], ends)
-        for part, first, more in zip(parts, reserved, rest): part += [*first, *more]
+        for part, first, more in zip(parts, reserved, rest):
+            part += [*first, *more]
     order = random.Random(seed + classes - 1)
-    for part in parts: order.shuffle(part)
+    for part in parts:
+        order.shuffle(part)
     return parts
 
-def dirichlet_class_5(labels, test_labels, clients, classes, seed, *, alpha=.5, per_class=5, per_class_test=2):
+
+def dirichlet_class_5(
+    labels, test_labels, clients, classes, seed, *, alpha=0.5, per_class=5, per_class_test=2
+):
     "FedCCFA's code: `per_class` samples of each class for everyone, the rest by one Dirichlet draw per class"
-    alpha, seed = number("alpha", alpha, 1e-6, 1e6), number("seed", seed, 0, 2**32 - classes, kind=int)
+    alpha, seed = (
+        number("alpha", alpha, 1e-6, 1e6),
+        number("seed", seed, 0, 2**32 - classes, kind=int),
+    )
     per_class = number("per_class", per_class, 0, MAX_SAMPLES, kind=int)
     per_class_test = number("per_class_test", per_class_test, 0, MAX_SAMPLES, kind=int)
     train = reserve_and_draw(labels, clients, classes, seed, alpha, per_class)
-    if test_labels is None: return train, None
+    if test_labels is None:
+        return train, None
     return train, reserve_and_draw(test_labels, clients, classes, seed, alpha, per_class_test)
+
 
 PARTITIONS["dirichlet-class-5"] = dirichlet_class_5
 
@@ -200,26 +298,34 @@ PARTITIONS["dirichlet-class-5"] = dirichlet_class_5
 def fedccfa_cohort(split: Partition, size: int, t: int) -> list[int]:
     "The `size` participants of round `t` in FedCCFA's released code, in drawn order, of a `dirichlet-class-5` split"
     good = split.recipe == "dirichlet-class-5" and split.test is not None
-    require(good, f"cohorts 'fedccfa-code': the partition is {split.recipe!r}, "
-            "expected 'dirichlet-class-5' with a test set")
+    require(
+        good,
+        f"cohorts 'fedccfa-code': the partition is {split.recipe!r}, "
+        "expected 'dirichlet-class-5' with a test set",
+    )
     stream = random.Random(split.settings["seed"] + split.settings["classes"] - 1)
-    for part in split.test or (): stream.shuffle([*range(len(part))])
+    for part in split.test or ():
+        stream.shuffle([*range(len(part))])
     return [stream.sample(range(split.clients), size) for _ in range(t + 1)][t]
 
 # %% ../../nbs/02_data/08_partition.ipynb #8f550067
 def draw_sizes(clients, total, sigma, rng) -> np.ndarray:
     "Client sizes (K,), adding up to `total`, each at least 1: equal for sigma = 0, else log-normal; sigma in [0, 10]"
-    return cut(rng.lognormal(0., number("sigma", sigma, 0, 10), clients), total, least=1)
+    return cut(rng.lognormal(0.0, number("sigma", sigma, 0, 10), clients), total, least=1)
+
 
 @recipe("dirichlet-client")
-def dirichlet_client(per_class, clients, rng, *, alpha=.6, sigma=0.):
+def dirichlet_client(per_class, clients, rng, *, alpha=0.6, sigma=0.0):
     "FedDC's: class mixtures from Dir_C(alpha) (D1 = 0.6, D2 = 0.3); `sigma` > 0 spreads the sizes log-normally"
     mixtures = rng.dirichlet(np.full(len(per_class), number("alpha", alpha, 1e-6, 1e6)), clients)
-    turns = rng.permutation(np.repeat(np.arange(clients), draw_sizes(clients, per_class.sum(), sigma, rng)))
+    turns = rng.permutation(
+        np.repeat(np.arange(clients), draw_sizes(clients, per_class.sum(), sigma, rng))
+    )
     counts, left = np.zeros((clients, len(per_class)), np.int64), per_class.copy()
     for k in turns:
         wish = mixtures[k] * (left > 0)
-        if not wish.any(): wish = 1. * (left > 0)
+        if not wish.any():
+            wish = 1.0 * (left > 0)
         c = np.argmax(wish / rng.standard_exponential(len(wish)))
         counts[k, c], left[c] = counts[k, c] + 1, left[c] - 1
     return counts
@@ -229,19 +335,29 @@ def hand_out(blocks, clients, rng) -> np.ndarray:
     "Counts (K, C): the rows of `blocks` (K * s, C) in random order, s to each client"
     return rng.permutation(blocks).reshape(clients, -1, blocks.shape[1]).sum(1)
 
+
 @recipe("sort")
 def sort(per_class, clients, rng, *, shards=2):
     "FedADC's: single-class blocks, `shards` per client, so at most that many classes each (the paper's s = 2, 3, 4)"
-    present, total = np.flatnonzero(per_class), clients * number("shards", shards, 1, per_class.sum(), kind=int)
-    require(total >= len(present), f"partition 'sort': {clients} clients x {shards} shards < {len(present)} classes")
+    present, total = (
+        np.flatnonzero(per_class),
+        clients * number("shards", shards, 1, per_class.sum(), kind=int),
+    )
+    require(
+        total >= len(present),
+        f"partition 'sort': {clients} clients x {shards} shards < {len(present)} classes",
+    )
     blocks = np.zeros((total, len(per_class)), np.int64)
     owner = np.repeat(present, cut(per_class[present], total, least=1))  # the class of each block
     for c in present:
         rows = np.flatnonzero(owner == c)
         good = len(rows) <= per_class[c]
-        require(good, f"partition 'sort': {len(rows)} blocks for {per_class[c]} samples of class {c}")
+        require(
+            good, f"partition 'sort': {len(rows)} blocks for {per_class[c]} samples of class {c}"
+        )
         blocks[rows, c] = cut(np.ones(len(rows)), per_class[c])
     return hand_out(blocks, clients, rng)
+
 
 @recipe("shards")
 def shards(per_class, clients, rng, *, shards=2):
@@ -249,14 +365,21 @@ def shards(per_class, clients, rng, *, shards=2):
     by_class = np.repeat(np.arange(len(per_class)), per_class)
     total = clients * number("shards", shards, 1, len(by_class) // clients, kind=int)
     ends = np.cumsum(cut(np.ones(total), len(by_class)))[:-1]
-    return hand_out(class_counts(np.split(np.arange(len(by_class)), ends), by_class, len(per_class)), clients, rng)
+    return hand_out(
+        class_counts(np.split(np.arange(len(by_class)), ends), by_class, len(per_class)),
+        clients,
+        rng,
+    )
 
 # %% ../../nbs/02_data/08_partition.ipynb #93464c37
 @recipe("quantity-skew")
 def quantity_skew(per_class, clients, rng, *, alpha=None, sigma=None):
     "IID labels with unequal sizes: Dirichlet with `alpha`, or log-normal with `sigma`; exactly one of them is given"
-    require((alpha is None) != (sigma is None), "partition 'quantity-skew': give either alpha or sigma")
-    if sigma is not None: return blindly(per_class, draw_sizes(clients, per_class.sum(), sigma, rng), rng)
+    require(
+        (alpha is None) != (sigma is None), "partition 'quantity-skew': give either alpha or sigma"
+    )
+    if sigma is not None:
+        return blindly(per_class, draw_sizes(clients, per_class.sum(), sigma, rng), rng)
     shares = rng.dirichlet(np.full(clients, number("alpha", alpha, 1e-6, 1e6)))
     return blindly(per_class, cut(shares, per_class.sum(), least=1), rng)
 
@@ -266,11 +389,17 @@ def natural(labels, test_labels, clients, classes, seed, groups):
     require(groups is not None, "partition 'natural': this data set has no groups")
     train, test = (as_labels(part) for part in groups)
     there = 1 + int(max(train.max(), test.max()))
-    require(clients == there, f"partition 'natural': {clients} clients asked for, the data set has {there} groups")
+    require(
+        clients == there,
+        f"partition 'natural': {clients} clients asked for, the data set has {there} groups",
+    )
     good = len(train) == len(labels) and (test_labels is None or len(test) == len(test_labels))
     require(good, "partition 'natural': groups and labels do not have the same length")
-    lists, test_lists = ([np.flatnonzero(part == k) for k in range(clients)] for part in (train, test))
+    lists, test_lists = (
+        [np.flatnonzero(part == k) for k in range(clients)] for part in (train, test)
+    )
     return lists, None if test_labels is None else test_lists
+
 
 PARTITIONS["natural"] = natural
 note_package("partition recipe", PARTITIONS)

@@ -22,45 +22,60 @@ from .download import Archive
 @dataclass(frozen=True)
 class Source:
     "The files of a data set: their place under the data folder, their checksums, and the archives that hold them"
+
     name: str
-    folder: str                    # under the data folder, as torchvision lays it out
-    read: Callable                 # (source, data folder) -> parts of a Dataset
-    train: dict[str, str]          # file -> MD5 or sha256 (hex); empty: none is published, any content is read
+    folder: str  # under the data folder, as torchvision lays it out
+    read: Callable  # (source, data folder) -> parts of a Dataset
+    train: dict[
+        str, str
+    ]  # file -> MD5 or sha256 (hex); empty: none is published, any content is read
     test: dict[str, str]
-    sizes: tuple[int, int]         # training and test images; 0: not known beforehand
+    sizes: tuple[int, int]  # training and test images; 0: not known beforehand
     archives: tuple[Archive, ...]  # what is downloaded to get them
     meta: dict[str, str] = field(default_factory=dict)  # the file with the class names
     class_names: tuple[str, ...] = ()
-    pack: str = ""                 # the file that `with_pack` writes beside them; it can replace all of them
-    origin: str = ""               # what the user has to copy, where there are no archives
+    pack: str = ""  # the file that `with_pack` writes beside them; it can replace all of them
+    origin: str = ""  # what the user has to copy, where there are no archives
 
     @property
-    def files(self) -> dict[str, str]: return self.meta | self.train | self.test  # with their checksums
+    def files(self) -> dict[str, str]:
+        return self.meta | self.train | self.test  # with their checksums
+
     def absent(self, root: Path) -> list[str]:
         "The files that are not under the data folder `root`"
         return [f for f in self.files if not (root / self.folder / f).is_file()]
+
     def present(self, root: Path) -> bool:
         "Whether all files, or the pack, are under the data folder `root`"
-        return not self.absent(root) or bool(self.pack) and (root / self.folder / self.pack).is_file()
+        return (
+            not self.absent(root) or bool(self.pack) and (root / self.folder / self.pack).is_file()
+        )
 
 # %% ../../nbs/02_data/03_sources.ipynb #8e3fb175
 def intact(path: Path, digest: str, name: str):
     "Raises InputError unless `path` has that MD5 or sha256 (hex); `name` of its data set, empty: it has no download"
     found, kind = checksum(path, digest), "MD5" if len(digest) == 32 else "sha256"
-    if found is None: raise InputError(f"{path} cannot be read")
+    if found is None:
+        raise InputError(f"{path} cannot be read")
     how = f"`fedrepro data {shlex.quote(name)}` gets it again" if name else "copy it again"
-    if found != digest: raise InputError(f"{path} is damaged: its {kind} is {found}, expected {digest}; {how}")
+    if found != digest:
+        raise InputError(f"{path} is damaged: its {kind} is {found}, expected {digest}; {how}")
+
 
 def lacking(source: Source, root: Path) -> InputError:
     "The error that says which files of `source` are not under `root`, and how to get them"
     get = f"`fedrepro data {shlex.quote(source.name)}` downloads it; offline,"
-    return InputError(f"{source.name} is not in {root / source.folder} (missing: {', '.join(source.absent(root))}); "
-                      f"{get if source.archives else 'it cannot be downloaded:'} copy {source.origin or 'the files'} "
-                      "there or name another folder with --data DIR")
+    return InputError(
+        f"{source.name} is not in {root / source.folder} (missing: {', '.join(source.absent(root))}); "
+        f"{get if source.archives else 'it cannot be downloaded:'} copy {source.origin or 'the files'} "
+        "there or name another folder with --data DIR"
+    )
+
 
 def complete(source: Source, root: Path):
     "Raises InputError unless all files of `source`, or its pack, are under `root`"
-    if not source.present(root): raise lacking(source, root)
+    if not source.present(root):
+        raise lacking(source, root)
 
 # %% ../../nbs/02_data/03_sources.ipynb #f4e0e12a
 def idx_array(data: bytearray) -> np.ndarray:
@@ -72,31 +87,42 @@ def idx_array(data: bytearray) -> np.ndarray:
 # %% ../../nbs/02_data/03_sources.ipynb #d38a6fc7
 CACHE_FORMAT = 1  # raise it when the same archives are decoded to other parts
 
+
 def _made_of(source: Source) -> str:
     "What the pack of `source` has to record"
     return json.dumps([CACHE_FORMAT, source.name, sorted(source.files.items())])
 
+
 def _unpacked(path: Path, source: Source) -> dict[str, np.ndarray] | None:
     "The parts in a pack; None if it is missing, damaged, or made of other files"
     try:
-        with np.load(path, allow_pickle=False) as packed: parts = {name: packed[name] for name in packed.files}
-    except Exception: return None
+        with np.load(path, allow_pickle=False) as packed:
+            parts = {name: packed[name] for name in packed.files}
+    except Exception:
+        return None
     parts.pop("group_names", None)  # in older packs; nobody reads it
     return parts if str(parts.pop("made_of", "")) == _made_of(source) else None
 
+
 def _decoded(source: Source, root: Path, decode: Callable) -> dict[str, np.ndarray]:
     "The parts that `decode` finds in the verified files; raises InputError if a file or a number of samples is wrong"
-    if source.absent(root): raise lacking(source, root)
-    for file, digest in source.files.items(): intact(root / source.folder / file, digest, source.name)
+    if source.absent(root):
+        raise lacking(source, root)
+    for file, digest in source.files.items():
+        intact(root / source.folder / file, digest, source.name)
     parts = decode(source, root / source.folder)
     there = len(parts["train_y"]), len(parts["test_y"])
-    if all(not size or size == n for size, n in zip(source.sizes, there)): return parts
-    raise InputError(f"{source.name} in {root / source.folder}: {there[0]} training and {there[1]} test images, "
-                     f"expected {source.sizes[0]} and {source.sizes[1]}")
+    if all(not size or size == n for size, n in zip(source.sizes, there)):
+        return parts
+    raise InputError(
+        f"{source.name} in {root / source.folder}: {there[0]} training and {there[1]} test images, "
+        f"expected {source.sizes[0]} and {source.sizes[1]}"
+    )
 
 # %% ../../nbs/02_data/03_sources.ipynb #320be598
 def with_pack(decode: Callable) -> Callable:
     "A reader (source, data folder) -> parts that calls `decode` (source, folder) -> arrays once and keeps its pack"
+
     @wraps(decode)
     def read(source: Source, root: Path) -> dict:
         path = root / source.folder / source.pack
@@ -108,5 +134,9 @@ def with_pack(decode: Callable) -> Callable:
                     if writable:
                         with atomic_file(path) as file:
                             np.savez(file, made_of=_made_of(source), **parts)  # type: ignore[arg-type]
-        return {n: tuple(map(str, v)) if v.dtype.kind == "U" else torch.from_numpy(v) for n, v in parts.items()}
+        return {
+            n: tuple(map(str, v)) if v.dtype.kind == "U" else torch.from_numpy(v)
+            for n, v in parts.items()
+        }
+
     return read

@@ -10,18 +10,34 @@ import numpy as np
 import torch
 
 # %% ../../nbs/02_data/05_synthetic.ipynb #a737fa72
-def logistic_clients(clients: int = 20, features: int = 30, classes: int = 5, size: float = 200, sigma: float = 0.,
-                     alpha: float | None = None, beta: float | None = None, seed: int = 0) -> list[tuple]:
+def logistic_clients(
+    clients: int = 20,
+    features: int = 30,
+    classes: int = 5,
+    size: float = 200,
+    sigma: float = 0.0,
+    alpha: float | None = None,
+    beta: float | None = None,
+    seed: int = 0,
+) -> list[tuple]:
     """(x (n, features) float64, y (n,) int64) of each client; sizes are log-normal around `size` with `sigma`.
 
     `alpha`, `beta` >= 0 spread the clients' solutions and inputs; None: all clients have the same."""
     rng, scale = np.random.RandomState(seed), np.arange(1, features + 1) ** -0.6
     sizes = rng.lognormal(np.log(size + 1e-3), sigma, clients).astype(int)
-    spread, shift = rng.normal(0, alpha or 0., clients), rng.normal(0, beta or 0., clients)
-    means = np.zeros((clients, features)) if beta is None else np.stack([rng.normal(m, 1, features) for m in shift])
-    def solution(mean): return rng.normal(mean, 1, (features, classes)), rng.normal(mean, 1, (1, classes))
+    spread, shift = rng.normal(0, alpha or 0.0, clients), rng.normal(0, beta or 0.0, clients)
+    means = (
+        np.zeros((clients, features))
+        if beta is None
+        else np.stack([rng.normal(m, 1, features) for m in shift])
+    )
+
+    def solution(mean):
+        return rng.normal(mean, 1, (features, classes)), rng.normal(mean, 1, (1, classes))
+
     shared, drawn = solution(spread[0]), []
-    if alpha is None: shared = solution(0)  # the code draws twice and keeps the second
+    if alpha is None:
+        shared = solution(0)  # the code draws twice and keeps the second
     for mean, own, n in zip(means, spread, sizes):
         weight, bias = shared if alpha is None else solution(own)
         x = mean + rng.standard_normal((n, features)) * scale
@@ -34,6 +50,16 @@ def synthetic() -> dict:
     drawn = logistic_clients()
     x = torch.from_numpy(np.concatenate([x for x, _ in drawn]).astype(np.float32))[:, None, None]
     y = torch.from_numpy(np.concatenate([y for _, y in drawn]))
-    groups = torch.repeat_interleave(torch.arange(len(drawn)), torch.tensor([len(y) for _, y in drawn]))
-    return dict(train_x=x, train_y=y, test_x=x, test_y=y, train_groups=groups, test_groups=groups, scale=1.0,
-                class_names=tuple("01234"))
+    groups = torch.repeat_interleave(
+        torch.arange(len(drawn)), torch.tensor([len(y) for _, y in drawn])
+    )
+    return dict(
+        train_x=x,
+        train_y=y,
+        test_x=x,
+        test_y=y,
+        train_groups=groups,
+        test_groups=groups,
+        scale=1.0,
+        class_names=tuple("01234"),
+    )

@@ -22,6 +22,7 @@ from .sources import Source, intact
 # %% ../../nbs/02_data/06_texts.ipynb #afe057ee
 _APART = str.maketrans({c: f" {c} " for c in "'.,()!?"} | {'"': None} | dict.fromkeys(";:\\", " "))
 
+
 def words(text: str) -> tuple[str, ...]:
     "The tokens of an English text"
     return tuple(text.lower().replace("<br />", " ").translate(_APART).split())
@@ -29,7 +30,10 @@ def words(text: str) -> tuple[str, ...]:
 # %% ../../nbs/02_data/06_texts.ipynb #6884abe4
 PADDING, UNKNOWN = 0, 1
 
-def vocabulary(texts: Iterable[Sequence[str]], least: int = 1, most: int | None = None) -> tuple[str, ...]:
+
+def vocabulary(
+    texts: Iterable[Sequence[str]], least: int = 1, most: int | None = None
+) -> tuple[str, ...]:
     "The name of every number below `most`: two special ones, then tokens that occur `least` times, most frequent first"
     counts = Counter(chain.from_iterable(texts))
     kept = sorted((t for t, n in counts.items() if n >= least), key=lambda t: (-counts[t], t))
@@ -38,31 +42,40 @@ def vocabulary(texts: Iterable[Sequence[str]], least: int = 1, most: int | None 
 # %% ../../nbs/02_data/06_texts.ipynb #24af616d
 def encode_texts(texts: Sequence[Sequence[str]], names: tuple[str, ...], length: int) -> Tensor:
     "int32 (N, length): the numbers of the first `length` tokens of each text under the vocabulary `names`"
-    number, rows = {t: i for i, t in enumerate(names)}, {t: i for i, t in enumerate(dict.fromkeys(texts))}
+    number, rows = (
+        {t: i for i, t in enumerate(names)},
+        {t: i for i, t in enumerate(dict.fromkeys(texts))},
+    )
     out = np.full((len(rows), length), PADDING, np.int32)
     for row, text in zip(out, rows):  # a protein that is part of a hundred pairs is encoded once
         found = [number.get(t, UNKNOWN) for t in text[:length]]
-        row[:len(found)] = found
+        row[: len(found)] = found
     return torch.from_numpy(out[[rows[t] for t in texts]])
 
 # %% ../../nbs/02_data/06_texts.ipynb #0c57735d
 def _table(source: Source, root: Path, file: str, digest: str, header: int | None = 0):
     "A csv of `source` as a frame of texts; raises InputError if it is damaged (no `digest`: not checked) or no csv"
     import pandas as pd  # takes half a second
+
     path = root / source.folder / file
-    if digest: intact(path, digest, source.name if source.archives else "")
-    try: return pd.read_csv(path, header=header, dtype=str, keep_default_na=False, index_col=False)
-    except (OSError, ValueError) as e: raise InputError(f"{path} is refused: {' '.join(str(e).split())}") from e
+    if digest:
+        intact(path, digest, source.name if source.archives else "")
+    try:
+        return pd.read_csv(path, header=header, dtype=str, keep_default_na=False, index_col=False)
+    except (OSError, ValueError) as e:
+        raise InputError(f"{path} is refused: {' '.join(str(e).split())}") from e
 
 # %% ../../nbs/02_data/06_texts.ipynb #b695b0dd
 def read_news(source: Source, root: Path, length: int, least: int, most: int) -> dict:
     "The parts of a data set of news; `length`, `least`, `most` as in `encode_texts`, `vocabulary`. Raises InputError"
     texts, parts = {}, dict[str, Any](class_names=source.class_names, lengths=(length,))
     for part in ("train", "test"):
-        (file, digest), = getattr(source, part).items()
+        ((file, digest),) = getattr(source, part).items()
         table = _table(source, root, file, digest, header=None)
         parts[f"{part}_y"] = torch.from_numpy(table[0].to_numpy(np.int64) - 1)
-        texts[part] = [words(" . ".join(fields)) for fields in table.iloc[:, 1:].itertuples(index=False)]
+        texts[part] = [
+            words(" . ".join(fields)) for fields in table.iloc[:, 1:].itertuples(index=False)
+        ]
     names = vocabulary(texts["train"], least, most)
     parts |= {f"{part}_x": encode_texts(found, names, length) for part, found in texts.items()}
     return parts | {"vocabularies": (names,)}
@@ -70,24 +83,45 @@ def read_news(source: Source, root: Path, length: int, least: int, most: int) ->
 # %% ../../nbs/02_data/06_texts.ipynb #d2038c55
 def _pairs(source: Source, root: Path, file: str, digest: str) -> list[tuple[str, str, int]]:
     "(drug, protein, label) of each line of a csv with the columns SMILES, Protein and Y; raises InputError"
-    table, names, place = _table(source, root, file, digest), ["SMILES", "Protein", "Y"], root / source.folder / file
+    table, names, place = (
+        _table(source, root, file, digest),
+        ["SMILES", "Protein", "Y"],
+        root / source.folder / file,
+    )
     if missing := [n for n in names if n not in table]:
-        raise InputError(f"{place}: there is no column {missing[0]}, expected SMILES, Protein and Y")
+        raise InputError(
+            f"{place}: there is no column {missing[0]}, expected SMILES, Protein and Y"
+        )
     wrong = table.Y[~table.Y.isin(("0", "1", "0.0", "1.0"))]
     if len(wrong):
-        raise InputError(f"{place}: Y is {wrong.iloc[0][:40]!r} in row {wrong.index[0] + 1}, expected 0 or 1")
-    if table.empty: raise InputError(f"{place}: there are no pairs")
-    return [(drug, protein, int(float(y))) for drug, protein, y in table[names].itertuples(index=False)]
+        raise InputError(
+            f"{place}: Y is {wrong.iloc[0][:40]!r} in row {wrong.index[0] + 1}, expected 0 or 1"
+        )
+    if table.empty:
+        raise InputError(f"{place}: there are no pairs")
+    return [
+        (drug, protein, int(float(y))) for drug, protein, y in table[names].itertuples(index=False)
+    ]
 
-def _encoded(source: Source, train: list[tuple], test: list[tuple], lengths: tuple[int, int]) -> dict:
+
+def _encoded(
+    source: Source, train: list[tuple], test: list[tuple], lengths: tuple[int, int]
+) -> dict:
     "The parts of a data set of (drug, protein, label); drugs and proteins have an alphabet each, from the training set"
     alphabets = tuple(vocabulary({pair[i] for pair in train}) for i in (0, 1))
-    parts: dict[str, Any] = {"class_names": source.class_names, "lengths": lengths, "vocabularies": alphabets}
+    parts: dict[str, Any] = {
+        "class_names": source.class_names,
+        "lengths": lengths,
+        "vocabularies": alphabets,
+    }
     for part, pairs in (("train", train), ("test", test)):
         *both, y = zip(*pairs)
-        parts[f"{part}_x"] = torch.cat([encode_texts(*each) for each in zip(both, alphabets, lengths)], 1)
+        parts[f"{part}_x"] = torch.cat(
+            [encode_texts(*each) for each in zip(both, alphabets, lengths)], 1
+        )
         parts[f"{part}_y"] = torch.tensor(y, dtype=torch.int64)
     return parts
+
 
 def read_pairs(source: Source, root: Path, lengths: tuple[int, int]) -> dict:
     "The parts of a data set of pairs; `lengths`: letters of a drug, of a protein. Raises InputError"
@@ -99,29 +133,70 @@ def read_union(source: Source, root: Path, lengths: tuple[int, int]) -> dict:
     "The parts of the partial copy; its training files are pairs, drugs and proteins. Raises InputError"
     (pairs, drugs, proteins), (test,) = source.train.items(), source.test.items()
     held = _pairs(source, root, *test)
-    drug, protein = (_table(source, root, *file, header=None)[0].to_numpy() for file in (drugs, proteins))
+    drug, protein = (
+        _table(source, root, *file, header=None)[0].to_numpy() for file in (drugs, proteins)
+    )
     numbers = _table(source, root, *pairs).astype(int).to_numpy()  # of drug, protein and label
-    train, seen = [(drug[i], protein[j], int(y)) for i, j, y in numbers], {pair[:2] for pair in held}
+    train, seen = (
+        [(drug[i], protein[j], int(y)) for i, j, y in numbers],
+        {pair[:2] for pair in held},
+    )
     train = [pair for pair in train if pair[:2] not in seen]
     order = np.random.default_rng(0).permutation(len(train))  # the file is sorted by drug
     return _encoded(source, [train[i] for i in order], held, lengths)
 
 # %% ../../nbs/02_data/06_texts.ipynb #fcf1a6ce
 _CHAR_CNN = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
-_NEWS = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a2d943681189a97654912d"}
+_NEWS = {
+    "train.csv": "b1a00f826fdfbd249f79597b59e1dc12",
+    "test.csv": "d52ea96a97a2d943681189a97654912d",
+}
 _TOPICS, _BINDS = ("World", "Sports", "Business", "Sci/Tech"), ("does not bind", "binds")
 
 TEXTS = (
-    Source("AG News", "ag_news_csv", partial(read_news, length=64, least=5, most=20_000),
-           {"train.csv": _NEWS["train.csv"]}, {"test.csv": _NEWS["test.csv"]}, (120_000, 7_600),
-           tuple(Archive((_CHAR_CNN + file,), md5) for file, md5 in _NEWS.items()), class_names=_TOPICS),
-    Source("AG News (partial)", "ag_news_partial", partial(read_news, length=32, least=5, most=5_000),
-           {"train_sample_9993.csv": "d4f80ffaa27303b4256ec40d8adae084"}, {"test.csv": _NEWS["test.csv"]},
-           (9_993, 7_600), (), class_names=_TOPICS),
-    Source("BindingDB", "bindingdb", partial(read_pairs, lengths=(100, 1000)), {"train.csv": ""}, {"test.csv": ""},
-           (0, 0), (), class_names=_BINDS, origin="the files of DrugBAN's datasets/bindingdb/random"),
-    Source("BindingDB (partial)", "bindingdb_partial", partial(read_union, lengths=(80, 256)),
-           {"bindingdb_union_pairs.csv": "987d6045589fb1c738a1689707799847",
+    Source(
+        "AG News",
+        "ag_news_csv",
+        partial(read_news, length=64, least=5, most=20_000),
+        {"train.csv": _NEWS["train.csv"]},
+        {"test.csv": _NEWS["test.csv"]},
+        (120_000, 7_600),
+        tuple(Archive((_CHAR_CNN + file,), md5) for file, md5 in _NEWS.items()),
+        class_names=_TOPICS,
+    ),
+    Source(
+        "AG News (partial)",
+        "ag_news_partial",
+        partial(read_news, length=32, least=5, most=5_000),
+        {"train_sample_9993.csv": "d4f80ffaa27303b4256ec40d8adae084"},
+        {"test.csv": _NEWS["test.csv"]},
+        (9_993, 7_600),
+        (),
+        class_names=_TOPICS,
+    ),
+    Source(
+        "BindingDB",
+        "bindingdb",
+        partial(read_pairs, lengths=(100, 1000)),
+        {"train.csv": ""},
+        {"test.csv": ""},
+        (0, 0),
+        (),
+        class_names=_BINDS,
+        origin="the files of DrugBAN's datasets/bindingdb/random",
+    ),
+    Source(
+        "BindingDB (partial)",
+        "bindingdb_partial",
+        partial(read_union, lengths=(80, 256)),
+        {
+            "bindingdb_union_pairs.csv": "987d6045589fb1c738a1689707799847",
             "bindingdb_union_drugs.txt": "760a651720c013883b44dbd2a4048ba4",
-            "bindingdb_union_proteins.txt": "cdef4c28be8ee4d8cf74d80210550a81"},
-           {"bindingdb_random_val.csv": "9d4dafe2c4e598f43b87d210719566cd"}, (10_798, 4_920), (), class_names=_BINDS))
+            "bindingdb_union_proteins.txt": "cdef4c28be8ee4d8cf74d80210550a81",
+        },
+        {"bindingdb_random_val.csv": "9d4dafe2c4e598f43b87d210719566cd"},
+        (10_798, 4_920),
+        (),
+        class_names=_BINDS,
+    ),
+)

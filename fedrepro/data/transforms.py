@@ -20,14 +20,21 @@ from ..core.own_code import note_package
 @dataclass(frozen=True)
 class Recipe:
     "How one paper turns pixels into network input; raises InputError for values that cannot be"
-    name: str                      # the paper, or "plain"
-    mean: tuple[float, ...]        # per channel, of pixel / scale, in [0, 1]; (): measured when the data are loaded
-    std: tuple[float, ...]         # per channel, of pixel / scale, positive; () as well then
-    flip: bool = False             # mirror left and right, with probability 1/2
-    crop: int = 0                  # pad by so many pixels, then cut the old size at a random place; 0: never
-    pad: str = "black"             # outside the image: "black", the "mean" (0 once normalised) or its "reflect"ion
+
+    name: str  # the paper, or "plain"
+    mean: tuple[
+        float, ...
+    ]  # per channel, of pixel / scale, in [0, 1]; (): measured when the data are loaded
+    std: tuple[float, ...]  # per channel, of pixel / scale, positive; () as well then
+    flip: bool = False  # mirror left and right, with probability 1/2
+    crop: int = 0  # pad by so many pixels, then cut the old size at a random place; 0: never
+    pad: str = (
+        "black"  # outside the image: "black", the "mean" (0 once normalised) or its "reflect"ion
+    )
     crop_probability: float = 1.0  # the share of samples that are cropped, in [0, 1]
-    rotate: float = 0.0            # turn by a random angle of at most so many degrees; corners: black, or the "mean"
+    rotate: float = (
+        0.0  # turn by a random angle of at most so many degrees; corners: black, or the "mean"
+    )
 
     def __post_init__(self):
         choice(self.pad, ("black", "mean", "reflect"), "pad")
@@ -37,13 +44,17 @@ class Recipe:
             values = listed(given.tolist() if hasattr(given, "tolist") else given, f"{name}: {key}")
             values = tuple(number(f"{name}: {key}", v, low, but=low) for v in values)
             object.__setattr__(self, key, values)
-        require(len(self.mean) == len(self.std),
-                f"{name}: expected a mean and a std for each channel, got {len(self.mean)} and {len(self.std)}")
+        require(
+            len(self.mean) == len(self.std),
+            f"{name}: expected a mean and a std for each channel, got {len(self.mean)} and {len(self.std)}",
+        )
         number(f"{name}: crop", self.crop, 0, kind=int)
         number(f"{name}: crop_probability", self.crop_probability, 0, 1)
         number(f"{name}: rotate", self.rotate, 0, 360)
+
     @property
-    def augments(self) -> bool: return self.flip or self.crop > 0 or self.rotate > 0  # changes training images
+    def augments(self) -> bool:
+        return self.flip or self.crop > 0 or self.rotate > 0  # changes training images
 
 # %% ../../nbs/02_data/01_transforms.ipynb #88621c42
 PIXEL_STATISTICS = {  # mean and standard deviation per channel of the training pixels / scale
@@ -52,72 +63,139 @@ PIXEL_STATISTICS = {  # mean and standard deviation per channel of the training 
     "Fashion-MNIST": ((0.2860,), (0.3530,)),
     "CIFAR-10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "CIFAR-100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    "CINIC-10": ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)),  # its README's
-    "EMNIST-letters": ((), ()), "EMNIST-letters-10": ((), ()), "Tiny-ImageNet": ((), ()), "DomainNet": ((), ()),
+    "CINIC-10": (
+        (0.47889522, 0.47227842, 0.43047404),
+        (0.24205776, 0.23828046, 0.25874835),
+    ),  # its README's
+    "EMNIST-letters": ((), ()),
+    "EMNIST-letters-10": ((), ()),
+    "Tiny-ImageNet": ((), ()),
+    "DomainNet": ((), ()),
     "synthetic": ((0.0,), (1.0,)),
-    **dict.fromkeys(("AG News", "AG News (partial)", "BindingDB", "BindingDB (partial)"), ((0.0,), (1.0,))),  # texts
+    **dict.fromkeys(
+        ("AG News", "AG News (partial)", "BindingDB", "BindingDB (partial)"), ((0.0,), (1.0,))
+    ),  # texts
 }
 
 _CROP_FLIP = dict(crop=4, flip=True)
-RECIPES: dict[str, dict] = {  # paper -> data set -> what differs from plain; from the paper's code where there is one
+RECIPES: dict[
+    str, dict
+] = {  # paper -> data set -> what differs from plain; from the paper's code where there is one
     "plain": {},
-    "FedCCFA": {"Fashion-MNIST": dict(mean=(0.1307,), std=(0.3081,)),  # the numbers of MNIST, as in its code
-                "CIFAR-10": dict(std=(0.2023, 0.1994, 0.2010), **_CROP_FLIP), "CINIC-10": _CROP_FLIP},
-    "LfD": {"CIFAR-10": dict(pad="reflect", **_CROP_FLIP, mean=(125.3 / 255, 123.0 / 255, 113.9 / 255),
-                             std=(63.0 / 255, 62.1 / 255, 66.7 / 255)),
-            "CINIC-10": dict(pad="reflect", **_CROP_FLIP),  # decided: as CIFAR-10, with its own mean and deviation
-            "CIFAR-100": dict(rotate=15.0, **_CROP_FLIP,
-                              mean=(0.5070751592371323, 0.48654887331495095, 0.4409178433670343),
-                              std=(0.2673342858792401, 0.2564384629170883, 0.27615047132568404))},
-    "FedDC": {"MNIST": {}, "EMNIST-letters-10": {}, "synthetic": {},
-              "CIFAR-10": dict(pad="mean", crop_probability=0.5, **_CROP_FLIP,
-                               mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262)),
-              "CIFAR-100": dict(pad="mean", crop_probability=0.5, **_CROP_FLIP,
-                                mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761))},
-    "FedBSS": {"Fashion-MNIST": {}, "CIFAR-10": _CROP_FLIP, "CIFAR-100": _CROP_FLIP, "DomainNet": _CROP_FLIP},
+    "FedCCFA": {
+        "Fashion-MNIST": dict(
+            mean=(0.1307,), std=(0.3081,)
+        ),  # the numbers of MNIST, as in its code
+        "CIFAR-10": dict(std=(0.2023, 0.1994, 0.2010), **_CROP_FLIP),
+        "CINIC-10": _CROP_FLIP,
+    },
+    "LfD": {
+        "CIFAR-10": dict(
+            pad="reflect",
+            **_CROP_FLIP,
+            mean=(125.3 / 255, 123.0 / 255, 113.9 / 255),
+            std=(63.0 / 255, 62.1 / 255, 66.7 / 255),
+        ),
+        "CINIC-10": dict(
+            pad="reflect", **_CROP_FLIP
+        ),  # decided: as CIFAR-10, with its own mean and deviation
+        "CIFAR-100": dict(
+            rotate=15.0,
+            **_CROP_FLIP,
+            mean=(0.5070751592371323, 0.48654887331495095, 0.4409178433670343),
+            std=(0.2673342858792401, 0.2564384629170883, 0.27615047132568404),
+        ),
+    },
+    "FedDC": {
+        "MNIST": {},
+        "EMNIST-letters-10": {},
+        "synthetic": {},
+        "CIFAR-10": dict(
+            pad="mean",
+            crop_probability=0.5,
+            **_CROP_FLIP,
+            mean=(0.491, 0.482, 0.447),
+            std=(0.247, 0.243, 0.262),
+        ),
+        "CIFAR-100": dict(
+            pad="mean",
+            crop_probability=0.5,
+            **_CROP_FLIP,
+            mean=(0.5071, 0.4867, 0.4408),
+            std=(0.2675, 0.2565, 0.2761),
+        ),
+    },
+    "FedBSS": {
+        "Fashion-MNIST": {},
+        "CIFAR-10": _CROP_FLIP,
+        "CIFAR-100": _CROP_FLIP,
+        "DomainNet": _CROP_FLIP,
+    },
     "FedADC": {"CIFAR-10": _CROP_FLIP, "CIFAR-100": _CROP_FLIP},
 }
 note_package("data set", PIXEL_STATISTICS)
 note_package("recipe", RECIPES)
 
+
 def dataset_names() -> list[str]:
     "The data sets that `fedrepro.data.datasets.load` knows"
     return list(PIXEL_STATISTICS)
 
+
 def data_recipe_names() -> list[str]:
-    "The papers whose recipe `recipe_for` knows, and \"plain\""
+    'The papers whose recipe `recipe_for` knows, and "plain"'
     return list(RECIPES)
+
 
 def recipe_for(name: str, dataset: str) -> Recipe:
     "The recipe of paper `name` for `dataset`, plain where it does not use that; raises InputError for unknown names"
-    differs = RECIPES[choice(name, RECIPES, "recipe")].get(choice(dataset, PIXEL_STATISTICS, "data set"))
-    try: mean, std = PIXEL_STATISTICS[dataset]
+    differs = RECIPES[choice(name, RECIPES, "recipe")].get(
+        choice(dataset, PIXEL_STATISTICS, "data set")
+    )
+    try:
+        mean, std = PIXEL_STATISTICS[dataset]
     except (TypeError, ValueError):
-        raise InputError(f"PIXEL_STATISTICS[{dataset!r}]: expected (means, deviations), one of each a channel, or "
-                         f"((), ()) to measure them; got {short(PIXEL_STATISTICS[dataset])}") from None
-    return Recipe(**{"name": "plain" if differs is None else name, "mean": mean, "std": std} | (differs or {}))
+        raise InputError(
+            f"PIXEL_STATISTICS[{dataset!r}]: expected (means, deviations), one of each a channel, or "
+            f"((), ()) to measure them; got {short(PIXEL_STATISTICS[dataset])}"
+        ) from None
+    return Recipe(
+        **{"name": "plain" if differs is None else name, "mean": mean, "std": std} | (differs or {})
+    )
 
 # %% ../../nbs/02_data/01_transforms.ipynb #113c74df
-WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64}  # PyTorch computes with few of its unsigned types
+WIDER = {
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+}  # PyTorch computes with few of its unsigned types
+
 
 def _exact(channel: Tensor) -> tuple[float, float]:
     "Mean and standard deviation of whole numbers below 2**16, from exact sums, a thousand samples at a time"
     parts, n = channel.split(1000), channel.numel()
-    total, squares = sum(int(p.sum()) for p in parts), sum(int((p.long() ** 2).sum()) for p in parts)
-    return total / n, (n * squares - total ** 2) ** .5 / n
+    total, squares = (
+        sum(int(p.sum()) for p in parts),
+        sum(int((p.long() ** 2).sum()) for p in parts),
+    )
+    return total / n, (n * squares - total**2) ** 0.5 / n
+
 
 def _shifted(channel: Tensor) -> tuple[float, float]:
     "Mean and standard deviation of any numbers, as float64 differences from the first"
     parts, n, start = channel.split(1000), channel.numel(), channel.flatten()[0].double()
     mean = sum(float((p.double() - start).sum()) for p in parts) / n
     squares = sum(float(((p.double() - start - mean) ** 2).sum()) for p in parts)
-    return float(start) + mean, (squares / n) ** .5
+    return float(start) + mean, (squares / n) ** 0.5
+
 
 def pixel_statistics(x: Tensor, scale: float = 255.0) -> dict[str, tuple[float, ...]]:
     "Mean and standard deviation (of all, divided by n) per channel of `x` / scale; `x` is (N, C, H, W) or (N, C)"
     found: dict[str, tuple[float, ...]] = {"mean": (), "std": ()}
     for channel in x.to(WIDER.get(x.dtype, x.dtype)).unbind(1):
-        small = not channel.is_floating_point() and -2**16 < int(channel.min()) <= int(channel.max()) < 2**16
+        small = (
+            not channel.is_floating_point()
+            and -(2**16) < int(channel.min()) <= int(channel.max()) < 2**16
+        )
         mean, std = _exact(channel) if small else _shifted(channel)
         found["mean"] += (mean / scale,)
         found["std"] += (std / scale,)
@@ -129,11 +207,13 @@ def _constants(mean: tuple, std: tuple, device, dtype) -> list[Tensor]:
     "`mean` and `std` as tensors (C, 1, 1); kept, because making them again would wait for the device"
     return [torch.tensor(v, dtype=dtype, device=device)[:, None, None] for v in (mean, std)]
 
+
 def normalise(x: Tensor, recipe: Recipe, scale: float = 255.0, dtype=torch.float32) -> Tensor:
     "`x` (..., C, H, W), left as it is, as network input: (x / scale - mean) / std per channel, of type `dtype`"
     wide = torch.float64 if x.dtype in _LONG else dtype
     mean, std = _constants(recipe.mean, recipe.std, x.device, wide)
     return x.to(wide, copy=True).div_(scale).sub_(mean).div_(std).to(dtype)
+
 
 _LONG = (torch.int32, torch.int64, torch.float64)  # float32 may not hold all their digits
 
@@ -142,16 +222,23 @@ def draw_augmentation(recipe: Recipe, n: int, rng: np.random.Generator) -> np.nd
     """Decisions for `n` samples: int64 (n, 4) of [dy, dx, flip, angle]; None when `recipe` augments nothing.
 
     dy, dx in pixels from -crop to crop, flip 0 or 1, angle in thousandths of a degree, counter-clockwise."""
-    if not recipe.augments: return None
+    if not recipe.augments:
+        return None
     out = np.zeros((n, 4), dtype=np.int64)
-    if recipe.crop: out[:, :2] = rng.integers(-recipe.crop, recipe.crop, (n, 2), endpoint=True)
-    if recipe.crop_probability < 1: out[rng.random(n) >= recipe.crop_probability, :2] = 0
-    if recipe.flip: out[:, 2] = rng.integers(0, 2, n)
-    if recipe.rotate: out[:, 3] = np.rint(rng.uniform(-recipe.rotate, recipe.rotate, n) * 1000)
+    if recipe.crop:
+        out[:, :2] = rng.integers(-recipe.crop, recipe.crop, (n, 2), endpoint=True)
+    if recipe.crop_probability < 1:
+        out[rng.random(n) >= recipe.crop_probability, :2] = 0
+    if recipe.flip:
+        out[:, 2] = rng.integers(0, 2, n)
+    if recipe.rotate:
+        out[:, 3] = np.rint(rng.uniform(-recipe.rotate, recipe.rotate, n) * 1000)
     return out
 
 # %% ../../nbs/02_data/01_transforms.ipynb #a4ae04f0
-def _turn(i: Tensor, j: Tensor, angle: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+def _turn(
+    i: Tensor, j: Tensor, angle: Tensor, height: int, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
     "Where pixel (i, j) lay before a turn by `angle` (degrees / 1000) about the centre, and whether that is inside"
     angle = torch.deg2rad(angle / 1000)
     down, right = i + 0.5 - height / 2, j + 0.5 - width / 2
@@ -159,25 +246,34 @@ def _turn(i: Tensor, j: Tensor, angle: Tensor, height: int, width: int) -> tuple
     j = (angle.cos() * right - angle.sin() * down + width / 2).floor().long()
     return i, j, (i >= 0) & (i < height) & (j >= 0) & (j < width)
 
+
 def _fold(i: Tensor, n: int) -> Tensor:
     "Indices outside 0..n-1 reflected at the edge pixels, which are not repeated"
     return n - 1 - (n - 1 - i.abs()).abs()
+
 
 def augment(x: Tensor, draws: Tensor | None, recipe: Recipe) -> Tensor:
     """`x` (..., C, H, W), of any type, changed by `draws` (..., 4). Outside is 0, past a border what `recipe.pad` says.
 
     One gather: no loop over samples, no waiting for the device."""
-    if draws is None: return x
+    if draws is None:
+        return x
     height, width = x.shape[-2:]
     i, j = torch.arange(height, device=x.device)[:, None], torch.arange(width, device=x.device)
     dy, dx, flip, angle = (draws[..., d, None, None] for d in range(4))
     inside = None
-    if recipe.rotate: i, j, inside = _turn(i, j, angle, height, width)
+    if recipe.rotate:
+        i, j, inside = _turn(i, j, angle, height, width)
     i, j = i + dy, torch.where(flip > 0, width - 1 - j, j) + dx
-    if recipe.pad == "reflect": i, j = _fold(i, height), _fold(j, width)
+    if recipe.pad == "reflect":
+        i, j = _fold(i, height), _fold(j, width)
     else:
         moved_inside = (i >= 0) & (i < height) & (j >= 0) & (j < width)
         inside = moved_inside if inside is None else inside & moved_inside
     source = i.clamp(0, height - 1) * width + j.clamp(0, width - 1)
-    out = x.flatten(-2).gather(-1, source.flatten(-2)[..., None, :].expand(*x.shape[:-2], -1)).view(x.shape)
+    out = (
+        x.flatten(-2)
+        .gather(-1, source.flatten(-2)[..., None, :].expand(*x.shape[:-2], -1))
+        .view(x.shape)
+    )
     return out if inside is None else out * inside[..., None, :, :]

@@ -25,7 +25,16 @@ from .federation import Federation
 from .rounds import Snapshot, park_states
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #aa5065d4
-MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, RuntimeError, SafetensorError)
+MALFORMED = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    RuntimeError,
+    SafetensorError,
+)
+
 
 def outline(message, tensors: dict[int, tuple[int, Tensor | np.ndarray]]):
     """`message` (nested dicts, lists, tuples of tensors, arrays, text and numbers) as plain json.
@@ -35,30 +44,48 @@ def outline(message, tensors: dict[int, tuple[int, Tensor | np.ndarray]]):
     if isinstance(message, (Tensor, np.ndarray)):
         number = tensors.setdefault(id(message), (len(tensors), message))[0]
         return {"tensor" if isinstance(message, Tensor) else "array": number}
-    if isinstance(message, dict): return {"dict": [[inner(key), inner(value)] for key, value in message.items()]}
-    if type(message) is tuple: return {"tuple": [inner(part) for part in message]}
-    if type(message) is list: return [inner(part) for part in message]
-    if type(message) is float and not math.isfinite(message): return {"float": repr(message)}
-    if message is None or type(message) in (bool, int, float, str): return message
+    if isinstance(message, dict):
+        return {"dict": [[inner(key), inner(value)] for key, value in message.items()]}
+    if type(message) is tuple:
+        return {"tuple": [inner(part) for part in message]}
+    if type(message) is list:
+        return [inner(part) for part in message]
+    if type(message) is float and not math.isfinite(message):
+        return {"float": repr(message)}
+    if message is None or type(message) in (bool, int, float, str):
+        return message
     kind = type(message).__name__
-    raise InputError(f"checkpoint: a {kind} cannot be kept; expected tensors, numbers, text, dicts, lists")
+    raise InputError(
+        f"checkpoint: a {kind} cannot be kept; expected tensors, numbers, text, dicts, lists"
+    )
+
 
 def filled(shape, tensors: list[Tensor]):
     "The message of an outline; the inverse of `outline`"
     inner = lambda part: filled(part, tensors)
-    if isinstance(shape, list): return [inner(part) for part in shape]
-    if not isinstance(shape, dict): return shape
-    (kind, value), = shape.items()
-    if kind == "dict": return {inner(key): inner(part) for key, part in value}
-    if kind == "tuple": return tuple(inner(part) for part in value)
-    if kind == "float": return float(value)
+    if isinstance(shape, list):
+        return [inner(part) for part in shape]
+    if not isinstance(shape, dict):
+        return shape
+    ((kind, value),) = shape.items()
+    if kind == "dict":
+        return {inner(key): inner(part) for key, part in value}
+    if kind == "tuple":
+        return tuple(inner(part) for part in value)
+    if kind == "float":
+        return float(value)
     return tensors[value] if kind == "tensor" else tensors[value].cpu().numpy()
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #a26a4b00
 def axes(t: Tensor) -> list[int]:
     "The axes of `t` by descending stride: 0, 1, 2, ... for a contiguous one"
     strides = t.stride()
-    return list(range(t.dim())) if t.is_contiguous() else sorted(range(t.dim()), key=lambda d: (-strides[d], d))
+    return (
+        list(range(t.dim()))
+        if t.is_contiguous()
+        else sorted(range(t.dim()), key=lambda d: (-strides[d], d))
+    )
+
 
 def to_bytes(tensors: Iterable[Tensor]) -> tuple[bytes, list[list[int]]]:
     "(the content of a safetensors file, the axes of each tensor in memory); tensor i has the name `i`"
@@ -67,109 +94,154 @@ def to_bytes(tensors: Iterable[Tensor]) -> tuple[bytes, list[list[int]]]:
     for i, (t, a) in enumerate(zip(host, order)):
         t, before = t.permute(a).contiguous(), len(memory)
         memory.add(t.untyped_storage().data_ptr())
-        flat[str(i)] = t if len(memory) > before and t.untyped_storage().nbytes() == t.nbytes else t.clone()
+        flat[str(i)] = (
+            t if len(memory) > before and t.untyped_storage().nbytes() == t.nbytes else t.clone()
+        )
     return save_tensors(flat), order
+
 
 def from_bytes(content: bytes, order: list[list[int]], device: str = "cpu") -> list[Tensor]:
     "The tensors, with their axes in memory as they were"
     found = load_tensors(content)
-    return [found[str(i)].permute([a.index(d) for d in range(len(a))]).to(device) for i, a in enumerate(order)]
+    return [
+        found[str(i)].permute([a.index(d) for d in range(len(a))]).to(device)
+        for i, a in enumerate(order)
+    ]
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #78899e05
 CHECKPOINT_FORMAT = 2  # of the files
+
 
 def digest(content: bytes) -> str:
     "sha256 (hex)"
     return hashlib.sha256(content).hexdigest()
 
+
 def save_message(path: Path, about: dict, message) -> Path:
     "Write `path`.safetensors, then `path`.json with the outline of `message` and `read_description`; raises InputError"
     tensors = {}
     shape = outline(message, tensors)
-    try: content, order = to_bytes(torch.as_tensor(t) for _, t in tensors.values())
-    except MALFORMED as error: raise InputError(f"checkpoint: cannot be kept: {short(str(error))}") from error
+    try:
+        content, order = to_bytes(torch.as_tensor(t) for _, t in tensors.values())
+    except MALFORMED as error:
+        raise InputError(f"checkpoint: cannot be kept: {short(str(error))}") from error
     write_atomic(path.with_name(path.name + ".safetensors"), content)
-    about = about | {"format": CHECKPOINT_FORMAT, "bytes": len(content), "sha256": digest(content), "axes": order,
-                     "message": shape}
+    about = about | {
+        "format": CHECKPOINT_FORMAT,
+        "bytes": len(content),
+        "sha256": digest(content),
+        "axes": order,
+        "message": shape,
+    }
     body = json.dumps(about, allow_nan=False)
     write_atomic(path.with_name(path.name + ".json"), f"{body}\n{digest(body.encode())}\n".encode())
     return path
 
+
 def read_description(path: Path) -> dict:
     "What `path`.json says, with its outline; raises Damaged unless it is whole and ours"
-    try: body, _, seal = read_regular(path.with_name(path.name + ".json")).decode().partition("\n")
-    except (OSError, UnicodeDecodeError) as e: raise Damaged(f"checkpoint {path.name}: cannot be read ({e})") from None
-    if digest(body.encode()) != seal.strip(): raise Damaged(f"checkpoint {path.name}: json is damaged")
+    try:
+        body, _, seal = read_regular(path.with_name(path.name + ".json")).decode().partition("\n")
+    except (OSError, UnicodeDecodeError) as e:
+        raise Damaged(f"checkpoint {path.name}: cannot be read ({e})") from None
+    if digest(body.encode()) != seal.strip():
+        raise Damaged(f"checkpoint {path.name}: json is damaged")
     try:
         found = json.loads(body)
         if found["format"] != CHECKPOINT_FORMAT:
-            raise Foreign(f"checkpoint {path.name}: format {short(found['format'])}, not {CHECKPOINT_FORMAT}")
-        if all(type(n) is int for n in found.get("rounds", {}).values()): return found
-    except Foreign: raise
-    except MALFORMED: pass
+            raise Foreign(
+                f"checkpoint {path.name}: format {short(found['format'])}, not {CHECKPOINT_FORMAT}"
+            )
+        if all(type(n) is int for n in found.get("rounds", {}).values()):
+            return found
+    except Foreign:
+        raise
+    except MALFORMED:
+        pass
     raise Damaged(f"checkpoint {path.name}: json is malformed")
+
 
 def load_message(path: Path, device: str = "cpu"):
     "The message in the two files; raises Damaged unless they are whole, and belong together"
     found = read_description(path)
     most = found.get("bytes", math.inf)  # older ones do not say it
-    if not isinstance(most, int | float): raise Damaged(f"checkpoint {path.name}: json is malformed")
-    try: content = read_regular(path.with_name(path.name + ".safetensors"), most)
-    except OSError as e: raise Damaged(f"checkpoint {path.name}: cannot be read ({e.strerror})") from None
+    if not isinstance(most, int | float):
+        raise Damaged(f"checkpoint {path.name}: json is malformed")
+    try:
+        content = read_regular(path.with_name(path.name + ".safetensors"), most)
+    except OSError as e:
+        raise Damaged(f"checkpoint {path.name}: cannot be read ({e.strerror})") from None
     try:
         if digest(content) == found["sha256"]:
             return filled(found["message"], from_bytes(content, found["axes"], device))
-    except MALFORMED: raise Damaged(f"checkpoint {path.name}: malformed") from None
+    except MALFORMED:
+        raise Damaged(f"checkpoint {path.name}: malformed") from None
     raise Damaged(f"checkpoint {path.name}: tensors are damaged")
+
 
 def snapshot_parts(at: Snapshot) -> dict:
     "The fields of a snapshot, not copied"
     return {f.name: getattr(at, f.name) for f in fields(at)}
 
+
 def snapshot_of(parts: dict, federation: Federation) -> Snapshot:
     "The snapshot with these fields; clients' states wait where the federation keeps them"
     return Snapshot(**parts | {"states": park_states(federation, parts["states"])})
 
+
 def save_snapshot(path: Path, at: Snapshot):
     "Keep a snapshot under `path` (two files, without suffix): `on_round` of `rounds.run` may. Raises InputError"
     save_message(path, {"round": at.round}, snapshot_parts(at))
+
 
 def load_snapshot(path: Path, federation: Federation) -> Snapshot:
     "The snapshot kept under `path`, to `start` a run of `federation` from; raises Damaged"
     return snapshot_of(load_message(path, federation.device), federation)
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #dc791965
-MINUTE, SHARE = 60., 20  # seconds between checkpoints; how many times longer a run computes than it writes
+MINUTE, SHARE = (
+    60.0,
+    20,
+)  # seconds between checkpoints; how many times longer a run computes than it writes
+
 
 def matching(folder: Path, pattern: str) -> list[Path]:
     "The files of `folder` that match; none where there is no folder: when it is empty, any process may remove it"
-    try: return list(folder.glob(pattern))
-    except FileNotFoundError: return []
+    try:
+        return list(folder.glob(pattern))
+    except FileNotFoundError:
+        return []
+
 
 def forget(paths: list[Path]):
     "Remove checkpoints: first what makes them one; raises InputError where the disk refuses"
     for path in [p.with_suffix(suffix) for p in paths for suffix in (".json", ".safetensors")]:
-        with writing(path): path.unlink(missing_ok=True)
+        with writing(path):
+            path.unlink(missing_ok=True)
+
 
 def forget_finished(folder: Path, finished: Callable[[str], bool]):
     "Remove the checkpoints in a folder of which all runs (by run id) are `finished`; raises InputError like `forget`"
     for path in [head.with_suffix("") for head in matching(folder, "*.json")]:
         with suppress(Damaged):
-            if all(finished(run) for run in read_description(path)["rounds"]): forget([path])
+            if all(finished(run) for run in read_description(path)["rounds"]):
+                forget([path])
+
 
 @dataclass
 class CheckpointWriter:
     "The checkpoints of runs that are computed side by side"
+
     folder: Path
     runs: list[str]  # run ids
     marks: dict  # what must be the same in the process that goes on: code, versions, device
     every: int | None = None  # rounds between checkpoints; 0 = none, None = about a minute
     tell: Callable[[str], None] = say
     last: float = field(default_factory=time.monotonic)  # when the last one was written
-    cost: float = 0.  # seconds that it took
+    cost: float = 0.0  # seconds that it took
     until: float = math.inf  # no round may end after it (seconds since 1970)
     turned: float = field(default_factory=time.monotonic)  # when the last round ended
-    slowest: float = 0.  # seconds of a round so far
+    slowest: float = 0.0  # seconds of a round so far
 
     @property
     def name(self) -> str:
@@ -178,7 +250,8 @@ class CheckpointWriter:
 
     def due(self, turn: int) -> bool:
         "Whether a checkpoint is to be written after `turn` rounds of this process"
-        if self.every is not None: return self.every > 0 and turn % self.every == 0
+        if self.every is not None:
+            return self.every > 0 and turn % self.every == 0
         return time.monotonic() - self.last >= max(MINUTE, SHARE * self.cost)
 
     def over(self) -> bool:
@@ -189,28 +262,40 @@ class CheckpointWriter:
 
     def keep(self, messages: dict[str, dict], rounds: dict[str, int]):
         "Write the state of each run (by run id) with the rounds it has completed; the one before is kept too"
-        started, path = time.monotonic(), self.folder/f"{self.name}-{max(rounds.values()):06}"
+        started, path = time.monotonic(), self.folder / f"{self.name}-{max(rounds.values()):06}"
         try:
             save_message(path, {"marks": self.marks, "rounds": rounds}, messages)
             forget([p for p in self.mine() if p.name <= path.name][:-2])
-        except InputError as error: self.tell(f"{error}; the run goes on without this checkpoint")
+        except InputError as error:
+            self.tell(f"{error}; the run goes on without this checkpoint")
         self.last = time.monotonic()
         self.cost = self.last - started
 
     def mine(self) -> list[Path]:
         "Checkpoints of exactly these runs, oldest first"
-        parts = [p for suffix in (".json", ".safetensors") for p in matching(self.folder, f"{self.name}-*{suffix}")]
+        parts = [
+            p
+            for suffix in (".json", ".safetensors")
+            for p in matching(self.folder, f"{self.name}-*{suffix}")
+        ]
         return sorted({p.with_suffix("") for p in parts})
 
     def find(self, device: str = "cpu") -> dict[str, dict]:
         "The newest state of each run that has one; what is damaged is set aside"
         heads, found, opened = self.heads(), {}, {}
         for run in self.runs:
-            for path in sorted((p for p in heads if run in heads[p]["rounds"]), key=lambda p: -heads[p]["rounds"][run]):
-                if path not in opened: opened[path] = self.read(path, device)
-                try: whole = {"rows", "path", "snapshot", "cost"} <= opened[path][run].keys()
-                except MALFORMED: continue  # damaged, or not such a message
-                if not whole: continue
+            for path in sorted(
+                (p for p in heads if run in heads[p]["rounds"]),
+                key=lambda p: -heads[p]["rounds"][run],
+            ):
+                if path not in opened:
+                    opened[path] = self.read(path, device)
+                try:
+                    whole = {"rows", "path", "snapshot", "cost"} <= opened[path][run].keys()
+                except MALFORMED:
+                    continue  # damaged, or not such a message
+                if not whole:
+                    continue
                 found[run] = opened[path][run]
                 break
         return found
@@ -219,18 +304,25 @@ class CheckpointWriter:
         "All checkpoints in the folder that some of the runs could go on from"
         paths = [path.with_suffix("") for path in sorted(matching(self.folder, "*.json"))]
         heads = {path: self.read(path, None) for path in paths}
-        ours = {p: h for p, h in heads.items() if h is not None and h["rounds"].keys() & set(self.runs)}
+        ours = {
+            p: h for p, h in heads.items() if h is not None and h["rounds"].keys() & set(self.runs)
+        }
         usable = {p: h for p, h in ours.items() if h["marks"] == self.marks}
-        if ours and not usable: self.tell("checkpoints of other code, versions, data, device or executor are not used")
+        if ours and not usable:
+            self.tell("checkpoints of other code, versions, data, device or executor are not used")
         return usable
 
     def read(self, path: Path, device: str | None):
         "The head of a checkpoint (device None), or what it holds; None, and set aside, when it is damaged"
-        try: return read_description(path) if device is None else load_message(path, device)
+        try:
+            return read_description(path) if device is None else load_message(path, device)
         except Damaged as error:
-            if not path.with_suffix(".json").exists(): return None  # another process has just removed it
-            if isinstance(error, Foreign): return self.tell(f"{error}; it is not used")
-            with suppress(OSError): path.with_suffix(".json").rename(path.with_suffix(".json.damaged"))
+            if not path.with_suffix(".json").exists():
+                return None  # another process has just removed it
+            if isinstance(error, Foreign):
+                return self.tell(f"{error}; it is not used")
+            with suppress(OSError):
+                path.with_suffix(".json").rename(path.with_suffix(".json.damaged"))
             self.tell(f"{error}; it is set aside")
 
     def clear(self, finished: Callable[[str], bool] = lambda run_id: False):
@@ -241,6 +333,9 @@ class CheckpointWriter:
             forget(self.mine())
             forget_finished(self.folder, finished)
             for part in matching(self.folder, f".{self.name}-*.partial"):
-                with writing(part): part.unlink(missing_ok=True)
-        except InputError as error: self.tell(f"{error}; it stays until the next run")
-        with suppress(OSError): self.folder.rmdir()  # when it is empty
+                with writing(part):
+                    part.unlink(missing_ok=True)
+        except InputError as error:
+            self.tell(f"{error}; it stays until the next run")
+        with suppress(OSError):
+            self.folder.rmdir()  # when it is empty

@@ -29,6 +29,7 @@ from ..models.architectures import Net, tried
 @dataclass(frozen=True)
 class Batch:
     "Some samples of one client"
+
     x: Tensor  # (B, C, H, W) normalised inputs
     y: Tensor  # (B,) int64 labels under the client's present concept
     w: Tensor  # (B,) weights: 1 for a sample, 0 for padding
@@ -49,13 +50,15 @@ def torch_seeded(seed: int) -> Iterator[None]:
     gpu = torch.cuda.is_initialized()
     with torch.random.fork_rng([torch.cuda.current_device()] if gpu else []):
         torch.default_generator.manual_seed(seed)
-        if gpu: torch.cuda.manual_seed(seed)
+        if gpu:
+            torch.cuda.manual_seed(seed)
         yield
 
 # %% ../../nbs/04_engine/01_client.ipynb #396ee56e
 @dataclass
 class Client:
     "One client in one round, as its own code sees it"
+
     id: int  # position in the partition
     round: int  # index of the round, from 0
     net: Net  # the network as a function of parameters
@@ -65,18 +68,28 @@ class Client:
     received: dict  # the server's broadcast of this round
     state: dict  # what this client kept from its last participation
     initial: Tree  # the model from which everybody started; never sent again
-    rng: np.random.Generator = field(default_factory=np.random.default_rng)  # stream of (seed, round, client)
+    rng: np.random.Generator = field(
+        default_factory=np.random.default_rng
+    )  # stream of (seed, round, client)
     dtype: torch.dtype = torch.float32
     pad: int = 0  # rows of padding added to every batch: changes nothing, see below
-    constants: dict = field(default_factory=dict)  # tensors that the phases so far computed, see `Phase.constants`
-    test_rows: Tensor | None = None  # (m,) int64: this client's rows of `data.test_x`, where the test set is divided
-    test_labels: np.ndarray | None = None  # (m,) int64: their labels under the client's present concept
+    constants: dict = field(
+        default_factory=dict
+    )  # tensors that the phases so far computed, see `Phase.constants`
+    test_rows: Tensor | None = (
+        None  # (m,) int64: this client's rows of `data.test_x`, where the test set is divided
+    )
+    test_labels: np.ndarray | None = (
+        None  # (m,) int64: their labels under the client's present concept
+    )
     profiler: Profiler = OFF  # of the round
-    noise: np.random.Generator = field(default_factory=np.random.default_rng)  # its seeds for torch's global generators
+    noise: np.random.Generator = field(
+        default_factory=np.random.default_rng
+    )  # its seeds for torch's global generators
 
     def chance(self):
         "A context in which torch's global generators (dropout draws from them) are seeded by the client's own stream"
-        return torch_seeded(int(self.noise.integers(2 ** 62)))
+        return torch_seeded(int(self.noise.integers(2**62)))
 
     @property
     def n(self) -> int:
@@ -91,7 +104,9 @@ class Client:
     @cached_property
     def counts(self) -> Tensor:
         "(C,) samples per class under the present concept, $n_{k,c}$"
-        classes = torch.arange(self.net.classes, device=self.y.device)  # bincount would wait for a GPU
+        classes = torch.arange(
+            self.net.classes, device=self.y.device
+        )  # bincount would wait for a GPU
         return (self.y[:, None] == classes).sum(0).to(self.dtype)
 
     def draw(self, size: int) -> np.ndarray | None:
@@ -100,12 +115,18 @@ class Client:
 
     def batch(self, rows: np.ndarray, draws: np.ndarray | None = None) -> Batch:
         "The samples at positions `rows` (of 0..n-1), augmented by `draws`, normalised and padded by `pad` rows"
-        where = torch.as_tensor(np.concatenate([rows, np.zeros(self.pad, dtype=np.int64)]), device=self.y.device)
+        where = torch.as_tensor(
+            np.concatenate([rows, np.zeros(self.pad, dtype=np.int64)]), device=self.y.device
+        )
         w = torch.ones(len(where), dtype=self.dtype, device=self.y.device)
-        if self.pad: w[len(rows):] = 0
-        if self.pad and draws is not None: draws = np.concatenate([draws, np.repeat(draws[:1], self.pad, axis=0)])
+        if self.pad:
+            w[len(rows) :] = 0
+        if self.pad and draws is not None:
+            draws = np.concatenate([draws, np.repeat(draws[:1], self.pad, axis=0)])
         how = None if draws is None else torch.as_tensor(draws, device=self.y.device)
-        return Batch(self.data.batch(self.data.train_x[self.rows[where]], how, self.dtype), self.y[where], w)
+        return Batch(
+            self.data.batch(self.data.train_x[self.rows[where]], how, self.dtype), self.y[where], w
+        )
 
     def chunks(self, size: int = 500, augment: bool = True) -> Iterator[Batch]:
         "All samples in stored order, in batches of at most `size`: for statistics that need one pass over the data"
@@ -115,43 +136,66 @@ class Client:
 
     def test_chunks(self, size: int = 500) -> Iterator[Batch]:
         "The client's own test share in batches of at most `size`, never augmented; none where it has no such share"
-        if self.test_rows is None or self.test_labels is None: return
+        if self.test_rows is None or self.test_labels is None:
+            return
         for i in range(0, len(self.test_rows), size):
-            x = self.data.batch(self.data.test_x[self.test_rows[i:i + size]], None, self.dtype)
-            y = torch.as_tensor(self.test_labels[i:i + size], device=x.device)
+            x = self.data.batch(self.data.test_x[self.test_rows[i : i + size]], None, self.dtype)
+            y = torch.as_tensor(self.test_labels[i : i + size], device=x.device)
             yield Batch(x, y, torch.ones(len(y), dtype=self.dtype, device=x.device))
 
 # %% ../../nbs/04_engine/01_client.ipynb #7ebf78fa
 @dataclass(frozen=True)
 class SGD:
     "PyTorch's SGD, momentum starting anew in every phase: $b\\leftarrow\\mu b+g+\\lambda w,\\ w\\leftarrow w-\\eta b$"
-    lr: float | Tensor  # eta, already decayed for the round; in a stack it may be a tensor, one a client
+
+    lr: (
+        float | Tensor
+    )  # eta, already decayed for the round; in a stack it may be a tensor, one a client
     momentum: float = 0.0  # mu
     weight_decay: float = 0.0  # lambda
-    clip_norm: float | None = None  # largest Euclidean norm of a gradient, before weight decay; None = no clipping
+    clip_norm: float | None = (
+        None  # largest Euclidean norm of a gradient, before weight decay; None = no clipping
+    )
 
 # %% ../../nbs/04_engine/01_client.ipynb #5b9405f9
 @dataclass(frozen=True)
 class Phase:
     "One stretch of local training, declared by a method and run by the engine"
+
     name: str  # of its result, for the phases after it and for `client_result`
     loss: Callable[[Client, Tree, Batch], Tensor]  # (client, params, batch) -> scalar
     sgd: SGD
     epochs: int = 1  # passes over the samples
     batch_size: int = 64  # samples a step; 0 = all of them
     train: str | tuple[str, ...] = ("body.", "head.")  # prefixes of the parameters that move
-    adjust: Callable[[Client, Tree, Tree], Tree] | None = None  # (client, params, grads) -> direction of the step
-    step: Callable[["Step"], tuple[Tensor, Any]] | None = None  # replaces the SGD step: loss (), and what it remembers
-    monitor: Callable | None = None  # (client, params, epoch from 1, its last state) -> (go on? 0 or 1, its state)
-    samples: Callable | None = None  # client -> positions of 0..n-1, or one array of them an epoch; None = every sample
-    constants: Callable[[Client, dict], dict] | None = None  # (client, results) -> tensors, computed before it starts
-    start: Callable[[Client, dict], Tree] | None = None  # (client, results) -> params it starts from; None = go on
-    final: bool = False  # trained once, after the last round, from the model that the client is evaluated by
+    adjust: Callable[[Client, Tree, Tree], Tree] | None = (
+        None  # (client, params, grads) -> direction of the step
+    )
+    step: Callable[["Step"], tuple[Tensor, Any]] | None = (
+        None  # replaces the SGD step: loss (), and what it remembers
+    )
+    monitor: Callable | None = (
+        None  # (client, params, epoch from 1, its last state) -> (go on? 0 or 1, its state)
+    )
+    samples: Callable | None = (
+        None  # client -> positions of 0..n-1, or one array of them an epoch; None = every sample
+    )
+    constants: Callable[[Client, dict], dict] | None = (
+        None  # (client, results) -> tensors, computed before it starts
+    )
+    start: Callable[[Client, dict], Tree] | None = (
+        None  # (client, results) -> params it starts from; None = go on
+    )
+    final: bool = (
+        False  # trained once, after the last round, from the model that the client is evaluated by
+    )
     span: str = ""  # what its seconds count as, in a round that is timed
+
 
 @dataclass
 class PhaseResult:
     "What a phase leaves behind"
+
     params: Tree  # all parameters, as the phase left them
     loss: Tensor  # () mean loss of its steps; 0 where there was none
     optimiser: Any = None  # what its last step returned beside the loss
@@ -163,14 +207,19 @@ def two_samples(data: Dataset, dtype: torch.dtype) -> Tensor:
     "(2, *shape) inputs on the CPU: a training sample, twice"
     return data.batch(data.train_x[:1], None, dtype).cpu().repeat_interleave(2, 0)
 
+
 def needs_two(client: Client) -> bool:
     "Whether the client's network cannot be trained on one sample"
     normed = getattr(client.net, "by_batch", False)
-    return normed and tried(client.net, two_samples(client.data, client.dtype), client.dtype).needs_two
+    return (
+        normed and tried(client.net, two_samples(client.data, client.dtype), client.dtype).needs_two
+    )
+
 
 def draws(client: Client) -> bool:
     "Whether the client's network draws random numbers while it is trained"
     return tried(client.net, two_samples(client.data, client.dtype), client.dtype).draws
+
 
 def plan_batches(client: Client, phase: Phase) -> list[list[tuple[np.ndarray, np.ndarray | None]]]:
     "All batches of `phase`, epoch by epoch: positions (B,) of 0..n-1 and augmentation decisions (B, 4) or None"
@@ -178,54 +227,75 @@ def plan_batches(client: Client, phase: Phase) -> list[list[tuple[np.ndarray, np
     pools = pools if isinstance(pools, list) else [pools] * phase.epochs
     epochs, two = [], needs_two(client)
     for pool in pools:
-        order, size = np.asarray(pool, dtype=np.int64)[client.rng.permutation(len(pool))], phase.batch_size or len(pool)
-        if two and len(pool) == 1: order = order[:0]
+        order, size = (
+            np.asarray(pool, dtype=np.int64)[client.rng.permutation(len(pool))],
+            phase.batch_size or len(pool),
+        )
+        if two and len(pool) == 1:
+            order = order[:0]
         starts = list(range(0, len(order), max(size, 1)))
-        if two and 2 < size < len(order) and len(order) % size == 1: starts[-1] -= 1
+        if two and 2 < size < len(order) and len(order) % size == 1:
+            starts[-1] -= 1
         parts = [order[i:j] for i, j in zip(starts, [*starts[1:], len(order)])]
         if two and 1 in map(len, parts):
-            raise InputError(f"client {client.id}: {client.net.name} cannot be trained on one sample, which batches of "
-                             f"{size} leave it; expected a larger batch_size")
+            raise InputError(
+                f"client {client.id}: {client.net.name} cannot be trained on one sample, which batches of "
+                f"{size} leave it; expected a larger batch_size"
+            )
         epochs.append([(rows, client.draw(len(rows))) for rows in parts])
     return epochs
 
 # %% ../../nbs/04_engine/01_client.ipynb #08aa7289
 def clipped(grads: Tree, max_norm: float) -> Tree:
     "`grads` scaled to Euclidean norm at most `max_norm`, as `torch.nn.utils.clip_grad_norm_` does"
-    total = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads.values()]))
+    total = torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(g) for g in grads.values()])
+    )
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
     return {n: g * factor for n, g in grads.items()}
 
 # %% ../../nbs/04_engine/01_client.ipynb #e85d442d
 def rated(g: list[Tensor], lr: Tensor) -> list[Tensor]:
     "Each of `g` times one rate, or times one a client where both have a leading axis of clients"
-    return list(torch._foreach_mul(g, lr)) if not lr.dim() else [t * lr.view(-1, *[1] * (t.dim() - 1)) for t in g]
+    return (
+        list(torch._foreach_mul(g, lr))
+        if not lr.dim()
+        else [t * lr.view(-1, *[1] * (t.dim() - 1)) for t in g]
+    )
+
 
 def sgd_step(moving: Tree, grads: Tree, buffer: list | None, sgd: SGD) -> list:
     "Move the tensors of `moving` in place; takes and returns the momentum buffer (None before the first step)"
     w, g = list(moving.values()), list(grads.values())
-    if not w: return []
+    if not w:
+        return []
     with torch.no_grad():
-        if sgd.weight_decay: g = list(torch._foreach_add(g, w, alpha=sgd.weight_decay))
+        if sgd.weight_decay:
+            g = list(torch._foreach_add(g, w, alpha=sgd.weight_decay))
         if sgd.momentum and buffer is not None:
             torch._foreach_mul_(buffer, sgd.momentum)
             torch._foreach_add_(buffer, g)
             g = buffer
-        if isinstance(sgd.lr, Tensor): torch._foreach_sub_(w, rated(g, sgd.lr))
-        else: torch._foreach_add_(w, g, alpha=-sgd.lr)
+        if isinstance(sgd.lr, Tensor):
+            torch._foreach_sub_(w, rated(g, sgd.lr))
+        else:
+            torch._foreach_add_(w, g, alpha=-sgd.lr)
     return g
 
 # %% ../../nbs/04_engine/01_client.ipynb #d9116985
 @dataclass
 class Step:
     "One step of a phase, as a method's own `step` sees it; in a stack every tensor has a leading axis of clients"
+
     client: Client
     phase: Phase
     batch: Batch
     params: Tree  # all parameters; those in `moving` are the same tensors
     moving: Tree  # those that the step changes, in place
     memory: Any = None  # what the phase's last step returned beside its loss; None before the first
-    each: Callable = operator.call  # each(f, client, *trees): `f` for every client; here for the one there is
+    each: Callable = (
+        operator.call
+    )  # each(f, client, *trees): `f` for every client; here for the one there is
 
     def grad(self, at: Tree | None = None) -> tuple[Tensor, Tree]:
         "Loss of the batch and its adjusted, clipped gradient, at `params`, or with the tensors `at` in their place"
@@ -233,13 +303,23 @@ class Step:
         loss = self.each(self.phase.loss, self.client, params, self.batch)
         if not isinstance(loss, Tensor) or loss.shape != self.batch.y.shape[:-1]:
             got = tuple(loss.shape) if isinstance(loss, Tensor) else short(loss)
-            raise InputError(f"phase {self.phase.name}: its loss returned {got}; "
-                             "expected one number a batch, a tensor ()")
-        if not moving: return loss.detach(), {}  # all of them are frozen
-        grads = dict(zip(moving, torch.autograd.grad(loss.sum(), list(moving.values()), materialize_grads=True)))
-        if self.phase.adjust is not None: grads = self.each(self.phase.adjust, self.client, params, grads)
+            raise InputError(
+                f"phase {self.phase.name}: its loss returned {got}; "
+                "expected one number a batch, a tensor ()"
+            )
+        if not moving:
+            return loss.detach(), {}  # all of them are frozen
+        grads = dict(
+            zip(
+                moving,
+                torch.autograd.grad(loss.sum(), list(moving.values()), materialize_grads=True),
+            )
+        )
+        if self.phase.adjust is not None:
+            grads = self.each(self.phase.adjust, self.client, params, grads)
         most = self.phase.sgd.clip_norm
-        if most is not None: grads = self.each(lambda _, g: clipped(g, most), self.client, grads)
+        if most is not None:
+            grads = self.each(lambda _, g: clipped(g, most), self.client, grads)
         return loss.detach(), grads
 
     def sgd(self, grads: Tree) -> list:
@@ -249,7 +329,8 @@ class Step:
 
     def take(self) -> tuple[Tensor, Any]:
         "The phase's own step, or a plain one: loss, and what the next step gets as `memory`"
-        if self.phase.step is not None: return self.phase.step(self)
+        if self.phase.step is not None:
+            return self.phase.step(self)
         loss, grads = self.grad()
         return loss, self.sgd(grads)
 
@@ -260,6 +341,7 @@ def movable(net, phase: Phase, params: Tree) -> tuple[Tree, Tree]:
     moves = [n for n in own if n.startswith(phase.train) and n not in net.buffers]
     moving = {n: own[n].clone().requires_grad_() for n in moves}
     return own | moving, moving
+
 
 def train(client: Client, phase: Phase, params: Tree) -> PhaseResult:
     "Run one phase from `params`, which are left as they are"
@@ -273,62 +355,93 @@ def train(client: Client, phase: Phase, params: Tree) -> PhaseResult:
                 if phase.step is None:  # as `step.take`, two calls nearer to the network
                     loss, grads = step.grad()
                     memory = step.sgd(grads)
-                else: loss, memory = phase.step(step)
+                else:
+                    loss, memory = phase.step(step)
                 total, steps = total + loss, steps + 1
             if phase.monitor is not None:
-                more, state = phase.monitor(client, {n: t.detach() for n, t in own.items()}, e, state)
-                if not more: break
-    return PhaseResult({n: t.detach() for n, t in own.items()}, total / max(steps, 1), memory, state, steps)
+                more, state = phase.monitor(
+                    client, {n: t.detach() for n, t in own.items()}, e, state
+                )
+                if not more:
+                    break
+    return PhaseResult(
+        {n: t.detach() for n, t in own.items()}, total / max(steps, 1), memory, state, steps
+    )
 
 # %% ../../nbs/04_engine/01_client.ipynb #f3d1d0c4
 class ChangedInPlace(InputError):
     "A hook wrote into what it was given"
 
+
 def write_marks(message) -> list:
     "What differs once somebody writes into a nested message of tensors: keys, tensors and PyTorch's count of writes"
-    if isinstance(message, Tensor): return [id(message), message._version]
-    if isinstance(message, dict): return [[key, *write_marks(part)] for key, part in message.items()]
-    if isinstance(message, (list, tuple)): return [write_marks(part) for part in message]
+    if isinstance(message, Tensor):
+        return [id(message), message._version]
+    if isinstance(message, dict):
+        return [[key, *write_marks(part)] for key, part in message.items()]
+    if isinstance(message, (list, tuple)):
+        return [write_marks(part) for part in message]
     return [repr(message)]
+
 
 def refuse_writes(method, client: Client, before: tuple[list, list]):
     "Raises ChangedInPlace if `write_marks` of the client's message or state are no longer those `before` its round"
     for what, old in zip(("received", "state"), before):
         if write_marks(getattr(client, what)) != old:
             where = f"client {client.id}, round {client.round + 1}: {type(method).__name__}"
-            raise ChangedInPlace(f"{where} changed client.{what} in place; expected new tensors and dicts, "
-                                 "as in `t + 1` or `state | {...}`")
+            raise ChangedInPlace(
+                f"{where} changed client.{what} in place; expected new tensors and dicts, "
+                "as in `t + 1` or `state | {...}`"
+            )
+
 
 def checked_result(method, client: Client, result) -> tuple[dict, dict]:
     "What `client_result` returned, if it is (upload, next state); raises InputError"
-    if isinstance(result, tuple) and len(result) == 2 and all(isinstance(part, dict) for part in result): return result
-    raise InputError(f"client {client.id}, round {client.round + 1}: {type(method).__name__}.client_result returned "
-                     f"{short(result)}; expected (upload, next state), two dicts")
+    if (
+        isinstance(result, tuple)
+        and len(result) == 2
+        and all(isinstance(part, dict) for part in result)
+    ):
+        return result
+    raise InputError(
+        f"client {client.id}, round {client.round + 1}: {type(method).__name__}.client_result returned "
+        f"{short(result)}; expected (upload, next state), two dicts"
+    )
 
 # %% ../../nbs/04_engine/01_client.ipynb #e1f2a041
 Results = dict[str, PhaseResult]  # of a client's phases so far, by name
-Trainer = Callable[[list[Client], list[Phase], list[Tree]], list[PhaseResult]]  # one phase of clients side by side
+Trainer = Callable[
+    [list[Client], list[Phase], list[Tree]], list[PhaseResult]
+]  # one phase of clients side by side
+
 
 def in_turn(clients: list[Client], phases: list[Phase], starts: list[Tree]) -> list[PhaseResult]:
     "The trainer that all others are compared with: one client after the other"
     found = []
     for client, phase, start in zip(clients, phases, starts):
-        with client.profiler.span(phase.span): found.append(train(client, phase, start))
+        with client.profiler.span(phase.span):
+            found.append(train(client, phase, start))
     return found
+
 
 def start_phase(client: Client, phase: Phase, results: Results) -> Tree:
     "The parameters from which `phase` starts; its constants are computed before"
     with client.chance():
-        if phase.constants is not None: client.constants = client.constants | phase.constants(client, results)
-        if phase.start is not None: return phase.start(client, results)
+        if phase.constants is not None:
+            client.constants = client.constants | phase.constants(client, results)
+        if phase.start is not None:
+            return phase.start(client, results)
     return [*results.values()][-1].params if results else client.received["params"]
+
 
 def steps_taken(results: Results) -> int:
     "The steps of all phases together; 0: the client has learned nothing in this round"
     return sum(result.steps for result in results.values())
 
-def client_rounds(methods: list, clients: list[Client],
-                  trainer: Trainer = in_turn) -> list[tuple[dict, dict, Tensor | None]]:
+
+def client_rounds(
+    methods: list, clients: list[Client], trainer: Trainer = in_turn
+) -> list[tuple[dict, dict, Tensor | None]]:
     """The rounds of clients who go through as many phases as each other, side by side.
 
     Of each: its upload, its new state, and the mean loss () of its last phase, None where that took no step. Entry k of
@@ -337,7 +450,9 @@ def client_rounds(methods: list, clients: list[Client],
     before = [(write_marks(c.received), write_marks(c.state)) for c in clients]
     declared = [[p for p in m.local_phases(c) if not p.final] for m, c in zip(methods, clients)]
     for m in (m for m, phases in zip(methods, declared) if not phases):
-        raise InputError(f"{type(m).__name__}.local_phases: expected at least one phase that is not final")
+        raise InputError(
+            f"{type(m).__name__}.local_phases: expected at least one phase that is not final"
+        )
     for phases in zip(*declared, strict=True):
         starts = [start_phase(c, p, r) for c, p, r in zip(clients, phases, results)]
         for r, phase, result in zip(results, phases, trainer(clients, list(phases), starts)):
@@ -346,11 +461,13 @@ def client_rounds(methods: list, clients: list[Client],
     found = []
     for method, client, r, marked in zip(methods, clients, results, before):
         last = [*r.values()][-1]
-        with client.chance(): answer = method.client_result(client, last.params, r)
+        with client.chance():
+            answer = method.client_result(client, last.params, r)
         upload, state = checked_result(method, client, answer)
         refuse_writes(method, client, marked)
         found.append((upload, state, last.loss if last.steps else None))
     return found
+
 
 def client_round(method, client: Client) -> tuple[dict, dict, Tensor | None]:
     "One client's round: its upload, its new state, and the mean loss () of its last phase or None, see `client_rounds`"
@@ -359,7 +476,9 @@ def client_round(method, client: Client) -> tuple[dict, dict, Tensor | None]:
 # %% ../../nbs/04_engine/01_client.ipynb #fab1a78b
 def class_means(client: Client, params: Tree) -> Tensor:
     "(C, d) mean feature of each class over the client's samples under `params`; zeros for a class without samples"
-    total = torch.zeros(client.net.classes, client.net.feature_dim, dtype=client.dtype, device=client.y.device)
+    total = torch.zeros(
+        client.net.classes, client.net.feature_dim, dtype=client.dtype, device=client.y.device
+    )
     with torch.no_grad():
         for batch in client.chunks():
             features = client.net.features(params, batch.x) * batch.w[:, None]

@@ -26,20 +26,29 @@ class Messages:
     A shape is a product such as "C x d" of: "model", "body", "head" (all parameters of it, batch norm's statistics
     included), "trained" (a model without these), C classes, d features, M models that the server holds, N numbers that
     it has given out; "1" is a single number. A type other than the federation's follows a colon: "1: int64"."""
-    broadcast: dict[str, str] = field(default_factory=lambda: {"params": "model"})  # to everybody in the cohort
+
+    broadcast: dict[str, str] = field(
+        default_factory=lambda: {"params": "model"}
+    )  # to everybody in the cohort
     survey: dict[str, str] = field(default_factory=dict)  # answers to it, before any training
-    assigned: dict[str, str] = field(default_factory=dict)  # what the server makes of the answers, to each
-    upload: dict[str, str] = field(default_factory=lambda: {"params": "model"})  # after the training
+    assigned: dict[str, str] = field(
+        default_factory=dict
+    )  # what the server makes of the answers, to each
+    upload: dict[str, str] = field(
+        default_factory=lambda: {"params": "model"}
+    )  # after the training
     reply: dict[str, str] = field(default_factory=dict)  # to each, at the end of the round
 
     @property
     def down(self) -> list[str]:
         "The shapes of all that a participant receives"
         return [*self.broadcast.values(), *self.assigned.values(), *self.reply.values()]
+
     @property
     def up(self) -> list[str]:
         "The shapes of all that a participant sends"
         return [*self.survey.values(), *self.upload.values()]
+
 
 def shape_bytes(shape: str, federation: Federation, server: dict) -> int:
     """Bytes of one part of a message; `server` is the server's state when the round began.
@@ -47,15 +56,27 @@ def shape_bytes(shape: str, federation: Federation, server: dict) -> int:
     Raises InputError for a shape that names something unknown."""
     product, _, kind = shape.partition(": ")
     model = federation.initial
-    parts = {"model": nbytes(model), "trained": nbytes([model[n] for n in federation.net.trained]),
-             **{part: nbytes(select(model, f"{part}.")) for part in ("body", "head")}}
-    sizes = {"C": federation.net.classes, "d": federation.net.feature_dim, "1": 1,
-             "M": len(server.get("models", ())), "N": len(server.get("now", ()))}
-    if kind: choice(kind, ("int64", "bool"), "type of a message's entries")
+    parts = {
+        "model": nbytes(model),
+        "trained": nbytes([model[n] for n in federation.net.trained]),
+        **{part: nbytes(select(model, f"{part}.")) for part in ("body", "head")},
+    }
+    sizes = {
+        "C": federation.net.classes,
+        "d": federation.net.feature_dim,
+        "1": 1,
+        "M": len(server.get("models", ())),
+        "N": len(server.get("now", ())),
+    }
+    if kind:
+        choice(kind, ("int64", "bool"), "type of a message's entries")
     entry = (getattr(torch, kind) if kind else federation.dtype).itemsize
     factors = [choice(f, parts | sizes, "shape of a message") for f in product.split(" x ")]
     whole = [parts[f] for f in factors if f in parts]
-    return math.prod(sizes[f] for f in factors if f in sizes) * (math.prod(whole) if whole else entry)
+    return math.prod(sizes[f] for f in factors if f in sizes) * (
+        math.prod(whole) if whole else entry
+    )
+
 
 def declared_bytes(shapes: list[str], federation: Federation, server: dict) -> int:
     "Bytes of a participant's messages of these shapes"
@@ -65,40 +86,55 @@ def declared_bytes(shapes: list[str], federation: Federation, server: dict) -> i
 @dataclass(frozen=True)
 class Law:
     "A setting in which a method is another one, up to rounding"
+
     settings: dict  # of the method
     other: Any = "FedAvg"  # the other method's class, or the name of one that is defined later
     theirs: dict = field(default_factory=dict)  # its settings; functions replace hooks
     hooks: dict = field(default_factory=dict)  # replace hooks and class attributes of the method
-    where: Callable[[Federation], Federation] | None = None  # a federation in which the law holds; None = everywhere
+    where: Callable[[Federation], Federation] | None = (
+        None  # a federation in which the law holds; None = everywhere
+    )
 
     def methods(self, cls: type, known: dict[str, type], **local) -> tuple:
         "(`cls` in its limit, the other method), both with the `local` settings; `known`: classes by name"
         own = {n: v for n, v in self.settings.items() if n in local}
         values = {n: v for n, v in self.theirs.items() if not callable(v)}
         other = known[self.other] if isinstance(self.other, str) else self.other
-        second = with_hooks(other(**local | own | values), {n: f for n, f in self.theirs.items() if callable(f)})
+        second = with_hooks(
+            other(**local | own | values), {n: f for n, f in self.theirs.items() if callable(f)}
+        )
         return with_hooks(cls(**local | self.settings), self.hooks), second
 
-def law(other: type | str = "FedAvg", where: Callable | None = None, hooks: dict | None = None,
-        theirs: dict | None = None, **settings) -> Law:
+
+def law(
+    other: type | str = "FedAvg",
+    where: Callable | None = None,
+    hooks: dict | None = None,
+    theirs: dict | None = None,
+    **settings,
+) -> Law:
     "The law that the method with `settings`, and with `hooks` in place of its own, is `other`, with `theirs`"
     return Law(settings, other, theirs or {}, hooks or {}, where)
 
+
 def with_hooks(method, hooks: dict):
     "`method`, changed: functions become its hooks, other values its attributes"
-    for name, hook in hooks.items(): setattr(method, name, MethodType(hook, method) if callable(hook) else hook)
+    for name, hook in hooks.items():
+        setattr(method, name, MethodType(hook, method) if callable(hook) else hook)
     return method
 
 # %% ../../nbs/04_engine/09_declarations.ipynb #cf844fac
 def equal_shares(federation: Federation) -> Federation:
     "The same samples in equal shares"
     rows, K = np.concatenate(federation.partition.train), federation.clients
-    shares = rows[:len(rows) // K * K].reshape(K, -1)
+    shares = rows[: len(rows) // K * K].reshape(K, -1)
     return replace(federation, partition=replace(federation.partition, train=tuple(shares)))
+
 
 def everybody(federation: Federation) -> Federation:
     "Equal shares, and all take part"
-    return replace(equal_shares(federation), participation=1.)
+    return replace(equal_shares(federation), participation=1.0)
+
 
 def one_a_round(federation: Federation) -> Federation:
     "Cohorts of one"
@@ -108,17 +144,28 @@ def one_a_round(federation: Federation) -> Federation:
 def method_text(method, usual: dict | None = None) -> str:
     "The method with the fields that are neither its defaults nor those of `usual`, and the hooks that were replaced"
     values, usual = {f.name: getattr(method, f.name) for f in fields(method)}, usual or {}
-    own = [f"{f.name}={values[f.name]!r}" for f in fields(method) if values[f.name] != usual.get(f.name, f.default)]
+    own = [
+        f"{f.name}={values[f.name]!r}"
+        for f in fields(method)
+        if values[f.name] != usual.get(f.name, f.default)
+    ]
     replaced = ", ".join(n for n in vars(method) if n not in values)
-    return f"{type(method).__name__}({', '.join(own)})" + (f" with other {replaced}" if replaced else "")
+    return f"{type(method).__name__}({', '.join(own)})" + (
+        f" with other {replaced}" if replaced else ""
+    )
+
 
 def law_text(law: Law, cls: type, known: dict[str, type], **local) -> str:
     "The law of `cls` in words; `local` are settings that need no mention"
     one, other = (method_text(m, local) for m in law.methods(cls, known, **local))
     return f"{one} = {other}" + (f" ({law.where.__name__.replace('_', ' ')})" if law.where else "")
 
+
 def law_of(cls: type) -> Law | None:
     "The law that `cls` itself declares: what is true of a method need not be true of those that build on it"
     found = vars(cls).get("limit")
-    if found is None or isinstance(found, Law): return found
-    raise InputError(f"{cls.__name__}.limit = {found!r}: expected a law, as in `limit = law(mu=0.)`")
+    if found is None or isinstance(found, Law):
+        return found
+    raise InputError(
+        f"{cls.__name__}.limit = {found!r}: expected a law, as in `limit = law(mu=0.)`"
+    )

@@ -18,10 +18,12 @@ from .rows import EXPLODED
 # %% ../../nbs/04_engine/03_divergence.ipynb #21b67c02
 def named_tensors(message, name: str = "") -> list[tuple[str, Tensor]]:
     "Every floating tensor inside nested dicts, lists and tuples, with the key above it"
-    if isinstance(message, Tensor): return [(name, message)] if message.is_floating_point() else []
+    if isinstance(message, Tensor):
+        return [(name, message)] if message.is_floating_point() else []
     listed = [(name, part) for part in message] if isinstance(message, (list, tuple)) else []
     parts = message.items() if isinstance(message, dict) else listed
     return [leaf for key, part in parts for leaf in named_tensors(part, str(key))]
+
 
 def sizes(message, buffers: Collection[str] = ()) -> Tensor:
     """(2,) float64 Euclidean norms of a message: all its floating tensors, and the trained parameters among them.
@@ -29,14 +31,20 @@ def sizes(message, buffers: Collection[str] = ()) -> Tensor:
     `buffers`: names of what is not trained; it adds nothing to the second norm, but an infinity makes it infinite."""
     leaves = [(name, t.double().norm()) for name, t in named_tensors(message)]
     zero = leaves[0][1].new_zeros(()) if leaves else torch.zeros((), dtype=torch.float64)
-    model = [torch.where(norm.isinf(), norm, zero) if name in buffers else norm
-             for name, norm in leaves if name.startswith(("body.", "head."))]
-    return torch.stack([torch.stack([zero, *norms]).norm() for norms in ([norm for _, norm in leaves], model)])
+    model = [
+        torch.where(norm.isinf(), norm, zero) if name in buffers else norm
+        for name, norm in leaves
+        if name.startswith(("body.", "head."))
+    ]
+    return torch.stack(
+        [torch.stack([zero, *norms]).norm() for norms in ([norm for _, norm in leaves], model)]
+    )
 
 # %% ../../nbs/04_engine/03_divergence.ipynb #4d1014cc
 def limit(initial: Tree, buffers: Collection[str] = ()) -> float:
     "The largest norm of the trained parameters of a model that has not exploded"
     return EXPLODED * max(1.0, float(sizes(initial, buffers)[1]))
+
 
 def wrong(norms: list[float], most: float) -> float | None:
     "The norm that gives a message of such `sizes` away: NaN, or models beyond `most`; None when nothing is wrong"
@@ -47,24 +55,41 @@ def record(rounds: int, client: int | None, norm: float) -> dict:
     "What a run keeps of its end: the round from 1, client (None = the server, or all), norm (or loss) as text"
     return {"round": rounds, "client": client, "norm": str(norm)}
 
+
 def surely_finite(results: list[tuple], losses: list[float], most: float) -> bool:
     "Cheap check: True if no message can have diverged; False means check each one"
     norm = float(get_total_norm(t for up, kept, _ in results for _, t in named_tensors((up, kept))))
     return norm <= most / 2 and all(abs(loss) <= EXPLODED for loss in losses)
 
-def client_diverged(rounds: int, cohort: list[int], results: list[tuple], losses: list[float],
-                    most: float, buffers: Collection[str] = ()) -> dict | None:
+
+def client_diverged(
+    rounds: int,
+    cohort: list[int],
+    results: list[tuple],
+    losses: list[float],
+    most: float,
+    buffers: Collection[str] = (),
+) -> dict | None:
     "The record of who first uploaded, kept or lost what it should not; None when nobody did. An upload must be finite"
-    if surely_finite(results, losses, most): return None
+    if surely_finite(results, losses, most):
+        return None
     sent, own = (torch.stack([sizes(r[i], buffers) for r in results]).tolist() for i in (0, 1))
     for k, up, kept, loss in zip(cohort, sent, own, losses, strict=True):
-        found = [wrong(up, most), wrong(kept, most), None if math.isfinite(up[0]) else up[0],
-                 None if abs(loss) <= EXPLODED else abs(loss)]
+        found = [
+            wrong(up, most),
+            wrong(kept, most),
+            None if math.isfinite(up[0]) else up[0],
+            None if abs(loss) <= EXPLODED else abs(loss),
+        ]
         norm = next((n for n in found if n is not None), None)
-        if norm is not None: return record(rounds, k, norm)
+        if norm is not None:
+            return record(rounds, k, norm)
     return None
 
-def server_diverged(rounds: int, message, most: float, buffers: Collection[str] = ()) -> dict | None:
+
+def server_diverged(
+    rounds: int, message, most: float, buffers: Collection[str] = ()
+) -> dict | None:
     "The record of a server that sends what it should not; None when nothing is wrong"
     norm = wrong(sizes(message, buffers).tolist(), most)
     return None if norm is None else record(rounds, None, norm)
@@ -72,9 +97,13 @@ def server_diverged(rounds: int, message, most: float, buffers: Collection[str] 
 # %% ../../nbs/04_engine/03_divergence.ipynb #bf6ad770
 class Diverged(Exception):
     "What an evaluation raises when a judged model has diverged: that of `client` (None = that of all), with its `norm`"
+
     def __init__(self, client: int | None, norm: float):
-        super().__init__(f"{'the model' if client is None else f'the model of client {client}'} has the norm {norm}")
+        super().__init__(
+            f"{'the model' if client is None else f'the model of client {client}'} has the norm {norm}"
+        )
         self.client, self.norm = client, norm
+
 
 def refuse_diverged(initial: Tree, judged: list[Tree], buffers: Collection[str] = ()):
     """Raises Diverged unless the models by which the clients are `judged` (one each) are finite and have not exploded.
@@ -84,7 +113,11 @@ def refuse_diverged(initial: Tree, judged: list[Tree], buffers: Collection[str] 
     norms = dict(zip(parts, torch.stack([t.double().norm() for t in parts.values()]).tolist()))
     common = len(judged) > 1 == len({tuple(map(id, params.values())) for params in judged})
     most = limit(initial, buffers)
-    def size(n: str, t: Tensor) -> float: return 0. if n in buffers and math.isfinite(norms[id(t)]) else norms[id(t)]
+
+    def size(n: str, t: Tensor) -> float:
+        return 0.0 if n in buffers and math.isfinite(norms[id(t)]) else norms[id(t)]
+
     for k, params in enumerate(judged):
         norm = math.hypot(*(size(n, t) for n, t in params.items() if id(t) in norms))
-        if not norm <= most: raise Diverged(None if common else k, norm)
+        if not norm <= most:
+            raise Diverged(None if common else k, norm)

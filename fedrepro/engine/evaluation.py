@@ -24,36 +24,58 @@ from .rounds import Snapshot
 def digests(models: Iterable[Tree]) -> list[dict[str, bytes]]:
     "Of each model, by tensor: 16 bytes that are equal exactly where name, type, shape and numbers are"
     known: dict[int, bytes] = {}  # by tensor, while the models are held: many share theirs
+
     def of(name: str, t: Tensor) -> bytes:
         if id(t) not in known:
             content = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            known[id(t)] = hashlib.sha256(f"{name} {t.dtype} {tuple(t.shape)}".encode() + content.data).digest()[:16]
+            known[id(t)] = hashlib.sha256(
+                f"{name} {t.dtype} {tuple(t.shape)}".encode() + content.data
+            ).digest()[:16]
         return known[id(t)]
+
     return [{n: of(n, t) for n, t in params.items()} for params in models]
+
 
 class Predictor:
     "Predicts the test set by many models; what it predicted in its last call is known in the next"
+
     def __init__(self):
         self.last: dict[tuple, Tensor] = {}  # digests of a model -> its predictions
         self.of: tuple = ()  # data set and network of the last call
 
     @torch.no_grad()
-    def __call__(self, federation: Federation, models: list[Tree], chunk: int | None = None) -> list[Tensor]:
+    def __call__(
+        self, federation: Federation, models: list[Tree], chunk: int | None = None
+    ) -> list[Tensor]:
         """For each model the (N_test,) predicted classes on the whole test set; models of one body share its features.
 
         `chunk` samples at a time: if None, 200 on a CPU, whose cache holds their activations, else 1,000."""
         chunk = chunk or (200 if federation.device == "cpu" else 1000)
         data, net, marks = federation.data, federation.net, digests(models)
-        if self.of != (data, net): self.last, self.of = {}, (data, net)
-        keys, out, bodies = [tuple(m.values()) for m in marks], dict[tuple, Tensor](), dict[tuple, dict]()
+        if self.of != (data, net):
+            self.last, self.of = {}, (data, net)
+        keys, out, bodies = (
+            [tuple(m.values()) for m in marks],
+            dict[tuple, Tensor](),
+            dict[tuple, dict](),
+        )
         for key, mark, params in zip(keys, marks, models):
             body = tuple(d for n, d in mark.items() if n.startswith("body."))
-            if key in self.last: out[key] = self.last[key]
-            else: bodies.setdefault(body, {})[key] = params
-        for body, new in bodies.items():  # one after the other: a thousand bodies' features would fill the memory
+            if key in self.last:
+                out[key] = self.last[key]
+            else:
+                bodies.setdefault(body, {})[key] = params
+        for (
+            body,
+            new,
+        ) in (
+            bodies.items()
+        ):  # one after the other: a thousand bodies' features would fill the memory
             params = next(iter(new.values()))
             parts = (data.batch(x, None, federation.dtype) for x in data.test_x.split(chunk))
-            with torch_seeded(int.from_bytes(b"".join(body)[:7])):  # a network that draws: the same for the same model
+            with torch_seeded(
+                int.from_bytes(b"".join(body)[:7])
+            ):  # a network that draws: the same for the same model
                 features = torch.cat([net.features(params, x) for x in parts])
             out |= {key: net.classify(params, features).argmax(1) for key, params in new.items()}
         self.last = {key: out[key] for key in keys}
@@ -65,71 +87,105 @@ def generalised_accuracy(predicted: list[Tensor], test_y: Tensor, label_maps: np
     seen, hits = {}, []
     for p, concept in zip(predicted, label_maps, strict=True):
         key = (id(p), concept.tobytes())
-        if key not in seen: seen[key] = (p == torch.as_tensor(concept, device=p.device)[test_y]).double().mean()
+        if key not in seen:
+            seen[key] = (p == torch.as_tensor(concept, device=p.device)[test_y]).double().mean()
         hits.append(seen[key])
     return 100 * float(torch.stack(hits).mean())
 
-def personalised_accuracy(predicted: list[Tensor], test_y: Tensor, label_maps: np.ndarray, shares) -> float:
+
+def personalised_accuracy(
+    predicted: list[Tensor], test_y: Tensor, label_maps: np.ndarray, shares
+) -> float:
     "Unweighted mean, over the clients that have a test share (rows of the test set), of the accuracy (percent) on it"
     hits = []
     for p, concept, rows in zip(predicted, label_maps, shares, strict=True):
-        if not len(rows): continue
+        if not len(rows):
+            continue
         rows = torch.as_tensor(rows, device=p.device)
-        hits.append((p[rows] == torch.as_tensor(concept, device=p.device)[test_y[rows]]).double().mean())
+        hits.append(
+            (p[rows] == torch.as_tensor(concept, device=p.device)[test_y[rows]]).double().mean()
+        )
     return 100 * float(torch.stack(hits).mean()) if hits else float("nan")
 
 # %% ../../nbs/04_engine/06_evaluation.ipynb #12402889
 def eval_models(method, federation: Federation, at: Snapshot, suffix: str = "") -> list[Tree]:
     "The K models by which the clients are evaluated after `at.round` rounds; `suffix`: which of `sorts`"
     message = method.broadcast(at.server)
-    if suffix in method.evaluated: message = message | {"params": at.server[method.evaluated[suffix]]}
+    if suffix in method.evaluated:
+        message = message | {"params": at.server[method.evaluated[suffix]]}
     stale = method.personal and not suffix
-    return [method.eval_params(at.last_broadcasts[k] if stale else message, moved(state, federation.device))
-            for k, state in enumerate(at.states)]
+    return [
+        method.eval_params(
+            at.last_broadcasts[k] if stale else message, moved(state, federation.device)
+        )
+        for k, state in enumerate(at.states)
+    ]
+
 
 def sorts(method) -> list[str]:
-    "The suffixes of a method's metrics, one a sort of models: \"\", what it declares, for a personal one `_fresh`"
+    'The suffixes of a method\'s metrics, one a sort of models: "", what it declares, for a personal one `_fresh`'
     return list(dict.fromkeys(["", *method.evaluated, *(["_fresh"] if method.personal else [])]))
+
 
 def final_phases(method, client: Client) -> list[Phase]:
     "The phases that fine-tune a model after the last round"
     return [phase for phase in method.local_phases(client) if phase.final]
 
-def finetuned(method, federation: Federation, at: Snapshot, models: list[Tree]) -> list[Tree] | None:
+
+def finetuned(
+    method, federation: Federation, at: Snapshot, models: list[Tree]
+) -> list[Tree] | None:
     "The models after the method's final phases on each client's own data; None if it has none"
     out = []
     for k, params in enumerate(models):
         state = moved(at.states[k], federation.device)
         client = federation.client(k, max(at.round - 1, 0), at.last_broadcasts[k], state, TUNE)
         phases = final_phases(method, client)
-        if not phases: return None
-        for phase in phases: params = train(client, phase, params).params
+        if not phases:
+            return None
+        for phase in phases:
+            params = train(client, phase, params).params
         out.append(params)
     return out
 
 # %% ../../nbs/04_engine/06_evaluation.ipynb #dfaeeeec
-def _score(federation: Federation, predicted: list[Tensor], t: int, suffix: str) -> dict[str, float]:
+def _score(
+    federation: Federation, predicted: list[Tensor], t: int, suffix: str
+) -> dict[str, float]:
     "Generalised and, where the test set is partitioned, personalised accuracy of one model per client in round t"
     maps, y = federation.label_maps(t), federation.data.test_y
     out = {f"generalised_accuracy{suffix}": generalised_accuracy(predicted, y, maps)}
     if federation.partition.test is not None:
-        out[f"personalised_accuracy{suffix}"] = personalised_accuracy(predicted, y, maps, federation.partition.test)
+        out[f"personalised_accuracy{suffix}"] = personalised_accuracy(
+            predicted, y, maps, federation.partition.test
+        )
     return out
+
 
 def own_metrics(method, server: dict, taken: Iterable[str]) -> dict[str, float]:
     "A method's `extra_metrics`; raises InputError for what is no number, and for names that a row has already"
-    found, taken = method.extra_metrics(server), {*taken, "round", "train_loss", "bytes_up", "bytes_down"}
+    found, taken = (
+        method.extra_metrics(server),
+        {*taken, "round", "train_loss", "bytes_up", "bytes_down"},
+    )
     for name, value in found.items():
         what = f"{type(method).__name__}.extra_metrics: {name!r}"
-        if name in taken: raise InputError(f"{what} is in every row of results already; choose another name")
-        if type(value) not in (int, float): raise InputError(f"{what}: expected an int or a float, got {short(value)}")
+        if name in taken:
+            raise InputError(f"{what} is in every row of results already; choose another name")
+        if type(value) not in (int, float):
+            raise InputError(f"{what}: expected an int or a float, got {short(value)}")
     return found
+
 
 class Evaluator:
     "Evaluates one run, round by round; models that do not change between two evaluations are not run again"
-    def __init__(self): self.predict = Predictor()
 
-    def __call__(self, method, federation: Federation, at: Snapshot, final: bool = False) -> dict[str, float]:
+    def __init__(self):
+        self.predict = Predictor()
+
+    def __call__(
+        self, method, federation: Federation, at: Snapshot, final: bool = False
+    ) -> dict[str, float]:
         """Every accuracy after `at.round` rounds, in percent, under the concepts of the round just completed.
 
         `generalised_accuracy`, `personalised_accuracy`: of the models that clients are evaluated by; after the last
@@ -138,13 +194,22 @@ class Evaluator:
         t, usual, *more = max(at.round - 1, 0), *sorts(method)
         models = eval_models(method, federation, at, usual)
         tuned = finetuned(method, federation, at, models) if final else None
-        if tuned: refuse_diverged(federation.initial, tuned, federation.net.buffers)
-        sets = {"": tuned, "_untuned": models} if tuned else {"": models}  # suffix -> one model per client
+        if tuned:
+            refuse_diverged(federation.initial, tuned, federation.net.buffers)
+        sets = (
+            {"": tuned, "_untuned": models} if tuned else {"": models}
+        )  # suffix -> one model per client
         sets |= {suffix: eval_models(method, federation, at, suffix) for suffix in more}
-        predicted = iter(self.predict(federation, [params for models in sets.values() for params in models]))
-        scores = [_score(federation, list(islice(predicted, len(models))), t, s) for s, models in sets.items()]
+        predicted = iter(
+            self.predict(federation, [params for models in sets.values() for params in models])
+        )
+        scores = [
+            _score(federation, list(islice(predicted, len(models))), t, s)
+            for s, models in sets.items()
+        ]
         found = {key: value for score in scores for key, value in score.items()} | at.measured
         return found | own_metrics(method, at.server, found)
+
 
 def evaluate(method, federation: Federation, at: Snapshot, final: bool = False) -> dict[str, float]:
     "As `Evaluator`, for once"

@@ -26,112 +26,154 @@ from ..models.architectures import Net, tried
 # %% ../../nbs/04_engine/02_federation.ipynb #41d30491
 PRECISIONS = ("float32", "bf16")  # in which clients compute their network
 
+
 class Autocast(Net):
     "A network with float32 parameters and float32 results, computed in bfloat16 in between"
-    def __call__(self, params: Tree, x: Tensor, train: bool = False, features: bool = False) -> Tensor:
-        with torch.autocast(x.device.type, torch.bfloat16): return super().__call__(params, x, train, features).float()
+
+    def __call__(
+        self, params: Tree, x: Tensor, train: bool = False, features: bool = False
+    ) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return super().__call__(params, x, train, features).float()
 
     def classify(self, params: Tree, features: Tensor) -> Tensor:
-        with torch.autocast(features.device.type, torch.bfloat16): return super().classify(params, features).float()
+        with torch.autocast(features.device.type, torch.bfloat16):
+            return super().classify(params, features).float()
 
     def without_layouts(self) -> Net:
-        raise InputError("precision bf16: not in a stack of clients; use the executor sequential or processes")
+        raise InputError(
+            "precision bf16: not in a stack of clients; use the executor sequential or processes"
+        )
+
 
 class BF16Net(Net):
     "A network that clients compute in bfloat16, and the server in float32, as all evaluation"
+
     @cached_property
     def for_clients(self) -> Autocast:
         "The network as clients compute it"
         return Autocast(self.name, self.make)
 
+
 def in_precision(net: Net, precision: str) -> Net:
     "`net`, which clients compute in `precision`, one of PRECISIONS; raises InputError"
-    return BF16Net(net.name, net.make) if choice(precision, PRECISIONS, "precision") == "bf16" else net
+    return (
+        BF16Net(net.name, net.make) if choice(precision, PRECISIONS, "precision") == "bf16" else net
+    )
 
 # %% ../../nbs/04_engine/02_federation.ipynb #1c7f0663
 TRAIN, COHORT, INIT, HEAD, TUNE, NOISE = range(1, 7)  # which random stream a number belongs to
-BEGIN, OPEN, CLOSE, JUDGE = range(7, 11)  # and in NOISE, beside those of clients: what the server does
+BEGIN, OPEN, CLOSE, JUDGE = range(
+    7, 11
+)  # and in NOISE, beside those of clients: what the server does
 COHORTS = ("uniform", "fedccfa-code")  # how a round's participants are drawn
 MAPS = 8  # rounds of which a federation remembers the label maps
+
 
 @dataclass(frozen=True, eq=False)
 class Federation:
     "Everything an experiment fixes before a method is chosen"
+
     data: Dataset  # on the device on which everything is computed
     net: Net
     partition: Partition
     drift: DriftSchedule | None = None  # None = labels never change
     seed: int = 0  # of initialisation and batches
     participation: float = 1.0  # share of the clients in a round's cohort, in (0, 1]
-    cohorts: int | str | None = None  # drawn uniformly with this seed (None: `seed`); or "fedccfa-code", see below
+    cohorts: int | str | None = (
+        None  # drawn uniformly with this seed (None: `seed`); or "fedccfa-code", see below
+    )
     dtype: torch.dtype = torch.float32
-    labels: Tensor | None = None  # (N,) training labels when they differ from the data set's (label noise)
+    labels: Tensor | None = (
+        None  # (N,) training labels when they differ from the data set's (label noise)
+    )
 
     def __post_init__(self):
         number("participation", self.participation, 0, 1, but=0)
         if isinstance(self.cohorts, str) and self.cohorts != COHORTS[1]:
             raise InputError(f"cohorts {self.cohorts!r}: expected a seed, None or {COHORTS[1]!r}")
         if isinstance(self.net, BF16Net) and self.dtype is not torch.float32:
-            raise InputError(f"precision bf16: needs float32 parameters, not {str(self.dtype).removeprefix('torch.')}")
+            raise InputError(
+                f"precision bf16: needs float32 parameters, not {str(self.dtype).removeprefix('torch.')}"
+            )
         if self.drift is not None and self.drift.clients != self.clients:
-            raise InputError(f"drift schedule for {self.drift.clients} clients, but the partition has {self.clients}")
+            raise InputError(
+                f"drift schedule for {self.drift.clients} clients, but the partition has {self.clients}"
+            )
         empty = [k for k, rows in enumerate(self.partition.train) if len(rows) == 0]
-        if empty: raise InputError(f"client {empty[0]} ({len(empty)} of {self.clients} in all) has no training sample: "
-                                   "every client needs at least one")
-        if isinstance(self.net, Net) and isinstance(self.data, Dataset): self._try_network()
+        if empty:
+            raise InputError(
+                f"client {empty[0]} ({len(empty)} of {self.clients} in all) has no training sample: "
+                "every client needs at least one"
+            )
+        if isinstance(self.net, Net) and isinstance(self.data, Dataset):
+            self._try_network()
 
     def _try_network(self):
         "Raises InputError where the network does not fit the data, or cannot be trained"
         if self.net.classes < self.data.classes:
-            raise InputError(f"network {self.net.name}: its head has {self.net.classes} outputs, but {self.data.name} "
-                             f"has {self.data.classes} classes")
+            raise InputError(
+                f"network {self.net.name}: its head has {self.net.classes} outputs, but {self.data.name} "
+                f"has {self.data.classes} classes"
+            )
         tried(self.net, two_samples(self.data, self.dtype), self.dtype)
 
     @property
     def device(self) -> str:
         "Where the data are, and everything is computed: `cpu` or `cuda`"
         return self.data.train_x.device.type
+
     @property
     def clients(self) -> int:
         "Number of clients K"
         return len(self.partition.train)
+
     @property
     def cohort_size(self) -> int:
         "Participants a round: participation times K, at least 1"
         return max(1, round(self.participation * self.clients))
+
     @cached_property
     def sizes(self) -> list[int]:
         "Each client's number of training samples $n_k$"
         return [len(rows) for rows in self.partition.train]
+
     @cached_property
     def samples(self) -> int:
         "Training samples of all clients together $n$"
         return sum(self.sizes)
+
     @cached_property
     def client_net(self) -> Net:
         "The network as clients compute it"
         return self.net.for_clients if isinstance(self.net, BF16Net) else self.net
+
     @cached_property
     def initial(self) -> Tree:
         "The model from which everybody starts"
         return self._init(0)
+
     @cached_property
     def zeros(self) -> Tree:
         "Zeros shaped like the parameters that are trained: one tree for the memories of all, and never changed"
         return zeros_like({n: t for n, t in self.initial.items() if n not in self.net.buffers})
+
     @cached_property
     def rows(self) -> list[Tensor]:
         "Each client's training rows, on the device"
         return [torch.as_tensor(rows, device=self.device) for rows in self.partition.train]
+
     @cached_property
     def originals(self) -> list[np.ndarray]:
         "Each client's training labels before any concept drift, on the host"
         labels = (self.data.train_y if self.labels is None else self.labels).cpu().numpy()
         return [labels[rows] for rows in self.partition.train]
+
     @cached_property
     def test_rows(self) -> list[Tensor]:
         "Each client's rows of the test set, on the device"
         return [torch.as_tensor(rows, device=self.device) for rows in self.partition.test or ()]
+
     @cached_property
     def test_originals(self) -> list[np.ndarray]:
         "The labels of these rows before any concept drift, on the host"
@@ -141,51 +183,94 @@ class Federation:
     def frozen(self) -> Tree:
         "The parameters that are never trained: every model has those of `initial`"
         return {n: self.initial[n] for n in getattr(self.net, "frozen", ())}
+
     @cached_property
-    def _maps(self) -> dict[int, np.ndarray]: return {}  # by round: the last ones asked for, each by many clients
+    def _maps(self) -> dict[int, np.ndarray]:
+        return {}  # by round: the last ones asked for, each by many clients
 
     def _init(self, stream: int, *key: int) -> Tree:
-        seed = int(np.random.default_rng([self.seed, INIT, stream, *key]).integers(2 ** 62))
+        seed = int(np.random.default_rng([self.seed, INIT, stream, *key]).integers(2**62))
         return {n: t.to(self.device) for n, t in self.net.init(seed, self.dtype).items()}
+
     def own_init(self, k: int) -> Tree:
         "Client k's own random draw of a model: where personal parts start"
         return self._init(HEAD, k) | self.frozen
+
     def noise(self, *key: int) -> np.random.Generator:
         "The stream of seeds for torch's global generators, of this seed and `key`"
         return np.random.default_rng([self.seed, NOISE, *key])
+
     def chance(self, *key: int) -> AbstractContextManager:
         "A context in which torch's global generators are seeded by this seed and `key`"
-        return torch_seeded(int(self.noise(*key).integers(2 ** 62)))
+        return torch_seeded(int(self.noise(*key).integers(2**62)))
+
     def draws(self, t: int) -> Iterator[list[int]]:
         "Endless independent uniform draws of a cohort for round t: without replacement, ascending"
         seed = self.cohorts if isinstance(self.cohorts, (int, np.integer)) else self.seed
         rng = np.random.default_rng([seed, COHORT, t])
-        while True: yield sorted(rng.choice(self.clients, self.cohort_size, replace=False).tolist())
+        while True:
+            yield sorted(rng.choice(self.clients, self.cohort_size, replace=False).tolist())
+
     def cohort(self, t: int) -> list[int]:
         "The clients that take part in round t: all, or the first draw; FedCCFA's in drawn order"
-        if self.cohort_size == self.clients: return list(range(self.clients))
-        if isinstance(self.cohorts, str): return fedccfa_cohort(self.partition, self.cohort_size, t)
+        if self.cohort_size == self.clients:
+            return list(range(self.clients))
+        if isinstance(self.cohorts, str):
+            return fedccfa_cohort(self.partition, self.cohort_size, t)
         return next(self.draws(t))
+
     def label_maps(self, t: int) -> np.ndarray:
         "(K, C) present label of every original class at every client in round t"
         if t not in self._maps:
-            if len(self._maps) == MAPS: self._maps.clear()
+            if len(self._maps) == MAPS:
+                self._maps.clear()
             same = np.tile(np.arange(self.net.classes), (self.clients, 1))
             self._maps[t] = same if self.drift is None else self.drift.label_maps(t)
         return self._maps[t]
-    def client(self, k: int, t: int, received: dict, state: dict, stream: int = TRAIN,
-               profiler: Profiler = OFF) -> Client:
+
+    def client(
+        self,
+        k: int,
+        t: int,
+        received: dict,
+        state: dict,
+        stream: int = TRAIN,
+        profiler: Profiler = OFF,
+    ) -> Client:
         "Client k as it sees itself in round t"
         concept, rng = self.label_maps(t)[k], np.random.default_rng([self.seed, stream, t, k])
-        test = {} if self.partition.test is None else {
-            "test_rows": self.test_rows[k], "test_labels": concept[self.test_originals[k]]}
-        return Client(k, t, self.client_net, self.data, self.rows[k], concept[self.originals[k]], received, state,
-                      self.initial, rng, self.dtype, profiler=profiler, noise=self.noise(stream, t, k), **test)
+        test = (
+            {}
+            if self.partition.test is None
+            else {"test_rows": self.test_rows[k], "test_labels": concept[self.test_originals[k]]}
+        )
+        return Client(
+            k,
+            t,
+            self.client_net,
+            self.data,
+            self.rows[k],
+            concept[self.originals[k]],
+            received,
+            state,
+            self.initial,
+            rng,
+            self.dtype,
+            profiler=profiler,
+            noise=self.noise(stream, t, k),
+            **test,
+        )
+
     def pooled(self) -> "Federation":
         "All samples at one client, in stored order. Raises InputError if clients disagree on what labels mean"
         if self.drift is not None and self.drift.swaps:
-            raise InputError(f"pooled training: clients need equal labels, but there is {self.drift.name} drift")
-        if self.clients == 1: return self
+            raise InputError(
+                f"pooled training: clients need equal labels, but there is {self.drift.name} drift"
+            )
+        if self.clients == 1:
+            return self
         cut = self.partition
         train, test = (rows and (np.sort(np.concatenate(rows)),) for rows in (cut.train, cut.test))
-        return replace(self, partition=Partition(train or (), test, "union"), drift=None, participation=1.0)
+        return replace(
+            self, partition=Partition(train or (), test, "union"), drift=None, participation=1.0
+        )

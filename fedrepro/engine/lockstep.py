@@ -15,22 +15,35 @@ from .checkpoints import snapshot_of, snapshot_parts
 from .federation import Federation
 from .method import FedAvg
 from .probes import Profiler, timed
-from .rounds import History, Snapshot, begin, close_round, note_round, open_round, sequential
+from fedrepro.engine.rounds import (
+    History,
+    Snapshot,
+    begin,
+    close_round,
+    note_round,
+    open_round,
+    sequential,
+)
 
 # %% ../../nbs/04_engine/08_lockstep.ipynb #28e554bf
 @dataclass
 class ActiveRun:
     "One of several runs that are computed side by side"
+
     method: FedAvg
     federation: Federation
     rounds: int
     every: int = 1  # evaluated every so many rounds, and after the last
-    line: str = field(default_factory=lambda: uuid4().hex)  # equal where only the drift differs; else its own
+    line: str = field(
+        default_factory=lambda: uuid4().hex
+    )  # equal where only the drift differs; else its own
     history: History = field(default_factory=History)
     path: str = ""  # a digest of all label maps so far
     last: int = 1  # evaluated after each of the last so many rounds, too
     measures: tuple[str, ...] = ()  # what is recorded besides accuracy: names in `probes.MEASURES`
-    evaluate: Callable | None = None  # (method, federation, snapshot, final) -> metrics; None = nothing is evaluated
+    evaluate: Callable | None = (
+        None  # (method, federation, snapshot, final) -> metrics; None = nothing is evaluated
+    )
 
     @property
     def ended(self) -> bool:
@@ -40,12 +53,15 @@ class ActiveRun:
     @property
     def at(self) -> Snapshot:
         "The federation after the rounds so far; there is none before `start_lockstep`"
-        if self.history.snapshot is None: raise RuntimeError(f"{self.line} has not begun")
+        if self.history.snapshot is None:
+            raise RuntimeError(f"{self.line} has not begun")
         return self.history.snapshot
 
     def turn(self, t: int):
         "Take in the concepts of round `t`"
-        self.path = hashlib.sha256(self.path.encode() + self.federation.label_maps(t).tobytes()).hexdigest()
+        self.path = hashlib.sha256(
+            self.path.encode() + self.federation.label_maps(t).tobytes()
+        ).hexdigest()
 
     def kept(self) -> dict:
         "All that it takes to go on from here: rows, path and snapshot"
@@ -60,19 +76,36 @@ class ActiveRun:
 def grouped(runs: list[ActiveRun], key: Callable) -> list[list[ActiveRun]]:
     "The runs in groups of equal `key(run)`, in order of appearance"
     groups = {}
-    for r in runs: groups.setdefault(key(r), []).append(r)
+    for r in runs:
+        groups.setdefault(key(r), []).append(r)
     return list(groups.values())
+
 
 def train_lockstep(leaders: list[ActiveRun], executor: Callable) -> list[Snapshot]:
     "The next round of every leader; those with equal methods, data and networks share one call of the executor"
     found = {}
-    grids = getattr(executor, "grids", False)  # whether it takes methods that differ in their settings
+    grids = getattr(
+        executor, "grids", False
+    )  # whether it takes methods that differ in their settings
+
     def kind(r):
         alone = id(r) if timed(r.measures) else 0
-        same = type(r.method) if grids else (type(r.method), repr(vars(r.method)))  # with hooks of its own
-        return same, id(r.federation.data), type(r.federation.net), r.federation.net.name, r.federation.dtype, alone
+        same = (
+            type(r.method) if grids else (type(r.method), repr(vars(r.method)))
+        )  # with hooks of its own
+        return (
+            same,
+            id(r.federation.data),
+            type(r.federation.net),
+            r.federation.net.name,
+            r.federation.dtype,
+            alone,
+        )
+
     for group in grouped(leaders, kind):
-        opened = [open_round(r.method, r.federation, r.at, Profiler(timed(r.measures))) for r in group]
+        opened = [
+            open_round(r.method, r.federation, r.at, Profiler(timed(r.measures))) for r in group
+        ]
         clients = [client for now in opened for client in now.clients]
         methods = [r.method for r, now in zip(group, opened) for _ in now.clients]
         results = iter(executor(methods if grids else group[0].method, clients))
@@ -81,32 +114,57 @@ def train_lockstep(leaders: list[ActiveRun], executor: Callable) -> list[Snapsho
             found[id(r)] = close_round(r.method, r.federation, r.at, now, mine, r.measures)
     return [found[id(r)] for r in leaders]
 
+
 def start_lockstep(line: list[ActiveRun]):
     "The snapshots before round 0 of runs of one line; who starts otherwise than the first leaves the line"
     starts = [begin(r.method, r.federation) for r in line]
     for r, start in zip(line, starts):
-        same = (s is start or same_bits([s.server, s.states], [start.server, start.states]) for s in starts)
+        same = (
+            s is start or same_bits([s.server, s.states], [start.server, start.states])
+            for s in starts
+        )
         first = next(j for j, alike in enumerate(same) if alike)
         r.history, r.line = History(snapshot=starts[first]), f"{r.line} {first}"
 
-def run_lockstep(runs: list[ActiveRun], executor: Callable = sequential, on_round: Callable | None = None,
-                 kept: dict[int, dict] | None = None, on_turn: Callable | None = None) -> list[History]:
+
+def run_lockstep(
+    runs: list[ActiveRun],
+    executor: Callable = sequential,
+    on_round: Callable | None = None,
+    kept: dict[int, dict] | None = None,
+    on_turn: Callable | None = None,
+) -> list[History]:
     """The histories of all runs, each as `rounds.run` gives it.
 
     `on_round(i, snapshot)` is called after each round of run i, `on_turn(runs)` between two rounds, when all can
     be kept; `kept[i]` is where run i goes on."""
-    for r in runs: r.federation = r.federation.pooled() if r.method.pooled else r.federation
-    for group in grouped(runs, lambda r: r.line): start_lockstep(group)
-    for i, state in (kept or {}).items(): runs[i].go_on(state)
+    for r in runs:
+        r.federation = r.federation.pooled() if r.method.pooled else r.federation
+    for group in grouped(runs, lambda r: r.line):
+        start_lockstep(group)
+    for i, state in (kept or {}).items():
+        runs[i].go_on(state)
     while going := [r for r in runs if not r.ended]:
-        for r in going: r.turn(r.at.round)
+        for r in going:
+            r.turn(r.at.round)
         groups = grouped(going, lambda r: (r.line, r.path))
         for group, now in zip(groups, train_lockstep([g[0] for g in groups], executor)):
             lead, *others = group
-            note_round(lead.history, now, lead.method, lead.federation, lead.rounds, lead.evaluate, lead.every,
-                       lead.last)
-            for r in others: r.history = History([*lead.history.rows], lead.at)
+            note_round(
+                lead.history,
+                now,
+                lead.method,
+                lead.federation,
+                lead.rounds,
+                lead.evaluate,
+                lead.every,
+                lead.last,
+            )
+            for r in others:
+                r.history = History([*lead.history.rows], lead.at)
         for i, r in enumerate(runs):
-            if on_round is not None and r in going: on_round(i, r.at)
-        if on_turn is not None: on_turn(runs)
+            if on_round is not None and r in going:
+                on_round(i, r.at)
+        if on_turn is not None:
+            on_turn(runs)
     return [r.history for r in runs]

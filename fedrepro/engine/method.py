@@ -22,29 +22,41 @@ from .client import SGD, Batch, Client, Phase, Results, cross_entropy
 from .declarations import Law, Messages
 from .federation import Federation
 from .probes import OFF, Profiler
-from ..models import networks  # all of the package's are known before a person's file is imported
+from fedrepro.models import (
+    networks,
+)  # all of the package's are known before a person's file is imported
 
 # %% ../../nbs/04_engine/04_method.ipynb #ed7a91fe
 @dataclass
 class Exchange:
     "What the server holds when the answers of a cohort are in: entry i of every list belongs to client `cohort[i]`"
+
     round: int  # index of the round, from 0
     cohort: list[int]  # participating clients, as `select_clients` gave them
     uploads: list[dict]  # what they sent
     sizes: list[int]  # n_k, samples of each participant
     counts: Tensor  # (|S_t|, C) samples per class of each participant
-    label_maps: np.ndarray  # (|S_t|, C) true concepts: present label of each original class; for oracles only
+    label_maps: (
+        np.ndarray
+    )  # (|S_t|, C) true concepts: present label of each original class; for oracles only
     profiler: Profiler = OFF  # of the round
+
 
 @dataclass(frozen=True)
 class Survey:
     "An exchange before any training: participants answer the broadcast, and the server tells each what follows"
+
     answer: Callable[[Client], dict]  # what a participant sends
-    assign: Callable[[dict, Exchange], tuple[dict, list[dict]]]  # (server, answers) -> its next state, what each gets
+    assign: Callable[
+        [dict, Exchange], tuple[dict, list[dict]]
+    ]  # (server, answers) -> its next state, what each gets
 
 # %% ../../nbs/04_engine/04_method.ipynb #6435460f
 METHODS: dict[str, type["FedAvg"]] = {}  # every method defined so far, by name
-SHADOWED: dict[str, type["FedAvg"]] = {}  # those of a notebook or script that have the name of a method of the package
+SHADOWED: dict[
+    str, type["FedAvg"]
+] = {}  # those of a notebook or script that have the name of a method of the package
+
 
 @dataclass
 class FedAvg:
@@ -52,6 +64,7 @@ class FedAvg:
 
     Every other method subclasses this and overrides the few hooks in which it differs. The fields are the local
     optimiser's settings; their defaults are those of FedCCFA's experiments (appendix B.2)."""
+
     lr: float = 0.01  # eta, learning rate of the first round
     momentum: float = 0.9  # of local SGD; the buffer starts anew each round
     weight_decay: float = 1e-5
@@ -60,55 +73,89 @@ class FedAvg:
     lr_decay: float = 1.0  # factor on the learning rate per round
     clip_norm: float | None = None  # largest gradient norm; None = no clipping
 
-    version: ClassVar[int] = 1  # raised when the method's numbers change, so that old runs are not reused
+    version: ClassVar[int] = (
+        1  # raised when the method's numbers change, so that old runs are not reused
+    )
     paper: ClassVar[str] = "McMahan et al. 2017"
-    personal: ClassVar[bool] = False  # evaluated by a model of the client's own, with the broadcast it last received
+    personal: ClassVar[bool] = (
+        False  # evaluated by a model of the client's own, with the broadcast it last received
+    )
     pooled: ClassVar[bool] = False  # trained on everybody's samples at one place
-    evaluated: ClassVar[dict[str, str]] = {}  # suffix of its metrics -> part of the server's state in place of `params`
-    stackable: ClassVar[tuple[str, ...]] = ("lr", "lr_decay")  # fields by which a client's hooks decide nothing
+    evaluated: ClassVar[
+        dict[str, str]
+    ] = {}  # suffix of its metrics -> part of the server's state in place of `params`
+    stackable: ClassVar[tuple[str, ...]] = (
+        "lr",
+        "lr_decay",
+    )  # fields by which a client's hooks decide nothing
     positive: ClassVar[set[str]] = set()  # fields that may not be 0, beside those of its bases
     fractions: ClassVar[set[str]] = set()  # fields from 0 to 1, beside those of its bases
     limit: ClassVar[Law | None] = None  # the setting in which it is another method: `law(mu=0.)`
-    excluded: ClassVar[dict[str, str]] = {}  # field that its formula has no place for -> why; `compare` takes only 0
-    check_settings: ClassVar[dict] = {}  # fields with which three rounds reach every branch, for the contract
+    excluded: ClassVar[
+        dict[str, str]
+    ] = {}  # field that its formula has no place for -> why; `compare` takes only 0
+    check_settings: ClassVar[
+        dict
+    ] = {}  # fields with which three rounds reach every branch, for the contract
 
     def __init_subclass__(cls, listed: bool = True, **kw):
         "`listed=False`: a base of methods, which is none itself"
         super().__init_subclass__(**kw)
-        if not listed: return
-        taken = METHODS.get(cls.__name__)  # a page that is run does not replace the package's method, which workers use
+        if not listed:
+            return
+        taken = METHODS.get(
+            cls.__name__
+        )  # a page that is run does not replace the package's method, which workers use
         if cls.__module__ != "__main__" or not (taken and taken.__module__.startswith("fedrepro.")):
             METHODS[cls.__name__] = cls
             if taken and taken.__module__ == "__main__" and cls.__module__.startswith("fedrepro."):
-                SHADOWED[cls.__name__] = taken  # it was there before the package's methods were loaded
-        else: SHADOWED[cls.__name__] = cls
+                SHADOWED[cls.__name__] = (
+                    taken  # it was there before the package's methods were loaded
+                )
+        else:
+            SHADOWED[cls.__name__] = cls
 
     def __post_init__(self):
         name, bases = type(self).__name__, type(self).__mro__
-        positive, fractions = ({n for c in bases for n in vars(c).get(of, ())} for of in ("positive", "fractions"))
+        positive, fractions = (
+            {n for c in bases for n in vars(c).get(of, ())} for of in ("positive", "fractions")
+        )
         for f in fields(self):
             value, where = getattr(self, f.name), f"{name} {f.name}"
             if (said := getattr(type(self), f.name, f.default)) is not f.default:
-                raise InputError(f"{where} = {said!r}: changes nothing; expected @dataclass above the class, and a "
-                                 f"type, as in `{f.name}: {getattr(f.type, '__name__', f.type)} = {said!r}`")
-            if get_origin(f.type) is Literal: choice(value, get_args(f.type), where)
+                raise InputError(
+                    f"{where} = {said!r}: changes nothing; expected @dataclass above the class, and a "
+                    f"type, as in `{f.name}: {getattr(f.type, '__name__', f.type)} = {said!r}`"
+                )
+            if get_origin(f.type) is Literal:
+                choice(value, get_args(f.type), where)
             elif f.type in (int, float) or isinstance(value, Real) and not isinstance(value, bool):
-                number(where, value, 0, 1 if f.name in fractions else math.inf, int if f.type is int else float,
-                       0 if f.name in positive else None)
+                number(
+                    where,
+                    value,
+                    0,
+                    1 if f.name in fractions else math.inf,
+                    int if f.type is int else float,
+                    0 if f.name in positive else None,
+                )
 
     # who takes part, what is remembered, and what is sent
     def init_server(self, federation: Federation) -> dict:
         "The server's state before round 0: `params`, the global model"
         return {"params": federation.initial}
+
     def init_client(self, federation: Federation, k: int) -> dict:
         "Client k's state before it first takes part: nothing"
         return {}
+
     def select_clients(self, server: dict, federation: Federation, t: int) -> list[int]:
         "The participants of round t: the federation's draw"
         return federation.cohort(t)
+
     def broadcast(self, server: dict) -> dict:
         "The message that opens a round, the same for the whole cohort: the global model"
         return {"params": server["params"]}
+
     def survey(self) -> Survey | None:
         "Questions to the cohort before any training: none"
         return None
@@ -117,12 +164,15 @@ class FedAvg:
     def local_phases(self, client: Client) -> list[Phase]:
         "The stretches of local training: one, over all parameters, from the received model"
         return [self.phase(client)]
+
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "The local objective (): mean cross-entropy of the batch"
         return cross_entropy(client.net(params, batch.x, train=True), batch)
+
     def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
         "The direction of a step from the gradient of the parameters that move, of equal shapes: the gradient itself"
         return grads
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "(upload, next state) of a client that ended at `params`, from its phases' `results`: the model; as before"
         return {"params": params}, client.state
@@ -130,7 +180,10 @@ class FedAvg:
     # the server's round
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "The server's next state: the mean of the uploads weighted by size"
-        return server | {"params": weighted_mean([u["params"] for u in exchange.uploads], exchange.sizes)}
+        return server | {
+            "params": weighted_mean([u["params"] for u in exchange.uploads], exchange.sizes)
+        }
+
     def reply(self, server: dict, exchange: Exchange) -> list[dict] | None:
         "An answer to each participant, merged into its state: none"
         return None
@@ -139,9 +192,11 @@ class FedAvg:
     def eval_params(self, message: dict, state: dict) -> Tree:
         "The model that a client is evaluated by, from a broadcast and its state: the global model"
         return message["params"]
+
     def logits(self, net, params: Tree, x: Tensor) -> Tensor:
         "(n, C) what the softmax is taken of, of one of its models in eval mode: the network's output"
         return net(params, x)
+
     def extra_metrics(self, server: dict) -> dict[str, float]:
         "More numbers for each row of its results: none"
         return {}
@@ -150,32 +205,46 @@ class FedAvg:
     def communication(self) -> Messages:
         "The parts and shapes of its messages: a model down, a model up"
         return Messages()
+
     def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
         "What holds after every round: in words, and how far it is from true; nothing"
         return {}
 
-    def phase(self, client: Client, name: str = "local", lr: float | None = None, **changes) -> Phase:
+    def phase(
+        self, client: Client, name: str = "local", lr: float | None = None, **changes
+    ) -> Phase:
         "A phase with this method's loss and optimiser settings; `changes` are fields of `Phase`"
-        rate = (self.lr if lr is None else lr) * self.lr_decay ** client.round
+        rate = (self.lr if lr is None else lr) * self.lr_decay**client.round
         own = getattr(self.adjust_gradient, "__func__", None) is not FedAvg.adjust_gradient
-        usual: dict = {"loss": self.loss, "sgd": SGD(rate, self.momentum, self.weight_decay, self.clip_norm),
-                       "epochs": self.epochs, "batch_size": self.batch_size,
-                       "adjust": self.adjust_gradient if own else None}
+        usual: dict = {
+            "loss": self.loss,
+            "sgd": SGD(rate, self.momentum, self.weight_decay, self.clip_norm),
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "adjust": self.adjust_gradient if own else None,
+        }
         return Phase(name, **(usual | changes))
 
+
 METHODS["FedAvg"] = FedAvg
-HOOKS = tuple(n for n, f in vars(FedAvg).items()
-              if callable(f) and not n.startswith("_") and n not in ("communication", "invariants", "phase"))
+HOOKS = tuple(
+    n
+    for n, f in vars(FedAvg).items()
+    if callable(f) and not n.startswith("_") and n not in ("communication", "invariants", "phase")
+)
 
 # %% ../../nbs/04_engine/04_method.ipynb #10c2d0f5
 @lru_cache(1)
 def import_package_methods():
     "Import the modules of the package's methods, by name: they build on this page"
     package = importlib.import_module("fedrepro.methods")
-    for module in pkgutil.iter_modules(package.__path__): importlib.import_module(f"{package.__name__}.{module.name}")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+
 
 def load_methods() -> dict[str, type[FedAvg]]:
     "Every method of the package, and any defined by the user, by name; raises InputError for a file it cannot import"
     import_package_methods()
-    for file in filter(None, os.environ.get("FEDREPRO_METHODS", "").split(os.pathsep)): import_file(Path(file))
+    for file in filter(None, os.environ.get("FEDREPRO_METHODS", "").split(os.pathsep)):
+        import_file(Path(file))
     return METHODS

@@ -20,22 +20,29 @@ def timed(measures: tuple[str, ...]) -> bool:
     "Whether one of `measures` is in seconds"
     return "collaboration_seconds" in measures
 
+
 def clock() -> float:
     "Seconds of a clock that waits for the GPU, where there is one in use"
-    if torch.cuda.is_initialized(): torch.cuda.synchronize()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return time.perf_counter()
+
 
 class Profiler:
     "Seconds spent in named parts of one round, in this process; switched off it costs nothing and knows nothing"
-    def __init__(self, on: bool = True): self.on, self.seconds = on, dict[str, float]()
+
+    def __init__(self, on: bool = True):
+        self.on, self.seconds = on, dict[str, float]()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         "The seconds inside are added to `name`; the empty name stands for nothing"
-        if not (self.on and name): return (yield)
+        if not (self.on and name):
+            return (yield)
         started = clock()
         yield
-        self.seconds[name] = self.seconds.get(name, 0.) + clock() - started
+        self.seconds[name] = self.seconds.get(name, 0.0) + clock() - started
+
 
 OFF = Profiler(on=False)  # of every round that nobody times
 
@@ -50,10 +57,14 @@ def collaboration_seconds(federation, before: dict, after: dict, exchange) -> di
 def bodies(federation, trees: list[Tree]) -> list[Tree]:
     "The trained parameters of the extractor in each of `trees`, in float64; raises InputError where there is no body"
     names = [n for n in trees[0] if n.startswith("body.") and n not in federation.net.buffers]
-    if not names: raise InputError("update_norm: this method's server keeps no single model with a body")
+    if not names:
+        raise InputError("update_norm: this method's server keeps no single model with a body")
     if any(n not in tree for tree in trees for n in names):
-        raise InputError("update_norm: this method's clients do not upload the parameters of the body")
+        raise InputError(
+            "update_norm: this method's clients do not upload the parameters of the body"
+        )
     return [{n: tree[n].double() for n in names} for tree in trees]
+
 
 def update_norm(federation, before: dict, after: dict, exchange) -> dict[str, float]:
     "Euclidean length of the extractor's update (FedCCFA, Figure 1): of the server's model, and the participants' mean"
@@ -65,25 +76,46 @@ def update_norm(federation, before: dict, after: dict, exchange) -> dict[str, fl
 # %% ../../nbs/04_engine/00_probes.ipynb #cd54cc71
 def class_distances(c: int) -> Callable:
     "The measure of class `c`: the distances between its classifiers at the participants, from the server's state"
+
     def measure(federation, before: dict, after: dict, exchange) -> dict[str, float]:
-        if "madd" not in after: raise InputError(f"distances_class_{c}: this method's server keeps no distances")
+        if "madd" not in after:
+            raise InputError(f"distances_class_{c}: this method's server keeps no distances")
         d, cohort = after["madd"][c].tolist(), exchange.cohort
-        return {f"distance_{c}_{i}_{j}": d[x][y] for x, i in enumerate(cohort) for y, j in enumerate(cohort) if i < j}
+        return {
+            f"distance_{c}_{i}_{j}": d[x][y]
+            for x, i in enumerate(cohort)
+            for y, j in enumerate(cohort)
+            if i < j
+        }
+
     return measure
+
 
 def distance_matrix(row: dict, c: int) -> tuple[list[int], list[list[float]]]:
     "(clients, their distances) of class `c` from a row of results; no clients where it holds none"
-    pairs = {tuple(map(int, key.split("_")[2:])): v for key, v in row.items()
-             if key.startswith(f"distance_{c}_") and not math.isnan(v)}
+    pairs = {
+        tuple(map(int, key.split("_")[2:])): v
+        for key, v in row.items()
+        if key.startswith(f"distance_{c}_") and not math.isnan(v)
+    }
     clients = sorted({k for pair in pairs for k in pair})
-    return clients, [[0. if i == j else pairs[min(i, j), max(i, j)] for j in clients] for i in clients]
+    return clients, [
+        [0.0 if i == j else pairs[min(i, j), max(i, j)] for j in clients] for i in clients
+    ]
 
 # %% ../../nbs/04_engine/00_probes.ipynb #faf420f3
-MEASURES: dict[str, Callable] = {  # name in a spec -> (federation, server before, server after, exchange) -> numbers
-    "collaboration_seconds": collaboration_seconds, "update_norm": update_norm,
-    **{f"distances_class_{c}": class_distances(c) for c in range(10)}}
+MEASURES: dict[
+    str, Callable
+] = {  # name in a spec -> (federation, server before, server after, exchange) -> numbers
+    "collaboration_seconds": collaboration_seconds,
+    "update_norm": update_norm,
+    **{f"distances_class_{c}": class_distances(c) for c in range(10)},
+}
 
-def measured(names: tuple[str, ...], federation, before: dict, after: dict, exchange) -> dict[str, float]:
+
+def measured(
+    names: tuple[str, ...], federation, before: dict, after: dict, exchange
+) -> dict[str, float]:
     "What the measures of these names say of a round; raises InputError for a method that has no such thing"
     found = [MEASURES[name](federation, before, after, exchange) for name in names]
     return {key: value for each in found for key, value in each.items()}

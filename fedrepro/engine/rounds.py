@@ -25,53 +25,77 @@ from .probes import OFF, Profiler, measured, timed
 @dataclass(frozen=True)
 class Snapshot:
     "A federation between two rounds: all that a resume needs"
+
     round: int  # rounds completed
     server: dict
     states: list[dict]  # one per client
     last_broadcasts: list[dict]  # one per client: the broadcast after its last participation
     bytes_up: int = 0  # so far, all clients together
     bytes_down: int = 0
-    train_loss: float = math.nan  # mean over those of the last cohort who took a step, weighted by size
-    diverged: dict | None = None  # {"round", "client", "norm"} of what first went wrong; client None = the server
+    train_loss: float = (
+        math.nan
+    )  # mean over those of the last cohort who took a step, weighted by size
+    diverged: dict | None = (
+        None  # {"round", "client", "norm"} of what first went wrong; client None = the server
+    )
     measured: dict = field(default_factory=dict)  # what the run's measures say of the last round
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #b508bdc7
 def sequential(method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor | None]]:
     "The reference executor: one client after the other"
     results = []
-    for client in clients: results += client_rounds([method], [client])
+    for client in clients:
+        results += client_rounds([method], [client])
     return results
 
-STATE_LIMIT = 4 * 2**30  # bytes that all clients' states may take on a GPU; above, they wait on the host
+
+STATE_LIMIT = (
+    4 * 2**30
+)  # bytes that all clients' states may take on a GPU; above, they wait on the host
+
 
 def park_states(federation: Federation, states: list[dict], most: int = STATE_LIMIT) -> list[dict]:
     "Some clients' states where they wait: on the host, if those of all clients would take more than `most` bytes"
     small = nbytes(states) * federation.clients <= most * len(states)
     return states if small or federation.device == "cpu" else moved(states, "cpu")
 
+
 def begin(method, federation: Federation) -> Snapshot:
     "The snapshot before round 0"
     with federation.chance(BEGIN, 0):
         server = method.init_server(federation)
-        states = [park_states(federation, [method.init_client(federation, k)])[0] for k in range(federation.clients)]
+        states = [
+            park_states(federation, [method.init_client(federation, k)])[0]
+            for k in range(federation.clients)
+        ]
     return Snapshot(0, server, states, [method.broadcast(server)] * federation.clients)
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #2314f025
 def with_frozen(message, frozen: Tree):
     "`message` with the `frozen` parameters wherever it names one: an average of equal numbers may round"
-    if not frozen: return message
-    if isinstance(message, list): return [with_frozen(part, frozen) for part in message]
-    if not isinstance(message, dict): return message
-    return {n: frozen[n] if n in frozen else with_frozen(part, frozen) for n, part in message.items()}
+    if not frozen:
+        return message
+    if isinstance(message, list):
+        return [with_frozen(part, frozen) for part in message]
+    if not isinstance(message, dict):
+        return message
+    return {
+        n: frozen[n] if n in frozen else with_frozen(part, frozen) for n, part in message.items()
+    }
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #58ef0efb
 def refuse_params(params, like: Tree, where: str, names: Iterable[str] = ()):
     "Raises InputError if a tree lacks one of `names`, or a tensor of it has another shape than in `like`"
-    if not isinstance(params, dict): return
-    if lost := [n for n in names if n not in params]: raise InputError(f"{where}: {lost[0]!r} is missing")
+    if not isinstance(params, dict):
+        return
+    if lost := [n for n in names if n not in params]:
+        raise InputError(f"{where}: {lost[0]!r} is missing")
     for n, t in params.items():
         if isinstance(t, Tensor) and n in like and t.shape != like[n].shape:
-            raise InputError(f"{where}: {n!r} has the shape {tuple(t.shape)}, expected {tuple(like[n].shape)}")
+            raise InputError(
+                f"{where}: {n!r} has the shape {tuple(t.shape)}, expected {tuple(like[n].shape)}"
+            )
+
 
 def refuse_uploads(method, initial: Tree, exchange: Exchange):
     "Raises InputError for `params` of a shape that the model has not, or without a name that others sent"
@@ -81,12 +105,18 @@ def refuse_uploads(method, initial: Tree, exchange: Exchange):
         where = f"client {k}, round {exchange.round + 1}: {type(method).__name__}'s upload"
         refuse_params(params, initial, where, names)
 
+
 def aggregated(method, server: dict, exchange: Exchange, received: dict, initial: Tree) -> dict:
     "The server's next state; raises InputError for what is no dict, or for a model that lost a part"
-    before, where = write_marks(server), f"round {exchange.round + 1}: {type(method).__name__}.aggregate"
+    before, where = (
+        write_marks(server),
+        f"round {exchange.round + 1}: {type(method).__name__}.aggregate",
+    )
     after = method.aggregate(server, exchange)
     if not isinstance(after, dict):
-        raise InputError(f"{where} returned {short(after)}; expected the server's next state, a dict")
+        raise InputError(
+            f"{where} returned {short(after)}; expected the server's next state, a dict"
+        )
     if write_marks(server) != before:
         raise ChangedInPlace(f"{where} changed the server's state in place; expected a new dict")
     if isinstance(received.get("params"), dict) and "params" in after:
@@ -98,42 +128,65 @@ def _exchange(clients: list[Client], federation: Federation, uploads) -> Exchang
     "What the server sees of `uploads`"
     t, cohort = clients[0].round, [c.id for c in clients]
     counts, sizes = torch.stack([c.counts for c in clients]), [c.n for c in clients]
-    return Exchange(t, cohort, list(uploads), sizes, counts, federation.label_maps(t)[cohort], clients[0].profiler)
+    return Exchange(
+        t,
+        cohort,
+        list(uploads),
+        sizes,
+        counts,
+        federation.label_maps(t)[cohort],
+        clients[0].profiler,
+    )
+
 
 @dataclass
 class OpenRound:
     "A round in which the clients know all they need, and have not trained yet"
+
     server: dict  # the server's state, after a survey if there was one
     clients: list[Client]
     bytes_up: int  # in this round so far
     bytes_down: int
 
+
 def ask(survey: Survey, clients: list[Client]) -> list[dict]:
     "The clients' answers to a survey"
     answers = []
     for client in clients:
-        with client.chance(): answers.append(survey.answer(client))
+        with client.chance():
+            answers.append(survey.answer(client))
     return answers
+
 
 def open_round(method, federation: Federation, at: Snapshot, profiler: Profiler = OFF) -> OpenRound:
     "Choose the cohort and send the broadcast; where the method has a survey, take the answers and send what follows"
-    with federation.chance(OPEN, at.round): return _opened(method, federation, at, profiler)
+    with federation.chance(OPEN, at.round):
+        return _opened(method, federation, at, profiler)
+
 
 def _opened(method, federation: Federation, at: Snapshot, profiler: Profiler) -> OpenRound:
     message = method.broadcast(at.server)
     cohort = method.select_clients(at.server, federation, at.round)
     if not cohort or len({*cohort}) < len(cohort) or not {*cohort} <= {*range(federation.clients)}:
-        raise InputError(f"round {at.round + 1}: {type(method).__name__}.select_clients returned {short(cohort)}; "
-                         f"expected one or more different clients of 0..{federation.clients - 1}")
+        raise InputError(
+            f"round {at.round + 1}: {type(method).__name__}.select_clients returned {short(cohort)}; "
+            f"expected one or more different clients of 0..{federation.clients - 1}"
+        )
     states = moved([at.states[k] for k in cohort], federation.device)
-    clients = [federation.client(k, at.round, message, s, profiler=profiler) for k, s in zip(cohort, states)]
+    clients = [
+        federation.client(k, at.round, message, s, profiler=profiler)
+        for k, s in zip(cohort, states)
+    ]
     now = OpenRound(at.server, clients, 0, len(cohort) * nbytes(message))
-    if (survey := method.survey()) is None: return now
+    if (survey := method.survey()) is None:
+        return now
     answers = ask(survey, clients)
     now.server, replies = survey.assign(at.server, _exchange(clients, federation, answers))
-    for client, more in zip(clients, replies, strict=True): client.received = client.received | more
+    for client, more in zip(clients, replies, strict=True):
+        client.received = client.received | more
     now.bytes_up, now.bytes_down = nbytes(answers), now.bytes_down + nbytes(replies)
     return now
+
 
 def in_numbers(losses: Iterable[Tensor | None]) -> list[float | None]:
     "The clients' losses, copied from the device at once; None stays None"
@@ -142,25 +195,49 @@ def in_numbers(losses: Iterable[Tensor | None]) -> list[float | None]:
     numbers = iter(torch.stack(told).double().tolist() if told else ())
     return [None if loss is None else next(numbers) for loss in found]
 
+
 def cohort_loss(losses: list[float | None], sizes: list[int]) -> float:
     "The mean by `sizes` of the losses that there are; nan where nobody took a step"
     told = [(loss, n) for loss, n in zip(losses, sizes, strict=True) if loss is not None]
-    if not told: return math.nan
+    if not told:
+        return math.nan
     means, weights = (torch.tensor(column, dtype=torch.float64) for column in zip(*told))
     return float(means @ weights / weights.sum())
 
-def close_round(method, federation: Federation, at: Snapshot, now: OpenRound, results: list[tuple],
-                measures: tuple[str, ...] = ()) -> Snapshot:
-    "Aggregate the clients' `results` (upload, state, loss), reply, count, and measure what is asked for"
-    with federation.chance(CLOSE, at.round): return _closed(method, federation, at, now, results, measures)
 
-def _closed(method, federation: Federation, at: Snapshot, now: OpenRound, results: list[tuple],
-            measures: tuple[str, ...]) -> Snapshot:
+def close_round(
+    method,
+    federation: Federation,
+    at: Snapshot,
+    now: OpenRound,
+    results: list[tuple],
+    measures: tuple[str, ...] = (),
+) -> Snapshot:
+    "Aggregate the clients' `results` (upload, state, loss), reply, count, and measure what is asked for"
+    with federation.chance(CLOSE, at.round):
+        return _closed(method, federation, at, now, results, measures)
+
+
+def _closed(
+    method,
+    federation: Federation,
+    at: Snapshot,
+    now: OpenRound,
+    results: list[tuple],
+    measures: tuple[str, ...],
+) -> Snapshot:
     uploads, kept, losses = zip(*results)
-    t, exchange, buffers = at.round, _exchange(now.clients, federation, uploads), federation.net.buffers
+    t, exchange, buffers = (
+        at.round,
+        _exchange(now.clients, federation, uploads),
+        federation.net.buffers,
+    )
     most, means = limit(federation.initial, buffers), in_numbers(losses)
-    diverged = client_diverged(t + 1, exchange.cohort, results, [loss or 0. for loss in means], most, buffers)
-    if not diverged: refuse_uploads(method, federation.initial, exchange)
+    diverged = client_diverged(
+        t + 1, exchange.cohort, results, [loss or 0.0 for loss in means], most, buffers
+    )
+    if not diverged:
+        refuse_uploads(method, federation.initial, exchange)
     server, received = at.server, now.clients[0].received
     if not diverged:
         server = aggregated(method, now.server, exchange, received, federation.initial)
@@ -171,15 +248,32 @@ def _closed(method, federation: Federation, at: Snapshot, now: OpenRound, result
     diverged = diverged or server_diverged(t + 1, replies, most, buffers)
     found = {} if diverged else measured(measures, federation, at.server, server, exchange)
     states, last_broadcasts = list(at.states), list(at.last_broadcasts)
-    after = kept if replies is None else [own | reply for own, reply in zip(kept, replies, strict=True)]
+    after = (
+        kept if replies is None else [own | reply for own, reply in zip(kept, replies, strict=True)]
+    )
     for k, state in zip(exchange.cohort, park_states(federation, list(after)), strict=True):
         states[k], last_broadcasts[k] = state, news
     loss = cohort_loss(means, exchange.sizes)
-    return Snapshot(t + 1, server, states, last_broadcasts, at.bytes_up + now.bytes_up + nbytes(exchange.uploads),
-                    at.bytes_down + now.bytes_down + nbytes(replies), loss, diverged, found)
+    return Snapshot(
+        t + 1,
+        server,
+        states,
+        last_broadcasts,
+        at.bytes_up + now.bytes_up + nbytes(exchange.uploads),
+        at.bytes_down + now.bytes_down + nbytes(replies),
+        loss,
+        diverged,
+        found,
+    )
 
-def next_round(method, federation: Federation, at: Snapshot, executor: Callable = sequential,
-               measures: tuple[str, ...] = ()) -> Snapshot:
+
+def next_round(
+    method,
+    federation: Federation,
+    at: Snapshot,
+    executor: Callable = sequential,
+    measures: tuple[str, ...] = (),
+) -> Snapshot:
     "One round: from the snapshot after `at.round` rounds to the next; nothing in `at` is changed"
     now = open_round(method, federation, at, Profiler(timed(measures)))
     return close_round(method, federation, at, now, executor(method, now.clients), measures)
@@ -188,13 +282,17 @@ def next_round(method, federation: Federation, at: Snapshot, executor: Callable 
 @dataclass
 class History:
     "What a run leaves behind"
-    rows: list[dict] = field(default_factory=list)  # one per evaluated round: round (1..T), metrics, loss, bytes so far
+
+    rows: list[dict] = field(
+        default_factory=list
+    )  # one per evaluated round: round (1..T), metrics, loss, bytes so far
     snapshot: Snapshot | None = None  # after the last round
 
     @property
     def diverged(self) -> dict | None:
         "Where the run diverged, if it did"
         return None if self.snapshot is None else self.snapshot.diverged
+
     @property
     def status(self) -> str:
         "`complete` or `diverged`"
@@ -205,30 +303,53 @@ def is_due(t: int, rounds: int, every: int, last: int = 1) -> bool:
     "Whether a run of `rounds` rounds is evaluated after `t` of them: every `every` rounds, and in the `last` ones"
     return t % every == 0 or t > rounds - last
 
-def note_round(history: History, now: Snapshot, method, federation: Federation, rounds: int, evaluate, every: int,
-               last: int = 1):
+
+def note_round(
+    history: History,
+    now: Snapshot,
+    method,
+    federation: Federation,
+    rounds: int,
+    evaluate,
+    every: int,
+    last: int = 1,
+):
     "Enter a completed round of a run of `rounds` rounds, with its metrics where they are due: see `run`"
     history.snapshot, final = now, now.round == rounds
-    if evaluate is None or now.diverged or not is_due(now.round, rounds, every, last): return
+    if evaluate is None or now.diverged or not is_due(now.round, rounds, every, last):
+        return
     cost = {"train_loss": now.train_loss, "bytes_up": now.bytes_up, "bytes_down": now.bytes_down}
     try:
-        with federation.chance(JUDGE, now.round): found = evaluate(method, federation, now, final)
+        with federation.chance(JUDGE, now.round):
+            found = evaluate(method, federation, now, final)
         history.rows.append({"round": now.round} | found | cost)
     except Diverged as why:
         history.snapshot = replace(now, diverged=record(now.round, why.client, why.norm))
 
-def run(method, federation: Federation, rounds: int, evaluate: Callable | None = None, every: int = 1,
-        on_round: Callable | None = None, start: Snapshot | None = None, executor: Callable = sequential,
-        last: int = 1, measures: tuple[str, ...] = ()) -> History:
+
+def run(
+    method,
+    federation: Federation,
+    rounds: int,
+    evaluate: Callable | None = None,
+    every: int = 1,
+    on_round: Callable | None = None,
+    start: Snapshot | None = None,
+    executor: Callable = sequential,
+    last: int = 1,
+    measures: tuple[str, ...] = (),
+) -> History:
     """Run `method` until `rounds` rounds are complete, from `start` or from the beginning.
 
     `evaluate(method, federation, snapshot, final)` returns a dict of metrics, each `every` rounds and after each of the
     `last` ones. `on_round(snapshot)` is called after each round (progress, checkpoints). `measures`: names of what is
     recorded besides, see `probes.MEASURES`."""
-    if method.pooled: federation = federation.pooled()
+    if method.pooled:
+        federation = federation.pooled()
     history = History(snapshot=(now := start or begin(method, federation)))
     while now.round < rounds and not history.diverged:
         now = next_round(method, federation, now, executor, measures)
         note_round(history, now, method, federation, rounds, evaluate, every, last)
-        if on_round is not None: on_round(history.snapshot)
+        if on_round is not None:
+            on_round(history.snapshot)
     return history

@@ -14,23 +14,35 @@ def series(rows: list[dict], metric: str) -> list[float]:
 
     Where the last row is of fine-tuned models, those are known in that row alone: nan in all others. The same models as
     they were before it are the series `..._untuned`, which goes back to the first round."""
-    def has(row, key): return key in row and not np.isnan(row[key])
+
+    def has(row, key):
+        return key in row and not np.isnan(row[key])
+
     plain = metric.removesuffix("_untuned")
-    if plain != metric: return [r[metric if has(r, metric) else plain] for r in rows]
+    if plain != metric:
+        return [r[metric if has(r, metric) else plain] for r in rows]
     tuned = [has(r, f"{metric}_untuned") for r in rows]
     return [r[metric] if t or not any(tuned) else np.nan for r, t in zip(rows, tuned)]
+
 
 def summarise(rows: list[dict], metric: str = "generalised_accuracy") -> dict[str, float]:
     "`last`, `best`, `mean_last_10` of a metric over one run's evaluated rounds, in order; nan if one of them is nan"
     values = series(rows, metric)
-    return {"last": values[-1], "best": float(np.max(values)), "mean_last_10": float(np.mean(values[-10:]))}
+    return {
+        "last": values[-1],
+        "best": float(np.max(values)),
+        "mean_last_10": float(np.mean(values[-10:])),
+    }
 
 # %% ../../nbs/04_engine/10_rows.ipynb #f3c01f07
 def rounds_to_target(rows: list[dict], metric: str, target: float, window: int = 1) -> float:
     "The first evaluated round at which the mean of the last `window` values is at least `target`; inf if there is none"
     values = series(rows, metric)
     ends = range(window, len(rows) + 1)
-    return next((float(rows[i - 1]["round"]) for i in ends if np.mean(values[i - window:i]) >= target), np.inf)
+    return next(
+        (float(rows[i - 1]["round"]) for i in ends if np.mean(values[i - window : i]) >= target),
+        np.inf,
+    )
 
 # %% ../../nbs/04_engine/10_rows.ipynb #561de415
 TIMES = ("seconds_collaboration", "seconds_collaboration_client", "seconds_collaboration_server")
@@ -38,11 +50,15 @@ TIMES = ("seconds_collaboration", "seconds_collaboration_client", "seconds_colla
 # %% ../../nbs/04_engine/10_rows.ipynb #ce52a0d4
 EXPLODED = 1e6  # times the initial model's norm (at least 1), or a mean training loss: beyond it a run has diverged
 
+
 def in_words(found: dict | None) -> str:
     "`round 3, client 2, norm 1.2e+30` from a record; a record that is missing or of another make says so"
     found = found or {}
-    if "round" not in found: return "where is not recorded"
+    if "round" not in found:
+        return "where is not recorded"
     who = "server" if found.get("client") is None else f"client {found['client']}"
-    try: norm = f"{float(found['norm']):.3g}"
-    except (KeyError, TypeError, ValueError): norm = "unknown"
+    try:
+        norm = f"{float(found['norm']):.3g}"
+    except (KeyError, TypeError, ValueError):
+        norm = "unknown"
     return f"round {found['round']}, {who}, norm {norm}"

@@ -18,25 +18,43 @@ from .stacks import Stacked
 
 # %% ../../nbs/05_executors/04_executors.ipynb #087f9e31
 EXECUTORS: dict[str, Callable[[], Callable]] = {  # those that need no processes
-    "sequential": lambda: sequential, "stacked": Stacked, "stacked-graphs": StackedGraphs, "graphs": Graphs}
+    "sequential": lambda: sequential,
+    "stacked": Stacked,
+    "stacked-graphs": StackedGraphs,
+    "graphs": Graphs,
+}
+
 
 def executor_names() -> list[str]:
     "What `executor` accepts"
     return ["auto", "processes", *EXECUTORS]
 
-def pick_executor(name: str, federation: Federation, workers: int = 1, measures: tuple[str, ...] = ()) -> str:
+
+def pick_executor(
+    name: str, federation: Federation, workers: int = 1, measures: tuple[str, ...] = ()
+) -> str:
     "`name`, or what `auto` stands for here, in a run that records `measures`; raises InputError"
-    if choice(name, executor_names(), "executor") in ("stacked", "stacked-graphs", "graphs") and \
-            isinstance(federation.net, BF16Net):
-        raise InputError(f"executor {name}: trains in float32 only; for bf16 use sequential or processes")
-    if name != "auto": return name
-    if timed(measures): return "sequential"  # the others hide what a client's part takes
+    if choice(name, executor_names(), "executor") in (
+        "stacked",
+        "stacked-graphs",
+        "graphs",
+    ) and isinstance(federation.net, BF16Net):
+        raise InputError(
+            f"executor {name}: trains in float32 only; for bf16 use sequential or processes"
+        )
+    if name != "auto":
+        return name
+    if timed(measures):
+        return "sequential"  # the others hide what a client's part takes
     return "processes" if workers > 1 and federation.device == "cpu" else "sequential"
+
 
 @contextmanager
 def executor(name: str, federation: Federation, workers: int = 1) -> Iterator[Callable]:
     "The executor `name` for runs of `federation`; raises InputError"
     name = pick_executor(name, federation, workers)
-    if name != "processes": yield EXECUTORS[name]()
+    if name != "processes":
+        yield EXECUTORS[name]()
     else:
-        with Processes(federation, workers) as pool: yield pool
+        with Processes(federation, workers) as pool:
+            yield pool

@@ -16,44 +16,91 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from ..core.trees import Tree
-from ..engine.client import (
-    Batch, Client, Phase, PhaseResult, client_round, client_rounds, draws, in_turn, movable, plan_batches, train)
-from .stacks import (
-    BatchPlan, Solo, StackPhase, Stacked, hook_kind, made, part_of, ready, results, some, stack_step)
+from fedrepro.engine.client import (
+    Batch,
+    Client,
+    Phase,
+    PhaseResult,
+    client_round,
+    client_rounds,
+    draws,
+    in_turn,
+    movable,
+    plan_batches,
+    train,
+)
+from fedrepro.executors.stacks import (
+    BatchPlan,
+    Solo,
+    StackPhase,
+    Stacked,
+    hook_kind,
+    made,
+    part_of,
+    ready,
+    results,
+    some,
+    stack_step,
+)
 
 # %% ../../nbs/05_executors/02_graphs.ipynb #c0e51ca9
 class Recording:
     "`body`, a function of fixed memory, recorded where there is a GPU; it is computed by `play`, not by recording it"
+
     def __init__(self, body: Callable[[], None], device: torch.device, pool=None):
         "`pool`: graph memory shared with other recordings that are never played at the same time"
         self.body, self.graph = body, None
-        if device.type != "cuda": return
+        if device.type != "cuda":
+            return
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool): body()
+        with torch.cuda.graph(self.graph, pool=pool):
+            body()
 
     def play(self):
         "Compute it, from what the memory holds now"
-        if self.graph is None: self.body()
-        else: self.graph.replay()
+        if self.graph is None:
+            self.body()
+        else:
+            self.graph.replay()
 
 # %% ../../nbs/05_executors/02_graphs.ipynb #b7e9bfb4
 def _copied(leaf):
-    return leaf.detach().clone(memory_format=torch.contiguous_format) if isinstance(leaf, Tensor) else leaf
+    return (
+        leaf.detach().clone(memory_format=torch.contiguous_format)
+        if isinstance(leaf, Tensor)
+        else leaf
+    )
+
 
 class RecordedPhase:
     "Fixed memory for a kind of step, and the recordings of such steps"
+
     def __init__(self, r: StackPhase, pool=None):
-        self.solo, self.pool, self.device, self.data = isinstance(r.actor, Solo), pool, r.actor.device, r.feed.data
+        self.solo, self.pool, self.device, self.data = (
+            isinstance(r.actor, Solo),
+            pool,
+            r.actor.device,
+            r.feed.data,
+        )
         self.actor = r.actor.with_leaves([_copied(leaf) for leaf in r.actor.leaves])
         self.own, self.names = {n: _copied(t) for n, t in r.own.items()}, tuple(r.moving)
         self.total = torch.zeros(len(r.order), dtype=r.actor.dtype, device=self.device)
         self.batch = [torch.zeros_like(part) for part in r.feed.parts(0)]
         rate = r.phase.sgd.lr
-        lr = torch.as_tensor(rate, dtype=r.actor.dtype).to(self.device).clone() if r.phase.step is None else rate
+        lr = (
+            torch.as_tensor(rate, dtype=r.actor.dtype).to(self.device).clone()
+            if r.phase.step is None
+            else rate
+        )
         self.phase, self.lr = replace(r.phase, sgd=replace(r.phase.sgd, lr=lr)), lr
-        self.memory, self.grads = list[Tensor](), list[bool]()  # the optimiser's: tensors, which of them want gradients
+        self.memory, self.grads = (
+            list[Tensor](),
+            list[bool](),
+        )  # the optimiser's: tensors, which of them want gradients
         self.spec: TreeSpec | None = None  # and their structure, once known
-        self.loose = None  # a memory that is no tensors: carried from step to step, nothing can be recorded
+        self.loose = (
+            None  # a memory that is no tensors: carried from step to step, nothing can be recorded
+        )
         self.recordings: dict[tuple, Recording] = {}
         self.met: set[tuple] = set()  # widths computed once
         self.failed, self.asked, self.round, self.first = "", False, -1, True
@@ -69,59 +116,81 @@ class RecordedPhase:
 
     def enter(self, r: StackPhase):
         "Copy in what a phase starts from"
-        if self.asked and self.round != r.actor.round: self.recordings.clear()
+        if self.asked and self.round != r.actor.round:
+            self.recordings.clear()
         self.round = r.actor.round
         for here, new in zip(self.actor.leaves, r.actor.leaves):
-            if isinstance(here, Tensor): here.copy_(new)
-        for n, t in r.own.items(): self.own[n].copy_(t.detach())
+            if isinstance(here, Tensor):
+                here.copy_(new)
+        for n, t in r.own.items():
+            self.own[n].copy_(t.detach())
         if isinstance(self.lr, Tensor):
             rate = r.phase.sgd.lr
-            if isinstance(rate, Tensor): self.lr.copy_(rate)
-            else: self.lr.fill_(rate)
+            if isinstance(rate, Tensor):
+                self.lr.copy_(rate)
+            else:
+                self.lr.fill_(rate)
         self.total.zero_()
         self.first, self.loose = True, None
 
     def remembered(self, n: int):
         "The optimiser's memory as a step gets it: None before the first"
-        if self.first or self.loose is not None: return self.loose
-        leaves = [self.part(t, n).detach().requires_grad_(g) for t, g in zip(self.memory, self.grads)]
+        if self.first or self.loose is not None:
+            return self.loose
+        leaves = [
+            self.part(t, n).detach().requires_grad_(g) for t, g in zip(self.memory, self.grads)
+        ]
         return None if self.spec is None else tree_unflatten(leaves, self.spec)
 
     def remember(self, memory, n: int):
         "Put what a step returned as its memory where the next one will find it"
         leaves, spec = tree_flatten(memory)
-        if not all(isinstance(t, Tensor) for t in leaves) or (self.spec is not None and spec != self.spec):
+        if not all(isinstance(t, Tensor) for t in leaves) or (
+            self.spec is not None and spec != self.spec
+        ):
             self.loose = memory
             return self.give_up("its memory is not always the same tensors")
         if self.spec is None:
             self.spec, self.grads = spec, [t.requires_grad for t in leaves]
             rows = () if self.solo else (len(self.total),)
-            self.memory = [t.new_zeros((*rows, *(t.shape if self.solo else t.shape[1:]))) for t in leaves]
+            self.memory = [
+                t.new_zeros((*rows, *(t.shape if self.solo else t.shape[1:]))) for t in leaves
+            ]
         with torch.no_grad():
             news = [t.detach() for t in leaves]
             olds = [self.part(t, n) for t in self.memory]
             moved = [(old, new) for old, new in zip(olds, news) if old.data_ptr() != new.data_ptr()]
-            for (old, _), new in zip(moved, [new.clone() for _, new in moved]): old.copy_(new)
+            for (old, _), new in zip(moved, [new.clone() for _, new in moved]):
+                old.copy_(new)
 
     def shrink(self, n: int):
         "Go on with the first `n` clients"
-        if self.loose is None: return
-        cut = lambda t: t.detach()[:n].requires_grad_(t.requires_grad) if isinstance(t, Tensor) else t
+        if self.loose is None:
+            return
+        cut = lambda t: (
+            t.detach()[:n].requires_grad_(t.requires_grad) if isinstance(t, Tensor) else t
+        )
         self.loose = tree_map(cut, self.loose)
 
     def give_up(self, reason: str):
         "Compute every step from now on"
         line = f"phase {self.phase.name}: its steps are not recorded: {reason}"
-        if not self.failed: warnings.warn(line, stacklevel=2)
+        if not self.failed:
+            warnings.warn(line, stacklevel=2)
         self.failed = reason
 
     def body(self, n: int, b: int):
         "A step of the first `n` clients on `b` samples each"
-        now = {m: self.part(self.own[m], n).detach().requires_grad_() for m in self.names}  # writes reach the places
+        now = {
+            m: self.part(self.own[m], n).detach().requires_grad_() for m in self.names
+        }  # writes reach the places
         own = {m: now[m] if m in now else self.part(t, n) for m, t in self.own.items()}
         batch = made(self.data, [t[:n, :b] for t in self.batch], self.actor.dtype)
-        if self.solo: batch = Batch(batch.x[0], batch.y[0], batch.w[0])
-        step = stack_step(self.actor.first(n), some(self.phase, n), batch, own, now, self.remembered(n))
+        if self.solo:
+            batch = Batch(batch.x[0], batch.y[0], batch.w[0])
+        step = stack_step(
+            self.actor.first(n), some(self.phase, n), batch, own, now, self.remembered(n)
+        )
         loss, memory = step.take()
         self.total[:n] += loss
         self.remember(memory, n)
@@ -129,30 +198,40 @@ class RecordedPhase:
     def step(self, feed: BatchPlan, s: int, n: int):
         "Step `s` of a phase, for the first `n` clients"
         b = feed.widths[s]
-        for here, new in zip(self.batch, feed.parts(s)): here[:n, :b].copy_(new[:n, :b])
-        if self.first or self.failed or (n, b) not in self.met: self.body(n, b)
-        else: self.played(n, b)
+        for here, new in zip(self.batch, feed.parts(s)):
+            here[:n, :b].copy_(new[:n, :b])
+        if self.first or self.failed or (n, b) not in self.met:
+            self.body(n, b)
+        else:
+            self.played(n, b)
         self.first = False
         self.met.add((n, b))
 
     def played(self, n: int, b: int):
         "As `body`, from a recording"
         if (n, b) not in self.recordings:
-            try: self.recordings[n, b] = Recording(lambda: self.body(n, b), self.device, self.pool)
-            except RuntimeError as error:  # e.g. a method's code that waits for the device after all
+            try:
+                self.recordings[n, b] = Recording(lambda: self.body(n, b), self.device, self.pool)
+            except (
+                RuntimeError
+            ) as error:  # e.g. a method's code that waits for the device after all
                 self.give_up(str(error).splitlines()[0])
                 return self.body(n, b)
         self.recordings[n, b].play()
 
     def ends(self) -> Tree:
         "The parameters that moved, and the statistics of normalisation, with a leading axis of clients"
-        moved = {n: t for n, t in self.own.items() if n in self.names or n in self.actor.net.buffers}
+        moved = {
+            n: t for n, t in self.own.items() if n in self.names or n in self.actor.net.buffers
+        }
         return {n: t[None] for n, t in moved.items()} if self.solo else moved
 
     def kept(self, i: int) -> object:
         "The memory of the client at place `i`, as it is now"
-        if self.first: return None
-        if self.loose is not None: return self.loose if self.solo else part_of(self.loose, i)
+        if self.first:
+            return None
+        if self.loose is not None:
+            return self.loose if self.solo else part_of(self.loose, i)
         leaves = [(t if self.solo else t[i]).clone() for t in self.memory]
         return None if self.spec is None else tree_unflatten(leaves, self.spec)
 
@@ -161,35 +240,57 @@ def phase_kind(r: StackPhase) -> tuple:
     "Equal for phases that one stage can serve"
     p, a = r.phase, r.actor
     shape = lambda t: (tuple(t.shape), t.dtype) if isinstance(t, Tensor) else t
-    sgd = replace(p.sgd, lr=0.) if p.step is None else p.sgd
+    sgd = replace(p.sgd, lr=0.0) if p.step is None else p.sgd
     rate = shape(p.sgd.lr) if isinstance(p.sgd.lr, Tensor) else None
     hooks = tuple(hook_kind(f, tuple(a.varying)) for f in (p.loss, p.adjust, p.step))
-    trees = (str(a.spec), tuple(a.common), *map(shape, a.leaves), *((n, shape(t)) for n, t in r.own.items()))
-    return (type(a), id(a.net), id(r.feed.data), p.name, sgd, rate, p.train, hooks, trees,
-            tuple(tuple(t.shape) for t in r.feed.parts(0)))
+    trees = (
+        str(a.spec),
+        tuple(a.common),
+        *map(shape, a.leaves),
+        *((n, shape(t)) for n, t in r.own.items()),
+    )
+    return (
+        type(a),
+        id(a.net),
+        id(r.feed.data),
+        p.name,
+        sgd,
+        rate,
+        p.train,
+        hooks,
+        trees,
+        tuple(tuple(t.shape) for t in r.feed.parts(0)),
+    )
+
 
 class StreamSlot:
     "A stream, graph memory, and the stages whose recordings use them"
+
     def __init__(self, device: torch.device, own_stream: bool = False):
         on_gpu = device.type == "cuda"
         self.stream = torch.cuda.Stream(device) if on_gpu and own_stream else None
         self.pool = torch.cuda.graph_pool_handle() if on_gpu else None
         self.stages, self.most = OrderedDict[Hashable, RecordedPhase](), 8
 
-    def inside(self): return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+    def inside(self):
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def stage(self, r: StackPhase) -> RecordedPhase:
         "The stage that serves `r`, with its memory set to where `r` starts"
         kind = phase_kind(r)
         # which keeps alive what `kind` names by id
-        if kind not in self.stages: self.stages[kind] = RecordedPhase(r, self.pool)
+        if kind not in self.stages:
+            self.stages[kind] = RecordedPhase(r, self.pool)
         self.stages.move_to_end(kind)
-        if len(self.stages) > self.most: self.stages.popitem(last=False)
+        if len(self.stages) > self.most:
+            self.stages.popitem(last=False)
         self.stages[kind].enter(r)
         return self.stages[kind]
 
+
 class PlayedPhase:
     "A phase on its way through a slot, a step at a time"
+
     def __init__(self, slot: StreamSlot, r: StackPhase, starts: list[Tree]):
         self.slot, self.r, self.starts, self.stage = slot, r, starts, slot.stage(r)
         self.taken, self.n, self.kept = 0, len(r.order), dict[int, object]()
@@ -198,6 +299,7 @@ class PlayedPhase:
     def ended(self) -> bool:
         "Whether the longest client has taken its last step"
         return self.taken == self.r.feed.steps[0]
+
     def step(self):
         "The next step of all clients that have one"
         if (left := self.r.feed.active(self.taken)) < self.n:
@@ -206,6 +308,7 @@ class PlayedPhase:
             self.n = left
         self.stage.step(self.r.feed, self.taken, self.n)
         self.taken += 1
+
     def results(self) -> list[PhaseResult]:
         "What each client ends with"
         self.kept |= {i: self.stage.kept(i) for i in range(self.n)}
@@ -215,59 +318,86 @@ class PlayedPhase:
 # %% ../../nbs/05_executors/02_graphs.ipynb #6e344c4c
 class StackedGraphs(Stacked):
     "All clients of one kind in one stack, its steps recorded"
-    def __init__(self): self.slot: StreamSlot | None = None
 
-    def train(self, clients: list[Client], phases: list[Phase], starts: list[Tree]) -> list[PhaseResult]:
+    def __init__(self):
+        self.slot: StreamSlot | None = None
+
+    def train(
+        self, clients: list[Client], phases: list[Phase], starts: list[Tree]
+    ) -> list[PhaseResult]:
         r = ready(clients, phases, starts) if phases[0].monitor is None else None
-        if r is None: return in_turn(clients, phases, starts)
-        if self.slot is None: self.slot = StreamSlot(r.actor.device)
+        if r is None:
+            return in_turn(clients, phases, starts)
+        if self.slot is None:
+            self.slot = StreamSlot(r.actor.device)
         played = PlayedPhase(self.slot, r, starts)
-        while not played.ended: played.step()
+        while not played.ended:
+            played.step()
         return played.results()
 
 # %% ../../nbs/05_executors/02_graphs.ipynb #ee397cd8
 def solo(client: Client, phase: Phase, start: Tree) -> StackPhase | None:
     "What a slot needs to train one client; None where it has no batch"
     batches = [batch for epoch in plan_batches(client, phase) for batch in epoch]
-    if not batches: return None
+    if not batches:
+        return None
     own, moving = movable(client.net, phase, start)
     return StackPhase(Solo(client, phase), phase, own, moving, BatchPlan([client], [batches]), [0])
+
 
 def slots_for(net) -> int:
     "How many clients train at once: eight small networks, one large or with batch normalisation"
     return 1 if net.buffers or net.count() > 2_000_000 else 8
 
+
 class Graphs:
     "The executor that plays each client's steps, several clients at once"
-    def __init__(self, slots: int | None = None): self.number, self.slots = slots, list[StreamSlot]()
 
-    def train(self, clients: list[Client], phases: list[Phase], starts: list[Tree]) -> list[PhaseResult]:
+    def __init__(self, slots: int | None = None):
+        self.number, self.slots = slots, list[StreamSlot]()
+
+    def train(
+        self, clients: list[Client], phases: list[Phase], starts: list[Tree]
+    ) -> list[PhaseResult]:
         "Each client in a slot of its own; the host gives each slot its next step in turn"
         found, playing, device = {}, {}, clients[0].y.device
         for i, (slot, client, phase, start) in enumerate(zip(self.slots, clients, phases, starts)):
             r = solo(client, phase, start) if phase.monitor is None else None
-            if r is None: found[i] = train(client, phase, start)
+            if r is None:
+                found[i] = train(client, phase, start)
             else:
-                if slot.stream is not None: slot.stream.wait_stream(torch.cuda.current_stream(device))
-                with slot.inside(): playing[i] = PlayedPhase(slot, r, [start])
+                if slot.stream is not None:
+                    slot.stream.wait_stream(torch.cuda.current_stream(device))
+                with slot.inside():
+                    playing[i] = PlayedPhase(slot, r, [start])
         while playing:
             for i, played in list(playing.items()):
                 with played.slot.inside():
-                    if not played.ended: played.step()
-                    else: found[i] = playing.pop(i).results()[0]
+                    if not played.ended:
+                        played.step()
+                    else:
+                        found[i] = playing.pop(i).results()[0]
         for slot in self.slots:
-            if slot.stream is not None: torch.cuda.current_stream(device).wait_stream(slot.stream)
+            if slot.stream is not None:
+                torch.cuda.current_stream(device).wait_stream(slot.stream)
         return [found[i] for i in range(len(clients))]
 
     def __call__(self, method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor | None]]:
         clients = list(clients)
-        if draws(clients[0]): return [client_round(method, c) for c in clients]
+        if draws(clients[0]):
+            return [client_round(method, c) for c in clients]
         if not self.slots:
             number = self.number or slots_for(clients[0].net)
-            self.slots = [StreamSlot(clients[0].y.device, own_stream=number > 1) for _ in range(number)]
+            self.slots = [
+                StreamSlot(clients[0].y.device, own_stream=number > 1) for _ in range(number)
+            ]
         kinds, found, many = {}, {}, len(self.slots)
-        for i in sorted(range(len(clients)), key=lambda i: -clients[i].n):  # clients of one size work at one time
+        for i in sorted(
+            range(len(clients)), key=lambda i: -clients[i].n
+        ):  # clients of one size work at one time
             kinds.setdefault(tuple(p.name for p in method.local_phases(clients[i])), []).append(i)
-        for group in (of[a:a + many] for of in kinds.values() for a in range(0, len(of), many)):
-            found |= zip(group, client_rounds([method] * len(group), [clients[i] for i in group], self.train))
+        for group in (of[a : a + many] for of in kinds.values() for a in range(0, len(of), many)):
+            found |= zip(
+                group, client_rounds([method] * len(group), [clients[i] for i in group], self.train)
+            )
         return [found[i] for i in range(len(clients))]

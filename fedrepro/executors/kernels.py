@@ -21,22 +21,36 @@ from ..models.architectures import Net
 # %% ../../nbs/05_executors/00_kernels.ipynb #45dec028
 def by_product(layer: nn.Conv2d, x: Tensor) -> Tensor:
     "The convolution of `x` (B, C, H, W) as a matrix product over windows"
-    kernel, stride, padding = (getattr(layer, name) for name in ("kernel_size", "stride", "padding"))
-    windows = F.unfold(x, kernel, padding=padding, stride=stride).transpose(1, 2)  # (B, places, C k k)
+    kernel, stride, padding = (
+        getattr(layer, name) for name in ("kernel_size", "stride", "padding")
+    )
+    windows = F.unfold(x, kernel, padding=padding, stride=stride).transpose(
+        1, 2
+    )  # (B, places, C k k)
     size = [(s + 2 * p - k) // t + 1 for s, k, p, t in zip(x.shape[-2:], kernel, padding, stride)]
     y = windows.flatten(0, 1) @ layer.weight.flatten(1).T
     y = y if layer.bias is None else y + layer.bias
     y = y.unflatten(0, windows.shape[:2]).transpose(1, 2).unflatten(2, size)
-    return y.clone(memory_format=torch.contiguous_format)  # group normalisation under vmap takes nothing else
+    return y.clone(
+        memory_format=torch.contiguous_format
+    )  # group normalisation under vmap takes nothing else
+
 
 def fits(layer: nn.Module) -> bool:
     "Whether `by_product` can compute it"
-    return isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.dilation == (1, 1) and \
-        layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return (
+        isinstance(layer, nn.Conv2d)
+        and layer.groups == 1
+        and layer.dilation == (1, 1)
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+    )
+
 
 def with_products(net: Net, names: tuple[str, ...]) -> Net:
     "`net` as a stack computes it, the convolutions `names` by products; the same object for the same names"
-    if not names: return net.plain
+    if not names:
+        return net.plain
     kept = net.__dict__.setdefault("_with_products", {})
     if names not in kept:
         kept[names] = net.without_layouts()
@@ -49,57 +63,97 @@ def with_products(net: Net, names: tuple[str, ...]) -> Net:
 def layers_of(net: Net, shape: tuple[int, ...]) -> dict[str, tuple[nn.Conv2d, tuple[int, ...]]]:
     "By name: the convolutions with a choice, and the shape (C, H, W) of what they get for images of `shape`"
     module, found = net.without_layouts().module, {}
+
     def note(name):
-        def hook(layer, inputs): found[name] = layer, tuple(inputs[0].shape[1:])
+        def hook(layer, inputs):
+            found[name] = layer, tuple(inputs[0].shape[1:])
+
         return hook
+
     for name, layer in module.named_modules():
-        if fits(layer): layer.register_forward_pre_hook(note(name))
-    with torch.no_grad(): module(torch.zeros(1, *shape, device="meta"))
+        if fits(layer):
+            layer.register_forward_pre_hook(note(name))
+    with torch.no_grad():
+        module(torch.zeros(1, *shape, device="meta"))
     return found
 
-def seconds(layer: nn.Conv2d, shape: tuple[int, ...], way: str, clients: int, size: int, dtype, device) -> float:
+
+def seconds(
+    layer: nn.Conv2d, shape: tuple[int, ...], way: str, clients: int, size: int, dtype, device
+) -> float:
     "Seconds of a step's share of `layer`: batches of `size` at so many clients"
-    made = dict(dtype=dtype, device=device, generator=torch.Generator(device).manual_seed(0))  # nobody else's chance
-    own = {n: torch.randn(clients, *p.shape, **made).requires_grad_() for n, p in layer.named_parameters()}
+    made = dict(
+        dtype=dtype, device=device, generator=torch.Generator(device).manual_seed(0)
+    )  # nobody else's chance
+    own = {
+        n: torch.randn(clients, *p.shape, **made).requires_grad_()
+        for n, p in layer.named_parameters()
+    }
     x = torch.randn(clients, size, *shape, **made).requires_grad_()
     trial = copy(layer)
     trial._forward_pre_hooks = OrderedDict()
-    if way == "product": trial.forward = partial(by_product, trial)  # type: ignore[method-assign]
+    if way == "product":
+        trial.forward = partial(by_product, trial)  # type: ignore[method-assign]
     run = torch.vmap(lambda own, x: torch.func.functional_call(trial, own, x))
+
     def once():
         torch.autograd.grad(run(own, x).sum(), [x, *own.values()])
+
     def timed(times: int) -> float:
         started = clock()
-        for _ in range(times): once()
+        for _ in range(times):
+            once()
         return (clock() - started) / times
+
     timed(3)
     return min(timed(5) for _ in range(3))
 
 # %% ../../nbs/05_executors/00_kernels.ipynb #24ef086b
-_asked: dict[str, str] = {}  # what this process knows: where nothing can be kept, each process asks anew
+_asked: dict[
+    str, str
+] = {}  # what this process knows: where nothing can be kept, each process asks anew
 
-def choose_kernel(layer: nn.Conv2d, shape: tuple[int, ...], clients: int, size: int, dtype, device,
-                  timer: Callable[..., float] = seconds) -> str:
+
+def choose_kernel(
+    layer: nn.Conv2d,
+    shape: tuple[int, ...],
+    clients: int,
+    size: int,
+    dtype,
+    device,
+    timer: Callable[..., float] = seconds,
+) -> str:
     "The faster way for a layer: grouped or product"
     clients = 1 << max(clients - 1, 0).bit_length()
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     question = f"{where}, torch {torch.__version__}, {dtype}, {layer}, {shape}, {clients} clients, batch {size}"
-    if question not in _asked and (kept := read_cache("convolutions", question)): _asked[question] = kept
+    if question not in _asked and (kept := read_cache("convolutions", question)):
+        _asked[question] = kept
     if question not in _asked:
         times = {}
         for way in ("grouped", "product"):
-            try: times[way] = timer(layer, shape, way, clients, size, dtype, device)
-            except torch.OutOfMemoryError: times[way] = math.inf
+            try:
+                times[way] = timer(layer, shape, way, clients, size, dtype, device)
+            except torch.OutOfMemoryError:
+                times[way] = math.inf
         _asked[question] = min(times, key=lambda way: times[way])
         write_cache("convolutions", question, _asked[question])
     return _asked[question]
 
+
 def stack_net(net: Net, shape: tuple[int, ...], clients: int, size: int, dtype, device) -> Net:
     "`net` as a stack of `clients` computes it on `device`, for batches of `size` images of `shape`"
-    if device.type != "cuda" or len(shape) != 3: return net.plain
-    kept, question = net.__dict__.setdefault("_in_stacks", {}), (shape, clients, size, dtype, device)
+    if device.type != "cuda" or len(shape) != 3:
+        return net.plain
+    kept, question = (
+        net.__dict__.setdefault("_in_stacks", {}),
+        (shape, clients, size, dtype, device),
+    )
     if question not in kept:  # a round does not look at the layers again
-        chosen = [name for name, (layer, at) in layers_of(net, shape).items()
-                  if choose_kernel(layer, at, clients, size, dtype, device) == "product"]
+        chosen = [
+            name
+            for name, (layer, at) in layers_of(net, shape).items()
+            if choose_kernel(layer, at, clients, size, dtype, device) == "product"
+        ]
         kept[question] = with_products(net, tuple(chosen))
     return kept[question]

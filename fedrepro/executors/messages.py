@@ -19,34 +19,46 @@ def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) 
     found = torch.empty(shape, dtype=dtype)
     return found if found.stride() == stride else found.as_strided(shape, stride)
 
+
 def _bytes(t: Tensor) -> memoryview:
     "The memory of a tensor that is row by row"
     return t.numpy().reshape(-1).view(np.uint8).data
+
 
 def _tensor(content: bytes, *what) -> Tensor:
     found = _empty(*what)
     _bytes(found)[:] = content
     return found
 
+
 def _usual(value) -> bool:
     "Whether it is a tensor of which shape, strides and numbers say all"
     usual = type(value) is Tensor and value.device.type == "cpu" and value.layout is torch.strided
-    return usual and not value.requires_grad and value.dtype is not torch.bfloat16 and value.is_contiguous()
+    return (
+        usual
+        and not value.requires_grad
+        and value.dtype is not torch.bfloat16
+        and value.is_contiguous()
+    )
 
 # %% ../../nbs/05_executors/03_messages.ipynb #b311f223
 LARGE = 1 << 16  # bytes
+
 
 def _identity(file: int) -> tuple[int, int]:
     found = os.fstat(file)
     return found.st_dev, found.st_ino
 
+
 class SharedBuffer(AbstractContextManager):
     """Memory that other processes of this machine can open by its `place`. Close it, or use it in a `with`.
 
     Raises OSError where there is no such memory, or not this one any more."""
+
     def __init__(self, place: tuple[str, int, int] | None = None):
         if place is None:
-            if not hasattr(os, "memfd_create"): raise OSError("this system has no memory to share by file")
+            if not hasattr(os, "memfd_create"):
+                raise OSError("this system has no memory to share by file")
             self.file = os.memfd_create("fedrepro")
             self.place = f"/proc/{os.getpid()}/fd/{self.file}", *_identity(self.file)
         else:
@@ -73,45 +85,58 @@ class SharedBuffer(AbstractContextManager):
         content = _bytes(found)
         while content:
             done = os.preadv(self.file, [content], start)
-            if not done: raise EOFError(f"{len(content)} bytes of a tensor are missing")
+            if not done:
+                raise EOFError(f"{len(content)} bytes of a tensor are missing")
             content, start = content[done:], start + done
         return found
 
     def close(self):
         file, self.file = self.file, -1
-        if file >= 0: os.close(file)
+        if file >= 0:
+            os.close(file)
 
-    def __exit__(self, *_): self.close()
+    def __exit__(self, *_):
+        self.close()
+
 
 class Pickler(pickle.Pickler):
     "Takes tensors as arrays, and puts large ones on `shelf` if there is one"
+
     def __init__(self, file, shelf: SharedBuffer | None = None):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.shelf = shelf
 
     def persistent_id(self, value) -> tuple | None:
-        if self.shelf is None or not _usual(value) or value.nbytes < LARGE: return None
+        if self.shelf is None or not _usual(value) or value.nbytes < LARGE:
+            return None
         return self.shelf.put(value)
 
     def reducer_override(self, value):
-        if not _usual(value): return NotImplemented
+        if not _usual(value):
+            return NotImplemented
         return _tensor, (bytes(_bytes(value)), tuple(value.shape), value.stride(), value.dtype)
+
 
 class Unpickler(pickle.Unpickler):
     "Reads what `Pickler` wrote; one tensor sent twice is one again"
+
     def __init__(self, file, shelf: SharedBuffer | None = None):
         super().__init__(file)
         self.shelf, self.found = shelf, dict[tuple, Tensor]()
 
     def persistent_load(self, where: tuple) -> Tensor:
-        if self.shelf is None: raise pickle.UnpicklingError("a message with a shelf was read without it")
-        if where not in self.found: self.found[where] = self.shelf.get(*where)
+        if self.shelf is None:
+            raise pickle.UnpicklingError("a message with a shelf was read without it")
+        if where not in self.found:
+            self.found[where] = self.shelf.get(*where)
         return self.found[where]
+
 
 def dumps(value, shelf: SharedBuffer | None = None) -> bytes:
     "Pickled, for another process of this program"
     Pickler(out := io.BytesIO(), shelf).dump(value)
     return out.getvalue()
+
 
 def loads(message: bytes, shelf: SharedBuffer | None = None) -> Any:
     "What `dumps` was given; only for what this program's own processes say through a pipe, never for a file"

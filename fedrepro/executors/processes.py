@@ -28,29 +28,43 @@ from .messages import SharedBuffer, dumps, loads
 # %% ../../nbs/05_executors/05_processes.ipynb #fa5190fe
 def keep_memory():
     "Let glibc keep freed blocks up to 256 MB instead of returning them to the system; does nothing elsewhere"
-    if not sys.platform.startswith("linux"): return
+    if not sys.platform.startswith("linux"):
+        return
     with suppress(OSError, AttributeError):
         set_option = ctypes.CDLL(None).mallopt  # says whether it did
-        if set_option(-3, 1 << 28) or set_option(-3, 1 << 25):  # M_MMAP_THRESHOLD: old ones take 32 MB at most, and
-            set_option(-1, 1 << 28)  # M_TRIM_THRESHOLD alone would leave it at 128 kB: worse than doing nothing
+        if set_option(-3, 1 << 28) or set_option(
+            -3, 1 << 25
+        ):  # M_MMAP_THRESHOLD: old ones take 32 MB at most, and
+            set_option(
+                -1, 1 << 28
+            )  # M_TRIM_THRESHOLD alone would leave it at 128 kB: worse than doing nothing
+
 
 @contextmanager
 def huge_pages():
     "Processes started inside have their memory in huge pages, where glibc (2.35 or newer) and the system offer that"
     before = os.environ.get("GLIBC_TUNABLES")
-    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, ["glibc.malloc.hugetlb=1", before]))  # the last one counts
-    try: yield
+    os.environ["GLIBC_TUNABLES"] = ":".join(
+        filter(None, ["glibc.malloc.hugetlb=1", before])
+    )  # the last one counts
+    try:
+        yield
     finally:
-        if before is None: del os.environ["GLIBC_TUNABLES"]
-        else: os.environ["GLIBC_TUNABLES"] = before
+        if before is None:
+            del os.environ["GLIBC_TUNABLES"]
+        else:
+            os.environ["GLIBC_TUNABLES"] = before
+
 
 @contextmanager
 def one_thread():
     "Compute with one thread inside, with as many as before after it"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try: yield
-    finally: torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 # %% ../../nbs/05_executors/05_processes.ipynb #4f5c60a6
 def start_with(own: dict):
@@ -60,26 +74,33 @@ def start_with(own: dict):
     adopt(own)
     load_methods()
 
+
 def calm_worker():
     "The first thing a worker process does"
     for name in ("SIGINT", "SIGHUP"):  # Windows has no SIGHUP
-        if hasattr(signal, name): signal.signal(getattr(signal, name), signal.SIG_IGN)
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     torch.set_num_threads(1)
     keep_memory()
     threading.Thread(target=end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+
 
 def end_with(parent):
     "End this process when `parent` has ended, however that came about"
     wait_for([parent.sentinel])
     os._exit(1)
 
+
 @contextmanager
 def no_interrupt():
     "Processes started inside never see Ctrl-C; it counts again after it"
-    if threading.current_thread() is not threading.main_thread(): return (yield)
+    if threading.current_thread() is not threading.main_thread():
+        return (yield)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try: yield
-    finally: signal.signal(signal.SIGINT, before)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 # %% ../../nbs/05_executors/05_processes.ipynb #c782250a
 def cores() -> int:
@@ -89,21 +110,28 @@ def cores() -> int:
 # %% ../../nbs/05_executors/05_processes.ipynb #2b15bfa8
 TRIES = 3  # how often a task is tried whose worker dies
 
+
 def portable(error: BaseException) -> BaseException:
     "An error as it can travel, with its traceback as a note"
-    try: found = loads(dumps(error))
-    except Exception: found = RuntimeError(f"{type(error).__name__}: {error}")
+    try:
+        found = loads(dumps(error))
+    except Exception:
+        found = RuntimeError(f"{type(error).__name__}: {error}")
     found.add_note(traceback.format_exc())
     return found
+
 
 def answer_to(message: bytes) -> tuple[bytes, bool]:
     "(the answer to a message, whether all went well); a message is a function that workers can import, and arguments"
     try:
         function, arguments = loads(message)
         return dumps(("done", function(*arguments))), True
-    except (Exception, SystemExit) as error: return dumps(("failed", portable(error))), False
+    except (Exception, SystemExit) as error:
+        return dumps(("failed", portable(error))), False
+
 
 _parent: Connection  # in a worker: where it answers
+
 
 def serve(pipe: Connection):
     "A worker's life: it says that it runs, gets a message that prepares it, then tasks, until its parent hangs up"
@@ -115,7 +143,9 @@ def serve(pipe: Connection):
         for tasks in itertools.count():
             answer, good = answer_to(pipe.recv_bytes())
             pipe.send_bytes(dumps(("ready", None)) if good and not tasks else answer)
-            if not (good or tasks): return
+            if not (good or tasks):
+                return
+
 
 def report(*what):
     "In a worker: tell the parent something about the task at hand"
@@ -125,18 +155,22 @@ def report(*what):
 class NoWorker(RuntimeError):
     "No process can be started"
 
+
 @dataclass(eq=False)
 class Worker:
     "A process, and our end of the pipe to it"
+
     number: int  # 0, 1, ...: a worker that takes the place of a dead one has its number
     process: Any
     pipe: Connection
     ready: bool = False  # whether it is prepared
 
+
 class Workers:
     """Processes that compute one task each at a time. Close them, or use them in a `with`.
 
     Each has a pipe of its own: a process that dies, even while it writes, can hold nothing that another one needs."""
+
     def __init__(self, most: int, first: Callable[[int], bytes]):
         "`first(number)` is the message that prepares a worker; at most `most` of them are started, when there is work"
         self.most, self.first, self.staff = most, first, dict[int, Worker]()
@@ -148,54 +182,86 @@ class Workers:
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs,), daemon=True)
         try:
-            with no_interrupt(), huge_pages(): process.start()
+            with no_interrupt(), huge_pages():
+                process.start()
         except OSError as error:
             ours.close()
-            raise NoWorker(f"no worker process could be started ({error.strerror or error})") from error
-        finally: theirs.close()  # so that the pipe ends when the process does
+            raise NoWorker(
+                f"no worker process could be started ({error.strerror or error})"
+            ) from error
+        finally:
+            theirs.close()  # so that the pipe ends when the process does
         self.staff[number] = Worker(number, process, ours)
 
     def hire_for(self, tasks: int):
         "Start as many processes as `tasks` can use, side by side"
         for number in range(min(self.most, tasks)):
-            if number not in self.staff: self.hire(number)
+            if number not in self.staff:
+                self.hire(number)
 
     def work(self, tasks: Sequence[bytes]) -> Generator[tuple[int, str, Any], None, None]:
         """Hand out the tasks; what is heard of them, as (position, kind, content).
 
         `report`: something that the task tells; `done`: its result; `failed`: its error; `died`: its worker, and it is
         tried again; `lost`: its worker has died `TRIES` times. Raises NoWorker if none can be started."""
-        waiting, deaths, busy, left = deque(range(len(tasks))), Counter[int](), dict[Worker, int](), len(tasks)
+        waiting, deaths, busy, left = (
+            deque(range(len(tasks))),
+            Counter[int](),
+            dict[Worker, int](),
+            len(tasks),
+        )
+
         def send(worker: Worker, message: bytes):
-            with suppress(OSError): worker.pipe.send_bytes(message)  # if it has died: noticed below
+            with suppress(OSError):
+                worker.pipe.send_bytes(message)  # if it has died: noticed below
+
         def hand_out(worker: Worker):
-            if not (waiting and worker.ready): return
+            if not (waiting and worker.ready):
+                return
             busy[worker] = waiting.popleft()
             send(worker, tasks[busy[worker]])
+
         try:
             while left:
                 self.hire_for(len(waiting) + len(busy))
                 for worker in self.staff.values():
-                    if worker not in busy: hand_out(worker)
+                    if worker not in busy:
+                        hand_out(worker)
                 staff = list(self.staff.values())
                 heard = wait_for([end for w in staff for end in (w.pipe, w.process.sentinel)])
                 for worker in [w for w in staff if w.pipe in heard or w.process.sentinel in heard]:
-                    try: kind, content = loads(worker.pipe.recv_bytes()) if worker.pipe.poll() else self.bury(worker)
-                    except (EOFError, OSError): kind, content = self.bury(worker)
-                    if kind == "started": send(worker, self.first(worker.number))  # it reads now, so this does not wait
-                    if kind == "ready": worker.ready, self.unborn = True, 0
-                    if kind == "failed" and not worker.ready and waiting: busy[worker] = waiting.popleft()
-                    if worker not in busy: continue  # it is being prepared, or could not be
+                    try:
+                        kind, content = (
+                            loads(worker.pipe.recv_bytes())
+                            if worker.pipe.poll()
+                            else self.bury(worker)
+                        )
+                    except (EOFError, OSError):
+                        kind, content = self.bury(worker)
+                    if kind == "started":
+                        send(
+                            worker, self.first(worker.number)
+                        )  # it reads now, so this does not wait
+                    if kind == "ready":
+                        worker.ready, self.unborn = True, 0
+                    if kind == "failed" and not worker.ready and waiting:
+                        busy[worker] = waiting.popleft()
+                    if worker not in busy:
+                        continue  # it is being prepared, or could not be
                     i = busy[worker] if kind == "report" else busy.pop(worker)
                     if kind == "died":
                         deaths[i] += 1
-                        if deaths[i] == TRIES: kind = "lost"
-                        else: waiting.appendleft(i)
-                    if kind in ("done", "failed"): hand_out(worker)  # it computes while we read
+                        if deaths[i] == TRIES:
+                            kind = "lost"
+                        else:
+                            waiting.appendleft(i)
+                    if kind in ("done", "failed"):
+                        hand_out(worker)  # it computes while we read
                     left -= kind in ("done", "failed", "lost")
                     yield i, kind, content
         finally:
-            if left: self.close()  # what they compute nobody waits for
+            if left:
+                self.close()  # what they compute nobody waits for
 
     def bury(self, worker: Worker) -> tuple[str, None]:
         "(`died`, None); raises NoWorker when the last few had not even started"
@@ -203,7 +269,8 @@ class Workers:
         worker.pipe.close()
         worker.process.join(10)
         self.unborn += not worker.ready
-        if self.unborn < TRIES * self.most: return "died", None
+        if self.unborn < TRIES * self.most:
+            return "died", None
         raise NoWorker("no worker process could be started (killed, or out of memory?)")
 
     def close(self):
@@ -217,8 +284,11 @@ class Workers:
             worker.process.kill()  # where it is stopped
             worker.process.join()
 
-    def __enter__(self): return self
-    def __exit__(self, *_): self.close()
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
 # %% ../../nbs/05_executors/05_processes.ipynb #839c3e16
 def shares(sizes: list[int], parts: int) -> list[list[int]]:
@@ -233,33 +303,46 @@ def shares(sizes: list[int], parts: int) -> list[list[int]]:
 # %% ../../nbs/05_executors/05_processes.ipynb #ea7178e6
 _federation: Federation  # in a worker
 
+
 def _join(federation: bytes, own: dict):
     global _federation
     start_with(own)
     _federation = loads(federation)
 
+
 def _visit(message: bytes, places: list[tuple[str, int, int]]) -> bytes | None:
     "The work of a share's clients; None if this process cannot open its parent's shelves, or finds no room there"
     with ExitStack() as stack:
-        try: shelves = [stack.enter_context(SharedBuffer(place)) for place in places]
-        except OSError: return None
+        try:
+            shelves = [stack.enter_context(SharedBuffer(place)) for place in places]
+        except OSError:
+            return None
         here, back = shelves or (None, None)
         method, visitors = loads(message, here)
         mine = [replace(c, data=_federation.data, net=_federation.client_net) for c in visitors]
         with usual_state():
             found = [client_round(method, c) for c in mine]
-            if what := turned(USUAL): raise RuntimeError(f"{type(method).__name__} sets {what}; its result is void")
-        try: return dumps(found, back)
-        except OSError: return None
+            if what := turned(USUAL):
+                raise RuntimeError(f"{type(method).__name__} sets {what}; its result is void")
+        try:
+            return dumps(found, back)
+        except OSError:
+            return None
+
 
 class Processes:
     "An executor that shares clients out to worker processes, which hold one data set; close it, or use it in a `with`"
+
     def __init__(self, federation: Federation, workers: int):
         "At most `workers` processes, started for work; raises InputError for a federation that is not on the CPU"
         if federation.device != "cpu":
             raise InputError(f"executor processes: needs the device cpu, not {federation.device}")
         first = dumps((_join, (dumps(federation), own_texts())))
-        self.workers, self.federation, self.pool = workers, federation, Workers(workers, lambda number: first)
+        self.workers, self.federation, self.pool = (
+            workers,
+            federation,
+            Workers(workers, lambda number: first),
+        )
         self.shelves = True  # until it turns out that there are none here
 
     def __call__(self, method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor | None]]:
@@ -269,10 +352,14 @@ class Processes:
         clients, mine = list(clients), self.federation
         net = type(mine.client_net), mine.net.name
         if any(c.data is not mine.data or (type(c.net), c.net.name) != net for c in clients):
-            raise InputError(f"executor processes: made for {mine.data.name}, {mine.net.name}, not for other clients")
+            raise InputError(
+                f"executor processes: made for {mine.data.name}, {mine.net.name}, not for other clients"
+            )
         if type(method).__module__ == "__main__":
-            raise InputError(f"executor processes: {type(method).__name__} is defined in a notebook or script; "
-                             "put it into a module, or use the executor sequential")
+            raise InputError(
+                f"executor processes: {type(method).__name__} is defined in a notebook or script; "
+                "put it into a module, or use the executor sequential"
+            )
         groups = shares([c.n for c in clients], 8 * self.workers)
         bare: dict = {"data": None, "net": None}  # a worker has its own
         visitors = [replace(c, **bare) for c in clients]
@@ -287,24 +374,44 @@ class Processes:
     def _answers(self, method, parts: list[list[Client]]) -> list[list[tuple]] | None:
         "What the workers made of each part; None where memory cannot be shared"
         with ExitStack() as stack:
-            def shelf(): return stack.enter_context(SharedBuffer()) if self.shelves else None
-            try: here, backs = shelf(), [shelf() for _ in parts]
-            except OSError: return None
+
+            def shelf():
+                return stack.enter_context(SharedBuffer()) if self.shelves else None
+
+            try:
+                here, backs = shelf(), [shelf() for _ in parts]
+            except OSError:
+                return None
+
             def task(part, back):
                 places = [s.place for s in (here, back) if s is not None]
                 return dumps((_visit, (dumps((method, part), here), places)))
+
             answers, astray = {}, False
-            try: tasks = [task(part, back) for part, back in zip(parts, backs)]
-            except OSError: return None  # no room
+            try:
+                tasks = [task(part, back) for part, back in zip(parts, backs)]
+            except OSError:
+                return None  # no room
             for i, kind, content in stack.enter_context(closing(self.pool.work(tasks))):
-                if kind == "failed": raise content
-                if kind == "lost": raise NoWorker(f"a worker process died {TRIES} times (killed, or out of memory?)")
-                if kind == "done" and content is None: astray = True
+                if kind == "failed":
+                    raise content
+                if kind == "lost":
+                    raise NoWorker(
+                        f"a worker process died {TRIES} times (killed, or out of memory?)"
+                    )
+                if kind == "done" and content is None:
+                    astray = True
                 elif kind == "done":
                     answers[i] = loads(content, backs[i])
-                    if backs[i] is not None: backs[i].close()  # its memory is free
+                    if backs[i] is not None:
+                        backs[i].close()  # its memory is free
             return None if astray else [answers[i] for i in range(len(parts))]
 
-    def close(self): self.pool.close()
-    def __enter__(self): return self
-    def __exit__(self, *_): self.close()
+    def close(self):
+        self.pool.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()

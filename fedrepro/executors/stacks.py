@@ -18,14 +18,26 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from ..core.errors import InputError
 from ..core.trees import Tree
-from ..engine.client import (
-    Batch, Client, Phase, PhaseResult, Step, client_round, client_rounds, draws, in_turn, movable, plan_batches)
+from fedrepro.engine.client import (
+    Batch,
+    Client,
+    Phase,
+    PhaseResult,
+    Step,
+    client_round,
+    client_rounds,
+    draws,
+    in_turn,
+    movable,
+    plan_batches,
+)
 from .kernels import stack_net
 
 # %% ../../nbs/05_executors/01_stacks.ipynb #01631218
 @dataclass
 class View:
     "What a method's code sees of one client in a stack"
+
     net: object
     dtype: torch.dtype
     received: dict
@@ -39,20 +51,26 @@ class View:
         "Index of the round; whoever keeps a step for other rounds is told that it was asked for"
         return self.ask()
 
+
 def _common(leaves: tuple) -> bool:
     "Whether all clients hold the very same object"
     return all(leaf is leaves[0] for leaf in leaves)
 
+
 def hook_with(f: Callable, values: dict) -> Callable:
     "`f`; a method's hook finds `values` in place of its own fields"
-    if not values or not isinstance(f, MethodType): return f
+    if not values or not isinstance(f, MethodType):
+        return f
     twin = copy(f.__self__)
-    for name, value in values.items(): setattr(twin, name, value)
+    for name, value in values.items():
+        setattr(twin, name, value)
     return MethodType(f.__func__, twin)
+
 
 def method_of(phase: Phase) -> Any:
     "The method whose hook is the phase's loss; None where it is a plain function"
     return getattr(phase.loss, "__self__", None)
+
 
 def differing(phases: list[Phase]) -> tuple[str, ...]:
     "The fields, declared `stackable`, in which the methods differ whose phases these are: one phase of each client"
@@ -60,15 +78,28 @@ def differing(phases: list[Phase]) -> tuple[str, ...]:
     names = getattr(methods[0], "stackable", ())
     return tuple(n for n in names if any(getattr(m, n) != getattr(methods[0], n) for m in methods))
 
+
 class Stack:
     "Clients side by side: like `client.Client` to a method, with a leading axis on everything that differs"
+
     def __init__(self, clients: list[Client], phases: list[Phase]):
         "`phases[k]`: what client k trains now; fields of its method become tensors where they differ between clients"
         first, names = clients[0], differing(phases)
-        self.net, self.dtype, self.device, self.ask = first.net.plain, first.dtype, first.y.device, lambda: first.round
-        def tensor(value): return torch.tensor(value, dtype=first.dtype, device=first.y.device)
+        self.net, self.dtype, self.device, self.ask = (
+            first.net.plain,
+            first.dtype,
+            first.y.device,
+            lambda: first.round,
+        )
+
+        def tensor(value):
+            return torch.tensor(value, dtype=first.dtype, device=first.y.device)
+
         values = [{n: tensor(getattr(method_of(p), n)) for n in names} for p in phases]
-        parts = [tree_flatten([c.received, c.state, c.constants, c.counts, own]) for c, own in zip(clients, values)]
+        parts = [
+            tree_flatten([c.received, c.state, c.constants, c.counts, own])
+            for c, own in zip(clients, values)
+        ]
         rows = list(zip(*(leaves for leaves, _ in parts)))
         self.spec, self.common = parts[0][1], [_common(row) for row in rows]
         self.leaves = [row[0] if same else torch.stack(row) for row, same in zip(rows, self.common)]
@@ -81,19 +112,33 @@ class Stack:
 
     def first(self, n: int) -> "Stack":
         "The first `n` clients"
-        return self.with_leaves([leaf if same else leaf[:n] for leaf, same in zip(self.leaves, self.common)])
+        return self.with_leaves(
+            [leaf if same else leaf[:n] for leaf, same in zip(self.leaves, self.common)]
+        )
 
-    def _fields(self) -> list: return tree_unflatten(self.leaves, self.spec)
+    def _fields(self) -> list:
+        return tree_unflatten(self.leaves, self.spec)
+
     @property
-    def received(self) -> dict: return self._fields()[0]
+    def received(self) -> dict:
+        return self._fields()[0]
+
     @property
-    def state(self) -> dict: return self._fields()[1]
+    def state(self) -> dict:
+        return self._fields()[1]
+
     @property
-    def constants(self) -> dict: return self._fields()[2]
+    def constants(self) -> dict:
+        return self._fields()[2]
+
     @property
-    def counts(self) -> Tensor: return self._fields()[3]
+    def counts(self) -> Tensor:
+        return self._fields()[3]
+
     @property
-    def round(self) -> int: return self.ask()
+    def round(self) -> int:
+        return self.ask()
+
     @property
     def varying(self) -> list[str]:
         "The fields of the method that differ among the clients"
@@ -104,46 +149,70 @@ class Stack:
         received, state, constants, counts, values = tree_unflatten(leaves, self.spec)
         seen = View(self.net, self.dtype, received, state, constants, counts, self.ask)
         out = hook_with(f, values)(seen, *parts)
-        if out is None: raise InputError(f"{getattr(f, '__name__', 'hook')} returned None; expected tensors")
+        if out is None:
+            raise InputError(f"{getattr(f, '__name__', 'hook')} returned None; expected tensors")
         return out
 
     def each(self, f: Callable, _, *trees):
         "`f(client, *trees)` for each client: `trees` are batches, or trees of tensors with a leading axis of clients"
         batches = [isinstance(t, Batch) for t in trees]
+
         def one(leaves, *parts):
-            return self.view(f, leaves, [Batch(*part) if is_batch else part for part, is_batch in zip(parts, batches)])
+            return self.view(
+                f,
+                leaves,
+                [Batch(*part) if is_batch else part for part, is_batch in zip(parts, batches)],
+            )
+
         parts = [(t.x, t.y, t.w) if is_batch else t for t, is_batch in zip(trees, batches)]
         dims = [None if same else 0 for same in self.common]
         return torch.vmap(one, in_dims=(dims, *[0] * len(parts)))(list(self.leaves), *parts)
 
+
 class Solo(Stack):
     "One client in the form of a stack: no leading axis, the method's code as it is"
+
     def __init__(self, client: Client, phase: Phase):
         super().__init__([client], [phase])
         self.net = client.net
-    def first(self, n: int) -> "Stack": return self
-    def each(self, f: Callable, _, *trees): return self.view(f, self.leaves, list(trees))
+
+    def first(self, n: int) -> "Stack":
+        return self
+
+    def each(self, f: Callable, _, *trees):
+        return self.view(f, self.leaves, list(trees))
 
 # %% ../../nbs/05_executors/01_stacks.ipynb #cf6eb0c3
 class BatchPlan:
     "All batches of a phase for a stack of clients, on the device; clients ordered by their number of steps, falling"
+
     def __init__(self, clients: list[Client], plans: list[list[tuple]]):
         first, self.data, self.dtype = clients[0], clients[0].data, clients[0].dtype
         self.steps = [len(p) for p in plans]
         width = max(len(rows) for p in plans for rows, _ in p)
         offsets = np.cumsum([0] + [c.n for c in clients])
-        at = np.broadcast_to(offsets[:-1, None], (self.steps[0], len(clients), width)).copy()  # padding: a first sample
+        at = np.broadcast_to(
+            offsets[:-1, None], (self.steps[0], len(clients), width)
+        ).copy()  # padding: a first sample
         w = np.zeros(at.shape, dtype=np.float32)
         draws = None if plans[0][0][1] is None else np.zeros((*at.shape, 4), dtype=np.int64)
         for k, p in enumerate(plans):
             for s, (rows, d) in enumerate(p):
-                at[s, k, :len(rows)], w[s, k, :len(rows)] = rows + offsets[k], 1
-                if d is not None and draws is not None: draws[s, k, :len(rows)] = d
+                at[s, k, : len(rows)], w[s, k, : len(rows)] = rows + offsets[k], 1
+                if d is not None and draws is not None:
+                    draws[s, k, : len(rows)] = d
         device = first.y.device
-        where, self.w = torch.as_tensor(at, device=device), torch.as_tensor(w, device=device).to(self.dtype)
+        where, self.w = (
+            torch.as_tensor(at, device=device),
+            torch.as_tensor(w, device=device).to(self.dtype),
+        )
         self.draws = None if draws is None else torch.as_tensor(draws, device=device)
-        self.rows = torch.cat([c.rows for c in clients])[where]  # (steps, clients, B): rows of the data set,
-        self.y = torch.cat([c.y for c in clients])[where]  # their labels, and above in `w` whether they count
+        self.rows = torch.cat([c.rows for c in clients])[
+            where
+        ]  # (steps, clients, B): rows of the data set,
+        self.y = torch.cat([c.y for c in clients])[
+            where
+        ]  # their labels, and above in `w` whether they count
         self.widths = [max(len(p[s][0]) for p in plans if len(p) > s) for s in range(self.steps[0])]
 
     def active(self, s: int) -> int:
@@ -152,11 +221,17 @@ class BatchPlan:
 
     def parts(self, s: int) -> list[Tensor]:
         "Rows, labels, weights of step `s`: (clients, B), and draws (clients, B, 4) where there are any"
-        return [self.rows[s], self.y[s], self.w[s], *(() if self.draws is None else (self.draws[s],))]
+        return [
+            self.rows[s],
+            self.y[s],
+            self.w[s],
+            *(() if self.draws is None else (self.draws[s],)),
+        ]
 
     def batch(self, s: int, n: int) -> Batch:
         "Step `s` of the first `n` clients: x (n, B, C, H, W), y (n, B), w (n, B)"
-        return made(self.data, [t[:n, :self.widths[s]] for t in self.parts(s)], self.dtype)
+        return made(self.data, [t[:n, : self.widths[s]] for t in self.parts(s)], self.dtype)
+
 
 def made(data, parts: list[Tensor], dtype: torch.dtype) -> Batch:
     "The batch of rows, labels, weights and perhaps draws, each (clients, B, ...)"
@@ -167,16 +242,23 @@ def made(data, parts: list[Tensor], dtype: torch.dtype) -> Batch:
 # %% ../../nbs/05_executors/01_stacks.ipynb #cd90d58e
 def _together(trees: list[Tree]) -> Tree:
     "One tree with a leading axis of clients; a tensor that all hold in common is not copied"
-    return {n: t.expand(len(trees), *t.shape) if _common(tuple(tree[n] for tree in trees)) else
-            torch.stack([tree[n] for tree in trees]) for n, t in trees[0].items()}
+    return {
+        n: t.expand(len(trees), *t.shape)
+        if _common(tuple(tree[n] for tree in trees))
+        else torch.stack([tree[n] for tree in trees])
+        for n, t in trees[0].items()
+    }
+
 
 def part_of(tree, k: int):
     "Client k's part of nested tensors with a leading axis of clients"
     return tree_map(lambda t: t[k] if isinstance(t, Tensor) else t, tree)
 
+
 @dataclass
 class StackPhase:
     "A phase that a stack could begin now"
+
     actor: Stack
     phase: Phase  # its rate a tensor (clients,) where it differs
     own: Tree  # all parameters, with a leading axis of clients
@@ -184,52 +266,89 @@ class StackPhase:
     feed: BatchPlan
     order: list[int]  # which client stands where: the longest first
 
+
 def ready(clients: list[Client], phases: list[Phase], starts: list[Tree]) -> StackPhase | None:
     "What `train_stack` needs; entry k of the lists belongs to client k. None where nobody has a batch"
-    plans = [[batch for epoch in plan_batches(c, p) for batch in epoch] for c, p in zip(clients, phases)]
+    plans = [
+        [batch for epoch in plan_batches(c, p) for batch in epoch] for c, p in zip(clients, phases)
+    ]
     order = sorted(range(len(clients)), key=lambda k: -len(plans[k]))
-    if not plans[order[0]]: return None
+    if not plans[order[0]]:
+        return None
     actor, phase = Stack([clients[k] for k in order], [phases[k] for k in order]), phases[0]
     rates = [phases[k].sgd.lr for k in order]
     if len(set(rates)) > 1:
-        phase = replace(phase, sgd=replace(phase.sgd, lr=torch.tensor(rates, dtype=actor.dtype, device=actor.device)))
+        phase = replace(
+            phase,
+            sgd=replace(phase.sgd, lr=torch.tensor(rates, dtype=actor.dtype, device=actor.device)),
+        )
     own, moving = movable(actor.net, phase, _together([starts[k] for k in order]))
     feed = BatchPlan([clients[k] for k in order], [plans[k] for k in order])
     shape = tuple(feed.data.train_x.shape[1:])
-    actor.net = stack_net(clients[0].net, shape, len(clients), feed.rows.shape[2], actor.dtype, actor.device)
+    actor.net = stack_net(
+        clients[0].net, shape, len(clients), feed.rows.shape[2], actor.dtype, actor.device
+    )
     return StackPhase(actor, phase, own, moving, feed, order)
+
 
 def first_of(value, n: int):
     "The first `n` clients of a tensor with a leading axis of clients; anything else as it is"
-    return value.detach()[:n].requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+    return (
+        value.detach()[:n].requires_grad_(value.requires_grad)
+        if isinstance(value, Tensor)
+        else value
+    )
+
 
 def some(phase: Phase, n: int) -> Phase:
     "`phase` for the first `n` clients of a stack"
     lr = phase.sgd.lr
-    return replace(phase, sgd=replace(phase.sgd, lr=lr[:n])) if isinstance(lr, Tensor) and lr.dim() else phase
+    return (
+        replace(phase, sgd=replace(phase.sgd, lr=lr[:n]))
+        if isinstance(lr, Tensor) and lr.dim()
+        else phase
+    )
 
-def train_stack(clients: list[Client], phases: list[Phase], starts: list[Tree]) -> list[PhaseResult]:
+
+def train_stack(
+    clients: list[Client], phases: list[Phase], starts: list[Tree]
+) -> list[PhaseResult]:
     "One phase of all clients in one stack; entry k of the lists belongs to client k"
     r = ready(clients, phases, starts) if phases[0].monitor is None else None
-    if r is None: return in_turn(clients, phases, starts)
-    memory, total, n = None, torch.zeros(len(clients), dtype=r.actor.dtype, device=r.actor.device), len(clients)
+    if r is None:
+        return in_turn(clients, phases, starts)
+    memory, total, n = (
+        None,
+        torch.zeros(len(clients), dtype=r.actor.dtype, device=r.actor.device),
+        len(clients),
+    )
     kept = {}
     for s in range(r.feed.steps[0]):
         if (left := r.feed.active(s)) < n:
             kept |= {i: part_of(memory, i) for i in range(left, n)}
             n, memory = left, tree_map(lambda t: first_of(t, left), memory)
-        now = {name: t.detach()[:n].requires_grad_() for name, t in r.moving.items()}  # writes reach `moving`
+        now = {
+            name: t.detach()[:n].requires_grad_() for name, t in r.moving.items()
+        }  # writes reach `moving`
         all_now = {name: t[:n] for name, t in r.own.items()} | now
-        loss, memory = stack_step(r.actor.first(n), some(r.phase, n), r.feed.batch(s, n), all_now, now, memory).take()
+        loss, memory = stack_step(
+            r.actor.first(n), some(r.phase, n), r.feed.batch(s, n), all_now, now, memory
+        ).take()
         total[:n] += loss
     kept |= {i: part_of(memory, i) for i in range(n)}
     return results(r, starts, total, kept)
 
-def stack_step(actor: Stack, phase: Phase, batch: Batch, params: Tree, moving: Tree, memory) -> Step:
+
+def stack_step(
+    actor: Stack, phase: Phase, batch: Batch, params: Tree, moving: Tree, memory
+) -> Step:
     "A step of all clients of a stack, which is what they look like to a method"
     return Step(cast(Client, actor), phase, batch, params, moving, memory, actor.each)
 
-def results(r: StackPhase, starts: list[Tree], total: Tensor, kept: dict[int, object]) -> list[PhaseResult]:
+
+def results(
+    r: StackPhase, starts: list[Tree], total: Tensor, kept: dict[int, object]
+) -> list[PhaseResult]:
     "The result of each client, from the sums of the losses and the memories by place in the stack"
     found = {}  # `r.moving`: where the parameters have ended, with a leading axis of clients
     for i, k in enumerate(r.order):
@@ -242,38 +361,68 @@ def results(r: StackPhase, starts: list[Tree], total: Tensor, kept: dict[int, ob
 # %% ../../nbs/05_executors/01_stacks.ipynb #b1bf63d2
 def hook_kind(f: Callable | None, free: tuple[str, ...] = ()) -> object:
     "Equal for hooks that compute the same; those of methods that differ only in the fields `free` count as equal"
-    if not isinstance(f, MethodType) or not hasattr(f.__self__, "local_phases"): return f
+    if not isinstance(f, MethodType) or not hasattr(f.__self__, "local_phases"):
+        return f
     fields = {n: v for n, v in vars(f.__self__).items() if n not in free}
     plain = all(isinstance(v, (int, float, str, tuple, type(None))) for v in fields.values())
     return (f.__func__, type(f.__self__), repr(fields)) if plain else f
+
 
 def client_kind(method, client: Client) -> tuple:
     "Equal for clients that can share a stack"
     phases = [p for p in method.local_phases(client) if not p.final]
     leaves, spec = tree_flatten([client.received, client.state])
-    usual = all(p.step is None and p.monitor is None for p in phases)  # then the numbers only go where tensors may
+    usual = all(
+        p.step is None and p.monitor is None for p in phases
+    )  # then the numbers only go where tensors may
     free = tuple(method.stackable) if usual else ()
-    rate = {"lr": 0.} if usual else {}
-    hooks = [(p.name, replace(p.sgd, **rate), p.batch_size, p.train,
-              *(hook_kind(f, free) for f in (p.loss, p.adjust, p.step, p.monitor))) for p in phases]
-    return (str(spec), *((t.shape, t.dtype) if isinstance(t, Tensor) else t for t in leaves), *hooks)
+    rate = {"lr": 0.0} if usual else {}
+    hooks = [
+        (
+            p.name,
+            replace(p.sgd, **rate),
+            p.batch_size,
+            p.train,
+            *(hook_kind(f, free) for f in (p.loss, p.adjust, p.step, p.monitor)),
+        )
+        for p in phases
+    ]
+    return (
+        str(spec),
+        *((t.shape, t.dtype) if isinstance(t, Tensor) else t for t in leaves),
+        *hooks,
+    )
+
 
 def alone(client: Client) -> bool:
     "Whether a client's network must be trained by itself: it keeps statistics, or draws random numbers"
     return bool(client.net.buffers) or draws(client)
 
+
 class Stacked:
     "The executor that trains all clients of one kind in one stack"
+
     grids = True  # `method` may be a list of one a client
 
-    def train(self, clients: list[Client], phases: list[Phase], starts: list[Tree]) -> list[PhaseResult]:
+    def train(
+        self, clients: list[Client], phases: list[Phase], starts: list[Tree]
+    ) -> list[PhaseResult]:
         return train_stack(clients, phases, starts)
 
     def __call__(self, method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor | None]]:
         clients = list(clients)
-        methods, kinds, found = method if isinstance(method, list) else [method] * len(clients), {}, {}
-        if alone(clients[0]): return [client_round(m, c) for m, c in zip(methods, clients)]
-        for i, (m, c) in enumerate(zip(methods, clients)): kinds.setdefault(client_kind(m, c), []).append(i)
+        methods, kinds, found = (
+            method if isinstance(method, list) else [method] * len(clients),
+            {},
+            {},
+        )
+        if alone(clients[0]):
+            return [client_round(m, c) for m, c in zip(methods, clients)]
+        for i, (m, c) in enumerate(zip(methods, clients)):
+            kinds.setdefault(client_kind(m, c), []).append(i)
         for group in kinds.values():
-            found |= zip(group, client_rounds([methods[i] for i in group], [clients[i] for i in group], self.train))
+            found |= zip(
+                group,
+                client_rounds([methods[i] for i in group], [clients[i] for i in group], self.train),
+            )
         return [found[i] for i in range(len(clients))]

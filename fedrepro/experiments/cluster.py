@@ -33,34 +33,45 @@ def dask():
 # %% ../../nbs/07_experiments/11_cluster.ipynb #ffbedcb8
 TOPIC = "fedrepro"  # under which workers tell of rounds
 
+
 class Stopped(Lost):
     "The driver of this run does not want it any more, or has gone"
+
 
 @dataclass(frozen=True)
 class DriverTicket:
     "What a driver tells all workers"
+
     code: str  # digest of the driver's code
     flag: Path  # the driver holds a lease of it while it wants the work done
     environment: dict = field(default_factory=dict)  # where a person's files and data are
     own: dict = field(default_factory=dict)  # a person's code, as the driver sent it
 
+
 def unfit(order: DriverTicket) -> str:
     "Why this process cannot work for a driver; empty when it can"
-    if code_digest() != order.code: return "has other code than the driver"
+    if code_digest() != order.code:
+        return "has other code than the driver"
     return "" if held(order.flag) else f"does not see {order.flag.parent}, or the driver has gone"
+
 
 def work_there(job: Job, order: DriverTicket) -> list[Outcome]:
     "A worker's part: `runner.attempt`, telling of every round"
     worker, looked = dask().get_worker(), [time.monotonic()]
-    if why := unfit(order): return failed(job.runs, f"worker {worker.address} {why}")
+    if why := unfit(order):
+        return failed(job.runs, f"worker {worker.address} {why}")
     os.environ.update(order.environment)
     keep_memory()
     forget_own_data(job.runs)
+
     def told(run_id: str, rounds: int):
         worker.log_event(TOPIC, (run_id, rounds))
-        if time.monotonic() - looked[0] < GLANCE: return
+        if time.monotonic() - looked[0] < GLANCE:
+            return
         looked[0] = time.monotonic()
-        if not held(order.flag): raise Stopped("the driver has gone")
+        if not held(order.flag):
+            raise Stopped("the driver has gone")
+
     with as_imported():
         import_package_methods()
         adopt(order.own)
@@ -68,31 +79,44 @@ def work_there(job: Job, order: DriverTicket) -> list[Outcome]:
 
 # %% ../../nbs/07_experiments/11_cluster.ipynb #fe8fd6d8
 LOST = "the scheduler has gone"
-ANSWER = 60.  # seconds in which a worker must answer
+ANSWER = 60.0  # seconds in which a worker must answer
 DIED = "its worker process died several times (killed, or out of memory?)"
+
 
 def outcomes(future, job: Job) -> list[Outcome]:
     "What became of a task that has ended"
-    if future.status == "finished": return future.result()
-    if future.status != "error": return failed(job.runs, LOST)
+    if future.status == "finished":
+        return future.result()
+    if future.status != "error":
+        return failed(job.runs, LOST)
     error = future.exception()
     return failed(job.runs, DIED if type(error).__name__ == "KilledWorker" else brief(error))
+
 
 def within(seconds: float, ask: Callable, message: str):
     "What `ask()` returns; raises InputError(message) when that takes longer"
     found: queue.SimpleQueue = queue.SimpleQueue()
+
     def answer():
-        try: found.put((ask(), None))
-        except BaseException as error: found.put((None, error))
+        try:
+            found.put((ask(), None))
+        except BaseException as error:
+            found.put((None, error))
+
     threading.Thread(target=answer, daemon=True).start()
-    try: value, error = found.get(timeout=seconds)
-    except queue.Empty: raise InputError(message) from None
-    if error is not None: raise error
+    try:
+        value, error = found.get(timeout=seconds)
+    except queue.Empty:
+        raise InputError(message) from None
+    if error is not None:
+        raise error
     return value
+
 
 @dataclass
 class Pool:
     "In place of processes here: jobs as tasks of the cluster that `client` is connected to"
+
     client: Any  # distributed.Client
     tell: bool = True  # of workers and the dashboard
 
@@ -101,19 +125,29 @@ class Pool:
         workers = self.client.scheduler_info(n_workers=-1).get("workers", {})
         for name, worker in workers.items():
             if worker["nthreads"] != 1:
-                raise InputError(f"worker {name} has {worker['nthreads']} threads; start it with --nthreads 1")
+                raise InputError(
+                    f"worker {name} has {worker['nthreads']} threads; start it with --nthreads 1"
+                )
         silent = f"one of the workers {', '.join(workers)} does not answer for {ANSWER:g} s; end it, or let it go on"
         for name, why in within(ANSWER, lambda: self.client.run(unfit, order), silent).items():
-            if why: raise InputError(f"worker {name} {why}")
-        if self.tell: say(f"{len(workers)} workers; dashboard: {self.client.dashboard_link}")
+            if why:
+                raise InputError(f"worker {name} {why}")
+        if self.tell:
+            say(f"{len(workers)} workers; dashboard: {self.client.dashboard_link}")
+
     def __call__(self, jobs: list[Job], report: SweepReport, progress: Progress):
         "As `runner.run_near`; raises InputError for workers that cannot be used"
         if self.client.status != "running":
-            for job in jobs: note(report, progress, job.runs, failed(job.runs, LOST))
+            for job in jobs:
+                note(report, progress, job.runs, failed(job.runs, LOST))
             return
         jobs = [replace(job, results=Path(job.results).resolve()) for job in jobs]
-        more = {name: os.environ[name] for name in ("FEDREPRO_METHODS", "FEDREPRO_DATA") if name in os.environ}
-        flag = jobs[0].folder/f"driver-{uuid.uuid4().hex}"
+        more = {
+            name: os.environ[name]
+            for name in ("FEDREPRO_METHODS", "FEDREPRO_DATA")
+            if name in os.environ
+        }
+        flag = jobs[0].folder / f"driver-{uuid.uuid4().hex}"
         heard, futures = queue.SimpleQueue(), {}
         with leases([flag]) as ours:  # it ends with us, however that comes about
             try:
@@ -122,59 +156,93 @@ class Pool:
                 self.client.subscribe_topic(TOPIC, lambda event: heard.put(event[1]))
                 for i, job in enumerate(jobs):
                     name = f"run-{job.runs[0].run_id}-{flag.name[-8:]}"
-                    future = self.client.submit(work_there, job, order, key=name, pure=False, priority=-i)
+                    future = self.client.submit(
+                        work_there, job, order, key=name, pure=False, priority=-i
+                    )
                     futures[name] = future, job
                     future.add_done_callback(lambda future: heard.put(future.key))
                 self.listen(heard, futures, report, progress, ours)
             finally:
                 for future, _ in futures.values():
-                    with suppress(Exception): future.cancel()
-                with suppress(Exception): self.client.unsubscribe_topic(TOPIC)
-    def listen(self, heard: queue.SimpleQueue, futures: dict, report: SweepReport, progress: Progress, ours: Held):
+                    with suppress(Exception):
+                        future.cancel()
+                with suppress(Exception):
+                    self.client.unsubscribe_topic(TOPIC)
+
+    def listen(
+        self,
+        heard: queue.SimpleQueue,
+        futures: dict,
+        report: SweepReport,
+        progress: Progress,
+        ours: Held,
+    ):
         "Take in what is heard, until every task has ended"
         left = set(futures)
         while left:
             ours.progress()
-            try: what = heard.get(timeout=1)
-            except queue.Empty: continue
+            try:
+                what = heard.get(timeout=1)
+            except queue.Empty:
+                continue
             if isinstance(what, tuple | list):
-                if what[0] in progress.rounds: progress.round(*what)
+                if what[0] in progress.rounds:
+                    progress.round(*what)
             elif what in left:
                 left.discard(what)
                 note(report, progress, futures[what][1].runs, outcomes(*futures[what]))
 
 # %% ../../nbs/07_experiments/11_cluster.ipynb #e79d5f3f
-def connect(address: str, patience: float = 10.):
+def connect(address: str, patience: float = 10.0):
     "A client of the scheduler at `address`; raises InputError where none answers within `patience` seconds"
     where = f"--scheduler {address}: no scheduler answers there"
-    try: return within(3 * patience, lambda: dask().Client(address, timeout=patience, set_as_default=False),
-                       f"{where} (nothing in {3 * patience:g} s)")
-    except InputError: raise
-    except Exception as error: raise InputError(f"{where} ({type(error).__name__})") from None
+    try:
+        return within(
+            3 * patience,
+            lambda: dask().Client(address, timeout=patience, set_as_default=False),
+            f"{where} (nothing in {3 * patience:g} s)",
+        )
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{where} ({type(error).__name__})") from None
+
 
 def local_cluster(workers: int):
     "Worker processes on this machine; raises InputError when one dies as it starts, three times"
     for left in (2, 1, 0):
         try:
             with no_interrupt():
-                return dask().LocalCluster(n_workers=workers, threads_per_worker=1, host="127.0.0.1", silence_logs=50,
-                                           dashboard_address="127.0.0.1:0")
+                return dask().LocalCluster(
+                    n_workers=workers,
+                    threads_per_worker=1,
+                    host="127.0.0.1",
+                    silence_logs=50,
+                    dashboard_address="127.0.0.1:0",
+                )
         except RuntimeError as error:  # Dask's "Nanny failed to start", whoever killed the process
             why = f"--scheduler local: its workers do not start ({error.__cause__ or error})"
-            if not left: raise InputError(why) from None
+            if not left:
+                raise InputError(why) from None
+
 
 def usual_workers(device: str, scheduler: str | None = None) -> int:
     "Processes of this machine when nobody says how many: one a GPU, or one a core; raises InputError"
-    if (scheduler or os.environ.get("FEDREPRO_SCHEDULER") or "local") != "local": return 1  # they are elsewhere
+    if (scheduler or os.environ.get("FEDREPRO_SCHEDULER") or "local") != "local":
+        return 1  # they are elsewhere
     return max(1, len(gpus())) if pick_device(device) == "cuda" else cores()
 
+
 @contextmanager
-def pool(scheduler: str | None = None, workers: int = 1, quiet: bool = False) -> Iterator[Pool | None]:
+def pool(
+    scheduler: str | None = None, workers: int = 1, quiet: bool = False
+) -> Iterator[Pool | None]:
     """The `pool` for `runner.compute_runs`; None where no scheduler is given. Raises InputError.
 
     `scheduler`: an address, or `local` for `workers` processes here; when not given, what FEDREPRO_SCHEDULER says."""
     scheduler = scheduler or os.environ.get("FEDREPRO_SCHEDULER")
-    if not scheduler: return (yield None)
+    if not scheduler:
+        return (yield None)
     with ExitStack() as stack:
         if scheduler == "local":
             scheduler = stack.enter_context(local_cluster(workers)).scheduler_address

@@ -28,6 +28,7 @@ from .store import say
 @dataclass(frozen=True)
 class Job:
     "Runs that are computed side by side, and how"
+
     runs: list[PlannedRun]
     results: str | Path  # the folder that holds one folder a tier
     data: str | Path | None = None  # folder of the data sets; None = $FEDREPRO_DATA
@@ -38,55 +39,109 @@ class Job:
     until: float = math.inf  # no round may end after it (seconds since 1970)
 
     @property
-    def folder(self) -> Path: return Path(self.results)/self.runs[0].tier  # where its results lie
-    def path(self, run: PlannedRun) -> Path: return store.run_path(self.results, run)  # of one of its runs
+    def folder(self) -> Path:
+        return Path(self.results) / self.runs[0].tier  # where its results lie
+
+    def path(self, run: PlannedRun) -> Path:
+        return store.run_path(self.results, run)  # of one of its runs
+
 
 def peak_memory_mb(device: str) -> float | None:
     "The most memory so far: of the device where it is a GPU, else of this process; None where the system does not say"
-    if device == "cuda": return torch.cuda.max_memory_allocated() / 2**20
-    try: import resource
-    except ImportError: return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        2**20 if sys.platform == "darwin" else 2**10
+    )
+
 
 def run_header(run: PlannedRun, active: ActiveRun, device: str, **cost) -> dict:
     "The first line of the result file: what was run, with what, and what it cost"
     history, federation = active.history, active.federation
-    return {"settings": run.settings, "run_id": run.run_id, "status": history.status, "diverged": history.diverged,
-            **store.provenance(), "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-            "threads": torch.get_num_threads(),
-            "data_fingerprint": federation.data.fingerprint, "partition_fingerprint": federation.partition.fingerprint,
-            "inputs": input_fingerprint(federation.data), "code": code_digest(),
-            "peak_memory_mb": peak_memory_mb(device),
-            "bytes_up": active.at.bytes_up, "bytes_down": active.at.bytes_down, **cost}
+    return {
+        "settings": run.settings,
+        "run_id": run.run_id,
+        "status": history.status,
+        "diverged": history.diverged,
+        **store.provenance(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "data_fingerprint": federation.data.fingerprint,
+        "partition_fingerprint": federation.partition.fingerprint,
+        "inputs": input_fingerprint(federation.data),
+        "code": code_digest(),
+        "peak_memory_mb": peak_memory_mb(device),
+        "bytes_up": active.at.bytes_up,
+        "bytes_down": active.at.bytes_down,
+        **cost,
+    }
+
 
 def refuse_taken(path: Path):
     "Raises InputError if something that is no usable result (of another version, unreadable) stands at `path`"
-    def taken(): return os.path.lexists(path)
-    if taken() and not store.is_complete(path) and taken():  # it may be a result that another process has just written
-        raise InputError(f"{path} is there but cannot be used; move it away or choose another folder with --results")
+
+    def taken():
+        return os.path.lexists(path)
+
+    if (
+        taken() and not store.is_complete(path) and taken()
+    ):  # it may be a result that another process has just written
+        raise InputError(
+            f"{path} is there but cannot be used; move it away or choose another folder with --results"
+        )
+
 
 def stack_key(run: PlannedRun) -> str:
     "Equal for runs that differ in nothing but their drift, and for studies of one federation"
     return json.dumps(studies.shared(run.settings) | {"drift": None}, sort_keys=True)
 
+
 def active_run(run: PlannedRun, data, device: str) -> ActiveRun:
     "The rounds of a run; of a study, those before its client is looked at. Raises InputError"
-    if "study" in run.settings: return studies.prelude(run, data, device, stack_key(run))
+    if "study" in run.settings:
+        return studies.prelude(run, data, device, stack_key(run))
     method, federation, rounds = build(run, data, device)
-    return ActiveRun(method, federation, rounds, run.settings["every"], stack_key(run),
-                     last=run.settings.get("last", 1), measures=tuple(run.settings.get("measures", ())),
-                     evaluate=studies.watcher(run))
+    return ActiveRun(
+        method,
+        federation,
+        rounds,
+        run.settings["every"],
+        stack_key(run),
+        last=run.settings.get("last", 1),
+        measures=tuple(run.settings.get("measures", ())),
+        evaluate=studies.watcher(run),
+    )
 
-COMPUTING = "core", "data", "models", "engine", "executors", "methods", "experiments"  # they import none of the others
+
+COMPUTING = (
+    "core",
+    "data",
+    "models",
+    "engine",
+    "executors",
+    "methods",
+    "experiments",
+)  # they import none of the others
+
 
 def marks(active: ActiveRun, device: str, how: str = "sequential") -> dict:
     "What must be equal for a run to go on from a checkpoint"
-    return {"code": code_digest(*COMPUTING), "versions": store.provenance()["versions"], "device": device,
-            "data": input_fingerprint(active.federation.data),
-            "executor": "sequential" if how == "processes" else how}  # they have the same bits
+    return {
+        "code": code_digest(*COMPUTING),
+        "versions": store.provenance()["versions"],
+        "device": device,
+        "data": input_fingerprint(active.federation.data),
+        "executor": "sequential" if how == "processes" else how,
+    }  # they have the same bits
+
 
 class TimeUp(Exception):
     "The time that a job was given is over; the rounds that it has completed are kept"
+
 
 def run_job(job: Job, on_round: Callable | None = None) -> list[Path | None]:
     """The result files of a job, computed where they are not there; None for a run that another process computes now.
@@ -95,88 +150,145 @@ def run_job(job: Job, on_round: Callable | None = None) -> list[Path | None]:
     that would end after the job's time, and Lost if somebody else has taken a run that was ours."""
     paths = [job.path(r) for r in job.runs]
     missing = [path for path in paths if not store.is_complete(path)]
-    if not missing: return [*paths]
-    if time.time() >= job.until: raise TimeUp
+    if not missing:
+        return [*paths]
+    if time.time() >= job.until:
+        raise TimeUp
     with leases(missing) as ours:  # somebody may have finished one before we took it
-        todo = [r for r, path in zip(job.runs, paths) if path in ours and not store.is_complete(path)]
+        todo = [
+            r for r, path in zip(job.runs, paths) if path in ours and not store.is_complete(path)
+        ]
         mine = replace(job, runs=todo, device=pick_device(job.device))
         with as_imported(), usual_state():
-            if todo: run_ours(mine, on_round or (lambda *_: None), ours)
+            if todo:
+                run_ours(mine, on_round or (lambda *_: None), ours)
         return [None if path in missing and path not in ours else path for path in paths]
+
 
 def run_ours(job: Job, on_round: Callable, ours: Held):
     "Compute a job that nobody else computes; raises Lost if somebody does, RuntimeError if the data were changed"
-    for r in job.runs: refuse_taken(job.path(r))
+    for r in job.runs:
+        refuse_taken(job.path(r))
     store.provenance()  # of the code as it is now, not when the run ends
     actives = [active_run(r, job.data, job.device) for r in job.runs]
-    if torch.cuda.is_initialized(): torch.cuda.reset_peak_memory_stats()
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
     federation, data = actives[0].federation, actives[0].federation.data
     how = pick_executor(job.how, federation, job.workers, actives[0].measures)
     name = type(actives[0].method).__name__
+
     def check_state():
-        if what := turned(USUAL): raise RuntimeError(f"{name} sets {what}; its result is void")
+        if what := turned(USUAL):
+            raise RuntimeError(f"{name} sets {what}; its result is void")
+
     with executor(how, federation, job.workers) as train:
-        kept = CheckpointWriter(job.folder/"checkpoints", [r.run_id for r in job.runs],
-                                marks(actives[0], job.device, how), job.every, say, until=job.until)
+        kept = CheckpointWriter(
+            job.folder / "checkpoints",
+            [r.run_id for r in job.runs],
+            marks(actives[0], job.device, how),
+            job.every,
+            say,
+            until=job.until,
+        )
+
         def told(run_id: str, rounds: int):
             check_state()
             ours.progress()
             on_round(run_id, rounds)
+
         cost = run_rounds(job.runs, actives, kept, train, told)
         check_state()
         if data.digest() != data.fingerprint:  # of the same tensors, computed again
             forget_data()
-            raise RuntimeError(f"the data {data.name} were changed while {name} ran; its result is void")
+            raise RuntimeError(
+                f"the data {data.name} were changed while {name} ran; its result is void"
+            )
         for r, active, more in zip(job.runs, actives, cost):
             more |= {"executor": how, "together": len(job.runs)}
             ours.check(job.path(r))
             store.write(job.path(r), run_header(r, active, job.device, **more), active.history.rows)
     kept.clear(lambda run_id: store.has_run(job.folder, run_id))
 
-def run_rounds(todo: list[PlannedRun], actives: list[ActiveRun], kept: CheckpointWriter, train: Callable,
-               on_round: Callable) -> list[dict]:
+
+def run_rounds(
+    todo: list[PlannedRun],
+    actives: list[ActiveRun],
+    kept: CheckpointWriter,
+    train: Callable,
+    on_round: Callable,
+) -> list[dict]:
     "Compute the active runs to their ends, from where they were kept; returns what each has cost"
     started, turns = time.perf_counter(), itertools.count(1)
     found = kept.find(actives[0].federation.device)
-    before: list[dict] = [dict(found[r.run_id]["cost"]) if r.run_id in found else {"wall_seconds": 0., "resumed": []}
-                          for r in todo]
+    before: list[dict] = [
+        dict(found[r.run_id]["cost"]) if r.run_id in found else {"wall_seconds": 0.0, "resumed": []}
+        for r in todo
+    ]
     for r, cost in zip(todo, before):
-        if r.run_id not in found: continue
-        cost["resumed"] = [*cost["resumed"], {"round": found[r.run_id]["snapshot"]["round"], "cpu": cost["cpu"]}]
+        if r.run_id not in found:
+            continue
+        cost["resumed"] = [
+            *cost["resumed"],
+            {"round": found[r.run_id]["snapshot"]["round"], "cpu": cost["cpu"]},
+        ]
         on_round(r.run_id, cost["resumed"][-1]["round"])
+
     def costs() -> list[dict]:
         seconds = (time.perf_counter() - started) / len(todo)
         now = {"cpu": store.provenance()["cpu"]}
         return [b | now | {"wall_seconds": round(b["wall_seconds"] + seconds, 3)} for b in before]
+
     def keep(actives):
         over = kept.over() and not all(a.ended for a in actives)
         if kept.due(next(turns)) or (over and kept.every != 0):
-            states = {r.run_id: active.kept() | {"cost": cost} for r, active, cost in zip(todo, actives, costs())}
+            states = {
+                r.run_id: active.kept() | {"cost": cost}
+                for r, active, cost in zip(todo, actives, costs())
+            }
             kept.keep(states, {r.run_id: active.at.round for r, active in zip(todo, actives)})
-        if over: raise TimeUp
-    run_lockstep(actives, train, lambda i, at: on_round(todo[i].run_id, at.round),
-                 {i: found[r.run_id] for i, r in enumerate(todo) if r.run_id in found}, keep)
-    for r, active in zip(todo, actives): studies.conclude(r, active)
+        if over:
+            raise TimeUp
+
+    run_lockstep(
+        actives,
+        train,
+        lambda i, at: on_round(todo[i].run_id, at.round),
+        {i: found[r.run_id] for i, r in enumerate(todo) if r.run_id in found},
+        keep,
+    )
+    for r, active in zip(todo, actives):
+        studies.conclude(r, active)
     return costs()
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #ebfe44b2
 def shape(run: PlannedRun) -> str:
     "Equal for runs that differ in nothing but their drift, their seed, and numbers of their method"
-    fields = {n: None if type(v) is float else v for n, v in run.settings["method"]["fields"].items()}
+    fields = {
+        n: None if type(v) is float else v for n, v in run.settings["method"]["fields"].items()
+    }
     method = run.settings["method"] | {"fields": fields}
-    return json.dumps(studies.shared(run.settings) | {"drift": None, "seed": None, "method": method}, sort_keys=True)
+    return json.dumps(
+        studies.shared(run.settings) | {"drift": None, "seed": None, "method": method},
+        sort_keys=True,
+    )
 
-def make_jobs(runs: list[PlannedRun], stack: bool = False, most: int = 12) -> list[list[PlannedRun]]:
+
+def make_jobs(
+    runs: list[PlannedRun], stack: bool = False, most: int = 12
+) -> list[list[PlannedRun]]:
     """The runs of each job, which are computed side by side: those of one line.
 
     With `stack` also those of other seeds and of other values of a grid, up to `most` where lines allow it."""
     lines: dict[str, list[PlannedRun]] = {}
-    for r in runs: lines.setdefault(stack_key(r), []).append(r)
-    if not stack: return list(lines.values())
+    for r in runs:
+        lines.setdefault(stack_key(r), []).append(r)
+    if not stack:
+        return list(lines.values())
     found: dict[str, list[list[PlannedRun]]] = {}
     for group in lines.values():
         jobs = found.setdefault(shape(group[0]), [[]])
-        if jobs[-1] and len(jobs[-1]) + len(group) > most: jobs.append([])
+        if jobs[-1] and len(jobs[-1]) + len(group) > most:
+            jobs.append([])
         jobs[-1] += group
     return [job for jobs in found.values() for job in jobs]
 
@@ -188,13 +300,17 @@ def prepare(runs: list[PlannedRun], data, device: str):
     seen = set()
     for run in runs:
         key = json.dumps(run.settings | {"seed": 0}, sort_keys=True)
-        if key in seen: continue
+        if key in seen:
+            continue
         seen.add(key)
         try:
             with usual_state():
                 method, federation, _ = build(run, data, device)
                 method.init_server(federation)
-                if "study" in run.settings: studies.check_study(run, data, device)
-                if what := turned(USUAL): raise InputError(f"{run.describe()}: {type(method).__name__} sets {what}")
+                if "study" in run.settings:
+                    studies.check_study(run, data, device)
+                if what := turned(USUAL):
+                    raise InputError(f"{run.describe()}: {type(method).__name__} sets {what}")
         except (Exception, SystemExit) as error:  # of a person's code: its run says so
-            if isinstance(error, InputError) and not own_line(error): raise
+            if isinstance(error, InputError) and not own_line(error):
+                raise

@@ -19,78 +19,115 @@ from ..core.files import read_regular
 def machine() -> str:
     "Where a process number has one meaning: host, start of the system, and namespace of process numbers"
     parts = [platform.node()]
-    with suppress(OSError): parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-    with suppress(OSError): parts.append(os.readlink("/proc/self/ns/pid"))
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    with suppress(OSError):
+        parts.append(os.readlink("/proc/self/ns/pid"))
     return " ".join(parts)
+
 
 def start_time(pid: int) -> str | None:
     "Start time of a process of this machine in clock ticks; `zombie` if it has exited; None if unknown"
-    try: state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError): return None
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
     return "zombie" if state in "ZX" else fields[18]
+
 
 def me() -> dict:
     "What this process writes into its leases"
     return {"machine": machine(), "pid": os.getpid(), "born": start_time(os.getpid())}
 
+
 def gone(holder: dict) -> bool:
     "Whether a holder is known to have ended; one on another machine never is"
-    if holder.get("machine") != machine() or os.name == "nt": return False
-    try: os.kill(holder["pid"], 0)
-    except ProcessLookupError: return True
-    except (OSError, KeyError, TypeError, OverflowError): return False
+    if holder.get("machine") != machine() or os.name == "nt":
+        return False
+    try:
+        os.kill(holder["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, KeyError, TypeError, OverflowError):
+        return False
     return start_time(holder["pid"]) != holder.get("born")
 
 # %% ../../nbs/07_experiments/06_leases.ipynb #40d66594
-BEAT, PATIENCE = 10., 90.  # seconds from one sign of life to the next; seconds without any after which a lease is void
-HANG = 3600.  # seconds without progress after which a holder gives no more signs, unless its rounds are that slow
-WATCHED: dict[Path, tuple] = {}  # lease -> what we saw of it last, and when it was that for the first time
+BEAT, PATIENCE = (
+    10.0,
+    90.0,
+)  # seconds from one sign of life to the next; seconds without any after which a lease is void
+HANG = 3600.0  # seconds without progress after which a holder gives no more signs, unless its rounds are that slow
+WATCHED: dict[
+    Path, tuple
+] = {}  # lease -> what we saw of it last, and when it was that for the first time
+
 
 def lease_of(path: Path) -> Path:
     "The lease that stands for the result `path`"
     return path.with_name(f".{path.name}.lease")
 
+
 def holder(lease: Path) -> dict:
     "What a lease says; empty when it cannot be read"
-    try: found = json.loads(read_regular(lease, most=10_000))
-    except (OSError, ValueError, RecursionError): return {}
+    try:
+        found = json.loads(read_regular(lease, most=10_000))
+    except (OSError, ValueError, RecursionError):
+        return {}
     return found if isinstance(found, dict) else {}
+
 
 def mark(lease: Path) -> tuple[int, int] | None:
     "Changes with every sign of life; None when there is no such file"
-    try: seen = lease.lstat()
-    except OSError: return None
+    try:
+        seen = lease.lstat()
+    except OSError:
+        return None
     return seen.st_ino, seen.st_mtime_ns
+
 
 def age(lease: Path) -> float:
     "Seconds since the last sign of life, by the clock of the folder's file system; raises OSError"
-    with tempfile.TemporaryFile(dir=lease.parent) as now: stamp = os.fstat(now.fileno()).st_mtime
+    with tempfile.TemporaryFile(dir=lease.parent) as now:
+        stamp = os.fstat(now.fileno()).st_mtime
     return stamp - lease.lstat().st_mtime
+
 
 def odd(lease: Path) -> bool:
     "Whether it is no regular file: a link, a pipe or a folder, which no process of ours has made"
-    try: return not stat.S_ISREG(lease.lstat().st_mode)
-    except OSError: return False
+    try:
+        return not stat.S_ISREG(lease.lstat().st_mode)
+    except OSError:
+        return False
+
 
 def void(lease: Path) -> tuple[int, int] | None:
     "The mark of a stale lease, whose holder has ended or shows no sign of life, or of what is none; else None"
     seen, now = mark(lease), time.monotonic()
-    if lease not in WATCHED or WATCHED[lease][0] != seen: WATCHED[lease] = seen, now
+    if lease not in WATCHED or WATCHED[lease][0] != seen:
+        WATCHED[lease] = seen, now
     old = now - WATCHED[lease][1]  # by our own clock
-    with suppress(OSError): old = max(old, age(lease))
+    with suppress(OSError):
+        old = max(old, age(lease))
     return seen if seen and (old > PATIENCE or odd(lease) or gone(holder(lease))) else None
+
 
 def held(path: Path) -> bool:
     "Whether somebody computes the result `path` now"
     return os.path.lexists(lease_of(path)) and void(lease_of(path)) is None
 
+
 def whose(lease: Path) -> str:
     "Who holds a lease, and its last sign of life, in words"
     found, words = holder(lease), "somebody"
-    try: seen = lease.lstat()
-    except OSError: return words
-    if {"machine", "pid"} <= found.keys(): words = f"process {found['pid']} on {str(found['machine']).split(' ')[0]}"
-    elif hasattr(os, "getuid"): words = f"user {seen.st_uid}"
+    try:
+        seen = lease.lstat()
+    except OSError:
+        return words
+    if {"machine", "pid"} <= found.keys():
+        words = f"process {found['pid']} on {str(found['machine']).split(' ')[0]}"
+    elif hasattr(os, "getuid"):
+        words = f"user {seen.st_uid}"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen.st_mtime))
     return f"{words[:80]}, last sign of life {when}, by {lease}"
 
@@ -98,80 +135,118 @@ def whose(lease: Path) -> str:
 def new(path: Path):
     "Make a file that is not there yet, with our name in it; raises OSError, FileExistsError when it is there"
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try: os.write(handle, json.dumps(me()).encode())
+    try:
+        os.write(handle, json.dumps(me()).encode())
     except OSError:  # a full disk
-        with suppress(OSError): os.unlink(path)
+        with suppress(OSError):
+            os.unlink(path)
         raise
-    finally: os.close(handle)
+    finally:
+        os.close(handle)
+
 
 def take_over(lease: Path) -> bool:
     "Take over a stale lease by compare-and-swap; whether it is ours now"
     before = void(lease)
-    if before is None: return False
+    if before is None:
+        return False
     claim = lease.with_name(f"{lease.name}.{before[0]}-{before[1]}.partial")
     try:
-        if void(claim): claim.unlink()  # of one who died at this place
+        if void(claim):
+            claim.unlink()  # of one who died at this place
         new(claim)
         try:
-            if mark(lease) != before: return False
+            if mark(lease) != before:
+                return False
             os.replace(claim, lease)
             return True
-        finally: claim.unlink(missing_ok=True)
-    except OSError: return False
+        finally:
+            claim.unlink(missing_ok=True)
+    except OSError:
+        return False
+
 
 def clear(folder: Path):
     "Remove the leases of processes that are no more"
     for lease in folder.glob(".*.lease"):
         if take_over(lease):
-            with suppress(OSError): lease.unlink()
+            with suppress(OSError):
+                lease.unlink()
+
 
 def take(path: Path) -> bool:
     "Whether the result `path` is ours to compute from now on"
-    try: new(lease_of(path))
-    except FileExistsError: return take_over(lease_of(path))
-    except OSError: pass  # a full disk, a folder that may only be read: work comes before order
+    try:
+        new(lease_of(path))
+    except FileExistsError:
+        return take_over(lease_of(path))
+    except OSError:
+        pass  # a full disk, a folder that may only be read: work comes before order
     return True
+
 
 class Lost(Exception):
     "A result that was ours to compute has passed to somebody else, while we stood still"
 
+
 class Held(set[Path]):
     "Results that are ours to compute"
-    moved, slowest = 0., 0.  # when we last made progress, and the longest that it took, in seconds
+
+    moved, slowest = (
+        0.0,
+        0.0,
+    )  # when we last made progress, and the longest that it took, in seconds
 
     def progress(self):
         "Say that we are not stuck; raises Lost"
         now = time.monotonic()
-        late, self.slowest, self.moved = now - self.moved > BEAT, max(self.slowest, now - self.moved), now
-        if late: self.check()
+        late, self.slowest, self.moved = (
+            now - self.moved > BEAT,
+            max(self.slowest, now - self.moved),
+            now,
+        )
+        if late:
+            self.check()
+
     def check(self, *paths: Path):
         "Raises Lost if one of `paths` (none: all) is not ours any more, or somebody has put a result there"
         for path in paths or self:
             now = holder(lease_of(path))
-            if os.path.lexists(path) or (now and now != me()): raise Lost(f"{path.name} has passed to somebody else")
+            if os.path.lexists(path) or (now and now != me()):
+                raise Lost(f"{path.name} has passed to somebody else")
+
     def beat(self):
         "A sign of life on each lease that is ours, unless we seem to be stuck"
-        if time.monotonic() - self.moved > max(HANG, 10 * self.slowest): return
+        if time.monotonic() - self.moved > max(HANG, 10 * self.slowest):
+            return
         for path in [*self]:
             with suppress(OSError):
-                if holder(lease_of(path)) == me(): os.utime(lease_of(path))
+                if holder(lease_of(path)) == me():
+                    os.utime(lease_of(path))
+
 
 @contextmanager
 def leases(paths: Iterable[Path]) -> Iterator[Held]:
     "Those of the results `paths` that are ours to compute, for the time of the block; a thread shows signs of life"
     ours, over = Held(), threading.Event()
     ours.moved = time.monotonic()
+
     def beat():
-        while not over.wait(BEAT): ours.beat()
+        while not over.wait(BEAT):
+            ours.beat()
+
     try:
         for path in sorted(set(paths)):
-            with suppress(OSError): path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
             ours.add(path)  # first: an interrupt may come at any time
-            if not take(path): ours.remove(path)
+            if not take(path):
+                ours.remove(path)
         threading.Thread(target=beat, daemon=True).start()
         yield ours
     finally:
         over.set()
         for path in ours:
             with suppress(OSError):
-                if holder(lease_of(path)) == me(): lease_of(path).unlink()
+                if holder(lease_of(path)) == me():
+                    lease_of(path).unlink()

@@ -28,9 +28,12 @@ from .rules import parse_client
 def position(cut: Partition, client: str) -> int:
     "Which client of `cut` the text names: for classes, the first of median size. Raises InputError"
     k = parse_client(client)[0]
-    if k is None: k = int(np.argsort(cut.sizes, kind="stable")[(cut.clients - 1) // 2])
-    if k < cut.clients: return k
+    if k is None:
+        k = int(np.argsort(cut.sizes, kind="stable")[(cut.clients - 1) // 2])
+    if k < cut.clients:
+        return k
     raise InputError(f"{client!r}: the partition has clients 0 to {cut.clients - 1}")
+
 
 def assigned(cut: Partition, labels: np.ndarray, client: str, seed: int) -> Partition:
     """`cut` (of samples with `labels`, (N,)) as it is for `client 3`; for `classes 0-4`, the client of median size has
@@ -44,12 +47,17 @@ def assigned(cut: Partition, labels: np.ndarray, client: str, seed: int) -> Part
         wanted = others[np.isin(labels[others], classes)]
         given = lists[k][~np.isin(labels[lists[k]], classes)]
         if len(wanted) < len(given):
-            raise InputError(f"{client!r}: client {k} needs {len(given)} samples, the others have only {len(wanted)}")
-        taken = np.random.default_rng([seed, 11]).choice(wanted, len(given), replace=False)  # a stream of its own
+            raise InputError(
+                f"{client!r}: client {k} needs {len(given)} samples, the others have only {len(wanted)}"
+            )
+        taken = np.random.default_rng([seed, 11]).choice(
+            wanted, len(given), replace=False
+        )  # a stream of its own
         swap = dict(zip(given, taken)) | dict(zip(taken, given))
         lists = [np.sort([swap.get(row, row) for row in rows]) for rows in lists]
         absent = np.setdiff1d(classes, labels[lists[k]])
-        if len(absent): raise InputError(f"{client!r}: client {k} would have no sample of class {absent[0]}")
+        if len(absent):
+            raise InputError(f"{client!r}: client {k} would have no sample of class {absent[0]}")
     return Partition(tuple(lists), None, f"{cut.recipe}, {client}", cut.settings)
 
 # %% ../../nbs/07_experiments/00_local_study.ipynb #56a90271
@@ -58,9 +66,11 @@ def means_by_class(values: Tensor, y: Tensor, classes: int) -> Tensor:
     total = torch.zeros(classes, dtype=values.dtype, device=values.device).index_add_(0, y, values)
     return total / torch.bincount(y, minlength=classes)
 
+
 def class_accuracy(logits: Tensor, y: Tensor) -> Tensor:
     "(C,) accuracy on each class in percent, from logits (n, C) and labels (n,)"
     return 100 * means_by_class((logits.argmax(1) == y).to(logits.dtype), y, logits.shape[1])
+
 
 def confidence(logits: Tensor, y: Tensor) -> Tensor:
     "(C,) mean probability, 0 to 1, of the true class over each class's samples, from logits (n, C) and labels (n,)"
@@ -78,6 +88,7 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     x, y = x - x.mean(0), y - y.mean(0)
     return float((y.T @ x).square().sum() / ((x.T @ x).norm() * (y.T @ y).norm()))
 
+
 def kl(p: Tensor, q: Tensor) -> float:
     "Mean KL divergence, in nats, of predictions with logits `q` (n, C) from those with logits `p` (n, C)"
     p, q = p.log_softmax(1), q.log_softmax(1)
@@ -86,24 +97,37 @@ def kl(p: Tensor, q: Tensor) -> float:
 # %% ../../nbs/07_experiments/00_local_study.ipynb #1142a71d
 def chosen(client: Client, samples: str) -> np.ndarray:
     "Positions of the half with the smaller (or larger) losses, repeated to length n"
-    order = np.argsort(rate_samples(client)[0].cpu().numpy(), kind="stable")  # under the model that it received
-    if samples == "larger losses": order = order[::-1]
-    return np.sort(np.resize(order[:max(1, client.n // 2)], client.n))
+    order = np.argsort(
+        rate_samples(client)[0].cpu().numpy(), kind="stable"
+    )  # under the model that it received
+    if samples == "larger losses":
+        order = order[::-1]
+    return np.sort(np.resize(order[: max(1, client.n // 2)], client.n))
+
 
 def the_phase(method, client: Client, samples: str = "all") -> Phase:
     "The only phase of the method's local training, on some of the samples. Raises InputError if there are several"
     phases, name = [p for p in method.local_phases(client) if not p.final], type(method).__name__
     if len(phases) != 1 or phases[0].start or phases[0].monitor:
-        raise InputError(f"{name}: its local training is not one stretch of epochs, which a study could follow")
-    if samples == "all": return phases[0]
-    if phases[0].samples: raise InputError(f"{name} chooses its samples itself; a study of it cannot have {samples!r}")
+        raise InputError(
+            f"{name}: its local training is not one stretch of epochs, which a study could follow"
+        )
+    if samples == "all":
+        return phases[0]
+    if phases[0].samples:
+        raise InputError(
+            f"{name} chooses its samples itself; a study of it cannot have {samples!r}"
+        )
     return replace(phases[0], samples=lambda c: chosen(c, samples))
+
 
 def train_watched(method, client: Client, seen: Callable, samples: str = "all") -> Tree:
     "Train the client, with `seen(epoch, params)` called at the start (0) and after each pass; the trained parameters"
+
     def look(_, params, epoch, memory):
         seen(epoch, params)
         return 1, None
+
     phase = replace(the_phase(method, client, samples), monitor=look)
     seen(0, start := start_phase(client, phase, {}))
     return train(client, phase, start).params
@@ -116,9 +140,11 @@ def test_logits(method, federation: Federation, params: Tree, chunk: int = 1000)
     parts = (d.batch(x, None, federation.dtype) for x in d.test_x.split(chunk))
     return torch.cat([method.logits(net, params, x) for x in parts]).double()
 
+
 @dataclass
 class DriftMeter:
     "Measures models by the one that a client has received"
+
     method: object
     federation: Federation
     client: Client
@@ -126,35 +152,57 @@ class DriftMeter:
     def __post_init__(self):
         self.received: Tree = self.client.received["params"]
         self.before = test_logits(self.method, self.federation, self.received)  # (N_test, C)
+
     def drift(self, params: Tree) -> float:
         "How far `params` are from the received model"
         gaps = {n: (params[n] - self.received[n]).double() for n in self.federation.net.trained}
         return float(norm(gaps))
+
     def row(self, params: Tree) -> dict[str, float]:
         "All measures of a model; accuracies in percent, of groups: the mean over their classes"
         y, counts = self.federation.data.test_y, self.client.counts
-        logits, major = test_logits(self.method, self.federation, params), counts * len(counts) >= self.client.n
+        logits, major = (
+            test_logits(self.method, self.federation, params),
+            counts * len(counts) >= self.client.n,
+        )
         accuracy, sure = class_accuracy(logits, y), confidence(logits, y)
         gap = sure - confidence(self.before, y)
-        out = {"generalised_accuracy": 100 * float((logits.argmax(1) == y).double().mean()),
-               "cka": linear_cka(logits, self.before), "kl": kl(self.before, logits),
-               "kl_reverse": kl(logits, self.before), "drift_norm": self.drift(params),
-               "gap_majority": float(gap[major].mean()), "gap_minority": float(gap[~major].mean())}
+        out = {
+            "generalised_accuracy": 100 * float((logits.argmax(1) == y).double().mean()),
+            "cka": linear_cka(logits, self.before),
+            "kl": kl(self.before, logits),
+            "kl_reverse": kl(logits, self.before),
+            "drift_norm": self.drift(params),
+            "gap_majority": float(gap[major].mean()),
+            "gap_minority": float(gap[~major].mean()),
+        }
         for name, group in (("existing", counts > 0), ("absent", counts == 0)):
             lp, left_out = learning_performance(accuracy, class_accuracy(self.before, y), group)
-            out |= {f"accuracy_{name}": float(accuracy[group].mean()), f"lp_{name}": lp, f"left_out_{name}": left_out}
+            out |= {
+                f"accuracy_{name}": float(accuracy[group].mean()),
+                f"lp_{name}": lp,
+                f"left_out_{name}": left_out,
+            }
         for c, n in enumerate(counts):
-            out |= {f"accuracy_{c}": float(accuracy[c]), f"confidence_{c}": float(sure[c]), f"samples_{c}": int(n)}
+            out |= {
+                f"accuracy_{c}": float(accuracy[c]),
+                f"confidence_{c}": float(sure[c]),
+                f"samples_{c}": int(n),
+            }
         return out
+
 
 def local_rows(method, federation: Federation, client: Client, samples: str = "all") -> list[dict]:
     "A row after each of 0..E local epochs"
     ruler, rows = DriftMeter(method, federation, client), []
-    train_watched(method, client, lambda e, params: rows.append({"epoch": e} | ruler.row(params)), samples)
+    train_watched(
+        method, client, lambda e, params: rows.append({"epoch": e} | ruler.row(params)), samples
+    )
     return rows
 
 # %% ../../nbs/07_experiments/00_local_study.ipynb #19f4e05e
 LINE = tuple(i / 10 for i in range(-10, 11))  # 0 = the received model, 1 = the client's
+
 
 def slice_rows(method, federation: Federation, client: Client, samples: str = "all") -> list[dict]:
     "A row a point of the line through the received and the trained model: signed distance, loss on the test set"
@@ -164,16 +212,24 @@ def slice_rows(method, federation: Federation, client: Client, samples: str = "a
     for s in LINE:
         params = end if s == 1 else add(ruler.received, scale(sub(end, ruler.received), s))
         logits = test_logits(method, federation, params)
-        rows.append({"epoch": method.epochs, "along": s, "drift_norm": math.copysign(ruler.drift(params), s),
-                     "test_loss": float(F.cross_entropy(logits, y)),
-                     "generalised_accuracy": 100 * float((logits.argmax(1) == y).double().mean())})
+        rows.append(
+            {
+                "epoch": method.epochs,
+                "along": s,
+                "drift_norm": math.copysign(ruler.drift(params), s),
+                "test_loss": float(F.cross_entropy(logits, y)),
+                "generalised_accuracy": 100 * float((logits.argmax(1) == y).double().mean()),
+            }
+        )
     return rows
 
 # %% ../../nbs/07_experiments/00_local_study.ipynb #9193b6db
 def pushes(client: Client) -> list[float]:
     "The norm of the loss's gradient at the received model, for each of the client's samples, in eval mode"
     received = client.received["params"]
-    params = {n: t.detach().clone().requires_grad_(n in client.net.trained) for n, t in received.items()}
+    params = {
+        n: t.detach().clone().requires_grad_(n in client.net.trained) for n, t in received.items()
+    }
     moving, out = [params[n] for n in client.net.trained], []
     for batch in client.chunks(1, augment=False):
         loss = F.cross_entropy(client.net(params, batch.x)[:1], batch.y[:1])
@@ -181,16 +237,27 @@ def pushes(client: Client) -> list[float]:
         out.append(float(norm(dict(zip(client.net.trained, grads)))))
     return out
 
+
 def sample_rows(client: Client) -> list[dict]:
     """A row a sample, from small to large loss: loss, uncertainty, biased (1) or not (0), push.
 
     In each of them, of all: the unbiased share, and the rank correlation of loss and push (nan below three samples)."""
     from scipy.stats import spearmanr  # here: it takes half a second, and few runs need it
+
     loss, uncertainty = (r.double().cpu().numpy() for r in rate_samples(client))
     unbiased, biased = split(loss, uncertainty)
     push = np.array(pushes(client))
     rank = float(spearmanr(loss, push).statistic) if client.n > 2 else float("nan")
     order = np.concatenate([unbiased, biased])
-    return [{"sample": i, "loss": float(loss[j]), "uncertainty": float(uncertainty[j]),
-             "biased": int(i >= len(unbiased)), "push": float(push[j]), "unbiased_share": len(unbiased) / client.n,
-             "rank_correlation": rank} for i, j in enumerate(order)]
+    return [
+        {
+            "sample": i,
+            "loss": float(loss[j]),
+            "uncertainty": float(uncertainty[j]),
+            "biased": int(i >= len(unbiased)),
+            "push": float(push[j]),
+            "unbiased_share": len(unbiased) / client.n,
+            "rank_correlation": rank,
+        }
+        for i, j in enumerate(order)
+    ]

@@ -21,34 +21,60 @@ from .store import file_name, read_or_set_aside, run_path, settings_columns
 @dataclass(frozen=True)
 class LoggedRun:
     "A finished run: what a logger is called with"
+
     run_id: str  # of its settings
     name: str  # for people: "FedAvg on digits, seed 0 (own)"
     slug: str  # fit for a file: the name of its result file
     settings: dict[str, Any]  # flat: row, column, tier, method, dataset, clients, lr, ...
-    rows: list[tuple[int, dict[str, float]]]  # (after how many rounds, the metrics) for each evaluated round
+    rows: list[
+        tuple[int, dict[str, float]]
+    ]  # (after how many rounds, the metrics) for each evaluated round
     status: str  # `complete` or `diverged`
+
 
 Logger = Callable[[LoggedRun], None]
 
+
 def logged_run(run: PlannedRun, status: str = "complete", rows: Iterable[dict] = ()) -> LoggedRun:
     "A planned run as loggers know it; its settings, but for those that are not set"
-    about = {"row": run.row, "column": run.column, "tier": run.tier, **settings_columns(run.settings)}
-    found = {k: v for k, v in (run.settings["method"]["fields"] | about).items() if v is not None and v == v}
+    about = {
+        "row": run.row,
+        "column": run.column,
+        "tier": run.tier,
+        **settings_columns(run.settings),
+    }
+    found = {
+        k: v
+        for k, v in (run.settings["method"]["fields"] | about).items()
+        if v is not None and v == v
+    }
     slug = Path(file_name(run.settings)).stem
     return LoggedRun(run.run_id, run.describe(), slug, found, steps(list(rows)), status)
+
 
 def steps(rows: list[dict]) -> list[tuple[int, dict[str, float]]]:
     "(round, its metrics) for each row; rows are counted where rounds come again, as in studies of one client"
     rounds = [row["round"] for row in rows]
     count = rounds if len(set(rounds)) == len(rounds) else range(1, len(rows) + 1)
-    return [(n, {k: v for k, v in row.items() if v is not None and (k != "round" or count is not rounds)})
-            for n, row in zip(count, rows)]
+    return [
+        (
+            n,
+            {
+                k: v
+                for k, v in row.items()
+                if v is not None and (k != "round" or count is not rounds)
+            },
+        )
+        for n, row in zip(count, rows)
+    ]
 
 # %% ../../nbs/07_experiments/12_loggers.ipynb #7b4b536c
 class Loggers:
     "Sends each run once to several loggers; one that fails is named on stderr and left out from then on"
+
     def __init__(self, loggers: dict[str, Logger]):
         self.loggers, self.failed, self.seen = dict(loggers), list[str](), set[str]()
+
     @classmethod
     def of(cls, asked: Iterable | None) -> "Loggers":
         "Those in `asked`: texts KIND:WHERE, and functions. Raises InputError before anything is computed"
@@ -60,85 +86,144 @@ class Loggers:
                 continue
             kind, _, where = given.partition(":")
             make = LOGGERS[choice(kind, LOGGERS, "--log: kind")]
-            if not where.strip(): raise InputError(f"--log {given}: where? {make.__doc__}")
-            try: found[given] = make(where)
-            except InputError: raise
-            except Exception as error: raise InputError(f"--log {given}: {brief(error)[:300]}") from None
+            if not where.strip():
+                raise InputError(f"--log {given}: where? {make.__doc__}")
+            try:
+                found[given] = make(where)
+            except InputError:
+                raise
+            except Exception as error:
+                raise InputError(f"--log {given}: {brief(error)[:300]}") from None
         return cls(found)
+
     def __call__(self, run: PlannedRun, header: dict, rows: list[dict]) -> None:
         "Send a run that has ended, unless it was sent before"
-        if not self.loggers or run.run_id in self.seen: return
+        if not self.loggers or run.run_id in self.seen:
+            return
         self.seen.add(run.run_id)
         logged = logged_run(run, header["status"], rows)
         for name, logger in list(self.loggers.items()):
-            try: logger(logged)
+            try:
+                logger(logged)
             except Exception as error:
                 self.failed.append(name)
                 del self.loggers[name]
                 say(f"logger {name} is left out, the runs go on without it: {brief(error)[:300]}")
 
+
 def log_stored(loggers: Loggers, runs: list[PlannedRun], results: str | Path):
     "Send those of `runs` that have a result below `results`, and were not sent yet"
     for r in runs if loggers.loggers else ():
         path = run_path(results, r)
-        if path.exists() and (found := read_or_set_aside(path)): loggers(r, *found)
+        if path.exists() and (found := read_or_set_aside(path)):
+            loggers(r, *found)
 
 # %% ../../nbs/07_experiments/12_loggers.ipynb #bd562b9b
 def needed(module: str, extra: str):
     "The module, of an extra that may not be installed; raises InputError naming the extra"
-    try: return importlib.import_module(module)
+    try:
+        return importlib.import_module(module)
     except ImportError as error:
         why = f"{extra} is not installed ({' '.join(str(error).split())[:100]})"
-        raise InputError(f"{why}; it comes with the extra: pip install 'fedrepro[{extra}]'") from None
+        raise InputError(
+            f"{why}; it comes with the extra: pip install 'fedrepro[{extra}]'"
+        ) from None
+
 
 def tensorboard(where: str) -> Logger:
     "tensorboard:DIR makes one folder a run; look at them with: tensorboard --logdir DIR"
-    make, folder = needed("torch.utils.tensorboard", "tensorboard").SummaryWriter, Path(where).expanduser()
+    make, folder = (
+        needed("torch.utils.tensorboard", "tensorboard").SummaryWriter,
+        Path(where).expanduser(),
+    )
+
     def log(run: LoggedRun):
-        if (folder/run.slug).exists(): return
-        part = folder/f".{run.slug}.partial"  # it gets its name when it is whole
+        if (folder / run.slug).exists():
+            return
+        part = folder / f".{run.slug}.partial"  # it gets its name when it is whole
         shutil.rmtree(part, ignore_errors=True)  # of a kill
         writer = make(str(part))
         writer.add_text("settings", f"```\n{json.dumps(run.settings, indent=1)}\n```")
         for step, metrics in run.rows:
-            for name, value in metrics.items(): writer.add_scalar(name, value, step)
+            for name, value in metrics.items():
+                writer.add_scalar(name, value, step)
         writer.add_text("status", run.status)
         writer.close()
-        part.rename(folder/run.slug)
+        part.rename(folder / run.slug)
+
     return log
+
 
 def mlflow(where: str) -> Logger:
     "mlflow:URI is a server (http://...), a data base (sqlite:///FILE) or a folder; the experiment is called fedrepro"
-    for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_ALLOW_FILE_STORE"): os.environ.setdefault(name, "true")
-    client, of = needed("mlflow", "mlflow").MlflowClient(tracking_uri=where), needed("mlflow.entities", "mlflow")
+    for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_ALLOW_FILE_STORE"):
+        os.environ.setdefault(name, "true")
+    client, of = (
+        needed("mlflow", "mlflow").MlflowClient(tracking_uri=where),
+        needed("mlflow.entities", "mlflow"),
+    )
     there = client.get_experiment_by_name("fedrepro")
     experiment = there.experiment_id if there else client.create_experiment("fedrepro")
+
     def log(run: LoggedRun):
         same = f"tags.fedrepro_run_id = '{run.run_id}' and attributes.status = 'FINISHED'"
-        if client.search_runs([experiment], same): return
-        new = client.create_run(experiment, run_name=run.name, tags={"fedrepro_run_id": run.run_id}).info.run_id
-        params, now = [of.Param(k, str(v)) for k, v in run.settings.items()], int(1000 * time.time())
-        metrics = [of.Metric(name, float(value), now, step) for step, row in run.rows for name, value in row.items()]
-        for i in range(0, len(params), 100): client.log_batch(new, params=params[i:i + 100])
-        for i in range(0, len(metrics), 1000): client.log_batch(new, metrics=metrics[i:i + 1000])
+        if client.search_runs([experiment], same):
+            return
+        new = client.create_run(
+            experiment, run_name=run.name, tags={"fedrepro_run_id": run.run_id}
+        ).info.run_id
+        params, now = (
+            [of.Param(k, str(v)) for k, v in run.settings.items()],
+            int(1000 * time.time()),
+        )
+        metrics = [
+            of.Metric(name, float(value), now, step)
+            for step, row in run.rows
+            for name, value in row.items()
+        ]
+        for i in range(0, len(params), 100):
+            client.log_batch(new, params=params[i : i + 100])
+        for i in range(0, len(metrics), 1000):
+            client.log_batch(new, metrics=metrics[i : i + 1000])
         client.set_tag(new, "fedrepro_status", run.status)
         client.set_terminated(new)
+
     return log
+
 
 def wandb(where: str) -> Logger:
     "wandb:PROJECT; log in first (wandb login), or keep the runs on this machine: WANDB_MODE=offline"
     api = needed("wandb", "wandb")
-    quiet = api.Settings(silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True)
+    quiet = api.Settings(
+        silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True
+    )
     if os.environ.get("WANDB_MODE", "online") == "online" and not api.login(timeout=60):
         raise InputError(f"--log wandb:{where}: not logged in; {wandb.__doc__}")
+
     def log(run: LoggedRun):
-        name, folder = f"{run.run_id}-{where}", Path(os.environ.get("WANDB_DIR") or ".")/"wandb"
-        if any(folder.glob(f"*run-*-{name}")): return
-        new = api.init(project=where, id=name, name=run.name, group=run.settings["column"], config=run.settings,
-                       reinit="create_new", resume="never", settings=quiet)
-        for step, metrics in run.rows: new.log(metrics, step=step)
+        name, folder = f"{run.run_id}-{where}", Path(os.environ.get("WANDB_DIR") or ".") / "wandb"
+        if any(folder.glob(f"*run-*-{name}")):
+            return
+        new = api.init(
+            project=where,
+            id=name,
+            name=run.name,
+            group=run.settings["column"],
+            config=run.settings,
+            reinit="create_new",
+            resume="never",
+            settings=quiet,
+        )
+        for step, metrics in run.rows:
+            new.log(metrics, step=step)
         new.summary["status"] = run.status
         new.finish()
+
     return log
 
-LOGGERS: dict[str, Callable[[str], Logger]] = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
+
+LOGGERS: dict[str, Callable[[str], Logger]] = {
+    "tensorboard": tensorboard,
+    "mlflow": mlflow,
+    "wandb": wandb,
+}

@@ -33,9 +33,11 @@ from .sweep import mean_seconds, pace
 TRIAL_SAMPLES = 64  # that the trial client keeps
 BASE = 700e6  # bytes of a process that has loaded torch
 
+
 @dataclass(frozen=True)
 class Trial:
     "One client's work on a few samples, and what does not depend on it"
+
     flops: float  # a sample of its round, all epochs and phases
     seconds: float  # the same, on this device
     judging: float  # FLOPs of a forward pass of one sample
@@ -48,81 +50,137 @@ class Trial:
     absent: int  # judged at first although no round has changed them: who has never taken part
     tuning: float  # FLOPs of the fine-tuning of all clients after the last round
 
+
 def few_samples(federation: Federation, samples: int = TRIAL_SAMPLES) -> Federation:
     "The federation with at most so many training samples a client, evenly taken"
-    train = tuple(rows[::max(1, len(rows) // samples)][:samples] for rows in federation.partition.train)
+    train = tuple(
+        rows[:: max(1, len(rows) // samples)][:samples] for rows in federation.partition.train
+    )
     return replace(federation, partition=replace(federation.partition, train=train))
+
 
 def trial(run: PlannedRun, data=None, device: str = "cpu") -> Trial:
     "What one client of a run's first round has to do; raises InputError as `build`"
     method, federation, _ = build(run, data, device, stand_in)
     with one_thread(), FlopCounterMode(display=False) as forward:
-        federation.net(federation.initial, federation.data.batch(federation.data.test_x[:2], None, federation.dtype))
+        federation.net(
+            federation.initial,
+            federation.data.batch(federation.data.test_x[:2], None, federation.dtype),
+        )
     small = few_samples(federation)
-    def client(): return open_round(method, small, begin(method, small)).clients[0]
+
+    def client():
+        return open_round(method, small, begin(method, small)).clients[0]
+
     with one_thread():
         first, second = client(), client()
-        with FlopCounterMode(display=False) as counter: _, state, _ = client_round(method, first)
+        with FlopCounterMode(display=False) as counter:
+            _, state, _ = client_round(method, first)
         started = time.perf_counter()
         client_round(method, second)
-        if device == "cuda": torch.cuda.synchronize()
+        if device == "cuda":
+            torch.cuda.synchronize()
         seconds = time.perf_counter() - started
         with FlopCounterMode(display=False) as tuning:
-            for phase in final_phases(method, second): train(second, phase, federation.initial)
+            for phase in final_phases(method, second):
+                train(second, phase, federation.initial)
     away = federation.clients - federation.cohort_size
     received = {id(t) for t in tensors(first.received)}
     body = select(method.eval_params(first.received, state), "body.")
-    own = method.personal and not all(id(t) in received for t in body.values())  # judged by a body that it has made
+    own = method.personal and not all(
+        id(t) in received for t in body.values()
+    )  # judged by a body that it has made
     models = len(first.received.get("models", "1"))
-    cohort, stored, trained = federation.cohort_size, federation.data, sum(federation.partition.sizes)
+    cohort, stored, trained = (
+        federation.cohort_size,
+        federation.data,
+        sum(federation.partition.sizes),
+    )
     memory = BASE + nbytes([stored.train_x, stored.test_x]) + federation.clients * nbytes(state)
-    return Trial(counter.get_total_flops() / first.n, seconds / first.n, forward.get_total_flops() / 2,
-                 memory + (cohort + 3) * nbytes(federation.initial), float(cohort * trained / federation.clients),
-                 federation.clients, len(stored.test_y), cohort if own else models,
-                 federation.clients if method.personal else models,
-                 (away if own else min(away, 1)) if method.personal else 0,
-                 float(tuning.get_total_flops() / second.n * trained))
+    return Trial(
+        counter.get_total_flops() / first.n,
+        seconds / first.n,
+        forward.get_total_flops() / 2,
+        memory + (cohort + 3) * nbytes(federation.initial),
+        float(cohort * trained / federation.clients),
+        federation.clients,
+        len(stored.test_y),
+        cohort if own else models,
+        federation.clients if method.personal else models,
+        (away if own else min(away, 1)) if method.personal else 0,
+        float(tuning.get_total_flops() / second.n * trained),
+    )
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #a46776f1
 @dataclass(frozen=True)
 class Cost:
     "Of one run, or of the runs of a table"
-    samples: float = 0.  # training samples of all participants and rounds; epochs and phases are in the FLOPs
-    flops: float = 0.
-    seconds: float = 0.  # of one worker on this device
-    memory: float = 0.  # bytes: of the run that needs most
+
+    samples: float = (
+        0.0  # training samples of all participants and rounds; epochs and phases are in the FLOPs
+    )
+    flops: float = 0.0
+    seconds: float = 0.0  # of one worker on this device
+    memory: float = 0.0  # bytes: of the run that needs most
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.samples + other.samples, self.flops + other.flops, self.seconds + other.seconds,
-                    max(self.memory, other.memory))
+        return Cost(
+            self.samples + other.samples,
+            self.flops + other.flops,
+            self.seconds + other.seconds,
+            max(self.memory, other.memory),
+        )
+
 
 def judged_bodies(run: PlannedRun, of: Trial) -> int:
     "How many bodies a run applies to the whole test set: a model that has not changed since it was judged is not again"
     s = run.settings
-    due = [t for t in range(1, run.rounds + 1) if is_due(t, run.rounds, s["every"], s.get("last", 1))]
+    due = [
+        t for t in range(1, run.rounds + 1) if is_due(t, run.rounds, s["every"], s.get("last", 1))
+    ]
     changed = [min(of.bodies * (t - before), of.most) for before, t in zip([0, *due], due)]
     return sum(changed) + of.absent + (of.clients if of.tuning else 0)
+
 
 def run_cost(run: PlannedRun, of: Trial) -> Cost:
     "What a run costs, if all its rounds are like the first client's"
     samples = run.rounds * of.samples
     flops = samples * of.flops + judged_bodies(run, of) * of.tests * of.judging + of.tuning
-    return Cost(samples, flops, of.seconds / of.flops * flops if of.flops else 0., of.memory)
+    return Cost(samples, flops, of.seconds / of.flops * flops if of.flops else 0.0, of.memory)
+
 
 def work_key(run: PlannedRun) -> str:
     "Equal for runs whose first clients have the same work"
-    left = ("seed", "cohort_seed", "cohorts", "rounds", "every", "last", "drift", "study", "partition")
-    cut = {key: run.settings["partition"][key] for key in ("recipe", "clients")}  # how unlike they are costs nothing
-    return json.dumps({k: v for k, v in run.settings.items() if k not in left} | cut, sort_keys=True)
+    left = (
+        "seed",
+        "cohort_seed",
+        "cohorts",
+        "rounds",
+        "every",
+        "last",
+        "drift",
+        "study",
+        "partition",
+    )
+    cut = {
+        key: run.settings["partition"][key] for key in ("recipe", "clients")
+    }  # how unlike they are costs nothing
+    return json.dumps(
+        {k: v for k, v in run.settings.items() if k not in left} | cut, sort_keys=True
+    )
+
 
 def shared_rounds(one: PlannedRun, other: PlannedRun) -> int:
     "Rounds that two runs have in common, until the first drift parts them; studies count as a whole"
-    if "study" in one.settings or stack_key(one) != stack_key(other): return 0
+    if "study" in one.settings or stack_key(one) != stack_key(other):
+        return 0
     return min(r.settings["drift"].get("at", r.rounds) for r in (one, other))
+
 
 @dataclass(frozen=True)
 class Plan:
     "What is missing of a table at a tier, and what it will cost"
+
     name: str
     tier: str
     runs: int  # in all
@@ -132,8 +190,18 @@ class Plan:
     known: int  # missing runs whose time is that of stored runs like them
     unknown: int = 0  # missing runs that are not in the cost: their data set is not here and its size not known
 
-def plan(spec: Spec, runs: list[PlannedRun], tier: str, results: Path | None = None, data=None, device: str = "cpu",
-         stack: bool = False, trials: dict[str, Trial] | None = None, watch: Callable = iter) -> Plan:
+
+def plan(
+    spec: Spec,
+    runs: list[PlannedRun],
+    tier: str,
+    results: Path | None = None,
+    data=None,
+    device: str = "cpu",
+    stack: bool = False,
+    trials: dict[str, Trial] | None = None,
+    watch: Callable = iter,
+) -> Plan:
     """The plan for `runs` of a spec; raises InputError. Rounds that runs of a job share are counted once.
 
     `trials`: those made so far, for tables that share them; `watch`: passes the jobs on, and may show a bar."""
@@ -144,37 +212,63 @@ def plan(spec: Spec, runs: list[PlannedRun], tier: str, results: Path | None = N
     blind = {name for name in blind if not SOURCES[name].present(data_dir(data))}
     counted = [r for r in missing if r.settings["data"]["name"] not in blind]
     groups, total, known = make_jobs(counted, stack), Cost(), 0
-    trials, stored = {} if trials is None else trials, [r for r in runs if r not in missing and device == "cpu"]
-    def kind(r): return pace(r), r.row
+    trials, stored = (
+        {} if trials is None else trials,
+        [r for r in runs if r not in missing and device == "cpu"],
+    )
+
+    def kind(r):
+        return pace(r), r.row
+
     took = mean_seconds(((r, store.run_path(folder, r)) for r in stored), kind)
     for group in watch(groups):
         for i, r in enumerate(group):
-            if work_key(r) not in trials: trials[work_key(r)] = trial(r, data, device)
+            if work_key(r) not in trials:
+                trials[work_key(r)] = trial(r, data, device)
             now, like = run_cost(r, trials[work_key(r)]), took.get(kind(r))
-            if like is not None: now, known = replace(now, seconds=like), known + 1
+            if like is not None:
+                now, known = replace(now, seconds=like), known + 1
             shared = max((shared_rounds(r, before) for before in group[:i]), default=0) / r.rounds
-            own = 1 - shared if like is None else 1.
+            own = 1 - shared if like is None else 1.0
             total += Cost(now.samples * own, now.flops * own, now.seconds * own, now.memory)
-    return Plan(spec.name, tier, len(runs), len(missing), len(groups), total, known, len(missing) - len(counted))
+    return Plan(
+        spec.name,
+        tier,
+        len(runs),
+        len(missing),
+        len(groups),
+        total,
+        known,
+        len(missing) - len(counted),
+    )
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #0a1e78ed
 def amount(value: float, unit: str) -> str:
     "With a prefix: `1.2 T` and the unit"
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size: return f"{value / size:.3g} {prefix}{unit}"
+        if value >= size:
+            return f"{value / size:.3g} {prefix}{unit}"
     return f"{value:.3g} {unit}".rstrip()
+
 
 def plan_row(of: Plan, workers: int) -> dict:
     "A plan as a row of text"
     c = of.cost
     source = f"{of.known} stored, rest measured" if of.known else "measured"
-    if of.known == of.missing: source = "stored runs"
-    if of.unknown: source += f"; without {of.unknown} runs whose data are not here"
-    return {"table": of.name, "missing": f"{of.missing} of {of.runs}", "jobs": str(of.jobs),
-            "samples": amount(c.samples, ""), "work": amount(c.flops, "FLOP"),
-            "memory": amount(c.memory, "B") if of.missing else "",
-            "time": duration(c.seconds / min(workers, max(of.jobs, 1))) if of.missing else "",
-            "by": source if of.missing else ""}
+    if of.known == of.missing:
+        source = "stored runs"
+    if of.unknown:
+        source += f"; without {of.unknown} runs whose data are not here"
+    return {
+        "table": of.name,
+        "missing": f"{of.missing} of {of.runs}",
+        "jobs": str(of.jobs),
+        "samples": amount(c.samples, ""),
+        "work": amount(c.flops, "FLOP"),
+        "memory": amount(c.memory, "B") if of.missing else "",
+        "time": duration(c.seconds / min(workers, max(of.jobs, 1))) if of.missing else "",
+        "by": source if of.missing else "",
+    }
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #5c382234
 SCRIPT = """#!/bin/bash
@@ -192,10 +286,20 @@ SCRIPT = """#!/bin/bash
 {more}export OMP_NUM_THREADS=1
 exec {command}
 """
-LEAST = 600.  # seconds of work that are worth a job
+LEAST = 600.0  # seconds of work that are worth a job
 
-def sbatch(path: Path, command: list[str], plans: list[Plan], jobs: int, hours: float, device: str = "cpu",
-           workers: int | None = None, throttle: int | None = None, **directives: str | None) -> Path:
+
+def sbatch(
+    path: Path,
+    command: list[str],
+    plans: list[Plan],
+    jobs: int,
+    hours: float,
+    device: str = "cpu",
+    workers: int | None = None,
+    throttle: int | None = None,
+    **directives: str | None,
+) -> Path:
     """Write a job array for `command`: at most `jobs` jobs of `hours` (above 0, at most 1000) each; raises InputError.
 
     So few that each has ten minutes of work; `throttle` of them at once (default: all). A job has `workers` processes
@@ -203,23 +307,40 @@ def sbatch(path: Path, command: list[str], plans: list[Plan], jobs: int, hours: 
     number("--hours", hours, 0, 1000, but=0)
     for name, value in directives.items():
         if value is not None and not re.fullmatch(r"[\w.,@:+-]{1,200}", value, re.ASCII):
-            raise InputError(f"--{name} {short(value)}: expected letters, digits and . , @ : + - alone")
+            raise InputError(
+                f"--{name} {short(value)}: expected letters, digits and . , @ : + - alone"
+            )
     memory = max(max(p.cost.memory for p in plans) * 1.5, 2000 * 2**20)
-    fit = torch.cuda.mem_get_info()[1] / memory if device == "cuda" and torch.cuda.is_available() else 1
+    fit = (
+        torch.cuda.mem_get_info()[1] / memory
+        if device == "cuda" and torch.cuda.is_available()
+        else 1
+    )
     workers = workers or max(1, min(4, int(fit)))
     enough = math.ceil(sum(p.cost.seconds for p in plans) / workers / LEAST)
     minutes = max(1, round(hours * 60))  # no limit is what 0 would say
     jobs = max(1, min(jobs, enough, math.ceil(sum(p.jobs for p in plans) / workers)))
     more = {"gres": "gpu:1" if device == "cuda" else None} | directives
-    text = SCRIPT.format(last=jobs - 1, throttle=min(throttle or jobs, jobs), workers=workers,
-                         memory=round(memory * workers / 2**20), hours=minutes // 60, minutes=minutes % 60,
-                         more="".join(f"#SBATCH --{name}={value}\n" for name, value in more.items() if value),
-                         command=shlex.join([*command, "--workers", str(workers)]))
+    text = SCRIPT.format(
+        last=jobs - 1,
+        throttle=min(throttle or jobs, jobs),
+        workers=workers,
+        memory=round(memory * workers / 2**20),
+        hours=minutes // 60,
+        minutes=minutes % 60,
+        more="".join(f"#SBATCH --{name}={value}\n" for name, value in more.items() if value),
+        command=shlex.join([*command, "--workers", str(workers)]),
+    )
     write_atomic(path, text.encode())
     return path
 
-def commands(spec: str, runs: list[PlannedRun], results: Path, more: list[str], stack: bool = False) -> list[str]:
+
+def commands(
+    spec: str, runs: list[PlannedRun], results: Path, more: list[str], stack: bool = False
+) -> list[str]:
     "For each job that is missing in `results` a line for a shell: any engine may run them, in any order"
     missing = {r.run_id: r for r in runs if not store.is_complete(store.run_path(results, r))}
-    return [shlex.join(["fedrepro", "run", spec, "--runs", ",".join(r.run_id for r in group), *more])
-            for group in make_jobs(list(missing.values()), stack)]
+    return [
+        shlex.join(["fedrepro", "run", spec, "--runs", ",".join(r.run_id for r in group), *more])
+        for group in make_jobs(list(missing.values()), stack)
+    ]

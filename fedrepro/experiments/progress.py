@@ -18,75 +18,113 @@ from .runs import PlannedRun
 # %% ../../nbs/07_experiments/08_progress.ipynb #b80796db
 def duration(seconds: float) -> str:
     "About how long: `40 s`, `12 min`, `3 h 20 min`"
-    if seconds < 100: return f"{seconds:.0f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 # %% ../../nbs/07_experiments/08_progress.ipynb #eaff52bc
 class Progress:
     "Counts runs and rounds, and says so in the way that suits whoever listens"
-    def __init__(self, runs: list[PlannedRun], quiet: bool = False, on_done: Callable | None = None):
+
+    def __init__(
+        self, runs: list[PlannedRun], quiet: bool = False, on_done: Callable | None = None
+    ):
         "`on_done` as in `compute_runs`"
-        self.on_done = on_done or (lambda run, header, rows: None)  # hears of every run that is finished
-        self.runs, self.rounds = {r.run_id: r for r in runs}, dict.fromkeys((r.run_id for r in runs), 0)
+        self.on_done = on_done or (
+            lambda run, header, rows: None
+        )  # hears of every run that is finished
+        self.runs, self.rounds = (
+            {r.run_id: r for r in runs},
+            dict.fromkeys((r.run_id for r in runs), 0),
+        )
         self.ended: set[str] = set()
         self.given = 0  # rounds that were not computed here, or not at all
         self.started = self.said = time.monotonic()
         self.quiet = quiet or bool(os.environ.get("CI"))
         self.stack = ExitStack()
         self.show: Callable[[str], None] | None = None  # replaces the line that a person sees
+
     def __enter__(self):
-        if self.quiet or not self.runs: return self
+        if self.quiet or not self.runs:
+            return self
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.text import Text
+
             status = self.stack.enter_context(Console(stderr=True).status(self.text()))
             self.show = lambda line: status.update(Text(line))
-        elif "JPY_SESSION_NAME" in os.environ and "IPython.display" in sys.modules:  # a person runs this in JupyterLab
-            below = sys.modules["IPython.display"].display({"text/plain": self.text()}, raw=True, display_id=True)
+        elif (
+            "JPY_SESSION_NAME" in os.environ and "IPython.display" in sys.modules
+        ):  # a person runs this in JupyterLab
+            below = sys.modules["IPython.display"].display(
+                {"text/plain": self.text()}, raw=True, display_id=True
+            )
             self.show = lambda line: below.update({"text/plain": line}, raw=True)
             self.stack.callback(self.show, "")  # a saved page keeps no bar
         return self
-    def __exit__(self, *_): self.stack.close()
+
+    def __exit__(self, *_):
+        self.stack.close()
+
     def count(self) -> tuple[int, int]:
         "Rounds that are complete, and all rounds"
         return sum(self.rounds.values()), sum(r.rounds for r in self.runs.values())
+
     def text(self, more: str = "") -> str:
         "How many runs have ended, `more`, and the time left by the rounds done so far"
         (done, every), line = self.count(), f"{len(self.ended)} of {len(self.runs)} runs{more}"
-        if not self.given < done < every: return line
+        if not self.given < done < every:
+            return line
         seconds = (time.monotonic() - self.started) / (done - self.given) * (every - done)
         return f"{line}, about {duration(seconds)} left"
+
     def draw(self, show: Callable[[str], None], run: PlannedRun):
         done, every = self.count()
         full = 30 * done // every
-        show(f"{'█' * full}{'░' * (30 - full)} " + self.text(f", {done} of {every} rounds, {run.describe()}"))
+        show(
+            f"{'█' * full}{'░' * (30 - full)} "
+            + self.text(f", {done} of {every} rounds, {run.describe()}")
+        )
+
     def round(self, run_id: str, rounds: int):
         "So many rounds of a run are complete: one more, or those that another process has kept"
-        if rounds > self.rounds[run_id] + 1: self.given += rounds - self.rounds[run_id]
+        if rounds > self.rounds[run_id] + 1:
+            self.given += rounds - self.rounds[run_id]
         self.rounds[run_id] = rounds
-        if self.quiet or time.monotonic() - self.said < (.5 if self.show else 60): return
+        if self.quiet or time.monotonic() - self.said < (0.5 if self.show else 60):
+            return
         self.said = time.monotonic()
-        if self.show: self.draw(self.show, self.runs[run_id])
-        else: say(self.text(", {} of {} rounds".format(*self.count())))
+        if self.show:
+            self.draw(self.show, self.runs[run_id])
+        else:
+            say(self.text(", {} of {} rounds".format(*self.count())))
+
     def finish(self, run_id: str, outcome: str):
         "A run has ended; `outcome` is complete, diverged or failed"
         self.ended.add(run_id)
-        self.given += self.runs[run_id].rounds - self.rounds[run_id]  # rounds that nobody computes here
+        self.given += (
+            self.runs[run_id].rounds - self.rounds[run_id]
+        )  # rounds that nobody computes here
         self.rounds[run_id] = self.runs[run_id].rounds
-        if self.show: self.draw(self.show, self.runs[run_id])
-        elif not self.quiet: say(self.text(f": {self.runs[run_id].describe()}: {outcome}"))
+        if self.show:
+            self.draw(self.show, self.runs[run_id])
+        elif not self.quiet:
+            say(self.text(f": {self.runs[run_id].describe()}: {outcome}"))
 
 # %% ../../nbs/07_experiments/08_progress.ipynb #67cac65f
 @dataclass
 class SweepReport:
     "What became of a list of runs"
+
     done: list[Path] = field(default_factory=list)  # computed now
     skipped: list[Path] = field(default_factory=list)  # were complete before
     failed: dict[PlannedRun, str] = field(default_factory=dict)  # run -> error
     later: list[str] = field(default_factory=list)  # runs for which no time was left
     theirs: list[Path] = field(default_factory=list)  # computed meanwhile by another process
-    elsewhere: list[PlannedRun] = field(default_factory=list)  # skipped: another process is computing them
+    elsewhere: list[PlannedRun] = field(
+        default_factory=list
+    )  # skipped: another process is computing them
     interrupted: bool = False
     signal: int = 2  # which interrupted: 2 Ctrl-C, 15 SIGTERM, 1 SIGHUP
 
@@ -94,10 +132,18 @@ class SweepReport:
     def exit_code(self) -> int:
         "0, 1 when a run failed, 130 when interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP"
         return 128 + self.signal if self.interrupted else 1 if self.failed else 0
+
     def summary(self) -> str:
         "One line"
-        others = {"failed": self.failed, "left for another time": self.later, "computed by others": self.theirs,
-                  "in the hands of others": self.elsewhere}
+        others = {
+            "failed": self.failed,
+            "left for another time": self.later,
+            "computed by others": self.theirs,
+            "in the hands of others": self.elsewhere,
+        }
         more = "".join(f", {len(runs)} {what}" for what, runs in others.items() if runs)
-        more += "; interrupted: finished runs are kept, the same command goes on with the rest" * self.interrupted
+        more += (
+            "; interrupted: finished runs are kept, the same command goes on with the rest"
+            * self.interrupted
+        )
         return f"{len(self.done)} computed, {len(self.skipped)} were there{more}"

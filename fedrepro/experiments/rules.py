@@ -27,36 +27,57 @@ from ..data.concept_drift import MAX_CLIENTS
 # %% ../../nbs/07_experiments/01_rules.ipynb #637a30af
 SOURCE_KINDS = ("paper", "code", "tuned:", "guess:", "tier:")  # how a source begins
 
+
 @dataclass(frozen=True)
 class Value:
     "One value of an experiment and where it comes from"
+
     value: Any
-    source: str  # "paper 5.1", "code utils/x.py", "tuned: ...", "guess: ...", "tier: reduced from 200"
+    source: (
+        str  # "paper 5.1", "code utils/x.py", "tuned: ...", "guess: ...", "tier: reduced from 200"
+    )
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #b0786c63
-NAMES = {int: "an integer", float: "a finite number", bool: "true or false", NoneType: '"none"',
-         str: "a text of one line, at most 200 characters"}
+NAMES = {
+    int: "an integer",
+    float: "a finite number",
+    bool: "true or false",
+    NoneType: '"none"',
+    str: "a text of one line, at most 200 characters",
+}
+
 
 def typed(value, kind, where: str):
     """`value` as `kind`: a class, a union with None (written "none"), Literal, list[...] or tuple[...].
 
     Raises InputError naming `where`."""
     origin, inner = get_origin(kind), get_args(kind)
-    if origin is Literal: return choice(value, inner, where)
+    if origin is Literal:
+        return choice(value, inner, where)
     if origin in (list, tuple):
-        if type(value) is not list: raise InputError(f"{where}: {short(value)} is not a list")
+        if type(value) is not list:
+            raise InputError(f"{where}: {short(value)} is not a list")
         return origin(typed(v, inner[0], where) for v in value)
     for k in inner or (kind,):
-        if k is NoneType and value == "none": return None
-        if k is float and type(value) in (int, float) and -1e300 < value < 1e300: return float(value)
-        if type(value) is k and k is not float and (k is not str or (value.isprintable() and len(value) <= 200)):
+        if k is NoneType and value == "none":
+            return None
+        if k is float and type(value) in (int, float) and -1e300 < value < 1e300:
+            return float(value)
+        if (
+            type(value) is k
+            and k is not float
+            and (k is not str or (value.isprintable() and len(value) <= 200))
+        ):
             return value
-    raise InputError(f"{where}: {short(value)} is not {' or '.join(NAMES.get(k, str(k)) for k in inner or (kind,))}")
+    raise InputError(
+        f"{where}: {short(value)} is not {' or '.join(NAMES.get(k, str(k)) for k in inner or (kind,))}"
+    )
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #f75d08ba
 @dataclass(frozen=True)
 class Rule:
     "What a setting may be"
+
     kind: object  # its type
     low: float = -math.inf  # smallest accepted number; of a text: length
     high: float = math.inf
@@ -67,89 +88,160 @@ class Rule:
 
     def __call__(self, value, where: str):
         "`value`, converted; raises InputError"
-        if self.words and isinstance(value, str): return choice(value, self.words, where)
+        if self.words and isinstance(value, str):
+            return choice(value, self.words, where)
         value = typed(value, self.kind, where)
-        if self.names is not None: return self.named(value, self.names(), where)
+        if self.names is not None:
+            return self.named(value, self.names(), where)
         for v in value if isinstance(value, (list, tuple)) else (value,):
-            size, of = (len(v), f"{where}: the length of {short(v)}") if isinstance(v, str) else (v, where)
+            size, of = (
+                (len(v), f"{where}: the length of {short(v)}") if isinstance(v, str) else (v, where)
+            )
             if isinstance(v, str) and self.once and v.count(self.once) > 1:
                 raise InputError(f"{where}: {short(v)} has more than one {self.once!r}")
             out = self.low if self.above else None
-            if type(size) in (int, float): number(of, size, self.low, self.high, type(size), out)
+            if type(size) in (int, float):
+                number(of, size, self.low, self.high, type(size), out)
         return value
 
     def named(self, value, accepted, where: str):
         "`value` if it is an accepted name, or a list of them, each once; raises InputError"
-        if not isinstance(value, list): return choice(value, accepted, where)
+        if not isinstance(value, list):
+            return choice(value, accepted, where)
         for i, v in enumerate(value):
-            if choice(v, accepted, where) in value[:i]: raise InputError(f"{where}: {v} is there twice")
+            if choice(v, accepted, where) in value[:i]:
+                raise InputError(f"{where}: {v} is there twice")
         return value
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #16ebff21
 def method_classes() -> dict[str, Any]:
     "The methods by name, as `engine.method.load_methods` finds them"
-    from fedrepro.engine.method import load_methods  # PyTorch, which a table of stored runs does not need
+    from fedrepro.engine.method import (
+        load_methods,
+    )  # PyTorch, which a table of stored runs does not need
+
     return load_methods()
+
 
 def names(kind: str) -> Callable:
     "A function that returns what may stand for a setting of this `kind`, loaded when it is asked for"
+
     def accepted():
         from fedrepro.data import transforms
         from fedrepro.engine import federation, probes
         from fedrepro.models import networks
-        return {"dataset": transforms.dataset_names, "recipe": transforms.data_recipe_names,
-                "network": networks.network_names, "cohorts": lambda: federation.COHORTS,
-                "precision": lambda: federation.PRECISIONS, "measures": lambda: probes.MEASURES}[kind]()
+
+        return {
+            "dataset": transforms.dataset_names,
+            "recipe": transforms.data_recipe_names,
+            "network": networks.network_names,
+            "cohorts": lambda: federation.COHORTS,
+            "precision": lambda: federation.PRECISIONS,
+            "measures": lambda: probes.MEASURES,
+        }[kind]()
+
     return accepted
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #54d89e67
-STUDIES = {"local": ("study_client", "study_epochs"),  # name -> the settings that it needs
-           "slice": ("study_client", "study_epochs"), "samples": ("study_client", "study_rounds")}
+STUDIES = {
+    "local": ("study_client", "study_epochs"),  # name -> the settings that it needs
+    "slice": ("study_client", "study_epochs"),
+    "samples": ("study_client", "study_rounds"),
+}
 CLIENT_PATTERN = re.compile(r"client (\d{1,6})|classes (\d{1,4})-(\d{1,4})")
+
 
 def parse_client(client: str, where: str = "client") -> tuple[int | None, range]:
     "`client 3` as (3, nothing), `classes 0-4` as (None, range(5)); raises InputError"
     found = CLIENT_PATTERN.fullmatch(client)
-    if not found: raise InputError(f"{where}: {client!r} is neither like 'client 3' nor like 'classes 0-4'")
-    if found[1]: return int(found[1]), range(0)
-    if int(found[2]) > int(found[3]): raise InputError(f"{where}: {client!r}: {found[2]} comes after {found[3]}")
+    if not found:
+        raise InputError(f"{where}: {client!r} is neither like 'client 3' nor like 'classes 0-4'")
+    if found[1]:
+        return int(found[1]), range(0)
+    if int(found[2]) > int(found[3]):
+        raise InputError(f"{where}: {client!r}: {found[2]} comes after {found[3]}")
     return None, range(int(found[2]), int(found[3]) + 1)
+
+
 STUDY_SAMPLES = ("all", "smaller losses", "larger losses")
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #6c9402c1
-SEED = Rule(int, 0, 2**32 - 100, words=("seed",))  # "seed": the run's own, so that every trial has a draw of its own
-COUNT, NAME = Rule(int, 1, 10**6), Rule(str, 1, 80, once="$")  # two of them are a formula in a figure
+SEED = Rule(
+    int, 0, 2**32 - 100, words=("seed",)
+)  # "seed": the run's own, so that every trial has a draw of its own
+COUNT, NAME = (
+    Rule(int, 1, 10**6),
+    Rule(str, 1, 80, once="$"),
+)  # two of them are a formula in a figure
 SETTINGS = {  # key of a spec -> its rule
-    "rounds": COUNT, "every": COUNT, "evaluate_last": COUNT, "seeds": Rule(list[int], 0, 2**31),
-    "dataset": Rule(str, names=names("dataset")), "recipe": Rule(str, names=names("recipe")),
-    "network": Rule(str, names=names("network")), "clients": Rule(int, 1, MAX_CLIENTS),
+    "rounds": COUNT,
+    "every": COUNT,
+    "evaluate_last": COUNT,
+    "seeds": Rule(list[int], 0, 2**31),
+    "dataset": Rule(str, names=names("dataset")),
+    "recipe": Rule(str, names=names("recipe")),
+    "network": Rule(str, names=names("network")),
+    "clients": Rule(int, 1, MAX_CLIENTS),
     "participation": Rule(float, 0, 1, above=True),
-    "partition": Rule(str, names=partition.recipe_names), "partition_seed": SEED, "cohort_seed": SEED,
-    "cohorts": Rule(str, names=names("cohorts")), "precision": Rule(str, names=names("precision")),
-    "noise": Rule(float, 0, 1), "train_samples": Rule(int, 1, 10**8), "test_samples": Rule(int, 1, 10**8),
-    "drift": Rule(str, names=concept_drift.drift_names), "drift_round": Rule(int, 0, 10**6), "drift_step": COUNT,
-    "drift_back": COUNT, "measures": Rule(list[str], names=names("measures"))}
+    "partition": Rule(str, names=partition.recipe_names),
+    "partition_seed": SEED,
+    "cohort_seed": SEED,
+    "cohorts": Rule(str, names=names("cohorts")),
+    "precision": Rule(str, names=names("precision")),
+    "noise": Rule(float, 0, 1),
+    "train_samples": Rule(int, 1, 10**8),
+    "test_samples": Rule(int, 1, 10**8),
+    "drift": Rule(str, names=concept_drift.drift_names),
+    "drift_round": Rule(int, 0, 10**6),
+    "drift_step": COUNT,
+    "drift_back": COUNT,
+    "measures": Rule(list[str], names=names("measures")),
+}
 PARTITION = {  # key of a spec -> (argument of the partition recipe, rule)
-    "alpha_dirichlet": ("alpha", Rule(float, 1e-6, 1e6)), "per_class": ("per_class", Rule(int, 0, 10**6)),
-    "per_class_test": ("per_class_test", Rule(int, 0, 10**6)), "shards": ("shards", COUNT),
-    "sigma": ("sigma", Rule(float, 0, 10)), "minimum": ("minimum", COUNT), "tries": ("tries", Rule(int, 1, 10**4))}
+    "alpha_dirichlet": ("alpha", Rule(float, 1e-6, 1e6)),
+    "per_class": ("per_class", Rule(int, 0, 10**6)),
+    "per_class_test": ("per_class_test", Rule(int, 0, 10**6)),
+    "shards": ("shards", COUNT),
+    "sigma": ("sigma", Rule(float, 0, 10)),
+    "minimum": ("minimum", COUNT),
+    "tries": ("tries", Rule(int, 1, 10**4)),
+}
 STUDY = {  # key of a spec -> (its name in the part `study` of the settings, rule); see local_study
-    "study_client": ("client", Rule(str, 1, 40)), "study_epochs": ("epochs", COUNT),
+    "study_client": ("client", Rule(str, 1, 40)),
+    "study_epochs": ("epochs", COUNT),
     "study_samples": ("samples", Rule(str, names=lambda: STUDY_SAMPLES)),
-    "study_rounds": ("rounds", Rule(list[int], 1, 10**6)), "start_accuracy": ("accuracy", Rule(float, 0, 100)),
-    "start_class_accuracy": ("class_accuracy", Rule(float, 0, 100))}  # 0: asks for nothing
+    "study_rounds": ("rounds", Rule(list[int], 1, 10**6)),
+    "start_accuracy": ("accuracy", Rule(float, 0, 100)),
+    "start_class_accuracy": ("class_accuracy", Rule(float, 0, 100)),
+}  # 0: asks for nothing
 SETTINGS |= {key: rule for key, (_, rule) in (PARTITION | STUDY).items()}
-SETTINGS |= {"study": Rule(str, names=lambda: STUDIES), "start_method": Rule(str, names=method_classes)}
-DRIFT = {"sudden": ("drift_round",), "incremental": ("drift_round", "drift_step"),  # which settings a drift has
-         "reoccurring": ("drift_round", "drift_back")}
-DEFAULTS = {"every": 1, "partition_seed": 0, "cohort_seed": 0, "participation": 1.0, "noise": 0.0,
-            "drift": "none", "drift_step": 10, "drift_back": 50}
+SETTINGS |= {
+    "study": Rule(str, names=lambda: STUDIES),
+    "start_method": Rule(str, names=method_classes),
+}
+DRIFT = {
+    "sudden": ("drift_round",),
+    "incremental": ("drift_round", "drift_step"),  # which settings a drift has
+    "reoccurring": ("drift_round", "drift_back"),
+}
+DEFAULTS = {
+    "every": 1,
+    "partition_seed": 0,
+    "cohort_seed": 0,
+    "participation": 1.0,
+    "noise": 0.0,
+    "drift": "none",
+    "drift_step": 10,
+    "drift_back": 50,
+}
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #55161d94
 def toml_table(raw, where: str) -> dict:
     "`raw` if it is a TOML table; raises InputError"
-    if not isinstance(raw, dict): raise InputError(f"{where}: {short(raw)} is not a table of keys")
+    if not isinstance(raw, dict):
+        raise InputError(f"{where}: {short(raw)} is not a table of keys")
     return raw
+
 
 def read_values(raw, rules: Mapping[str, Callable], where: str, besides=()) -> dict[str, Value]:
     "The values in a TOML table, checked by `rules`; keys in `besides` are read elsewhere. Raises InputError"
@@ -157,68 +249,103 @@ def read_values(raw, rules: Mapping[str, Callable], where: str, besides=()) -> d
     for key in [k for k in raw if k not in besides and k != "source"]:
         at = f"{where}.{choice(key, [*rules, *besides, 'source'], f'{where}: key')}"
         given = raw[key] if isinstance(raw[key], dict) else {"value": raw[key]}
-        for part in given: choice(part, ("value", "source"), f"{at}: key")
+        for part in given:
+            choice(part, ("value", "source"), f"{at}: key")
         source = given.get("source", common)
-        if "value" not in given: raise InputError(f"{at} has no value")
-        if not isinstance(source, str) or not source.startswith(SOURCE_KINDS) or not source.isprintable():
-            raise InputError(f"{at}: source {short(source)} does not begin with one of: {', '.join(SOURCE_KINDS)}")
+        if "value" not in given:
+            raise InputError(f"{at} has no value")
+        if (
+            not isinstance(source, str)
+            or not source.startswith(SOURCE_KINDS)
+            or not source.isprintable()
+        ):
+            raise InputError(
+                f"{at}: source {short(source)} does not begin with one of: {', '.join(SOURCE_KINDS)}"
+            )
         values[key] = Value(rules[key](given["value"], at), source)
     return values
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #9592d374
 def read_toml(path: Path) -> dict:
     "The file as nested dicts; raises InputError naming the line that is not TOML"
-    try: return tomllib.loads(read_regular(path).decode("utf-8-sig"))
-    except OSError as error: raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    try:
+        return tomllib.loads(read_regular(path).decode("utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid TOML: {' '.join(str(error).split())[-200:]}") from None
 
+
 def last_digit(text: str) -> float:
     "The unit of the last printed digit of a number: 0.01 for '1.98'"
-    return 10. ** int(Decimal(text).as_tuple().exponent)
+    return 10.0 ** int(Decimal(text).as_tuple().exponent)
+
 
 def read_published_csv(path: Path) -> pd.DataFrame:
     """Published numbers, a line a cell: method, mean, std (nan: not stated), what else names a cell. Raises InputError
 
     `std_step` is the unit of the last printed digit of std."""
-    try: return _published(path, read_regular(path)).copy()
-    except InputError: raise
+    try:
+        return _published(path, read_regular(path)).copy()
+    except InputError:
+        raise
     except (OSError, ValueError, ArithmeticError) as error:
-        raise InputError(f"{path}: cannot be read as csv ({' '.join(str(error).split())[:200]})") from None
+        raise InputError(
+            f"{path}: cannot be read as csv ({' '.join(str(error).split())[:200]})"
+        ) from None
+
 
 @lru_cache(256)  # a scoreboard asks for each file ten times
 def _published(path: Path, text: bytes) -> pd.DataFrame:
     paper = pd.read_csv(io.BytesIO(text), dtype={"mean": str, "std": str})
     if absent := [c for c in ("method", "mean", "std") if c not in paper]:
         raise InputError(f"{path}: column {absent[0]!r} is missing")
-    if not isinstance(paper.index, pd.RangeIndex): raise InputError(f"{path}: a line has more fields than the first")
-    for column, low, what in (("mean", -1e300, "a finite number"), ("std", 0, "a finite number of at least 0")):
+    if not isinstance(paper.index, pd.RangeIndex):
+        raise InputError(f"{path}: a line has more fields than the first")
+    for column, low, what in (
+        ("mean", -1e300, "a finite number"),
+        ("std", 0, "a finite number of at least 0"),
+    ):
         numbers = pd.to_numeric(paper[column], errors="coerce").astype(float)
         wrong = paper[column][paper[column].notna() & ~numbers.between(low, 1e300)]
-        if len(wrong): raise InputError(f"{path}: {column} {short(wrong.iloc[0])} is not {what}")
-        if column == "std": paper["std_step"] = paper["std"].map(last_digit, na_action="ignore").astype(float)
+        if len(wrong):
+            raise InputError(f"{path}: {column} {short(wrong.iloc[0])} is not {what}")
+        if column == "std":
+            paper["std_step"] = paper["std"].map(last_digit, na_action="ignore").astype(float)
         paper[column] = numbers
-    for name in paper: NAME(name, f"{path}: column")
-    for name in paper["method"]: NAME(name, f"{path}: method")
+    for name in paper:
+        NAME(name, f"{path}: column")
+    for name in paper["method"]:
+        NAME(name, f"{path}: method")
     return paper.copy()  # in one piece
+
 
 def line_finder(paper: pd.DataFrame, where: str) -> Callable:
     """A function from {column: value} to which lines of `paper` have them all, (N,).
 
     It raises InputError, naming `where`, for what is no column."""
     texts = lru_cache(None)(lambda column: paper[column].astype(str).to_numpy(object))
+
     @lru_cache(None)
     def same(column: str, number: bool, value) -> np.ndarray:
         choice(column, paper, f"{where}: column")
-        if number: return (pd.to_numeric(paper[column], errors="coerce") == value).to_numpy()  # 20 and 20.0 are equal
+        if number:
+            return (
+                pd.to_numeric(paper[column], errors="coerce") == value
+            ).to_numpy()  # 20 and 20.0 are equal
         return texts(column) == value
+
     def lines(asked: dict) -> np.ndarray:
         every = np.full(len(paper), True)
-        return reduce(operator.and_, [same(c, not isinstance(v, str), v) for c, v in asked.items()], every)
+        return reduce(
+            operator.and_, [same(c, not isinstance(v, str), v) for c, v in asked.items()], every
+        )
+
     return lines
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #c7af0c05
 type_hints = lru_cache(get_type_hints)
+
 
 def field_rules(method: type) -> dict[str, Rule]:
     "Rules for the hyper-parameters of a method: its dataclass fields and their types"
@@ -229,16 +356,23 @@ def field_rules(method: type) -> dict[str, Rule]:
 def typed_value(text: str):
     "What `text` says: a number, true, false or a list, as TOML has them; else `text` itself"
     number = f"0{text}" if re.fullmatch(r"\.\d+([eE][+-]?\d+)?", text) else text
-    try: found = tomllib.loads(f"value = {number}")
-    except (ValueError, RecursionError): return text
+    try:
+        found = tomllib.loads(f"value = {number}")
+    except (ValueError, RecursionError):
+        return text
     return found["value"] if list(found) == ["value"] else text
+
 
 def typed_settings(texts: Sequence[str], where: str = "--set") -> dict[str, Any]:
     "The texts `KEY=VALUE` and `ROW.KEY=VALUE` as a dict; raises InputError"
     found: dict[str, Any] = {}
     for text in texts:
         parts = re.fullmatch(r"((?:.+?\.)??[^\W\d]\w*)=(.*)", text, re.DOTALL)
-        if not parts: raise InputError(f"{where} {short(text)}: expected KEY=VALUE, as rounds=50 or FedProx.mu=0.1")
-        if parts[1] in found: raise InputError(f"{where} {short(text)}: {parts[1]} is set twice")
+        if not parts:
+            raise InputError(
+                f"{where} {short(text)}: expected KEY=VALUE, as rounds=50 or FedProx.mu=0.1"
+            )
+        if parts[1] in found:
+            raise InputError(f"{where} {short(text)}: {parts[1]} is set twice")
         found[parts[1]] = typed_value(parts[2])
     return found

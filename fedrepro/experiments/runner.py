@@ -27,48 +27,76 @@ from .jobs import Job, TimeUp, make_jobs, prepare, refuse_taken, run_job
 from .leases import PATIENCE, Lost, clear, held, lease_of, mark, whose
 from .progress import Progress, SweepReport, brief
 from .rules import COUNT
-from .runs import PlannedRun, fingerprints, forget_own_data, pick_device, unchecked
+from fedrepro.experiments.runs import (
+    PlannedRun,
+    fingerprints,
+    forget_own_data,
+    pick_device,
+    unchecked,
+)
 
 # %% ../../nbs/07_experiments/10_runner.ipynb #68c1c624
 @dataclass(frozen=True)
 class Outcome:
     "What became of a run"
-    status: Literal["done", "theirs", "elsewhere", "later", "failed"]  # computed here, or by others; others are at it
+
+    status: Literal[
+        "done", "theirs", "elsewhere", "later", "failed"
+    ]  # computed here, or by others; others are at it
     path: Path | None = None  # the result file of a run that is done
     error: str = ""  # why it has failed
+
 
 def failed(runs: list[PlannedRun], error: str) -> list[Outcome]:
     "All of them have"
     return [Outcome("failed", error=error)] * len(runs)
 
+
 def rest(job: Job, there: set[str], outcome: Outcome) -> list[Outcome]:
     "`outcome` for each run of a job that has no result and that nobody else computes; `there` had one before"
+
     def of(run_id: str, path: Path) -> Outcome:
-        if store.is_complete(path): return Outcome("theirs" if run_id in there else "done", path)
+        if store.is_complete(path):
+            return Outcome("theirs" if run_id in there else "done", path)
         return Outcome("elsewhere") if held(path) else outcome
+
     return [of(r.run_id, job.path(r)) for r in job.runs]
+
 
 def attempt(job: Job, on_round: Callable) -> list[Outcome]:
     "The outcome of each run of a job; when it fails, its runs are tried one by one, so that only what is broken fails"
     there = {r.run_id for r in job.runs if store.is_complete(job.path(r))}
     try:
-        with same_folder(): paths = run_job(job, on_round)
-    except TimeUp: return rest(job, there, Outcome("later"))
-    except Lost: return [Outcome("elsewhere")] * len(job.runs)
+        with same_folder():
+            paths = run_job(job, on_round)
+    except TimeUp:
+        return rest(job, there, Outcome("later"))
+    except Lost:
+        return [Outcome("elsewhere")] * len(job.runs)
     except (Exception, SystemExit) as error:
-        if len(job.runs) == 1: return rest(job, there, Outcome("failed", error=brief(error)))
+        if len(job.runs) == 1:
+            return rest(job, there, Outcome("failed", error=brief(error)))
         alone = [attempt(replace(job, runs=[r]), on_round)[0] for r in job.runs]
-        return [replace(found, status="done") if found.status == "theirs" and r.run_id not in there else found
-                for r, found in zip(job.runs, alone)]
-    return [Outcome("theirs" if r.run_id in there else "done" if path else "elsewhere", path)
-            for r, path in zip(job.runs, paths)]
+        return [
+            replace(found, status="done")
+            if found.status == "theirs" and r.run_id not in there
+            else found
+            for r, found in zip(job.runs, alone)
+        ]
+    return [
+        Outcome("theirs" if r.run_id in there else "done" if path else "elsewhere", path)
+        for r, path in zip(job.runs, paths)
+    ]
+
 
 def note(report: SweepReport, progress: Progress, runs: list[PlannedRun], outcomes: list[Outcome]):
     "Enter what became of a job's runs"
     for run, outcome in zip(runs, outcomes):
         progress.ended.add(run.run_id)
-        if outcome.status == "later": report.later.append(run.describe())
-        elif outcome.status == "elsewhere": report.elsewhere.append(run)
+        if outcome.status == "later":
+            report.later.append(run.describe())
+        elif outcome.status == "elsewhere":
+            report.elsewhere.append(run)
         elif outcome.path is None or (found := store.read_or_set_aside(outcome.path)) is None:
             error = outcome.error or "its result was damaged after it was written"
             report.failed[run] = error
@@ -78,34 +106,50 @@ def note(report: SweepReport, progress: Progress, runs: list[PlannedRun], outcom
             progress.on_done(run, *found)
             progress.finish(run.run_id, found[0]["status"])
 
+
 def run_here(jobs: list[Job], report: SweepReport, progress: Progress, task: Callable = attempt):
     "Run the jobs in this process; `task(job, on_round)` says what became of one"
     keep_memory()
-    for job in jobs: note(report, progress, job.runs, task(job, progress.round))
+    for job in jobs:
+        note(report, progress, job.runs, task(job, progress.round))
 
 # %% ../../nbs/07_experiments/10_runner.ipynb #47dc013b
 def gpus() -> list[str]:
     "What CUDA_VISIBLE_DEVICES may be for a process with one GPU of this machine; empty where there is none"
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [str(i) for i in range(torch.cuda.device_count())] if given is None else list(filter(None, given.split(",")))
+    return (
+        [str(i) for i in range(torch.cuda.device_count())]
+        if given is None
+        else list(filter(None, given.split(",")))
+    )
+
 
 def prepare_worker(gpu: str, own: dict):
     "The first thing a worker does: of several GPUs it sees one, and it imports a person's code as this process has"
-    if gpu: os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    if gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     start_with(own)
 
-def run_apart(jobs: list[Job], workers: int, report: SweepReport, progress: Progress, task: Callable = attempt):
+
+def run_apart(
+    jobs: list[Job], workers: int, report: SweepReport, progress: Progress, task: Callable = attempt
+):
     "Run the jobs in `workers` processes, whatever becomes of these processes"
     devices = (gpus() if jobs[0].device == "cuda" else []) or [""]
     tasks = [dumps((task, (job, tell))) for job in jobs]
     own = own_texts()
-    with Workers(workers, lambda number: dumps((prepare_worker, (devices[number % len(devices)], own)))) as staff:
+    with Workers(
+        workers, lambda number: dumps((prepare_worker, (devices[number % len(devices)], own)))
+    ) as staff:
         try:
             for i, kind, what in staff.work(tasks):
-                if kind == "report": progress.round(*what)
+                if kind == "report":
+                    progress.round(*what)
                 elif kind == "died":
-                    for run in jobs[i].runs: progress.rounds[run.run_id] = 0
-                elif kind == "done": note(report, progress, jobs[i].runs, what)
+                    for run in jobs[i].runs:
+                        progress.rounds[run.run_id] = 0
+                elif kind == "done":
+                    note(report, progress, jobs[i].runs, what)
                 else:
                     died = f"its worker process died {TRIES} times (killed, or out of memory?)"
                     why = died if kind == "lost" else brief(what)
@@ -114,20 +158,35 @@ def run_apart(jobs: list[Job], workers: int, report: SweepReport, progress: Prog
             left = [r for job in jobs for r in job.runs if r.run_id not in progress.ended]
             note(report, progress, left, failed(left, str(error)))
 
+
 def run_near(jobs: list[Job], report: SweepReport, progress: Progress, workers: int):
     "Run the jobs in `workers` processes of this machine, each a job, or each a part of a run's clients"
     how, few = jobs[0].how, len(jobs) < workers
-    split = how == "processes" or (how == "auto" and few and jobs[0].device == "cpu")  # as `pick_executor` does
+    split = how == "processes" or (
+        how == "auto" and few and jobs[0].device == "cpu"
+    )  # as `pick_executor` does
     apart = not split and min(workers, len(jobs)) > 1
     jobs = [replace(job, workers=1 if apart else workers) for job in jobs]
-    if apart: run_apart(jobs, min(workers, len(jobs)), report, progress)
-    else: run_here(jobs, report, progress)
+    if apart:
+        run_apart(jobs, min(workers, len(jobs)), report, progress)
+    else:
+        run_here(jobs, report, progress)
 
 # %% ../../nbs/07_experiments/10_runner.ipynb #e9b1c2bf
-GLANCE, QUIETLY = 1., 10.  # seconds from one look at what others do to the next, and until it is said who they are
+GLANCE, QUIETLY = (
+    1.0,
+    10.0,
+)  # seconds from one look at what others do to the next, and until it is said who they are
 
-def awaited(report: SweepReport, progress: Progress, results: str | Path, until: float, wait: bool,
-            tried: dict[str, tuple]) -> list[PlannedRun]:
+
+def awaited(
+    report: SweepReport,
+    progress: Progress,
+    results: str | Path,
+    until: float,
+    wait: bool,
+    tried: dict[str, tuple],
+) -> list[PlannedRun]:
     """Those of the runs in others' hands that came free unfinished; empty when all are done, or when not to `wait`.
 
     `tried`: the mark of each void lease by run id; one that is still there the next time cannot be taken."""
@@ -137,7 +196,8 @@ def awaited(report: SweepReport, progress: Progress, results: str | Path, until:
         for r in theirs:
             path, lease = store.run_path(results, r), lease_of(store.run_path(results, r))
             done = store.is_complete(path)
-            if not done and held(path): report.elsewhere.append(r)
+            if not done and held(path):
+                report.elsewhere.append(r)
             elif done or store.is_complete(path):  # a result is there before its lease goes
                 report.theirs.append(path)
                 progress.finish(r.run_id, "computed by another process")
@@ -145,10 +205,12 @@ def awaited(report: SweepReport, progress: Progress, results: str | Path, until:
                 why = f"the lease of {whose(lease)} is void, but cannot be taken over; remove the file"
                 note(report, progress, [r], failed([r], why))
             else:
-                if now: tried[r.run_id] = now
+                if now:
+                    tried[r.run_id] = now
                 free.append(r)
         progress.ended -= {r.run_id for r in free}
-        if free or not wait: return free
+        if free or not wait:
+            return free
         if time.time() >= until:
             report.later += [r.describe() for r in report.elsewhere]
             report.elsewhere = []
@@ -156,8 +218,10 @@ def awaited(report: SweepReport, progress: Progress, results: str | Path, until:
             if not told and time.monotonic() - began > QUIETLY:
                 told, r = True, report.elsewhere[0]
                 holder = whose(lease_of(store.run_path(results, r)))
-                say(f"waiting for {len(report.elsewhere)} runs of others: {r.describe()} is held by {holder}; after "
-                    f"{PATIENCE:.0f} s without such a sign it is taken over")
+                say(
+                    f"waiting for {len(report.elsewhere)} runs of others: {r.describe()} is held by {holder}; after "
+                    f"{PATIENCE:.0f} s without such a sign it is taken over"
+                )
             time.sleep(GLANCE)
     return []
 
@@ -165,38 +229,71 @@ def awaited(report: SweepReport, progress: Progress, results: str | Path, until:
 def remove_leftovers(folder: Path):
     "Remove what a kill left half written at least an hour ago, stale leases, checkpoints of runs with a result"
     clear(folder)
-    kept = folder/"checkpoints"  # one without its json is half of one
-    halves = [p for p in matching(kept, 16 * "[0-9a-f]" + "-*.safetensors") if not p.with_suffix(".json").exists()]
+    kept = folder / "checkpoints"  # one without its json is half of one
+    halves = [
+        p
+        for p in matching(kept, 16 * "[0-9a-f]" + "-*.safetensors")
+        if not p.with_suffix(".json").exists()
+    ]
     for part in [*folder.glob(".*.partial"), *matching(kept, ".*.partial"), *halves]:
         with contextlib.suppress(OSError):
-            if time.time() - part.stat().st_mtime >= 3600: part.unlink()
-    with contextlib.suppress(InputError): forget_finished(kept, lambda run_id: store.has_run(folder, run_id))
-    with contextlib.suppress(OSError): kept.rmdir()  # when it is empty
+            if time.time() - part.stat().st_mtime >= 3600:
+                part.unlink()
+    with contextlib.suppress(InputError):
+        forget_finished(kept, lambda run_id: store.has_run(folder, run_id))
+    with contextlib.suppress(OSError):
+        kept.rmdir()  # when it is empty
 
-def compare_data(finished: list[PlannedRun], todo: list[PlannedRun], results: str | Path, data,
-                 device: str = "cpu"):
+
+def compare_data(
+    finished: list[PlannedRun],
+    todo: list[PlannedRun],
+    results: str | Path,
+    data,
+    device: str = "cpu",
+):
     """Raises InputError where a finished run was computed on other data than are there now, or normalised otherwise.
 
     Asked of data sets of one's own and those without checksums, and of all that are loaded for `todo` anyway."""
-    def key(r: PlannedRun) -> str: return json.dumps([r.settings["data"], r.settings.get("sources", {}).get("data")])
+
+    def key(r: PlannedRun) -> str:
+        return json.dumps([r.settings["data"], r.settings.get("sources", {}).get("data")])
+
     loaded, now = set(map(key, todo)), dict[str, dict[str, str]]()
     for r in finished:
         name = r.settings["data"]["name"]
-        if not (key(r) in loaded or "data" in r.settings.get("sources", {}) or unchecked(name)): continue
+        if not (key(r) in loaded or "data" in r.settings.get("sources", {}) or unchecked(name)):
+            continue
         head, path = store.read(store.run_path(results, r))[0], store.run_path(results, r)
         if key(r) not in now:
-            try: now[key(r)] = fingerprints(r, data, device)
+            try:
+                now[key(r)] = fingerprints(r, data, device)
             except InputError as error:
                 say(f"{name}: finished runs cannot be compared with the data ({error})")
                 now[key(r)] = {}
         for what, found in now[key(r)].items():
             if head.get(what) not in (None, found):
-                raise InputError(f"{path}: was computed on other data {name} than are there now, or normalised "
-                                 "otherwise; move it away, or choose another folder with --results")
+                raise InputError(
+                    f"{path}: was computed on other data {name} than are there now, or normalised "
+                    "otherwise; move it away, or choose another folder with --results"
+                )
 
-def compute_runs(runs: list[PlannedRun], results: str | Path, *, data=None, device: str = "cpu", workers: int = 1,
-                 quiet: bool = False, how: str = "auto", every: int | None = None, until: float = math.inf,
-                 pool: Callable | None = None, wait: bool = True, on_done: Callable | None = None) -> SweepReport:
+
+def compute_runs(
+    runs: list[PlannedRun],
+    results: str | Path,
+    *,
+    data=None,
+    device: str = "cpu",
+    workers: int = 1,
+    quiet: bool = False,
+    how: str = "auto",
+    every: int | None = None,
+    until: float = math.inf,
+    pool: Callable | None = None,
+    wait: bool = True,
+    on_done: Callable | None = None,
+) -> SweepReport:
     """Compute the runs that are not in `results` yet, in `workers` processes; a failing run does not stop the others.
 
     `data`, `device`, `how`, `every` and `until` are those of each `Job`: at `until` runs stop and are kept, and none
@@ -207,13 +304,20 @@ def compute_runs(runs: list[PlannedRun], results: str | Path, *, data=None, devi
     COUNT(workers, "workers")
     choice(how, executor_names(), "executor")
     runs = list({r.run_id: r for r in runs}.values())
-    results, data = Path(results).absolute(), None if data is None else Path(data).absolute()  # a method may move us
-    here = "cpu" if pool else pick_device(device)  # a cluster's workers may have the GPU that this machine lacks
+    results, data = (
+        Path(results).absolute(),
+        None if data is None else Path(data).absolute(),
+    )  # a method may move us
+    here = (
+        "cpu" if pool else pick_device(device)
+    )  # a cluster's workers may have the GPU that this machine lacks
     device = choice(device, ("auto", "cpu", "cuda"), "device") if pool else here
-    for tier in {r.tier for r in runs}: remove_leftovers(store.check_writable(Path(results)/tier))
+    for tier in {r.tier for r in runs}:
+        remove_leftovers(store.check_writable(Path(results) / tier))
     there = {r.run_id for r in runs if store.is_complete(store.run_path(results, r))}
     todo = [r for r in runs if r.run_id not in there]
-    for r in todo: refuse_taken(store.run_path(results, r))
+    for r in todo:
+        refuse_taken(store.run_path(results, r))
     report = SweepReport(skipped=[store.run_path(results, r) for r in runs if r.run_id in there])
     tried: dict[str, tuple] = {}
     stack, left = how in ("stacked", "stacked-graphs") or (how == "auto" and device == "cuda"), todo
@@ -224,14 +328,22 @@ def compute_runs(runs: list[PlannedRun], results: str | Path, *, data=None, devi
                 prepare(todo, data, here)
                 compare_data([r for r in runs if r.run_id in there], todo, results, data, here)
             while left:
-                jobs = [Job(group, results, data, device, how, 1, every, until) for group in make_jobs(left, stack)]
+                jobs = [
+                    Job(group, results, data, device, how, 1, every, until)
+                    for group in make_jobs(left, stack)
+                ]
                 (pool or partial(run_near, workers=workers))(jobs, report, progress)
                 left = awaited(report, progress, results, until, wait, tried)
-        except KeyboardInterrupt as stop:  # perhaps between a result's last byte and our note of it: the files decide
+        except (
+            KeyboardInterrupt
+        ) as stop:  # perhaps between a result's last byte and our note of it: the files decide
             report.interrupted, report.signal = True, (*stop.args, 2)[0]
             paths = (store.run_path(results, r) for r in todo)
             report.done = [p for p in paths if p not in report.theirs and store.is_complete(p)]
-    for tier in {r.tier for r in todo}: clear(Path(results)/tier)  # of workers that were killed
-    for r, error in report.failed.items(): say(f"{r.describe()} failed: {error}")
-    if report.interrupted: say(report.summary())
+    for tier in {r.tier for r in todo}:
+        clear(Path(results) / tier)  # of workers that were killed
+    for r, error in report.failed.items():
+        say(f"{r.describe()} failed: {error}")
+    if report.interrupted:
+        say(report.summary())
     return report

@@ -17,11 +17,22 @@ from ..core.errors import InputError, choice
 from ..core.files import stamped
 from ..core.own_code import alike, of_package, own_digest, pages_share_process, replaced
 from ..data import concept_drift, partition
-from .rules import (
-    DEFAULTS, DRIFT, PARTITION, STUDIES, STUDY, field_rules, method_classes, parse_client)
+from fedrepro.experiments.rules import (
+    DEFAULTS,
+    DRIFT,
+    PARTITION,
+    STUDIES,
+    STUDY,
+    field_rules,
+    method_classes,
+    parse_client,
+)
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #29d81d14
-PROTOCOL = 1  # raised when the engine's numbers change for every method, so that old runs are not reused
+PROTOCOL = (
+    1  # raised when the engine's numbers change for every method, so that old runs are not reused
+)
+
 
 def run_id(settings: dict) -> str:
     "16 hexadecimal digits of the sha256 over the settings as canonical json"
@@ -34,139 +45,242 @@ def package_methods(kind: type) -> set[str]:
     mine = {kind.__name__} if kind.__module__.startswith("fedrepro.") else set()
     return mine.union(*map(package_methods, kind.__subclasses__()))
 
+
 def make_method(name: str, values: dict, where: str):
     "The method called `name` with those of `values` that are its fields; raises InputError"
     method: Any = method_classes()[choice(name, method_classes(), f"{where}: method")]
     from fedrepro.engine.method import SHADOWED
+
     typed = SHADOWED.get(name)
     if typed is not None and not pages_share_process() and not alike(typed, method):
         here = "of this notebook or script has the name of a method of the package"
         raise InputError(f"{where}: {name} {here}; rename it")
-    if not method.__module__.startswith("fedrepro.") and name in package_methods(method_classes()["FedAvg"]):
-        raise InputError(f"{where}: {name} of {method.__module__} has the name of a method of the package")
-    try: return method(**{k: values[k] for k in field_rules(method) if k in values})
+    if not method.__module__.startswith("fedrepro.") and name in package_methods(
+        method_classes()["FedAvg"]
+    ):
+        raise InputError(
+            f"{where}: {name} of {method.__module__} has the name of a method of the package"
+        )
+    try:
+        return method(**{k: values[k] for k in field_rules(method) if k in values})
     except (TypeError, ValueError, ArithmeticError) as error:
-        raise InputError(f"{where}: {name} refuses its values: {' '.join(str(error).split())[:200]}") from None
+        raise InputError(
+            f"{where}: {name} refuses its values: {' '.join(str(error).split())[:200]}"
+        ) from None
+
 
 def method_settings(method) -> dict:
     "The fields of a method that name its runs: all, but for those marked `neutral` that stand at their default"
-    return {f.name: value for f in dataclasses.fields(method) if f.init
-            for value in [getattr(method, f.name)] if not (f.metadata.get("neutral") and value == f.default)}
+    return {
+        f.name: value
+        for f in dataclasses.fields(method)
+        if f.init
+        for value in [getattr(method, f.name)]
+        if not (f.metadata.get("neutral") and value == f.default)
+    }
+
 
 def method_part(method) -> dict:
     "What the settings say about a method; of one that is not the package's, also a digest of its source"
     kind: Any = type(method)
     own = own_digest(kind)
     source = {"source": own} if own else {}
-    return {"class": kind.__name__, "version": method.version, "fields": method_settings(method)} | source
+    return {
+        "class": kind.__name__,
+        "version": method.version,
+        "fields": method_settings(method),
+    } | source
+
 
 def other_parts(v: dict, where: str) -> dict:
     "Digests of the sources of network, data and partition, where these are not the package's; raises InputError"
     from fedrepro.data.datasets import MADE, SOURCES
     from fedrepro.data.transforms import PIXEL_STATISTICS, RECIPES
     from fedrepro.models.networks import ARCHITECTURES
-    keys = {"network": "network", "data set": "dataset", "recipe": "recipe", "partition recipe": "partition"}
+
+    keys = {
+        "network": "network",
+        "data set": "dataset",
+        "recipe": "recipe",
+        "partition recipe": "partition",
+    }
     names = {what: v[key] for what, key in keys.items()}
     for what, name in names.items():
         if replaced(what, name):
-            raise InputError(f"{where}: {name} is a {what} of the package and was replaced; choose another name")
-    def mine(what: str) -> bool: return not of_package(what, names[what])
+            raise InputError(
+                f"{where}: {name} is a {what} of the package and was replaced; choose another name"
+            )
+
+    def mine(what: str) -> bool:
+        return not of_package(what, names[what])
+
     found, dataset = {}, names["data set"]
-    if mine("network"): found["network"] = own_digest(ARCHITECTURES.get(names["network"]), True)
+    if mine("network"):
+        found["network"] = own_digest(ARCHITECTURES.get(names["network"]), True)
     source, differs = SOURCES.get(dataset), RECIPES.get(names["recipe"], {}).get(dataset)
-    files = source and (source.read, source.train, source.test, source.meta, source.sizes, source.class_names)
+    files = source and (
+        source.read,
+        source.train,
+        source.test,
+        source.meta,
+        source.sizes,
+        source.class_names,
+    )
     everything = files, MADE.get(dataset), PIXEL_STATISTICS.get(dataset), differs
-    if mine("data set"): found["data"] = own_digest(everything, True)
-    elif mine("recipe"): found["data"] = own_digest(differs, True)
+    if mine("data set"):
+        found["data"] = own_digest(everything, True)
+    elif mine("recipe"):
+        found["data"] = own_digest(differs, True)
     if mine("partition recipe"):
         found["partition"] = own_digest(partition.PARTITIONS.get(names["partition recipe"]), True)
     return {"sources": found} if found else {}
 
+
 def study_part(method, v: dict, where: str) -> dict:
     "What the settings say about a study of one client, from the values `v` of the spec: nothing for any other run"
     given = {name: v[key] for key, (name, _) in STUDY.items() if key in v}
-    if not given.get("class_accuracy"): given.pop("class_accuracy", None)
+    if not given.get("class_accuracy"):
+        given.pop("class_accuracy", None)
     if "study" not in v:
         stray = next((k for k in (*STUDY, "start_method") if k in v), None)
-        if stray: raise InputError(f"{where}: {stray} is given, but no study")
+        if stray:
+            raise InputError(f"{where}: {stray} is given, but no study")
         return {}
     for key in STUDIES[v["study"]]:
-        if key not in v: raise InputError(f"{where}: {key} is not given, but the study {v['study']} needs it")
-    foreign = ["study_rounds"] if "study_epochs" in STUDIES[v["study"]] else set(STUDY).difference(STUDIES[v["study"]])
+        if key not in v:
+            raise InputError(f"{where}: {key} is not given, but the study {v['study']} needs it")
+    foreign = (
+        ["study_rounds"]
+        if "study_epochs" in STUDIES[v["study"]]
+        else set(STUDY).difference(STUDIES[v["study"]])
+    )
     stray = next((k for k in STUDY if k in foreign and STUDY[k][0] in given), None)
-    if stray: raise InputError(f"{where}: {stray} is given, but the study {v['study']} has none")
+    if stray:
+        raise InputError(f"{where}: {stray} is given, but the study {v['study']} has none")
     parse_client(v["study_client"], f"{where}: study_client")
     late = next((t for t in given.get("rounds", []) if t > v["rounds"]), None)
-    if late is not None: raise InputError(f"{where}: study_rounds: {late} comes after the last of {v['rounds']} rounds")
-    if v["drift"] != "none": raise InputError(f"{where}: drift {v['drift']!r}: a study has none")
+    if late is not None:
+        raise InputError(
+            f"{where}: study_rounds: {late} comes after the last of {v['rounds']} rounds"
+        )
+    if v["drift"] != "none":
+        raise InputError(f"{where}: drift {v['drift']!r}: a study has none")
     if "class_accuracy" in given and "accuracy" not in given:
         raise InputError(f"{where}: start_class_accuracy is given, but no start_accuracy")
-    start = method_part(make_method(v["start_method"], v, where)) if "start_method" in v else method_part(method)
+    start = (
+        method_part(make_method(v["start_method"], v, where))
+        if "start_method" in v
+        else method_part(method)
+    )
     usual = {"samples": "all"} if "epochs" in given else {}
     other = {"start": start} if start != method_part(method) else {}
     return {"study": {"name": v["study"]} | usual | given | other}
 
+
 def run_settings(method, v: dict, seed: int, where: str) -> dict:
     "The canonical settings of a run from a method object and the values `v` of the spec; raises InputError"
     v = DEFAULTS | v
-    for key in ("rounds", "dataset", "recipe", "network", "clients", "partition", *DRIFT.get(v["drift"], ())):
-        if key not in v: raise InputError(f"{where}: {key} is not given")
+    for key in (
+        "rounds",
+        "dataset",
+        "recipe",
+        "network",
+        "clients",
+        "partition",
+        *DRIFT.get(v["drift"], ()),
+    ):
+        if key not in v:
+            raise InputError(f"{where}: {key} is not given")
     at = {k.removeprefix("drift_").replace("round", "at"): v[k] for k in DRIFT.get(v["drift"], ())}
     if at.get("at", -1) >= v["rounds"]:
-        raise InputError(f"{where}: drift_round {at['at']} comes after the last of {v['rounds']} rounds")
+        raise InputError(
+            f"{where}: drift_round {at['at']} comes after the last of {v['rounds']} rounds"
+        )
     split = partition.recipe_settings(v["partition"])
     split |= {name: v[key] for key, (name, _) in PARTITION.items() if key in v and name in split}
     noise = {"noise": v["noise"]} if v["noise"] else {}
-    first = {k: v[k] for k in ("train_samples", "test_samples") if k in v}  # of the data set; all, unless given
-    asked = {"measures": sorted(v["measures"])} if v.get("measures") else {}  # they decide what the rows hold
+    first = {
+        k: v[k] for k in ("train_samples", "test_samples") if k in v
+    }  # of the data set; all, unless given
+    asked = (
+        {"measures": sorted(v["measures"])} if v.get("measures") else {}
+    )  # they decide what the rows hold
     asked |= {"last": v["evaluate_last"]} if v.get("evaluate_last", 1) > 1 else {}
     cohorts = {"cohorts": v["cohorts"]} if v.get("cohorts", "uniform") != "uniform" else {}
     usual = v.get("precision", "float32") == "float32"  # then the run's name does not say it
     asked |= {} if usual else {"precision": v["precision"]}
     if cohorts and v["partition"] != "dirichlet-class-5":
-        raise InputError(f"{where}: cohorts {v['cohorts']!r} with partition {v['partition']!r}: they are drawn from "
-                         "the stream that cut the data, expected partition 'dirichlet-class-5'")
-    settings = {"protocol": PROTOCOL, "method": method_part(method),
-                "data": {"name": v["dataset"], "recipe": v["recipe"]} | noise | first, "network": v["network"],
-                "partition": {"recipe": v["partition"], "clients": v["clients"]} | split,
-                "drift": {"name": v["drift"]} | at, "participation": v["participation"], "rounds": v["rounds"],
-                "every": v["every"]} | asked | cohorts | study_part(method, v, where) | other_parts(v, where)
+        raise InputError(
+            f"{where}: cohorts {v['cohorts']!r} with partition {v['partition']!r}: they are drawn from "
+            "the stream that cut the data, expected partition 'dirichlet-class-5'"
+        )
+    settings = (
+        {
+            "protocol": PROTOCOL,
+            "method": method_part(method),
+            "data": {"name": v["dataset"], "recipe": v["recipe"]} | noise | first,
+            "network": v["network"],
+            "partition": {"recipe": v["partition"], "clients": v["clients"]} | split,
+            "drift": {"name": v["drift"]} | at,
+            "participation": v["participation"],
+            "rounds": v["rounds"],
+            "every": v["every"],
+        }
+        | asked
+        | cohorts
+        | study_part(method, v, where)
+        | other_parts(v, where)
+    )
     return seeded(settings, v, seed)
+
 
 def seeded(settings: dict, v: dict, seed: int) -> dict:
     "`settings` of a run as they are for another seed; partition and cohorts follow it where `v` says so"
     v = DEFAULTS | v
-    split, cohorts = (seed if v[key] == "seed" else v[key] for key in ("partition_seed", "cohort_seed"))
-    return settings | {"seed": seed, "cohort_seed": cohorts, "partition": settings["partition"] | {"seed": split}}
+    split, cohorts = (
+        seed if v[key] == "seed" else v[key] for key in ("partition_seed", "cohort_seed")
+    )
+    return settings | {
+        "seed": seed,
+        "cohort_seed": cohorts,
+        "partition": settings["partition"] | {"seed": split},
+    }
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #10e8ba0b
 @dataclass(frozen=True)
 class PlannedRun:
     "One run of an experiment"
+
     folder: str  # of the paper: "fedccfa"
     tier: str
     row: str
     column: str
     seed: int
     settings: dict = field(repr=False, hash=False)  # all that decides the numbers
-    table: str = field(default="", repr=False, compare=False)  # or figure, that wants it: "fedccfa/table2"
+    table: str = field(
+        default="", repr=False, compare=False
+    )  # or figure, that wants it: "fedccfa/table2"
 
     @property
     def run_id(self) -> str:
         "The name of these settings"
         return run_id(self.settings)
+
     @property
     def rounds(self) -> int:
         "Communication rounds T"
         return self.settings["rounds"]
+
     @property
     def method(self) -> str:
         "The method's class name"
         return self.settings["method"]["class"]
+
     @property
     def places(self) -> set[str]:
         "Column and data set, either of which chooses it"
         return {self.column, self.settings["data"]["name"]}
+
     def describe(self) -> str:
         "One line for people"
         return f"{self.row} on {self.column}, seed {self.seed} ({self.tier})"
@@ -176,55 +290,82 @@ def load_data(name: str, data, recipe: str, device: str) -> Any:
     "The `Dataset`, loaded once a process as long as its files and entries stay what they are"
     return _loaded_data(name, data, recipe, device, data_state(name, data, recipe))
 
+
 @lru_cache(2)
 def _loaded_data(name: str, data, recipe: str, device: str, state: tuple) -> Any:
     from fedrepro.data import datasets
+
     return datasets.load(name, data=data, recipe=recipe, device=device)
+
 
 def data_state(name: str, data, recipe: str) -> tuple:
     "What a data set is read from, cheaply: the entries of its name, and size, place and times of its files"
     from fedrepro.data import datasets, transforms
+
     source = datasets.SOURCES.get(name)
-    entries = datasets.MADE.get(name), transforms.PIXEL_STATISTICS.get(name), transforms.RECIPES.get(recipe)
+    entries = (
+        datasets.MADE.get(name),
+        transforms.PIXEL_STATISTICS.get(name),
+        transforms.RECIPES.get(recipe),
+    )
     names = [*source.files, *filter(None, [source.pack])] if source else []
-    files = [datasets.data_dir(data)/source.folder/name for name in names] if source else []
+    files = [datasets.data_dir(data) / source.folder / name for name in names] if source else []
     return repr((source, *entries)), tuple(map(tuple, stamped(files)))
+
 
 def input_fingerprint(d) -> str:
     "sha256 (hex) of what a network is given of a data set: its samples, and how they are normalised and augmented"
-    recipe = {f.name: getattr(d.recipe, f.name) for f in dataclasses.fields(d.recipe) if f.name != "name"
-              if getattr(d.recipe, f.name) != f.default}
-    return hashlib.sha256(f"{d.fingerprint} {d.scale!r} {sorted(recipe.items())}".encode()).hexdigest()
+    recipe = {
+        f.name: getattr(d.recipe, f.name)
+        for f in dataclasses.fields(d.recipe)
+        if f.name != "name"
+        if getattr(d.recipe, f.name) != f.default
+    }
+    return hashlib.sha256(
+        f"{d.fingerprint} {d.scale!r} {sorted(recipe.items())}".encode()
+    ).hexdigest()
+
 
 @lru_cache(2)
 def first(d, train: int | None, test: int | None) -> Any:
     "The first `train` and `test` samples of a data set (None = all); raises InputError where there are not so many"
     return d.first(train, test)
 
+
 def unchecked(name: str) -> bool:
     "Whether a data set has files without a checksum: they may be others tomorrow"
     from fedrepro.data.datasets import SOURCES
+
     return name in SOURCES and not all(SOURCES[name].files.values())
+
 
 def fingerprints(run: PlannedRun, data=None, device: str = "cpu") -> dict[str, str]:
     "What the header of a run says of its data, of those that are there now; raises InputError where they are not"
     s = run.settings["data"]
-    d = first(load_data(s["name"], None if data is None else str(data), s["recipe"], device),
-              s.get("train_samples"), s.get("test_samples"))
+    d = first(
+        load_data(s["name"], None if data is None else str(data), s["recipe"], device),
+        s.get("train_samples"),
+        s.get("test_samples"),
+    )
     return {"data_fingerprint": d.fingerprint, "inputs": input_fingerprint(d)}
+
 
 def forget_data():
     "Load data sets anew when they are asked for again"
     _loaded_data.cache_clear()
     first.cache_clear()
 
+
 def forget_own_data(runs: list[PlannedRun]):
     "Load them anew where one of `runs` has a data set of one's own, whose reader may read what no list of files says"
-    if any("data" in r.settings.get("sources", {}) for r in runs): forget_data()
+    if any("data" in r.settings.get("sources", {}) for r in runs):
+        forget_data()
+
 
 def pick_device(device: str) -> str:
     "`cpu` or `cuda`; `auto` is cuda where there is one. Raises InputError"
     import torch
+
     choice(device, ("auto", "cpu", "cuda"), "device")
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device 'cuda': PyTorch finds no GPU here; accepted: auto, cpu")
@@ -237,16 +378,22 @@ def check_sources(run: PlannedRun):
     known: Any = method_classes()  # the files of --import may bring networks and data sets too
     then, now = dict(s.get("sources", {})), {}
     for part in (s["method"], s.get("study", {}).get("start", {})):
-        if not part: continue
+        if not part:
+            continue
         kind = known[choice(part["class"], known, f"{where}: method")]
-        if "source" in part: then[part["class"]] = part["source"]
-        if own := own_digest(kind): now[part["class"]] = own
+        if "source" in part:
+            then[part["class"]] = part["source"]
+        if own := own_digest(kind):
+            now[part["class"]] = own
     v = {"network": s["network"], "dataset": s["data"]["name"], "recipe": s["data"]["recipe"]}
     now |= other_parts(v | {"partition": s["partition"]["recipe"]}, where).get("sources", {})
     wrong = next((part for part in (*then, *now) if then.get(part) != now.get(part)), None)
     if wrong is not None:
-        raise InputError(f"{where}: the source of its {wrong} is not the one that it was planned with "
-                         f"({then.get(wrong)}, here {now.get(wrong)}); was it edited since? plan it again")
+        raise InputError(
+            f"{where}: the source of its {wrong} is not the one that it was planned with "
+            f"({then.get(wrong)}, here {now.get(wrong)}); was it edited since? plan it again"
+        )
+
 
 def build(run: PlannedRun, data=None, device: str = "cpu", load=load_data):
     "(method, federation, rounds) of a run; `data` is the folder from which `load` reads data sets. Raises InputError"
@@ -254,21 +401,46 @@ def build(run: PlannedRun, data=None, device: str = "cpu", load=load_data):
     from fedrepro.engine.federation import Federation, in_precision
     from fedrepro.experiments.local_study import assigned
     from fedrepro.models import networks
+
     check_sources(run)
     s, device = run.settings, pick_device(device)
     d = load(s["data"]["name"], None if data is None else str(data), s["data"]["recipe"], device)
     d = first(d, s["data"].get("train_samples"), s["data"].get("test_samples"))
     split, drift = dict(s["partition"]), dict(s["drift"])
     labels = d.train_y.cpu().numpy()
-    cut = partition.partition(split.pop("recipe"), labels, d.test_y.cpu().numpy(), classes=d.classes,
-                              groups=d.groups, **split)
-    if "study" in s: cut = assigned(cut, labels, s["study"]["client"], s["partition"]["seed"])
-    schedule = concept_drift.drift(drift.pop("name"), clients=cut.clients, classes=d.classes, **drift)
+    cut = partition.partition(
+        split.pop("recipe"),
+        labels,
+        d.test_y.cpu().numpy(),
+        classes=d.classes,
+        groups=d.groups,
+        **split,
+    )
+    if "study" in s:
+        cut = assigned(cut, labels, s["study"]["client"], s["partition"]["seed"])
+    schedule = concept_drift.drift(
+        drift.pop("name"), clients=cut.clients, classes=d.classes, **drift
+    )
     rng = np.random.default_rng([s["partition"]["seed"], 7])  # a stream of its own
-    noisy = concept_drift.flip_labels(labels, s["data"]["noise"], d.classes, rng) if "noise" in s["data"] else None
+    noisy = (
+        concept_drift.flip_labels(labels, s["data"]["noise"], d.classes, rng)
+        if "noise" in s["data"]
+        else None
+    )
     given = None if noisy is None else torch.as_tensor(noisy, device=device)
-    net = in_precision(networks.network(s["network"], classes=d.classes, shape=d.shape), s.get("precision", "float32"))
-    federation = Federation(d, net, cut, schedule, seed=s["seed"], participation=s["participation"],
-                            cohorts=s.get("cohorts", s["cohort_seed"]), labels=given)
+    net = in_precision(
+        networks.network(s["network"], classes=d.classes, shape=d.shape),
+        s.get("precision", "float32"),
+    )
+    federation = Federation(
+        d,
+        net,
+        cut,
+        schedule,
+        seed=s["seed"],
+        participation=s["participation"],
+        cohorts=s.get("cohorts", s["cohort_seed"]),
+        labels=given,
+    )
     method = make_method(s["method"]["class"], s["method"]["fields"], run.describe())
     return method, federation.pooled() if method.pooled else federation, s["rounds"]

@@ -25,34 +25,57 @@ def merge_tables(parent: dict, child: dict) -> dict:
 # %% ../../nbs/07_experiments/02_spec_files.ipynb #77c59422
 def parent_file(name, path: Path) -> Path:
     "The file `name` that the file at `path` extends: one beside it, or a table of the package; raises InputError"
-    where, shared = f"{path}: extends", PROJECT/"papers"
+    where, shared = f"{path}: extends", PROJECT / "papers"
     if isinstance(name, str) and Path(name).name == name:
-        if (path.parent/name).is_file(): return path.parent/name
-        raise InputError(f"{where}: {path.parent/name} does not exist; for a table of the package: fedccfa/table2, say")
-    if not isinstance(name, str) or len(Path(name).parts) != 2 or Path(name).parts[0] in ("..", "/"):
-        raise InputError(f"{where}: {short(name)} is not the name of a file in the same folder, "
-                         "nor of a table of the package")
-    part = shared/f"{name}.toml"
-    if part.is_file(): return part  # also `fedccfa/_grid`, which several tables extend
+        if (path.parent / name).is_file():
+            return path.parent / name
+        raise InputError(
+            f"{where}: {path.parent / name} does not exist; for a table of the package: fedccfa/table2, say"
+        )
+    if (
+        not isinstance(name, str)
+        or len(Path(name).parts) != 2
+        or Path(name).parts[0] in ("..", "/")
+    ):
+        raise InputError(
+            f"{where}: {short(name)} is not the name of a file in the same folder, "
+            "nor of a table of the package"
+        )
+    part = shared / f"{name}.toml"
+    if part.is_file():
+        return part  # also `fedccfa/_grid`, which several tables extend
     return find_specs(shared)[choice(name, find_specs(shared), where)]
+
 
 def laid_over(parent: dict, child: dict) -> dict:
     "`merge_tables` of two files; methods that `child` adds are rows too, where only `parent` lists its rows"
     rows, methods = parent.get("rows"), (parent.get("methods", {}), child.get("methods", {}))
-    if not isinstance(rows, list) or not all(isinstance(m, dict) for m in methods): return merge_tables(parent, child)
-    return merge_tables(parent | {"rows": [*rows, *(name for name in methods[1] if name not in methods[0])]}, child)
+    if not isinstance(rows, list) or not all(isinstance(m, dict) for m in methods):
+        return merge_tables(parent, child)
+    return merge_tables(
+        parent | {"rows": [*rows, *(name for name in methods[1] if name not in methods[0])]}, child
+    )
+
 
 def extended(path: Path) -> dict:
     "The file at `path` merged onto the file that its key `extends` names, and so on; raises InputError"
     first, chain, below = path, [], set()
     while True:
-        if path.resolve() in below: raise InputError(f"{path}: extends itself")
+        if path.resolve() in below:
+            raise InputError(f"{path}: extends itself")
         below.add(path.resolve())
         chain.append(read_toml(path))
         printed = chain[-1].get("published")
-        if isinstance(printed, str) and path.parent != first.parent and not (first.parent/printed).is_file():
-            chain[-1]["published"] = path.parent/printed  # the numbers lie beside the file that names them
-        if "extends" not in chain[-1]: return reduce(laid_over, chain[::-1])
+        if (
+            isinstance(printed, str)
+            and path.parent != first.parent
+            and not (first.parent / printed).is_file()
+        ):
+            chain[-1]["published"] = (
+                path.parent / printed
+            )  # the numbers lie beside the file that names them
+        if "extends" not in chain[-1]:
+            return reduce(laid_over, chain[::-1])
         path = parent_file(chain[-1].pop("extends"), path)
 
 # %% ../../nbs/07_experiments/02_spec_files.ipynb #2b56c8ee
@@ -61,36 +84,55 @@ def ancestors(methods: dict, name: str, where) -> list[str]:
     chain = [name]
     while isinstance(row := methods[chain[-1]], dict) and (like := row.get("like")) is not None:
         at = f"{where}: methods.{chain[-1]}.like: "
-        if choice(like, methods, f"{at}row") in chain: raise InputError(f"{at}{like} is like {chain[-1]} itself")
+        if choice(like, methods, f"{at}row") in chain:
+            raise InputError(f"{at}{like} is like {chain[-1]} itself")
         toml_table(methods[like], f"{where}: methods.{like}")
         chain.append(like)
     return chain[1:]
 
+
 def resolved(raw: dict, where) -> dict:
     "`raw` without `like` and `rows`: every row complete, only those of this table. Raises InputError"
-    methods, tiers = (toml_table(raw.get(key, {}), f"{where}: {key}") for key in ("methods", "tiers"))
+    methods, tiers = (
+        toml_table(raw.get(key, {}), f"{where}: {key}") for key in ("methods", "tiers")
+    )
     chains = {name: ancestors(methods, name, where) for name in methods}
     whole = {name: inherited(methods, name, chain) for name, chain in chains.items()}
     rows = raw.get("rows", list(methods))
-    if not isinstance(rows, list): raise InputError(f"{where}: rows: {short(rows)} is not a list of rows")
-    for row in rows: choice(row, methods, f"{where}: rows: row")
+    if not isinstance(rows, list):
+        raise InputError(f"{where}: rows: {short(rows)} is not a list of rows")
+    for row in rows:
+        choice(row, methods, f"{where}: rows: row")
     for name, tier in tiers.items():
         at = f"{where}: tiers.{name}: methods"
         changed = toml_table(tier.get("methods", {}), at) if isinstance(tier, dict) else {}
-        more = {row: {k: v for p in [*chains[row][::-1], row] for k, v in changed.get(p, {}).items()} for row in rows
-                if all(isinstance(changed.get(p, {}), dict) for p in [*chains[row], row])}
-        strange = {row: v for row, v in changed.items() if row not in methods or not isinstance(v, dict)}
-        if changed: tiers = tiers | {name: tier | {"methods": {r: v for r, v in more.items() if v} | strange}}
+        more = {
+            row: {k: v for p in [*chains[row][::-1], row] for k, v in changed.get(p, {}).items()}
+            for row in rows
+            if all(isinstance(changed.get(p, {}), dict) for p in [*chains[row], row])
+        }
+        strange = {
+            row: v for row, v in changed.items() if row not in methods or not isinstance(v, dict)
+        }
+        if changed:
+            tiers = tiers | {
+                name: tier | {"methods": {r: v for r, v in more.items() if v} | strange}
+            }
     out = {k: v for k, v in raw.items() if k != "rows"}
-    return out | {"methods": {row: whole[row] for row in rows}} | ({"tiers": tiers} if tiers else {})
+    return (
+        out | {"methods": {row: whole[row] for row in rows}} | ({"tiers": tiers} if tiers else {})
+    )
+
 
 def inherited(methods: dict, name: str, chain: list[str]) -> dict:
     "Row `name` with all it takes from the rows of its `chain`; `published`, or `unpublished`, is its own"
-    if not chain: return methods[name]
+    if not chain:
+        return methods[name]
     own = ("like", "published", "unpublished")
     rows = [{k: v for k, v in methods[parent].items() if k not in own} for parent in chain[::-1]]
     whole = {"class": chain[-1]}
-    for row in [*rows, {k: v for k, v in methods[name].items() if k != "like"}]: whole = merge_tables(whole, row)
+    for row in [*rows, {k: v for k, v in methods[name].items() if k != "like"}]:
+        whole = merge_tables(whole, row)
     return whole
 
 # %% ../../nbs/07_experiments/02_spec_files.ipynb #55599389

@@ -24,7 +24,17 @@ from ..core.errors import InputError, choice, short
 from ..core.files import LARGEST_FILE, cached_by_folder, code_digest, read_cache, write_cache
 from ..core.folders import INSTALLED, PACKAGE, PROJECT, find_specs, roots
 from ..engine.rows import TIMES
-from .rules import DEFAULTS, NAME, SETTINGS, Rule, Value, field_rules, method_classes, type_hints, typed
+from fedrepro.experiments.rules import (
+    DEFAULTS,
+    NAME,
+    SETTINGS,
+    Rule,
+    Value,
+    field_rules,
+    method_classes,
+    type_hints,
+    typed,
+)
 from .rules import line_finder, read_published_csv, read_values, toml_table
 from .runs import PlannedRun, make_method, run_settings, seeded
 from .spec_files import read_spec
@@ -33,19 +43,26 @@ from .spec_files import read_spec
 @dataclass(frozen=True)
 class Column:
     "One column of a table"
+
     label: str  # as printed: "CIFAR-10, 20 clients"
     values: dict[str, Value]
     published: dict  # which lines of the published csv stand beside it: {"dataset": "CIFAR-10", "clients": 20}
     missing: str = ""  # why it cannot be run yet; empty when it can
     target: Value | None = None  # of the metric: how many rounds does it take? None = nobody asks
     metric: str = ""  # what it shows, where this is not the table's metric
-    methods: dict[str, dict[str, Value]] = field(default_factory=dict)  # row -> its own values in this column
-    same_as: dict[str, str] = field(default_factory=dict)  # row -> the row whose runs it shows, being equal here
+    methods: dict[str, dict[str, Value]] = field(
+        default_factory=dict
+    )  # row -> its own values in this column
+    same_as: dict[str, str] = field(
+        default_factory=dict
+    )  # row -> the row whose runs it shows, being equal here
     unpublished: str = ""  # why no published number stands beside it; empty when one may
+
 
 @dataclass(frozen=True)
 class Row:
     "One row of a table: a method and its own values"
+
     name: str
     method: str  # class name
     values: dict[str, Value]  # hyper-parameters, and settings that differ in this row
@@ -53,67 +70,111 @@ class Row:
     untuned: str = ""  # what the paper tuned and we did not; empty: nothing, or it was tuned
     unpublished: str = ""  # why no published number stands beside it; empty when one may
 
+
 @dataclass(frozen=True)
 class Tier:
     "The same table at another cost"
+
     name: str
     base: dict[str, Value] = field(default_factory=dict)
     columns: tuple[Column, ...] = ()  # empty: the table's own
     methods: dict[str, dict[str, Value]] = field(default_factory=dict)  # row -> changed values
     caption: str = ""  # a sentence below its figures: what they show otherwise than the paper because of the tier
-    own: dict[str, dict[str, Value]] = field(default_factory=dict)  # what a user set: in a row, or under "" in all
+    own: dict[str, dict[str, Value]] = field(
+        default_factory=dict
+    )  # what a user set: in a row, or under "" in all
     of: str = ""  # the tier that the user's settings changed
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #cafefcfe
 SENTENCE = Rule(str, 1)  # a text for people
 NOTHING = {"method": ""}  # a filter that no published line passes: each has a method
 
+
 def read_filter(raw: dict, where: str) -> dict:
     "The optional key `published`: columns of the published csv and their values; `NOTHING` with `unpublished`"
     if "unpublished" in raw:
-        if "published" in raw: raise InputError(f"{where}: published and unpublished contradict each other")
+        if "published" in raw:
+            raise InputError(f"{where}: published and unpublished contradict each other")
         return NOTHING
     for key, value in (given := toml_table(raw.get("published", {}), f"{where}.published")).items():
         at = f"{where}.published.{NAME(key, f'{where}.published')}"
-        if type(value) is str: NAME(value, at)
+        if type(value) is str:
+            NAME(value, at)
         elif type(value) not in (int, float) or not abs(value) < 1e300:
             raise InputError(f"{at}: {short(value)} is neither text nor number")
     return dict(given)
+
 
 def read_texts(raw: dict, rules: dict[str, Rule], where: str) -> dict[str, str]:
     "Those keys of `raw` that `rules` has, checked by them; raises InputError"
     return {k: rule(raw[k], f"{where}.{k}") for k, rule in rules.items() if k in raw}
 
-def read_column(raw, rules: dict, base: dict[str, Value], where: str, rows: dict[str, "Row"]) -> Column:
+
+def read_column(
+    raw, rules: dict, base: dict[str, Value], where: str, rows: dict[str, "Row"]
+) -> Column:
     "One `[[columns]]` table; `missing` says why it cannot be run, then any data set may be named. Raises InputError"
     texts = {"label": NAME, "missing": Rule(str), "metric": NAME, "unpublished": SENTENCE}
     given = read_texts(toml_table(raw, where), texts, where)
-    if given.get("missing"): rules = rules | {"dataset": NAME}
-    values = read_values(raw, rules | {"target": Rule(float)}, where, (*texts, "published", "methods", "same_as"))
+    if given.get("missing"):
+        rules = rules | {"dataset": NAME}
+    values = read_values(
+        raw, rules | {"target": Rule(float)}, where, (*texts, "published", "methods", "same_as")
+    )
     target = values.pop("target", None)
     get = {k: v.value for k, v in (base | values).items()}
     given["label"] = given.get("label") or f"{get.get('dataset')}, {get.get('clients')} clients"
-    own, same = read_methods(raw, rows, where), toml_table(raw.get("same_as", {}), f"{where}.same_as")
-    for row in (*same, *same.values()): choice(row, rows, f"{where}.same_as: row")
-    return Column(values=values, published=read_filter(raw, where), target=target, methods=own, same_as=same, **given)
+    own, same = (
+        read_methods(raw, rows, where),
+        toml_table(raw.get("same_as", {}), f"{where}.same_as"),
+    )
+    for row in (*same, *same.values()):
+        choice(row, rows, f"{where}.same_as: row")
+    return Column(
+        values=values,
+        published=read_filter(raw, where),
+        target=target,
+        methods=own,
+        same_as=same,
+        **given,
+    )
 
-def read_columns(raw, rules: dict, base: dict[str, Value], rows: dict[str, "Row"], where: str) -> tuple[Column, ...]:
+
+def read_columns(
+    raw, rules: dict, base: dict[str, Value], rows: dict[str, "Row"], where: str
+) -> tuple[Column, ...]:
     "The columns of a spec or a tier; two may not share a label. Raises InputError"
-    if not isinstance(raw, list): raise InputError(f"{where}: {short(raw)} is not a list of tables ([[columns]])")
-    columns = [read_column(given, rules, base, f"{where} {i}", rows) for i, given in enumerate(raw, 1)]
+    if not isinstance(raw, list):
+        raise InputError(f"{where}: {short(raw)} is not a list of tables ([[columns]])")
+    columns = [
+        read_column(given, rules, base, f"{where} {i}", rows) for i, given in enumerate(raw, 1)
+    ]
     labels = [c.label for c in columns]
     if twice := [x for i, x in enumerate(labels) if x in labels[:i]]:
-        raise InputError(f"{where}: two columns are named {twice[0]!r}; give one a label of its own")
+        raise InputError(
+            f"{where}: two columns are named {twice[0]!r}; give one a label of its own"
+        )
     return tuple(columns)
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #84427ed5
 def read_row(name: str, raw, where: str) -> Row:
     "One `[methods.NAME]` table; `class` names the method when the row's name does not. Raises InputError"
     where = f"{where}.{NAME(name, where)}"
-    method = choice(toml_table(raw, where).get("class", name), methods := method_classes(), f"{where}: method")
+    method = choice(
+        toml_table(raw, where).get("class", name), methods := method_classes(), f"{where}: method"
+    )
     texts = {"untuned": SENTENCE, "unpublished": SENTENCE}
-    values = read_values(raw, SETTINGS | field_rules(methods[method]), where, ("class", "published", *texts))
-    return Row(name, method, values, read_filter(raw, where) or {"method": name}, **read_texts(raw, texts, where))
+    values = read_values(
+        raw, SETTINGS | field_rules(methods[method]), where, ("class", "published", *texts)
+    )
+    return Row(
+        name,
+        method,
+        values,
+        read_filter(raw, where) or {"method": name},
+        **read_texts(raw, texts, where),
+    )
+
 
 def read_methods(raw: dict, rows: dict[str, Row], where: str) -> dict[str, dict[str, Value]]:
     "The optional key `methods` of a column or a tier: row -> values that it has there. Raises InputError"
@@ -123,13 +184,16 @@ def read_methods(raw: dict, rows: dict[str, Row], where: str) -> dict[str, dict[
         found[row] = read_values(given, SETTINGS | field_rules(method), f"{where}.methods.{row}")
     return found
 
+
 def read_tier(name: str, raw, rules: dict, base: dict, rows: dict[str, Row], where: str) -> Tier:
     "One `[tiers.NAME]` table; the tier called paper changes nothing. Raises InputError"
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,80}", name): raise InputError(f"{where}: {short(name)} cannot name a tier")
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,80}", name):
+        raise InputError(f"{where}: {short(name)} cannot name a tier")
     where = f"{where}.{name}"
     for key in toml_table(raw, where):
         choice(key, ("base", "columns", "methods", "caption"), f"{where}: key")
-        if name == "paper": raise InputError(f"{where}.{key}: the tier paper is the published setting")
+        if name == "paper":
+            raise InputError(f"{where}.{key}: the tier paper is the published setting")
     changed = read_values(raw.get("base", {}), rules, f"{where}.base")
     columns = read_columns(raw.get("columns", []), rules, base | changed, rows, f"{where}.columns")
     caption = read_texts(raw, {"caption": SENTENCE}, where).get("caption", "")
@@ -139,6 +203,7 @@ def read_tier(name: str, raw, rules: dict, base: dict, rows: dict[str, Row], whe
 @dataclass(frozen=True)
 class Spec:
     "A table or figure of a paper as data"
+
     path: Path
     title: str
     paper: str  # "FedCCFA"
@@ -154,81 +219,132 @@ class Spec:
     plot: str = "curves"  # how `fedrepro figure` draws it
     against: str = ""  # of the plot `against`: the setting on the axis, or "row"
     beside: tuple[str, ...] = ()  # other metrics that the curves show below the first
-    difference: tuple["Spec", ...] = ()  # two tables, first minus second; then it has no run of its own
+    difference: tuple[
+        "Spec", ...
+    ] = ()  # two tables, first minus second; then it has no run of its own
     spread: str = "none"  # what the published std is a spread of, one of SPREADS
     trials: int = 0  # over how many trials, where it is one of trials
     pairing: str = "welch"  # "pooled" where our partition and cohorts are the authors'
-    margin: float | None = None  # the difference that matters, in the metric's unit; None: the rule's own
-    nan_model: float | None = None  # what the authors' code prints for a model of NaN; None: not known
-    gap: tuple[str, ...] = ()  # two rows whose published difference it is about, or one that all are compared with
+    margin: float | None = (
+        None  # the difference that matters, in the metric's unit; None: the rule's own
+    )
+    nan_model: float | None = (
+        None  # what the authors' code prints for a model of NaN; None: not known
+    )
+    gap: tuple[
+        str, ...
+    ] = ()  # two rows whose published difference it is about, or one that all are compared with
     origin: "Spec | None" = None  # the table of the package of which it is a copy with other values
 
     @cached_property
     def folder(self) -> str:
         "The paper's folder: `fedccfa`"
         return self.path.resolve().parent.name
+
     @cached_property
     def name(self) -> str:
         "Folder and file: `fedccfa/table2`"
         return f"{self.folder}/{self.path.stem}"
+
     @cached_property
     def known(self) -> dict[str, dict]:
         "Settings of runs that `kept_spec` gave it, by tier, column and row; a spec that was read, or changed, has none"
         return {}
+
     @property
     def results(self) -> Path:
         "Where results are kept unless told otherwise: beside the spec; below the working folder if it is installed"
-        if INSTALLED and self.path.resolve().is_relative_to(PACKAGE): return Path("papers", self.folder, "results")
-        return self.path.parent/"results"
+        if INSTALLED and self.path.resolve().is_relative_to(PACKAGE):
+            return Path("papers", self.folder, "results")
+        return self.path.parent / "results"
 
     def tier(self, name: str) -> Tier:
         "The tier called `name`; raises InputError naming those there are"
         if self.origin and name == "paper" and name not in self.tiers:
-            raise InputError(f"{self.path}: no tier paper: this is a changed copy of {self.origin.name}; "
-                             f"its full size is tier {OWN_PAPER}")
+            raise InputError(
+                f"{self.path}: no tier paper: this is a changed copy of {self.origin.name}; "
+                f"its full size is tier {OWN_PAPER}"
+            )
         return self.tiers[choice(name, self.tiers, f"{self.path}: tier")]
+
     def tier_columns(self, tier: str) -> tuple[Column, ...]:
         "The columns at that tier"
         return self.tier(tier).columns or self.columns
+
     def values(self, tier: str, row: str, column: Column) -> dict[str, Value]:
         "Every value of a run with its source"
         row = column.same_as.get(row, row)
         t, own = self.tier(tier), self.rows[row].values | column.methods.get(row, {})
         known = self.base | t.base | column.values | own | t.methods.get(row, {})
         return known | t.own.get("", {}) | t.own.get(row, {})
+
     def reductions(self, tier: str) -> list[tuple[str, str, object, object]]:
-        "What a tier, a copy or a user changes: (\"base\", a row or a column, key, the new value, the paper's)"
+        'What a tier, a copy or a user changes: ("base", a row or a column, key, the new value, the paper\'s)'
         t, first = self.tier(tier), self.origin or self
+
         def layer(name, mine, theirs, more):
-            edited = {k: v for k, v in mine.items() if k not in theirs or theirs[k].value != v.value} | more
+            edited = {
+                k: v for k, v in mine.items() if k not in theirs or theirs[k].value != v.value
+            } | more
             own = {*t.own.get("", {}), *t.own.get(name, {})}
-            return [(name, k, v.value, theirs[k].value if k in theirs else None)
-                    for k, v in edited.items() if k not in own]
+            return [
+                (name, k, v.value, theirs[k].value if k in theirs else None)
+                for k, v in edited.items()
+                if k not in own
+            ]
+
         found = layer("base", self.base, first.base, t.base)
         for name, row in self.rows.items():
-            theirs = first.rows[name].values if name in first.rows else row.values  # a new row changes nothing
-            found += layer(name, first.base | row.values, first.base | theirs, t.methods.get(name, {}))
+            theirs = (
+                first.rows[name].values if name in first.rows else row.values
+            )  # a new row changes nothing
+            found += layer(
+                name, first.base | row.values, first.base | theirs, t.methods.get(name, {})
+            )
         for column in self.columns if self.origin and not t.columns else ():
-            alike = [c for c in first.columns if (c.published or c.label) == (column.published or column.label)]
-            for there in alike[:1]: found += layer(column.label, column.values, there.values, {})
-        return found + [(name or "base", k, v.value, first.printed_value(k, [name] if name else list(first.rows)))
-                        for name, new in t.own.items() for k, v in new.items()]
+            alike = [
+                c
+                for c in first.columns
+                if (c.published or c.label) == (column.published or column.label)
+            ]
+            for there in alike[:1]:
+                found += layer(column.label, column.values, there.values, {})
+        return found + [
+            (
+                name or "base",
+                k,
+                v.value,
+                first.printed_value(k, [name] if name else list(first.rows)),
+            )
+            for name, new in t.own.items()
+            for k, v in new.items()
+        ]
+
     def printed_value(self, key: str, rows: list[str]) -> object:
         "The value that `rows` have of a setting at tier paper, in words where there are several; None without any"
         known = [self.values("paper", r, c) for c in self.columns for r in rows if r in self.rows]
         found = {repr(v[key].value): v[key].value for v in known if key in v}
-        return ", ".join(map(str, found.values())) if len(found) > 1 else next(iter(found.values()), None)
+        return (
+            ", ".join(map(str, found.values()))
+            if len(found) > 1
+            else next(iter(found.values()), None)
+        )
 
-    def runs(self, tier: str, methods=None, seeds: int | list[int] | None = None) -> list[PlannedRun]:
+    def runs(
+        self, tier: str, methods=None, seeds: int | list[int] | None = None
+    ) -> list[PlannedRun]:
         """The runs of a tier, seed by seed: `methods` are row names (None = all), `seeds` a list or how many.
 
         Those of both tables for a difference, none for a picture of partitions. Raises InputError."""
         found = self.grid(tier, methods, seeds)
-        if self.difference: found = [r for part in self.difference for r in part.runs(tier, methods, seeds)]
+        if self.difference:
+            found = [r for part in self.difference for r in part.runs(tier, methods, seeds)]
         order = {seed: i for i, seed in enumerate(dict.fromkeys(r.seed for r in found))}
         return [] if self.plot == "bubbles" else sorted(found, key=lambda r: order[r.seed])
 
-    def grid(self, tier: str, methods=None, seeds: int | list[int] | None = None) -> list[PlannedRun]:
+    def grid(
+        self, tier: str, methods=None, seeds: int | list[int] | None = None
+    ) -> list[PlannedRun]:
         "Every row in every column, as `runs` but in this order and whether it is run or not; raises InputError"
         names = dict.fromkeys(self.rows if methods is None else methods)
         rows = [choice(name, self.rows, f"{self.path}: method") for name in names]
@@ -238,14 +354,23 @@ class Spec:
                 where = f"{self.path}: {row} on {column.label} at tier {tier}"
                 v = {k: value.value for k, value in self.values(tier, row, column).items()}
                 settings = self.known.get(json.dumps([tier, column.label, row])) or run_settings(
-                    make_method(self.rows[column.same_as.get(row, row)].method, v, where), v, 0, where)
-                found += [PlannedRun(folder, tier, row, column.label, s, seeded(settings, v, s), self.name)
-                          for s in pick_seeds(v["seeds"], seeds, f"{where}: seeds")]
+                    make_method(self.rows[column.same_as.get(row, row)].method, v, where),
+                    v,
+                    0,
+                    where,
+                )
+                found += [
+                    PlannedRun(
+                        folder, tier, row, column.label, s, seeded(settings, v, s), self.name
+                    )
+                    for s in pick_seeds(v["seeds"], seeds, f"{where}: seeds")
+                ]
         return found
 
     def axis(self, run: PlannedRun):
         "Where `run` stands in a plot against a setting: its value of it, or its row's name; raises InputError"
-        if self.against == "row": return run.row
+        if self.against == "row":
+            return run.row
         column = next(c for c in self.tier_columns(run.tier) if c.label == run.column)
         values = {k: v.value for k, v in self.values(run.tier, run.row, column).items()}
         values |= run.settings["method"]["fields"]
@@ -253,6 +378,7 @@ class Spec:
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #bff4f22f
 SEEDS = Rule(int, 1, 1000)  # how many seeds
+
 
 def pick_seeds(listed: list[int], asked: int | list[int] | None, where: str = "seeds") -> list[int]:
     """The seeds to run: those `listed`, the first `asked` of them, or the list `asked`; raises InputError.
@@ -263,78 +389,126 @@ def pick_seeds(listed: list[int], asked: int | list[int] | None, where: str = "s
         asked = [*listed, *range(max(listed) + 1, max(listed) + 1 + asked)][:asked]
     seeds = SETTINGS["seeds"](list(listed if asked is None else asked), where)
     if not seeds or len(set(seeds)) < len(seeds) or len(seeds) > SEEDS.high:
-        raise InputError(f"{where}: {short(seeds)} is empty, names a seed twice, or is longer than {SEEDS.high}")
+        raise InputError(
+            f"{where}: {short(seeds)} is empty, names a seed twice, or is longer than {SEEDS.high}"
+        )
     return seeds
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #7b87ffc1
 STUDY_METRICS = {  # what a table can show of a study -> its definition; without unit: a plain number
     "lp_existing": "learning performance, mean over the classes that the client has of their accuracy after its "
-                   "local training by that before; 1 = unchanged",
+    "local training by that before; 1 = unchanged",
     "lp_absent": "learning performance on the classes that the client has not; 1 = unchanged, 0 = forgotten",
     "lp_means_existing": "the mean accuracy over the classes that the client has after its local "
-                         "training, by that before",
+    "training, by that before",
     "lp_means_absent": "the mean accuracy over the classes that the client has not, after its local "
-                       "training by that before",
+    "training by that before",
     "accuracy_existing": "%, mean over the classes that the client has of the local model's accuracy",
     "accuracy_absent": "%, mean over the classes that the client has not of the local model's accuracy",
     "cka": "linear CKA of the logits with those of the received model, on the test set; 1 = the same",
     "kl": "nats, mean KL divergence on the test set from the received model's predictions to the local model's",
     "drift_norm": "Euclidean norm of what the trained parameters have moved since the model was received",
     "gap_majority": "change of the true class's mean probability since the model came, mean over the classes of "
-                    "which the client has at least its average number of samples",
+    "which the client has at least its average number of samples",
     "gap_minority": "change of the true class's mean probability since the model was received, mean over the other "
-                    "classes",
+    "classes",
     "test_loss": "nats, mean cross-entropy on the test set",
     "unbiased_share": "share of the client's samples up to the dividing point (FedBSS, eq. 5), by the received model",
-    "rank_correlation": "Spearman's rank correlation, over the client's samples, of loss and norm of its gradient"}
+    "rank_correlation": "Spearman's rank correlation, over the client's samples, of loss and norm of its gradient",
+}
 
-POINTS = tuple(f"lp{of}_{group}" for of in ("", "_means") for group in ("existing", "absent"))  # ratios of accuracies
+POINTS = tuple(
+    f"lp{of}_{group}" for of in ("", "_means") for group in ("existing", "absent")
+)  # ratios of accuracies
 
 STATISTICS = ("last", "best", "mean_last_10")
-ENDS = ("", "_fresh", "_untuned")  # of the judged models, with the server's newest part, before a final fine-tuning
+ENDS = (
+    "",
+    "_fresh",
+    "_untuned",
+)  # of the judged models, with the server's newest part, before a final fine-tuning
 METRICS = tuple(f"{name}_accuracy{end}" for name in ("generalised", "personalised") for end in ENDS)
 METRICS += ("update_norm", "update_norm_clients", "used_models", *TIMES, *STUDY_METRICS)
-PLOTS: tuple[str, ...] = ("curves", "against", "bubbles", "distances")  # over rounds, by a setting, of partitions
+PLOTS: tuple[str, ...] = (
+    "curves",
+    "against",
+    "bubbles",
+    "distances",
+)  # over rounds, by a setting, of partitions
 PLOTS += ("epochs", "classes", "slice", "samples", "sorted", "pushes")  # of studies of one client
-TOP = {"title": Rule(str, 1), "paper": NAME, "table": NAME, "kind": Rule(str, names=lambda: ("table", "figure")),
-       "metric": Rule(str, names=lambda: METRICS), "statistic": Rule(str, names=lambda: STATISTICS)}
-SPREADS = ("trials", "last rounds", "none")  # what a published std is a spread of; "none": none is printed, or not said
+TOP = {
+    "title": Rule(str, 1),
+    "paper": NAME,
+    "table": NAME,
+    "kind": Rule(str, names=lambda: ("table", "figure")),
+    "metric": Rule(str, names=lambda: METRICS),
+    "statistic": Rule(str, names=lambda: STATISTICS),
+}
+SPREADS = (
+    "trials",
+    "last rounds",
+    "none",
+)  # what a published std is a spread of; "none": none is printed, or not said
 PAIRINGS = ("pooled", "welch")
-MAY = {"published": Rule(str), "plot": Rule(str, names=lambda: PLOTS), "against": NAME,
-       "beside": Rule(list[str], names=lambda: METRICS), "difference": Rule(list[str]),  # may be missing
-       "spread": Rule(str, names=lambda: SPREADS), "trials": Rule(int, 2, 1000), "gap": Rule(list[str]),
-       "pairing": Rule(str, names=lambda: PAIRINGS), "margin": Rule(float, 0, 1e6, above=True),
-       "nan_model": Rule(float, 0, 100)}  # how it is judged
+MAY = {
+    "published": Rule(str),
+    "plot": Rule(str, names=lambda: PLOTS),
+    "against": NAME,
+    "beside": Rule(list[str], names=lambda: METRICS),
+    "difference": Rule(list[str]),  # may be missing
+    "spread": Rule(str, names=lambda: SPREADS),
+    "trials": Rule(int, 2, 1000),
+    "gap": Rule(list[str]),
+    "pairing": Rule(str, names=lambda: PAIRINGS),
+    "margin": Rule(float, 0, 1e6, above=True),
+    "nan_model": Rule(float, 0, 100),
+}  # how it is judged
 PARTS = ("base", "columns", "methods", "tiers", "tuning")
+
 
 def spec_path(spec: str | Path, root=None) -> Path:
     "The file of a spec given as a path or as its name; raises InputError"
-    tried = [base/name for base in roots() for name in (Path(spec), Path(f"{spec}.toml"))]
+    tried = [base / name for base in roots() for name in (Path(spec), Path(f"{spec}.toml"))]
     found = next(filter(os.path.isfile, tried), None)
     if found is None:
         specs, what = find_specs(root), "a folder" if os.path.isdir(spec) else "no regular file"
         if str(spec) not in specs and os.path.exists(spec):
-            raise InputError(f"spec {short(str(spec), 200)} is {what}; expected a toml file, or a name such as "
-                             "fedccfa/table2")
+            raise InputError(
+                f"spec {short(str(spec), 200)} is {what}; expected a toml file, or a name such as "
+                "fedccfa/table2"
+            )
         found = specs[choice(str(spec), specs, "spec")]
     return Path(spec) if os.path.isfile(spec) else found
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #3c59cead
-BARE = "torch" not in sys.modules  # this process began without PyTorch, and is spared it where it can be
+BARE = (
+    "torch" not in sys.modules
+)  # this process began without PyTorch, and is spared it where it can be
+
 
 def keep_spec(spec: Spec, files: tuple):
     """Keep `spec` and the settings of its runs, unless a method of it is not the package's, or json changes a value.
 
     It holds as long as the package's code, and `files`."""
+
     def own(run: dict) -> bool:
         parts = run["method"], run.get("study", {}).get("start", {})
         return "sources" in run or any("source" in part for part in parts)
-    known = [{json.dumps([tier, r.column, r.row]): r.settings for tier in s.tiers for r in s.grid(tier, seeds=1)}
-             for s in (spec, *spec.difference)]
-    if any(own(run) for part in known for run in part.values()): return  # it may be edited at any time
+
+    known = [
+        {
+            json.dumps([tier, r.column, r.row]): r.settings
+            for tier in s.tiers
+            for r in s.grid(tier, seeds=1)
+        }
+        for s in (spec, *spec.difference)
+    ]
+    if any(own(run) for part in known for run in part.values()):
+        return  # it may be edited at any time
     plain = json.loads(json.dumps({"spec": asdict(spec), "known": known}, default=str))
     if revived(Spec, plain["spec"]) == spec and plain["known"] == known:  # json has no tuple, say
         write_cache("specs", spec.path.resolve(), plain, (code_digest(), spec.path, files))
+
 
 @lru_cache(256)
 def kept_spec(path: Path, files: tuple) -> Spec | None:
@@ -342,18 +516,24 @@ def kept_spec(path: Path, files: tuple) -> Spec | None:
     plain = read_cache("specs", path.resolve(), (code_digest(), path, files))
     try:
         spec = revived(Spec, plain["spec"])
-        for part, known in zip((spec, *spec.difference), plain["known"], strict=True): part.known.update(known)
-    except (ValueError, LookupError, TypeError, AttributeError): return None
+        for part, known in zip((spec, *spec.difference), plain["known"], strict=True):
+            part.known.update(known)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
     return spec
+
 
 def revived(kind: Any, plain: Any) -> Any:
     "An object of the type `kind` from what json made of it"
     origin, inner = get_origin(kind), [k for k in get_args(kind) if k is not NoneType]
     if isinstance(kind, type) and is_dataclass(kind):
         return kind(**{name: revived(k, plain[name]) for name, k in type_hints(kind).items()})
-    if origin is UnionType: return None if plain is None else revived(inner[0], plain)
-    if origin is tuple: return tuple(revived(inner[0], x) for x in plain)
-    if origin is dict: return {name: revived(inner[1], x) for name, x in plain.items()}
+    if origin is UnionType:
+        return None if plain is None else revived(inner[0], plain)
+    if origin is tuple:
+        return tuple(revived(inner[0], x) for x in plain)
+    if origin is dict:
+        return {name: revived(inner[1], x) for name, x in plain.items()}
     return Path(plain) if kind is Path else plain
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #f1642424
@@ -365,6 +545,7 @@ def check_tuning(raw, where: str):
             if key != "split" and not isinstance(values, list):
                 raise InputError(f"{where}.{row}.{key}: {short(values)} is not a list of values")
 
+
 @cached_by_folder
 def _files(folder: Path) -> tuple:
     "What the specs of a folder may rest on: its specs and csv files, and their content"
@@ -372,137 +553,204 @@ def _files(folder: Path) -> tuple:
     files = [p for p in files if p.is_file() and p.stat().st_size <= LARGEST_FILE]
     return *files, *(p.read_bytes() for p in files)
 
+
 def rests_on(path: Path) -> tuple:
     "What the spec at `path` may rest on: the files of its folder; outside of the package also the package's own specs"
-    shared = PROJECT/"papers"
-    if path.resolve().is_relative_to(shared): return _files(path.parent)
-    return *_files(path.parent), *(part for f in sorted(shared.glob("*/")) if f.is_dir() for part in _files(f))
+    shared = PROJECT / "papers"
+    if path.resolve().is_relative_to(shared):
+        return _files(path.parent)
+    return *_files(path.parent), *(
+        part for f in sorted(shared.glob("*/")) if f.is_dir() for part in _files(f)
+    )
+
 
 def load_spec(spec: str | Path, root: str | Path | None = None) -> Spec:
     "The spec in a file (or called `fedccfa/table2`), with all it names checked; raises InputError"
     path = spec_path(spec, root)
     files, spare = rests_on(path), BARE and not os.environ.get("FEDREPRO_METHODS")
-    if spare and (kept := kept_spec(path, files)): return kept
+    if spare and (kept := kept_spec(path, files)):
+        return kept
     return _loaded_spec(path, path.resolve(), files, tuple(method_classes().values()), spare)
+
 
 @lru_cache(256)
 def _loaded_spec(path: Path, there: Path, files: tuple, methods: tuple, spare: bool) -> Spec:
     found = spec_from(read_spec(path), path)
-    if spare: keep_spec(found, files)
+    if spare:
+        keep_spec(found, files)
     return found
+
 
 def spec_from(raw: dict, path: Path) -> Spec:
     "The spec that `raw` says, with all it names checked, as if it stood in a file at `path`; raises InputError"
-    for key in raw: choice(key, [*TOP, *MAY, *PARTS], f"{path}: key")
+    for key in raw:
+        choice(key, [*TOP, *MAY, *PARTS], f"{path}: key")
     check_tuning(raw.get("tuning", {}), f"{path}: tuning")
     found = raw.get("published")  # a Path: beside the file that this one extends
     named = {k: str(v.name) if isinstance(v, Path) else v for k, v in raw.items()}
     top = {k: rule(named[k], f"{path}: {k}") for k, rule in (TOP | MAY).items() if k in raw}
     if absent := [k for k in TOP if k not in top]:
         raise InputError(f"{path}: {absent[0]} is not given")
-    published = path.parent/(found if isinstance(found, Path) else top["published"]) if "published" in top else None
+    published = (
+        path.parent / (found if isinstance(found, Path) else top["published"])
+        if "published" in top
+        else None
+    )
     if published is not None and not published.is_file():
         raise InputError(f"{path}: published: {published} does not exist")
-    given = {part: toml_table(raw.get(part, {}), f"{path}: {part}") for part in ("methods", "tiers")}
+    given = {
+        part: toml_table(raw.get(part, {}), f"{path}: {part}") for part in ("methods", "tiers")
+    }
     rows = {name: read_row(name, row, f"{path}: methods") for name, row in given["methods"].items()}
-    rules = {k: r for row in rows.values() for k, r in field_rules(method_classes()[row.method]).items()} | SETTINGS
+    rules = {
+        k: r for row in rows.values() for k, r in field_rules(method_classes()[row.method]).items()
+    } | SETTINGS
     base = read_values(raw.get("base", {}), rules, f"{path}: base")
-    tiers = {name: read_tier(name, t, rules, base, rows, f"{path}: tiers") for name, t in given["tiers"].items()}
+    tiers = {
+        name: read_tier(name, t, rules, base, rows, f"{path}: tiers")
+        for name, t in given["tiers"].items()
+    }
     columns = read_columns(raw.get("columns", []), rules, base, rows, f"{path}: columns")
     tiers.setdefault("paper", Tier("paper"))
     top |= {"gap": read_gap(top, rows, path)}
-    top |= {"beside": tuple(top.get("beside", ())), "difference": parts_of(top.get("difference", []), path)}
-    spec = Spec(path, **top | {"published": published}, base=base, columns=columns, rows=rows, tiers=tiers)
+    top |= {
+        "beside": tuple(top.get("beside", ())),
+        "difference": parts_of(top.get("difference", []), path),
+    }
+    spec = Spec(
+        path, **top | {"published": published}, base=base, columns=columns, rows=rows, tiers=tiers
+    )
     return check_spec(marked_copy(spec)) if spec.difference else marked_copy(check_spec(spec))
+
 
 def read_gap(top: dict, rows: dict[str, Row], path: Path) -> tuple[str, ...]:
     "The rows that the key `gap` names, two at most; raises InputError, also where `spread` and `trials` do not fit"
     if ("trials" in top) != (top.get("spread") == "trials"):
-        raise InputError(f"{path}: trials: a number of trials and spread = \"trials\" need each other")
+        raise InputError(
+            f'{path}: trials: a number of trials and spread = "trials" need each other'
+        )
     gap = tuple(choice(name, rows, f"{path}: gap: method") for name in top.get("gap", []))
     if "gap" in top and not 0 < len(set(gap)) == len(gap) < 3:
         raise InputError(f"{path}: gap: {short(top['gap'])} is neither one row nor two rows")
     return gap
 
+
 def parts_of(names: list[str], path: Path) -> tuple[Spec, ...]:
     "The two tables of whose difference the spec at `path` consists, or none; raises InputError"
-    if not names: return ()
+    if not names:
+        return ()
     where = f"{path}: difference"
-    if len(names) != 2 or names[0] == names[1]: raise InputError(f"{where}: {short(names)} is not two different tables")
+    if len(names) != 2 or names[0] == names[1]:
+        raise InputError(f"{where}: {short(names)} is not two different tables")
     beside = {f"{path.resolve().parent.name}/{p.stem}": p for p in path.parent.glob("[!_.]*.toml")}
     files = [beside[choice(name, beside, where)] for name in names]
     for name, file in zip(names, files):
-        if "difference" in read_spec(file): raise InputError(f"{where}: {name} is itself a difference")
+        if "difference" in read_spec(file):
+            raise InputError(f"{where}: {name} is itself a difference")
     return tuple(map(load_spec, files))
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #1f66df9d
 def check_published(spec: Spec):
     "Raises InputError unless every cell of the table is at most one line of the published csv"
-    if spec.published is None: return
-    lines = line_finder(paper := read_published_csv(spec.published), f"{spec.path}: published: {spec.published.name}")
+    if spec.published is None:
+        return
+    lines = line_finder(
+        paper := read_published_csv(spec.published),
+        f"{spec.path}: published: {spec.published.name}",
+    )
     ours = [row.published for row in spec.rows.values()]
-    printed = paper[[k for k in ("method", "variant") if k in paper]].drop_duplicates().to_dict("records")
+    printed = (
+        paper[[k for k in ("method", "variant") if k in paper]].drop_duplicates().to_dict("records")
+    )
     printed = [{k: v for k, v in line.items() if isinstance(v, str)} for line in printed]
-    others = [line for line in printed if not any((lines(line) & lines(mine)).any() for mine in ours)]
+    others = [
+        line for line in printed if not any((lines(line) & lines(mine)).any() for mine in ours)
+    ]
     for column in [*spec.columns, *(c for tier in spec.tiers.values() for c in tier.columns)]:
         for where in ours + others:
             if (n := lines(cell := {**where, **column.published}).sum()) > 1:
-                raise InputError(f"{spec.path}: published: {n} lines of {spec.published.name} match {short(cell, 160)} "
-                                 f"(column {column.label}); name more columns")
+                raise InputError(
+                    f"{spec.path}: published: {n} lines of {spec.published.name} match {short(cell, 160)} "
+                    f"(column {column.label}); name more columns"
+                )
+
 
 def check_spec(spec: Spec) -> Spec:
     "`spec` if every tier can be resolved into runs and stands beside its published numbers; raises InputError"
-    if "seeds" not in spec.base: raise InputError(f"{spec.path}: base.seeds is not given")
+    if "seeds" not in spec.base:
+        raise InputError(f"{spec.path}: base.seeds is not given")
     for name in ("columns", "rows"):
-        if not getattr(spec, name): raise InputError(f"{spec.path}: no {name.replace('row', 'method')}: nothing to run")
-    for part in spec.difference: check_alike(spec, part)
+        if not getattr(spec, name):
+            raise InputError(f"{spec.path}: no {name.replace('row', 'method')}: nothing to run")
+    for part in spec.difference:
+        check_alike(spec, part)
     for tier in spec.tiers:
         if spec.plot == "against" and not spec.against:
-            raise InputError(f"{spec.path}: plot against what? against = a setting, or \"row\"")
+            raise InputError(f'{spec.path}: plot against what? against = a setting, or "row"')
         for run in spec.runs(tier):
-            if spec.plot == "against": spec.axis(run)
-        for c in spec.tier_columns(tier): choice(c.metric or spec.metric, METRICS, f"{spec.path}: {c.label}: metric")
+            if spec.plot == "against":
+                spec.axis(run)
+        for c in spec.tier_columns(tier):
+            choice(c.metric or spec.metric, METRICS, f"{spec.path}: {c.label}: metric")
     check_published(spec)
     return spec
+
 
 def check_alike(spec: Spec, part: Spec):
     "Raises InputError unless `part` has every row, tier and column of the difference `spec`, and its metric"
     where = f"{spec.path}: difference: {part.name}"
-    for row in spec.rows: choice(row, part.rows, f"{where}: row")
+    for row in spec.rows:
+        choice(row, part.rows, f"{where}: row")
     for tier in spec.tiers:
         mine, theirs = ([c.label for c in s.tier_columns(tier)] for s in (spec, part))
-        for label in mine: choice(label, theirs, f"{where}: column at tier {tier}")
-    if part.metric != spec.metric: raise InputError(f"{where}: its metric is {part.metric}, not {spec.metric}")
+        for label in mine:
+            choice(label, theirs, f"{where}: column at tier {tier}")
+    if part.metric != spec.metric:
+        raise InputError(f"{where}: its metric is {part.metric}, not {spec.metric}")
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #9119b7a0
 OWN_PAPER = "own-paper"  # the tier of a changed copy that the paper's is in the original
-CHECKS = ("fedbss/table2_dirichlet",)  # tables of the package that stand beside another one's numbers on purpose
+CHECKS = (
+    "fedbss/table2_dirichlet",
+)  # tables of the package that stand beside another one's numbers on purpose
 JUDGED_BY = ("metric", "statistic", "spread", "trials", "pairing", "margin", "nan_model")
+
 
 @lru_cache(1)
 def _printed() -> dict[bytes, Path]:
     "The published numbers of the package's tables, and the tables"
-    files = sorted((PROJECT/"papers").glob("*/*.published.csv"))
+    files = sorted((PROJECT / "papers").glob("*/*.published.csv"))
     tables = {f.read_bytes(): f.with_name(f.name.replace(".published.csv", ".toml")) for f in files}
     return {content: table for content, table in tables.items() if table.is_file()}
 
+
 def original(spec: Spec) -> Spec | None:
     "The package's table with the published numbers of `spec`, or with its paper and number; None if `spec` is it"
-    here, shared = spec.path.resolve(), PROJECT/"papers"
-    if here.is_relative_to(shared) and (spec.name in CHECKS or spec.published is None): return None
+    here, shared = spec.path.resolve(), PROJECT / "papers"
+    if here.is_relative_to(shared) and (spec.name in CHECKS or spec.published is None):
+        return None
     named = find_specs(shared).get(f"{spec.paper.lower()}/{spec.kind}{spec.table}")
-    if spec.published is None: file = named
-    else: file = _printed().get(spec.published.read_bytes()) or (named if _same_lines(named, spec.published) else None)
+    if spec.published is None:
+        file = named
+    else:
+        file = _printed().get(spec.published.read_bytes()) or (
+            named if _same_lines(named, spec.published) else None
+        )
     return load_spec(file) if file and file.resolve() != here else None
+
 
 def _same_lines(table: Path | None, published: Path) -> bool:
     "Whether a csv has the lines of the one beside a package's `table`, whatever numbers stand in them"
-    beside = None if table is None else table.with_name(table.name.replace(".toml", ".published.csv"))
-    if beside is None or not beside.is_file(): return False
+    beside = (
+        None if table is None else table.with_name(table.name.replace(".toml", ".published.csv"))
+    )
+    if beside is None or not beside.is_file():
+        return False
     numbers = ["mean", "std"]
     mine = read_published_csv(published).drop(columns=numbers, errors="ignore")
     theirs = read_published_csv(beside).drop(columns=numbers, errors="ignore")
     return mine.equals(theirs)
+
 
 def printed_cells(spec: Spec) -> dict[tuple, set[str]]:
     "What stands beside a line of the published csv, or else in a row and column -> ids of the runs, seed 0"
@@ -515,59 +763,93 @@ def printed_cells(spec: Spec) -> dict[tuple, set[str]]:
         if paper is not None and lines is not None:
             hits = paper[lines(at)]
             where = tuple(hits.iloc[0].astype(str)) if len(hits) else None
-        if where is not None: found.setdefault(where, set()).add(run.run_id)
+        if where is not None:
+            found.setdefault(where, set()).add(run.run_id)
     return found
+
 
 def marked_copy(spec: Spec) -> Spec:
     "`spec`; a copy with other values has no tier paper, and a title that names them. Raises InputError"
-    first = next((p.origin for p in spec.difference if p.origin), None) if spec.difference else original(spec)
-    if first is None: return spec
+    first = (
+        next((p.origin for p in spec.difference if p.origin), None)
+        if spec.difference
+        else original(spec)
+    )
+    if first is None:
+        return spec
     cells = {} if spec.difference else printed_cells(first)
-    same = not spec.difference and all(runs <= cells.get(at, set()) for at, runs in printed_cells(spec).items())
-    other = [] if spec.difference else [k for k in JUDGED_BY if getattr(spec, k) != getattr(first, k)]
-    if same and not other: return spec
-    if OWN_PAPER in spec.tiers: raise InputError(f"{spec.path}: tiers: {OWN_PAPER} is the tier paper of a changed copy")
-    tiers = {OWN_PAPER if n == "paper" else n: replace(t, name=OWN_PAPER) if n == "paper" else t
-             for n, t in spec.tiers.items()}
+    same = not spec.difference and all(
+        runs <= cells.get(at, set()) for at, runs in printed_cells(spec).items()
+    )
+    other = (
+        [] if spec.difference else [k for k in JUDGED_BY if getattr(spec, k) != getattr(first, k)]
+    )
+    if same and not other:
+        return spec
+    if OWN_PAPER in spec.tiers:
+        raise InputError(f"{spec.path}: tiers: {OWN_PAPER} is the tier paper of a changed copy")
+    tiers = {
+        OWN_PAPER if n == "paper" else n: replace(t, name=OWN_PAPER) if n == "paper" else t
+        for n, t in spec.tiers.items()
+    }
     copy = replace(spec, origin=first, tiers=tiers)
-    words = [f"{'' if where == 'base' else f'{where}: '}{as_typed({key: new})}"
-             for where, key, new, old in copy.reductions(OWN_PAPER)] + [f"{k} = {getattr(spec, k)}" for k in other]
+    words = [
+        f"{'' if where == 'base' else f'{where}: '}{as_typed({key: new})}"
+        for where, key, new, old in copy.reductions(OWN_PAPER)
+    ] + [f"{k} = {getattr(spec, k)}" for k in other]
     listed = ", ".join([*words[:6], *[f"and {len(words) - 6} more"] * (len(words) > 6)])
-    return replace(copy, title=f"{spec.title}; changed copy of {first.name}: {listed or 'other runs'}")
+    return replace(
+        copy, title=f"{spec.title}; changed copy of {first.name}: {listed or 'other runs'}"
+    )
+
 
 def as_typed(given: Mapping[str, Any]) -> str:
     "Settings as a person types them: `rounds = 50, dataset = MNIST`"
-    def word(v): return "none" if v is None else str(v).lower() if isinstance(v, bool) else str(v)
+
+    def word(v):
+        return "none" if v is None else str(v).lower() if isinstance(v, bool) else str(v)
+
     return ", ".join(f"{key} = {word(value)}" for key, value in given.items())
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #c1cda315
 def own_values(spec: Spec, given: Mapping[str, Any]) -> dict[str, dict[str, Value]]:
-    "`given` by row, under \"\" those of all rows, checked like a spec's values; raises InputError"
+    '`given` by row, under "" those of all rows, checked like a spec\'s values; raises InputError'
     fields = {name: field_rules(method_classes()[row.method]) for name, row in spec.rows.items()}
     rules = {k: rule for own in fields.values() for k, rule in own.items()} | SETTINGS
     found: dict[str, dict[str, Value]] = {}
     for name, value in given.items():
         row, _, key = str(name).rpartition(".")
-        if row: choice(row, spec.rows, "set: row")
+        if row:
+            choice(row, spec.rows, "set: row")
         allowed = (SETTINGS | fields[row]) if row else rules
         rule = allowed[choice(key, allowed, f"set: {f'{row}: ' * bool(row)}key")]
         value = rule("none" if value is None else value, f"set {name}")
         found.setdefault(row, {})[key] = Value(value, "guess: set by the user")
     return found
 
+
 def own_tier(tier: str, own: Mapping[str, Mapping[str, Value]]) -> str:
     "The name of `tier` with a user's settings, which is also that of a folder: `own-small+rounds=50`"
-    words = sorted(as_typed({f"{row}.{k}" if row else k: v.value}).replace(" = ", "=")
-                   for row, values in own.items() for k, v in values.items() if k != "seeds")
+    words = sorted(
+        as_typed({f"{row}.{k}" if row else k: v.value}).replace(" = ", "=")
+        for row, values in own.items()
+        for k, v in values.items()
+        if k != "seeds"
+    )
     name = "+".join([tier if tier.startswith("own-") else f"own-{tier}", *words])
     safe = re.sub(r"[^\w.=+-]+", "_", name, flags=re.ASCII)
-    if safe == name and len(name) <= 80: return name
+    if safe == name and len(name) <= 80:
+        return name
     return f"{safe[:70]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
 
 def settings_of(spec: Spec, tier: str) -> dict[tuple, dict]:
     "The settings of every run of a tier with seed 0, by table, row and column"
     parts = spec.difference or (spec,)
-    return {(r.table, r.row, r.column): r.settings for part in parts for r in part.grid(tier, seeds=[0])}
+    return {
+        (r.table, r.row, r.column): r.settings for part in parts for r in part.grid(tier, seeds=[0])
+    }
+
 
 def with_own(spec: Spec, tier: str, name: str, given: Mapping[str, Any]) -> Spec:
     "`spec` with the tier `name`: `tier` with the settings `given`, in which no row shows the runs of another"
@@ -577,10 +859,18 @@ def with_own(spec: Spec, tier: str, name: str, given: Mapping[str, Any]) -> Spec
     parts = tuple(with_own(part, tier, name, given) for part in spec.difference)
     return replace(spec, tiers=spec.tiers | {name: changed}, difference=parts)
 
+
 def planned_values(spec: Spec, tier: str) -> list[dict[str, Value]]:
     "The values of every run of a tier"
     parts = spec.difference or (spec,)
-    return [p.values(tier, row, c) for p in parts for c in p.tier_columns(tier) for row in p.rows if not c.missing]
+    return [
+        p.values(tier, row, c)
+        for p in parts
+        for c in p.tier_columns(tier)
+        for row in p.rows
+        if not c.missing
+    ]
+
 
 def check_effect(spec: Spec, tier: str, name: str, given: Mapping[str, Any]):
     "Raises InputError for one of `given` that no run of `tier` reads, unless it says what is so anyway"
@@ -590,19 +880,35 @@ def check_effect(spec: Spec, tier: str, name: str, given: Mapping[str, Any]):
         value = own_values(spec, {setting: given[setting]})[row][key].value
         usual = [DEFAULTS.get(key), *(v[key].value for v in before if key in v)]
         usual += [s["method"]["fields"].get(key) for s in now.values()]
-        if key == "seeds" or value in usual: continue
-        try: without = settings_of(with_own(spec, tier, name, {k: v for k, v in given.items() if k != setting}), name)
-        except InputError: continue  # the others need it
+        if key == "seeds" or value in usual:
+            continue
+        try:
+            without = settings_of(
+                with_own(spec, tier, name, {k: v for k, v in given.items() if k != setting}), name
+            )
+        except InputError:
+            continue  # the others need it
         if without == now:
-            parts = dict.fromkeys(f"partition {s['partition']['recipe']}, drift {s['drift']['name']}"
-                                  for s in now.values())
-            raise InputError(f"set {setting}: no run of {spec.name} at tier {tier} reads it ({'; '.join(parts)})")
+            parts = dict.fromkeys(
+                f"partition {s['partition']['recipe']}, drift {s['drift']['name']}"
+                for s in now.values()
+            )
+            raise InputError(
+                f"set {setting}: no run of {spec.name} at tier {tier} reads it ({'; '.join(parts)})"
+            )
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #e5c7dbf9
-def relabelled(columns: tuple[Column, ...], own: Mapping[str, Value], base: Mapping[str, Value]) -> dict[str, str]:
+def relabelled(
+    columns: tuple[Column, ...], own: Mapping[str, Value], base: Mapping[str, Value]
+) -> dict[str, str]:
     "The labels of `columns` -> labels that say what of the columns' own values `own` replaces"
-    def usual(values): return f"{values.get('dataset')}, {values.get('clients')} clients"
-    def longer(label, changed): return f"{label}, with {as_typed(changed)}" if changed else label
+
+    def usual(values):
+        return f"{values.get('dataset')}, {values.get('clients')} clients"
+
+    def longer(label, changed):
+        return f"{label}, with {as_typed(changed)}" if changed else label
+
     new = {k: v.value for k, v in own.items()}
     long, short_ones = {}, {}
     for c in columns:
@@ -614,6 +920,7 @@ def relabelled(columns: tuple[Column, ...], own: Mapping[str, Value], base: Mapp
             short_ones[c.label] = longer(usual(old | new), rest)
     return short_ones if len(set(short_ones.values())) == len(long) else long
 
+
 def with_labels(spec: Spec, tier: str, labels: Mapping[str, str]) -> Spec:
     "`spec` with other labels of the columns of a tier"
     t = spec.tier(tier)
@@ -621,54 +928,87 @@ def with_labels(spec: Spec, tier: str, labels: Mapping[str, str]) -> Spec:
     parts = tuple(with_labels(part, tier, labels) for part in spec.difference)
     return replace(spec, tiers=spec.tiers | {tier: replace(t, columns=columns)}, difference=parts)
 
+
 def with_seeds(spec: Spec, tier: str, own: dict[str, dict[str, Value]]) -> Spec:
     "`spec` with other seeds at `tier`, which stays what it is"
     seeds = {row: {k: v for k, v in values.items() if k == "seeds"} for row, values in own.items()}
     parts = tuple(with_seeds(part, tier, own) for part in spec.difference)
-    return replace(spec, tiers=spec.tiers | {tier: replace(spec.tier(tier), own=seeds)}, difference=parts)
+    return replace(
+        spec, tiers=spec.tiers | {tier: replace(spec.tier(tier), own=seeds)}, difference=parts
+    )
+
 
 def with_settings(spec: Spec, tier: str, given: Mapping[str, Any]) -> tuple[Spec, str]:
     """`spec` and the name of its tier that is `tier` with the settings `given`: rounds, FedProx.mu; raises InputError
 
     Where that changes no run but for the seeds, the tier stays what it is."""
-    if not given: return spec, tier
+    if not given:
+        return spec, tier
     own = own_values(spec, given)
     name = own_tier(tier, own)
     check_effect(spec, tier, name, given)
     changed = with_own(spec, tier, name, given)
-    if settings_of(changed, name) == settings_of(spec, tier): return with_seeds(spec, tier, own), tier
+    if settings_of(changed, name) == settings_of(spec, tier):
+        return with_seeds(spec, tier, own), tier
     labels = relabelled(spec.tier_columns(tier), own.get("", {}), spec.base | spec.tier(tier).base)
-    words = as_typed({f"{row}.{k}" if row else k: v.value for row, values in own.items() for k, v in values.items()})
-    return replace(with_labels(changed, name, labels), title=f"{spec.title}; changed: {words}"), name
+    words = as_typed(
+        {
+            f"{row}.{k}" if row else k: v.value
+            for row, values in own.items()
+            for k, v in values.items()
+        }
+    )
+    return replace(
+        with_labels(changed, name, labels), title=f"{spec.title}; changed: {words}"
+    ), name
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #564832ab
 def check_fit(runs: list[PlannedRun]):
     "Raises InputError for a network that cannot take the images of its data set, where their shape is known"
     from fedrepro.data.datasets import SHAPES
     from fedrepro.models.networks import network
+
     shapes = SHAPES | {"digits": (1, 8, 8, 10)}
-    for data, net in dict.fromkeys((r.settings["data"]["name"], r.settings["network"]) for r in runs):
-        if data not in shapes: continue
+    for data, net in dict.fromkeys(
+        (r.settings["data"]["name"], r.settings["network"]) for r in runs
+    ):
+        if data not in shapes:
+            continue
         *shape, classes = shapes[data]
-        try: network(net, classes, tuple(shape))
+        try:
+            network(net, classes, tuple(shape))
         except InputError as error:
             raise InputError(f"set: {data}: {error}; set network too, or choose columns") from None
 
-def own_runs(spec: Spec, tier: str, runs: list[PlannedRun], given: Mapping[str, Any],
-             seeds: int | list[int] | None = None) -> tuple[Spec, str, list[PlannedRun]]:
+
+def own_runs(
+    spec: Spec,
+    tier: str,
+    runs: list[PlannedRun],
+    given: Mapping[str, Any],
+    seeds: int | list[int] | None = None,
+) -> tuple[Spec, str, list[PlannedRun]]:
     "`with_settings`, and its runs in the rows and columns of `runs`, which stand at `tier`; raises InputError"
-    if not given: return spec, tier, runs
+    if not given:
+        return spec, tier, runs
     changed, name = with_settings(spec, tier, given)
     then, now = settings_of(spec, tier), settings_of(changed, name)
     old = dict(zip(now, then))  # a row and column -> the same before
     asked, first = {(r.row, r.column) for r in runs}, {}
     for at, settings in now.items():
-        if old[at][1:] not in asked: continue
+        if old[at][1:] not in asked:
+            continue
         twin = first.setdefault((at[0], json.dumps(settings, sort_keys=True)), at)
         if then[old[twin]] != then[old[at]]:
             both = " and ".join(f"{row} on {column}" for _, row, column in (old[twin], old[at]))
-            raise InputError(f"set: {both} of {spec.name} would be the same run; choose rows or columns")
-    found = [r for r in changed.runs(name, list(dict.fromkeys(r.row for r in runs)), seeds)
-             if old[r.table, r.row, r.column][1:] in asked]
-    if name != tier: check_fit(found)
+            raise InputError(
+                f"set: {both} of {spec.name} would be the same run; choose rows or columns"
+            )
+    found = [
+        r
+        for r in changed.runs(name, list(dict.fromkeys(r.row for r in runs)), seeds)
+        if old[r.table, r.row, r.column][1:] in asked
+    ]
+    if name != tier:
+        check_fit(found)
     return changed, name, found

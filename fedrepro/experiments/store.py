@@ -24,21 +24,32 @@ from .runs import PlannedRun, run_id
 # %% ../../nbs/07_experiments/07_store.ipynb #e926e06c
 def file_name(settings: dict) -> str:
     "`<class>-<dataset>-<clients>c-s<seed>-<run id>.jsonl`"
-    return (f"{settings['method']['class']}-{settings['data']['name']}-{settings['partition']['clients']}c"
-            f"-s{settings['seed']}-{run_id(settings)}.jsonl")
+    return (
+        f"{settings['method']['class']}-{settings['data']['name']}-{settings['partition']['clients']}c"
+        f"-s{settings['seed']}-{run_id(settings)}.jsonl"
+    )
+
 
 def run_path(results: str | Path, run: PlannedRun) -> Path:
     "The file of a run below `results`, the folder that holds one folder a tier"
-    return Path(results)/run.tier/file_name(run.settings)
+    return Path(results) / run.tier / file_name(run.settings)
 
 # %% ../../nbs/07_experiments/07_store.ipynb #9be1a7cb
 def git(*arguments: str) -> str | None:
     "What git says about the package's folder; None without git, outside a repository, or where that is not ours"
-    if INSTALLED: return None
-    ours = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}  # they may name another repository
-    try: done = subprocess.run(["git", *arguments], cwd=PACKAGE, env=ours, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError): return None
+    if INSTALLED:
+        return None
+    ours = {
+        k: v for k, v in os.environ.items() if not k.startswith("GIT_")
+    }  # they may name another repository
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=PACKAGE, env=ours, capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
     return done.stdout.strip() if done.returncode == 0 else None
+
 
 def processor() -> str:
     "The processor's name"
@@ -47,69 +58,153 @@ def processor() -> str:
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
+
 @lru_cache(1)
 def provenance() -> dict:
     "git commit, whether tracked files differ from it, versions and processor: the same for all runs of a process"
-    versions = {name: importlib.metadata.version(name) for name in ("fedrepro", "torch", "numpy", "scikit-learn")}
-    changes = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)papers/*/results")
-    return {"git_commit": git("rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes),
-            "versions": {"python": platform.python_version()} | versions, "cpu": processor()}
+    versions = {
+        name: importlib.metadata.version(name)
+        for name in ("fedrepro", "torch", "numpy", "scikit-learn")
+    }
+    changes = git(
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        ":/",
+        ":(top,exclude)papers/*/results",
+    )
+    return {
+        "git_commit": git("rev-parse", "HEAD"),
+        "dirty": None if changes is None else bool(changes),
+        "versions": {"python": platform.python_version()} | versions,
+        "cpu": processor(),
+    }
 
 # %% ../../nbs/07_experiments/07_store.ipynb #aed9b985
 RESULT_FORMAT = 1  # of the files; raised when older files must be read differently
 NUMBER = (int, float)
 HEADER = {  # key -> accepted types; all but `ALWAYS` may be null
-    "format": int, "run_id": str, "status": str, "settings": dict, "diverged": dict, "git_commit": str, "dirty": bool,
-    "versions": dict, "device": str, "executor": str, "threads": int, "cpu": str, "data_fingerprint": str,
-    "partition_fingerprint": str, "wall_seconds": NUMBER, "peak_memory_mb": NUMBER, "bytes_up": int, "bytes_down": int}
+    "format": int,
+    "run_id": str,
+    "status": str,
+    "settings": dict,
+    "diverged": dict,
+    "git_commit": str,
+    "dirty": bool,
+    "versions": dict,
+    "device": str,
+    "executor": str,
+    "threads": int,
+    "cpu": str,
+    "data_fingerprint": str,
+    "partition_fingerprint": str,
+    "wall_seconds": NUMBER,
+    "peak_memory_mb": NUMBER,
+    "bytes_up": int,
+    "bytes_down": int,
+}
 ALWAYS = ("format", "run_id", "status", "settings")  # may not be null
 STATUS = ("complete", "diverged")
 SHAPE = {  # what the settings of every run have, as types; "?": may be missing. Other keys may stand beside them
-    "protocol": int, "method": {"class": str, "version": int, "fields": dict, "source?": str}, "network": str,
-    "data": {"name": str, "recipe": str}, "partition": {"recipe": str, "clients": int, "seed": int, "alpha?": NUMBER},
-    "drift": {"name": str, "at?": int}, "participation": NUMBER, "cohort_seed": int, "rounds": int, "every": int,
-    "seed": int, "cohorts?": str, "last?": int, "precision?": str,
+    "protocol": int,
+    "method": {"class": str, "version": int, "fields": dict, "source?": str},
+    "network": str,
+    "data": {"name": str, "recipe": str},
+    "partition": {"recipe": str, "clients": int, "seed": int, "alpha?": NUMBER},
+    "drift": {"name": str, "at?": int},
+    "participation": NUMBER,
+    "cohort_seed": int,
+    "rounds": int,
+    "every": int,
+    "seed": int,
+    "cohorts?": str,
+    "last?": int,
+    "precision?": str,
     "sources?": {"network?": str, "data?": str, "partition?": str},  # of what is not the package's
-    "study?": {"name": str, "client": str, "epochs?": int, "accuracy?": NUMBER, "samples?": str, "rounds?": list}}
-ABOUT = ["run_id", "status", "diverged", "method", "dataset", "network", "clients", "participation", "partition",
-         "alpha", "drift", "drift_round", "rounds", "seed", "file"]  # of a run; a metric cannot have such a name
+    "study?": {
+        "name": str,
+        "client": str,
+        "epochs?": int,
+        "accuracy?": NUMBER,
+        "samples?": str,
+        "rounds?": list,
+    },
+}
+ABOUT = [
+    "run_id",
+    "status",
+    "diverged",
+    "method",
+    "dataset",
+    "network",
+    "clients",
+    "participation",
+    "partition",
+    "alpha",
+    "drift",
+    "drift_round",
+    "rounds",
+    "seed",
+    "file",
+]  # of a run; a metric cannot have such a name
 LONGEST = 2**28  # bytes of a file: 256 MB, about a million rounds
+
 
 def demand(ok: bool, message: str, error: type = Damaged):
     "Raises `error` with `message` unless `ok`"
-    if not ok: raise error(message)
+    if not ok:
+        raise error(message)
 
 # %% ../../nbs/07_experiments/07_store.ipynb #e4103689
 def is_a(value, types) -> bool:
     "isinstance, but a bool is no number, a number is finite, a whole one at most 2^63, and a text can be printed"
-    if type(value) is float and types is NUMBER: return math.isfinite(value)  # most values: without further ado
-    if not isinstance(value, types) or (isinstance(value, bool) and types is not bool): return False
-    if isinstance(value, NUMBER): return math.isfinite(value) if isinstance(value, float) else abs(value) <= 2**63
+    if type(value) is float and types is NUMBER:
+        return math.isfinite(value)  # most values: without further ado
+    if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
+        return False
+    if isinstance(value, NUMBER):
+        return math.isfinite(value) if isinstance(value, float) else abs(value) <= 2**63
     return value.isprintable() if isinstance(value, str) else True
+
 
 def check_settings(settings: dict, shape: dict = SHAPE, where: str = "settings"):
     "Raises Damaged unless `settings` have what `shape` says; their whole numbers are not negative"
     demand(isinstance(settings, dict), f"header: {where} is {short(settings)}")
     for key, kind in shape.items():
         name = key.removesuffix("?")
-        if name not in settings and key != name: continue
+        if name not in settings and key != name:
+            continue
         value: Any = settings.get(name)
         at = f"{where}.{name}"
-        if isinstance(kind, dict): check_settings(value, kind, at)
-        else: demand(is_a(value, kind) and not (kind is int and value < 0), f"header: {at} is {short(value)}")
+        if isinstance(kind, dict):
+            check_settings(value, kind, at)
+        else:
+            demand(
+                is_a(value, kind) and not (kind is int and value < 0),
+                f"header: {at} is {short(value)}",
+            )
+
 
 def check_header(header: dict):
     "Raises Damaged unless `header` has the keys and types of a first line and the run id of its settings"
-    demand(isinstance(header, dict) and is_a(header.get("format"), int), "the first line is not a result's header")
+    demand(
+        isinstance(header, dict) and is_a(header.get("format"), int),
+        "the first line is not a result's header",
+    )
     older = f"format {header['format']}, not {RESULT_FORMAT}: written by another version"
     demand(header["format"] == RESULT_FORMAT, older, Foreign)
     for key, types in HEADER.items():
-        fits = key in header and (is_a(header[key], types) or (header[key] is None and key not in ALWAYS))
+        fits = key in header and (
+            is_a(header[key], types) or (header[key] is None and key not in ALWAYS)
+        )
         demand(fits, f"header: {key} is {short(header.get(key))}")
     demand(header["status"] in STATUS, f"header: status is {short(header['status'])}")
     check_settings(header["settings"])
-    try: name = run_id(header["settings"])
-    except (TypeError, ValueError, RecursionError): name = None  # what json can read it need not be able to write
+    try:
+        name = run_id(header["settings"])
+    except (TypeError, ValueError, RecursionError):
+        name = None  # what json can read it need not be able to write
     demand(header["run_id"] == name, "header: the run id is not that of the settings")
 
 # %% ../../nbs/07_experiments/07_store.ipynb #062e69f3
@@ -117,18 +212,29 @@ def check_rows(rows: list[dict], most: int, epochs: int | None = None):
     """Raises Damaged unless the rows hold numbers or null under names that metrics may have, and an ascending `round`
     of 1..`most`. Those of a study have a `round` of 0..`most` and an `epoch` of 0..`epochs` that never go back."""
     names = ("round",) if epochs is None else ("round", "epoch")
-    def place(at) -> str: return ", ".join(f"{name} {n}" for name, n in zip(names, at))
+
+    def place(at) -> str:
+        return ", ".join(f"{name} {n}" for name, n in zip(names, at))
+
     last: tuple = (0,) * len(names)
     for row in rows:
         at: tuple = tuple(row.get(name) for name in names) if isinstance(row, dict) else (None,)
         fits = all(is_a(n, int) for n in at) and (last < at if epochs is None else last <= at)
         fits = fits and at[0] <= most and (epochs is None or 0 <= at[1] <= epochs)
-        if not fits: raise Damaged(f"row after {place(last)}: {short(row)}")
+        if not fits:
+            raise Damaged(f"row after {place(last)}: {short(row)}")
         last = at
-        for key, value in row.items():  # a million values in a paper's folder: nothing is put into words that is right
+        for (
+            key,
+            value,
+        ) in (
+            row.items()
+        ):  # a million values in a paper's folder: nothing is put into words that is right
             if not (value is None or is_a(value, NUMBER)):
                 raise Damaged(f"{place(at)}: {short(key)} is {short(value)}")
-            if key in ABOUT: raise Damaged(f"{place(at)}: {short(key)} is no metric")
+            if key in ABOUT:
+                raise Damaged(f"{place(at)}: {short(key)} is no metric")
+
 
 def check_end(header: dict, rows: list[dict]):
     "Raises Damaged unless the rows end where the header says that the run did"
@@ -138,25 +244,37 @@ def check_end(header: dict, rows: list[dict]):
         demand(found is None, f"header: complete, but diverged is {short(found)}")
         if study := header["settings"].get("study"):
             ends, epochs = rows[-1]["epoch"] if rows else None, study.get("epochs", 0)
-            return demand(ends == epochs, f"complete, but the last row is of local epoch {ends} of {epochs}")
+            return demand(
+                ends == epochs, f"complete, but the last row is of local epoch {ends} of {epochs}"
+            )
         return demand(last == rounds, f"complete, but the last row is of round {last} of {rounds}")
-    if found is None: return
+    if found is None:
+        return
     client, least = found.get("client"), last + ("study" not in header["settings"])
-    fits = is_a(found.get("round"), int) and least <= found["round"] <= rounds and is_a(found.get("norm"), str)
+    fits = (
+        is_a(found.get("round"), int)
+        and least <= found["round"] <= rounds
+        and is_a(found.get("norm"), str)
+    )
     fits = fits and (client is None or (is_a(client, int) and 0 <= client < clients))
     demand(fits, f"header: diverged is {short(found)}")
 
 # %% ../../nbs/07_experiments/07_store.ipynb #47f91a8d
 def json_line(record: dict) -> bytes:
     "One line of canonical json; numbers that are not finite become null"
-    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    finite = {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()
+    }
     return (json.dumps(finite, sort_keys=True, allow_nan=False) + "\n").encode()
+
 
 def encode(header: dict, rows: list[dict]) -> bytes:
     "The content of a result file; raises Damaged when header or rows are not as they must be"
     header = dict.fromkeys(HEADER) | {"format": RESULT_FORMAT} | header
     body = json_line(header) + b"".join(json_line(row) for row in rows)
-    content = body + json_line({"end": True, "rows": len(rows), "sha256": hashlib.sha256(body).hexdigest()})
+    content = body + json_line(
+        {"end": True, "rows": len(rows), "sha256": hashlib.sha256(body).hexdigest()}
+    )
     decode(content)  # what cannot be read back is not written
     return content
 
@@ -174,7 +292,8 @@ def check_writable(folder: str | Path) -> Path:
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=".partial"): pass
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".partial"):
+            pass
     except OSError as error:
         why = f"results folder {folder} cannot be written ({error.strerror}); choose another with --results DIR"
         raise InputError(why) from None
@@ -191,54 +310,78 @@ def decode(content: bytes) -> tuple[dict, list[dict]]:
     same = end.get("sha256") == hashlib.sha256(body + b"\n").hexdigest()
     demand(same, "the content is not what was written (sha256 differs)")
     head, *rows = parse_lines(body.split(b"\n"))
-    demand(end.get("rows") == len(rows), f"{len(rows)} rows, but {short(end.get('rows'))} were written")
+    demand(
+        end.get("rows") == len(rows), f"{len(rows)} rows, but {short(end.get('rows'))} were written"
+    )
     check_header(head)
     study = head["settings"].get("study")
     check_rows(rows, head["settings"]["rounds"], study.get("epochs", 0) if study else None)
     check_end(head, rows)
     return head, rows
 
+
 def parse_lines(lines: list[bytes]) -> list:
     "The lines as json; raises Damaged"
     # int("NaN") is a ValueError: json has no such number
-    try: return [json.loads(line, parse_constant=int) for line in lines]
-    except (ValueError, RecursionError): raise Damaged("not lines of json") from None
+    try:
+        return [json.loads(line, parse_constant=int) for line in lines]
+    except (ValueError, RecursionError):
+        raise Damaged("not lines of json") from None
 
 # %% ../../nbs/07_experiments/07_store.ipynb #9fe9a714
 def content_of(path: str | Path) -> bytes:
     "The bytes of a file; raises OSError for what is no regular file, Damaged for one that is too long"
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+    with open(
+        path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+    ) as file:
         about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode): raise OSError(errno.EINVAL, "not a regular file")
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
         demand(about.st_size <= LONGEST, f"{about.st_size} bytes, more than {LONGEST}")
         return file.read(about.st_size)  # no more: a buffer is made for what is asked
 
+
 def read(path: str | Path) -> tuple[dict, list[dict]]:
     "(header, rows) of the result at `path`; raises Damaged when it is not whole, or bears the name of another run"
-    try: head, rows = decode(content_of(path))
-    except Damaged as error: raise type(error)(f"{path}: {error}") from None
-    if Path(path).name != file_name(head["settings"]): raise Damaged(f"{path}: the name does not belong to the content")
+    try:
+        head, rows = decode(content_of(path))
+    except Damaged as error:
+        raise type(error)(f"{path}: {error}") from None
+    if Path(path).name != file_name(head["settings"]):
+        raise Damaged(f"{path}: the name does not belong to the content")
     return head, rows
 
 # %% ../../nbs/07_experiments/07_store.ipynb #d503000f
 def set_aside(path: Path, why: Exception):
     "Rename a damaged result to `*.damaged` (numbered when there is one already) and say so"
-    names = (path.with_name(f"{path.name}{n}.damaged") for n in ("", *(f".{i}" for i in range(1, 1000))))
-    try: path.rename(new := next(p for p in names if not os.path.lexists(p)))
-    except (OSError, StopIteration): return say(f"{why}; it is not used")
+    names = (
+        path.with_name(f"{path.name}{n}.damaged") for n in ("", *(f".{i}" for i in range(1, 1000)))
+    )
+    try:
+        path.rename(new := next(p for p in names if not os.path.lexists(p)))
+    except (OSError, StopIteration):
+        return say(f"{why}; it is not used")
     say(f"{why}; set aside as {new.name}")
+
 
 def read_or_set_aside(path: Path) -> tuple[dict, list[dict]] | None:
     "(header, rows), or None when gone or damaged; what is damaged is set aside, what has another format left alone"
-    try: return read(path)
-    except FileNotFoundError: return say(f"{path}: leads nowhere; it is not used") if path.is_symlink() else None
-    except OSError as error: return say(f"{path}: cannot be read ({error.strerror}); it is not used")
-    except Foreign as error: return say(f"{error}; it is not used")
-    except Damaged as error: return set_aside(path, error)
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return say(f"{path}: leads nowhere; it is not used") if path.is_symlink() else None
+    except OSError as error:
+        return say(f"{path}: cannot be read ({error.strerror}); it is not used")
+    except Foreign as error:
+        return say(f"{error}; it is not used")
+    except Damaged as error:
+        return set_aside(path, error)
+
 
 def is_complete(path: str | Path) -> bool:
     "Whether the run at `path` is finished (complete or diverged) and whole; a damaged file is set aside"
     return read_or_set_aside(Path(path)) is not None
+
 
 def has_run(folder: Path, run_id: str) -> bool:
     "Whether a tier's folder has the whole result of a run"
@@ -248,30 +391,56 @@ def has_run(folder: Path, run_id: str) -> bool:
 def settings_columns(settings: dict) -> dict:
     "The settings of a run that a table selects by, flat"
     split, drift = settings["partition"], settings["drift"]
-    return {"method": settings["method"]["class"], "dataset": settings["data"]["name"], "network": settings["network"],
-            "clients": split["clients"], "participation": settings["participation"], "partition": split["recipe"],
-            "alpha": split.get("alpha", math.nan), "drift": drift["name"], "drift_round": drift.get("at", math.nan),
-            "rounds": settings["rounds"], "seed": settings["seed"]}
+    return {
+        "method": settings["method"]["class"],
+        "dataset": settings["data"]["name"],
+        "network": settings["network"],
+        "clients": split["clients"],
+        "participation": settings["participation"],
+        "partition": split["recipe"],
+        "alpha": split.get("alpha", math.nan),
+        "drift": drift["name"],
+        "drift_round": drift.get("at", math.nan),
+        "rounds": settings["rounds"],
+        "seed": settings["seed"],
+    }
 
-COLUMNS = [*ABOUT, "round", "generalised_accuracy", "personalised_accuracy", "train_loss", "bytes_up", "bytes_down"]
+
+COLUMNS = [
+    *ABOUT,
+    "round",
+    "generalised_accuracy",
+    "personalised_accuracy",
+    "train_loss",
+    "bytes_up",
+    "bytes_down",
+]
+
 
 def tier_folders(folder: str | Path) -> list[Path]:
     "A tier's folder and, in a wheel, the folder of the committed runs that it carries for the same tier"
-    carried = INSTALLED and not Path(folder).is_absolute() and (PACKAGE/folder).is_dir()
-    return [Path(folder), *([PACKAGE/folder] if carried else [])]
+    carried = INSTALLED and not Path(folder).is_absolute() and (PACKAGE / folder).is_dir()
+    return [Path(folder), *([PACKAGE / folder] if carried else [])]
+
 
 def load_runs(folder: str | Path) -> list[tuple[Path, dict, list[dict]]]:
     "(file, header, rows) of every whole result in a tier's folder, by name; damaged ones are set aside"
-    files = {path.name: path for place in reversed(tier_folders(folder)) for path in place.glob("*.jsonl")}
+    files = {
+        path.name: path
+        for place in reversed(tier_folders(folder))
+        for path in place.glob("*.jsonl")
+    }
     found = ((path, read_or_set_aside(path)) for _, path in sorted(files.items()))
     return [(path, *run) for path, run in found if run is not None]
 
 # %% ../../nbs/07_experiments/07_store.ipynb #e9b53674
 LOADED = {}  # folder -> (its files, their contents, frames): a page of tables asks for the same files again and again
 
+
 def load_headers(folder: str | Path) -> list[dict]:
     "The headers of a tier's folder, each with its `file`"
     return [header | {"file": path.name} for path, header, _ in _loaded(folder)[0]]
+
 
 def load_results(folder: str | Path) -> pd.DataFrame:
     """All results in a tier's folder: one row an evaluated round; the columns of an empty folder are `COLUMNS`.
@@ -279,48 +448,88 @@ def load_results(folder: str | Path) -> pd.DataFrame:
     `diverged` is empty, or where the run diverged; if before its first evaluation, it has one row, without metrics."""
     return _frames(folder)["all"].copy()
 
+
 def load_by_run(folder: str | Path) -> dict[str, pd.DataFrame]:
     "Run id -> its rows of `load_results`; to be read only, as others are given the same"
     return _frames(folder)["by run"]
 
+
 def _loaded(folder: str | Path) -> tuple[list[tuple[Path, dict, list[dict]]], dict]:
     "(the whole results of a folder, the frames made of them), read again when one of its files has changed"
-    where, now = os.path.realpath(folder), stamp(f for place in tier_folders(folder) for f in place.glob("*.jsonl"))
-    if now and LOADED.get(where, [None])[0] == now: return LOADED[where][1:]
+    where, now = (
+        os.path.realpath(folder),
+        stamp(f for place in tier_folders(folder) for f in place.glob("*.jsonl")),
+    )
+    if now and LOADED.get(where, [None])[0] == now:
+        return LOADED[where][1:]
     runs, frames = load_runs(folder), {}
-    if now and len(runs) == len(now): LOADED[where] = now, runs, frames  # all of them whole
+    if now and len(runs) == len(now):
+        LOADED[where] = now, runs, frames  # all of them whole
     return runs, frames
+
 
 def _frames(folder: str | Path) -> dict:
     def about(h):
         where = in_words(h["diverged"]) if h["status"] == "diverged" else ""
-        return {"run_id": h["run_id"], "status": h["status"], "diverged": where, **settings_columns(h["settings"])}
+        return {
+            "run_id": h["run_id"],
+            "status": h["status"],
+            "diverged": where,
+            **settings_columns(h["settings"]),
+        }
+
     runs, frames = _loaded(folder)
-    if frames: return frames
-    frame = pd.DataFrame([{**about(header), "file": path.name, **row}
-                          for path, header, rows in runs for row in (rows or [{"round": 0}])])
-    for name in frame.columns.difference(ABOUT): frame[name] = pd.to_numeric(frame[name])  # null becomes NaN
-    frame = frame.reindex(columns=[*COLUMNS, *(c for c in frame.columns if c not in COLUMNS)]).copy()  # in one piece
+    if frames:
+        return frames
+    frame = pd.DataFrame(
+        [
+            {**about(header), "file": path.name, **row}
+            for path, header, rows in runs
+            for row in (rows or [{"round": 0}])
+        ]
+    )
+    for name in frame.columns.difference(ABOUT):
+        frame[name] = pd.to_numeric(frame[name])  # null becomes NaN
+    frame = frame.reindex(
+        columns=[*COLUMNS, *(c for c in frame.columns if c not in COLUMNS)]
+    ).copy()  # in one piece
     frames.update({"all": frame, "by run": dict(tuple(frame.groupby("run_id")))})
     return frames
+
 
 def same_data(heads: list[dict]):
     "Raises InputError where runs of one data set and size were computed on other samples, or normalised otherwise"
     known: dict[tuple, dict] = {}
     for h in heads:
-        asked = {k: v for k, v in h["settings"]["data"].items() if k != "noise"}  # which is no part of the samples
+        asked = {
+            k: v for k, v in h["settings"]["data"].items() if k != "noise"
+        }  # which is no part of the samples
         for what, words in (("data_fingerprint", "data"), ("inputs", "normalisation of the data")):
-            if not h.get(what): continue  # older runs do not say it
+            if not h.get(what):
+                continue  # older runs do not say it
             first = known.setdefault((json.dumps(asked, sort_keys=True), what), h)
             if first[what] != h[what]:
-                raise InputError(f"{first['file']} and {h['file']} were computed on different {words} "
-                                 f"({asked['name']}); move one of them away")
+                raise InputError(
+                    f"{first['file']} and {h['file']} were computed on different {words} "
+                    f"({asked['name']}); move one of them away"
+                )
+
 
 def mixed(heads: list[dict]) -> list[str]:
     "In what runs that are averaged differ, by their headers; raises InputError where it is the data"
-    seen = [{"code": h.get("code") or h["git_commit"], "versions": h["versions"], "device": h["device"],
-             "executor": {"processes": "sequential"}.get(h["executor"], h["executor"])} for h in heads]  # the same bits
+    seen = [
+        {
+            "code": h.get("code") or h["git_commit"],
+            "versions": h["versions"],
+            "device": h["device"],
+            "executor": {"processes": "sequential"}.get(h["executor"], h["executor"]),
+        }
+        for h in heads
+    ]  # the same bits
     data = {h["data_fingerprint"]: h["file"] for h in heads if h["data_fingerprint"]}
-    if len(data) > 1: raise InputError(f"{' and '.join(sorted(data.values())[:2])} were computed on different data "
-                                       f"({heads[0]['settings']['data']['name']}); move one of them away")
+    if len(data) > 1:
+        raise InputError(
+            f"{' and '.join(sorted(data.values())[:2])} were computed on different data "
+            f"({heads[0]['settings']['data']['name']}); move one of them away"
+        )
     return [key for key in (seen[0] if seen else ()) if any(h[key] != seen[0][key] for h in seen)]

@@ -16,81 +16,134 @@ from ..engine.evaluation import Evaluator, evaluate
 from ..engine.lockstep import ActiveRun
 from ..engine.method import FedAvg
 from ..engine.rounds import History, begin
-from .local_study import class_accuracy, local_rows, position, sample_rows, slice_rows, test_logits, the_phase
+from fedrepro.experiments.local_study import (
+    class_accuracy,
+    local_rows,
+    position,
+    sample_rows,
+    slice_rows,
+    test_logits,
+    the_phase,
+)
 from .runs import PlannedRun, build, make_method
 
 # %% ../../nbs/07_experiments/05_studies.ipynb #87d11bbe
 def shared(settings: dict) -> dict:
     "The settings of a study's federation, up to where the client is looked at; those of any other run as they are"
     study = settings.get("study")
-    if study is None: return settings
-    part = {key: study[key] for key in ("client", "accuracy", "class_accuracy", "rounds") if key in study}
+    if study is None:
+        return settings
+    part = {
+        key: study[key]
+        for key in ("client", "accuracy", "class_accuracy", "rounds")
+        if key in study
+    }
     return settings | {"method": study.get("start", settings["method"]), "study": part}
 
 # %% ../../nbs/07_experiments/05_studies.ipynb #02549954
 @dataclass
 class ActivePrelude(ActiveRun):
     "The rounds before a client is looked at"
+
     study: dict = field(default_factory=dict)  # of the settings
 
     @property
     def reached(self) -> bool:
         "Whether the accuracy is there at which the federation ends, on every class too; never, where it has none"
-        rows, level, floor = self.history.rows, self.study.get("accuracy"), self.study.get("class_accuracy", 0.)
-        if level is None or not rows or rows[-1]["generalised_accuracy"] < level: return False
+        rows, level, floor = (
+            self.history.rows,
+            self.study.get("accuracy"),
+            self.study.get("class_accuracy", 0.0),
+        )
+        if level is None or not rows or rows[-1]["generalised_accuracy"] < level:
+            return False
         return not floor or rows[-1]["least_class_accuracy"] >= floor
+
     @property
-    def ended(self) -> bool: return super().ended or self.reached  # or the last round is complete, or it diverged
+    def ended(self) -> bool:
+        return super().ended or self.reached  # or the last round is complete, or it diverged
+
 
 def prelude(run: PlannedRun, data, device: str, line: str) -> ActivePrelude:
     "The federation of a study; `line` is equal for those that share it. Raises InputError"
     study, (method, federation, rounds) = run.settings["study"], build(run, data, device)
-    if "start" in study: method = make_method(study["start"]["class"], study["start"]["fields"], run.describe())
-    return ActivePrelude(method, federation.pooled() if method.pooled else federation,
-                         max(study.get("rounds", [rounds])), 1, line, evaluate=watcher(run), study=study)
+    if "start" in study:
+        method = make_method(study["start"]["class"], study["start"]["fields"], run.describe())
+    return ActivePrelude(
+        method,
+        federation.pooled() if method.pooled else federation,
+        max(study.get("rounds", [rounds])),
+        1,
+        line,
+        evaluate=watcher(run),
+        study=study,
+    )
+
 
 def watcher(run: PlannedRun) -> Callable:
     "What is evaluated after a round: of a study, only what it needs"
     study = run.settings.get("study")
-    if study is None: return Evaluator()
+    if study is None:
+        return Evaluator()
+
     def watch(method, federation, at, final=False) -> dict:
         if at.round in study.get("rounds", ()):
             k = position(federation.partition, study["client"])
-            return {"samples": sample_rows(federation.client(k, at.round, method.broadcast(at.server), {}))}
-        if "accuracy" not in study: return {}
+            return {
+                "samples": sample_rows(
+                    federation.client(k, at.round, method.broadcast(at.server), {})
+                )
+            }
+        if "accuracy" not in study:
+            return {}
         found = {"generalised_accuracy": evaluate(method, federation, at)["generalised_accuracy"]}
         if "class_accuracy" in study:  # the lowest of the global model on any class of the test set
             logits = test_logits(method, federation, at.server["params"])
             classes = class_accuracy(logits, federation.data.test_y)
             found["least_class_accuracy"] = float(classes[classes.isfinite()].min())
         return found
+
     return watch
 
 # %% ../../nbs/07_experiments/05_studies.ipynb #dbf64a43
 def the_client(run: PlannedRun, active: ActiveRun) -> tuple[FedAvg, Client]:
     "(the method, with the study's number of epochs; its client in the round after the last)"
     s, study, at, federation = run.settings, run.settings["study"], active.at, active.federation
-    method = make_method(s["method"]["class"], s["method"]["fields"] | {"epochs": study["epochs"]}, run.describe())
+    method = make_method(
+        s["method"]["class"], s["method"]["fields"] | {"epochs": study["epochs"]}, run.describe()
+    )
     k = position(federation.partition, study["client"])
-    if "start" in study: server, state = method.init_server(federation), method.init_client(federation, k)
-    else: server, state = at.server, moved(at.states[k], federation.device)
+    if "start" in study:
+        server, state = method.init_server(federation), method.init_client(federation, k)
+    else:
+        server, state = at.server, moved(at.states[k], federation.device)
     message = method.broadcast(server | {"params": at.server["params"]})
     return method, federation.client(k, at.round, message, state)
+
 
 def conclude(run: PlannedRun, active: ActiveRun):
     "After the federation of a study: look at the client, whose rows become the active run's. Nothing for any other run"
     study, history = run.settings.get("study"), active.history
-    if study is None: return
+    if study is None:
+        return
     rows, diverged, at = [], history.diverged, active.at
     if study["name"] == "samples":
-        rows = [{"round": r["round"], "epoch": 0} | row for r in history.rows for row in r.get("samples", ())]
+        rows = [
+            {"round": r["round"], "epoch": 0} | row
+            for r in history.rows
+            for row in r.get("samples", ())
+        ]
     elif not diverged:
         method, client = the_client(run, active)
-        look, most = {"local": local_rows, "slice": slice_rows}[study["name"]], limit(client.initial)
+        look, most = (
+            {"local": local_rows, "slice": slice_rows}[study["name"]],
+            limit(client.initial),
+        )
         found = look(method, active.federation, client, study["samples"])
         bad = next((i for i, row in enumerate(found) if not abs(row["drift_norm"]) <= most), None)
         rows = [{"round": at.round} | row for row in found[:bad]]
-        if bad is not None: diverged = record(at.round, client.id, found[bad]["drift_norm"])
+        if bad is not None:
+            diverged = record(at.round, client.id, found[bad]["drift_norm"])
     active.history = History(rows, replace(at, diverged=diverged))
 
 # %% ../../nbs/07_experiments/05_studies.ipynb #b1b6925b
@@ -99,12 +152,17 @@ def check_study(run: PlannedRun, data, device: str):
     active = prelude(run, data, device, "")
     active.history = History(snapshot=begin(active.method, active.federation))
     settings = run.settings["study"]
-    named = make_method(run.settings["method"]["class"], run.settings["method"]["fields"], run.describe())
+    named = make_method(
+        run.settings["method"]["class"], run.settings["method"]["fields"], run.describe()
+    )
     for method in (active.method, named):
         if method.personal or method.survey() is not None or "params" not in active.at.server:
-            raise InputError(f"{run.describe()}: {type(method).__name__} has no one global model that clients receive "
-                             "and trains; a study needs one")
+            raise InputError(
+                f"{run.describe()}: {type(method).__name__} has no one global model that clients receive "
+                "and trains; a study needs one"
+            )
     if "epochs" in settings:
         method, client = the_client(run, active)
         the_phase(method, client, settings["samples"])
-    else: position(active.federation.partition, settings["client"])
+    else:
+        position(active.federation.partition, settings["client"])

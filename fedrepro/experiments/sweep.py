@@ -25,6 +25,7 @@ from .specs import Spec, load_spec
 @dataclass(frozen=True)
 class Step:
     "A part of all runs, to be computed before the next; None = not limited"
+
     specs: tuple[str, ...]
     places: tuple[str, ...] | None = None  # labels of columns, or data sets
     methods: tuple[str, ...] | None = None  # rows
@@ -33,47 +34,74 @@ class Step:
 
     def has(self, run: PlannedRun) -> bool:
         "Whether a run of its specs belongs to it"
-        found: dict[str, set] = {"methods": {run.row}, "places": run.places, "seeds": {run.seed},
-                                 "tiers": {run.tier}}
+        found: dict[str, set] = {
+            "methods": {run.row},
+            "places": run.places,
+            "seeds": {run.seed},
+            "tiers": {run.tier},
+        }
         limits = [(names, getattr(self, key)) for key, names in found.items()]
         return all(limit is None or not names.isdisjoint(limit) for names, limit in limits)
+
     def describe(self) -> str:
         "One line"
-        names = self.specs if len(self.specs) < 8 else sorted({name.split("/")[0] for name in self.specs})
+        names = (
+            self.specs
+            if len(self.specs) < 8
+            else sorted({name.split("/")[0] for name in self.specs})
+        )
         parts = (names, self.places, self.methods, self.seeds and [f"seed {s}" for s in self.seeds])
         return "; ".join(", ".join(part) for part in parts if part)
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #bca680cc
 def read_step(raw, specs: dict[str, Spec], where: str) -> Step:
     "One `[[step]]`; a folder's name stands for all its specs. Raises InputError for what no spec has"
-    for key in toml_table(raw, where): choice(key, Step.__annotations__, f"{where}: key")
+    for key in toml_table(raw, where):
+        choice(key, Step.__annotations__, f"{where}: key")
     for key, value in raw.items():
-        if not (isinstance(value, list) and value): raise InputError(f"{where}.{key}: {short(value)} is not a list")
+        if not (isinstance(value, list) and value):
+            raise InputError(f"{where}.{key}: {short(value)} is not a list")
     folders, names = {s.folder for s in specs.values()}, []
     for name in raw.get("specs", ()):
         choice(name, [*specs, *folders], f"{where}.specs: spec")
         names += [n for n in specs if n == name or specs[n].folder == name]
-    if not names: raise InputError(f"{where}: specs is not given")
+    if not names:
+        raise InputError(f"{where}: specs is not given")
     tiers = [(specs[n], tier) for n in names for tier in specs[n].tiers]
-    accepted = {"methods": {row for s, _ in tiers for row in s.rows},
-                "places": {p for s, tier in tiers for c in s.tier_columns(tier)
-                           for p in (c.label, *(v.value for k, v in c.values.items() if k == "dataset"))},
-                "tiers": {tier for _, tier in tiers}}
+    accepted = {
+        "methods": {row for s, _ in tiers for row in s.rows},
+        "places": {
+            p
+            for s, tier in tiers
+            for c in s.tier_columns(tier)
+            for p in (c.label, *(v.value for k, v in c.values.items() if k == "dataset"))
+        },
+        "tiers": {tier for _, tier in tiers},
+    }
     for key, values in accepted.items():
-        for name in raw.get(key, ()): choice(name, values, f"{where}.{key}: name")
-    if "seeds" in raw: SETTINGS["seeds"](raw["seeds"], f"{where}.seeds")
-    return Step(tuple(dict.fromkeys(names)), **{key: tuple(raw[key]) for key in raw if key != "specs"})
+        for name in raw.get(key, ()):
+            choice(name, values, f"{where}.{key}: name")
+    if "seeds" in raw:
+        SETTINGS["seeds"](raw["seeds"], f"{where}.seeds")
+    return Step(
+        tuple(dict.fromkeys(names)), **{key: tuple(raw[key]) for key in raw if key != "specs"}
+    )
+
 
 def read_order(path: Path, specs: dict[str, Spec]) -> list[Step]:
     "The steps in a file, then one with everything; raises InputError"
-    for key in (raw := read_toml(path)): choice(key, ("step",), f"{path}: key")
+    for key in (raw := read_toml(path)):
+        choice(key, ("step",), f"{path}: key")
     steps = typed(raw.get("step", []), list, f"{path}: step")
-    return [read_step(step, specs, f"{path}: step {i}") for i, step in enumerate(steps, 1)] + [Step(tuple(specs))]
+    return [read_step(step, specs, f"{path}: step {i}") for i, step in enumerate(steps, 1)] + [
+        Step(tuple(specs))
+    ]
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #bf93ac2d
 @dataclass
 class SweepPart:
     "Runs of a step that are computed in one go: those of one folder of results and one data set"
+
     folder: Path
     data: str
     runs: list[PlannedRun] = field(default_factory=list)
@@ -83,27 +111,36 @@ class SweepPart:
         "The runs without a finished result"
         return [r for r in self.runs if not store.is_complete(store.run_path(self.folder, r))]
 
-def plan_steps(steps: list[Step], specs: dict[str, Spec], tier: str,
-               results: Path | None = None) -> list[list[SweepPart]]:
+
+def plan_steps(
+    steps: list[Step], specs: dict[str, Spec], tier: str, results: Path | None = None
+) -> list[list[SweepPart]]:
     "For each step its parts; `results` in place of the folders beside the specs"
-    seen, found, runs = set(), [], {name: s.runs(tier) for name, s in specs.items() if tier in s.tiers}
+    seen, found, runs = (
+        set(),
+        [],
+        {name: s.runs(tier) for name, s in specs.items() if tier in s.tiers},
+    )
     for step in steps:
         parts = {}
         for name in (n for n in step.specs if n in runs):
-            folder = specs[name].results if results is None else results/specs[name].folder
+            folder = specs[name].results if results is None else results / specs[name].folder
             asked = step.seeds or ()
             listed = {r.seed for r in runs[name]}.issuperset(asked)
             more = [] if listed else specs[name].runs(tier, seeds=list(asked))
             for r in filter(step.has, [*runs[name], *more]):
-                if (folder, r.run_id) in seen: continue
+                if (folder, r.run_id) in seen:
+                    continue
                 seen.add((folder, r.run_id))
                 kind = r.settings["data"]["name"]
                 parts.setdefault((folder, kind), SweepPart(folder, kind)).runs.append(r)
         found.append(list(parts.values()))
     return found
 
-def everything(tier: str, order: Path | None = None,
-               results: Path | None = None) -> tuple[list[Step], list[list[SweepPart]]]:
+
+def everything(
+    tier: str, order: Path | None = None, results: Path | None = None
+) -> tuple[list[Step], list[list[SweepPart]]]:
     "The steps of an order (default: papers/order.toml) and their parts at a tier, of all specs; raises InputError"
     specs = {name: load_spec(path) for name, path in find_specs().items()}
     choice(tier, {t for s in specs.values() for t in s.tiers}, "tier")
@@ -115,22 +152,32 @@ def everything(tier: str, order: Path | None = None,
 def budget(text: str) -> float:
     "Seconds in `90s`, `30m` or `2.5h`; raises InputError"
     found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smh])", str(text))
-    if found and float(found[1]) > 0: return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+    if found and float(found[1]) > 0:
+        return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
     raise InputError(f"time budget: {short(text)} is not like 90s, 30m or 2.5h")
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #0b37657b
-def sweep(planned: list[list[SweepPart]], seconds: float | None = None, quiet: bool = False, **how) -> SweepReport:
+def sweep(
+    planned: list[list[SweepPart]], seconds: float | None = None, quiet: bool = False, **how
+) -> SweepReport:
     "Compute what is missing, step by step, for at most `seconds`; `how` are arguments of `runner.compute_runs`"
     until, whole = float("inf") if seconds is None else time.time() + seconds, SweepReport()
     for i, part in ((i, part) for i, parts in enumerate(planned, 1) for part in parts):
         missing = {r.run_id: r for r in part.missing}
-        whole.skipped += [store.run_path(part.folder, r) for r in part.runs if r.run_id not in missing]
-        if not missing: continue
+        whole.skipped += [
+            store.run_path(part.folder, r) for r in part.runs if r.run_id not in missing
+        ]
+        if not missing:
+            continue
         if time.time() >= until:
             whole.later += [r.describe() for r in missing.values()]
             continue
-        if not quiet: say(f"step {i}: runs on {part.data} for {part.folder}: {len(missing)}")
-        try: report = compute_runs(list(missing.values()), part.folder, until=until, quiet=quiet, **how)
+        if not quiet:
+            say(f"step {i}: runs on {part.data} for {part.folder}: {len(missing)}")
+        try:
+            report = compute_runs(
+                list(missing.values()), part.folder, until=until, quiet=quiet, **how
+            )
         except InputError as error:
             whole.failed |= dict.fromkeys(missing.values(), str(error))
             say(f"step {i}: {error}; runs left out: {len(missing)}")
@@ -139,29 +186,44 @@ def sweep(planned: list[list[SweepPart]], seconds: float | None = None, quiet: b
             getattr(whole, name).extend(getattr(report, name))
         whole.failed |= report.failed
         whole.interrupted, whole.signal = report.interrupted, report.signal
-        if whole.interrupted: break
+        if whole.interrupted:
+            break
     return whole
+
 
 def mean_seconds(runs: Iterable[tuple[PlannedRun, Path]], kind: Callable) -> dict:
     "`kind(run)` -> mean seconds of those of `runs`, with their files, that are finished"
     took: dict[Any, list[float]] = {}
     for run, path in runs:
         found = store.read_or_set_aside(path)
-        if found: took.setdefault(kind(run), []).append(found[0].get("wall_seconds") or 0.)
+        if found:
+            took.setdefault(kind(run), []).append(found[0].get("wall_seconds") or 0.0)
     return {key: sum(seconds) / len(seconds) for key, seconds in took.items()}
+
 
 def outlook(steps: list[Step], planned: list[list[SweepPart]]) -> Iterator[dict]:
     "A line for each step with missing runs: how many, and how long they may take by what like runs have taken"
     parts = [part for parts in planned for part in parts]
-    took = mean_seconds(((r, store.run_path(part.folder, r)) for part in parts for r in part.runs), pace)
+    took = mean_seconds(
+        ((r, store.run_path(part.folder, r)) for part in parts for r in part.runs), pace
+    )
     for i, (step, parts) in enumerate(zip(steps, planned), 1):
         missing = [r for part in parts for r in part.missing]
         guesses = [took[pace(r)] for r in missing if pace(r) in took]
         long = f"{duration(sum(guesses))} for {len(guesses)} of them" if guesses else "not known"
         what = step.describe() if i < len(steps) else "all others"
-        if missing: yield {"step": i, "missing": len(missing), "time": long, "what": what}
+        if missing:
+            yield {"step": i, "missing": len(missing), "time": long, "what": what}
+
 
 def pace(run: PlannedRun) -> tuple:
     "Runs for which this is equal take about as long"
     s = run.settings
-    return run.tier, run.method, s["network"], s["rounds"], s["partition"]["clients"], s["participation"]
+    return (
+        run.tier,
+        run.method,
+        s["network"],
+        s["rounds"],
+        s["partition"]["clients"],
+        s["participation"],
+    )

@@ -22,10 +22,12 @@ from ..engine.declarations import Messages, law
 # %% ../../nbs/06_methods/07_adaptive.ipynb #fe542c77
 def corrected(average: Tensor, beta: float, t: int) -> Tensor:
     "Bias-corrected running average after `t` updates, as in Adam; unchanged for t = 0"
-    return average / (1 - beta ** t) if t else average
+    return average / (1 - beta**t) if t else average
 
 # %% ../../nbs/06_methods/07_adaptive.ipynb #bdfbf325
-def follow_variance(server: dict, params: Tree, t: int, beta1: float, beta2: float, beta3: float) -> dict:
+def follow_variance(
+    server: dict, params: Tree, t: int, beta1: float, beta2: float, beta3: float
+) -> dict:
     "Eq. 1: the next `mean`, `variance` and `ratio` of `server` from round t's model, t from 1; the first ratio is 1"
     gap = {n: params[n] - corrected(m, beta1, t - 1) for n, m in server["mean"].items()}
     moved = squared_norm(gap) / sum(v.numel() for v in gap.values())
@@ -39,6 +41,7 @@ def follow_variance(server: dict, params: Tree, t: int, beta1: float, beta2: flo
 @dataclass
 class AdaptiveFedAvg(FedAvg):
     "FedAvg whose learning rate follows the variance of the global model (Canonaco et al. 2021)"
+
     beta1: float = 0.7  # of the running mean, in [0, 1)
     beta2: float = 0.3  # of the running variance, in [0, 1)
     beta3: float = 0.7  # of the running ratio, in [0, 1)
@@ -55,43 +58,60 @@ class AdaptiveFedAvg(FedAvg):
         "`params`; `mean`, a tree like its trained part; scalars `variance`, `ratio`; `rate`, the factor on the rate"
         params = federation.initial
         zero = next(iter(params.values())).new_zeros(())
-        return {"params": params, "mean": no_memory(federation), "variance": zero, "ratio": zero, "rate": zero + 1}
+        return {
+            "params": params,
+            "mean": no_memory(federation),
+            "variance": zero,
+            "ratio": zero,
+            "rate": zero + 1,
+        }
+
     def broadcast(self, server: dict) -> dict:
         "The model and the rate (download 1 and a number)"
         return {"params": server["params"], "rate": server["rate"]}
+
     def local_phases(self, client: Client) -> list[Phase]:
         "One, at the server's rate"
-        if self.variant == "as_published": return super().local_phases(client)
+        if self.variant == "as_published":
+            return super().local_phases(client)
         return [self.phase(client, step=self.step, constants=self.rates)]
+
     def rates(self, client: Client, results: Results) -> dict:
         "`rate`: $\\eta_0\\min(1,\\hat R)$ in every entry of a tree"
         rate = self.phase(client).sgd.lr * client.received["rate"]
         return {"rate": {n: rate.expand_as(t) for n, t in client.received["params"].items()}}
+
     def step(self, step: Step) -> tuple[Tensor, list]:
         "SGD at that rate: $b$ as in `sgd_step`, then $w\\leftarrow w-\\eta_0\\min(1,\\hat R)\\,b$"
         loss, grads = step.grad()
         buffer = sgd_step(step.moving, grads, step.memory, replace(step.phase.sgd, lr=0.0))
         rate = step.client.constants["rate"]
         with torch.no_grad():
-            for (n, w), b in zip(step.moving.items(), buffer): w.sub_(rate[n] * b)
+            for (n, w), b in zip(step.moving.items(), buffer):
+                w.sub_(rate[n] * b)
         return loss, buffer
+
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "FedAvg's mean, what follows its variance, and the rate for the next round"
         new, t = super().aggregate(server, exchange), exchange.round + 1
         new |= follow_variance(server, new["params"], t, self.beta1, self.beta2, self.beta3)
         return new | {"rate": corrected(new["ratio"], self.beta3, t).clamp(max=1)}
+
     def extra_metrics(self, server: dict) -> dict[str, float]:
         "`rate`: the factor on the learning rate of the next round"
         return {"rate": float(server["rate"])}
+
     def communication(self) -> Messages:
         "The rate goes down with the model"
         return Messages({"params": "model", "rate": "1"})
 
 # %% ../../nbs/06_methods/07_adaptive.ipynb #4587a20f
-def flash_moments(delta: Tensor, m: Tensor, v: Tensor, d: Tensor, beta1: float, beta2: float) -> tuple[Tensor, ...]:
+def flash_moments(
+    delta: Tensor, m: Tensor, v: Tensor, d: Tensor, beta1: float, beta2: float
+) -> tuple[Tensor, ...]:
     "The next $m$, $v$ and $d$ of eq. 3 from the mean movement `delta`; all of one shape, entry by entry"
-    m, after = beta1 * m + (1 - beta1) * delta, beta2 * v + (1 - beta2) * delta ** 2
-    excess = delta ** 2 - after
+    m, after = beta1 * m + (1 - beta1) * delta, beta2 * v + (1 - beta2) * delta**2
+    excess = delta**2 - after
     beta3 = v.abs() / (excess.abs() + v.abs())
     return m, after, beta3 * d + (1 - beta3) * excess
 
@@ -109,49 +129,67 @@ def held_out(n: int, one_in: int) -> np.ndarray:
     "Positions of the validation samples among n, the same in every round: each `one_in`-th in stored order; 0 = none"
     return np.arange(one_in - 1, n, one_in) if one_in else np.arange(0)
 
+
 @dataclass
 class StopsEarly(FedAvg, listed=False):
     "FedAvg whose clients stop when an epoch gains little (Panchal et al. 2023): eq. 2"
+
     gamma: float = 0.004  # of eq. 2; 0 = no client stops early
     one_in: int = 10  # every `one_in`-th sample of a client is for validation only; 0 = none, and nobody stops early
     variant: Literal["honest", "as_published"] = field(  # or by the test share's loss
-        default="honest", metadata={"neutral": True})
+        default="honest", metadata={"neutral": True}
+    )
 
     def __post_init__(self):
         super().__post_init__()
         if self.one_in == 1:
-            raise InputError(f"{type(self).__name__}(one_in=1): leaves nothing to train on; expected 0, or 2 or more")
+            raise InputError(
+                f"{type(self).__name__}(one_in=1): leaves nothing to train on; expected 0, or 2 or more"
+            )
 
     def init_server(self, federation) -> dict:
         "Unchanged; raises InputError where clients have no test share and need one"
         if self.variant == "as_published" and federation.partition.test is None:
-            raise InputError(f"{type(self).__name__}(variant='as_published'): clients stop by the loss on their share "
-                             "of the test set, but this partition does not divide the test set")
+            raise InputError(
+                f"{type(self).__name__}(variant='as_published'): clients stop by the loss on their share "
+                "of the test set, but this partition does not divide the test set"
+            )
         return super().init_server(federation)
+
     def init_client(self, federation, k: int) -> dict:
         "`loss`: $\\ell_0$ of eq. 2, the last loss after which the client went on; at first infinite"
         return {"loss": torch.full((), torch.inf, dtype=federation.dtype, device=federation.device)}
 
     def validation(self, client: Client) -> Iterable[Batch]:
         "The samples of $\\ell$ in batches, without augmentation"
-        if self.variant == "as_published": return client.test_chunks()
+        if self.variant == "as_published":
+            return client.test_chunks()
         rows = held_out(client.n, self.one_in)
-        return (client.batch(rows[i:i + 500]) for i in range(0, len(rows), 500))
+        return (client.batch(rows[i : i + 500]) for i in range(0, len(rows), 500))
+
     def validation_loss(self, client: Client, params: Tree) -> Tensor:
         "$\\ell$ of a model"
         return mean_loss(client, params, self.validation(client))
+
     def samples(self, client: Client) -> np.ndarray:
         "Positions of the samples to train on"
-        return np.delete(np.arange(client.n), held_out(client.n, self.one_in if self.variant == "honest" else 0))
+        return np.delete(
+            np.arange(client.n), held_out(client.n, self.one_in if self.variant == "honest" else 0)
+        )
+
     def local_phases(self, client: Client) -> list[Phase]:
         "One, that may end after any epoch"
         return [self.phase(client, samples=self.samples, monitor=self.pays)]
-    def pays(self, client: Client, params: Tree, epoch: int, last: Tensor | None) -> tuple[Tensor, Tensor]:
+
+    def pays(
+        self, client: Client, params: Tree, epoch: int, last: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         "Whether the client goes on (eq. 2); if so, its loss is stored as $\\ell$"
         last = client.state["loss"] if last is None else last
         loss = self.validation_loss(client, params)
         stop = (last - loss > 0) & (last - loss < self.gamma / epoch)
         return ~stop, torch.where(stop, last, loss)
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1); keeps $\\ell$ for the next round"
         local = results["local"]
@@ -161,6 +199,7 @@ class StopsEarly(FedAvg, listed=False):
 @dataclass
 class Flash(StopsEarly):
     "Clients stop when an epoch gains little; the server's step grows when the movement does (Panchal et al. 2023)"
+
     server_lr: float = 0.01  # eta_s; 0.01 in FedCCFA's experiments (tuned)
     beta1: float = 0.9  # of m
     beta2: float = 0.99  # of v, above 0
@@ -168,21 +207,37 @@ class Flash(StopsEarly):
     paper: ClassVar[str] = "Panchal et al. 2023"
     positive = {"beta2", "tau"}  # v = 0 would leave 0/0 in beta_3
     fractions = {"beta1", "beta2"}
-    limit = law(gamma=0., one_in=0, hooks={"aggregate": FedAvg.aggregate})
+    limit = law(gamma=0.0, one_in=0, hooks={"aggregate": FedAvg.aggregate})
 
     def init_server(self, federation) -> dict:
         "`params`; `m`, `v`, `d`: trees like its trained part"
         w = no_memory(federation)
         return super().init_server(federation) | {
-            "m": w, "d": w, "v": {n: torch.full_like(t, self.tau ** 2) for n, t in w.items()}}
+            "m": w,
+            "d": w,
+            "v": {n: torch.full_like(t, self.tau**2) for n, t in w.items()},
+        }
+
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Eq. 3 for what is trained, the mean by size for other buffers"
         mean, old = super().aggregate(server, exchange)["params"], server["params"]
-        new = {n: flash_moments(mean[n] - old[n], m, server["v"][n], server["d"][n], self.beta1, self.beta2)
-               for n, m in server["m"].items()}
-        params = mean | {n: old[n] + self.server_lr * m / (v.sqrt() - d + self.tau) for n, (m, v, d) in new.items()}
-        return {"params": params} | {key: {n: t[i] for n, t in new.items()} for i, key in enumerate("mvd")}
+        new = {
+            n: flash_moments(
+                mean[n] - old[n], m, server["v"][n], server["d"][n], self.beta1, self.beta2
+            )
+            for n, m in server["m"].items()
+        }
+        params = mean | {
+            n: old[n] + self.server_lr * m / (v.sqrt() - d + self.tau)
+            for n, (m, v, d) in new.items()
+        }
+        return {"params": params} | {
+            key: {n: t[i] for n, t in new.items()} for i, key in enumerate("mvd")
+        }
+
     def extra_metrics(self, server: dict) -> dict[str, float]:
         "`wrong_way`: percent of the entries whose denominator in eq. 3 is not above 0"
-        bad = [(v.sqrt() - server["d"][n] + self.tau <= 0).flatten() for n, v in server["v"].items()]
+        bad = [
+            (v.sqrt() - server["d"][n] + self.tau <= 0).flatten() for n, v in server["v"].items()
+        ]
         return {"wrong_way": 100 * float(torch.cat(bad).double().mean())}

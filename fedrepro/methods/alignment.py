@@ -37,45 +37,68 @@ def alignment_loss(features: Tensor, labels: Tensor, anchors: Tensor, tau: float
 @dataclass
 class FedFM(FedAvg):
     "FedAvg whose clients align their features with common anchors (Ye et al. 2023)"
+
     weight: float = 1.0  # lambda; FedCCFA's tuned value, the original's default is 50
     tau: float = 0.1  # temperature of the alignment, both codes
     align_from: int = 20  # index of the first round with alignment, both codes
     paper: ClassVar[str] = "Ye et al. 2023"
     positive = {"tau"}
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "weight", "tau")
-    limit = law(weight=0., align_from=0)
+    limit = law(weight=0.0, align_from=0)
     check_settings: ClassVar[dict] = {"align_from": 1}
 
     def init_server(self, federation) -> dict:
         "`params` and `anchors` (C, d): none yet"
-        return super().init_server(federation) | {"anchors": torch.zeros_like(federation.initial["head.weight"])}
+        return super().init_server(federation) | {
+            "anchors": torch.zeros_like(federation.initial["head.weight"])
+        }
+
     def broadcast(self, server: dict) -> dict:
         "Model and anchors"
         return super().broadcast(server) | {"anchors": server["anchors"]}
+
     def local_phases(self, client: Client) -> list[Phase]:
         "One, with alignment from round `align_from` on"
-        return [self.phase(client, loss=self.loss if client.round < self.align_from else self.aligned)]
+        return [
+            self.phase(client, loss=self.loss if client.round < self.align_from else self.aligned)
+        ]
+
     def aligned(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\lambda\\ell_{align}$"
         features = client.net.features(params, batch.x, train=True)
         align = alignment_loss(features, batch.y, client.received["anchors"], self.tau)
-        return cross_entropy(client.net.classify(params, features), batch) + self.weight * batch.mean(align)
+        return cross_entropy(
+            client.net.classify(params, features), batch
+        ) + self.weight * batch.mean(align)
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model, its class means $A_{k,c}$ and the samples per class (1 + Cd + C)"
-        return {"params": params, "anchors": class_means(client, params), "counts": client.counts}, client.state
+        return {
+            "params": params,
+            "anchors": class_means(client, params),
+            "counts": client.counts,
+        }, client.state
+
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Model by size, anchors by samples per class"
-        local, counts = (torch.stack([u[name] for u in exchange.uploads]) for name in ("anchors", "counts"))
+        local, counts = (
+            torch.stack([u[name] for u in exchange.uploads]) for name in ("anchors", "counts")
+        )
         return super().aggregate(server, exchange) | {"anchors": global_anchors(local, counts)}
+
     def communication(self) -> Messages:
         "Anchors both ways; up also how many samples of each class they stand for"
-        return Messages({"params": "model", "anchors": "C x d"},
-                        upload={"params": "model", "anchors": "C x d", "counts": "C"})
+        return Messages(
+            {"params": "model", "anchors": "C x d"},
+            upload={"params": "model", "anchors": "C x d", "counts": "C"},
+        )
 
 # %% ../../nbs/06_methods/05_alignment.ipynb #bf219778
 def feature_statistics(client: Client, params: Tree) -> tuple[Tensor, Tensor]:
     "$h_k$ (C, d) and $V_k$ () of the client's features under `params`, in one pass over its samples"
-    total = torch.zeros(client.net.classes, client.net.feature_dim, dtype=client.dtype, device=client.y.device)
+    total = torch.zeros(
+        client.net.classes, client.net.feature_dim, dtype=client.dtype, device=client.y.device
+    )
     square = total.new_zeros(())
     with torch.no_grad():
         for batch in client.chunks():
@@ -92,11 +115,14 @@ def simplex_minimum(P: np.ndarray) -> np.ndarray | None:
     If P is not positive semidefinite (beyond rounding), eigenvalues below 0.01 are dropped, as in the released codes;
     None if nothing is left of it, so that every mixture is as good."""
     values, vectors = np.linalg.eigh(P)
-    if values[0] < -1e-10 * abs(values[-1]): values = np.where(values < 0.01, 0, values)
+    if values[0] < -1e-10 * abs(values[-1]):
+        values = np.where(values < 0.01, 0, values)
     values = values.clip(min=0)
-    if not values.any(): return None
+    if not values.any():
+        return None
     root = (vectors * np.sqrt(values / values.mean())).T
     from scipy.optimize import nnls  # here: a quarter second that other methods need not wait
+
     x, _ = nnls(np.vstack([root, np.ones(len(P))]), np.append(np.zeros(len(P)), 1.0))
     return x / x.sum()
 
@@ -109,33 +135,45 @@ def head_weights(h: Tensor, variance: Tensor, renormalise: bool = True) -> Tenso
     found = [simplex_minimum(V + (H[i] - H) @ (H[i] - H).T) for i in range(len(H))]
     a = np.stack([np.eye(len(H))[i] if row is None else row for i, row in enumerate(found)])
     a = np.where(a < 1e-3, 0, a)
-    if renormalise: a = a / a.sum(1, keepdims=True)
+    if renormalise:
+        a = a / a.sum(1, keepdims=True)
     return torch.as_tensor(a, dtype=variance.dtype, device=variance.device)
 
 # %% ../../nbs/06_methods/05_alignment.ipynb #658ad58c
 @dataclass
 class FedPAC(FedRep):
     "A shared body aligned with anchors; every head a mixture of all heads (Xu et al. 2023)"
+
     weight: float = 1.0  # lambda of the alignment; FedCCFA's configuration
-    variant: Literal["corrected", "as_published"] = "corrected"  # or weights not renormalised, as in FedCCFA's code
+    variant: Literal["corrected", "as_published"] = (
+        "corrected"  # or weights not renormalised, as in FedCCFA's code
+    )
     paper: ClassVar[str] = "Xu et al. 2023"
     stackable: ClassVar[tuple[str, ...]] = (*FedRep.stackable, "weight")
-    limit = law(FedRep, where=one_a_round, weight=0.)
+    limit = law(FedRep, where=one_a_round, weight=0.0)
 
     def init_server(self, federation) -> dict:
         "`params`, the body; `anchors` (C, d): none yet"
-        return super().init_server(federation) | {"anchors": torch.zeros_like(federation.initial["head.weight"])}
+        return super().init_server(federation) | {
+            "anchors": torch.zeros_like(federation.initial["head.weight"])
+        }
+
     def broadcast(self, server: dict) -> dict:
         "Body and anchors"
         return super().broadcast(server) | {"anchors": server["anchors"]}
+
     def local_phases(self, client: Client) -> list[Phase]:
         "Head, then body with alignment"
         head, body = super().local_phases(client)
         return [replace(head, constants=self.statistics), replace(body, loss=self.aligned)]
+
     def statistics(self, client: Client, results: Results) -> dict:
         "`h` (C, d) and `variance` () of the features under the received body"
         with client.profiler.span("collaboration_client"):
-            return dict(zip(("h", "variance"), feature_statistics(client, self.own_model(client, results))))
+            return dict(
+                zip(("h", "variance"), feature_statistics(client, self.own_model(client, results)))
+            )
+
     def aligned(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\lambda$ MSE to the anchor of each sample's class, if there are any anchors"
         counts, anchors = client.counts, client.received["anchors"]
@@ -145,6 +183,7 @@ class FedPAC(FedRep):
         gap = (features - torch.where(exists, anchors, own)[batch.y]).square().mean(1)
         align = exists.any() * batch.mean(gap)
         return cross_entropy(client.net.classify(params, features), batch) + self.weight * align
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads body, head, class means after training, and statistics ($h$, $V$, samples per class); keeps the head"
         upload, kept = super().client_result(client, params, results)
@@ -157,14 +196,29 @@ class FedPAC(FedRep):
         local, counts, h, V = (torch.stack([u[n] for u in exchange.uploads]) for n in names)
         with exchange.profiler.span("collaboration_server"):
             weights = head_weights(h, V, renormalise=self.variant == "corrected")
-        return super().aggregate(server, exchange) | {"anchors": global_anchors(local, counts), "weights": weights}
+        return super().aggregate(server, exchange) | {
+            "anchors": global_anchors(local, counts),
+            "weights": weights,
+        }
+
     def reply(self, server: dict, exchange: Exchange) -> list[dict]:
         "To each participant its mixture of heads $\\sum_j a_{ij}\\phi_j$"
         with exchange.profiler.span("collaboration_server"):
             heads = stack([u["head"] for u in exchange.uploads])
             mixed = {n: torch.tensordot(server["weights"], t, dims=1) for n, t in heads.items()}
-            return [{"head": {n: t[i].clone() for n, t in mixed.items()}} for i in range(len(exchange.uploads))]
+            return [
+                {"head": {n: t[i].clone() for n, t in mixed.items()}}
+                for i in range(len(exchange.uploads))
+            ]
+
     def communication(self) -> Messages:
         "Body and anchors down, a head back; up also the head and the statistics that decide who shares heads"
-        up = {"params": "body", "head": "head", "anchors": "C x d", "counts": "C", "h": "C x d", "variance": "1"}
+        up = {
+            "params": "body",
+            "head": "head",
+            "anchors": "C x d",
+            "counts": "C",
+            "h": "C x d",
+            "variance": "1",
+        }
         return Messages({"params": "body", "anchors": "C x d"}, upload=up, reply={"head": "head"})

@@ -28,18 +28,26 @@ def losses_under(client: Client, models: list[Tree], names: Tensor, augment: boo
     with torch.no_grad():
         for batch in client.chunks(augment=augment):
             logits = [client.net(w, batch.x) for w in models]
-            each = [F.cross_entropy(z, y, reduction="none") @ batch.w for y in names[:, batch.y] for z in logits]
+            each = [
+                F.cross_entropy(z, y, reduction="none") @ batch.w
+                for y in names[:, batch.y]
+                for z in logits
+            ]
             total = total + torch.stack(each).view_as(total)
     return total / client.n
 
+
 def mean_losses(client: Client, models: list[Tree], augment: bool = True) -> Tensor:
     "(M,) mean cross-entropy of each model over all of the client's samples"
-    return losses_under(client, models, torch.arange(client.net.classes, device=client.y.device)[None], augment)[0]
+    return losses_under(
+        client, models, torch.arange(client.net.classes, device=client.y.device)[None], augment
+    )[0]
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #e65c1c41
 @dataclass
 class IFCA(FedAvg):
     "Several global models; each client trains the one that fits its data best (Ghosh et al. 2020)"
+
     models: int = 4  # M; FedCCFA: the three concepts after the drift and the one before
     paper: ClassVar[str] = "Ghosh et al. 2020"
     positive = {"models"}
@@ -50,35 +58,54 @@ class IFCA(FedAvg):
         "`models`: one independent random draw for each number 0..M-1, the first everybody's usual one"
         draws = [federation.initial] + [federation.own_init(m) for m in range(1, self.models)]
         return {"models": {str(m): w for m, w in enumerate(draws)}}
+
     def init_client(self, federation, k: int) -> dict:
         "`cluster` () int64: the number of the model chosen last, 0 before the first time"
         return {"cluster": torch.zeros((), dtype=torch.int64, device=federation.device)}
+
     def broadcast(self, server: dict) -> dict:
         "All models (download M)"
         return {"models": server["models"]}
+
     def local_phases(self, client: Client) -> list[Phase]:
         "One, on the model that fits best"
         return [self.phase(client, constants=self.identity, start=self.own_model)]
+
     def identity(self, client: Client, results: Results) -> dict:
         "`cluster` (): the number of the received model of the smallest mean loss"
         return {"cluster": mean_losses(client, list(client.received["models"].values())).argmin()}
+
     def own_model(self, client: Client, results: Results) -> Tree:
         "The received model with that number"
-        models, chosen = stack(list(client.received["models"].values())), client.constants["cluster"]
+        models, chosen = (
+            stack(list(client.received["models"].values())),
+            client.constants["cluster"],
+        )
         return {n: t.index_select(0, chosen[None])[0] for n, t in models.items()}
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model and the identity, keeps the identity"
-        return {"params": params, "cluster": client.constants["cluster"]}, client.state | client.constants
+        return {
+            "params": params,
+            "cluster": client.constants["cluster"],
+        }, client.state | client.constants
+
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Each model by size over those who chose it"
         chosen = torch.stack([u["cluster"] for u in exchange.uploads]).tolist()
         members = {m: [i for i, c in enumerate(chosen) if c == m] for m in sorted(set(chosen))}
-        mean = {str(m): weighted_mean([exchange.uploads[i]["params"] for i in on], [exchange.sizes[i] for i in on])
-                for m, on in members.items()}
+        mean = {
+            str(m): weighted_mean(
+                [exchange.uploads[i]["params"] for i in on], [exchange.sizes[i] for i in on]
+            )
+            for m, on in members.items()
+        }
         return server | {"models": server["models"] | mean}
+
     def eval_params(self, message: dict, state: dict) -> Tree:
         "The newest model of the client's last identity"
         return message["models"][str(int(state["cluster"]))]
+
     def communication(self) -> Messages:
         "All models down, one and its number up"
         return Messages({"models": "M x model"}, upload={"params": "model", "cluster": "1: int64"})
@@ -92,19 +119,26 @@ def concept_history(federation, k: int) -> dict:
     rounds = sorted({0, *(changes or ())})
     maps = np.stack([federation.label_maps(t)[k] for t in rounds])
     if changes is None or (np.sort(maps) != np.arange(maps.shape[1])).any():
-        raise InputError(f"FedDrift with drift {federation.drift!r}: expected `change_rounds`, and one label a class")
+        raise InputError(
+            f"FedDrift with drift {federation.drift!r}: expected `change_rounds`, and one label a class"
+        )
     found = {"since": torch.tensor(rounds), "maps": torch.as_tensor(maps)}
     return {name: t.to(federation.device) for name, t in found.items()}
 
+
 def names_at(client: Client, t: int | Tensor) -> Tensor:
     "(C,) int64: what each class of today was called at the client in round `t`, a number or a () tensor"
-    def label_map(t): return client.state["maps"].index_select(0, (client.state["since"] <= t).sum()[None] - 1)[0]
+
+    def label_map(t):
+        return client.state["maps"].index_select(0, (client.state["since"] <= t).sum()[None] - 1)[0]
+
     return label_map(t)[label_map(client.round).argsort()]  # argsort inverts a permutation
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #69839158
 def cluster_masses(chosen: Tensor, sizes: Tensor, models: int) -> Tensor:
     "(n, M) float64: each participant's samples in the column of its model; `chosen` (n,) is that model, -1 for none"
     return (chosen[:, None] == torch.arange(models)) * sizes.double()[:, None]
+
 
 def cluster_distances(losses: Tensor, chosen: Tensor, sizes: Tensor) -> Tensor:
     """(M, M) float64 distances $d_{ij}$; infinite on the diagonal, and where a cluster has no participant.
@@ -113,7 +147,9 @@ def cluster_distances(losses: Tensor, chosen: Tensor, sizes: Tensor) -> Tensor:
     mass = cluster_masses(chosen, sizes, losses.shape[1])
     L = losses.double().T @ (mass / mass.sum(0))  # (i, j): model i on the data of cluster j
     rise = L - L.diagonal()[:, None]
-    return torch.maximum(rise, rise.T).clamp(min=0).nan_to_num(nan=torch.inf).fill_diagonal_(torch.inf)
+    return (
+        torch.maximum(rise, rise.T).clamp(min=0).nan_to_num(nan=torch.inf).fill_diagonal_(torch.inf)
+    )
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #aa95331f
 def merged(distances: Tensor, delta: float) -> list[int]:
@@ -125,6 +161,7 @@ def merged(distances: Tensor, delta: float) -> list[int]:
         d[i] = d[:, i] = np.maximum(d[i], d[j])
         d[j] = d[:, j] = np.inf
     return into
+
 
 def mixture(into: list[int], mass: Tensor) -> Tensor:
     "(M, M) float64: row i has the shares of all models in the one into which model i goes, by samples, `mass` (M,)"
@@ -141,6 +178,7 @@ def keep_numbers(server: dict, into: list[int], new: int) -> tuple[list[int], li
     number = [live[i] for i in into]
     return number + fresh, [dict(zip(live, number))[n] for n in now] + fresh
 
+
 def renumber(server: dict, into: list[int], new: int) -> tuple[list[int], list[int]]:
     "As `keep_numbers`, but numbers are positions; one past the end means the last model"
     kept = sorted(set(into))
@@ -148,16 +186,24 @@ def renumber(server: dict, into: list[int], new: int) -> tuple[list[int], list[i
     return number, [min(n, len(kept) + new - 1) for n in range(len(server["now"]) + new)]
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #35023374
-def assignment(server: dict, exchange: Exchange, delta: float, numbering) -> tuple[dict, list[dict]]:
+def assignment(
+    server: dict, exchange: Exchange, delta: float, numbering
+) -> tuple[dict, list[dict]]:
     """The server after merging, and the message to each participant: `cluster`, the number of its model; `drifted`,
     whether that is a new one; `mix` (M,), the shares of the models it holds in its own, where it is not."""
     answers, trees = stack(exchange.uploads), list(server["models"].values())
-    losses, chosen, sizes = answers["losses"].cpu(), answers["cluster"].cpu(), torch.tensor(exchange.sizes)
+    losses, chosen, sizes = (
+        answers["losses"].cpu(),
+        answers["cluster"].cpu(),
+        torch.tensor(exchange.sizes),
+    )
     into, drifted = merged(cluster_distances(losses, chosen, sizes), delta), chosen < 0
     mix = mixture(into, cluster_masses(chosen, sizes, len(into)).sum(0))
     number, now = numbering(server, into, int(drifted.sum()))
-    models = {str(number[i]): weighted_mean(trees, mix[i].tolist()) if into.count(i) > 1 else trees[i]
-              for i in sorted(set(into))}
+    models = {
+        str(number[i]): weighted_mean(trees, mix[i].tolist()) if into.count(i) > 1 else trees[i]
+        for i in sorted(set(into))
+    }
     own = torch.tensor(number)[torch.where(drifted, len(into) + drifted.cumsum(0) - 1, chosen)]
     identity, device = server["identity"].clone(), server["identity"].device
     identity[exchange.cohort] = own.to(device)
@@ -165,9 +211,10 @@ def assignment(server: dict, exchange: Exchange, delta: float, numbering) -> tup
     new = {"models": models, "now": torch.tensor(now, device=device), "identity": identity}
     return server | new, unstack({name: t.to(device) for name, t in told.items()})
 
+
 def new_model(client: Client) -> Tree:
     "A random draw of the network, which leaves the client's own random stream as it was"
-    seed = int(client.rng.spawn(1)[0].integers(2 ** 62))
+    seed = int(client.rng.spawn(1)[0].integers(2**62))
     drawn = {n: t.to(client.y.device) for n, t in client.net.init(seed, client.dtype).items()}
     return drawn | {n: client.initial[n] for n in client.net.frozen}
 
@@ -175,23 +222,37 @@ def new_model(client: Client) -> Tree:
 @dataclass
 class FedDrift(IFCA):
     "IFCA that opens models for clients whose data have changed and merges clusters (Jothimurugesan et al. 2023)"
+
     models: int = 1  # at the start
-    delta: float = 0.5  # rise of the loss that means drift, distance below which clusters merge; FedCCFA, B.2
-    previous: Literal["as_published", "participation"] = "as_published"  # of round t-1, or of the last participation
-    variant: Literal["corrected", "as_published"] = "corrected"  # or numbers are positions, and absent clients keep old
-    augmented: bool = True  # losses on augmented samples, as in FedCCFA's code, or on the stored ones
+    delta: float = (
+        0.5  # rise of the loss that means drift, distance below which clusters merge; FedCCFA, B.2
+    )
+    previous: Literal["as_published", "participation"] = (
+        "as_published"  # of round t-1, or of the last participation
+    )
+    variant: Literal["corrected", "as_published"] = (
+        "corrected"  # or numbers are positions, and absent clients keep old
+    )
+    augmented: bool = (
+        True  # losses on augmented samples, as in FedCCFA's code, or on the stored ones
+    )
     paper: ClassVar[str] = "Jothimurugesan et al. 2023"
     limit = law(models=1, delta=1e9)
-    check_settings: ClassVar[dict] = {"models": 2, "delta": .01}
+    check_settings: ClassVar[dict] = {"models": 2, "delta": 0.01}
 
     def init_server(self, federation) -> dict:
         "`models`; `now` (N,) int64, what each number ever given stands for; `identity` (K,) int64, clients' numbers"
         now = torch.arange(self.models, device=federation.device)
-        return super().init_server(federation) | {"now": now, "identity": now.new_zeros(federation.clients)}
+        return super().init_server(federation) | {
+            "now": now,
+            "identity": now.new_zeros(federation.clients),
+        }
+
     def init_client(self, federation, k: int) -> dict:
         "`cluster`, as in IFCA; `last` () int64, round of the last participation; `since`, `maps`, the client's labels"
         start = super().init_client(federation, k)
         return start | {"last": start["cluster"]} | concept_history(federation, k)
+
     def broadcast(self, server: dict) -> dict:
         "All models there are (download: their number), and `now`"
         return {"models": server["models"], "now": server["now"]}
@@ -199,38 +260,61 @@ class FedDrift(IFCA):
     def survey(self) -> Survey:
         "Losses up, a model's number down"
         return Survey(self.losses, self.assign)
+
     def losses(self, client: Client) -> dict:
         "`losses` (M,) of the models on the present data; `cluster`, the best one's position, -1 after a drift"
-        before = client.state["last"] if self.previous == "participation" else max(client.round - 1, 0)
+        before = (
+            client.state["last"] if self.previous == "participation" else max(client.round - 1, 0)
+        )
         names = torch.stack([names_at(client, before), names_at(client, client.round)])
-        then, now = losses_under(client, list(client.received["models"].values()), names, self.augmented)
-        return {"losses": now, "cluster": torch.where(now.min() > then.min() + self.delta, -1, now.argmin())}
+        then, now = losses_under(
+            client, list(client.received["models"].values()), names, self.augmented
+        )
+        return {
+            "losses": now,
+            "cluster": torch.where(now.min() > then.min() + self.delta, -1, now.argmin()),
+        }
+
     def assign(self, server: dict, exchange: Exchange) -> tuple[dict, list[dict]]:
         "Merges, numbers the new models, and tells each participant its own"
-        return assignment(server, exchange, self.delta, keep_numbers if self.variant == "corrected" else renumber)
+        return assignment(
+            server, exchange, self.delta, keep_numbers if self.variant == "corrected" else renumber
+        )
+
     def identity(self, client: Client, results: Results) -> dict:
         "`cluster` (): the assigned number; `last` (): this round"
         cluster = client.received["cluster"]
         return {"cluster": cluster, "last": torch.full_like(cluster, client.round)}
+
     def own_model(self, client: Client, results: Results) -> Tree:
         "The assigned model: mixed from those received, or a random draw"
         heard, fresh = client.received, new_model(client)
-        old = {n: sum(m * w[n] for m, w in zip(heard["mix"], heard["models"].values())) for n in fresh}
+        old = {
+            n: sum(m * w[n] for m, w in zip(heard["mix"], heard["models"].values())) for n in fresh
+        }
         return {n: torch.where(heard["drifted"], t, old[n]) for n, t in fresh.items()}
 
     def eval_params(self, message: dict, state: dict) -> Tree:
         "The newest model of what the client's last number stands for today"
         return message["models"][str(int(message["now"][state["cluster"]]))]
+
     def extra_metrics(self, server: dict) -> dict[str, float]:
         "`models`, how many there are; `used_models`, how many of them some client was assigned last (FedCCFA, Fig. 8)"
         used = server["now"][server["identity"]].unique()
         return {"models": len(server["models"]), "used_models": len(used)}
+
     def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
         "The server's list of identities is right"
-        wrong = max(abs(int(server["identity"][k]) - int(s["cluster"])) for k, s in enumerate(states))
+        wrong = max(
+            abs(int(server["identity"][k]) - int(s["cluster"])) for k, s in enumerate(states)
+        )
         return {"server knows who is where": wrong}
+
     def communication(self) -> Messages:
         "Before the training losses and a choice go up; a number, whether it is new, and shares of the models come back"
-        return Messages({"models": "M x model", "now": "N: int64"}, {"losses": "M", "cluster": "1: int64"},
-                        {"cluster": "1: int64", "drifted": "1: bool", "mix": "M"},
-                        {"params": "model", "cluster": "1: int64"})
+        return Messages(
+            {"models": "M x model", "now": "N: int64"},
+            {"losses": "M", "cluster": "1: int64"},
+            {"cluster": "1: int64", "drifted": "1: bool", "mix": "M"},
+            {"params": "model", "cluster": "1: int64"},
+        )

@@ -26,17 +26,19 @@ def contrast(z: Tensor, towards: Tensor, away: Tensor, tau: float) -> Tensor:
 @dataclass
 class MOON(FedAvg):
     "Features are drawn to the received model's and away from the client's last ones (Li et al. 2021)"
+
     mu: float = 5.0  # weight of the term; the official example on CIFAR-10; FedADC: 1 or 5; LfD does not print it
     tau: float = 0.5  # temperature; the official default, FedADC
     paper: ClassVar[str] = "Li et al. 2021"
     positive = {"tau"}
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "mu", "tau")
-    limit = law(mu=0.)
+    limit = law(mu=0.0)
 
     def init_client(self, federation, k: int) -> dict:
         "`previous`: the last local model (a placeholder at first); `known` (): 1 once there is one, 0 before"
         known = torch.zeros((), dtype=federation.dtype, device=federation.device)
         return {"previous": federation.initial, "known": known}
+
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "$\\mathcal L_{CE}+\\mu\\,\\ell_{con}$; both teachers in eval mode, without gradient"
         z = client.net.features(params, batch.x, train=True)
@@ -45,50 +47,72 @@ class MOON(FedAvg):
             away = client.net.features(client.state["previous"], batch.x)
         term = self.mu * client.state["known"] * batch.mean(contrast(z, towards, away, self.tau))
         return cross_entropy(client.net.classify(params, z), batch) + term
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1) and keeps it, if it took a step"
-        if not results["local"].steps: return {"params": params}, client.state
-        return {"params": params}, {"previous": params, "known": torch.ones_like(client.state["known"])}
+        if not results["local"].steps:
+            return {"params": params}, client.state
+        return {"params": params}, {
+            "previous": params,
+            "known": torch.ones_like(client.state["known"]),
+        }
 
 # %% ../../nbs/06_methods/01_distillation.ipynb #03ec7d51
 def distillation(logits: Tensor, teacher: Tensor, tau: float) -> Tensor:
     "(B,) divergence of a student's `logits` (B, C) from its `teacher`'s at temperature `tau`, times tau squared"
     pupil, taught = F.log_softmax(logits / tau, dim=1), F.log_softmax(teacher / tau, dim=1)
-    return tau ** 2 * (taught.exp() * (taught - pupil)).sum(1)
+    return tau**2 * (taught.exp() * (taught - pupil)).sum(1)
 
 # %% ../../nbs/06_methods/01_distillation.ipynb #d5b9e63b
 @dataclass
 class FedGKD(FedAvg):
     "Clients are taught by the mean of the last global models (Yao et al. 2021)"
+
     weight: float = 0.1  # lambda, FedADC
     tau: float = 0.5  # T, FedADC
     models: int = 1  # M; FedADC: "the global model"; the original averages past ones too
     paper: ClassVar[str] = "Yao et al. 2021"
     positive = {"tau", "models"}
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "weight", "tau")
-    limit = law(weight=0.)
+    limit = law(weight=0.0)
 
     def init_server(self, federation) -> dict:
         "`params`; with M > 1 also `past`, the last M global models by age, `0` the newest"
         start = super().init_server(federation)
         return start if self.models == 1 else start | {"past": {"0": start["params"]}}
+
     def broadcast(self, server: dict) -> dict:
         "The model (download 1); with M > 1 also `teacher`, the mean of `past` (download 2)"
         message = super().broadcast(server)
-        return message if self.models == 1 else message | {"teacher": weighted_mean(list(server["past"].values()))}
+        return (
+            message
+            if self.models == 1
+            else message | {"teacher": weighted_mean(list(server["past"].values()))}
+        )
+
     def communication(self) -> Messages:
         "With M > 1 a second model down, the teacher"
-        return Messages() if self.models == 1 else Messages(broadcast={"params": "model", "teacher": "model"})
+        return (
+            Messages()
+            if self.models == 1
+            else Messages(broadcast={"params": "model", "teacher": "model"})
+        )
+
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\lambda$ times the distillation from the teacher, which is in eval mode, without gradient"
         logits = client.net(params, batch.x, train=True)
-        with torch.no_grad(): taught = client.net(client.received.get("teacher", client.received["params"]), batch.x)
-        return cross_entropy(logits, batch) + self.weight * batch.mean(distillation(logits, taught, self.tau))
+        with torch.no_grad():
+            taught = client.net(client.received.get("teacher", client.received["params"]), batch.x)
+        return cross_entropy(logits, batch) + self.weight * batch.mean(
+            distillation(logits, taught, self.tau)
+        )
+
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "FedAvg's mean, which with M > 1 enters `past`"
         after = super().aggregate(server, exchange)
-        if self.models == 1: return after
-        past = [after["params"], *server["past"].values()][:self.models]
+        if self.models == 1:
+            return after
+        past = [after["params"], *server["past"].values()][: self.models]
         return after | {"past": {str(age): w for age, w in enumerate(past)}}
 
 # %% ../../nbs/06_methods/01_distillation.ipynb #0a11dca1
@@ -101,16 +125,18 @@ def not_true(logits: Tensor, labels: Tensor) -> Tensor:
 @dataclass
 class FedNTD(FedAvg):
     "Clients are taught by the received model, on all but the true classes (Lee et al. 2022)"
+
     beta: float = 0.3  # weight of the term, FedADC; official configuration: 1
     tau: float = 1.0  # temperature, FedADC and the official configuration
     paper: ClassVar[str] = "Lee et al. 2022"
     positive = {"tau"}
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "beta", "tau")
-    limit = law(beta=0.)
+    limit = law(beta=0.0)
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\beta$ times the distillation on not-true classes; teacher in eval mode, without gradient"
         logits = client.net(params, batch.x, train=True)
-        with torch.no_grad(): taught = client.net(client.received["params"], batch.x)
+        with torch.no_grad():
+            taught = client.net(client.received["params"], batch.x)
         term = distillation(not_true(logits, batch.y), not_true(taught, batch.y), self.tau)
         return cross_entropy(logits, batch) + self.beta * batch.mean(term)

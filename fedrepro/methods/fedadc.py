@@ -36,15 +36,21 @@ def class_presence(federation, t: int) -> np.ndarray:
     labels = [concept[y] for concept, y in zip(federation.label_maps(t), federation.originals)]
     return np.stack([np.bincount(y, minlength=federation.net.classes) > 0 for y in labels])
 
+
 def covering_cohort(federation, t: int, tries: int = 10_000) -> list[int]:
     "The first of the round's draws that holds every class of the federation; else the first with the most"
     present, most = class_presence(federation, t), -1
     for cohort in islice(federation.draws(t), tries):
-        if (held := present[cohort].any(0).sum()) > most: best, most = cohort, held
-        if most == present.any(0).sum(): return best
-    warnings.warn(f"none of {tries} cohorts of {len(best)} clients holds all {present.any(0).sum()} classes: "
-                  f"taking the first with {most}")
+        if (held := present[cohort].any(0).sum()) > most:
+            best, most = cohort, held
+        if most == present.any(0).sum():
+            return best
+    warnings.warn(
+        f"none of {tries} cohorts of {len(best)} clients holds all {present.any(0).sum()} classes: "
+        f"taking the first with {most}"
+    )
     return best
+
 
 NEUTRAL = {"neutral": True}  # left out of a run's name while it has its default
 
@@ -52,43 +58,61 @@ NEUTRAL = {"neutral": True}  # left out of a run's name while it has its default
 @dataclass
 class FedADC(FedAvg):
     "Local steps share the server's momentum (Ozfatura et al., Algorithms 3 and 4)"
-    covering: bool = field(default=False, metadata=NEUTRAL)  # whether cohorts are covering ones; section IV-E
+
+    covering: bool = field(
+        default=False, metadata=NEUTRAL
+    )  # whether cohorts are covering ones; section IV-E
     momentum: float = 0.0  # the paper's clients have no other local momentum
-    beta: float = 0.7  # beta_global, tuned over 0.6 to 0.9; the choice is not printed, ours is SlowMo's
+    beta: float = (
+        0.7  # beta_global, tuned over 0.6 to 0.9; the choice is not printed, ours is SlowMo's
+    )
     beta_local: float | None = None  # None = beta, the paper's choice
     alpha: float = 1.0  # the server's step, IV-B
-    variant: Literal["nesterov", "heavy_ball", "double_momentum"] = "nesterov"  # last two: Algorithms 3 and 4
+    variant: Literal["nesterov", "heavy_ball", "double_momentum"] = (
+        "nesterov"  # last two: Algorithms 3 and 4
+    )
     phi: float = 0.9  # of the local momentum in Algorithm 4, 0..1; not given in the paper
     paper: ClassVar[str] = "Ozfatura et al. (FedADC)"
     positive = {"lr", "lr_decay", "epochs"}  # moves are divided by the rate, momentum by the steps
     fractions = {"phi"}
-    limit = law(SlowMo, theirs={"beta": .6}, beta=.6, beta_local=0.)
+    limit = law(SlowMo, theirs={"beta": 0.6}, beta=0.6, beta_local=0.0)
 
     def __post_init__(self):
         super().__post_init__()
         if self.variant == "double_momentum" and self.momentum:
-            raise InputError(f"{type(self).__name__}(momentum={self.momentum!r}): "
-                             "expected 0 with double_momentum")
+            raise InputError(
+                f"{type(self).__name__}(momentum={self.momentum!r}): "
+                "expected 0 with double_momentum"
+            )
 
     @property
     def local_share(self) -> float:
         "$\\beta_{local}$"
         return self.beta if self.beta_local is None else self.beta_local
+
     def init_server(self, federation) -> dict:
         """`params`; `m`, the momentum in units of a gradient, zeros.
 
         Raises InputError for cohorts that cover where they are listed."""
         if self.covering and isinstance(federation.cohorts, str):
-            raise InputError(f"{type(self).__name__}(covering=True): cohorts {federation.cohorts!r} "
-                             "are listed: expected a seed or None")
+            raise InputError(
+                f"{type(self).__name__}(covering=True): cohorts {federation.cohorts!r} "
+                "are listed: expected a seed or None"
+            )
         return super().init_server(federation) | {"m": no_memory(federation)}
+
     def select_clients(self, server: dict, federation, t: int) -> list[int]:
         "The first draw, or the first that covers"
-        return (covering_cohort(federation, t) if self.covering
-                else super().select_clients(server, federation, t))
+        return (
+            covering_cohort(federation, t)
+            if self.covering
+            else super().select_clients(server, federation, t)
+        )
+
     def broadcast(self, server: dict) -> dict:
         "Model and momentum"
         return {"params": server["params"], "m": server["m"]}
+
     def communication(self) -> Messages:
         "Two models down, one up: a batch norm's statistics have no momentum"
         return Messages({"params": "model", "m": "trained"})
@@ -96,28 +120,38 @@ class FedADC(FedAvg):
     def local_phases(self, client: Client) -> list[Phase]:
         "One, with FedADC's step"
         return [self.phase(client, step=self.step, constants=self.shares)]
+
     def shares(self, client: Client, results: Results) -> dict:
         "`share`: $\\bar m_t=\\beta_{local}m_t/H_k$"
-        return {"share": scale(client.received["m"], self.local_share / local_steps(self, client.n))}
+        return {
+            "share": scale(client.received["m"], self.local_share / local_steps(self, client.n))
+        }
+
     def step(self, step: Step) -> tuple[Tensor, Any]:
         "Nesterov: the share, then a step of SGD. Else the step (along $u$ in Algorithm 4), then the share"
         moving, sgd = step.moving, step.phase.sgd
         share, plain = {n: step.client.constants["share"][n] for n in moving}, SGD(sgd.lr)
-        if self.variant == "nesterov": sgd_step(moving, share, None, plain)
+        if self.variant == "nesterov":
+            sgd_step(moving, share, None, plain)
         loss, grads = step.grad()
         memory: Any
         if self.variant == "double_momentum":
             memory = averaged_step(moving, grads, step.memory, self.phi, sgd)
-        else: memory = step.sgd(grads)
-        if self.variant != "nesterov": sgd_step(moving, share, None, plain)
+        else:
+            memory = step.sgd(grads)
+        if self.variant != "nesterov":
+            sgd_step(moving, share, None, plain)
         return loss, memory
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Lines 16-19: `m` from the unweighted mean move over $\\eta_t$, and a step along it"
         w, mean = server["params"], weighted_mean([u["params"] for u in exchange.uploads])
-        eta, rest = self.lr * self.lr_decay ** exchange.round, self.beta - self.local_share
+        eta, rest = self.lr * self.lr_decay**exchange.round, self.beta - self.local_share
         m = {n: (w[n] - mean[n]) / eta + rest * t for n, t in server["m"].items()}
-        return server | {"params": mean | {n: w[n] - self.alpha * eta * t for n, t in m.items()}, "m": m}
+        return server | {
+            "params": mean | {n: w[n] - self.alpha * eta * t for n, t in m.items()},
+            "m": m,
+        }
 
 # %% ../../nbs/06_methods/12_fedadc.ipynb #ea3d5108
 def self_confidence_target(teacher: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
@@ -132,15 +166,22 @@ def self_confidence_target(teacher: Tensor, labels: Tensor, counts: Tensor) -> T
 @dataclass
 class FedADCPlus(FedADC):
     "FedADC+: FedADC with self-confidence distillation from the received model (Ozfatura et al., section III)"
+
     lam: float = 0.35  # lambda of eq. 7, 0..1; IV-C
     temperature: float = 1.0  # T of eq. 6, above 0; not given in the paper, 4 in CS-KD's code
-    calibration: Literal["", "plain", "proximal", "self-confidence"] = field(default="", metadata=NEUTRAL)
+    calibration: Literal["", "plain", "proximal", "self-confidence"] = field(
+        default="", metadata=NEUTRAL
+    )
     calibration_epochs: int = field(default=2, metadata=NEUTRAL)  # section IV-D
-    calibration_lr: float | None = field(default=None, metadata=NEUTRAL)  # None = `lr`; not in the paper
-    calibration_mu: float = field(default=0.01, metadata=NEUTRAL)  # of "proximal"; IV-A's FedProx: 0.001..0.1
+    calibration_lr: float | None = field(
+        default=None, metadata=NEUTRAL
+    )  # None = `lr`; not in the paper
+    calibration_mu: float = field(
+        default=0.01, metadata=NEUTRAL
+    )  # of "proximal"; IV-A's FedProx: 0.001..0.1
     positive = {"temperature"}
     fractions = {"lam"}
-    limit = law(FedADC, lam=0.)
+    limit = law(FedADC, lam=0.0)
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Eq. 7; the teacher is the received model, frozen"
@@ -149,23 +190,39 @@ class FedADCPlus(FedADC):
             teacher = F.softmax(client.net(client.received["params"], batch.x) / T, -1)
             target = self_confidence_target(teacher, batch.y, client.counts)
         kl = (torch.xlogy(target, target) - target * F.log_softmax(logits / T, -1)).sum(-1)
-        return (1 - self.lam) * cross_entropy(logits, batch) + self.lam * T ** 2 * batch.mean(kl)
+        return (1 - self.lam) * cross_entropy(logits, batch) + self.lam * T**2 * batch.mean(kl)
 
     def local_phases(self, client: Client) -> list[Phase]:
         "FedADC's; in the end, if asked for, calibration: the head alone, on the body of the final model"
         phases = super().local_phases(client)
-        if not self.calibration: return phases
+        if not self.calibration:
+            return phases
         losses = {"plain": super().loss, "proximal": self.tied, "self-confidence": self.loss}
-        return [*phases, self.phase(client, "calibration", self.calibration_lr, train="head.", final=True,
-                                    epochs=self.calibration_epochs, loss=losses[self.calibration],
-                                    step=self.calibrate)]
+        return [
+            *phases,
+            self.phase(
+                client,
+                "calibration",
+                self.calibration_lr,
+                train="head.",
+                final=True,
+                epochs=self.calibration_epochs,
+                loss=losses[self.calibration],
+                step=self.calibrate,
+            ),
+        ]
+
     def tied(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\frac\\mu2\\|\\phi-\\phi_T\\|^2$, with $\\phi_T$ the received head"
         gap = sub(select(params, "head."), client.received["params"])
         return super().loss(client, params, batch) + self.calibration_mu / 2 * squared_norm(gap)
+
     def calibrate(self, step: Step) -> tuple[Tensor, Any]:
         "A step of SGD of the head; the memory holds the head that the client began with, and SGD's momentum"
-        head, buffer = step.memory or ({n: t.detach().clone() for n, t in step.moving.items()}, None)
+        head, buffer = step.memory or (
+            {n: t.detach().clone() for n, t in step.moving.items()},
+            None,
+        )
         starter = replace(step.client, received={"params": step.params | head})
         plain = replace(step, client=starter, memory=buffer)
         loss, grads = plain.grad()

@@ -20,8 +20,12 @@ from .memory import follow_changes
 from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/13_fedbss.ipynb #727ae2fe
-SELECTIONS = {"cosine": lambda x: (1 - math.cos(math.pi * x)) / 2,  # eq. 6; x = e / E
-              "linear": lambda x: x, "filter": lambda x: 0.0}  # the ablations
+SELECTIONS = {
+    "cosine": lambda x: (1 - math.cos(math.pi * x)) / 2,  # eq. 6; x = e / E
+    "linear": lambda x: x,
+    "filter": lambda x: 0.0,
+}  # the ablations
+
 
 def used(selection: str, epoch: int, epochs: int, biased: int) -> int:
     "How many of the `biased` samples epoch 1..epochs has: $\\alpha_e|X_{bias}|$ to the nearest whole number"
@@ -49,52 +53,73 @@ def rate_samples(client: Client) -> tuple[Tensor, Tensor]:
             uncertainty.append(1 - (p.amax(-1) - p.amin(-1)))
     return torch.cat(loss), torch.cat(uncertainty)
 
+
 @dataclass
 class FedBSS(FedAvg):
     "FedAvg, then local epochs that go from samples of small bias to large (Xu et al., Algorithm 1)"
+
     warm_up: int = 50  # T_1, rounds of FedAvg before the selection begins
-    selection: Literal["cosine", "linear", "filter"] = "cosine"  # biased samples, eq. 6; others: ablations
-    aggregation: Literal["uniform", "all", "size"] = "uniform"  # line 12; all clients' latest; weighted
+    selection: Literal["cosine", "linear", "filter"] = (
+        "cosine"  # biased samples, eq. 6; others: ablations
+    )
+    aggregation: Literal["uniform", "all", "size"] = (
+        "uniform"  # line 12; all clients' latest; weighted
+    )
     paper: ClassVar[str] = "Xu et al. (FedBSS)"
     limit = law(warm_up=9, aggregation="size")
     check_settings: ClassVar[dict] = {"warm_up": 1}
 
     def init_server(self, federation) -> dict:
         "`params`; for the mean over all clients, `clients`, N"
-        start, count = (super().init_server(federation),
-                        torch.tensor(federation.clients, device=federation.device))
+        start, count = (
+            super().init_server(federation),
+            torch.tensor(federation.clients, device=federation.device),
+        )
         return start | ({"clients": count} if self.aggregation == "all" else {})
+
     def init_client(self, federation, k: int) -> dict:
         "For the mean over all clients, `latest`: its last model, at first the initial one"
         return {"latest": federation.initial} if self.aggregation == "all" else {}
+
     def rate(self, client: Client) -> tuple[Tensor, Tensor]:
         "(n,) loss and (n,) uncertainty of every sample"
         return rate_samples(client)
+
     def select(self, client: Client) -> list[np.ndarray]:
         "Positions of the samples of each epoch, ascending"
         unbiased, biased = split(*(rating.cpu().numpy() for rating in self.rate(client)))
-        counts = [used(self.selection, e, self.epochs, len(biased)) for e in range(1, self.epochs + 1)]
+        counts = [
+            used(self.selection, e, self.epochs, len(biased)) for e in range(1, self.epochs + 1)
+        ]
         return [np.sort(np.concatenate([unbiased, biased[:m]])) for m in counts]
+
     def local_phases(self, client: Client) -> list[Phase]:
         "One: of FedAvg in rounds 1 to $T_1$, with selected samples after them"
         return [self.phase(client, samples=None if client.round < self.warm_up else self.select)]
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1), or its change from `latest` for the mean over all clients; keeps it"
-        if self.aggregation != "all": return super().client_result(client, params, results)
+        if self.aggregation != "all":
+            return super().client_result(client, params, results)
         latest = params if results["local"].steps else client.state["latest"]
         return {"change": sub(latest, client.state["latest"])}, {"latest": latest}
+
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Line 12: the mean of the participants' models, or of the latest models of all N clients"
-        if self.aggregation == "size": return super().aggregate(server, exchange)
+        if self.aggregation == "size":
+            return super().aggregate(server, exchange)
         if self.aggregation == "all":
             changes = [u["change"] for u in exchange.uploads]
             return server | {"params": follow_changes(server["params"], changes, server["clients"])}
         return server | {"params": weighted_mean([u["params"] for u in exchange.uploads])}
+
     def communication(self) -> Messages:
         "A model both ways; for the mean over all clients its change goes up"
         return Messages(upload={"change" if self.aggregation == "all" else "params": "model"})
+
     def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
         "With the mean over all clients: the server's model is that of their latest ones"
-        if self.aggregation != "all": return {}
+        if self.aggregation != "all":
+            return {}
         mean = weighted_mean([s["latest"] for s in states])
         return {"server's model = mean of clients' latest": distance(server["params"], mean)}

@@ -16,7 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from ..core.errors import InputError
 from ..core.trees import Tree, select, stack
-from ..engine.client import Batch, Client, Phase, Results, class_means, cross_entropy, steps_taken
+from fedrepro.engine.client import (
+    Batch,
+    Client,
+    Phase,
+    Results,
+    class_means,
+    cross_entropy,
+    steps_taken,
+)
 from ..engine.method import Exchange
 from .alignment import alignment_loss
 from .personal import FedRep
@@ -28,10 +36,15 @@ def class_classifiers(head: Tree) -> Tensor:
     biases = [head["head.bias"][..., None]] if "head.bias" in head else []
     return torch.cat([head["head.weight"], *biases], -1)
 
+
 def as_head(vectors: Tensor, bias: bool = True) -> Tree:
     "The head of the class classifiers `vectors`, (C, d+1) or, without `bias`, (C, d)"
-    if not bias: return {"head.weight": vectors.contiguous()}
-    return {"head.weight": vectors[..., :-1].contiguous(), "head.bias": vectors[..., -1].contiguous()}
+    if not bias:
+        return {"head.weight": vectors.contiguous()}
+    return {
+        "head.weight": vectors[..., :-1].contiguous(),
+        "head.bias": vectors[..., -1].contiguous(),
+    }
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #adc09d77
 def madd(vectors: Tensor) -> Tensor:
@@ -50,17 +63,21 @@ def madd(vectors: Tensor) -> Tensor:
 def cluster(distances: Tensor, eps: float) -> Tensor:
     "(C, n) cluster of each participant by class: DBSCAN on (C, n, n) distances, one sample makes a cluster"
     from sklearn.cluster import DBSCAN  # here: a second that other methods need not wait
+
     dbscan = DBSCAN(eps=eps, min_samples=1, metric="precomputed")
     found = [dbscan.fit_predict(d) for d in distances.double().cpu().numpy()]
     return torch.as_tensor(np.stack(found), device=distances.device)
+
 
 def mixing(groups: Tensor, weights: Tensor) -> Tensor:
     """(C, n, n) matrices whose row i averages over the cluster of participant i, by `weights` (n, C) >= 0.
 
     A row whose cluster has no weight at all keeps participant i as it is."""
     mass = (groups[:, :, None] == groups[:, None, :]) * weights.T[:, None, :]
-    total, alone = (mass.sum(-1, keepdim=True),
-                    torch.eye(len(weights), dtype=weights.dtype, device=weights.device))
+    total, alone = (
+        mass.sum(-1, keepdim=True),
+        torch.eye(len(weights), dtype=weights.dtype, device=weights.device),
+    )
     return torch.where(total > 0, mass / torch.where(total > 0, total, 1), alone)
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #9a9e0e61
@@ -68,7 +85,9 @@ def balanced_rows(labels: np.ndarray, per_class: int, rng: np.random.Generator) 
     "Positions of random samples by `labels` (n,), of each class present min(`per_class`, smallest class)"
     present, counts = np.unique(labels, return_counts=True)
     take = min(per_class, counts.min())
-    return np.concatenate([rng.choice(np.flatnonzero(labels == c), take, replace=False) for c in present])
+    return np.concatenate(
+        [rng.choice(np.flatnonzero(labels == c), take, replace=False) for c in present]
+    )
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #717ce899
 def label_entropy(counts: Tensor) -> Tensor:
@@ -79,6 +98,7 @@ def label_entropy(counts: Tensor) -> Tensor:
 # timer names; Table 12 counts these two
 AT_CLIENT, AT_SERVER = "collaboration_client", "collaboration_server"
 
+
 def find_clusters(heads: list[Tree], label_maps: np.ndarray, eps: float) -> dict:
     "`madd` (C, n, n), `clusters` and the true `concepts` (C, n) of n participants with these heads"
     distances = madd(class_classifiers(stack(heads)).transpose(0, 1))
@@ -86,43 +106,55 @@ def find_clusters(heads: list[Tree], label_maps: np.ndarray, eps: float) -> dict
     truth = torch.as_tensor(behind.copy(), device=distances.device)
     return {"madd": distances, "clusters": cluster(distances, eps), "concepts": truth}
 
+
 def shared_heads(uploads: list[dict], clusters: Tensor, weights: Tensor) -> list[dict]:
     "For each participant the mean class classifiers of its clusters (C, n), by `weights` (n, C): eq. 5"
     vectors = class_classifiers(stack([u["head"] for u in uploads])).transpose(0, 1)
     shared = (mixing(clusters, weights) @ vectors).transpose(0, 1)
     return [{"head": as_head(head, "head.bias" in uploads[0]["head"])} for head in shared]
 
-def shared_anchors(uploads: list[dict], clusters: Tensor, weights: Tensor,
-                   in_place: bool = False) -> list[dict]:
+
+def shared_anchors(
+    uploads: list[dict], clusters: Tensor, weights: Tensor, in_place: bool = False
+) -> list[dict]:
     "For each participant the mean anchors of its clusters: eq. 7; `in_place`: with the released code's sum"
     local = torch.stack([u["anchors"] for u in uploads], 1)  # (C, n, d)
     if in_place:
-        local = torch.cat([local.sum(1, keepdim=True), local[:, 1:]], 1)  # the first one's: the sum of all
+        local = torch.cat(
+            [local.sum(1, keepdim=True), local[:, 1:]], 1
+        )  # the first one's: the sum of all
     anchors = (mixing(clusters, weights) @ local).transpose(0, 1)
     return [{"anchors": own.contiguous()} for own in anchors]
+
 
 def cluster_scores(concepts: Tensor, clusters: Tensor) -> dict[str, float]:
     "Over classes: mean adjusted Rand index against the true concepts, perfect ones (percent), mean clusters"
     found = list(zip(concepts.tolist(), clusters.tolist()))
     from sklearn.metrics import adjusted_rand_score
+
     scores = [adjusted_rand_score(true, got) for true, got in found]
-    return {"cluster_ari": float(np.mean(scores)),
-            "perfect_classes": 100 * float(np.mean(np.isclose(scores, 1))),
-            "clusters_per_class": float(np.mean([len({*got}) for _, got in found]))}
+    return {
+        "cluster_ari": float(np.mean(scores)),
+        "perfect_classes": 100 * float(np.mean(np.isclose(scores, 1))),
+        "clusters_per_class": float(np.mean([len({*got}) for _, got in found])),
+    }
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #9026904c
 def common_head(client: Client, results: Results) -> Tree:
     "The received body with the initial head, from which all balanced ones start"
     return client.received["params"] | select(client.initial, "head.")
 
+
 def own_head(client: Client, results: Results) -> Tree:
     "The received body with the own head; at the first participation with the balanced one"
     own, balanced = client.state["head"], results["balanced"].params
     return balanced | {n: torch.where(client.state["seen"] > 0, own[n], balanced[n]) for n in own}
 
+
 @dataclass
 class Algorithm1(FedRep, listed=False):
     "Clustered class classifiers and clustered feature anchors (Chen et al. 2024, Algorithm 1)"
+
     gamma: float = 20.0  # divides the entropy in the alignment weight, eq. 9
     eps: float = 0.1  # largest MADD between neighbours in a cluster
     tau: float = 0.1  # temperature of the alignment, eq. 8
@@ -136,61 +168,103 @@ class Algorithm1(FedRep, listed=False):
     def init_server(self, federation) -> dict:
         "FedRep's body; raises InputError for cohorts of fewer than 3, in which MADD is not defined"
         if federation.cohort_size < 3:
-            raise InputError(f"FedCCFA with {federation.cohort_size} participants a round: "
-                             "eq. 4 needs at least 3")
+            raise InputError(
+                f"FedCCFA with {federation.cohort_size} participants a round: "
+                "eq. 4 needs at least 3"
+            )
         return super().init_server(federation)
+
     def init_client(self, federation, k: int) -> dict:
         "`head`: own random draw; `anchors` (C, d): none yet; `seen`: 1 once the client has taken part"
         own = super().init_client(federation, k)
         weight = own["head"]["head.weight"]
         return own | {"anchors": torch.zeros_like(weight), "seen": weight.new_zeros(())}
+
     def communication(self) -> Messages:
         "Body down; body, head, balanced head and anchors up; mean head and anchors back"
-        return Messages({"params": "body"}, reply={"head": "head", "anchors": "C x d"},
-                        upload={"params": "body", "head": "head", "balanced": "head", "anchors": "C x d"})
+        return Messages(
+            {"params": "body"},
+            reply={"head": "head", "anchors": "C x d"},
+            upload={"params": "body", "head": "head", "balanced": "head", "anchors": "C x d"},
+        )
 
     def local_phases(self, client: Client) -> list[Phase]:
         "Balanced head from the initial one (eq. 3); own head; body with alignment"
         head, body = super().local_phases(client)
-        balanced = replace(head, name="balanced", samples=self.balanced,
-                           epochs=self.balanced_steps, batch_size=0,
-                           start=common_head, span=AT_CLIENT)
-        if client.round >= self.align_from: body = replace(body, loss=self.aligned)
+        balanced = replace(
+            head,
+            name="balanced",
+            samples=self.balanced,
+            epochs=self.balanced_steps,
+            batch_size=0,
+            start=common_head,
+            span=AT_CLIENT,
+        )
+        if client.round >= self.align_from:
+            body = replace(body, loss=self.aligned)
         return [balanced, replace(head, start=own_head), body]
+
     def balanced(self, client: Client) -> np.ndarray:
         "The samples of the balanced head"
         return balanced_rows(client.labels, self.balanced_samples, client.rng)
+
     def aligned(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\omega_k\\ell_{align}$: the objective from round `align_from` on"
         features = client.net.features(params, batch.x, train=True)
         align = batch.mean(alignment_loss(features, batch.y, client.state["anchors"], self.tau))
-        return (cross_entropy(client.net.classify(params, features), batch)
-                + self.weight(client.counts) * align)
+        return (
+            cross_entropy(client.net.classify(params, features), batch)
+            + self.weight(client.counts) * align
+        )
+
     def weight(self, counts: Tensor) -> Tensor | float:
         "$\\omega_k=H_k/\\gamma$ of eq. 9"
         return label_entropy(counts) / self.gamma
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads body, head, balanced head, local anchors (eq. 6); after a step keeps head and anchors"
         head, anchors = select(params, "head."), class_means(client, params)
-        upload = {"params": select(params, "body."), "head": head, "anchors": anchors,
-                  "balanced": select(results["balanced"].params, "head.")}
-        if not steps_taken(results): return upload, client.state
-        return upload, {"head": head, "anchors": anchors, "seen": torch.ones_like(client.state["seen"])}
+        upload = {
+            "params": select(params, "body."),
+            "head": head,
+            "anchors": anchors,
+            "balanced": select(results["balanced"].params, "head."),
+        }
+        if not steps_taken(results):
+            return upload, client.state
+        return upload, {
+            "head": head,
+            "anchors": anchors,
+            "seen": torch.ones_like(client.state["seen"]),
+        }
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Body by size (eq. 10); the participants' clusters, with distances and true concepts"
         with exchange.profiler.span(AT_SERVER):
-            found = find_clusters([u["balanced"] for u in exchange.uploads], exchange.label_maps, self.eps)
+            found = find_clusters(
+                [u["balanced"] for u in exchange.uploads], exchange.label_maps, self.eps
+            )
         return super().aggregate(server, exchange) | found
+
     def reply(self, server: dict, exchange: Exchange) -> list[dict]:
         "To each participant the mean class classifiers (eq. 5) and anchors (eq. 7) of its clusters"
-        uploads, clusters, has = (exchange.uploads, server["clusters"],
-                                  (exchange.counts > 0).to(exchange.counts.dtype))
-        with exchange.profiler.span(AT_SERVER): heads = shared_heads(uploads, clusters, torch.ones_like(has))
-        return [head | anchor for head, anchor in zip(heads, shared_anchors(uploads, clusters, has))]
+        uploads, clusters, has = (
+            exchange.uploads,
+            server["clusters"],
+            (exchange.counts > 0).to(exchange.counts.dtype),
+        )
+        with exchange.profiler.span(AT_SERVER):
+            heads = shared_heads(uploads, clusters, torch.ones_like(has))
+        return [
+            head | anchor for head, anchor in zip(heads, shared_anchors(uploads, clusters, has))
+        ]
+
     def extra_metrics(self, server: dict) -> dict[str, float]:
         "How well the clusters of the last round fit the true concepts"
-        return cluster_scores(server["concepts"], server["clusters"]) if "clusters" in server else {}
+        return (
+            cluster_scores(server["concepts"], server["clusters"]) if "clusters" in server else {}
+        )
+
     def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
         "Distances are symmetric"
         return {"MADD is symmetric": float((server["madd"] - server["madd"].mT).abs().max())}
@@ -199,60 +273,97 @@ class Algorithm1(FedRep, listed=False):
 @dataclass
 class FedCCFA(Algorithm1):
     "Algorithm 1 with the switches of Tables 3, 4, 5, 11 and 13; without any by default (Chen et al. 2024)"
-    clustering: Literal["balanced", "local", "oracle"] = "balanced"  # Table 3: which heads, or true concepts
-    anchors: Literal["clustered", "global", "none"] = "clustered"  # Table 4; "global": one set for all
+
+    clustering: Literal["balanced", "local", "oracle"] = (
+        "balanced"  # Table 3: which heads, or true concepts
+    )
+    anchors: Literal["clustered", "global", "none"] = (
+        "clustered"  # Table 4; "global": one set for all
+    )
     aggregation: Literal["uniform", "weighted"] = "uniform"  # Table 11; or by samples of the class
-    fixed_weight: float | None = None  # Table 5: alignment weight in place of the entropy's; None = eq. 9
+    fixed_weight: float | None = (
+        None  # Table 5: alignment weight in place of the entropy's; None = eq. 9
+    )
     finetune_epochs: int = 0  # Table 13, FedCCFA-FT: epochs of the head after the last round
     finetune_lr: float = 0.01  # decayed as `lr`
-    variant: Literal["corrected", "as_published"] = "corrected"  # or with the code's in-place anchor sum
+    variant: Literal["corrected", "as_published"] = (
+        "corrected"  # or with the code's in-place anchor sum
+    )
     limit = law(FedRep, clustering="local", eps=1e-12, anchors="none")
 
     def communication(self) -> Messages:
         "Without the messages that a switch makes unnecessary"
         said = super().communication()
         sent = {"balanced": self.clustering != "local", "anchors": self.anchors != "none"}
-        left = {way: {n: s for n, s in getattr(said, way).items() if sent.get(n, True)}
-                for way in ("upload", "reply")}
+        left = {
+            way: {n: s for n, s in getattr(said, way).items() if sent.get(n, True)}
+            for way in ("upload", "reply")
+        }
         return replace(said, **left)
+
     def local_phases(self, client: Client) -> list[Phase]:
         "Algorithm 1's; FedCCFA-FT fine-tunes the head in the end"
         balanced, head, body = super().local_phases(client)
-        if self.anchors == "none": body = replace(body, loss=self.loss)
-        phases = ([replace(head, start=self.own_model), body] if self.clustering == "local"
-                  else [balanced, head, body])
-        tune = self.phase(client, "finetune", self.finetune_lr, train="head.",
-                          epochs=self.finetune_epochs, final=True)
+        if self.anchors == "none":
+            body = replace(body, loss=self.loss)
+        phases = (
+            [replace(head, start=self.own_model), body]
+            if self.clustering == "local"
+            else [balanced, head, body]
+        )
+        tune = self.phase(
+            client,
+            "finetune",
+            self.finetune_lr,
+            train="head.",
+            epochs=self.finetune_epochs,
+            final=True,
+        )
         return [*phases, tune] if self.finetune_epochs else phases
+
     def weight(self, counts: Tensor) -> Tensor | float:
         "$\\omega_k$ of eq. 9, or the fixed one"
         return super().weight(counts) if self.fixed_weight is None else self.fixed_weight
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "As Algorithm 1, without what a switch makes unnecessary"
         if self.clustering != "local" and self.anchors != "none":
             return super().client_result(client, params, results)
         upload, state = FedRep.client_result(self, client, params, results)
         upload["head"] = state["head"]
-        if self.clustering != "local": upload["balanced"] = select(results["balanced"].params, "head.")
-        if self.anchors != "none": upload["anchors"] = class_means(client, params)
-        if not steps_taken(results): return upload, client.state
+        if self.clustering != "local":
+            upload["balanced"] = select(results["balanced"].params, "head.")
+        if self.anchors != "none":
+            upload["anchors"] = class_means(client, params)
+        if not steps_taken(results):
+            return upload, client.state
         anchors = upload.get("anchors", client.state["anchors"])
         return upload, state | {"anchors": anchors, "seen": torch.ones_like(client.state["seen"])}
+
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "By the balanced heads, the own ones, or the true concepts"
-        if self.clustering == "local": uploads = [u | {"balanced": u["head"]} for u in exchange.uploads]
-        else: uploads = exchange.uploads
+        if self.clustering == "local":
+            uploads = [u | {"balanced": u["head"]} for u in exchange.uploads]
+        else:
+            uploads = exchange.uploads
         after = super().aggregate(server, replace(exchange, uploads=uploads))
         return after | {"clusters": after["concepts"]} if self.clustering == "oracle" else after
+
     def reply(self, server: dict, exchange: Exchange) -> list[dict]:
         "As Algorithm 1; switches: means by samples, global anchors or none, the released code's sum"
         if (self.aggregation, self.anchors, self.variant) == ("uniform", "clustered", "corrected"):
             return super().reply(server, exchange)
         uploads, clusters, counts = exchange.uploads, server["clusters"], exchange.counts
         weights = counts if self.aggregation == "weighted" else torch.ones_like(counts)
-        with exchange.profiler.span(AT_SERVER): heads = shared_heads(uploads, clusters, weights)
-        if self.anchors == "none": return heads
+        with exchange.profiler.span(AT_SERVER):
+            heads = shared_heads(uploads, clusters, weights)
+        if self.anchors == "none":
+            return heads
         groups = torch.zeros_like(clusters) if self.anchors == "global" else clusters
-        spoilt = (self.variant, self.aggregation, self.anchors) == ("as_published", "uniform", "clustered")
+        spoilt = (self.variant, self.aggregation, self.anchors) == (
+            "as_published",
+            "uniform",
+            "clustered",
+        )
         anchors = shared_anchors(uploads, groups, weights * (counts > 0), in_place=spoilt)
         return [head | anchor for head, anchor in zip(heads, anchors)]

@@ -19,56 +19,77 @@ from ..engine.declarations import Messages, law
 @dataclass
 class FedDC(FedDyn):
     "FedDyn's drift variables with SCAFFOLD's gradient correction (Gao et al. 2022, from the released code)"
+
     lr: float = 0.1  # released code, all examples
     epochs: int = 5  # released code; synthetic data: 10
     batch_size: int = 50  # released code; synthetic data: 10
     lr_decay: float = 0.998  # released code; synthetic data: 1
     clip_norm: float | None = 10.0  # released code, all examples
-    alpha: float = 0.01  # released code: 0.01 CIFAR-10 and CIFAR-100, 0.1 MNIST, 0.005 synthetic data
-    compat_eta0: bool = False  # True: as the released code, with the first round's rate and the average H
+    alpha: float = (
+        0.01  # released code: 0.01 CIFAR-10 and CIFAR-100, 0.1 MNIST, 0.005 synthetic data
+    )
+    compat_eta0: bool = (
+        False  # True: as the released code, with the first round's rate and the average H
+    )
     paper: ClassVar[str] = "Gao et al. 2022"
     positive = {"lr", "lr_decay", "epochs"}  # g_i divides by the number of steps and their size
     excluded: ClassVar[dict[str, str]] = {
-        "momentum": "g_i takes a round's move for H_i eta gradients of plain SGD"}
-    limit = law(FedDyn, hooks={"linear": lambda self, client: scale(client.received["g"], 0.)},
-                clip_norm=None)
+        "momentum": "g_i takes a round's move for H_i eta gradients of plain SGD"
+    }
+    limit = law(
+        FedDyn,
+        hooks={"linear": lambda self, client: scale(client.received["g"], 0.0)},
+        clip_norm=None,
+    )
 
     def init_server(self, federation) -> dict:
         "FedDyn's `params`, `selected`, `h`, `clients`; `g`, the global gradient memory, zeros"
         return super().init_server(federation) | {"g": no_memory(federation)}
+
     def init_client(self, federation, k: int) -> dict:
         "FedDyn's `h`, `relative`; `g`: gradient memory, zeros; for the released code's H, `mean_steps`"
         start = super().init_client(federation, k) | {"g": no_memory(federation)}
-        if not self.compat_eta0: return start
+        if not self.compat_eta0:
+            return start
         steps = local_steps(self, federation.samples / federation.clients)
         return start | {"mean_steps": torch.full_like(start["relative"], steps)}
+
     def broadcast(self, server: dict) -> dict:
         "Cloud model and `g` (download 2)"
         return {"params": server["params"], "g": server["g"]}
+
     def communication(self) -> Messages:
         "Two models both ways: a batch norm's statistics have no memory"
-        return Messages({"params": "model", "g": "trained"}, upload={"params": "model", "change": "trained"})
+        return Messages(
+            {"params": "model", "g": "trained"}, upload={"params": "model", "change": "trained"}
+        )
 
     def local_phases(self, client: Client) -> list[Phase]:
         "One, with the usual step: unlike FedDyn's, the whole penalty is inside the clipping"
         return [self.phase(client, constants=self.weights)]
+
     def linear(self, client: Client) -> Tree:
         "The gradient correction $g/\\tilde n_i-g_i$"
         own, relative = client.state["g"], client.state["relative"]
         return {n: g / relative - own[n] for n, g in client.received["g"].items()}
+
     def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
         "The gradient of eq. 1"
         weight, h, w = client.constants["weight"], client.state["h"], client.received["params"]
         pulled = {n: g + weight[n] * (params[n].detach() - (w[n] - h[n])) for n, g in grads.items()}
         return add(pulled, self.linear(client))
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Eq. 2. Uploads the model and `change`, $\\tilde n_i(g_i^+-g_i)$ (upload 2); keeps $h_i$ and $g_i^+$"
         upload, state = super().client_result(client, params, results)  # h_i
         w, g, relative = client.received["params"], client.received["g"], state["relative"]
         steps = results["local"].steps
-        if not steps: return upload | {"change": zeros_like(g)}, state
-        if self.compat_eta0: way = state["mean_steps"] * self.lr  # H eta
-        else: way = torch.full_like(relative, steps) * self.phase(client).sgd.lr
+        if not steps:
+            return upload | {"change": zeros_like(g)}, state
+        if self.compat_eta0:
+            way = state["mean_steps"] * self.lr  # H eta
+        else:
+            way = torch.full_like(relative, steps) * self.phase(client).sgd.lr
         change = {n: (w[n] - params[n]) / way - t / relative for n, t in g.items()}
         scaled = {n: relative * t for n, t in change.items()}
         return upload | {"change": scaled}, state | {"g": add(state["g"], change)}
@@ -77,8 +98,10 @@ class FedDC(FedDyn):
         "Eq. 3: FedDyn's `params`, `selected` (the participants' mean) and `h`; `g` follows its clients"
         g = follow_changes(server["g"], [u["change"] for u in exchange.uploads], server["clients"])
         return super().aggregate(server, exchange) | {"g": g}
+
     def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
         "Both memories follow, the second by relative sizes"
         own = weighted_mean([scale(s["g"], float(s["relative"])) for s in states])
-        return (super().invariants(server, states)
-                | {"server's g = mean of relative g_k": distance(server["g"], own)})
+        return super().invariants(server, states) | {
+            "server's g = mean of relative g_k": distance(server["g"], own)
+        }

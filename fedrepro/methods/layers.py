@@ -23,6 +23,7 @@ from ..engine.declarations import Messages, everybody, law
 # %% ../../nbs/06_methods/09_layers.ipynb #24e7a97a
 _BLOCK = re.compile(r"(.*layer\d+\.)(\d+)\.(conv\d+\.weight)")  # stage, block, convolution
 
+
 def partners(params: Tree) -> dict[str, str]:
     "Convolution -> the one in block 0 of its stage that is mixed into it; empty for a network without repeated blocks"
     found = {}
@@ -30,13 +31,19 @@ def partners(params: Tree) -> dict[str, str]:
         stage, block, conv = m.groups() if (m := _BLOCK.fullmatch(name)) else (None, "0", None)
         deep = f"{stage}0.conv3.weight" in params
         partner = f"{stage}0.{conv if deep else 'conv2.weight'}"
-        if block != "0" and params[partner].shape == t.shape: found[name] = partner
+        if block != "0" and params[partner].shape == t.shape:
+            found[name] = partner
     return found
 
 # %% ../../nbs/06_methods/09_layers.ipynb #7777ba1c
-def cross_layer(deep: Tensor, shallow: Tensor, most: float = 5.0, clip: float = 0.1, eps: float = 1e-7) -> Tensor:
+def cross_layer(
+    deep: Tensor, shallow: Tensor, most: float = 5.0, clip: float = 0.1, eps: float = 1e-7
+) -> Tensor:
     "The mixture of two updates (out, in, h, w), kernel by kernel; `eps` keeps quotients of zeros finite"
-    def along(t): return t.flatten(2).sum(2)[..., None, None]
+
+    def along(t):
+        return t.flatten(2).sum(2)[..., None, None]
+
     norm_l, norm_0 = along(deep.square()).sqrt(), along(shallow.square()).sqrt()
     kappa = (along(shallow * deep).abs() / (along(shallow.square()) + eps)).clamp(max=most)
     units = deep / (norm_l + eps) + kappa * shallow / (norm_0 + eps)
@@ -46,6 +53,7 @@ def cross_layer(deep: Tensor, shallow: Tensor, most: float = 5.0, clip: float = 
 @dataclass
 class InCo(FedAvg):
     "FedAvg whose deep convolutions move along those of the stage's first block too (Chan et al. 2024)"
+
     most: float = 5.0  # largest weight kappa of the shallow update
     clip: float = 0.1  # largest entry of a mixed update
     paper: ClassVar[str] = "Chan et al. 2024"
@@ -55,7 +63,10 @@ class InCo(FedAvg):
         "FedAvg's mean by size; layers with a partner move by the mixture of both updates instead"
         w, mean = server["params"], super().aggregate(server, exchange)["params"]
         update = {n: mean[n] - t for n, t in w.items()}
-        mixed = {l: cross_layer(update[l], update[s], self.most, self.clip) for l, s in partners(w).items()}
+        mixed = {
+            l: cross_layer(update[l], update[s], self.most, self.clip)
+            for l, s in partners(w).items()
+        }
         return server | {"params": mean | {l: w[l] + g for l, g in mixed.items()}}
 
 # %% ../../nbs/06_methods/09_layers.ipynb #57be7199
@@ -67,28 +78,40 @@ def products(trees: list[Tree], origin: Tree) -> Tensor:
         total += rows @ rows.T
     return total
 
-def closest(options: list[int], losses: Tensor, gram: Tensor, fixed: int, smooth: float) -> list[int]:
+
+def closest(
+    options: list[int], losses: Tensor, gram: Tensor, fixed: int, smooth: float
+) -> list[int]:
     """Which option of each client of a batch costs least, beside `fixed` clients whose choices stay: all are tried.
 
     `losses` (n,) and the first n rows of `gram` (n + 1, n + 1) belong to the options in order, client after client; the
     last row of `gram` to the sum of the fixed models."""
     starts = [sum(options[:i]) for i in range(len(options))]
-    picks = torch.cartesian_prod(*[torch.arange(s, s + m) for s, m in zip(starts, options)]).view(-1, len(options))
+    picks = torch.cartesian_prod(*[torch.arange(s, s + m) for s, m in zip(starts, options)]).view(
+        -1, len(options)
+    )
     N, norms = fixed + len(options), gram.diagonal()[picks].sum(1)
-    length = 2 * gram[-1][picks].sum(1) + gram[picks[:, :, None], picks[:, None, :]].sum((1, 2))  # less the fixed part
-    cost = losses[picks].sum(1) / N + smooth / 2 * (norms / N - length / N ** 2)
+    length = 2 * gram[-1][picks].sum(1) + gram[picks[:, :, None], picks[:, None, :]].sum(
+        (1, 2)
+    )  # less the fixed part
+    cost = losses[picks].sum(1) / N + smooth / 2 * (norms / N - length / N**2)
     return (picks[cost.argmin()] - torch.tensor(starts)).tolist()
 
 # %% ../../nbs/06_methods/09_layers.ipynb #525a7cc1
-def choose(caches: dict, picked: dict, batches: list[list[int]], origin: Tree, smooth: float) -> dict:
+def choose(
+    caches: dict, picked: dict, batches: list[list[int]], origin: Tree, smooth: float
+) -> dict:
     """Client -> position in its cache: as `picked`, and a new choice for the clients in `batches`.
 
     `caches`: client -> list of uploads, `params` and `loss`, the oldest first."""
     picked = {k: i for k, i in picked.items() if not any(k in batch for batch in batches)}
     total = {n: o.double() for n, o in origin.items()}  # origin + the sum of all differences to it
+
     def count(clients):
         for k in clients:
-            for n, o in origin.items(): total[n] = total[n] + (caches[k][picked[k]]["params"][n] - o)
+            for n, o in origin.items():
+                total[n] = total[n] + (caches[k][picked[k]]["params"][n] - o)
+
     count(picked)
     for batch in batches:
         options = [u for k in batch for u in caches[k]]
@@ -101,7 +124,7 @@ def choose(caches: dict, picked: dict, batches: list[list[int]], origin: Tree, s
 
 # %% ../../nbs/06_methods/09_layers.ipynb #1ec7c06c
 def remember(cache: dict, exchange: Exchange, most: int) -> dict:
-    "`cache` (client -> its uploads, \"0\" the oldest) with the round's, on the host; the last `most` of a client stay"
+    '`cache` (client -> its uploads, "0" the oldest) with the round\'s, on the host; the last `most` of a client stay'
     new = {}
     for k, u in zip(exchange.cohort, exchange.uploads):
         upload = {"params": {n: t.cpu() for n, t in u["params"].items()}, "loss": u["loss"].cpu()}
@@ -109,9 +132,11 @@ def remember(cache: dict, exchange: Exchange, most: int) -> dict:
         new[str(k)] = {str(i): u for i, u in enumerate(kept)}
     return cache | new
 
+
 @dataclass
 class FedCDA(FedAvg):
     "The server averages one cached model of each client, chosen to lie close together (Wang et al. 2024)"
+
     models: int = 3  # M, cached models of a client; this and the next three as in third-party code
     batches: int = 3  # B, in which participants are taken one after the other
     warmup: int = 50  # R_0, rounds of FedAvg at the beginning
@@ -127,17 +152,26 @@ class FedCDA(FedAvg):
         first; `origin`, the trained parameters at the start. Raises InputError where the search would be too long."""
         tries = self.models ** math.ceil(federation.cohort_size / self.batches)
         if tries > 100_000:
-            raise InputError(f"FedCDA(batches={self.batches!r}): expected more, {tries} choices a batch are too many")
+            raise InputError(
+                f"FedCDA(batches={self.batches!r}): expected more, {tries} choices a batch are too many"
+            )
         start, picked = super().init_server(federation), torch.full((federation.clients,), -1)
         origin = {n: start["params"][n].cpu() for n in no_memory(federation)}
         return start | {"cache": {}, "picked": picked, "origin": origin}
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model and `loss` (), its $F_k$ (1 + a number)"
-        return {"params": params, "loss": mean_losses(client, [params], augment=False)[0]}, client.state
+        return {
+            "params": params,
+            "loss": mean_losses(client, [params], augment=False)[0],
+        }, client.state
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Caches the uploads; then FedAvg's mean, or after the warm-up that of the choices of all clients seen so far"
-        cache, new = remember(server["cache"], exchange, self.models), super().aggregate(server, exchange)
+        cache, new = (
+            remember(server["cache"], exchange, self.models),
+            super().aggregate(server, exchange),
+        )
         caches = {int(k): list(uploads.values()) for k, uploads in cache.items()}
         picked = {k: i for k, i in enumerate(server["picked"].tolist()) if i >= 0}
         picked |= {k: len(caches[k]) - 1 for k in exchange.cohort}
@@ -146,11 +180,19 @@ class FedCDA(FedAvg):
             picked = choose(caches, picked, batches, server["origin"], self.smooth)
             mean = weighted_mean([caches[k][i]["params"] for k, i in picked.items()])
             new["params"] = {n: mean[n].to(t.device) for n, t in new["params"].items()}
-        return new | {"cache": cache, "picked": torch.tensor([picked.get(k, -1) for k in range(len(server["picked"]))])}
+        return new | {
+            "cache": cache,
+            "picked": torch.tensor([picked.get(k, -1) for k in range(len(server["picked"]))]),
+        }
+
     def extra_metrics(self, server: dict) -> dict[str, float]:
         "`older_choices`: the share of clients, among those seen, of whom not the newest model is chosen"
-        older = [int(server["picked"][int(k)]) < len(uploads) - 1 for k, uploads in server["cache"].items()]
+        older = [
+            int(server["picked"][int(k)]) < len(uploads) - 1
+            for k, uploads in server["cache"].items()
+        ]
         return {"older_choices": sum(older) / max(len(older), 1)}
+
     def communication(self) -> Messages:
         "Up also the loss"
         return Messages(upload={"params": "model", "loss": "1"})

@@ -28,10 +28,12 @@ def with_margin(z: Tensor, labels: Tensor, margin: float) -> Tensor:
     "(B, C) $z_i-m[i=y]$ of eq. 7, from cosines (B, C) and true classes `labels` (B,)"
     return z - margin * F.one_hot(labels, z.shape[1]).to(z.dtype)
 
+
 def with_own_margins(z: Tensor, margin: float, tau: float) -> Tensor:
     "(B, C) $\\log\\sigma_i$ of eq. 7 to the letter: each class pays its own margin; from cosines `z`"
-    return F.log_softmax((z[:, None] - margin * torch.eye(z.shape[1], dtype=z.dtype, device=z.device)) / tau,
-                         dim=2).diagonal(dim1=1, dim2=2)
+    return F.log_softmax(
+        (z[:, None] - margin * torch.eye(z.shape[1], dtype=z.dtype, device=z.device)) / tau, dim=2
+    ).diagonal(dim1=1, dim2=2)
 
 # %% ../../nbs/06_methods/10_lfd.ipynb #a2bf13e2
 def auxiliary_label(local: Tensor, received: Tensor, tau: float, outer_tau: float = 1.0) -> Tensor:
@@ -42,29 +44,43 @@ def auxiliary_label(local: Tensor, received: Tensor, tau: float, outer_tau: floa
 def log_sigmas(method, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     "(B, C) $\\log\\sigma$ of cross-entropy and of the regulariser, from cosines `z` and labels `y`"
     first = F.log_softmax(with_margin(z, y, method.margin) / method.tau, dim=1)
-    if method.own_margins: return first, with_own_margins(z, method.margin, method.tau)
+    if method.own_margins:
+        return first, with_own_margins(z, method.margin, method.tau)
     return first, first if method.margin_in_regulariser else F.log_softmax(z / method.tau, dim=1)
+
 
 def smoothed_cosine(self, client, params: Tree, batch: Batch) -> Tensor:
     "LfD's loss where P and G agree: twice a cross-entropy of cosines with label smoothing one half"
     features = client.net.features(params, batch.x, train=True)
     z = F.cosine_similarity(features[:, None], params["head.weight"], dim=2)
-    z = z - .15 * F.one_hot(batch.y, z.shape[1]).to(z.dtype)
-    return 2 * batch.mean(F.cross_entropy(z / .1, batch.y, label_smoothing=.5, reduction="none"))
+    z = z - 0.15 * F.one_hot(batch.y, z.shape[1]).to(z.dtype)
+    return 2 * batch.mean(F.cross_entropy(z / 0.1, batch.y, label_smoothing=0.5, reduction="none"))
+
 
 @dataclass
 class LfD(FedAvg):
     "Clients fit their labels and undo the drift of their last model from the global one (Kim and Shin 2023)"
+
     epochs: int = 10  # E, section 5.1
     batch_size: int = 128  # section 5.1
     margin: float = 0.15  # m of eq. 7, 0..1; section 5.1
     tau: float = 0.1  # temperature, above 0; section 5.1: 0.1 CIFAR-10 and CINIC-10, 0.05 CIFAR-100
-    weight: float = 1.0  # of the regulariser; eq. 10: 1. 0 = FedAvg with normalised softmax and margin
-    first: Literal["uniform", "skip"] = "uniform"  # a client without P: P := G (uniform), or no regulariser
-    stale: bool = True  # P is the last local model, however old; False: only one of the round before counts
+    weight: float = (
+        1.0  # of the regulariser; eq. 10: 1. 0 = FedAvg with normalised softmax and margin
+    )
+    first: Literal["uniform", "skip"] = (
+        "uniform"  # a client without P: P := G (uniform), or no regulariser
+    )
+    stale: bool = (
+        True  # P is the last local model, however old; False: only one of the round before counts
+    )
     outer_tau: float = 1.0  # a second temperature, in eq. 8's softmax, above 0; 1 = none
-    margin_in_regulariser: bool = True  # log sigma of eq. 10 in both terms; False: no margin in the second
-    own_margins: bool = field(default=False, metadata={"neutral": True})  # eq. 7 to the letter, 2nd term
+    margin_in_regulariser: bool = (
+        True  # log sigma of eq. 10 in both terms; False: no margin in the second
+    )
+    own_margins: bool = field(
+        default=False, metadata={"neutral": True}
+    )  # eq. 7 to the letter, 2nd term
     paper: ClassVar[str] = "Kim and Shin 2023"
     positive = {"tau", "outer_tau"}
     fractions = {"margin"}
@@ -72,41 +88,55 @@ class LfD(FedAvg):
     def __post_init__(self):
         super().__post_init__()
         if self.own_margins and not self.margin_in_regulariser:
-            raise InputError("LfD(own_margins=True, margin_in_regulariser=False): margins of which term?")
+            raise InputError(
+                "LfD(own_margins=True, margin_in_regulariser=False): margins of which term?"
+            )
 
     def init_client(self, federation, k: int) -> dict:
         "`model`: P (a placeholder at first); `last` (): the round index it is from, -2 = none"
         return {"model": federation.initial, "last": torch.tensor(-2, device=federation.device)}
+
     def known(self, client: Client) -> Tensor:
         "() whether there is a P"
         return client.state["last"] >= (0 if self.stale else client.round - 1)
+
     def label(self, client: Client, x: Tensor) -> Tensor:
         "(B, C) $\\hat y$ of eq. 8, without gradient"
         with torch.no_grad():
             G = cosines(client.net, client.received["params"], x)
             P = torch.where(self.known(client), cosines(client.net, client.state["model"], x), G)
             return auxiliary_label(P, G, self.tau, self.outer_tau)
+
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Eq. 10"
         z = cosines(client.net, params, batch.x, train=True)
         log_sigma, second = log_sigmas(self, z, batch.y)
         ce = batch.mean(F.nll_loss(log_sigma, batch.y, reduction="none"))
-        if self.weight == 0: return ce
+        if self.weight == 0:
+            return ce
         weight = self.weight * (self.known(client).to(z.dtype) if self.first == "skip" else 1)
         return ce - weight * batch.mean((self.label(client, batch.x) * second).sum(1))
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1) and keeps it, if it took a step"
-        if not results["local"].steps: return {"params": params}, client.state
-        return ({"params": params},
-                {"model": params, "last": torch.full_like(client.state["last"], client.round)})
+        if not results["local"].steps:
+            return {"params": params}, client.state
+        return (
+            {"params": params},
+            {"model": params, "last": torch.full_like(client.state["last"], client.round)},
+        )
+
     def logits(self, net, params: Tree, x: Tensor) -> Tensor:
         "Cosines by the temperature, without margin"
         return cosines(net, params, x) / self.tau
+
     def eval_params(self, message: dict, state: dict) -> Tree:
         "The global model, class weights of length 1 and no bias: a plain network that predicts like cosines"
         w = message["params"]
         no_bias = {n: torch.zeros_like(t) for n, t in w.items() if n == "head.bias"}
         return w | {"head.weight": F.normalize(w["head.weight"], dim=1)} | no_bias
 
-    limit = law(hooks={"known": lambda self, client: client.state["last"] < -9},
-                theirs={"loss": smoothed_cosine, "eval_params": eval_params})
+    limit = law(
+        hooks={"known": lambda self, client: client.state["last"] < -9},
+        theirs={"loss": smoothed_cosine, "eval_params": eval_params},
+    )

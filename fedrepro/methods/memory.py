@@ -21,6 +21,7 @@ def no_memory(federation) -> Tree:
     "Zeros shaped like the parameters that are trained: what every memory starts from, one tree for all"
     return federation.zeros
 
+
 def local_steps(method, n: float) -> int:
     "$H_k=E\\lceil n_k/B\\rceil$: the steps of `method`'s phase on `n` samples"
     return method.epochs * math.ceil(n / (method.batch_size or n))
@@ -35,40 +36,54 @@ def follow_changes(memory: Tree, changes: list[Tree], clients: Tensor) -> Tree:
 @dataclass
 class SCAFFOLD(FedAvg):
     "Each gradient is corrected by the difference of the client's from all clients' mean (Karimireddy et al. 2020)"
-    momentum: float = 0.0  # FedCCFA's and FedDC's configuration; FedCCFA's text says 0.9 for all methods
+
+    momentum: float = (
+        0.0  # FedCCFA's and FedDC's configuration; FedCCFA's text says 0.9 for all methods
+    )
     weight_decay: float = 0.0  # FedCCFA's configuration; FedDC's code: 1e-3
     global_lr: float = 1.0  # eta_g, the server's step; 1 in FedCCFA's configuration
     paper: ClassVar[str] = "Karimireddy et al. 2020"
     positive = {"lr", "lr_decay", "epochs"}  # c_k divides by the number of steps and their size
-    excluded: ClassVar[dict[str, str]] = {"momentum": "c_k takes a round's move for H_k eta gradients of plain SGD"}
+    excluded: ClassVar[dict[str, str]] = {
+        "momentum": "c_k takes a round's move for H_k eta gradients of plain SGD"
+    }
     limit = law(where=equal_shares, hooks={"adjust_gradient": FedAvg.adjust_gradient})
 
     def init_server(self, federation) -> dict:
         "`params`; `c`, the mean of all clients' variates, zeros; `clients`, K"
         count = torch.tensor(federation.clients, device=federation.device)
         return super().init_server(federation) | {"c": no_memory(federation), "clients": count}
+
     def init_client(self, federation, k: int) -> dict:
         "`c`: the client's variate, zeros"
         return {"c": no_memory(federation)}
+
     def broadcast(self, server: dict) -> dict:
         "Model and `c` (download 2)"
         return {"params": server["params"], "c": server["c"]}
+
     def communication(self) -> Messages:
         "Two models down, two up: a batch norm's statistics have no variate"
-        return Messages({"params": "model", "c": "trained"}, upload={"params": "model", "change": "trained"})
+        return Messages(
+            {"params": "model", "c": "trained"}, upload={"params": "model", "change": "trained"}
+        )
 
     def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
         "$g-c_k+c$"
         own, common = client.state["c"], client.received["c"]
         return {n: g - own[n] + common[n] for n, g in grads.items()}
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model and `change`, $c_k^+-c_k$ (upload 2); keeps $c_k^+$"
         steps, received = results["local"].steps, client.received["params"]
-        if not steps: return {"params": params, "change": zeros_like(client.state["c"])}, client.state
+        if not steps:
+            return {"params": params, "change": zeros_like(client.state["c"])}, client.state
         way = steps * self.phase(client).sgd.lr  # H_k eta
         received = client.received["params"]
         change = {n: (received[n] - params[n]) / way - c for n, c in client.received["c"].items()}
-        return {"params": params, "change": change}, client.state | {"c": add(client.state["c"], change)}
+        return {"params": params, "change": change}, client.state | {
+            "c": add(client.state["c"], change)
+        }
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "The step $\\eta_g$ towards the unweighted mean of the uploads; `c` follows its clients"
@@ -76,25 +91,37 @@ class SCAFFOLD(FedAvg):
         moved = {n: w[n] + self.global_lr * (mean[n] - w[n]) for n in server["c"]}
         c = follow_changes(server["c"], [u["change"] for u in exchange.uploads], server["clients"])
         return server | {"params": mean | moved, "c": c}
+
     def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
         "The server's variate is the mean of its clients'"
-        return {"server's c = mean of clients'": distance(server["c"], weighted_mean([s["c"] for s in states]))}
+        return {
+            "server's c = mean of clients'": distance(
+                server["c"], weighted_mean([s["c"] for s in states])
+            )
+        }
 
 # %% ../../nbs/06_methods/02_memory.ipynb #c1208d85
 @dataclass
 class FedDyn(FedAvg):
     "Local losses with a linear and a quadratic term; the server adds the clients' mean move (Acar et al. 2021)"
+
     momentum: float = 0.0  # FedDC's code
     weight_decay: float = 1e-3  # FedDC's code; the same in FedADC for FedDyn
     alpha: float = 0.01  # FedDC's code, every data set; FedADC: grid 0.1, 0.01, 0.001
     paper: ClassVar[str] = "Acar et al. 2021"
-    evaluated: ClassVar[dict[str, str]] = {"_selected": "selected"}  # the participants' mean, beside the cloud model
-    limit = law(alpha=0., hooks={"aggregate": FedAvg.aggregate})
+    evaluated: ClassVar[dict[str, str]] = {
+        "_selected": "selected"
+    }  # the participants' mean, beside the cloud model
+    limit = law(alpha=0.0, hooks={"aggregate": FedAvg.aggregate})
 
     def init_server(self, federation) -> dict:
         "`params`, the cloud model; `selected`, the participants' mean; `h`, the mean of all $h_k$; `clients`, K"
-        start, count = super().init_server(federation), torch.tensor(federation.clients, device=federation.device)
+        start, count = (
+            super().init_server(federation),
+            torch.tensor(federation.clients, device=federation.device),
+        )
         return start | {"selected": start["params"], "h": no_memory(federation), "clients": count}
+
     def init_client(self, federation, k: int) -> dict:
         "`h`: sum of the client's moves, zeros; `relative`: size over the mean size, $\\tilde n_k=n_kK/n$"
         share = federation.sizes[k] * federation.clients / federation.samples
@@ -104,32 +131,50 @@ class FedDyn(FedAvg):
     def local_phases(self, client: Client) -> list[Phase]:
         "One, with FedDyn's step"
         return [self.phase(client, step=self.step, constants=self.weights)]
+
     def weights(self, client: Client, results: Results) -> dict:
         "`weight`: $\\alpha_k$ in every entry of a tree"
         weight = self.alpha / client.state["relative"]
         return {"weight": {n: weight.expand_as(t) for n, t in client.state["h"].items()}}
+
     def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
         "$g+\\alpha_k(h_k-w_t)$: with the linear terms, inside the clipping"
         weight, h, start = client.constants["weight"], client.state["h"], client.received["params"]
         return {n: g + weight[n] * (h[n] - start[n]) for n, g in grads.items()}
+
     def step(self, step: Step) -> tuple[Tensor, list]:
         "A step of SGD; $\\alpha_kw$ is added after the clipping, like weight decay"
         loss, grads = step.grad()
         weight = step.client.constants["weight"]
-        return loss, step.sgd({n: g + weight[n] * step.moving[n].detach() for n, g in grads.items()})
+        return loss, step.sgd(
+            {n: g + weight[n] * step.moving[n].detach() for n, g in grads.items()}
+        )
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1); keeps $h_k+w_t^k-w_t$"
-        if not results["local"].steps: return {"params": params}, client.state
+        if not results["local"].steps:
+            return {"params": params}, client.state
         start = client.received["params"]
         h = {n: t + params[n] - start[n] for n, t in client.state["h"].items()}
         return {"params": params}, client.state | {"h": h}
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "The unweighted mean of the uploads plus `h`, which follows its clients"
-        moves = [{n: u["params"][n] - server["params"][n] for n in server["h"]} for u in exchange.uploads]
+        moves = [
+            {n: u["params"][n] - server["params"][n] for n in server["h"]} for u in exchange.uploads
+        ]
         mean = weighted_mean([u["params"] for u in exchange.uploads])
         h = follow_changes(server["h"], moves, server["clients"])
-        return server | {"params": mean | {n: mean[n] + t for n, t in h.items()}, "selected": mean, "h": h}
+        return server | {
+            "params": mean | {n: mean[n] + t for n, t in h.items()},
+            "selected": mean,
+            "h": h,
+        }
+
     def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
         "The server's `h` is the mean of its clients'"
-        return {"server's h = mean of clients'": distance(server["h"], weighted_mean([s["h"] for s in states]))}
+        return {
+            "server's h = mean of clients'": distance(
+                server["h"], weighted_mean([s["h"] for s in states])
+            )
+        }

@@ -23,27 +23,32 @@ def from_received(client: Client, params: Tree) -> Tree:
     received = client.received["params"]
     return {n: t - received[n] for n, t in params.items() if n not in client.net.buffers}
 
+
 @dataclass
 class FedProx(FedAvg):
     "FedAvg whose clients are tied to the model they received (Li et al. 2020)"
+
     mu: float = 0.01  # weight of the proximal term, eq. 2; 0.01 in FedCCFA's configuration
     paper: ClassVar[str] = "Li et al. 2020"
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "mu")
-    limit = law(mu=0.)
+    limit = law(mu=0.0)
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\frac\\mu2\\|w-w_t\\|^2$ over what is trained"
-        return super().loss(client, params, batch) + self.mu / 2 * squared_norm(from_received(client, params))
+        return super().loss(client, params, batch) + self.mu / 2 * squared_norm(
+            from_received(client, params)
+        )
 
 # %% ../../nbs/06_methods/00_objective.ipynb #d633232a
 @dataclass
 class FedRS(FedAvg):
     "FedAvg with a softmax restricted on classes that the client does not have (Li and Zhan 2021)"
+
     alpha: float = 0.5  # factor on the logits of missing classes, 0..1; 0.5 in FedADC's experiments
     paper: ClassVar[str] = "Li and Zhan 2021"
     fractions = {"alpha"}
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "alpha")
-    limit = law(alpha=1.)
+    limit = law(alpha=1.0)
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy of the logits $s_cz_c$"
@@ -54,13 +59,15 @@ class FedRS(FedAvg):
 @dataclass
 class FedLC(FedAvg):
     "FedAvg with logits calibrated by the client's class counts (Zhang et al. 2022)"
+
     tau: float = 1.0  # scale of the margin; PFLlib's default, not stated in FedBSS; 0 = FedAvg
     paper: ClassVar[str] = "Zhang et al. 2022"
-    limit = law(tau=0.)
+    limit = law(tau=0.0)
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy of the logits $z_c-\\tau n_{k,c}^{-1/4}$, over the classes that the client has"
-        if self.tau == 0: return super().loss(client, params, batch)
+        if self.tau == 0:
+            return super().loss(client, params, batch)
         n = client.counts
         margin = torch.where(n > 0, n.clamp(min=1) ** -0.25, torch.inf)
         return cross_entropy(client.net(params, batch.x, train=True) - self.tau * margin, batch)
@@ -71,13 +78,18 @@ def part_modules(net) -> dict[str, nn.Module]:
     body, head = net.module.body, net.module.head
     names = [n for n, _ in body.named_children()]
     cut = next((i for i, n in enumerate(names) if n.startswith("header")), None)
-    if cut is None or not isinstance(body, nn.Sequential): return {"extractor": body, "classifier": head}
+    if cut is None or not isinstance(body, nn.Sequential):
+        return {"extractor": body, "classifier": head}
     return {"extractor": body[:cut], "header": body[cut:], "classifier": head}
+
 
 def part_names(net) -> dict[str, list[str]]:
     "The trained parameters of each part"
     where = {part: "head." if part == "classifier" else "body." for part in part_modules(net)}
-    named = {part: [where[part] + n for n, _ in m.named_parameters()] for part, m in part_modules(net).items()}
+    named = {
+        part: [where[part] + n for n, _ in m.named_parameters()]
+        for part, m in part_modules(net).items()
+    }
     return {part: [n for n in names if n in net.trained] for part, names in named.items()}
 
 # %% ../../nbs/06_methods/00_objective.ipynb #1f4ec181
@@ -87,38 +99,54 @@ def outputs(net, params: Tree, x: Tensor, train: bool = False) -> dict[str, Tens
     net.enter(params, train)
     try:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=isinstance(net, Autocast)):
-            for part, module in part_modules(net).items(): out[part] = x = module(x)
-    finally: net.leave(params)
+            for part, module in part_modules(net).items():
+                out[part] = x = module(x)
+    finally:
+        net.leave(params)
     return {part: t.to(params["head.weight"].dtype) for part, t in out.items()}
 
 # %% ../../nbs/06_methods/00_objective.ipynb #45bd1be1
 @dataclass
 class Constraint(FedAvg):
     "FedAvg whose clients keep a part's features or parameters near the received model's (Kim and Shin 2023, section 3)"
+
     epochs: int = 10  # E, section 5.1
     batch_size: int = 128  # section 5.1
-    kind: Literal["feature", "parameter"] = "feature"  # what is kept: the part's outputs or its parameters
-    part: Literal["extractor", "header", "classifier", "all"] = "classifier"  # "all": every part that the network has
+    kind: Literal["feature", "parameter"] = (
+        "feature"  # what is kept: the part's outputs or its parameters
+    )
+    part: Literal["extractor", "header", "classifier", "all"] = (
+        "classifier"  # "all": every part that the network has
+    )
     mu: float = 0.01  # weight, 0 or more; not printed. 0 = FedAvg
     paper: ClassVar[str] = "Kim and Shin 2023"
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "mu")
-    limit = law(mu=0.)
+    limit = law(mu=0.0)
 
     def init_server(self, federation) -> dict:
         "`params`; raises InputError for a network that does not have the part"
         if self.part != "all" and self.part not in (found := part_modules(federation.net)):
-            raise InputError(f"Constraint(part={self.part!r}): {federation.net.name} has only {', '.join(found)}")
+            raise InputError(
+                f"Constraint(part={self.part!r}): {federation.net.name} has only {', '.join(found)}"
+            )
         return super().init_server(federation)
+
     def chosen(self, parts: dict) -> list:
         "The entries of `parts` (part -> anything) that are tied"
         return list(parts.values()) if self.part == "all" else [parts[self.part]]
+
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "$\\mathcal L_{CE}+\\frac\\mu2R$; the received model is in eval mode, without gradient"
         received = client.received["params"]
         if self.kind == "parameter":
             tied = {n: params[n] for some in self.chosen(part_names(client.net)) for n in some}
-            return super().loss(client, params, batch) + self.mu / 2 * squared_norm(sub(tied, received))
+            return super().loss(client, params, batch) + self.mu / 2 * squared_norm(
+                sub(tied, received)
+            )
         now = outputs(client.net, params, batch.x, train=True)
-        with torch.no_grad(): then = outputs(client.net, received, batch.x)
+        with torch.no_grad():
+            then = outputs(client.net, received, batch.x)
         gaps = (a - b for a, b in zip(self.chosen(now), self.chosen(then)))
-        return cross_entropy(now["classifier"], batch) + self.mu / 2 * batch.mean(sum(g.square().sum(1) for g in gaps))
+        return cross_entropy(now["classifier"], batch) + self.mu / 2 * batch.mean(
+            sum(g.square().sum(1) for g in gaps)
+        )

@@ -21,11 +21,17 @@ def server_head(self, federation, k: int) -> dict:
     "In place of `init_client`: the server's head, for which FedRep equals FedBABU"
     return {"head": select(federation.initial, "head.")}
 
-GLOBAL = {"eval_params": FedAvg.eval_params, "personal": False}  # of a method evaluated by the global model, for laws
+
+GLOBAL = {
+    "eval_params": FedAvg.eval_params,
+    "personal": False,
+}  # of a method evaluated by the global model, for laws
+
 
 @dataclass
 class FedRep(FedAvg):
     "A shared body, an own head for every client (Collins et al. 2021)"
+
     head_lr: float = 0.1  # learning rate of the head's phase
     head_epochs: int = 1  # epochs of the head's phase, before the body's
     paper: ClassVar[str] = "Collins et al. 2021"
@@ -36,22 +42,35 @@ class FedRep(FedAvg):
     def init_server(self, federation) -> dict:
         "`params`: the body alone"
         return {"params": select(federation.initial, "body.")}
+
     def init_client(self, federation, k: int) -> dict:
         "`head`: the client's own random draw"
         return {"head": select(federation.own_init(k), "head.")}
+
     def own_model(self, client: Client, results: Results) -> Tree:
         "The received body with the own head"
         return client.received["params"] | client.state["head"]
+
     def local_phases(self, client: Client) -> list[Phase]:
         "Head with the body frozen, then body with the head frozen"
-        head = self.phase(client, "head", self.head_lr, train="head.", epochs=self.head_epochs, start=self.own_model)
+        head = self.phase(
+            client,
+            "head",
+            self.head_lr,
+            train="head.",
+            epochs=self.head_epochs,
+            start=self.own_model,
+        )
         return [head, self.phase(client, "body", train="body.")]
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the body (rho of a model), keeps the head"
         return {"params": select(params, "body.")}, {"head": select(params, "head.")}
+
     def eval_params(self, message: dict, state: dict) -> Tree:
         "The last received body with the own head"
         return message["params"] | state["head"]
+
     def communication(self) -> Messages:
         "The body both ways"
         return Messages({"params": "body"}, upload={"params": "body"})
@@ -60,7 +79,10 @@ class FedRep(FedAvg):
 @dataclass
 class FedBABU(FedAvg):
     "Only the body is learned; at the end every client fine-tunes the whole model (Oh et al. 2022)"
-    finetune_epochs: int = 5  # of body and head after the last round, at rate `lr` as decayed by then; 0 = none
+
+    finetune_epochs: int = (
+        5  # of body and head after the last round, at rate `lr` as decayed by then; 0 = none
+    )
     paper: ClassVar[str] = "Oh et al. 2022"
     limit = law(FedRep, theirs={"head_epochs": 0, "init_client": server_head})
     personal: ClassVar[bool] = True
@@ -70,12 +92,15 @@ class FedBABU(FedAvg):
         body = self.phase(client, train="body.")
         whole = self.phase(client, "finetune", epochs=self.finetune_epochs, final=True)
         return [body, whole] if self.finetune_epochs else [body]
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the body (rho of a model), keeps nothing"
         return {"params": select(params, "body.")}, client.state
+
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "The mean body, with the head as it was"
         return server | {"params": server["params"] | super().aggregate(server, exchange)["params"]}
+
     def communication(self) -> Messages:
         "A model down, its body up"
         return Messages(upload={"params": "body"})
@@ -84,6 +109,7 @@ class FedBABU(FedAvg):
 @dataclass
 class Ditto(FedAvg):
     "FedAvg, and beside it an own model for every client, tied to the global one (Li et al. 2021)"
+
     lam: float = 5.0  # lambda, weight of the tie; 5 in FedCCFA's experiments
     personal_epochs: int = 5  # epochs on the own model, after those on the global one
     paper: ClassVar[str] = "Li et al. 2021"
@@ -94,16 +120,30 @@ class Ditto(FedAvg):
     def init_client(self, federation, k: int) -> dict:
         "`own`: the model $v_k$, the client's own random draw"
         return {"own": federation.own_init(k)}
+
     def local_phases(self, client: Client) -> list[Phase]:
         "FedAvg's phase, then that of $v_k$, which starts from the client's last one"
-        return [self.phase(client), self.phase(client, "own", epochs=self.personal_epochs, loss=self.tied,
-                                               start=lambda client, results: client.state["own"])]
+        return [
+            self.phase(client),
+            self.phase(
+                client,
+                "own",
+                epochs=self.personal_epochs,
+                loss=self.tied,
+                start=lambda client, results: client.state["own"],
+            ),
+        ]
+
     def tied(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\frac\\lambda2\\|v-w_t\\|^2$ over what is trained"
-        return self.loss(client, params, batch) + self.lam / 2 * squared_norm(from_received(client, params))
+        return self.loss(client, params, batch) + self.lam / 2 * squared_norm(
+            from_received(client, params)
+        )
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads FedAvg's local model, keeps $v_k$"
         return {"params": results["local"].params}, {"own": params}
+
     def eval_params(self, message: dict, state: dict) -> Tree:
         "The own model $v_k$"
         return state["own"]
@@ -112,44 +152,71 @@ class Ditto(FedAvg):
 @dataclass
 class pFedMe(FedAvg):
     "Averages the anchors of the clients' personal models (T Dinh et al. 2020); uses neither momentum nor weight decay"
+
     lam: float = 1.0  # lambda, weight of the tie between model and anchor; 1 in FedCCFA's experiments, 15 originally
     inner_steps: int = 5  # J, steps of the personal model on each batch, at least 1
     personal_lr: float = 0.01  # eta_p of these steps, decayed as `lr`
     beta: float = 1.0  # the server's mixing weight
-    judged_by: Literal["w", "theta"] = "w"  # "w": the anchor, as FedCCFA's code does; "theta": the personal model
+    judged_by: Literal["w", "theta"] = (
+        "w"  # "w": the anchor, as FedCCFA's code does; "theta": the personal model
+    )
     paper: ClassVar[str] = "T Dinh et al. 2020"
     positive = {"inner_steps"}
-    limit = law(lr=1., lam=1., personal_lr=.05, inner_steps=1, epochs=1, batch_size=0, momentum=0., weight_decay=0.,
-                lr_decay=1., theirs={"lr": .05}, hooks=GLOBAL)
+    limit = law(
+        lr=1.0,
+        lam=1.0,
+        personal_lr=0.05,
+        inner_steps=1,
+        epochs=1,
+        batch_size=0,
+        momentum=0.0,
+        weight_decay=0.0,
+        lr_decay=1.0,
+        theirs={"lr": 0.05},
+        hooks=GLOBAL,
+    )
     personal: ClassVar[bool] = True
 
     def init_client(self, federation, k: int) -> dict:
         "`own`: the model that is evaluated, at first the client's own random draw"
         return {"own": federation.own_init(k)}
+
     def local_phases(self, client: Client) -> list[Phase]:
         "One, with its own kind of step"
         return [self.phase(client, step=self.step)]
+
     def step(self, step: Step) -> tuple[Tensor, Tree]:
         "$J$ steps of $\\vartheta$ on the batch, then one of the anchor $w^k$ (`moving`); the memory is $\\vartheta$"
         w = step.moving
         theta = step.memory or {n: t.detach().clone().requires_grad_() for n, t in w.items()}
-        rate, outer = self.personal_lr * self.lr_decay ** step.client.round, float(step.phase.sgd.lr) * self.lam
+        rate, outer = (
+            self.personal_lr * self.lr_decay**step.client.round,
+            float(step.phase.sgd.lr) * self.lam,
+        )
         for _ in range(self.inner_steps):
             loss, grads = step.grad(theta)
             with torch.no_grad():
-                for n, t in theta.items(): t.sub_(grads[n] + self.lam * (t - w[n]), alpha=rate)
+                for n, t in theta.items():
+                    t.sub_(grads[n] + self.lam * (t - w[n]), alpha=rate)
         with torch.no_grad():
-            for n, t in w.items(): t.sub_(t - theta[n], alpha=outer)
+            for n, t in w.items():
+                t.sub_(t - theta[n], alpha=outer)
         return loss, theta
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the anchor $w^k$, keeps the model that is evaluated, if it took a step"
-        if not results["local"].steps: return {"params": params}, client.state
+        if not results["local"].steps:
+            return {"params": params}, client.state
         theta = {n: t.detach() for n, t in (results["local"].optimiser or {}).items()}
         return {"params": params}, {"own": params | theta if self.judged_by == "theta" else params}
+
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "$(1-\\beta)w_t+\\beta\\bar w$, with $\\bar w$ the mean by size"
         mean = super().aggregate(server, exchange)["params"]
-        return server | {"params": add(scale(server["params"], 1 - self.beta), scale(mean, self.beta))}
+        return server | {
+            "params": add(scale(server["params"], 1 - self.beta), scale(mean, self.beta))
+        }
+
     def eval_params(self, message: dict, state: dict) -> Tree:
         "The own $w^k$ or $\\vartheta^k$ of the client's last participation"
         return state["own"]

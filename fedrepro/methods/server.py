@@ -19,42 +19,52 @@ from ..engine.declarations import equal_shares, law
 @dataclass
 class FedAvgM(FedAvg):
     "FedAvg with momentum at the server (Hsu et al. 2019)"
+
     beta: float = 0.7  # FedNTD's code; LfD tunes it without printing it: grid 0.3, 0.5, 0.7, 0.9
     server_lr: float = 1.0  # eta_s; 1 - beta makes v an exponential average, as in MOON's code
     paper: ClassVar[str] = "Hsu et al. 2019"
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "beta", "server_lr")
-    limit = law(beta=0.)
+    limit = law(beta=0.0)
 
     def init_server(self, federation) -> dict:
         "`params`; `v`, the momentum, zeros"
         return super().init_server(federation) | {"v": no_memory(federation)}
+
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Momentum $v$ of the mean move by size, and a step along it"
         w, mean = server["params"], super().aggregate(server, exchange)["params"]
         v = {n: self.beta * t + (w[n] - mean[n]) for n, t in server["v"].items()}
-        return server | {"params": mean | {n: w[n] - self.server_lr * t for n, t in v.items()}, "v": v}
+        return server | {
+            "params": mean | {n: w[n] - self.server_lr * t for n, t in v.items()},
+            "v": v,
+        }
 
 # %% ../../nbs/06_methods/03_server.ipynb #358e9b01
 @dataclass
 class SlowMo(FedAvg):
     "A slow momentum around FedAvg's rounds, in units of a gradient (Wang et al. 2020)"
+
     momentum: float = 0.0  # FedADC's benchmark: no local momentum
     beta: float = 0.7  # FedADC: tuned over 0.6, 0.7, 0.8, 0.9, not printed
     alpha: float = 1.0  # the server's step, FedADC
     paper: ClassVar[str] = "Wang et al. 2020"
     positive = {"lr", "lr_decay"}  # moves are divided by the local rate
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "beta", "alpha")
-    limit = law(where=equal_shares, beta=0.)
+    limit = law(where=equal_shares, beta=0.0)
 
     def init_server(self, federation) -> dict:
         "`params`; `m`, the momentum, zeros"
         return super().init_server(federation) | {"m": no_memory(federation)}
+
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Momentum $m$ of the unweighted mean move over $\\eta_t$, and a step along it"
         w, mean = server["params"], weighted_mean([u["params"] for u in exchange.uploads])
-        eta = self.lr * self.lr_decay ** exchange.round
+        eta = self.lr * self.lr_decay**exchange.round
         m = {n: self.beta * t + (w[n] - mean[n]) / eta for n, t in server["m"].items()}
-        return server | {"params": mean | {n: w[n] - self.alpha * eta * t for n, t in m.items()}, "m": m}
+        return server | {
+            "params": mean | {n: w[n] - self.alpha * eta * t for n, t in m.items()},
+            "m": m,
+        }
 
 # %% ../../nbs/06_methods/03_server.ipynb #45b17f12
 def extrapolation(moves: list[Tree], sizes: list[int], eps: float) -> tuple[Tensor, Tree]:
@@ -67,10 +77,13 @@ def extrapolation(moves: list[Tree], sizes: list[int], eps: float) -> tuple[Tens
 @dataclass
 class FedExP(FedAvg):
     "The server's step grows with the disagreement of the clients (Jhunjhunwala et al. 2023)"
+
     eps: float = 1e-3  # of the first round; authors' code for CIFAR
     paper: ClassVar[str] = "Jhunjhunwala et al. 2023"
     positive = {"eps", "lr_decay"}  # eps decays with the rate and keeps the quotient finite
-    evaluated: ClassVar[dict[str, str]] = {"": "average"}  # the mean of the last two iterates, which is not sent
+    evaluated: ClassVar[dict[str, str]] = {
+        "": "average"
+    }  # the mean of the last two iterates, which is not sent
     stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "eps")
     limit = law(eps=1e12, hooks={"evaluated": {}})
     check_settings: ClassVar[dict] = {"eps": 1e-9}
@@ -82,19 +95,28 @@ class FedExP(FedAvg):
         before = {n: start["params"][n] for n in no_memory(federation)}
         rate = torch.ones((), dtype=federation.dtype, device=federation.device)
         return start | {"before": before, "average": start["params"], "server_lr": rate}
+
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "A step of $\\eta_g$ along the mean move by size; after round 1 `before` is the new model itself"
         w, mean = server["params"], super().aggregate(server, exchange)["params"]
         moves = [{n: w[n] - u["params"][n] for n in server["before"]} for u in exchange.uploads]
-        rate, move = extrapolation(moves, exchange.sizes, self.eps * self.lr_decay ** (2 * exchange.round))
+        rate, move = extrapolation(
+            moves, exchange.sizes, self.eps * self.lr_decay ** (2 * exchange.round)
+        )
         new = {n: w[n] - rate * t for n, t in move.items()}
         before = new if exchange.round == 0 else {n: w[n] for n in new}
         average = mean | {n: (new[n] + t) / 2 for n, t in before.items()}
-        return server | {"params": mean | new, "before": before, "average": average, "server_lr": rate}
+        return server | {
+            "params": mean | new,
+            "before": before,
+            "average": average,
+            "server_lr": rate,
+        }
 
     def extra_metrics(self, server: dict) -> dict[str, float]:
         "`server_lr`: $\\eta_g$ of the last round"
         return {"server_lr": float(server["server_lr"])}
+
     def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
         "The server never steps less than FedAvg's"
-        return {"server's step at least 1": max(0., 1 - float(server["server_lr"]))}
+        return {"server's step at least 1": max(0.0, 1 - float(server["server_lr"]))}

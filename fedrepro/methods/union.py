@@ -18,6 +18,7 @@ from ..engine.declarations import Messages, law
 @dataclass
 class Union(FedAvg):
     "Centralised training on everybody's samples, the ceiling of LfD's Table 2; momentum starts anew each round"
+
     epochs: int = 3  # a round; 100 rounds are the 300 epochs of section 5.1
     batch_size: int = 128  # section 5.1
     paper: ClassVar[str] = "Kim and Shin 2023"
@@ -26,26 +27,36 @@ class Union(FedAvg):
 
     def init_server(self, federation) -> dict:
         "Nothing: there is no server. Raises InputError for a federation that is not pooled"
-        if federation.clients == 1: return {}
-        raise InputError(f"Union: {federation.clients} clients, expected the one of `Federation.pooled`")
+        if federation.clients == 1:
+            return {}
+        raise InputError(
+            f"Union: {federation.clients} clients, expected the one of `Federation.pooled`"
+        )
+
     def init_client(self, federation, k: int) -> dict:
         "`params`: the model"
         return {"params": federation.initial}
+
     def broadcast(self, server: dict) -> dict:
         "Nothing (download 0)"
         return {}
+
     def local_phases(self, client: Client) -> list[Phase]:
         "One, from the model as it is"
         return [self.phase(client, start=lambda client, results: client.state["params"])]
+
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads nothing (upload 0), keeps the model"
         return {}, {"params": params}
+
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Nothing to do"
         return server
+
     def eval_params(self, message: dict, state: dict) -> Tree:
         "The model"
         return state["params"]
+
     def communication(self) -> Messages:
         "Nothing"
         return Messages({}, upload={})

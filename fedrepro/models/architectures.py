@@ -25,11 +25,14 @@ from ..core.trees import Tree
 # %% ../../nbs/03_models/00_architectures.ipynb #82c20e02
 class Network(nn.Module):
     "A feature extractor `body`: (n, *shape) -> (n, feature_dim), and a linear classifier `head`: -> (n, classes)"
+
     def __init__(self, body: nn.Module, head: nn.Linear):
         "Raises InputError for a head that is no nn.Linear"
         super().__init__()
         if not isinstance(head, nn.Linear):
-            raise InputError(f"its head is a {type(head).__name__}; expected an nn.Linear, the rest in the body")
+            raise InputError(
+                f"its head is a {type(head).__name__}; expected an nn.Linear, the rest in the body"
+            )
         self.body, self.head, self.feature_dim = body, head, head.in_features
 
     def forward(self, x: Tensor, features: bool = False) -> Tensor:
@@ -43,7 +46,8 @@ def places_of(module: nn.Module) -> dict[str, tuple[Tensor, list[str]]]:
     names, found = dict[int, str](), dict[str, tuple[Tensor, list[str]]]()
     for path, part in module.named_modules():
         for key, t in [*part._parameters.items(), *part._buffers.items()]:
-            if t is None: continue
+            if t is None:
+                continue
             place = f"{path}.{key}" if path else key
             found.setdefault(names.setdefault(id(t), place), (t, []))[1].append(place)
     return found
@@ -55,9 +59,11 @@ def buffer_kinds(module: nn.Module) -> tuple[list[str], list[str]]:
     for name, (t, _) in places_of(module).items():
         path, _, key = name.rpartition(".")
         part = module.get_submodule(path)
-        if key not in part._buffers: continue
+        if key not in part._buffers:
+            continue
         counts = isinstance(part, _BatchNorm) and key == "num_batches_tracked"
-        if counts and part.momentum is not None and type(part).__module__.startswith("torch."): continue
+        if counts and part.momentum is not None and type(part).__module__.startswith("torch."):
+            continue
         saved = key not in part._non_persistent_buffers_set
         (statistics if counts or saved and t.is_floating_point() else constant).append(name)
     return statistics, constant
@@ -67,29 +73,45 @@ def unusable(module: nn.Module) -> str | None:
     "Why `module` cannot be used as a network, in one line; None if it can"
     if not isinstance(module, Network):
         return f"its builder gave a {type(module).__name__}; expected a Network(body, head), with an nn.Linear as head"
-    parameters, head = dict(module.named_parameters()), [n for n, _ in module.head.named_parameters()]
+    parameters, head = (
+        dict(module.named_parameters()),
+        [n for n, _ in module.head.named_parameters()],
+    )
     for name, (t, places) in places_of(module).items():
-        if is_lazy(t): return f"{name} has no shape yet; expected layers with sizes, not lazy ones"
+        if is_lazy(t):
+            return f"{name} has no shape yet; expected layers with sizes, not lazy ones"
         if len({place.split(".")[0] for place in places}) > 1:
-            return f"{' and '.join(places)} are one parameter; expected none that body and head share"
-        if not name.startswith(("body.", "head.")): return f"{name} is outside of body and head; expected it in one"
-        if name in parameters and not t.is_floating_point(): return f"{name} is {t.dtype}; expected real parameters"
-    if not {"weight"} <= {*head} <= {"weight", "bias"} or type(module.head).forward is not nn.Linear.forward:
+            return (
+                f"{' and '.join(places)} are one parameter; expected none that body and head share"
+            )
+        if not name.startswith(("body.", "head.")):
+            return f"{name} is outside of body and head; expected it in one"
+        if name in parameters and not t.is_floating_point():
+            return f"{name} is {t.dtype}; expected real parameters"
+    if (
+        not {"weight"} <= {*head} <= {"weight", "bias"}
+        or type(module.head).forward is not nn.Linear.forward
+    ):
         return f"its head is no plain nn.Linear but has {', '.join(head)}; expected a weight, and perhaps a bias"
-    if not any(p.requires_grad for p in parameters.values()): return "all of its parameters are frozen; expected one"
+    if not any(p.requires_grad for p in parameters.values()):
+        return "all of its parameters are frozen; expected one"
     return None
 
 # %% ../../nbs/03_models/00_architectures.ipynb #7fb791d8
 class Net:
     "A network as a function of its parameters; one instance serves any number of models, but one thread at a time"
+
     def __init__(self, name: str, make: Callable[[], Network]):
         """`make` builds a fresh `Network`; its random draw decides the initial parameters.
 
         Raises InputError for a module that is `unusable`, or has constant buffers that are drawn at random."""
         self.name, self.make = name, make
-        try: module = self._fresh(0)
-        except InputError as e: raise InputError(f"network {name}: {e}") from e
-        if why := unusable(module): raise InputError(f"network {name}: {why}")
+        try:
+            module = self._fresh(0)
+        except InputError as e:
+            raise InputError(f"network {name}: {e}") from e
+        if why := unusable(module):
+            raise InputError(f"network {name}: {why}")
         found, (statistics, constant) = places_of(module), buffer_kinds(module)
         self.trained = tuple(n for n, p in module.named_parameters() if p.requires_grad)
         self.frozen = tuple(n for n, p in module.named_parameters() if not p.requires_grad)
@@ -97,14 +119,19 @@ class Net:
         self.by_batch = bool(statistics) or any(isinstance(m, _BatchNorm) for m in module.modules())
         self.constants = {n: found[n][0].detach().clone() for n in constant}
         self.feature_dim, self.classes = module.head.in_features, module.head.out_features
-        if constant: self._refuse_random_constants()
+        if constant:
+            self._refuse_random_constants()
         self._held: dict[tuple, Tree] = {}  # the constants by device and type
         self.module = _without_memory(module)
         tree = {*self.trained, *self.buffers}
-        self._places = [(n, *self._place(at)) for n, (_, places) in found.items() if n in tree for at in places]
+        self._places = [
+            (n, *self._place(at)) for n, (_, places) in found.items() if n in tree for at in places
+        ]
         self._body_places = [place for place in self._places if place[0].startswith("body.")]
         self._constant_places = [(n, *self._place(at)) for n in constant for at in found[n][1]]
-        self._names, self._body_names = ({n for n, *_ in some} for some in (self._places, self._body_places))
+        self._names, self._body_names = (
+            {n for n, *_ in some} for some in (self._places, self._body_places)
+        )
 
     def _place(self, place: str) -> tuple[dict, str, Tensor | None]:
         "Where the module stores a tensor: (dict, key, its value between two calls)"
@@ -123,8 +150,10 @@ class Net:
         again = places_of(self._fresh(1))
         for name, t in self.constants.items():
             if not torch.equal(t, again[name][0]):
-                raise InputError(f"network {self.name}: the buffer {name} is drawn at random, but is no statistic that "
-                                 "travels; expected the same values whatever the seed, or saved floats")
+                raise InputError(
+                    f"network {self.name}: the buffer {name} is drawn at random, but is no statistic that "
+                    "travels; expected the same values whatever the seed, or saved floats"
+                )
 
     def init(self, seed: int, dtype=torch.float32) -> Tree:
         """Initial parameters and statistics, PyTorch's own initialisation; drawn in float32 whatever `dtype`.
@@ -133,43 +162,59 @@ class Net:
         found, tree = places_of(self._fresh(seed)), {*self.trained, *self.buffers}
         for name, (t, _) in found.items():
             if t.is_floating_point() and t.dtype not in (torch.float32, dtype):
-                raise InputError(f"network {self.name}: {name} is {t.dtype}, but the run computes in {dtype}; "
-                                 f"expected torch.float32 or {dtype}")
+                raise InputError(
+                    f"network {self.name}: {name} is {t.dtype}, but the run computes in {dtype}; "
+                    f"expected torch.float32 or {dtype}"
+                )
         return {n: t.detach().to(dtype) for n, (t, _) in found.items() if n in tree}
 
-    def __call__(self, params: Tree, x: Tensor, train: bool = False, features: bool = False) -> Tensor:
+    def __call__(
+        self, params: Tree, x: Tensor, train: bool = False, features: bool = False
+    ) -> Tensor:
         """Logits (n, classes) of `x` (n, *shape), or with `features` the head's input (n, feature_dim).
 
         With `train`, BN uses the batch and updates its buffers in `params`."""
         self.enter(params, train, features)
-        try: return self.module(x, features)
-        finally: self.leave(params, features)
+        try:
+            return self.module(x, features)
+        finally:
+            self.leave(params, features)
 
     def enter(self, params: Tree, train: bool = False, body: bool = False):
         "Put `params` into the module (with `body` those of the body alone); raises KeyError for missing ones"
-        names, places = (self._body_names, self._body_places) if body else (self._names, self._places)
-        if missing := names - params.keys(): raise KeyError(f"{self.name} misses {', '.join(sorted(missing))}")
-        if self.module.training != train: self.module.train(train)
+        names, places = (
+            (self._body_names, self._body_places) if body else (self._names, self._places)
+        )
+        if missing := names - params.keys():
+            raise KeyError(f"{self.name} misses {', '.join(sorted(missing))}")
+        if self.module.training != train:
+            self.module.train(train)
         # as torch.func.functional_call, which searches the module for its tensors in every call
-        for name, held, key, _ in places: held[key] = params[name]
+        for name, held, key, _ in places:
+            held[key] = params[name]
         if self._constant_places:
             constants = self._constants_like(next(iter(params.values())))
-            for name, held, key, _ in self._constant_places: held[key] = constants[name]
+            for name, held, key, _ in self._constant_places:
+                held[key] = constants[name]
 
     def leave(self, params: Tree, body: bool = False):
         "Take them out again; a statistic that the module has replaced is written back"
         for name, held, key, empty in self._body_places if body else self._places:
             new, held[key] = held[key], empty
             if new is not params[name]:
-                with torch.no_grad(): params[name].copy_(new)
-        if self._constant_places: self._leave_constants(self._constants_like(next(iter(params.values()))))
+                with torch.no_grad():
+                    params[name].copy_(new)
+        if self._constant_places:
+            self._leave_constants(self._constants_like(next(iter(params.values()))))
 
     def _constants_like(self, t: Tensor) -> Tree:
         "The constants on the device of `t`, floats in its type"
         kind = t.device, t.dtype
         if kind not in self._held:
-            self._held[kind] = {n: c.clone().to(t.device, t.dtype if c.is_floating_point() else c.dtype)
-                                for n, c in self.constants.items()}
+            self._held[kind] = {
+                n: c.clone().to(t.device, t.dtype if c.is_floating_point() else c.dtype)
+                for n, c in self.constants.items()
+            }
         return self._held[kind]
 
     def _leave_constants(self, constants: Tree):
@@ -177,12 +222,16 @@ class Net:
         changed = []
         for name, held, key, empty in self._constant_places:
             new, held[key] = held[key], empty
-            if new is constants[name] and not new._version: continue  # nothing was written to it
-            if not torch.equal(new.to(self.constants[name]), self.constants[name]): changed.append(name)
+            if new is constants[name] and not new._version:
+                continue  # nothing was written to it
+            if not torch.equal(new.to(self.constants[name]), self.constants[name]):
+                changed.append(name)
         if changed:
             self._held.clear()
-            raise InputError(f"network {self.name}: its forward changes the buffer {changed[0]}, which is not saved or "
-                             "no float; expected a saved float buffer, which travels with the model")
+            raise InputError(
+                f"network {self.name}: its forward changes the buffer {changed[0]}, which is not saved or "
+                "no float; expected a saved float buffer, which travels with the model"
+            )
 
     def features(self, params: Tree, x: Tensor, train: bool = False) -> Tensor:
         "Features (n, feature_dim) of `x`, the input of the head; uses only body.* of `params`"
@@ -192,7 +241,8 @@ class Net:
         "Logits (n, classes) of `features` (n, feature_dim); uses only head.* of `params`"
         return nn.functional.linear(features, params["head.weight"], params.get("head.bias"))
 
-    def __reduce__(self): return type(self), (self.name, self.make)
+    def __reduce__(self):
+        return type(self), (self.name, self.make)
 
     @cached_property
     def plain(self) -> "Net":
@@ -204,95 +254,151 @@ class Net:
         out = Net(self.name, self.make)
         for module in list(out.module.modules()):
             for name, child in module.named_children():
-                if isinstance(child, ChannelsLast): setattr(module, name, nn.Identity())
+                if isinstance(child, ChannelsLast):
+                    setattr(module, name, nn.Identity())
         return out
 
     def count(self, prefix: str = "") -> int:
         "Number of trained parameters whose names start with `prefix`"
-        return sum(p.numel() for n, p in self.module.named_parameters() if n in self.trained and n.startswith(prefix))
+        return sum(
+            p.numel()
+            for n, p in self.module.named_parameters()
+            if n in self.trained and n.startswith(prefix)
+        )
 
     def __repr__(self):
         return f"{self.name}: {self.count():,} parameters, {self.feature_dim} features, {self.classes} classes"
 
+
 def _without_memory(module: nn.Module) -> nn.Module:
     "A copy of `module` in eval mode on the device meta; a builder may give the same layers again and again"
-    try: module = deepcopy(module)
-    except RuntimeError: pass  # weights that were computed from parameters cannot be copied
+    try:
+        module = deepcopy(module)
+    except RuntimeError:
+        pass  # weights that were computed from parameters cannot be copied
     return module.eval().to("meta")
 
 # %% ../../nbs/03_models/00_architectures.ipynb #9ac0a2e6
 @dataclass(frozen=True)
 class Behaviour:
     "What a network was seen to do with two samples"
+
     needs_two: bool  # it cannot be trained on one sample: its batch norm finds no variance
     draws: bool  # it draws random numbers while it is trained
+
 
 def tried(net: Net, x: Tensor, dtype: torch.dtype = torch.float32) -> Behaviour:
     """What `net`, with parameters of `dtype`, does with two samples `x` (2, *shape) on the CPU.
 
     Raises InputError for a network that cannot compute them, or that changes what it should not."""
     kind, known = (tuple(x.shape), x.dtype, dtype), net.__dict__.setdefault("_trials", {})
-    if kind in known: return known[kind]
+    if kind in known:
+        return known[kind]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        try: why, known[kind] = _observed(net, x, net.init(0, dtype))
-        except InputError: raise
+        try:
+            why, known[kind] = _observed(net, x, net.init(0, dtype))
+        except InputError:
+            raise
         except Exception as e:
             why = f"it cannot compute a batch of {tuple(x.shape)}: {type(e).__name__}: {' '.join(str(e).split())}"
-    if not why: return known[kind]
+    if not why:
+        return known[kind]
     known.pop(kind, None)
     raise InputError(f"network {net.name}: {why}")
 
+
 def _observed(net: Net, x: Tensor, start: Tree) -> tuple[str | None, Behaviour]:
     "(what is wrong with it, how it behaves)"
-    def fresh() -> Tree: return {n: t.clone().requires_grad_(n in net.trained) for n, t in start.items()}
+
+    def fresh() -> Tree:
+        return {n: t.clone().requires_grad_(n in net.trained) for n, t in start.items()}
+
     def gradients(z: Tensor, w: Tree) -> dict[str, Tensor | None]:
-        return dict(zip(net.trained, torch.autograd.grad(z.sum(), [w[n] for n in net.trained], allow_unused=True)))
+        return dict(
+            zip(
+                net.trained,
+                torch.autograd.grad(z.sum(), [w[n] for n in net.trained], allow_unused=True),
+            )
+        )
+
     (w, at_rest), given, before = (fresh(), fresh()), x.clone(), torch.get_rng_state()
     z = net(w, given, train=True)
     draws = not torch.equal(before, torch.get_rng_state())
-    try: net(fresh(), x[:1].clone(), train=True)
-    except ValueError: found = Behaviour(True, draws)
-    else: found = Behaviour(False, draws)
+    try:
+        net(fresh(), x[:1].clone(), train=True)
+    except ValueError:
+        found = Behaviour(True, draws)
+    else:
+        found = Behaviour(False, draws)
     if z.shape != (2, net.classes):
-        return f"it makes {tuple(z.shape)} of a batch of {tuple(x.shape)}; expected {(2, net.classes)}", found
-    if not torch.equal(given, x): return "its first layer changes its input in place; expected inplace=False", found
+        return (
+            f"it makes {tuple(z.shape)} of a batch of {tuple(x.shape)}; expected {(2, net.classes)}",
+            found,
+        )
+    if not torch.equal(given, x):
+        return "its first layer changes its input in place; expected inplace=False", found
     if sparse := [n for n, g in gradients(z, w).items() if g is not None and g.is_sparse]:
         return f"{sparse[0]} has sparse gradients; expected sparse=False", found
     before = torch.get_rng_state()
     whole = net(at_rest, x.clone())
     if changed := [n for n, t in start.items() if not torch.equal(t, at_rest[n])]:
-        return f"its forward changes {changed[0]} in eval mode too; expected that only training does", found
+        return (
+            f"its forward changes {changed[0]} in eval mode too; expected that only training does",
+            found,
+        )
     if unused := [n for n, g in gradients(whole, at_rest).items() if g is None]:
-        return f"its output does not depend on {unused[0]}; expected requires_grad=False for it", found
+        return (
+            f"its output does not depend on {unused[0]}; expected requires_grad=False for it",
+            found,
+        )
     torch.set_rng_state(before)
     parts = net.classify(start, net.features(start, x.clone()))
     if not torch.allclose(whole, parts, rtol=1e-2, atol=1e-3):
-        return "its output is not what its head makes of its body's; expected the forward of Network", found
+        return (
+            "its output is not what its head makes of its body's; expected the forward of Network",
+            found,
+        )
     return None, found
 
 # %% ../../nbs/03_models/00_architectures.ipynb #cea356bd
 class ChannelsLast(nn.Module):
     "The same values (n, C, H, W) in the memory order in which convolution and pooling are fastest on a CPU"
+
     def forward(self, x):
         n, c, h, w = x.shape
-        if c == 1 and w > _SMALL: return x.contiguous().view(n, h, w, c).permute(0, 3, 1, 2)  # explicit strides
+        if c == 1 and w > _SMALL:
+            return x.contiguous().view(n, h, w, c).permute(0, 3, 1, 2)  # explicit strides
         return x.contiguous(memory_format=torch.channels_last)
 
-_SMALL = 8  # up to this width, one channel: no gain; and the results of runs on digits keep their bits
 
-def convolutions(shape, convs, activation=nn.ReLU, pool=partial(nn.MaxPool2d, 2)) -> tuple[dict[str, nn.Module], int]:
+_SMALL = (
+    8  # up to this width, one channel: no gain; and the results of runs on digits keep their bits
+)
+
+
+def convolutions(
+    shape, convs, activation=nn.ReLU, pool=partial(nn.MaxPool2d, 2)
+) -> tuple[dict[str, nn.Module], int]:
     """Named layers conv, pool, activation, ..., flatten for images of `shape` (C, H, W), and the features they give.
 
     `convs`: (channels, kernel, padding) each. Raises InputError for images that are too small."""
     (c, h, w), layers = shape, dict[str, nn.Module](layout=ChannelsLast())
     for n, (out, kernel, padding) in enumerate(convs, 1):
         layers[f"conv{n}"] = nn.Conv2d(c, out, kernel, padding=padding)
-        if c == 1: layers[f"layout{n}"] = ChannelsLast()  # one channel has no definite order: set it now
+        if c == 1:
+            layers[f"layout{n}"] = ChannelsLast()  # one channel has no definite order: set it now
         layers |= {f"pool{n}": (p := pool()), f"act{n}": activation()}
-        h, w = ((s + 2 * padding - kernel + 1 + 2 * p.padding - p.kernel_size) // p.stride + 1 for s in (h, w))
-        if min(h, w) < 1: raise InputError(f"images of {'x'.join(map(str, shape))} are too small for convolution {n}")
+        h, w = (
+            (s + 2 * padding - kernel + 1 + 2 * p.padding - p.kernel_size) // p.stride + 1
+            for s in (h, w)
+        )
+        if min(h, w) < 1:
+            raise InputError(
+                f"images of {'x'.join(map(str, shape))} are too small for convolution {n}"
+            )
         c = out
     return layers | {"flatten": nn.Flatten()}, c * h * w
+
 
 def dense(widths, activation=nn.ReLU) -> dict[str, nn.Module]:
     "Named linear layers from each of `widths` to the next, each followed by the activation"
@@ -301,18 +407,24 @@ def dense(widths, activation=nn.ReLU) -> dict[str, nn.Module]:
         layers |= {f"fc{n}": nn.Linear(i, o), f"fc_act{n}": activation()}
     return layers
 
+
 def _network(layers: dict[str, nn.Module], features: int, classes: int) -> Network:
     "Named layers as body, with a new linear head"
     return Network(nn.Sequential(OrderedDict(layers)), nn.Linear(features, classes))
 
 # %% ../../nbs/03_models/00_architectures.ipynb #9146d61e
-ARCHITECTURES: dict[str, tuple[Callable[[int, tuple], Network], tuple[int, ...]]] = {}  # name -> builder, usual shape
+ARCHITECTURES: dict[
+    str, tuple[Callable[[int, tuple], Network], tuple[int, ...]]
+] = {}  # name -> builder, usual shape
+
 
 def architecture(*shape: int):
     "Register a builder (classes, shape) -> Network under its name; `shape` of one input where none is given"
+
     def register(build):
         ARCHITECTURES[build.__name__] = build, shape
         return build
+
     return register
 
 # %% ../../nbs/03_models/00_architectures.ipynb #7782c354
@@ -321,6 +433,7 @@ def fedccfa_fmnist(classes, shape):
     "FedCCFA's network for Fashion-MNIST"
     layers, n = convolutions(shape, [(16, 5, 0), (32, 5, 1)], nn.LeakyReLU)
     return _network(layers | dense([n, 128], nn.LeakyReLU), 128, classes)
+
 
 @architecture(3, 32, 32)
 def fedccfa_cifar(classes, shape):
@@ -331,7 +444,12 @@ def fedccfa_cifar(classes, shape):
 # %% ../../nbs/03_models/00_architectures.ipynb #3e53c46f
 def _header(i: int, width: int, o: int) -> dict[str, nn.Module]:
     "MOON's projection: two linear layers with a ReLU between them"
-    return {"header1": nn.Linear(i, width), "header_act1": nn.ReLU(), "header2": nn.Linear(width, o)}
+    return {
+        "header1": nn.Linear(i, width),
+        "header_act1": nn.ReLU(),
+        "header2": nn.Linear(width, o),
+    }
+
 
 @architecture(3, 32, 32)
 def moon_cnn(classes, shape):
@@ -346,41 +464,51 @@ def feddc_lenet(classes, shape):
     layers, n = convolutions(shape, [(64, 5, 0), (64, 5, 0)])
     return _network(layers | dense([n, 384, 192]), 192, classes)
 
+
 def _mlp(widths, classes, shape):
     "A multi-layer perceptron on flattened inputs"
-    return _network({"flatten": nn.Flatten()} | dense([torch.Size(shape).numel(), *widths]), widths[-1], classes)
+    return _network(
+        {"flatten": nn.Flatten()} | dense([torch.Size(shape).numel(), *widths]), widths[-1], classes
+    )
+
 
 @architecture(1, 28, 28)
 def feddc_mlp(classes, shape):
     "FedDC's perceptron for MNIST"
     return _mlp([200, 200], classes, shape)
 
+
 @architecture(1, 28, 28)
 def feddc_emnist_mlp(classes, shape):
     "FedDC's perceptron for EMNIST"
     return _mlp([100, 100], classes, shape)
 
+
 @architecture(30)
 def feddc_linear(classes, shape):
     "FedDC's linear model for synthetic data, zero at the start"
     net = _network({"flatten": nn.Flatten()}, torch.Size(shape).numel(), classes)
-    for p in net.parameters(): nn.init.zeros_(p)
+    for p in net.parameters():
+        nn.init.zeros_(p)
     return net
 
 # %% ../../nbs/03_models/00_architectures.ipynb #22641700
 @architecture(1, 28, 28)
 def fedbss_cnn(classes, shape):
-    "FedBSS on Fashion-MNIST; decided: \"same\" padding, ReLU, 3x3 pooling with stride 2 and padding 1 (28-14-7)"
+    'FedBSS on Fashion-MNIST; decided: "same" padding, ReLU, 3x3 pooling with stride 2 and padding 1 (28-14-7)'
     layers, n = convolutions(shape, [(32, 5, 2), (64, 5, 2)], pool=partial(nn.MaxPool2d, 3, 2, 1))
     return _network(layers | dense([n, 512]), 512, classes)
 
+
 _FEDADC = (64, 3, 1), (128, 3, 1), (256, 3, 1), (256, 3, 1)
+
 
 @architecture(3, 32, 32)
 def fedadc_cnn(classes, shape):
-    "FedADC on CIFAR-10, \"4 convolutional and 4 fully connected layers\"; the widths are decided, not stated"
+    'FedADC on CIFAR-10, "4 convolutional and 4 fully connected layers"; the widths are decided, not stated'
     layers, n = convolutions(shape, _FEDADC)
     return _network(layers | dense([n, 512, 256, 128]), 128, classes)
+
 
 @architecture(3, 32, 32)
 def fedadc_moon_cnn(classes, shape):
@@ -388,6 +516,7 @@ def fedadc_moon_cnn(classes, shape):
     layers, _ = convolutions(shape, _FEDADC)
     layers |= {"average": nn.AdaptiveAvgPool2d(1), "flatten": layers.pop("flatten")}
     return _network(layers | dense([256, 512, 256]) | _header(256, 256, 256), 256, classes)
+
 
 @architecture(1, 8, 8)
 def digits_cnn(classes, shape):
@@ -402,19 +531,26 @@ def tabular_mlp(classes, shape):
     return _mlp([64, 64], classes, shape)
 
 # %% ../../nbs/03_models/00_architectures.ipynb #0109db65
-def _resnet(depth: int, shape, norm=nn.BatchNorm2d, small: bool = True) -> tuple[dict[str, nn.Module], int]:
+def _resnet(
+    depth: int, shape, norm=nn.BatchNorm2d, small: bool = True
+) -> tuple[dict[str, nn.Module], int]:
     "The named layers of torchvision's ResNet before its classifier, and their features; `small`: the stem for CIFAR"
     from torchvision import models  # takes a second to import, and only ResNets need it
+
     net = getattr(models, f"resnet{depth}")(num_classes=1, norm_layer=norm)
     if small or shape[0] != 3:
         net.conv1 = nn.Conv2d(shape[0], 64, *((3, 1, 1) if small else (7, 2, 3)), bias=False)
-        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision does
+        nn.init.kaiming_normal_(
+            net.conv1.weight, mode="fan_out", nonlinearity="relu"
+        )  # as torchvision does
     faster = norm is nn.BatchNorm2d  # GroupNorm is a quarter slower in that order
     layout = dict[str, nn.Module](layout=ChannelsLast()) if faster else {}
     layers, features = layout | dict(net.named_children()), net.fc.in_features
     layers.pop("fc")
-    if small: layers.pop("maxpool")
+    if small:
+        layers.pop("maxpool")
     return layers | {"flatten": nn.Flatten()}, features
+
 
 @architecture(3, 32, 32)
 def resnet18_cifar(classes, shape):
@@ -422,35 +558,42 @@ def resnet18_cifar(classes, shape):
     layers, n = _resnet(18, shape)
     return _network(layers | _header(n, 512, 256), 256, classes)
 
+
 @architecture(3, 32, 32)
 def resnet18_cifar_plain(classes, shape):
     "CIFAR's usual ResNet-18, BatchNorm (another reading of FedBSS's Figure 5b)"
     return _network(*_resnet(18, shape), classes)
+
 
 @architecture(3, 32, 32)
 def feddc_resnet18(classes, shape):
     "FedDC's ResNet-18: ImageNet's stem, every norm a GroupNorm of 2 groups"
     return _network(*_resnet(18, shape, partial(nn.GroupNorm, 2), small=False), classes)
 
+
 @architecture(3, 32, 32)
 def resnet50_cifar(classes, shape):
     "ResNet-50 with CIFAR's stem, BatchNorm (another reading of FedBSS on CIFAR, fifteen times the work)"
     return _network(*_resnet(50, shape), classes)
+
 
 @architecture(3, 32, 32)
 def resnet50(classes, shape):
     "FedBSS on CIFAR; decided: torchvision's ResNet-50 as it is, stem for large pictures included"
     return _network(*_resnet(50, shape, small=False), classes)
 
+
 @architecture(3, 64, 64)
 def resnet18(classes, shape):
     "FedBSS on DomainNet: torchvision's ResNet-18"
     return _network(*_resnet(18, shape, small=False), classes)
 
+
 @architecture(3, 32, 32)
 def fedadc_resnet18(classes, shape):
     "FedADC on CIFAR-100: CIFAR's stem (assumed), GroupNorm of 32 groups"
     return _network(*_resnet(18, shape, partial(nn.GroupNorm, 32)), classes)
+
 
 @architecture(3, 32, 32)
 def fedadc_moon_resnet18(classes, shape):

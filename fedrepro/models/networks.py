@@ -15,9 +15,11 @@ from . import text_architectures  # registers the networks for texts
 # %% ../../nbs/03_models/02_networks.ipynb #ba1e0093
 note_package("network", ARCHITECTURES)
 
+
 def network_names() -> list[str]:
     "The networks that `network` knows"
     return list(ARCHITECTURES)
+
 
 def network(name: str, classes: int = 10, shape: tuple[int, ...] | None = None) -> Net:
     "The network `name` for inputs of `shape` (the paper's if None); raises InputError if it cannot be built"
@@ -25,11 +27,20 @@ def network(name: str, classes: int = 10, shape: tuple[int, ...] | None = None) 
     shape = tuple(usual if shape is None else shape)
     if len(usual) == 3 != len(shape):
         table = "; a table takes tabular_mlp" if len(shape) == 1 else ""
-        raise InputError(f"network {name} needs a shape (channels, height, width), got {shape}{table}")
+        raise InputError(
+            f"network {name} needs a shape (channels, height, width), got {shape}{table}"
+        )
     if len(shape) in (2, 4) and len(usual) == 1:
-        raise InputError(f"network {name} is not for texts: the shape {shape} is (length, tokens) of a row's texts")
+        raise InputError(
+            f"network {name} is not for texts: the shape {shape} is (length, tokens) of a row's texts"
+        )
     if classes < 1 or min(shape, default=0) < 1:
-        raise InputError(f"network {name} needs positive numbers, got classes {classes} and shape {shape}")
+        raise InputError(
+            f"network {name} needs positive numbers, got classes {classes} and shape {shape}"
+        )
     net = Net(name, partial(build, classes, shape))
-    if net.classes >= classes: return net
-    raise InputError(f"network {name}: its head has {net.classes} outputs; expected one for each of {classes} classes")
+    if net.classes >= classes:
+        return net
+    raise InputError(
+        f"network {name}: its head has {net.classes} outputs; expected one for each of {classes} classes"
+    )

@@ -15,57 +15,93 @@ from .architectures import Network, architecture
 # %% ../../nbs/03_models/01_text_architectures.ipynb #bef7f1d5
 class Along(nn.Module):
     "(n, L, channels) -> (n, channels, L), the order of axes for convolutions"
-    def forward(self, x): return x.mT
+
+    def forward(self, x):
+        return x.mT
+
 
 class Largest(nn.Module):
     "(n, channels, L) -> (n, channels): the largest value anywhere in the text"
-    def forward(self, x): return x.amax(-1)
+
+    def forward(self, x):
+        return x.amax(-1)
+
 
 class Widths(nn.Module):
     "Convolutions of several widths, the largest value of each channel: (n, channels, L) -> (n, widths * out)"
+
     def __init__(self, channels: int, out: int, widths: tuple[int, ...]):
         super().__init__()
-        for width in widths: self.add_module(f"conv{width}", nn.Conv1d(channels, out, width))
+        for width in widths:
+            self.add_module(f"conv{width}", nn.Conv1d(channels, out, width))
 
-    def forward(self, x): return torch.cat([conv(x).amax(-1) for conv in self.children()], 1)
+    def forward(self, x):
+        return torch.cat([conv(x).amax(-1) for conv in self.children()], 1)
 
 # %% ../../nbs/03_models/01_text_architectures.ipynb #319fedf9
 @architecture(64, 20_000)
 def text_cnn(classes, shape):
     "Our decision for LfD on AG News: Kim's (2014) network, embedding 100, widths 3, 4, 5 with 100 channels each"
-    if len(shape) != 2: raise InputError(f"it needs a shape (length, tokens), got {shape}")
-    if shape[0] < 5: raise InputError(f"texts of {shape[0]} tokens are too short for convolutions of width 5")
-    layers = {"embed": nn.Embedding(shape[1], 100, padding_idx=0), "along": Along(),
-              "windows": Widths(100, 100, (3, 4, 5)), "act": nn.ReLU()}
+    if len(shape) != 2:
+        raise InputError(f"it needs a shape (length, tokens), got {shape}")
+    if shape[0] < 5:
+        raise InputError(f"texts of {shape[0]} tokens are too short for convolutions of width 5")
+    layers = {
+        "embed": nn.Embedding(shape[1], 100, padding_idx=0),
+        "along": Along(),
+        "windows": Widths(100, 100, (3, 4, 5)),
+        "act": nn.ReLU(),
+    }
     return Network(nn.Sequential(OrderedDict(layers)), nn.Linear(300, classes))
 
 # %% ../../nbs/03_models/01_text_architectures.ipynb #47e18eea
 class Stretches(nn.Module):
     "A network for each part of a row, results concatenated: (n, sum of lengths) -> (n, features)"
+
     def __init__(self, lengths: tuple[int, ...], **towers: nn.Module):
         super().__init__()
         self.lengths = lengths
-        for name, tower in towers.items(): self.add_module(name, tower)
+        for name, tower in towers.items():
+            self.add_module(name, tower)
 
     def forward(self, x):
-        return torch.cat([tower(part) for tower, part in zip(self.children(), x.split(self.lengths, 1))], 1)
+        return torch.cat(
+            [tower(part) for tower, part in zip(self.children(), x.split(self.lengths, 1))], 1
+        )
+
 
 def tower(length: int, tokens: int, kernels: tuple[int, int], pool: int) -> nn.Module:
     "Letters (n, length) -> (n, 64): two convolutions with pooling between them; raises InputError for short texts"
     first, second = kernels
     if (length - first + 1) // pool < second:
-        raise InputError(f"texts of {length} letters are too short, it needs {first - 1 + pool * second}")
-    layers = {"embed": nn.Embedding(tokens, 32, padding_idx=0), "along": Along(),
-              "conv1": nn.Conv1d(32, 32, first), "pool1": nn.MaxPool1d(pool), "act1": nn.ReLU(),
-              "conv2": nn.Conv1d(32, 64, second), "largest": Largest(), "act2": nn.ReLU()}
+        raise InputError(
+            f"texts of {length} letters are too short, it needs {first - 1 + pool * second}"
+        )
+    layers = {
+        "embed": nn.Embedding(tokens, 32, padding_idx=0),
+        "along": Along(),
+        "conv1": nn.Conv1d(32, 32, first),
+        "pool1": nn.MaxPool1d(pool),
+        "act1": nn.ReLU(),
+        "conv2": nn.Conv1d(32, 64, second),
+        "largest": Largest(),
+        "act2": nn.ReLU(),
+    }
     return nn.Sequential(OrderedDict(layers))
+
 
 @architecture(100, 40, 1000, 24)
 def dta_cnn(classes, shape):
     "Our decision for LfD on BindingDB: DeepDTA with fewer layers and channels than published"
-    if len(shape) != 4: raise InputError(f"it needs a shape (length, tokens, length, tokens) of two texts, got {shape}")
+    if len(shape) != 4:
+        raise InputError(
+            f"it needs a shape (length, tokens, length, tokens) of two texts, got {shape}"
+        )
     length, tokens, wide, letters = shape
     drug, protein = tower(length, tokens, (4, 6), 2), tower(wide, letters, (8, 12), 4)
-    layers = {"pair": Stretches((shape[0], shape[2]), drug=drug, protein=protein),
-              "fc1": nn.Linear(128, 128), "fc_act1": nn.ReLU()}
+    layers = {
+        "pair": Stretches((shape[0], shape[2]), drug=drug, protein=protein),
+        "fc1": nn.Linear(128, 128),
+        "fc_act1": nn.ReLU(),
+    }
     return Network(nn.Sequential(OrderedDict(layers)), nn.Linear(128, classes))

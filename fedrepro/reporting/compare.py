@@ -32,10 +32,14 @@ from ..verdicts.tables import table, table_sheet, value_in_words
 # %% ../../nbs/09_reporting/04_compare.ipynb #b60eb4a9
 SOURCE = "guess: chosen for this comparison"
 
+
 def literal(text: str):
     "A value as typed: a number, true, false, or else text"
-    try: return json.loads(text)
-    except ValueError: return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
 
 def method_named(text: str) -> dict[str, Any]:
     "The row of `FedProx:mu=0.1,lr=0.05`: its class and values; raises InputError"
@@ -43,130 +47,238 @@ def method_named(text: str) -> dict[str, Any]:
     pairs = [pair.partition("=") for pair in given.split(",") if given]
     for key, equals, value in pairs:
         if not (key.strip() and equals and value):
-            raise InputError(f"compare: method {short(text)} is neither NAME nor NAME:key=value,key=value")
+            raise InputError(
+                f"compare: method {short(text)} is neither NAME nor NAME:key=value,key=value"
+            )
     return {"class": name} | {key.strip(): literal(value) for key, _, value in pairs}
+
 
 def rows_of(methods: Iterable) -> dict[str, dict]:
     "Label -> class and values, from a dict of them or from texts; raises InputError"
-    if isinstance(methods, str): methods = [methods]
-    listed = list(methods.items()) if isinstance(methods, dict) else [(text, method_named(text)) for text in methods]
-    if not listed: raise InputError("compare: no method is named; accepted: those that `fedrepro methods` lists")
-    rows = {label: {"class": label} | toml_table(values, f"compare: method {short(label)}")
-            for label, values in listed}
-    if twice := [label for i, (label, _) in enumerate(listed) if label in [l for l, _ in listed[:i]]]:
+    if isinstance(methods, str):
+        methods = [methods]
+    listed = (
+        list(methods.items())
+        if isinstance(methods, dict)
+        else [(text, method_named(text)) for text in methods]
+    )
+    if not listed:
+        raise InputError(
+            "compare: no method is named; accepted: those that `fedrepro methods` lists"
+        )
+    rows = {
+        label: {"class": label} | toml_table(values, f"compare: method {short(label)}")
+        for label, values in listed
+    }
+    if twice := [
+        label for i, (label, _) in enumerate(listed) if label in [l for l, _ in listed[:i]]
+    ]:
         raise InputError(f"compare: method {short(twice[0])} is named twice")
-    for row in rows.values(): choice(row["class"], load_methods(), "compare: method")
+    for row in rows.values():
+        choice(row["class"], load_methods(), "compare: method")
     return rows
 
 # %% ../../nbs/09_reporting/04_compare.ipynb #7747179e
-ROUND_FIELDS, PUBLISHED_ROUNDS = ("align_from", "warm_up", "warmup"), 200  # fields that count rounds, of that many
+ROUND_FIELDS, PUBLISHED_ROUNDS = (
+    ("align_from", "warm_up", "warmup"),
+    200,
+)  # fields that count rounds, of that many
+
 
 def scaled(row: dict, rounds: int) -> dict:
     "`row` with its waits in proportion to `rounds`, unless it says them itself; its file says what they were"
     method = load_methods()[row["class"]]
-    waits = {k: getattr(method, k) for k in ROUND_FIELDS if k in field_rules(method) and k not in row}
+    waits = {
+        k: getattr(method, k) for k in ROUND_FIELDS if k in field_rules(method) and k not in row
+    }
     new = {k: max(1, round(v * rounds / PUBLISHED_ROUNDS)) for k, v in waits.items()}
-    return row | {k: {"value": new[k], "source": f"tier: reduced from {v}, of {PUBLISHED_ROUNDS} rounds"}
-                  for k, v in waits.items() if new[k] < v}
+    return row | {
+        k: {"value": new[k], "source": f"tier: reduced from {v}, of {PUBLISHED_ROUNDS} rounds"}
+        for k, v in waits.items()
+        if new[k] < v
+    }
 
 # %% ../../nbs/09_reporting/04_compare.ipynb #58807a72
 OWN_TIER = "own"  # the tier of a comparison
 NETWORKS = {  # data set -> its network, unless another one is named
-    "digits": "digits_cnn", "MNIST": "fedccfa_fmnist", "Fashion-MNIST": "fedccfa_fmnist", "CIFAR-10": "fedccfa_cifar",
-    "CIFAR-100": "fedccfa_cifar", "CINIC-10": "fedccfa_cifar", "EMNIST-letters": "fedccfa_fmnist",
-    "EMNIST-letters-10": "fedccfa_fmnist", "Tiny-ImageNet": "resnet18", "DomainNet": "resnet18",
-    "synthetic": "feddc_linear", "AG News": "text_cnn", "AG News (partial)": "text_cnn", "BindingDB": "dta_cnn",
-    "BindingDB (partial)": "dta_cnn"}
-OWN_NETWORKS = {1: ("feddc_linear",), 2: ("text_cnn",), 4: ("dta_cnn",),  # for a set of one's own, by its dimensions
-                3: ("fedccfa_cifar", "fedccfa_fmnist", "digits_cnn", "feddc_linear")}  # the first that its pictures fit
-FEW_SAMPLES = {"digits": {"per_class": 2, "per_class_test": 1}}  # too few for five of each class at every client
+    "digits": "digits_cnn",
+    "MNIST": "fedccfa_fmnist",
+    "Fashion-MNIST": "fedccfa_fmnist",
+    "CIFAR-10": "fedccfa_cifar",
+    "CIFAR-100": "fedccfa_cifar",
+    "CINIC-10": "fedccfa_cifar",
+    "EMNIST-letters": "fedccfa_fmnist",
+    "EMNIST-letters-10": "fedccfa_fmnist",
+    "Tiny-ImageNet": "resnet18",
+    "DomainNet": "resnet18",
+    "synthetic": "feddc_linear",
+    "AG News": "text_cnn",
+    "AG News (partial)": "text_cnn",
+    "BindingDB": "dta_cnn",
+    "BindingDB (partial)": "dta_cnn",
+}
+OWN_NETWORKS = {
+    1: ("feddc_linear",),
+    2: ("text_cnn",),
+    4: ("dta_cnn",),  # for a set of one's own, by its dimensions
+    3: ("fedccfa_cifar", "fedccfa_fmnist", "digits_cnn", "feddc_linear"),
+}  # the first that its pictures fit
+FEW_SAMPLES = {
+    "digits": {"per_class": 2, "per_class_test": 1}
+}  # too few for five of each class at every client
 OPTIMISER = ("lr", "momentum", "weight_decay", "lr_decay", "clip_norm")
-COMMON = {"momentum": .9, "weight_decay": 0., "clip_norm": None}  # of rows whose class has no default of its own
+COMMON = {
+    "momentum": 0.9,
+    "weight_decay": 0.0,
+    "clip_norm": None,
+}  # of rows whose class has no default of its own
 COMPARED_METRICS = ("generalised_accuracy", "personalised_accuracy")
+
 
 def usual_network(dataset: str, data=None) -> str:
     "The network for a data set unless another one is named, for one of one's own by its shape; raises InputError"
-    if dataset in NETWORKS: return NETWORKS[dataset]
+    if dataset in NETWORKS:
+        return NETWORKS[dataset]
     found = load_data(dataset, None if data is None else str(data), "plain", "cpu")
     for name in OWN_NETWORKS.get(len(found.shape), ()):
         with suppress(InputError):
             networks.network(name, found.classes, found.shape)
             return name
-    raise InputError(f"compare: network: none is usual for {dataset}, of shape {found.shape}; name one")
+    raise InputError(
+        f"compare: network: none is usual for {dataset}, of shape {found.shape}; name one"
+    )
+
 
 def base_of(v: dict[str, Any]) -> dict[str, Any]:
     "The settings of a comparison from the arguments `v` of `compare`; raises InputError"
     rounds = COUNT(v["rounds"], "compare: rounds")
     dataset = SETTINGS["dataset"](v["dataset"], "compare: dataset")
-    seeds = v["seeds"] if isinstance(v["seeds"], (list, tuple, range)) else range(COUNT(v["seeds"], "compare: seeds"))
+    seeds = (
+        v["seeds"]
+        if isinstance(v["seeds"], (list, tuple, range))
+        else range(COUNT(v["seeds"], "compare: seeds"))
+    )
     split = {"partition": v["partition"] or ("iid" if v["alpha"] is None else "dirichlet-class-5")}
-    if v["alpha"] is not None: split["alpha_dirichlet"] = SETTINGS["alpha_dirichlet"](v["alpha"], "compare: alpha")
-    if split["partition"] == "dirichlet-class-5": split |= FEW_SAMPLES.get(dataset, {})
+    if v["alpha"] is not None:
+        split["alpha_dirichlet"] = SETTINGS["alpha_dirichlet"](v["alpha"], "compare: alpha")
+    if split["partition"] == "dirichlet-class-5":
+        split |= FEW_SAMPLES.get(dataset, {})
     at = rounds // 2 if v["drift_round"] is None else v["drift_round"]
-    when = {"drift_round": at, "drift_step": max(1, rounds // 20), "drift_back": max(1, rounds // 4)}
+    when = {
+        "drift_round": at,
+        "drift_step": max(1, rounds // 20),
+        "drift_back": max(1, rounds // 4),
+    }
     drift = {"drift": SETTINGS["drift"](v["drift"], "compare: drift")}
     drift |= {k: when[k] for k in DRIFT.get(v["drift"], ())}
     network = v["network"] or usual_network(dataset, v["data"])
-    return {"dataset": dataset, "network": network, "recipe": "plain", "seeds": list(seeds), **split, **drift,
-            **{k: v[k] for k in ("clients", "participation", "rounds", "epochs", "batch_size", *OPTIMISER)},
-            **{k: usual for k, usual in COMMON.items() if v[k] is None}}
+    return {
+        "dataset": dataset,
+        "network": network,
+        "recipe": "plain",
+        "seeds": list(seeds),
+        **split,
+        **drift,
+        **{
+            k: v[k]
+            for k in ("clients", "participation", "rounds", "epochs", "batch_size", *OPTIMISER)
+        },
+        **{k: usual for k, usual in COMMON.items() if v[k] is None},
+    }
+
 
 def label_of(base: dict[str, Any]) -> str:
     "The setting in words"
     kind = f"Dir({base['alpha_dirichlet']:g})" if "alpha_dirichlet" in base else base["partition"]
-    drift = "no drift" if base["drift"] == "none" else f"{base['drift']} drift after round {base['drift_round']}"
+    drift = (
+        "no drift"
+        if base["drift"] == "none"
+        else f"{base['drift']} drift after round {base['drift_round']}"
+    )
     return f"{base['dataset']}, {base['clients']} clients, {kind}, {drift}"
 
 # %% ../../nbs/09_reporting/04_compare.ipynb #a2c5875c
 def own_defaults(method: type[FedAvg]) -> dict[str, Any]:
     "The defaults that the class, or one between it and FedAvg, declares, by field"
-    below = method.__mro__[:method.__mro__.index(FedAvg)]
+    below = method.__mro__[: method.__mro__.index(FedAvg)]
     declared = {name for c in below for name in inspect.get_annotations(c)}
     return {f.name: f.default for f in fields(method) if f.name in declared}
+
 
 def with_own_optimiser(row: dict, typed: list[str]) -> dict:
     "`row` with its class's own defaults in place of COMMON, but for what was typed in it, or for all rows: `typed`"
     own = own_defaults(load_methods()[row["class"]])
-    changed = [k for k, usual in COMMON.items() if k not in [*row, *typed] and own.get(k, usual) != usual]
-    return row | {k: {"value": own[k], "source": f"guess: the default of {row['class']}"} for k in changed}
+    changed = [
+        k for k, usual in COMMON.items() if k not in [*row, *typed] and own.get(k, usual) != usual
+    ]
+    return row | {
+        k: {"value": own[k], "source": f"guess: the default of {row['class']}"} for k in changed
+    }
+
 
 def refuse_excluded(label: str, row: dict, base: dict):
     "Raises InputError for a setting of `row`, or of all rows, that the formula of its method excludes"
     for key, why in load_methods()[row["class"]].excluded.items():
         value = row.get(key, base.get(key))
-        if isinstance(value, dict): continue  # it has a source of its own
-        if value: raise InputError(f"compare: {label}: {key} {short(value)}: expected 0: {why}")
+        if isinstance(value, dict):
+            continue  # it has a source of its own
+        if value:
+            raise InputError(f"compare: {label}: {key} {short(value)}: expected 0: {why}")
 
 # %% ../../nbs/09_reporting/04_compare.ipynb #7a24e781
 def toml_value(value):
     "`value` as a spec holds it; raises InputError for what TOML does not have"
-    if value is None: return "none"
-    if hasattr(value, "item"): value = value.item()  # of numpy
-    if isinstance(value, dict): return {str(k): toml_value(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)): return [toml_value(v) for v in value]
-    if isinstance(value, (str, bool, int, float)): return value
+    if value is None:
+        return "none"
+    if hasattr(value, "item"):
+        value = value.item()  # of numpy
+    if isinstance(value, dict):
+        return {str(k): toml_value(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [toml_value(v) for v in value]
+    if isinstance(value, (str, bool, int, float)):
+        return value
     raise InputError(f"compare: {short(value)} is neither a number, a text, nor a list of them")
+
 
 def as_toml(value) -> str:
     "`value` as TOML on one line; raises InputError for what TOML does not have"
     value = toml_value(value)
-    if isinstance(value, dict): return f"{{{', '.join(f'{k} = {as_toml(v)}' for k, v in value.items())}}}"
-    if isinstance(value, list): return "[" + ", ".join(map(as_toml, value)) + "]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{k} = {as_toml(v)}' for k, v in value.items())}}}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(as_toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (str, bool)) else repr(value)
+
 
 def written(raw: dict[str, Any]) -> str:
     "A spec as the text of a file: its plain keys, then its tables"
-    top = [f"{key} = {as_toml(value)}" for key, value in raw.items() if not isinstance(value, (dict, list))]
-    tables = [("base", raw["base"]), *((f"methods.{as_toml(n)}", row) for n, row in raw["methods"].items())]
-    parts = [f"[{name}]\n" + "".join(f"{k} = {as_toml(v)}\n" for k, v in table.items()) for name, table in tables]
-    columns = "".join(f"[[columns]]\n{k} = {as_toml(v)}\n" for c in raw["columns"] for k, v in c.items())
+    top = [
+        f"{key} = {as_toml(value)}"
+        for key, value in raw.items()
+        if not isinstance(value, (dict, list))
+    ]
+    tables = [
+        ("base", raw["base"]),
+        *((f"methods.{as_toml(n)}", row) for n, row in raw["methods"].items()),
+    ]
+    parts = [
+        f"[{name}]\n" + "".join(f"{k} = {as_toml(v)}\n" for k, v in table.items())
+        for name, table in tables
+    ]
+    columns = "".join(
+        f"[[columns]]\n{k} = {as_toml(v)}\n" for c in raw["columns"] for k, v in c.items()
+    )
     return "\n".join([*top, "", columns, *parts, f"[tiers.{OWN_TIER}]\n"])
+
 
 def checked(raw: dict[str, Any], folder: Path) -> Spec:
     "The spec of a comparison that is to be kept in `folder`; raises InputError"
-    try: spec = spec_from(resolved(toml_value(raw), "compare"), Path("compare"))
-    except InputError as error: raise InputError(str(error).replace("compare: base.", "compare: ")) from None
-    return replace(spec, path=folder/f"{raw['table']}.toml")
+    try:
+        spec = spec_from(resolved(toml_value(raw), "compare"), Path("compare"))
+    except InputError as error:
+        raise InputError(str(error).replace("compare: base.", "compare: ")) from None
+    return replace(spec, path=folder / f"{raw['table']}.toml")
 
 # %% ../../nbs/09_reporting/04_compare.ipynb #cd5def31
 def differences(spec: Spec) -> list[str]:
@@ -174,12 +286,20 @@ def differences(spec: Spec) -> list[str]:
     fields = {r.row: r.settings["method"]["fields"] for r in spec.runs(OWN_TIER, seeds=1)}
     first, *others = fields.values()
     same = {k for k, v in first.items() if all(k in row and row[k] == v for row in others)}
-    own = {row: [f"{k.replace('_', ' ')} {'none' if v is None else value_in_words(v)}" for k, v in values.items()
-                 if k not in same] for row, values in fields.items()}
+    own = {
+        row: [
+            f"{k.replace('_', ' ')} {'none' if v is None else value_in_words(v)}"
+            for k, v in values.items()
+            if k not in same
+        ]
+        for row, values in fields.items()
+    }
     return [f"{row}: {', '.join(words)}" for row, words in own.items() if words]
+
 
 class ComparedTable(StoredTable):
     "The stored runs of a comparison: a table of each accuracy, on all classes and on a client's own mixture of them"
+
     def sheet(self) -> Sheet:
         "Both tables, that of the comparison's metric first"
         grids, notes = [], []
@@ -188,21 +308,47 @@ class ComparedTable(StoredTable):
             sheet = table_sheet(spec, self.tier, table(spec, self.tier, self.results), self.results)
             grids += [replace(grid, heading=metric.replace("_", " ")) for grid in sheet.grids[:1]]
             rows = tuple(f"{row}: " for row in self.spec.rows)  # `differences` has all of them
-            notes += [note for note in sheet.notes if note not in notes and not note.startswith(rows)]
+            notes += [
+                note for note in sheet.notes if note not in notes and not note.startswith(rows)
+            ]
         title = f"{', '.join(self.spec.rows)}: {self.spec.columns[0].label}"
         return Sheet(title, grids, [*notes, *differences(self.spec)])
+
     def show(self, format: str = "text") -> str:
         "`sheet` as text, md or html, or the summary as csv; raises InputError"
         return shown(self.sheet(), format, self.summary)
 
-def compare(methods, dataset: str = "digits", clients: int = 20, alpha: float | None = None, drift: str = "none",
-            rounds: int = 20, epochs: int = 2, participation: float = 1., lr: float = .03, batch_size: int = 16,
-            seeds: int | list[int] = 3, metric: str = COMPARED_METRICS[0], *, momentum: float | None = None,
-            weight_decay: float | None = None, lr_decay: float = 1., clip_norm: float | None = None,
-            name: str | None = None, drift_round: int | None = None, partition: str | None = None,
-            network: str | None = None,
-            folder: str | Path = "out/compare", data=None, device: str = "auto", workers: int = 1,
-            executor: str = "auto", quiet: bool = False, log=None) -> "ComparedTable":
+
+def compare(
+    methods,
+    dataset: str = "digits",
+    clients: int = 20,
+    alpha: float | None = None,
+    drift: str = "none",
+    rounds: int = 20,
+    epochs: int = 2,
+    participation: float = 1.0,
+    lr: float = 0.03,
+    batch_size: int = 16,
+    seeds: int | list[int] = 3,
+    metric: str = COMPARED_METRICS[0],
+    *,
+    momentum: float | None = None,
+    weight_decay: float | None = None,
+    lr_decay: float = 1.0,
+    clip_norm: float | None = None,
+    name: str | None = None,
+    drift_round: int | None = None,
+    partition: str | None = None,
+    network: str | None = None,
+    folder: str | Path = "out/compare",
+    data=None,
+    device: str = "auto",
+    workers: int = 1,
+    executor: str = "auto",
+    quiet: bool = False,
+    log=None,
+) -> "ComparedTable":
     """Run what is missing of `methods` (names, or label -> values) in one setting; its result. Raises InputError
 
     `alpha`: Dirichlet concentration, None = IID; `drift` at `drift_round` (default: half way);
@@ -211,20 +357,45 @@ def compare(methods, dataset: str = "digits", clients: int = 20, alpha: float | 
     keeps spec and runs: what is finished is never computed again; `workers`: processes; `log`: loggers, or
     texts like tensorboard:DIR."""
     load_methods()  # the files of --import may bring data sets too
-    base, rows, folder = base_of(v := locals()), rows_of(methods), Path(folder).expanduser()  # locals: the arguments
-    rows = {label: with_own_optimiser(row, [k for k in COMMON if v[k] is not None]) for label, row in rows.items()}
-    for label, row in rows.items(): refuse_excluded(label, row, base)
+    base, rows, folder = (
+        base_of(v := locals()),
+        rows_of(methods),
+        Path(folder).expanduser(),
+    )  # locals: the arguments
+    rows = {
+        label: with_own_optimiser(row, [k for k in COMMON if v[k] is not None])
+        for label, row in rows.items()
+    }
+    for label, row in rows.items():
+        refuse_excluded(label, row, base)
     if name and not re.fullmatch(r"[\w.-]{1,80}", name):
-        raise InputError(f"compare: name {short(name)}: expected letters, digits, '-', '_' and '.', at most 80")
-    raw = {"title": f"{', '.join(rows)} on {dataset}"[:200], "paper": "Comparison", "kind": "table",
-           "metric": choice(metric, COMPARED_METRICS, "compare: metric"), "statistic": "last",
-           "base": {"source": SOURCE} | base, "columns": [{"label": label_of(base)[:80]}],
-           "methods": {k: {"source": SOURCE} | scaled(row, rounds) for k, row in rows.items()}, "tiers": {OWN_TIER: {}}}
+        raise InputError(
+            f"compare: name {short(name)}: expected letters, digits, '-', '_' and '.', at most 80"
+        )
+    raw = {
+        "title": f"{', '.join(rows)} on {dataset}"[:200],
+        "paper": "Comparison",
+        "kind": "table",
+        "metric": choice(metric, COMPARED_METRICS, "compare: metric"),
+        "statistic": "last",
+        "base": {"source": SOURCE} | base,
+        "columns": [{"label": label_of(base)[:80]}],
+        "methods": {k: {"source": SOURCE} | scaled(row, rounds) for k, row in rows.items()},
+        "tiers": {OWN_TIER: {}},
+    }
     raw["table"] = name or f"{dataset.replace(' ', '')}-{run_id({'text': written(raw)})[:8]}"
     spec, loggers = checked(raw, folder), Loggers.of(log)
     runs = spec.runs(OWN_TIER)
-    report = compute_runs(runs, folder/"results", data=data, device=device, workers=workers, quiet=quiet, how=executor,
-                          on_done=loggers)
-    log_stored(loggers, runs, folder/"results")
+    report = compute_runs(
+        runs,
+        folder / "results",
+        data=data,
+        device=device,
+        workers=workers,
+        quiet=quiet,
+        how=executor,
+        on_done=loggers,
+    )
+    log_stored(loggers, runs, folder / "results")
     write_atomic(spec.path, written(raw).encode())
-    return ComparedTable(spec, OWN_TIER, folder/"results", report)
+    return ComparedTable(spec, OWN_TIER, folder / "results", report)

@@ -32,34 +32,69 @@ from ..verdicts.tables import published_cell, read_published, to
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #f5bbccdf
 METHOD_COLOURS = {
-    "Union": "#771111", "FedAvg": "#000000", "FedAvgM": "#ff5511", "FedProx": "#0077aa", "MOON": "#bb88dd",
-    "LfD": "#ee8888", "Constraint": "#1100bb", "SCAFFOLD": "#664466", "FedDyn": "#2255aa", "FedDC": "#55aaff",
-    "SlowMo": "#8855ff", "FedExP": "#770099", "FedFM": "#aa3333", "AdaptiveFedAvg": "#4488ee", "Flash": "#dd22cc",
-    "pFedMe": "#662244", "Ditto": "#3311dd", "FedRep": "#009966", "FedBABU": "#882200", "FedPAC": "#00bb44",
-    "IFCA": "#bb99cc", "FedDrift": "#660088", "FedCCFA": "#cc5500", "FedRS": "#cc99aa", "FedLC": "#00aa44",
-    "InCo": "#556644", "FedCDA": "#4499ff", "FedBSS": "#8811ff", "FedGKD": "#883333", "FedNTD": "#bb4400",
-    "FedADC": "#553366", "FedADCPlus": "#ff7700",
+    "Union": "#771111",
+    "FedAvg": "#000000",
+    "FedAvgM": "#ff5511",
+    "FedProx": "#0077aa",
+    "MOON": "#bb88dd",
+    "LfD": "#ee8888",
+    "Constraint": "#1100bb",
+    "SCAFFOLD": "#664466",
+    "FedDyn": "#2255aa",
+    "FedDC": "#55aaff",
+    "SlowMo": "#8855ff",
+    "FedExP": "#770099",
+    "FedFM": "#aa3333",
+    "AdaptiveFedAvg": "#4488ee",
+    "Flash": "#dd22cc",
+    "pFedMe": "#662244",
+    "Ditto": "#3311dd",
+    "FedRep": "#009966",
+    "FedBABU": "#882200",
+    "FedPAC": "#00bb44",
+    "IFCA": "#bb99cc",
+    "FedDrift": "#660088",
+    "FedCCFA": "#cc5500",
+    "FedRS": "#cc99aa",
+    "FedLC": "#00aa44",
+    "InCo": "#556644",
+    "FedCDA": "#4499ff",
+    "FedBSS": "#8811ff",
+    "FedGKD": "#883333",
+    "FedNTD": "#bb4400",
+    "FedADC": "#553366",
+    "FedADCPlus": "#ff7700",
 }  # method -> colour; chosen so that the methods of one paper stay apart for every kind of colour vision
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #979847a7
 DASHES: dict[str, tuple | str] = {
-    "solid": "", "dashed": (5, 1.5), "dotted": (1.2, 1.2), "dashdot": (5, 1.5, 1.2, 1.5), "long": (9, 2),
-    "dashdotdot": (5, 1.2, 1.2, 1.2, 1.2, 1.2)}  # name -> line widths on, off, on, ...
+    "solid": "",
+    "dashed": (5, 1.5),
+    "dotted": (1.2, 1.2),
+    "dashdot": (5, 1.5, 1.2, 1.5),
+    "long": (9, 2),
+    "dashdotdot": (5, 1.2, 1.2, 1.2, 1.2, 1.2),
+}  # name -> line widths on, off, on, ...
 PLAIN = {"FedAvg", "LfD", "FedDC", "FedADC", "FedADCPlus", "FedBSS", "FedCCFA"}
 _markers = cycle("os^Dv<>pXP*hd")
-METHOD_MARKERS = {m: "" if m in PLAIN else next(_markers) for m in METHOD_COLOURS}  # method -> marker of matplotlib
+METHOD_MARKERS = {
+    m: "" if m in PLAIN else next(_markers) for m in METHOD_COLOURS
+}  # method -> marker of matplotlib
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #491d8d1d
 OTHER = "#767676"  # colour of a method that is not in METHOD_COLOURS
+
 
 def lighter(colour: str, share: float) -> str:
     "`colour` with a share of white, in [0, 1]"
     r, g, b = (c + (1 - c) * share for c in to_rgb(colour))
     return to_hex((r, g, b))
 
+
 @dataclass(frozen=True)
 class Style:
     "How the line of a row is drawn"
+
     colour: str
     dashes: tuple | str = ""  # line widths on, off, ...; empty: solid
     marker: str = ""
@@ -68,16 +103,31 @@ class Style:
     @property
     def line(self) -> dict:
         "What matplotlib's `plot` takes"
-        return dict(color=self.colour, linewidth=self.width, linestyle=(0, self.dashes) if self.dashes else "-",
-                    marker=self.marker or None, markersize=3.5, zorder=2 + self.width / 10)
+        return dict(
+            color=self.colour,
+            linewidth=self.width,
+            linestyle=(0, self.dashes) if self.dashes else "-",
+            marker=self.marker or None,
+            markersize=3.5,
+            zorder=2 + self.width / 10,
+        )
 
-NAMED = {", blue": "#2255aa", ", red": "#cc3311"}  # rows that a paper names by the colours of its lines
-TIED = {"feature": "#1100bb", "parameter": "#cc5500"}  # of the method Constraint: what is tied gives the colour,
+
+NAMED = {
+    ", blue": "#2255aa",
+    ", red": "#cc3311",
+}  # rows that a paper names by the colours of its lines
+TIED = {
+    "feature": "#1100bb",
+    "parameter": "#cc5500",
+}  # of the method Constraint: what is tied gives the colour,
 TIED_PARTS = ("all", "classifier", "header", "extractor")  # and the part of the model the dashes
+
 
 def own_rows(spec: Spec) -> set[str]:
     "The rows of the paper's own method"
     return {r.name for r in spec.rows.values() if r.method.lower().startswith(spec.folder)}
+
 
 def row_styles(spec: Spec) -> dict[str, Style]:
     "row -> style: the method's colour and marker for its first row, lighter and dashed for later ones"
@@ -86,10 +136,15 @@ def row_styles(spec: Spec) -> dict[str, Style]:
         k, set_to = seen[row.method], {key: v.value for key, v in row.values.items()}
         seen[row.method] += 1
         colour = lighter(METHOD_COLOURS.get(row.method, OTHER), min(0.25 * k, 0.6))
-        style = Style(colour, patterns[k % 6], METHOD_MARKERS.get(row.method, ""),
-                      2.4 if row.name in own_rows(spec) and not k else 1.5)
+        style = Style(
+            colour,
+            patterns[k % 6],
+            METHOD_MARKERS.get(row.method, ""),
+            2.4 if row.name in own_rows(spec) and not k else 1.5,
+        )
         for name in NAMED:
-            if name in row.name: style = replace(style, colour=NAMED[name], dashes="")
+            if name in row.name:
+                style = replace(style, colour=NAMED[name], dashes="")
         if {"kind", "part"} <= set_to.keys():
             style = Style(TIED[set_to["kind"]], patterns[TIED_PARTS.index(set_to["part"])])
         styles[row.name] = style
@@ -100,15 +155,21 @@ def curves(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataF
     """One line an evaluated round of every finished run: row, column, seed, status, diverged, round, the spec's metrics
 
     A final fine-tuning is left out: a curve is of one kind of model."""
-    def untuned(run, metric): return series(metric_rows(run, metric), metric.removesuffix("_untuned") + "_untuned")
+
+    def untuned(run, metric):
+        return series(metric_rows(run, metric), metric.removesuffix("_untuned") + "_untuned")
+
     metrics = spec.metric, *spec.beside
-    kept = [run.assign(row=planned.row, column=planned.column, **{m: untuned(run, m) for m in metrics})
-            for planned, run in stored_runs(spec, tier, results)]
+    kept = [
+        run.assign(row=planned.row, column=planned.column, **{m: untuned(run, m) for m in metrics})
+        for planned, run in stored_runs(spec, tier, results)
+    ]
     names = ["row", "column", "seed", "status", "diverged", "round", *metrics]
     return pd.concat(kept, ignore_index=True)[names] if kept else pd.DataFrame(columns=names)
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #07c64313
 REST, FEW = "#bbbbbb", 5  # colour of the rows that are not stressed; up to so many rows are
+
 
 def plot_curves(ax: Axes, long: pd.DataFrame, metric: str, styles: dict[str, Style]) -> None:
     "Mean line and band over seeds for every row in `long` (of `curves`); every seed for one with a diverged run"
@@ -116,21 +177,41 @@ def plot_curves(ax: Axes, long: pd.DataFrame, metric: str, styles: dict[str, Sty
         found = long[long.row == row]
         if (found.status == "diverged").any():
             for _, run in found.groupby("seed"):
-                end: dict = dict(marker="x", markevery=[-1]) if run.status.iloc[0] == "diverged" else {}
+                end: dict = (
+                    dict(marker="x", markevery=[-1]) if run.status.iloc[0] == "diverged" else {}
+                )
                 ax.plot(run["round"], run[metric], color=style.colour, linewidth=0.8, **end)
         elif len(found):
             at = found.groupby("round")[metric].agg(["mean", "std"])
             ax.plot(at.index, at["mean"], **style.line, markevery=max(1, len(at) // 8))
             if style.colour != REST and at["std"].notna().any():
-                ax.fill_between(at.index, at["mean"] - at["std"], at["mean"] + at["std"], color=style.colour, alpha=.15,
-                                linewidth=0.4, zorder=1)
+                ax.fill_between(
+                    at.index,
+                    at["mean"] - at["std"],
+                    at["mean"] + at["std"],
+                    color=style.colour,
+                    alpha=0.15,
+                    linewidth=0.4,
+                    zorder=1,
+                )
+
 
 def mark_drift(ax: Axes, rounds: tuple[int, ...]) -> None:
     "A dashed vertical line where labels change: after the first t rounds, t in `rounds`; the first has a label"
-    for t in rounds: ax.axvline(t + 0.5, color="0.35", linewidth=1, linestyle=(0, (4, 3)), zorder=0)
+    for t in rounds:
+        ax.axvline(t + 0.5, color="0.35", linewidth=1, linestyle=(0, (4, 3)), zorder=0)
     for t in rounds[:1]:
-        ax.annotate("concept drift", (t + 0.5, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), ha="center",
-                    textcoords="offset points", va="bottom", fontsize=8, color="0.25")
+        ax.annotate(
+            "concept drift",
+            (t + 0.5, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 2),
+            ha="center",
+            textcoords="offset points",
+            va="bottom",
+            fontsize=8,
+            color="0.25",
+        )
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #4f1989e9
 def schedule_of(run: PlannedRun):
@@ -138,45 +219,81 @@ def schedule_of(run: PlannedRun):
     settings, clients = dict(run.settings["drift"]), run.settings["partition"]["clients"]
     return drift(settings.pop("name"), clients=clients, classes=10, **settings)
 
+
 def drift_rounds(run: PlannedRun) -> tuple[int, ...]:
     "The rounds (from 0) at whose start labels change in this run; empty without concept drift"
     return tuple(schedule_of(run).change_rounds)
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #fb596f60
-PARTITION_WORDS = {"iid": "IID", "iid-class": "IID", "sort": "sorted by label", "natural": "natural clients"}
+PARTITION_WORDS = {
+    "iid": "IID",
+    "iid-class": "IID",
+    "sort": "sorted by label",
+    "natural": "natural clients",
+}
 METRIC_WORDS = {
-    "cka": "CKA with the received model", "kl": "KL divergence from the received model (nats)",
-    "gap_majority": "confidence gained, majority classes", "gap_minority": "confidence gained, minority classes",
-    "lp_existing": "learning performance, own classes", "lp_absent": "learning performance, absent classes",
+    "cka": "CKA with the received model",
+    "kl": "KL divergence from the received model (nats)",
+    "gap_majority": "confidence gained, majority classes",
+    "gap_minority": "confidence gained, minority classes",
+    "lp_existing": "learning performance, own classes",
+    "lp_absent": "learning performance, absent classes",
     "lp_means_existing": "ratio of mean accuracies, own classes",
     "lp_means_absent": "ratio of mean accuracies, absent classes",
-    "accuracy_existing": "accuracy on own classes (%)", "accuracy_absent": "accuracy on absent classes (%)",
-    "update_norm": "length of the server's update", "update_norm_clients": "mean length of a client's update",
-    "drift_norm": "distance from the received model", "used_models": "global models in use",
-    "unbiased_share": "share of unbiased samples", "test_loss": "loss on the test set (nats)"}
+    "accuracy_existing": "accuracy on own classes (%)",
+    "accuracy_absent": "accuracy on absent classes (%)",
+    "update_norm": "length of the server's update",
+    "update_norm_clients": "mean length of a client's update",
+    "drift_norm": "distance from the received model",
+    "used_models": "global models in use",
+    "unbiased_share": "share of unbiased samples",
+    "test_loss": "loss on the test set (nats)",
+}
+
 
 def partition_words(part: dict) -> str:
     "How samples are spread over clients, for a title"
-    return f"Dir({part['alpha']:g})" if "alpha" in part else PARTITION_WORDS.get(part["recipe"], part["recipe"])
+    return (
+        f"Dir({part['alpha']:g})"
+        if "alpha" in part
+        else PARTITION_WORDS.get(part["recipe"], part["recipe"])
+    )
+
 
 def setting(run: PlannedRun, tier: str) -> str:
     "A panel's title: the run's setting in words"
     drift_ = run.settings["drift"]["name"]
-    words = [partition_words(run.settings["partition"]), f"{'no' if drift_ == 'none' else drift_} drift"]
+    words = [
+        partition_words(run.settings["partition"]),
+        f"{'no' if drift_ == 'none' else drift_} drift",
+    ]
     return ", ".join([run.column, *(w for w in words if w not in run.column), f"tier {tier}"])
+
 
 def axis_label(metric: str) -> str:
     "A metric in words with its unit, for an axis"
     unit = " (%)" if "accuracy" in metric else " (s)" if metric in TIMES else ""
     return METRIC_WORDS.get(metric, metric.replace("_", " ") + unit)
 
-def plot_published(ax: Axes, spec: Spec, column: Column, last: int, styles: dict[str, Style]) -> None:
+
+def plot_published(
+    ax: Axes, spec: Spec, column: Column, last: int, styles: dict[str, Style]
+) -> None:
     "Published mean ± std of the rows in `styles` as an open diamond at the `last` round"
     paper = read_published(spec)
     for name, style in styles.items():
         mean, std = published_cell(paper, {**spec.rows[name].published, **column.published})
-        ax.errorbar(last, mean, std, fmt="D", markersize=5, markerfacecolor="white", color=style.colour, capsize=2,
-                    zorder=5)
+        ax.errorbar(
+            last,
+            mean,
+            std,
+            fmt="D",
+            markersize=5,
+            markerfacecolor="white",
+            color=style.colour,
+            capsize=2,
+            zorder=5,
+        )
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #5ebe0f18
 def grid(panels: int, wide: int | None = None) -> tuple[Figure, list[Axes]]:
@@ -185,33 +302,54 @@ def grid(panels: int, wide: int | None = None) -> tuple[Figure, list[Axes]]:
     high, size = -(-panels // wide), (5.2, 3.4) if wide < 3 else (3.6, 3.0)  # inches of a panel
     figsize = size[0] * wide + 1.6, size[1] * high
     fig, axes = plt.subplots(high, wide, figsize=figsize, squeeze=False, layout="constrained")
-    for ax in axes.flat[panels:]: ax.axis("off")
+    for ax in axes.flat[panels:]:
+        ax.axis("off")
     return fig, list(axes.flat[:panels])
+
 
 def diverged_notes(long: pd.DataFrame, most: int = 6) -> list[str]:
     "Which runs in `long` (of `curves`) diverged where: at most `most` lines, and how many are left out"
     runs = long[long.status == "diverged"].drop_duplicates(["row", "column", "seed"])
-    lines = [f"diverged: {r.row}, {r.column}, seed {r.seed}: {r.diverged}" for r in runs.itertuples()]
-    return lines[:most] + ([f"and {len(lines) - most} more: see the table"] if len(lines) > most else [])
+    lines = [
+        f"diverged: {r.row}, {r.column}, seed {r.seed}: {r.diverged}" for r in runs.itertuples()
+    ]
+    return lines[:most] + (
+        [f"and {len(lines) - most} more: see the table"] if len(lines) > most else []
+    )
+
 
 def over_seeds(long: pd.DataFrame) -> str:
     "What a line and its band are: one seed, or a mean over some"
     seeds = to(long.groupby(["row", "column"]).seed.nunique())
     return "one seed" if seeds == "1" else f"mean ± std\nover seeds (n = {seeds})"
 
-def add_legend(fig: Figure, long: pd.DataFrame, styles: dict[str, Style], judged: bool = False) -> None:
+
+def add_legend(
+    fig: Figure, long: pd.DataFrame, styles: dict[str, Style], judged: bool = False
+) -> None:
     "One legend right of the panels: the rows, a diverged run, a published value; below them, who diverged"
-    def line(label, color="0.3", **more): return Line2D([], [], label=label, color=color, **more)
+
+    def line(label, color="0.3", **more):
+        return Line2D([], [], label=label, color=color, **more)
+
     there = {r: s for r, s in styles.items() if r in set(long.row)}
     rest = sum(s.colour == REST for s in there.values())
     lines = [line(r, **s.line) for r, s in there.items() if s.colour != REST]
-    lines += [line(f"{rest} other methods", REST, linewidth=.9)] if rest else []
+    lines += [line(f"{rest} other methods", REST, linewidth=0.9)] if rest else []
     if notes := diverged_notes(long):
         lines.append(line("every seed, x = diverged", linewidth=0.8, marker="x"))
         fig.supxlabel("\n".join(notes), fontsize=8, x=0.01, ha="left")
-    if judged: lines.append(line("published ± std", linestyle="", marker="D", markerfacecolor="white"))
-    fig.legend(handles=lines, loc="outside right center", frameon=False, fontsize=9, title_fontsize=9,
-               title=over_seeds(long))
+    if judged:
+        lines.append(line("published ± std", linestyle="", marker="D", markerfacecolor="white"))
+    fig.legend(
+        handles=lines,
+        loc="outside right center",
+        frameon=False,
+        fontsize=9,
+        title_fontsize=9,
+        title=over_seeds(long),
+    )
+
 
 def highlighted(spec: Spec, long: pd.DataFrame, styles: dict[str, Style]) -> dict[str, Style]:
     """`styles`, grey but for `FEW` rows: the best of the paper's own, FedAvg, and the best others at the end
@@ -222,49 +360,69 @@ def highlighted(spec: Spec, long: pd.DataFrame, styles: dict[str, Style]) -> dic
     rows = ends.groupby("column").row.nunique()
     fullest = ends.column.isin(rows[rows == rows.max()].index)
     ends = ends[fullest].groupby("row")[spec.metric].mean()
-    if long.row.nunique() <= FEW or "accuracy" not in spec.metric: return styles
+    if long.row.nunique() <= FEW or "accuracy" not in spec.metric:
+        return styles
     order = list(ends.sort_values(ascending=False, kind="stable").index)
-    first = [*[row for row in order if row in own_rows(spec)][:2], *[row for row in order if row == "FedAvg"]]
+    first = [
+        *[row for row in order if row in own_rows(spec)][:2],
+        *[row for row in order if row == "FedAvg"],
+    ]
     stressed = list(dict.fromkeys([*first, *order]))[:FEW]
-    return {r: s if r in stressed else Style(REST, width=.9) for r, s in styles.items()}
+    return {r: s if r in stressed else Style(REST, width=0.9) for r, s in styles.items()}
+
 
 def refuse_empty(spec: Spec, tier: str, results: str | Path | None):
     "Raises InputError: no finished run, and what to type"
-    raise InputError(f"no finished run of {spec.name} at tier {tier} in {results or spec.results}; "
-                     f"make them with: fedrepro run {spec.name} --tier {tier}")
+    raise InputError(
+        f"no finished run of {spec.name} at tier {tier} in {results or spec.results}; "
+        f"make them with: fedrepro run {spec.name} --tier {tier}"
+    )
+
 
 def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     """Metrics over rounds from the store: a panel for each setting with runs, a line for each row
 
     With metrics `beside` the first, a line of panels for each. `results` holds the tiers' folders (default: beside the
     spec). Raises InputError without any run."""
-    if spec.difference: raise InputError(f"{spec.name} is a difference of tables: it has no curves of its own")
+    if spec.difference:
+        raise InputError(f"{spec.name} is a difference of tables: it has no curves of its own")
     long, judged = curves(spec, tier, results), tier == "paper" and spec.published is not None
-    if not len(long): refuse_empty(spec, tier, results)
+    if not len(long):
+        refuse_empty(spec, tier, results)
     styles = highlighted(spec, long, row_styles(spec))
-    columns, metrics = [c for c in spec.tier_columns(tier) if c.label in set(long.column)], [spec.metric, *spec.beside]
+    columns, metrics = (
+        [c for c in spec.tier_columns(tier) if c.label in set(long.column)],
+        [spec.metric, *spec.beside],
+    )
     panels = [(metric, column) for metric in metrics for column in columns]
     wide = None if len(metrics) == 1 else len(columns) if len(columns) > 1 else len(metrics)
     fig, axes = grid(len(panels), wide)
     for ax, (metric, column) in zip(axes, panels):
-        run, here = next(r for r in spec.runs(tier) if r.column == column.label), long[long.column == column.label]
+        run, here = (
+            next(r for r in spec.runs(tier) if r.column == column.label),
+            long[long.column == column.label],
+        )
         plot_curves(ax, here, metric, styles)
         mark_drift(ax, drift_rounds(run))
         ours = {row: s for row, s in styles.items() if row in set(here.row) and s.colour != REST}
-        if judged and metric == spec.metric: plot_published(ax, spec, column, run.rounds, ours)
+        if judged and metric == spec.metric:
+            plot_published(ax, spec, column, run.rounds, ours)
         ax.set(xlabel="round", ylabel=textwrap.fill(axis_label(metric), 30))
         ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         if metric == "used_models":
             ax.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
             ax.set_ylim(bottom=0)
-        title = setting(run, tier).replace("tier ", "tier\N{no-break space}")
+        title = setting(run, tier).replace("tier ", "tier\N{NO-BREAK SPACE}")
         pad = 16 if drift_rounds(run) else 6  # the drift's label stands between
-        if len(columns) == 1 < len(metrics): fig.suptitle(title, fontsize=9)
-        else: ax.set_title(textwrap.fill(title, 78 if len(axes) < 3 else 52), fontsize=9, pad=pad)
+        if len(columns) == 1 < len(metrics):
+            fig.suptitle(title, fontsize=9)
+        else:
+            ax.set_title(textwrap.fill(title, 78 if len(axes) < 3 else 52), fontsize=9, pad=pad)
     for metric in metrics:  # one metric has one scale
         same = [ax for ax, (m, _) in zip(axes, panels) if m == metric]
         low, high = (f(ax.get_ylim()[i] for ax in same) for i, f in enumerate((min, max)))
-        for ax in same: ax.set_ylim(low, high)
+        for ax in same:
+            ax.set_ylim(low, high)
     add_legend(fig, long, styles, judged)
     return fig
 
@@ -278,17 +436,24 @@ def save_figure(fig: Figure, out: str | Path, dpi: int = 150) -> Path:
         choice(kind, fig.canvas.get_supported_filetypes(), f"format of the figure {out}:")
         out.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(out, dpi=dpi, metadata=undated.get(kind))
-    except OSError as e: raise InputError(f"{out}: cannot write the figure ({e.strerror or e})") from None
-    finally: plt.close(fig)
+    except OSError as e:
+        raise InputError(f"{out}: cannot write the figure ({e.strerror or e})") from None
+    finally:
+        plt.close(fig)
     return out
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #4947c67d
 def small_png(fig: Figure, colours: int = 128) -> bytes:
     "`fig` as a PNG file of so many colours (2 to 256), at its own resolution"
     from PIL import Image  # comes with matplotlib; only pages of results need it
+
     whole, out = io.BytesIO(), io.BytesIO()
     fig.savefig(whole, format="png", dpi=fig.dpi, bbox_inches="tight", metadata={"Software": None})
     # keeps the hues of thin lines
-    few = Image.open(whole).convert("RGB").quantize(colours, Image.Quantize.MAXCOVERAGE, 3, dither=Image.Dither.NONE)
+    few = (
+        Image.open(whole)
+        .convert("RGB")
+        .quantize(colours, Image.Quantize.MAXCOVERAGE, 3, dither=Image.Dither.NONE)
+    )
     few.save(out, format="png", optimize=True)
     return out.getvalue()

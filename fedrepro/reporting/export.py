@@ -17,102 +17,197 @@ from ..experiments.specs import Spec
 from ..experiments.store import COLUMNS
 from .curves import refuse_empty
 from ..verdicts.summaries import stored_runs
-from ..verdicts.tables import STATISTIC_WORDS, heading, measured, plus_minus, reduced, table, title, to
+from fedrepro.verdicts.tables import (
+    STATISTIC_WORDS,
+    heading,
+    measured,
+    plus_minus,
+    reduced,
+    table,
+    title,
+    to,
+)
 from ..verdicts.verdicts import VERDICTS
 
 # %% ../../nbs/09_reporting/02_export.ipynb #a7b16756
 def tidy(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
     "Every evaluated round of every finished run of a table (of both, for a difference); raises InputError without any"
-    kept = [run.assign(table=part.name, row=planned.row, column=planned.column, tier=tier)
-            for part in spec.difference or (spec,) for planned, run in stored_runs(part, tier, results)]
-    if not kept: refuse_empty(spec, tier, results)
+    kept = [
+        run.assign(table=part.name, row=planned.row, column=planned.column, tier=tier)
+        for part in spec.difference or (spec,)
+        for planned, run in stored_runs(part, tier, results)
+    ]
+    if not kept:
+        refuse_empty(spec, tier, results)
     frame = pd.concat(kept, ignore_index=True)
-    empty = [c for c in frame if c not in COLUMNS and frame[c].isna().all()]  # of other tables' runs
+    empty = [
+        c for c in frame if c not in COLUMNS and frame[c].isna().all()
+    ]  # of other tables' runs
     first = ["table", "row", "column", "tier"]
     return frame[first + [c for c in frame if c not in (*first, *empty)]]
 
 # %% ../../nbs/09_reporting/02_export.ipynb #8b62b80d
-TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$",
-       "|": "$|$", '"': "''", "±": r"$\pm$", "–": "--", "—": "---", "−": "$-$", "×": r"$\times$", "≤": r"$\le$",
-       "≥": r"$\ge$", "…": r"\ldots{}"} | {c: "\\" + c for c in "&%$#_{}"} | {
-    c: rf"$\{name}$" for c, name in zip("αβγδεηλμρστφ", (
-        "alpha beta gamma delta epsilon eta lambda mu rho sigma tau phi").split())}
+TEX = (
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": "$<$",
+        ">": "$>$",
+        "|": "$|$",
+        '"': "''",
+        "±": r"$\pm$",
+        "–": "--",
+        "—": "---",
+        "−": "$-$",
+        "×": r"$\times$",
+        "≤": r"$\le$",
+        "≥": r"$\ge$",
+        "…": r"\ldots{}",
+    }
+    | {c: "\\" + c for c in "&%$#_{}"}
+    | {
+        c: rf"$\{name}$"
+        for c, name in zip(
+            "αβγδεηλμρστφ",
+            ("alpha beta gamma delta epsilon eta lambda mu rho sigma tau phi").split(),
+        )
+    }
+)
+
 
 def escape(text: object) -> str:
     "`text` as LaTeX prints it; a character that its first fonts do not have becomes a question mark"
     return "".join(TEX.get(c, c if " " <= c < "ƀ" else "?") for c in str(text))
 
 # %% ../../nbs/09_reporting/02_export.ipynb #7bba197e
-MARKS = dict(zip(VERDICTS, ("$^{=}$", r"$^{\approx}$", "$^{?}$", r"$^{\sim}$", r"$^{\neq}$")))  # verdict -> mark
+MARKS = dict(
+    zip(VERDICTS, ("$^{=}$", r"$^{\approx}$", "$^{?}$", r"$^{\sim}$", r"$^{\neq}$"))
+)  # verdict -> mark
+
 
 def best(part: pd.DataFrame, name: str) -> set[str]:
     "The rows of one setting whose `name` is the highest, as printed with two decimals; none where more is not better"
     shown = part[name].astype(float).round(2)
     return set(part.row[shown == shown.max()]) if "accuracy" in part.metric.iloc[0] else set()
 
+
 def texts(part: pd.DataFrame, statistic: str) -> dict[str, list[str]]:
     "The columns of one setting as LaTeX: ours and published, or without published numbers the three statistics"
+
     def column(name: str, std: str) -> list[str]:
-        top, found = best(part, name), [escape(plus_minus(*pair)) for pair in zip(part[name], part[std])]
-        return [re.sub(r"^\S+", r"\\textbf{\g<0>}", text) if row in top else text for row, text in zip(part.row, found)]
+        top, found = (
+            best(part, name),
+            [escape(plus_minus(*pair)) for pair in zip(part[name], part[std])],
+        )
+        return [
+            re.sub(r"^\S+", r"\\textbf{\g<0>}", text) if row in top else text
+            for row, text in zip(part.row, found)
+        ]
+
     if part.published_mean.isna().all():
         first = sorted(STATISTIC_WORDS, key=lambda s: s != statistic)
         found = {s.replace("_", " "): column(s, f"{s}_std") for s in first}
         ours = found[statistic.replace("_", " ")]
-    else: found = {"ours": (ours := column("mean", "std")), "published": column("published_mean", "published_std")}
+    else:
+        found = {
+            "ours": (ours := column("mean", "std")),
+            "published": column("published_mean", "published_std"),
+        }
     for i, r in enumerate(part.to_dict("records")):
-        if r["diverged"]: ours[i] = f"diverged ({r['diverged']} of {r['diverged'] + r['n']})"
-        elif r["n"]: ours[i] += MARKS.get(r["verdict"], "")
+        if r["diverged"]:
+            ours[i] = f"diverged ({r['diverged']} of {r['diverged'] + r['n']})"
+        elif r["n"]:
+            ours[i] += MARKS.get(r["verdict"], "")
     return found
 
 # %% ../../nbs/09_reporting/02_export.ipynb #d01ab1a3
 def table_notes(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     "What the marks and words of a table mean: those that it has"
     n = to(sorted({len(s.split()) for s in frame.seeds} - {0}))
-    out = [rf"Mean $\pm$ sample standard deviation over seeds ($n$ = {n}), {STATISTIC_WORDS[spec.statistic]}."]
-    if "accuracy" in spec.metric: out.append("Bold: the highest of a column.")
+    out = [
+        rf"Mean $\pm$ sample standard deviation over seeds ($n$ = {n}), {STATISTIC_WORDS[spec.statistic]}."
+    ]
+    if "accuracy" in spec.metric:
+        out.append("Bold: the highest of a column.")
     marks = [f"{MARKS[word]} {word}" for word in VERDICTS if word in set(frame.verdict)]
-    if marks: out.append("Against the published number: " + ", ".join(marks) + ".")
-    if spec.published is not None and tier != "paper": out.append(escape(f"Tier {tier}: {reduced(spec, tier)}."))
-    beside = {c.label: heading(c, tier == "paper").removeprefix(c.label).strip(" []") for c in spec.tier_columns(tier)}
-    out += [escape(f"{label}, {text}.") for label, text in beside.items() if text not in ("", f"published: {label}")]
-    if frame.diverged.any(): out.append("No mean is taken where a run diverged.")
+    if marks:
+        out.append("Against the published number: " + ", ".join(marks) + ".")
+    if spec.published is not None and tier != "paper":
+        out.append(escape(f"Tier {tier}: {reduced(spec, tier)}."))
+    beside = {
+        c.label: heading(c, tier == "paper").removeprefix(c.label).strip(" []")
+        for c in spec.tier_columns(tier)
+    }
+    out += [
+        escape(f"{label}, {text}.")
+        for label, text in beside.items()
+        if text not in ("", f"published: {label}")
+    ]
+    if frame.diverged.any():
+        out.append("No mean is taken where a run diverged.")
     return out
+
 
 def latex(spec: Spec, tier: str, results: str | Path | None = None) -> str:
     "The table as LaTeX for a document that uses `booktabs`, two settings a float; raises InputError without any run"
     frame, labels = table(spec, tier, results), [c.label for c in spec.tier_columns(tier)]
-    if not (frame.seeds != "").any(): refuse_empty(spec, tier, results)
+    if not (frame.seeds != "").any():
+        refuse_empty(spec, tier, results)
     name = re.sub(r"[^A-Za-z0-9-]+", "-", f"{spec.name}-{tier}")
-    notes = " ".join([escape(f"{title(spec)}. {measured(spec, tier)}."), *table_notes(spec, tier, frame)])
+    notes = " ".join(
+        [escape(f"{title(spec)}. {measured(spec, tier)}."), *table_notes(spec, tier, frame)]
+    )
     out = [r"% needs \usepackage{booktabs}"]
     for k in range(0, len(labels), 2):
-        parts = {escape(c): frame[frame.column == c] for c in labels[k:k + 2]}
-        if len(parts) < len(labels[k:k + 2]):
-            both = " and ".join(map(short, labels[k:k + 2]))
+        parts = {escape(c): frame[frame.column == c] for c in labels[k : k + 2]}
+        if len(parts) < len(labels[k : k + 2]):
+            both = " and ".join(map(short, labels[k : k + 2]))
             raise InputError(f"{spec.name}: LaTeX prints two columns alike: {both}")
-        cells = {c: pd.DataFrame(texts(p, spec.statistic), list(map(escape, p.row))) for c, p in parts.items()}
+        cells = {
+            c: pd.DataFrame(texts(p, spec.statistic), list(map(escape, p.row)))
+            for c, p in parts.items()
+        }
         whole = pd.concat(cells, axis=1)
-        out.append(whole.style.to_latex(
-            hrules=True, column_format="l" + "r" * len(whole.columns), multicol_align="c", position="htbp",
-            position_float="centering", caption=notes, label=f"tab:{name}-{k // 2 + 1}"))
+        out.append(
+            whole.style.to_latex(
+                hrules=True,
+                column_format="l" + "r" * len(whole.columns),
+                multicol_align="c",
+                position="htbp",
+                position_float="centering",
+                caption=notes,
+                label=f"tab:{name}-{k // 2 + 1}",
+            )
+        )
     return "\n".join(out)
 
 # %% ../../nbs/09_reporting/02_export.ipynb #1b70d407
 def as_csv(spec: Spec, tier: str, results: str | Path | None = None) -> bytes:
     return tidy(spec, tier, results).to_csv(index=False, lineterminator="\n").encode()
 
+
 def as_parquet(spec: Spec, tier: str, results: str | Path | None = None) -> bytes:
     frame, out = tidy(spec, tier, results), BytesIO()
-    try: frame.to_parquet(out, engine="pyarrow", index=False)
+    try:
+        frame.to_parquet(out, engine="pyarrow", index=False)
     except ImportError:
-        raise InputError("parquet needs pyarrow; it comes with the extra: pip install 'fedrepro[export]'") from None
+        raise InputError(
+            "parquet needs pyarrow; it comes with the extra: pip install 'fedrepro[export]'"
+        ) from None
     return out.getvalue()
 
-EXPORTS: dict[str, Callable[..., bytes]] = {
-    "csv": as_csv, "parquet": as_parquet, "latex": lambda spec, tier, results=None: latex(spec, tier, results).encode()}
 
-def export(spec: Spec, tier: str, to: str, out: str | Path, results: str | Path | None = None) -> Path:
+EXPORTS: dict[str, Callable[..., bytes]] = {
+    "csv": as_csv,
+    "parquet": as_parquet,
+    "latex": lambda spec, tier, results=None: latex(spec, tier, results).encode(),
+}
+
+
+def export(
+    spec: Spec, tier: str, to: str, out: str | Path, results: str | Path | None = None
+) -> Path:
     "Write the results of a table to the file `out` as csv, parquet or latex; raises InputError"
     content = EXPORTS[choice(to, EXPORTS, "--to:")](spec, tier, results)
     write_atomic(Path(out), content)

@@ -26,9 +26,28 @@ from ..engine.probes import distance_matrix
 from ..experiments.rules import STUDY_SAMPLES
 from ..experiments.runs import PlannedRun, build
 from ..experiments.specs import Spec
-from .curves import (
-    DASHES, METHOD_COLOURS, OTHER, REST, Style, accuracy_figure, add_legend, axis_label, curves, diverged_notes, grid,
-    highlighted, lighter, over_seeds, partition_words, plot_curves, refuse_empty, row_styles, schedule_of, setting)
+from fedrepro.reporting.curves import (
+    DASHES,
+    METHOD_COLOURS,
+    OTHER,
+    REST,
+    Style,
+    accuracy_figure,
+    add_legend,
+    axis_label,
+    curves,
+    diverged_notes,
+    grid,
+    highlighted,
+    lighter,
+    over_seeds,
+    partition_words,
+    plot_curves,
+    refuse_empty,
+    row_styles,
+    schedule_of,
+    setting,
+)
 from ..verdicts.summaries import seed_values, stored_runs
 from ..verdicts.tables import to
 
@@ -37,18 +56,26 @@ def points(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataF
     "One line a finished run: what `seed_values` has, `x` (the setting), `y` (the spec's statistic), `line` to join"
     where = {(r.row, r.column): spec.axis(r) for r in spec.runs(tier)}
     found = seed_values(spec, tier, results)
-    found["x"] = ["none" if (x := where[key]) is None else x for key in zip(found.row, found.column)]
+    found["x"] = [
+        "none" if (x := where[key]) is None else x for key in zip(found.row, found.column)
+    ]
     found["y"] = found[spec.statistic]
     along = any(len({x for (row, _), x in where.items() if row == name}) > 1 for name in spec.rows)
-    found["line"] = found.row if along else found.column  # a line runs along the columns, or else along the rows
+    found["line"] = (
+        found.row if along else found.column
+    )  # a line runs along the columns, or else along the rows
     return found
+
 
 def line_styles(spec: Spec, lines: list[str]) -> dict[str, Style]:
     "line -> style: a row's own, or for columns the method's colour, lighter from one to the next"
-    if set(lines) <= set(spec.rows): return row_styles(spec)
+    if set(lines) <= set(spec.rows):
+        return row_styles(spec)
     base = METHOD_COLOURS.get(next(iter(spec.rows.values())).method, OTHER)
-    return {line: Style(lighter(base, min(.25 * k, .6)), dashes)
-            for k, (line, dashes) in enumerate(zip(lines, cycle(DASHES.values())))}
+    return {
+        line: Style(lighter(base, min(0.25 * k, 0.6)), dashes)
+        for k, (line, dashes) in enumerate(zip(lines, cycle(DASHES.values())))
+    }
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #37596b06
 def plot_against(ax: Axes, found: pd.DataFrame, styles: dict[str, Style]) -> None:
@@ -57,112 +84,173 @@ def plot_against(ax: Axes, found: pd.DataFrame, styles: dict[str, Style]) -> Non
     names = [str(x) for x in dict.fromkeys(found.x)]
     lines = [name for name in styles if name in set(found.line)]
     for k, name in enumerate(lines):
-        part, width = found[found.line == name], .12 * (k - (len(lines) - 1) / 2)
-        spread = part.assign(y=part.y.where(part.status == "complete")).groupby("x", sort=not named).y
-        mean = spread.agg(lambda y: y.mean(skipna=False))  # nan where a run diverged: a gap in the line
+        part, width = found[found.line == name], 0.12 * (k - (len(lines) - 1) / 2)
+        spread = (
+            part.assign(y=part.y.where(part.status == "complete")).groupby("x", sort=not named).y
+        )
+        mean = spread.agg(
+            lambda y: y.mean(skipna=False)
+        )  # nan where a run diverged: a gap in the line
         x, mean, std = list(mean.index), mean.astype(float), spread.std(ddof=1).astype(float)
         x = [names.index(str(v)) + width for v in x] if named else x
         line = styles[name].line | dict(marker=styles[name].marker or "o", markersize=5)
         look = line | {"linestyle": ""} if named else line
         ax.errorbar(x, mean, std if std.notna().any() else None, capsize=3, label=name, **look)
     ax.set_xticks(range(len(names)) if named else sorted(set(found.x)), names if named else None)
-    if named: ax.set_xlim(-.6, len(names) - .4)
+    if named:
+        ax.set_xlim(-0.6, len(names) - 0.4)
+
 
 def against_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "The spec's metric against its setting `against`, from the store; raises InputError without any run"
     found = points(spec, tier, results)
-    if not len(found): refuse_empty(spec, tier, results)
+    if not len(found):
+        refuse_empty(spec, tier, results)
     fig, (ax,) = grid(1)
-    order = [c.label for c in spec.tier_columns(tier)] if set(found.line) <= set(found.column) else list(spec.rows)
+    order = (
+        [c.label for c in spec.tier_columns(tier)]
+        if set(found.line) <= set(found.column)
+        else list(spec.rows)
+    )
     plot_against(ax, found, line_styles(spec, [name for name in order if name in set(found.line)]))
     run = next(r for r in spec.runs(tier) if (r.row, r.column) in set(zip(found.row, found.column)))
     names = "" if spec.against == "row" else spec.against.replace("_", " ")
     ax.set(xlabel=names, ylabel=f"{axis_label(spec.metric)}, round {run.rounds}")
     ax.set_title(f"{spec.paper}, {spec.kind} {spec.table}, tier {tier}", fontsize=9)
-    if notes := diverged_notes(found): fig.supxlabel("\n".join(notes), fontsize=8, x=.01, ha="left")
-    fig.legend(loc="outside right center", frameon=False, fontsize=9, title_fontsize=9, title=over_seeds(found))
+    if notes := diverged_notes(found):
+        fig.supxlabel("\n".join(notes), fontsize=8, x=0.01, ha="left")
+    fig.legend(
+        loc="outside right center",
+        frameon=False,
+        fontsize=9,
+        title_fontsize=9,
+        title=over_seeds(found),
+    )
     return fig
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #4bd98718
 SHOWN = 20  # clients in a picture of a partition; of more, a random draw
 
+
 def shown_clients(run: PlannedRun) -> list[int]:
     "The clients that a picture shows, ascending: all, or `SHOWN` of them, drawn by the partition's seed"
     clients, seed = run.settings["partition"]["clients"], run.settings["partition"]["seed"]
-    if clients <= SHOWN: return list(range(clients))
+    if clients <= SHOWN:
+        return list(range(clients))
     return sorted(np.random.default_rng(seed).choice(clients, SHOWN, replace=False).tolist())
+
 
 def bubbles_figure(spec: Spec, tier: str, data: str | Path | None = None) -> Figure:
     "Samples of each class at each client, one panel a column; `data`: folder of the data sets. Raises InputError"
     runs = [r for r in spec.grid(tier, seeds=1) if r.row == next(iter(spec.rows))]
-    if not runs: raise InputError(f"{spec.name} at tier {tier}: no column can be drawn; see what is missing: "
-                                   f"fedrepro table {spec.name} --tier {tier}")
+    if not runs:
+        raise InputError(
+            f"{spec.name} at tier {tier}: no column can be drawn; see what is missing: "
+            f"fedrepro table {spec.name} --tier {tier}"
+        )
     fig, axes = grid(len(runs))
-    fig.set_size_inches(7. * min(len(runs), 2), 3.2 * -(-len(runs) // 2))
+    fig.set_size_inches(7.0 * min(len(runs), 2), 3.2 * -(-len(runs) // 2))
     for ax, run in zip(axes, runs):
         federation, shown = build(run, data)[1], shown_clients(run)
         plot_partition(federation.partition, federation.data.train_y, ax, shown)
-        some = "" if len(shown) == federation.clients else f", {len(shown)} of {federation.clients} clients"
+        some = (
+            ""
+            if len(shown) == federation.clients
+            else f", {len(shown)} of {federation.clients} clients"
+        )
         ax.set_title(setting(run, tier).replace(", no drift", some), fontsize=9)
     return fig
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #1d1569a4
 def distances_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "The matrices in the last row of the first run of `spec`, a panel for each class; raises InputError without any"
-    runs = [(planned, run) for planned, run in stored_runs(spec, tier, results) if run.status.iloc[0] == "complete"]
-    if not runs: refuse_empty(spec, tier, results)
+    runs = [
+        (planned, run)
+        for planned, run in stored_runs(spec, tier, results)
+        if run.status.iloc[0] == "complete"
+    ]
+    if not runs:
+        refuse_empty(spec, tier, results)
     planned, run = runs[0]
     last = run.iloc[-1].to_dict()
-    found = {c: (clients, matrix) for c in range(10) for clients, matrix in [distance_matrix(last, c)] if clients}
-    if not found: raise InputError(f"{spec.name}: its runs hold no distances; measures = [\"distances_class_1\"] asks")
+    found = {
+        c: (clients, matrix)
+        for c in range(10)
+        for clients, matrix in [distance_matrix(last, c)]
+        if clients
+    }
+    if not found:
+        raise InputError(
+            f'{spec.name}: its runs hold no distances; measures = ["distances_class_1"] asks'
+        )
     fig, axes = grid(len(found))
-    fig.set_size_inches(5. * min(len(found), 2), 4.3 * -(-len(found) // 2))
+    fig.set_size_inches(5.0 * min(len(found), 2), 4.3 * -(-len(found) // 2))
     maps = schedule_of(planned).label_maps(planned.rounds - 1)
     for ax, (c, (clients, matrix)) in zip(axes, found.items()):
         bold = np.flatnonzero(maps[:, c] != c).tolist()  # another label there
         image = ax.imshow(matrix, cmap="viridis", vmin=0)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_ticks(range(len(clients)), [str(k) for k in clients], fontsize=7)
-            for k, label in zip(clients, axis.get_ticklabels()): label.set_fontweight("bold" if k in bold else "normal")
+            for k, label in zip(clients, axis.get_ticklabels()):
+                label.set_fontweight("bold" if k in bold else "normal")
         ax.set(xlabel="client", ylabel="client")
         fig.colorbar(image, ax=ax, label="distance (MADD)")
-        ax.set_title(textwrap.fill(f"class {c}, swapped at {', '.join(map(str, bold)) or 'no client'}", 60), fontsize=9)
-    fig.suptitle(f"{planned.row}, {setting(planned, tier)}, round {planned.rounds}, seed {planned.seed}", fontsize=9)
+        ax.set_title(
+            textwrap.fill(f"class {c}, swapped at {', '.join(map(str, bold)) or 'no client'}", 60),
+            fontsize=9,
+        )
+    fig.suptitle(
+        f"{planned.row}, {setting(planned, tier)}, round {planned.rounds}, seed {planned.seed}",
+        fontsize=9,
+    )
     return fig
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #b7e571c2
-def study_rows(spec: Spec, tier: str, results: str | Path | None = None) -> tuple[dict[str, PlannedRun], pd.DataFrame,
-                                                                                  str]:
+def study_rows(
+    spec: Spec, tier: str, results: str | Path | None = None
+) -> tuple[dict[str, PlannedRun], pd.DataFrame, str]:
     """A run of each column; the rows of all runs that have some, with `row`, `column`, `seed`; which runs diverged.
 
     Raises InputError when no run has a row."""
-    runs = [(planned, run.assign(row=planned.row, column=planned.column, seed=planned.seed))
-            for planned, run in stored_runs(spec, tier, results)]
+    runs = [
+        (planned, run.assign(row=planned.row, column=planned.column, seed=planned.seed))
+        for planned, run in stored_runs(spec, tier, results)
+    ]
     there = [(planned, run) for planned, run in runs if "epoch" in run and run.epoch.notna().all()]
-    if not there: refuse_empty(spec, tier, results)
+    if not there:
+        refuse_empty(spec, tier, results)
     notes = diverged_notes(pd.concat([run for _, run in runs], ignore_index=True))
     first = {planned.column: planned for planned, _ in there[::-1]}
     columns = {c.label: first[c.label] for c in spec.tier_columns(tier) if c.label in first}
     return columns, pd.concat([run for _, run in there], ignore_index=True), "\n".join(notes)
 
+
 def panels_of(planned: dict[str, PlannedRun]) -> dict[str, PlannedRun]:
     "One column of each run: columns of one setting are readings of the same run"
     first: dict[str, str] = {}
-    for column, run in planned.items(): first.setdefault(run.run_id, column)
+    for column, run in planned.items():
+        first.setdefault(run.run_id, column)
     return {column: planned[column] for column in first.values()}
 
-def finish_figure(fig: Figure, planned: dict[str, PlannedRun], tier: str, notes: str = "") -> Figure:
+
+def finish_figure(
+    fig: Figure, planned: dict[str, PlannedRun], tier: str, notes: str = ""
+) -> Figure:
     "`fig` with data, partition and client of the study above, and below it, small, which runs diverged"
+
     def said(s):
         who = s["study"]["client"].replace("classes", "a client of classes")
         return f"{s['data']['name']}, {partition_words(s['partition'])}, {who}"
+
     title = "; ".join(dict.fromkeys(said(run.settings) for run in planned.values()))
     fig.suptitle(textwrap.fill(f"{title}, tier {tier}", 150), fontsize=9)
-    if notes: fig.supxlabel(notes, fontsize=8, x=.01, ha="left")
+    if notes:
+        fig.supxlabel(notes, fontsize=8, x=0.01, ha="left")
     return fig
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #4e26aaf1
 COLOURS = "#2277aa", "#cc3311"  # of samples with small losses, of those with large ones
+
 
 def study_styles(spec: Spec) -> dict[str, Style]:
     "row -> style: red where the samples with large losses are studied, blue for the others"
@@ -171,6 +259,7 @@ def study_styles(spec: Spec) -> dict[str, Style]:
         if (s := row.values.get("study_samples")) and s.value in halves:
             styles[row.name] = replace(styles[row.name], colour=halves[s.value])
     return styles
+
 
 def epochs_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "The metric of every column over local epochs, a line for each row; raises InputError without any run"
@@ -190,40 +279,63 @@ def epochs_figure(spec: Spec, tier: str, results: str | Path | None = None) -> F
 def class_gaps(run: pd.DataFrame) -> pd.DataFrame:
     "One line a class of a run's rows: samples at the client, change of the confidence from the first to the last epoch"
     first, last, classes = run.iloc[0], run.iloc[-1], 0
-    while pd.notna(first.get(f"confidence_{classes}")): classes += 1
-    return pd.DataFrame({"samples": [int(first[f"samples_{c}"]) for c in range(classes)],
-                         "gap": [last[f"confidence_{c}"] - first[f"confidence_{c}"] for c in range(classes)]})
+    while pd.notna(first.get(f"confidence_{classes}")):
+        classes += 1
+    return pd.DataFrame(
+        {
+            "samples": [int(first[f"samples_{c}"]) for c in range(classes)],
+            "gap": [last[f"confidence_{c}"] - first[f"confidence_{c}"] for c in range(classes)],
+        }
+    )
+
 
 def plot_classes(ax: Axes, gaps: dict[str, pd.DataFrame], styles: dict[str, Style]):
     "Bars of `gap`, by descending `samples`, for each row of `gaps` (of `class_gaps`); a line before the minority"
-    counts, wide = next(iter(gaps.values())).samples, .8 / len(gaps)
+    counts, wide = next(iter(gaps.values())).samples, 0.8 / len(gaps)
     order = counts.sort_values(ascending=False, kind="stable").index
     for i, (row, found) in enumerate(gaps.items()):
         at = np.arange(len(order)) + (i - (len(gaps) - 1) / 2) * wide
         ax.bar(at, found.gap[order], wide, color=styles[row].colour, label=row)
     major = (counts * len(counts) >= counts.sum()).sum()
-    ax.axhline(0, color="black", linewidth=.8)
-    ax.axvline(major - .5, color=".35", linewidth=1, linestyle=(0, (4, 3)))
-    ax.text(major - .4, .99, "minority →", transform=ax.get_xaxis_transform(), va="top", fontsize=8, color=".25")
+    ax.axhline(0, color="black", linewidth=0.8)
+    ax.axvline(major - 0.5, color=".35", linewidth=1, linestyle=(0, (4, 3)))
+    ax.text(
+        major - 0.4,
+        0.99,
+        "minority →",
+        transform=ax.get_xaxis_transform(),
+        va="top",
+        fontsize=8,
+        color=".25",
+    )
     ax.set_xticks(range(len(order)), [f"{c}\n{counts[c]:.0f}" for c in order], fontsize=8)
     ax.set(xlabel="class, and how many samples of it the client has", ylabel="change of confidence")
 
+
 def one_legend(fig: Figure) -> None:
     "One legend right of the panels, in which a label stands once"
-    found = {label: handle for ax in fig.axes for handle, label in zip(*ax.get_legend_handles_labels())}
+    found = {
+        label: handle for ax in fig.axes for handle, label in zip(*ax.get_legend_handles_labels())
+    }
     fig.legend(found.values(), found, loc="outside right center", frameon=False, fontsize=9)
+
 
 def classes_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "Change of confidence by class, mean over seeds, a panel a column; raises InputError without any run"
     planned, long, notes = study_rows(spec, tier, results)
     planned = panels_of(planned)
     fig, axes = grid(len(planned), wide=1)
-    fig.set_size_inches(9., 3.2 * len(planned))
+    fig.set_size_inches(9.0, 3.2 * len(planned))
     for ax, column in zip(axes, planned):
-        gaps = {row: pd.concat([class_gaps(run) for _, run in part.groupby("seed")]).groupby(level=0).mean()
-                for row, part in long[long.column == column].groupby("row", sort=False)}
+        gaps = {
+            row: pd.concat([class_gaps(run) for _, run in part.groupby("seed")])
+            .groupby(level=0)
+            .mean()
+            for row, part in long[long.column == column].groupby("row", sort=False)
+        }
         plot_classes(ax, gaps, row_styles(spec))
-        if len(planned) > 1: ax.set_title(column, fontsize=9)
+        if len(planned) > 1:
+            ax.set_title(column, fontsize=9)
     one_legend(fig)
     return finish_figure(fig, planned, tier, notes)
 
@@ -233,15 +345,23 @@ def plot_slice(bars: Axes, lines: Axes, long: pd.DataFrame, styles: dict[str, St
     rows = [r for r in styles if r in set(long.row)]
     for i, row in enumerate(rows):
         ends = long[(long.row == row) & (long.along == 1)]
-        bars.barh(-i, ends.drift_norm.mean(), color=styles[row].colour, height=.6)
-        bars.plot(ends.drift_norm, np.full(len(ends), -i), "o", color="white", markeredgecolor="black", markersize=4)
+        bars.barh(-i, ends.drift_norm.mean(), color=styles[row].colour, height=0.6)
+        bars.plot(
+            ends.drift_norm,
+            np.full(len(ends), -i),
+            "o",
+            color="white",
+            markeredgecolor="black",
+            markersize=4,
+        )
         for _, run in long[long.row == row].groupby("seed"):
             lines.plot(run.drift_norm, run.test_loss, **styles[row].line | dict(marker=None))
         lines.plot(ends.drift_norm, ends.test_loss, "o", color=styles[row].colour, markersize=5)
     bars.set_yticks([-i for i in range(len(rows))], rows)
     bars.set(xlabel=r"drift $\|w^k-w\|$")
     lines.set(xlabel="distance from the received model", ylabel="loss on the test set (nats)")
-    lines.axvline(0, color=".6", linewidth=.8, zorder=0)
+    lines.axvline(0, color=".6", linewidth=0.8, zorder=0)
+
 
 def slice_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "Drift as bars, and the loss along it, two panels a column, a line for each row; raises InputError without any run"
@@ -250,19 +370,29 @@ def slice_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Fi
     fig, axes = grid(2 * len(planned), wide=2)
     for bars, lines, column in zip(axes[::2], axes[1::2], planned):
         plot_slice(bars, lines, long[long.column == column], styles)
-        if len(planned) > 1: bars.set_title(column, fontsize=9)
+        if len(planned) > 1:
+            bars.set_title(column, fontsize=9)
     return finish_figure(fig, planned, tier, notes)
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #2a8f6010
-def one_run(spec: Spec, tier: str, results) -> tuple[dict[str, PlannedRun], list[tuple[str, pd.DataFrame]]]:
+def one_run(
+    spec: Spec, tier: str, results
+) -> tuple[dict[str, PlannedRun], list[tuple[str, pd.DataFrame]]]:
     "The run of the first seed in each column; what a panel's title says of the column, and the rows of its run"
     planned, long, _ = study_rows(spec, tier, results)
     planned = panels_of(planned)
-    return planned, [(f"{run.column}: " if len(planned) > 1 else "",
-                    long[(long.column == run.column) & (long.seed == run.seed) & (long.row == run.row)])
-                   for run in planned.values()]
+    return planned, [
+        (
+            f"{run.column}: " if len(planned) > 1 else "",
+            long[(long.column == run.column) & (long.seed == run.seed) & (long.row == run.row)],
+        )
+        for run in planned.values()
+    ]
 
-def scatter(spec: Spec, tier: str, results: str | Path | None = None, *, y: str, **labels) -> Figure:
+
+def scatter(
+    spec: Spec, tier: str, results: str | Path | None = None, *, y: str, **labels
+) -> Figure:
     "One dot a sample of the last round, loss against `y`; a line at the dividing point. Raises InputError"
     planned, runs = one_run(spec, tier, results)
     fig, axes = grid(len(runs))
@@ -270,32 +400,50 @@ def scatter(spec: Spec, tier: str, results: str | Path | None = None, *, y: str,
         last = found[found["round"] == found["round"].max()]
         for biased, name in enumerate(("unbiased", "biased")):
             part = last[last.biased == biased]
-            ax.plot(part.loss, part[y], "o", color=COLOURS[biased], markersize=4, alpha=.55, markeredgewidth=0,
-                    label=name)
+            ax.plot(
+                part.loss,
+                part[y],
+                "o",
+                color=COLOURS[biased],
+                markersize=4,
+                alpha=0.55,
+                markeredgewidth=0,
+                label=name,
+            )
         ax.axvline(last.loss[last.biased == 0].max(), color="black", linestyle="--", linewidth=1)
         ax.set(xlabel="loss (nats)", **labels)
-        ax.set_title(f"{title}client of {len(last)} samples, round {last['round'].iloc[0]:.0f}", fontsize=9)
+        ax.set_title(
+            f"{title}client of {len(last)} samples, round {last['round'].iloc[0]:.0f}", fontsize=9
+        )
     one_legend(fig)
     return finish_figure(fig, planned, tier)
 
-samples_figure = partial(scatter, y="uncertainty", ylabel="uncertainty", ylim=(-.03, 1.03))
-pushes_figure = partial(scatter, y="push", ylabel="norm of the sample's gradient", xscale="log", yscale="log")
+
+samples_figure = partial(scatter, y="uncertainty", ylabel="uncertainty", ylim=(-0.03, 1.03))
+pushes_figure = partial(
+    scatter, y="push", ylabel="norm of the sample's gradient", xscale="log", yscale="log"
+)
+
 
 def sorted_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "Loss and uncertainty of the samples from small to large loss, a panel a round; raises InputError without any run"
     planned, runs = one_run(spec, tier, results)
-    panels = [(title, t, part) for title, found in runs for t, part in found.groupby("round", sort=False)]
+    panels = [
+        (title, t, part) for title, found in runs for t, part in found.groupby("round", sort=False)
+    ]
     fig, axes = grid(len(panels))
     for ax, (title, t, part) in zip(axes, panels):
         other = ax.twinx()
-        other.plot(part["sample"], part.uncertainty, ".", color=COLOURS[0], markersize=4, alpha=.6)
+        other.plot(part["sample"], part.uncertainty, ".", color=COLOURS[0], markersize=4, alpha=0.6)
         ax.plot(part["sample"], part.loss, color=COLOURS[1], linewidth=1.8)
-        ax.axvline((part.biased == 0).sum() - .5, color="black", linestyle="--", linewidth=1)
-        ax.set_title(f"{title}round {t:.0f}: {100 * part.unbiased_share.iloc[0]:.0f} % unbiased", fontsize=9)
+        ax.axvline((part.biased == 0).sum() - 0.5, color="black", linestyle="--", linewidth=1)
+        ax.set_title(
+            f"{title}round {t:.0f}: {100 * part.unbiased_share.iloc[0]:.0f} % unbiased", fontsize=9
+        )
         ax.set_xlabel("samples, sorted by loss")
         ax.set_ylabel("loss (nats)", color=COLOURS[1])
         other.set_ylabel("uncertainty", color=COLOURS[0])
-        other.set_ylim(-.03, 1.03)
+        other.set_ylim(-0.03, 1.03)
     return finish_figure(fig, planned, tier)
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #8d30e9c9
@@ -304,45 +452,83 @@ def listing(names) -> str:
     names = list(map(str, names))
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "nothing"
 
+
 def best_of(found: pd.DataFrame, metric: str) -> str:
     """Who is highest by `y` in lines of `points`, and before whom; of several columns, in how many. Else nothing
 
     Seeds are averaged; a row with a run that is not complete does not count."""
-    whole = found.groupby(["row", "column"]).filter(lambda g: (g.status == "complete").all() and g.y.notna().all())
-    if not len(whole) or "accuracy" not in metric: return ""
+    whole = found.groupby(["row", "column"]).filter(
+        lambda g: (g.status == "complete").all() and g.y.notna().all()
+    )
+    if not len(whole) or "accuracy" not in metric:
+        return ""
     mean = whole.groupby(["column", "row"], sort=False).y.mean()
     first = mean.groupby(level="column", sort=False).idxmax().str[1]
     if len(first) > 1:
-        return "; the highest is " + listing(f"{row} in {n} of {len(first)}" for row, n in first.value_counts().items())
+        return "; the highest is " + listing(
+            f"{row} in {n} of {len(first)}" for row, n in first.value_counts().items()
+        )
     column = first.index[0]
     order = mean[column].sort_values(ascending=False)
-    others = dict.fromkeys([*order.index[1:3], *(["FedAvg"] if "FedAvg" in order.index[1:] else [])])
-    before = f", before {listing(f'{row} with {order[row]:.2f}' for row in others)}" if others else ""
+    others = dict.fromkeys(
+        [*order.index[1:3], *(["FedAvg"] if "FedAvg" in order.index[1:] else [])]
+    )
+    before = (
+        f", before {listing(f'{row} with {order[row]:.2f}' for row in others)}" if others else ""
+    )
     return f"; the highest is {order.index[0]} on {column} with {order.iloc[0]:.2f} %{before}"
 
-FIGURES: dict[str, tuple[Callable, str]] = {  # plot of a spec -> (its figure, what it shows in words)
+
+FIGURES: dict[
+    str, tuple[Callable, str]
+] = {  # plot of a spec -> (its figure, what it shows in words)
     "curves": (accuracy_figure, "Lines show {what} over {rounds} for {rows} on {columns}{best}."),
     "against": (against_figure, "Points show {what}{axis} for {rows} on {columns}{best}."),
-    "bubbles": (bubbles_figure, "Bubbles show how many samples of each class a client holds: {columns}."),
-    "distances": (distances_figure, "Matrices show how far apart clients' classifiers are, by {rows} on {columns}."),
+    "bubbles": (
+        bubbles_figure,
+        "Bubbles show how many samples of each class a client holds: {columns}.",
+    ),
+    "distances": (
+        distances_figure,
+        "Matrices show how far apart clients' classifiers are, by {rows} on {columns}.",
+    ),
     "epochs": (epochs_figure, "Lines show {what} over local epochs for {rows}."),
-    "classes": (classes_figure, "Bars show, class by class, how the probability of the true class changes for {rows}."),
-    "slice": (slice_figure, "Bars show how far the client moves, lines the loss along its move, for {rows}."),
+    "classes": (
+        classes_figure,
+        "Bars show, class by class, how the probability of the true class changes for {rows}.",
+    ),
+    "slice": (
+        slice_figure,
+        "Bars show how far the client moves, lines the loss along its move, for {rows}.",
+    ),
     "samples": (samples_figure, "Dots show loss and uncertainty of each sample of a client."),
-    "sorted": (sorted_figure, "Panels show loss and uncertainty of a client's samples, by loss, round by round."),
-    "pushes": (pushes_figure, "Dots show loss and norm of the gradient of each sample of a client.")}
+    "sorted": (
+        sorted_figure,
+        "Panels show loss and uncertainty of a client's samples, by loss, round by round.",
+    ),
+    "pushes": (
+        pushes_figure,
+        "Dots show loss and norm of the gradient of each sample of a client.",
+    ),
+}
 
-def coloured(spec: Spec, tier: str, rows: list[str], results: str | Path | None = None) -> list[str]:
+
+def coloured(
+    spec: Spec, tier: str, rows: list[str], results: str | Path | None = None
+) -> list[str]:
     "Of the `rows` of curves those with a colour of their own, and how many others are grey"
-    if spec.plot != "curves": return rows
+    if spec.plot != "curves":
+        return rows
     styles = highlighted(spec, curves(spec, tier, results), row_styles(spec))
     grey = [row for row in rows if styles[row].colour == REST]
     return [row for row in rows if row not in grey] + [f"{len(grey)} others in grey"] * bool(grey)
+
 
 def rounds_in_words(spec: Spec, tier: str, columns: set[str]) -> str:
     "How many rounds the runs of some columns have, in words"
     counts = sorted({run.rounds for run in spec.runs(tier) if run.column in columns})
     return f"{to(counts)} rounds" if counts else "rounds"
+
 
 def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) -> str:
     "What the figure shows, in one sentence, for those who cannot see it"
@@ -355,11 +541,19 @@ def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) ->
             rows = coloured(spec, tier, [row for row in rows if row in set(found.row)], results)
             columns = [c for c in spec.tier_columns(tier) if c.label in set(found.column)]
     axis = "" if spec.against == "row" else f" against {spec.against.replace('_', ' ')}"
-    return FIGURES[spec.plot][1].format(what=listing(map(axis_label, metrics)), axis=axis, rows=listing(rows),
-                                        columns=listing(c.label for c in columns), best=best,
-                                        rounds=rounds_in_words(spec, tier, {c.label for c in columns}))
+    return FIGURES[spec.plot][1].format(
+        what=listing(map(axis_label, metrics)),
+        axis=axis,
+        rows=listing(rows),
+        columns=listing(c.label for c in columns),
+        best=best,
+        rounds=rounds_in_words(spec, tier, {c.label for c in columns}),
+    )
 
-def draw(spec: Spec, tier: str, results: str | Path | None = None, data: str | Path | None = None) -> Figure:
+
+def draw(
+    spec: Spec, tier: str, results: str | Path | None = None, data: str | Path | None = None
+) -> Figure:
     "The figure of `spec` as its `plot` says, from `results`, or from the folder `data` of data sets; raises InputError"
     make, _ = FIGURES[choice(spec.plot, FIGURES, "plot")]
     return make(spec, tier, data if spec.plot == "bubbles" else results)

@@ -29,6 +29,7 @@ from ..verdicts.tables import paper_grid, table
 @dataclass(frozen=True)
 class PaperLinks:
     "Where a paper, its released code and its results are"
+
     arxiv: str  # number of the preprint
     results: str  # our page of its results
     headline: str  # the spec of its main table
@@ -37,15 +38,31 @@ class PaperLinks:
     repository: str = ""  # of the authors on GitHub; "" = none was found
     commit: str = ""
 
+
 PAPER_LINKS = {
     "lfd": PaperLinks("2309.07189", "02_lfd", "lfd/table2"),
-    "feddc": PaperLinks("2203.11751", "05_feddc", "feddc/comparison", ("small",),
-                        ("MNIST, D2, share 1.0", "MNIST, D2, share 0.15"), "gaoliang13/FedDC",
-                        "784cd36f2a5c6fb627155501a5ca0cc61f177e13"),
+    "feddc": PaperLinks(
+        "2203.11751",
+        "05_feddc",
+        "feddc/comparison",
+        ("small",),
+        ("MNIST, D2, share 1.0", "MNIST, D2, share 0.15"),
+        "gaoliang13/FedDC",
+        "784cd36f2a5c6fb627155501a5ca0cc61f177e13",
+    ),
     "fedadc": PaperLinks("2012.09102", "03_fedadc", "fedadc/table1"),
     "fedbss": PaperLinks("2501.11360", "04_fedbss", "fedbss/table2"),
-    "fedccfa": PaperLinks("2410.18478", "01_fedccfa", "fedccfa/table2", ("paper", "small"), (),
-                          "Chen-Junbao/FedCCFA", "9957ba88deb971d591b72bbb4349321f7d8915d5")}
+    "fedccfa": PaperLinks(
+        "2410.18478",
+        "01_fedccfa",
+        "fedccfa/table2",
+        ("paper", "small"),
+        (),
+        "Chen-Junbao/FedCCFA",
+        "9957ba88deb971d591b72bbb4349321f7d8915d5",
+    ),
+}
+
 
 def links_line(paper: str) -> str:
     "Links to a paper, its released code and our results, for a page in nbs/06_methods; raises InputError"
@@ -54,8 +71,10 @@ def links_line(paper: str) -> str:
     if at.repository:
         address = f"https://github.com/{at.repository}/tree/{at.commit}"
         code = f"released code: [{at.repository} at {at.commit[:7]}]({address})"
-    return (f"Paper: [arXiv {at.arxiv}](https://arxiv.org/abs/{at.arxiv}), [PDF](https://arxiv.org/pdf/{at.arxiv}) · "
-            f"{code} · [all results](../12_results/{at.results}.ipynb)")
+    return (
+        f"Paper: [arXiv {at.arxiv}](https://arxiv.org/abs/{at.arxiv}), [PDF](https://arxiv.org/pdf/{at.arxiv}) · "
+        f"{code} · [all results](../12_results/{at.results}.ipynb)"
+    )
 
 # %% ../../nbs/09_reporting/06_method_page.ipynb #9a49f3a0
 def main_table(paper: str, tier: str) -> Spec:
@@ -65,52 +84,93 @@ def main_table(paper: str, tier: str) -> Spec:
     shown = tuple(c for c in spec.tier_columns(tier) if c.label in (at.columns or {c.label}))
     return replace(spec, tiers=spec.tiers | {tier: replace(spec.tier(tier), columns=shown)})
 
+
 def setting_in_words(spec: Spec, tier: str) -> str:
     "How runs of a tier compare with the paper's"
-    if tier == "paper": return "Published setting."
-    if spec.published is None: return f"Reduced setting (tier {tier})."
+    if tier == "paper":
+        return "Published setting."
+    if spec.published is None:
+        return f"Reduced setting (tier {tier})."
     return f"Reduced setting (tier {tier}): the published numbers are context, not a target."
 
+
 NO_RUNS = "The stored results come with the repository and with the installed package; none was found here."
+
 
 @dataclass(frozen=True, repr=False)
 class Text:
     "A paragraph that notebooks show as Markdown"
+
     data: str
-    def __repr__(self) -> str: return self.data
-    def _repr_markdown_(self) -> str: return self.data
+
+    def __repr__(self) -> str:
+        return self.data
+
+    def _repr_markdown_(self) -> str:
+        return self.data
+
 
 @dataclass(frozen=True, repr=False)
 class Picture:
     "A picture that notebooks show"
+
     png: bytes
-    def __repr__(self) -> str: return "<picture>"
-    def _repr_png_(self) -> bytes: return self.png
+
+    def __repr__(self) -> str:
+        return "<picture>"
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
 
 def headline(paper: str, results=None) -> list[Text | Picture]:
     "The picture of a paper's main table with its caption, as a notebook displays them"
-    tier = next((t for t in PAPER_LINKS[paper].tiers if started(main_table(paper, t), t, results)), None)
-    if tier is None: return [Text(NO_RUNS)]
+    tier = next(
+        (t for t in PAPER_LINKS[paper].tiers if started(main_table(paper, t), t, results)), None
+    )
+    if tier is None:
+        return [Text(NO_RUNS)]
     spec = main_table(paper, tier)
     figure = draw(spec, tier, results)
     plt.close(figure)  # a page shows it once, by itself
-    words = (f"*{spec.kind.capitalize()} {spec.table}: {said(spec.title)}.*" if spec.table.isdigit()
-             else f"*{said(spec.title)}.*")
-    return [Picture(small_png(figure)),
-            Text(f"{words} {setting_in_words(spec, tier)} {said(spec.tier(tier).caption)}".strip())]
+    words = (
+        f"*{spec.kind.capitalize()} {spec.table}: {said(spec.title)}.*"
+        if spec.table.isdigit()
+        else f"*{said(spec.title)}.*"
+    )
+    return [
+        Picture(small_png(figure)),
+        Text(f"{words} {setting_in_words(spec, tier)} {said(spec.tier(tier).caption)}".strip()),
+    ]
 
 # %% ../../nbs/09_reporting/06_method_page.ipynb #7e1d6f8e
-ORDER = {"broadcast": "down", "survey": "up", "assigned": "down", "client": "", "upload": "up", "server": "",
-         "reply": "down"}
-X_SERVER, X_CLIENT = .2, .8  # where the two sides stand in the picture, as shares of its width
+ORDER = {
+    "broadcast": "down",
+    "survey": "up",
+    "assigned": "down",
+    "client": "",
+    "upload": "up",
+    "server": "",
+    "reply": "down",
+}
+X_SERVER, X_CLIENT = 0.2, 0.8  # where the two sides stand in the picture, as shares of its width
+
 
 def round_steps(messages: Messages, client: str, server: str) -> list[tuple[str, str, str]]:
     "(name, direction, text) of the messages that a round has, and of the work between them, in order"
-    def shape(text): return text.replace(" x ", " × ").replace("trained", "trained parameters")
-    def parts(name): return ", ".join(f"{n}: {shape(s)}" for n, s in getattr(messages, name).items())
+
+    def shape(text):
+        return text.replace(" x ", " × ").replace("trained", "trained parameters")
+
+    def parts(name):
+        return ", ".join(f"{n}: {shape(s)}" for n, s in getattr(messages, name).items())
+
     work = {"client": client, "server": server}
-    steps = [(name, way, work[name] if name in work else parts(name)) for name, way in ORDER.items()]
+    steps = [
+        (name, way, work[name] if name in work else parts(name)) for name, way in ORDER.items()
+    ]
     return [step for step in steps if step[2]]
+
 
 def message_figure(method: FedAvg, client: str, server: str, federation: Federation) -> Figure:
     """A round of `method` as messages between server and participant, from what it declares; bytes beside FedAvg's
@@ -118,25 +178,42 @@ def message_figure(method: FedAvg, client: str, server: str, federation: Federat
     `client`, `server`: what each computes, in words."""
     messages, name = method.communication(), type(method).__name__
     steps = round_steps(messages, client, server)
-    fig, ax = plt.subplots(figsize=(8, .62 * len(steps) + .9), layout="constrained")
-    ax.set(xlim=(0, 1), ylim=(len(steps) + .1, -.9))
+    fig, ax = plt.subplots(figsize=(8, 0.62 * len(steps) + 0.9), layout="constrained")
+    ax.set(xlim=(0, 1), ylim=(len(steps) + 0.1, -0.9))
     ax.axis("off")
     for x, side in ((X_SERVER, "server"), (X_CLIENT, "each participant")):
-        ax.plot([x, x], [-.35, len(steps)], color="lightgray", linewidth=2, zorder=0)
-        ax.text(x, -.6, side, ha="center", va="center", fontweight="bold")
+        ax.plot([x, x], [-0.35, len(steps)], color="lightgray", linewidth=2, zorder=0)
+        ax.text(x, -0.6, side, ha="center", va="center", fontweight="bold")
     for y, (step, way, text) in enumerate(steps):
         if way:
             tail, head = (X_SERVER, X_CLIENT) if way == "down" else (X_CLIENT, X_SERVER)
-            ax.annotate("", (head, y), (tail, y),
-                        arrowprops={"arrowstyle": "-|>", "color": "black", "linewidth": 1.4})
-            ax.text(.5, y - .06, f"{step}   {text}", ha="center", va="bottom", fontsize=9)
+            ax.annotate(
+                "",
+                (head, y),
+                (tail, y),
+                arrowprops={"arrowstyle": "-|>", "color": "black", "linewidth": 1.4},
+            )
+            ax.text(0.5, y - 0.06, f"{step}   {text}", ha="center", va="bottom", fontsize=9)
         else:
             box = {"boxstyle": "round", "facecolor": "#e8eef5", "edgecolor": "#56789a"}
-            ax.text(X_CLIENT if step == "client" else X_SERVER, y - .1, textwrap.fill(text, 36), ha="center",
-                    va="center", fontsize=8.5, bbox=box)
+            ax.text(
+                X_CLIENT if step == "client" else X_SERVER,
+                y - 0.1,
+                textwrap.fill(text, 36),
+                ha="center",
+                va="center",
+                fontsize=8.5,
+                bbox=box,
+            )
     server_start, model = method.init_server(federation), nbytes(federation.initial)
-    down, up = (declared_bytes(shapes, federation, server_start) / model for shapes in (messages.down, messages.up))
-    ax.set_title(f"One round of {name}: {down:.2f} models down and {up:.2f} up (FedAvg: 1 and 1)", fontsize=10)
+    down, up = (
+        declared_bytes(shapes, federation, server_start) / model
+        for shapes in (messages.down, messages.up)
+    )
+    ax.set_title(
+        f"One round of {name}: {down:.2f} models down and {up:.2f} up (FedAvg: 1 and 1)",
+        fontsize=10,
+    )
     return fig
 
 # %% ../../nbs/09_reporting/06_method_page.ipynb #6df702e5
@@ -144,21 +221,29 @@ def overridden(cls: type[FedAvg]) -> list[str]:
     "The hooks in which a method differs from FedAvg, in their order"
     return [h for h in HOOKS if getattr(cls, h) is not getattr(FedAvg, h)]
 
+
 def algorithm_table(cls: type[FedAvg], lines: Iterable[tuple[str, str, str]]) -> str:
     """(line of the paper, what it says, hook) as a Markdown table; a hook "" is the round loop's own work
 
     "FedAvg.hook" is one that the method does not override. Raises InputError unless the rest are all that it does."""
     lines = list(lines)
-    named, usual = ([h for *_, h in lines if h.startswith("FedAvg.") == left and h] for left in (False, True))
+    named, usual = (
+        [h for *_, h in lines if h.startswith("FedAvg.") == left and h] for left in (False, True)
+    )
     wrong = [h for h in named if h not in overridden(cls)]
     wrong += [h for h in usual if h.split(".")[1] not in set(HOOKS) - set(overridden(cls))]
     left_out = [h for h in overridden(cls) if h not in named]
     if wrong or left_out:
-        raise InputError(f"{cls.__name__}: not so in the class: {', '.join(wrong) or '-'}; "
-                         f"left out: {', '.join(left_out) or '-'}")
+        raise InputError(
+            f"{cls.__name__}: not so in the class: {', '.join(wrong) or '-'}; "
+            f"left out: {', '.join(left_out) or '-'}"
+        )
+
     def hook(h):
-        if not h: return "the round loop"
+        if not h:
+            return "the round loop"
         return f"`{h.split('.')[1]}`, as in FedAvg" if "." in h else f"`{h}`"
+
     rows = [f"| {line} | {text} | {hook(h)} |" for line, text, h in lines]
     return "\n".join(["| line | what it says | hook |", "|---|---|---|", *rows])
 
@@ -169,26 +254,48 @@ def stored_numbers(paper: str, results=None) -> str:
     out: list[str] = []
     for tier in at.tiers:
         spec = main_table(paper, tier)
-        if not started(spec, tier, results): continue
-        def link(line): return f"../12_results/{at.results}.ipynb#{anchor(spec, tier, line)}"
+        if not started(spec, tier, results):
+            continue
+
+        def link(line):
+            return f"../12_results/{at.results}.ipynb#{anchor(spec, tier, line)}"
+
         frame = table(spec, tier, results)
         printed |= bool(frame.published_mean.notna().any())
-        first = f"**{setting_in_words(spec, tier)}** {said(spec.tier(tier).caption)}" if printed else ""
+        first = (
+            f"**{setting_in_words(spec, tier)}** {said(spec.tier(tier).caption)}" if printed else ""
+        )
         out += [first.strip(), grids_html([paper_grid(spec, tier, frame, link)])]
-    if not out: return f"{NO_RUNS}\n"
-    how = ("Mean over seeds ± standard deviation (number of seeds)"
-           + "; in small type the published number" * printed)
-    return "\n\n".join([*filter(None, out),
-                        f"{how}. A number leads to its raw runs. "
-                        f"[All tables, figures and claims](../12_results/{at.results}.ipynb)."]) + "\n"
+    if not out:
+        return f"{NO_RUNS}\n"
+    how = (
+        "Mean over seeds ± standard deviation (number of seeds)"
+        + "; in small type the published number" * printed
+    )
+    return (
+        "\n\n".join(
+            [
+                *filter(None, out),
+                f"{how}. A number leads to its raw runs. "
+                f"[All tables, figures and claims](../12_results/{at.results}.ipynb).",
+            ]
+        )
+        + "\n"
+    )
+
 
 def deviation_table(paper: str) -> str:
     "The ledger of a paper as a folded table; what the released code does leads to its lines. Raises InputError"
-    def cell(text): return re.sub(r"(?<!\\)\|", r"\\|", said(text))
+
+    def cell(text):
+        return re.sub(r"(?<!\\)\|", r"\\|", said(text))
+
     rows, entries = [], read_ledger(paper)
     for i, entry in enumerate(entries, 1):
         switch = f" `{entry['switch']}`".replace("|", "\\|") if entry["switch"] else ""
-        rows.append(f"| {i}. {cell(entry['name'])} | {cell(entry['paper'])} | {cell(entry['code'])} "
-                    f"{code_links(entry)} | {cell(entry['ours'])}{switch} | {cell(entry['cells'])} |")
+        rows.append(
+            f"| {i}. {cell(entry['name'])} | {cell(entry['paper'])} | {cell(entry['code'])} "
+            f"{code_links(entry)} | {cell(entry['ours'])}{switch} | {cell(entry['cells'])} |"
+        )
     head = "| | the paper | the released code | here | touches |\n|---|---|---|---|---|"
     return folded(f"All {len(entries)} deviations", "\n".join([head, *rows]))

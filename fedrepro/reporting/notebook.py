@@ -28,6 +28,7 @@ from ..verdicts.tables import render, table
 @dataclass(frozen=True, repr=False)
 class StoredTable:
     "The stored runs of a table at a tier"
+
     spec: Spec
     tier: str
     results: Path | None = None  # folder that holds the tiers' folders; default: beside the spec
@@ -37,28 +38,38 @@ class StoredTable:
     def show(self, format: str = "text") -> str:
         "The table as text, md or html; raises InputError"
         return render(self.spec, self.tier, format, self.results)
-    def __repr__(self) -> str: return self.show("text").rstrip("\n")
-    def _repr_markdown_(self) -> str: return self.show("md")
-    def _repr_html_(self) -> str: return self.show("html")
+
+    def __repr__(self) -> str:
+        return self.show("text").rstrip("\n")
+
+    def _repr_markdown_(self) -> str:
+        return self.show("md")
+
+    def _repr_html_(self) -> str:
+        return self.show("html")
 
     @property
     def frame(self) -> pd.DataFrame:
         "Tidy: one line an evaluated round of every finished run, with its settings; raises InputError without any"
         return tidy(self.spec, self.tier, self.results)
+
     @property
     def summary(self) -> pd.DataFrame:
         "One line a row and column: mean, std, n, the three statistics, published numbers, verdict"
         return table(self.spec, self.tier, self.results)
+
     def plot(self) -> Figure:
         "The table's figure, in the colours that methods have everywhere; raises InputError without a finished run"
         return draw(self.spec, self.tier, self.results, self.data)
+
 
 def result(spec: str | Path, tier: str = "smoke", results: str | Path | None = None) -> StoredTable:
     "The stored runs of a spec, by its file or its name, at a tier; computes nothing. Raises InputError"
     loaded = load_spec(spec)
     loaded.tier(tier)
     folder = None if results is None else Path(results).expanduser()
-    if folder is not None and not folder.is_dir(): raise InputError(f"results folder {str(results)!r} does not exist")
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"results folder {str(results)!r} does not exist")
     return StoredTable(loaded, tier, folder)
 
 # %% ../../nbs/09_reporting/03_notebook.ipynb #bc3b4b69
@@ -67,116 +78,186 @@ def project_folder() -> Path:
     here = Path.cwd()
     return next((p for p in (here, *here.parents) if (p / "papers").is_dir()), here)
 
+
 def _require(ok: bool, name: str, value, expected: str):
     "Raises InputError unless `ok`"
-    if not ok: raise InputError(f"parameter {name} = {short(value)}: expected {expected}")
+    if not ok:
+        raise InputError(f"parameter {name} = {short(value)}: expected {expected}")
+
 
 def _folder(name: str, text: str) -> Path | None:
     "The folder `text` (`~` is a home folder), relative to that of `papers/`; None when empty. Raises InputError"
-    try: path = project_folder() / Path(text).expanduser()
-    except RuntimeError: raise InputError(f"parameter {name} = {short(text)}: there is no such user") from None
+    try:
+        path = project_folder() / Path(text).expanduser()
+    except RuntimeError:
+        raise InputError(f"parameter {name} = {short(text)}: there is no such user") from None
     _require("\0" not in text, name, text, "a folder")
     return path if text else None
+
 
 @dataclass(frozen=True, repr=False)
 class PlannedTable(StoredTable):
     "A stored table whose missing runs can be computed"
+
     runs: list[PlannedRun] = field(default_factory=list)
     device: str = "cpu"
     workers: int = 1
 
     def run(self) -> SweepReport:
         "Compute the runs that are missing (progress on stderr, none under CI); finished ones are never repeated"
-        with pool(workers=self.workers) as tasks:  # on a Dask cluster where FEDREPRO_SCHEDULER names one
-            report = compute_runs(self.runs, self.results or self.spec.results, data=self.data, device=self.device,
-                                  workers=self.workers, pool=tasks)
-        if report.failed: raise RuntimeError(report.summary())
+        with pool(
+            workers=self.workers
+        ) as tasks:  # on a Dask cluster where FEDREPRO_SCHEDULER names one
+            report = compute_runs(
+                self.runs,
+                self.results or self.spec.results,
+                data=self.data,
+                device=self.device,
+                workers=self.workers,
+                pool=tasks,
+            )
+        if report.failed:
+            raise RuntimeError(report.summary())
         return report
 
 # %% ../../nbs/09_reporting/03_notebook.ipynb #5779ae1b
 def assigned(cell: str) -> set[str]:
     "The names that the lines of a cell set; none if it is not plain Python"
-    try: lines = ast.parse(cell).body
-    except SyntaxError: return set()
-    targets = [t for line in lines for t in getattr(line, "targets", [getattr(line, "target", None)])]
+    try:
+        lines = ast.parse(cell).body
+    except SyntaxError:
+        return set()
+    targets = [
+        t for line in lines for t in getattr(line, "targets", [getattr(line, "target", None)])
+    ]
     return {t.id for t in targets if isinstance(t, ast.Name)}
+
 
 def mistyped() -> list[str]:
     "The names that papermill has set in this kernel, by its cell `# Parameters`, and that no cell before it has"
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     known, wrong = set(), []
     for cell in shell.user_ns.get("In", ()) if shell else ():
-        if cell.startswith("# Parameters\n"): wrong += sorted(assigned(cell) - known)
+        if cell.startswith("# Parameters\n"):
+            wrong += sorted(assigned(cell) - known)
         known |= assigned(cell)
     return wrong
 
+
 RUNS = "# papermill_description=Runs"  # begins the cell of a page that computes its runs
+
 
 def only_runs(lines: list[str]) -> list[str]:
     "The lines of a cell that computes the runs or has the parameter `lessons`; of any other cell none"
     text = "".join(lines)
     return lines if RUNS in text or "lessons" in text else []
 
+
 def skip_lessons(skip: bool):
     "Whether this kernel passes over the cells that follow, but for `only_runs`; nothing outside of a notebook"
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     steps = [] if shell is None else shell.input_transformers_cleanup
-    if only_runs in steps: steps.remove(only_runs)
-    if skip: steps.append(only_runs)
+    if only_runs in steps:
+        steps.remove(only_runs)
+    if skip:
+        steps.append(only_runs)
+
 
 NOTHING_SET: dict = {}  # a page's parameter `set` unless it is changed
 
-def planned_table(spec: str = "", tier: str = "smoke", methods: str = "", seeds: int = 0, device: str = "auto",
-                  workers: int = 1, data: str = "", results: str = "", set: dict = NOTHING_SET, lessons: bool = True,
-                  main: str = "") -> PlannedTable | None:
+
+def planned_table(
+    spec: str = "",
+    tier: str = "smoke",
+    methods: str = "",
+    seeds: int = 0,
+    device: str = "auto",
+    workers: int = 1,
+    data: str = "",
+    results: str = "",
+    set: dict = NOTHING_SET,
+    lessons: bool = True,
+    main: str = "",
+) -> PlannedTable | None:
     """The job that a page's parameters describe; None when `spec` is empty, unless `set` or `lessons` ask for `main`.
 
     `methods`: rows separated by commas, "" = all. `seeds`: how many, 0 = all. `data`, `results`: folders.
     `set`: settings that differ from the spec's, {"rounds": 50, "FedProx.mu": 0.1}; `lessons` False: the cells that
     follow are passed over, but for the runs. Raises InputError, naming parameter, value and what is accepted."""
-    for name in mistyped(): choice(name, PARAMETERS, "parameter")
-    for name, value in dict(spec=spec, tier=tier, methods=methods, device=device, data=data, results=results).items():
+    for name in mistyped():
+        choice(name, PARAMETERS, "parameter")
+    for name, value in dict(
+        spec=spec, tier=tier, methods=methods, device=device, data=data, results=results
+    ).items():
         _require(type(value) is str, name, value, 'text, or "" for the default')
     number("parameter seeds", seeds, 0, SEEDS.high, int)  # 0: all
     number("parameter workers", workers, 1, COUNT.high, int)
     _require(isinstance(set, dict), "set", set, "settings and their values, as {rounds: 50}")
     _require(type(lessons) is bool, "lessons", lessons, "true or false")
-    if set or not lessons: spec = spec or main
-    if not spec: return None
+    if set or not lessons:
+        spec = spec or main
+    if not spec:
+        return None
     root, device = project_folder(), pick_device(device)
     loaded = load_spec(os.path.relpath(root / spec) if os.path.isfile(root / spec) else spec)
     rows = [m.strip() for m in methods.split(",")] if methods.strip() else None
     planned = loaded.runs(tier, methods=rows, seeds=seeds or None)
     loaded, tier, runs = own_runs(loaded, tier, planned, set, seeds or None)
     skip_lessons(not lessons)
-    return PlannedTable(loaded, tier, _folder("results", results), data=_folder("data", data), runs=runs,
-                        device=device, workers=workers)
+    return PlannedTable(
+        loaded,
+        tier,
+        _folder("results", results),
+        data=_folder("data", data),
+        runs=runs,
+        device=device,
+        workers=workers,
+    )
 
-PARAMETERS = [name for name in inspect.signature(planned_table).parameters if name != "main"]  # of a page
+
+PARAMETERS = [
+    name for name in inspect.signature(planned_table).parameters if name != "main"
+]  # of a page
 
 # %% ../../nbs/09_reporting/03_notebook.ipynb #a263668e
-LEDGER = {"paper": "The paper", "code": "The released code", "ours": "Here", "cells": "Touches", "switch": "Switch"}
+LEDGER = {
+    "paper": "The paper",
+    "code": "The released code",
+    "ours": "Here",
+    "cells": "Touches",
+    "switch": "Switch",
+}
+
 
 def read_ledger(paper: str, root: str | Path | None = None) -> list[dict]:
     "The entries of `papers/<paper>/deviations.toml`, in order; raises InputError where missing or incomplete"
     name = f"{paper}/deviations.toml"
     path = paper_files(name, root).get(name)
-    if path is None: raise InputError(f"papers/{name}: no such ledger of deviations")
+    if path is None:
+        raise InputError(f"papers/{name}: no such ledger of deviations")
     entries = read_toml(path).get("deviation")
     if not (isinstance(entries, list) and all(isinstance(e, dict) for e in entries)):
-        raise InputError(f"{path}: deviation is {short(entries)}, not a list of tables ([[deviation]])")
+        raise InputError(
+            f"{path}: deviation is {short(entries)}, not a list of tables ([[deviation]])"
+        )
     for entry in entries:
         if missing := {"name", *LEDGER} - set(entry):
-            raise InputError(f"{path}: deviation {short(entry.get('name'))} lacks {', '.join(sorted(missing))}")
+            raise InputError(
+                f"{path}: deviation {short(entry.get('name'))} lacks {', '.join(sorted(missing))}"
+            )
     return entries
 
+
 COPIES = {"wenwenwenwenti/FedCCFA": "Chen-Junbao/FedCCFA"}  # repository of a copy -> of its authors
+
 
 def code_links(entry: dict) -> str:
     "Links to the lines of the released code that an entry of the ledger is about; a copy says so; empty without any"
     links = entry.get("link", [])
+
     def link(address):
         repository = "/".join(address.split("/")[3:5])
         copy = f" in a copy of {COPIES[repository]}" if repository in COPIES else ""
         return f"[{address.rsplit('/', 1)[-1].replace('?plain=1', '')}{copy}]({address})"
+
     return ", ".join(link(a) for a in ([links] if isinstance(links, str) else links))

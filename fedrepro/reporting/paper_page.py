@@ -32,13 +32,35 @@ from ..experiments.store import load_headers
 from .curves import own_rows, small_png
 from .figures import draw, figure_in_words, listing
 from .notebook import LEDGER, code_links, read_ledger
-from ..verdicts.claims import (
-    HOW, Comparison, StoredRuns, claim_grids, claim_tables, headline_sentences, headlines, load_stored_runs,
-    paper_headline, read_claims, statistic, subtract, verdicts)
+from fedrepro.verdicts.claims import (
+    HOW,
+    Comparison,
+    StoredRuns,
+    claim_grids,
+    claim_tables,
+    headline_sentences,
+    headlines,
+    load_stored_runs,
+    paper_headline,
+    read_claims,
+    statistic,
+    subtract,
+    verdicts,
+)
 from ..verdicts.scoreboard import ALIAS, independent, scoreboard
 from ..verdicts.summaries import stored_runs
-from ..verdicts.tables import (
-    about, ends, half_width, judged_grid, mean_std, paper_grid, q_values, table, target_grids, waiting)
+from fedrepro.verdicts.tables import (
+    about,
+    ends,
+    half_width,
+    judged_grid,
+    mean_std,
+    paper_grid,
+    q_values,
+    table,
+    target_grids,
+    waiting,
+)
 from ..verdicts.verdicts import DECIDED, VERDICTS
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #f0d0557b
@@ -46,27 +68,40 @@ def said(text: object) -> str:
     "`text` in Markdown: no tag"
     return escape(str(text), quote=False)
 
-SIGNS = {ord(c): f"&#{ord(c)};" for c in "*`$[]~^|\\"}  # what pandoc reads as Markdown, also within a tag
+
+SIGNS = {
+    ord(c): f"&#{ord(c)};" for c in "*`$[]~^|\\"
+}  # what pandoc reads as Markdown, also within a tag
+
 
 def one_line(text: object) -> str:
     "`text` within a tag: pandoc reads no Markdown in it, nor the start of a list in `1. ` or `- `"
     line = said(text).translate(SIGNS)
     return re.sub(r"^(\(?\w{1,4})?([.)+#:-])(?= )", lambda m: f"{m[1] or ''}&#{ord(m[2])};", line)
 
+
 def folded(summary: str, text: str, anchor: str = "") -> str:
     "`text` that opens when its `summary` is clicked"
     where = f' id="{anchor}"' if anchor else ""
     return f"<details{where}><summary>{one_line(summary)}</summary>\n\n{text}\n\n</details>\n"
 
+
 def specs_of(paper: str, root: str | Path | None = None) -> list[Spec]:
     "The specs of a paper's folder, tables by number, then figures, then the rest; raises InputError for another name"
     names = find_specs(root)
     choice(paper, dict.fromkeys(name.split("/")[0] for name in names), "paper")
+
     def place(name):
         word, number, rest = re.findall(r"^([a-z_]*)(\d*)(.*)$", name.split("/")[1])[0]
-        return (["table", "figure"].index(word) if word in ("table", "figure") else 2, int(number or 0), rest)
+        return (
+            ["table", "figure"].index(word) if word in ("table", "figure") else 2,
+            int(number or 0),
+            rest,
+        )
+
     mine = sorted((n for n in names if n.split("/")[0] == paper), key=place)
     return [s for s in (load_spec(names[n]) for n in mine) if not s.origin]  # no changed copies
+
 
 def started(spec: Spec, tier: str, results: str | Path | None = None) -> bool:
     "Whether any run that the tier asks for is finished"
@@ -77,20 +112,36 @@ def leads(paper: str, tier: str = "small", results=None, root=None) -> tuple[int
     "(columns with runs of the paper's method and of others, three rows at least; led by it here; led in the paper)"
     found, name = [], specs_of(paper, root)[0].paper
     for spec in specs_of(paper, root):
-        if spec.paper != name or spec.kind != "table" or not spec.published or spec.difference: continue
-        if not started(spec, tier, results): continue
+        if spec.paper != name or spec.kind != "table" or not spec.published or spec.difference:
+            continue
+        if not started(spec, tier, results):
+            continue
         frame, mine = table(spec, tier, results), own_rows(spec)
-        both = frame["mean"].notna() & frame.published_mean.notna() & frame.metric.str.contains("accuracy")
+        both = (
+            frame["mean"].notna()
+            & frame.published_mean.notna()
+            & frame.metric.str.contains("accuracy")
+        )
         for _, part in frame[both].groupby("column"):
             if len(part) > 2 and set(part.row) & mine and set(part.row) - mine:
-                found.append([part.row[part[k].idxmax()] in mine for k in ("mean", "published_mean")])
+                found.append(
+                    [part.row[part[k].idxmax()] in mine for k in ("mean", "published_mean")]
+                )
     return len(found), sum(a for a, _ in found), sum(b for _, b in found)
 
-WAITS = {"runnable": "not run yet", "not decidable": "not decidable by three seeds",
-         "no data here": "waiting for data that cannot be downloaded here",
-         "beyond a CPU": "too large for a CPU", "undecided": "undecided until more seeds are run",
-         "diverged": "diverged", "missing": "impossible to run yet",
-         ALIAS: "shown with the runs of another row", "not comparable": "impossible to compare"}
+
+WAITS = {
+    "runnable": "not run yet",
+    "not decidable": "not decidable by three seeds",
+    "no data here": "waiting for data that cannot be downloaded here",
+    "beyond a CPU": "too large for a CPU",
+    "undecided": "undecided until more seeds are run",
+    "diverged": "diverged",
+    "missing": "impossible to run yet",
+    ALIAS: "shown with the runs of another row",
+    "not comparable": "impossible to compare",
+}
+
 
 def judged_sentences(name: str, alone: pd.DataFrame) -> list[str]:
     "What of the independent numbers at tier paper is decided, in which tables, and what the others wait for"
@@ -100,19 +151,29 @@ def judged_sentences(name: str, alone: pd.DataFrame) -> list[str]:
     stored = count["undecided"] or count["diverged"]
     none = "" if stored else ": no such run of the published setting is stored"
     where = ", ".join(f"{re.sub('^table', 'Table ', t)}: {n}" for t, n in tables.items())
-    out = [f"{sum(decided.values()) or 'None'} of the {len(alone)} independent published numbers of {name} "
-           + (f"are decided: {listing(f'{n} {word}' for word, n in decided.items())} ({where})." if where
-              else f"is decided yet{none}.")]
+    out = [
+        f"{sum(decided.values()) or 'None'} of the {len(alone)} independent published numbers of {name} "
+        + (
+            f"are decided: {listing(f'{n} {word}' for word, n in decided.items())} ({where})."
+            if where
+            else f"is decided yet{none}."
+        )
+    ]
     rest = ", ".join(f"{count[k]} {w}" for k, w in WAITS.items() if count[k])
     return [*out, f"The others: {rest}."] if rest else out
+
 
 def reduced_in_words(paper: str, results=None, root=None) -> str:
     "Where the paper's method leads less often in reduced runs than in print: that they do not show it; else nothing"
     columns, here, there = leads(paper, "small", results, root)
-    if here >= there: return ""
+    if here >= there:
+        return ""
     name = specs_of(paper, root)[0].paper
-    return (f"Runs at the reduced setting (tier small) do not show what the paper is about: {name} leads in {here} of "
-            f"{columns} settings there, in the paper in {there}. They are folded below.")
+    return (
+        f"Runs at the reduced setting (tier small) do not show what the paper is about: {name} leads in {here} of "
+        f"{columns} settings there, in the paper in {there}. They are folded below."
+    )
+
 
 def box(paper: str, results=None, root=None) -> str:
     "What a paper is about and what the runs of the published setting say of it, as a quotation"
@@ -120,13 +181,23 @@ def box(paper: str, results=None, root=None) -> str:
     if h.ours:
         sides = " and ".join(f"{s.name} {s.words()}" for s in (h.ours, h.theirs) if s)
         said_below = [f"Mean ± half of the 95 % interval (seeds): {sides}."]
-    lines = [f"**What the paper is about.** {said(headline_sentences(h))}", *said_below,
-             reduced_in_words(paper, results, root)]
+    lines = [
+        f"**What the paper is about.** {said(headline_sentences(h))}",
+        *said_below,
+        reduced_in_words(paper, results, root),
+    ]
     return "\n>\n".join(f"> {line}" for line in lines if line) + "\n"
+
 
 def all_boxes(results=None, root=None) -> str:
     "The headlines of all papers, a line each, as a quotation"
-    return "\n".join(f"> - **{h.paper}.** {said(headline_sentences(h))}" for h in headlines(results, root)) + "\n"
+    return (
+        "\n".join(
+            f"> - **{h.paper}.** {said(headline_sentences(h))}" for h in headlines(results, root)
+        )
+        + "\n"
+    )
+
 
 def opening(paper: str, results=None, root=None) -> str:
     "What is decided and what is not, counted in five sentences"
@@ -136,21 +207,38 @@ def opening(paper: str, results=None, root=None) -> str:
     out = judged_sentences(name, alone[alone.tier == "paper"]) if len(board) else [none]
     columns, here, there = leads(paper, "small", results, root)
     if (n := int((alone.status[alone.tier == "small"] == "run").sum())) or not len(board):
-        best = (f"; there a method of its own leads in {here} of {columns} columns, "
-                f"in the paper in {there}") * (columns > 0)
-        have = f"{n} of the numbers have runs" if n else "there are runs, without published numbers beside them"
+        best = (
+            f"; there a method of its own leads in {here} of {columns} columns, "
+            f"in the paper in {there}"
+        ) * (columns > 0)
+        have = (
+            f"{n} of the numbers have runs"
+            if n
+            else "there are runs, without published numbers beside them"
+        )
         out.append(f"At the reduced setting (tier small, never judged) {have}{best}.")
     found, measured = verdicts("paper", results, root, paper), effects_of(paper, results, root)
-    claimed, done = Counter(found.verdict.str.split(" (", regex=False).str[0]), measured[measured.n > 0]
+    claimed, done = (
+        Counter(found.verdict.str.split(" (", regex=False).str[0]),
+        measured[measured.n > 0],
+    )
     if len(found):
         yes, no = claimed["supported"], claimed["contradicted"]
         left = len(found) - yes - no
-        out.append(f"Claims in its text: {len(found)}; {yes} supported, {no} contradicted, {left} open.")
-    firm = done[(done.tier == "paper") | (done.n > 1)]  # one small run says little of the paper's setting
+        out.append(
+            f"Claims in its text: {len(found)}; {yes} supported, {no} contradicted, {left} open."
+        )
+    firm = done[
+        (done.tier == "paper") | (done.n > 1)
+    ]  # one small run says little of the paper's setting
     most = [firm.loc[firm.points.abs().idxmax()]] if firm.points.notna().any() else []
-    largest = "".join(f"; the largest is {e.points:+.2f} points ({e.deviation}, tier {e.tier})" for e in most)
-    out.append(f"Runs measure the effect of {done.deviation.nunique()} of {len(read_ledger(paper, root))} "
-               f"deviations{largest}.")
+    largest = "".join(
+        f"; the largest is {e.points:+.2f} points ({e.deviation}, tier {e.tier})" for e in most
+    )
+    out.append(
+        f"Runs measure the effect of {done.deviation.nunique()} of {len(read_ledger(paper, root))} "
+        f"deviations{largest}."
+    )
     return said(" ".join(out)) + "\n"
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #7ffbdac3
@@ -160,17 +248,22 @@ def numbers_in(text: str) -> set[tuple[str, str]]:
     one = r"(?:[IVX]+|\d+[a-d]?)"
     for word, listed in re.findall(rf"\b(Table|Figure)s? ({one}(?:(?:, | and | to ){one})*)", text):
         for low, high in re.findall(r"([IVX]+|\d+[a-d]?)(?: to (\d+))?", listed):
-            out |= {(word.lower(), str(n)) for n in (range(int(low), int(high) + 1) if high
-                                                     else [dict(I=1).get(low, low)])}
+            out |= {
+                (word.lower(), str(n))
+                for n in (range(int(low), int(high) + 1) if high else [dict(I=1).get(low, low)])
+            }
     return out
+
 
 def names_of(row: Row) -> set[str]:
     "What a text may call a row"
     return {row.name, row.method, re.split(r" \(|, ", row.name)[0]}
 
+
 def mentions(text: str, names) -> set[str]:
     "Those of `names` that stand in `text` as whole words"
     return {n for n in names if re.search(rf"(?<![\w-]){re.escape(n)}(?![\w+-])", text)}
+
 
 def touched(entry: dict, spec: Spec, row: Row, tier: str, everybody: set[str]) -> bool:
     "Whether an entry of the ledger touches a row, by the words of its `cells`"
@@ -178,84 +271,152 @@ def touched(entry: dict, spec: Spec, row: Row, tier: str, everybody: set[str]) -
     values = [{k: v.value for k, v in spec.values(tier, row.name, c).items()} for c in columns]
     data = mentions(text, ("CIFAR-10", "CIFAR-100", "CINIC-10", "Fashion-MNIST", "Tiny-ImageNet"))
     numbers = numbers_in(text)
-    return not (text.startswith("none") or (numbers and (spec.kind, spec.table) not in numbers)
-                or (mentions(text, everybody) and not mentions(text, names_of(row)))
-                or (data and not data & {v.get("dataset") for v in values})
-                or (re.search(r"100[- ]client", text) and not any(v.get("clients") == 100 for v in values)))
+    return not (
+        text.startswith("none")
+        or (numbers and (spec.kind, spec.table) not in numbers)
+        or (mentions(text, everybody) and not mentions(text, names_of(row)))
+        or (data and not data & {v.get("dataset") for v in values})
+        or (re.search(r"100[- ]client", text) and not any(v.get("clients") == 100 for v in values))
+    )
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #d7db7d19
 def deviation_links(spec: Spec, tier: str, rows: list[str], root=None) -> str:
     "The numbers of the deviations that touch all of the rows, then of those that touch some"
-    everybody = {n for s in specs_of(spec.folder, root) for row in s.rows.values() for n in names_of(row)}
+    everybody = {
+        n for s in specs_of(spec.folder, root) for row in s.rows.values() for n in names_of(row)
+    }
     entries = list(enumerate(read_ledger(spec.folder, root), 1))
-    found = {r: [i for i, e in entries if touched(e, spec, spec.rows[r], tier, everybody)] for r in rows}
+    found = {
+        r: [i for i, e in entries if touched(e, spec, spec.rows[r], tier, everybody)] for r in rows
+    }
     common = sorted(set.intersection(*map(set, found.values()))) if found else []
-    def links(numbers): return ", ".join(f"[{i}](#deviation-{i})" for i in numbers)
+
+    def links(numbers):
+        return ", ".join(f"[{i}](#deviation-{i})" for i in numbers)
+
     own: dict[str, list[str]] = {}
     for r, numbers in found.items():
-        if rest := [i for i in numbers if i not in common]: own.setdefault(links(rest), []).append(r)
-    return "; ".join([f"all rows {links(common) or 'none'}",
-                      *(f"{said(', '.join(who))} {what}" for what, who in own.items())])
+        if rest := [i for i in numbers if i not in common]:
+            own.setdefault(links(rest), []).append(r)
+    return "; ".join(
+        [
+            f"all rows {links(common) or 'none'}",
+            *(f"{said(', '.join(who))} {what}" for what, who in own.items()),
+        ]
+    )
+
 
 def run_lines(spec: Spec, tier: str, frame: pd.DataFrame, link: Callable[[str], str]) -> list[str]:
     "The runs of every number, a line a column; `link`: the id of a run -> a link to its file"
-    def cell(line): return (f'<span id="{anchor(spec, tier, line)}"></span>{said(line["row"])} '
-                            + " ".join(map(link, line["runs"].split())))
-    return [f"- {said(column)}: " + "; ".join(map(cell, part.to_dict("records")))
-            for column, part in frame[frame.seeds != ""].groupby("column", sort=False)]
+
+    def cell(line):
+        return f'<span id="{anchor(spec, tier, line)}"></span>{said(line["row"])} ' + " ".join(
+            map(link, line["runs"].split())
+        )
+
+    return [
+        f"- {said(column)}: " + "; ".join(map(cell, part.to_dict("records")))
+        for column, part in frame[frame.seeds != ""].groupby("column", sort=False)
+    ]
+
 
 def reduced_runs(spec: Spec, tier: str, results=None) -> str:
     "The runs of a headline's table at a tier that its page does not show, folded below how to print it"
-    files = {h["run_id"]: h["file"] for h in load_headers(Path(results or spec.results)/tier)}
-    def link(run): return f"[{run[:8]}](../../papers/{spec.folder}/results/{tier}/{files[run]})"
+    files = {h["run_id"]: h["file"] for h in load_headers(Path(results or spec.results) / tier)}
+
+    def link(run):
+        return f"[{run[:8]}](../../papers/{spec.folder}/results/{tier}/{files[run]})"
+
     lines = [] if spec.difference else run_lines(spec, tier, table(spec, tier, results), link)
-    words = f"There are runs at a reduced setting too: `fedrepro {spec.kind} {spec.name} --tier {tier}`"
-    return f"{words}.\n\n{folded(f'Raw runs, tier {tier}', chr(10).join(lines))}" if lines else f"{words}.\n"
+    words = (
+        f"There are runs at a reduced setting too: `fedrepro {spec.kind} {spec.name} --tier {tier}`"
+    )
+    return (
+        f"{words}.\n\n{folded(f'Raw runs, tier {tier}', chr(10).join(lines))}"
+        if lines
+        else f"{words}.\n"
+    )
+
 
 def raw_runs(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=None) -> str:
     "Every number's raw runs, a line a column; the command, commits and deviations that go with them"
     if spec.difference:
-        names = " and ".join(f"[{part.kind} {part.table}](#{place_of(part)})" for part in spec.difference)
-        return (f'<span id="{place_of(spec)}-{tier}-runs"></span>'
-                f"Runs, commits and deviations are those of {names}, row by row and seed by seed.")
-    heads = {h["run_id"]: h for h in load_headers(Path(results or spec.results)/tier)}
-    commits = Counter((heads[run].get("git_commit") or "unknown")[:9] for run in " ".join(frame.runs).split())
+        names = " and ".join(
+            f"[{part.kind} {part.table}](#{place_of(part)})" for part in spec.difference
+        )
+        return (
+            f'<span id="{place_of(spec)}-{tier}-runs"></span>'
+            f"Runs, commits and deviations are those of {names}, row by row and seed by seed."
+        )
+    heads = {h["run_id"]: h for h in load_headers(Path(results or spec.results) / tier)}
+    commits = Counter(
+        (heads[run].get("git_commit") or "unknown")[:9] for run in " ".join(frame.runs).split()
+    )
+
     def link(run):
         mark = f" `{(heads[run].get('git_commit') or 'unknown')[:9]}`" if len(commits) > 1 else ""
         return f"[{run[:8]}](../../papers/{spec.folder}/results/{tier}/{heads[run]['file']}){mark}"
-    mine = [r for r in frame.row.drop_duplicates() if r in spec.rows and (frame.seeds[frame.row == r] != "").any()]
-    return "\n".join([f"- Command: `fedrepro run {spec.name} --tier {tier}`, one row of it with `--methods ROW`",
-                      f"- Commit{'s' * (len(commits) > 1)}: {', '.join(f'`{c}`' for c in commits)}",
-                      f"- Deviations that touch them: {deviation_links(spec, tier, mine, root)}",
-                      *run_lines(spec, tier, frame, link)])
+
+    mine = [
+        r
+        for r in frame.row.drop_duplicates()
+        if r in spec.rows and (frame.seeds[frame.row == r] != "").any()
+    ]
+    return "\n".join(
+        [
+            f"- Command: `fedrepro run {spec.name} --tier {tier}`, one row of it with `--methods ROW`",
+            f"- Commit{'s' * (len(commits) > 1)}: {', '.join(f'`{c}`' for c in commits)}",
+            f"- Deviations that touch them: {deviation_links(spec, tier, mine, root)}",
+            *run_lines(spec, tier, frame, link),
+        ]
+    )
+
 
 def anchor(spec: Spec, tier: str, line: dict) -> str:
     "Where the raw runs of a number stand on its page: by the id of its first run and its row"
     return f"{place_of(spec)}-{tier}-{list(spec.rows).index(line['row'])}-{line['runs'][:6]}"
 
+
 def place_of(spec: Spec) -> str:
     "The id of a spec's section"
     return spec.path.stem.replace("_", "-")
 
+
 def heading_of(spec: Spec, specs: list[Spec]) -> str:
     "The heading of a section: the paper's name of the table, with our title where two `specs` share it or none has it"
-    if not re.match(r"[\dIVX]", spec.table): return spec.title  # no table of the paper
+    if not re.match(r"[\dIVX]", spec.table):
+        return spec.title  # no table of the paper
     name = f"{spec.kind.capitalize()} {spec.table}"
-    return name if [(s.kind, s.table) for s in specs].count((spec.kind, spec.table)) == 1 else f"{name}: {spec.title}"
+    return (
+        name
+        if [(s.kind, s.table) for s in specs].count((spec.kind, spec.table)) == 1
+        else f"{name}: {spec.title}"
+    )
+
 
 def grids_html(grids, caption: str = "") -> str:
     "Grids under one `caption`, cut where they are wider than a page; a cell of text that is a number is marked as one"
+
     def html(grid):
         text = grid_html(grid)
-        if not grid.numbers: text = re.sub(r"<td>(?=[-+]?\d[\d,.]*</td>)", '<td class="number">', text)
-        return text.replace(">\n<tr>", f"><caption>{said(caption)}</caption>\n<tr>", 1) if caption else text
+        if not grid.numbers:
+            text = re.sub(r"<td>(?=[-+]?\d[\d,.]*</td>)", '<td class="number">', text)
+        return (
+            text.replace(">\n<tr>", f"><caption>{said(caption)}</caption>\n<tr>", 1)
+            if caption
+            else text
+        )
+
     return "\n\n".join(html(part) for g in grids if g for part in pieces(g, 130))
+
 
 def key_to(spec: Spec, judged: bool) -> str:
     "What stands in a cell of the table of `spec`"
     ours = "ours ± standard deviation (number of seeds)"
-    if spec.published is None: return ours
+    if spec.published is None:
+        return ours
     return f"{ours}; below, small: published" + ", and the letter of the verdict" * judged
+
 
 @cache
 def best_stored(method: str, results=None, root=None) -> str:
@@ -263,86 +424,150 @@ def best_stored(method: str, results=None, root=None) -> str:
     found = []
     for spec in (load_spec(path, root) for path in find_specs(root).values()):
         rows = [r.name for r in spec.rows.values() if r.method == method]
-        if not rows or spec.difference or not started(spec, "paper", results): continue
+        if not rows or spec.difference or not started(spec, "paper", results):
+            continue
         frame = table(spec, "paper", results)
-        mine = frame[frame.row.isin(rows) & frame["mean"].notna() & frame.metric.str.contains("accuracy")]
-        found += [(line["mean"], f"{line['mean']:.2f} % on {line['column']} in {spec.name}")
-                  for line in mine.to_dict("records")]
+        mine = frame[
+            frame.row.isin(rows) & frame["mean"].notna() & frame.metric.str.contains("accuracy")
+        ]
+        found += [
+            (line["mean"], f"{line['mean']:.2f} % on {line['column']} in {spec.name}")
+            for line in mine.to_dict("records")
+        ]
     return max(found)[1] if found else ""
+
 
 def at_chance(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=None) -> list[str]:
     "Of each method whose every accuracy in a table is at chance, what shows that its code is right"
+
     def chance(line):
         data = spec.values(tier, line["row"], columns[line["column"]])["dataset"].value
         return 100 / (SHAPES | {"digits": (10,)}).get(data, (math.inf,))[-1]
-    if spec.difference: return []  # of points: around 10 is no chance
+
+    if spec.difference:
+        return []  # of points: around 10 is no chance
     columns, out = {c.label: c for c in spec.tier_columns(tier)}, []
-    there = frame[frame["mean"].notna() & frame.metric.str.contains("accuracy") & frame.row.isin(spec.rows)]
+    there = frame[
+        frame["mean"].notna() & frame.metric.str.contains("accuracy") & frame.row.isin(spec.rows)
+    ]
     for row, part in there.groupby("row", sort=False):
-        if not all(.75 * chance(x) < x["mean"] < 1.25 * chance(x) for x in part.to_dict("records")): continue
+        if not all(
+            0.75 * chance(x) < x["mean"] < 1.25 * chance(x) for x in part.to_dict("records")
+        ):
+            continue
         name = spec.rows[row].method
         law, known = law_of(load_methods()[name]), load_methods()
-        checks = f"its checks hold ({law_text(law, known[name], known)})" if law else "its checks hold"
+        checks = (
+            f"its checks hold ({law_text(law, known[name], known)})" if law else "its checks hold"
+        )
         learns = best_stored(name, results, root)
-        out.append(f"{row} is at chance here. That its code is right is shown elsewhere: {checks}"
-                   + f", and it reaches {learns}" * bool(learns) + ".")
+        out.append(
+            f"{row} is at chance here. That its code is right is shown elsewhere: {checks}"
+            + f", and it reaches {learns}" * bool(learns)
+            + "."
+        )
     return out
 
-def table_part(spec: Spec, tier: str, results=None, root=None, above: set[str] | None = None) -> str:
+
+def table_part(
+    spec: Spec, tier: str, results=None, root=None, above: set[str] | None = None
+) -> str:
     """One table at one tier: rows and columns with runs; folded its verdicts, what has no run, notes and raw runs
 
     Notes that stand `above` on the page are left out; the others are added to it."""
     above = set() if above is None else above
     frame, judged = table(spec, tier, results), tier == "paper"
-    def link(line): return f"#{place_of(spec)}-{tier}-runs" if spec.difference else f"#{anchor(spec, tier, line)}"
+
+    def link(line):
+        return (
+            f"#{place_of(spec)}-{tier}-runs" if spec.difference else f"#{anchor(spec, tier, line)}"
+        )
+
     main = paper_grid(spec, tier, frame, link)
     says = "Published setting." if judged else f"Tier {tier}: reduced, not comparable, not judged."
-    verdicts_in_words = judged_grid(frame, q_values(spec, results) if (frame.verdict == "contradicted").any() else {})
+    verdicts_in_words = judged_grid(
+        frame, q_values(spec, results) if (frame.verdict == "contradicted").any() else {}
+    )
     new = [n for n in [*ends(spec, tier, frame), *about(spec, tier, frame)] if n not in above]
     above |= set(new)
     notes = "\n".join(f"- {said(n)}" for n in new)
     wait = "\n".join(f"- {said(line)}" for line in waiting(spec, tier, frame))
     measures = folded("What is measured, and what the tier changes", notes) if notes else ""
-    first = " ".join(filter(None, [spec.tier(tier).caption, *at_chance(spec, tier, frame, results)]))
-    parts = [f"*{said(says)}* {said(first)}".strip(), measures,
-             grids_html([main], key_to(spec, judged)),
-             folded("Each judged number in words", grids_html([verdicts_in_words])) if verdicts_in_words else "",
-             folded("Rounds to the target", grids_html(found)) if (found := target_grids(frame)) else "",
-             folded("What has no run yet, and why", wait) if wait else "",
-             folded("Raw runs, command, commit, deviations", raw_runs(spec, tier, frame, results, root))]
+    first = " ".join(
+        filter(None, [spec.tier(tier).caption, *at_chance(spec, tier, frame, results)])
+    )
+    parts = [
+        f"*{said(says)}* {said(first)}".strip(),
+        measures,
+        grids_html([main], key_to(spec, judged)),
+        folded("Each judged number in words", grids_html([verdicts_in_words]))
+        if verdicts_in_words
+        else "",
+        folded("Rounds to the target", grids_html(found)) if (found := target_grids(frame)) else "",
+        folded("What has no run yet, and why", wait) if wait else "",
+        folded("Raw runs, command, commit, deviations", raw_runs(spec, tier, frame, results, root)),
+    ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
 
 @dataclass(frozen=True, repr=False)
 class Drawing:
     "A figure that notebooks show as a small picture, with what it shows in `words` for those who cannot see it"
+
     figure: Figure
     words: str
-    def __repr__(self) -> str: return "<picture>"
-    def _repr_png_(self) -> tuple[bytes, dict]: return small_png(self.figure, 24), {"alt": self.words}
+
+    def __repr__(self) -> str:
+        return "<picture>"
+
+    def _repr_png_(self) -> tuple[bytes, dict]:
+        return small_png(self.figure, 24), {"alt": self.words}
+
 
 def picture(spec: Spec, tier: str, specs: list[Spec], results=None) -> tuple:
     """(caption, drawing), (why it cannot be drawn,), () where the table or a figure of the paper says the same
 
     A table whose columns have metrics of their own has no picture: curves of another metric would stand below it."""
-    if spec.kind == "table" and any(c.metric not in ("", spec.metric) for c in spec.tier_columns(tier)): return ()
-    def shown(spec): return spec.plot, spec.metric, {r.run_id for r in spec.runs(tier)}
+    if spec.kind == "table" and any(
+        c.metric not in ("", spec.metric) for c in spec.tier_columns(tier)
+    ):
+        return ()
+
+    def shown(spec):
+        return spec.plot, spec.metric, {r.run_id for r in spec.runs(tier)}
+
     drawn = [shown(s) for s in specs if s.kind == "figure" and tier in s.tiers]
-    few = len({planned.row for planned, _ in stored_runs(spec, tier, results)}) < 4  # the table says it all
-    if spec.kind == "table" and (spec.difference or few or shown(spec) in drawn): return ()
-    try: figure = draw(spec, tier, results)
-    except InputError as error: return (f"{said(error)}\n",)
+    few = (
+        len({planned.row for planned, _ in stored_runs(spec, tier, results)}) < 4
+    )  # the table says it all
+    if spec.kind == "table" and (spec.difference or few or shown(spec) in drawn):
+        return ()
+    try:
+        figure = draw(spec, tier, results)
+    except InputError as error:
+        return (f"{said(error)}\n",)
     plt.close(figure)  # a page shows it once, by itself
     # after it was closed, which would undo it; a page has room for 900 pixels
     figure.set_dpi(min(72, 900 / figure.get_size_inches()[0]))
     words = figure_in_words(spec, tier, results)
     return f"*Figure, tier {tier}.* {said(words)}\n", Drawing(figure, f"{spec.title}. {words}")
 
+
 def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> Iterator[tuple]:
     """(text, drawing) of every spec with runs, (text,) without a picture; last, what has no run yet
 
     The first of `tiers` with runs is shown; of the others a line says how to print them."""
-    specs, idle, above, apart = specs_of(paper, root), [], set(), reduced_in_words(paper, results, root)
-    compared, below, main = effect_rows(paper, root), [], {c.spec for c in read_claims(root) if c.headline}
+    specs, idle, above, apart = (
+        specs_of(paper, root),
+        [],
+        set(),
+        reduced_in_words(paper, results, root),
+    )
+    compared, below, main = (
+        effect_rows(paper, root),
+        [],
+        {c.spec for c in read_claims(root) if c.headline},
+    )
     for spec in specs:
         done = [t for t in tiers if started(spec, t, results)]
         if not done:
@@ -357,33 +582,65 @@ def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> I
         words, *drawing = ("",) if hidden else picture(spec, done[0], specs, results) or ("",)
         heads = [f"### {said(heading_of(spec, specs))}", f"**{said(spec.title)}**"]
         heads = heads[:1] if spec.title in heads[0] else heads
-        more = [reduced_runs(spec, t, results) if spec.name in main else
-                f"There are runs at a reduced setting too: `fedrepro {spec.kind} {spec.name} --tier {t}`.\n"
-                for t in done[1:]]
-        yield "\n\n".join([f'<span id="{place_of(spec)}"></span>', *heads, first, *more, words]), *drawing
-    trained, bubbles = ([f"`{s.name}`" for s in idle if (s.plot == "bubbles") == is_] for is_ in (False, True))
-    if below: yield f"**Measured among the deviations:** {', '.join(below)}. To print one: `fedrepro table NAME`.\n",
-    if trained: yield f"**No run yet:** {', '.join(trained)}. To run one: `fedrepro run NAME --tier small`.\n",
-    if bubbles: yield f"**Drawn from partitions alone:** {', '.join(bubbles)}: `fedrepro figure NAME`.\n",
+        more = [
+            reduced_runs(spec, t, results)
+            if spec.name in main
+            else f"There are runs at a reduced setting too: `fedrepro {spec.kind} {spec.name} --tier {t}`.\n"
+            for t in done[1:]
+        ]
+        yield (
+            "\n\n".join([f'<span id="{place_of(spec)}"></span>', *heads, first, *more, words]),
+            *drawing,
+        )
+    trained, bubbles = (
+        [f"`{s.name}`" for s in idle if (s.plot == "bubbles") == is_] for is_ in (False, True)
+    )
+    if below:
+        yield (
+            f"**Measured among the deviations:** {', '.join(below)}. To print one: `fedrepro table NAME`.\n",
+        )
+    if trained:
+        yield (
+            f"**No run yet:** {', '.join(trained)}. To run one: `fedrepro run NAME --tier small`.\n",
+        )
+    if bubbles:
+        yield (f"**Drawn from partitions alone:** {', '.join(bubbles)}: `fedrepro figure NAME`.\n",)
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #9a3d9d05
-TARGET = ("*Fastest* counts the rounds until a run first has the accuracy that FedAvg ends with, seed by seed; "
-          "*Rounds to "
-          "the target* in the tables counts those to a fixed accuracy, which is another target.\n\n")
+TARGET = (
+    "*Fastest* counts the rounds until a run first has the accuracy that FedAvg ends with, seed by seed; "
+    "*Rounds to "
+    "the target* in the tables counts those to a fixed accuracy, which is another target.\n\n"
+)
+
 
 def claims(paper: str, results=None, root=None) -> str:
     "What the paper's text claims and what the runs say, at tier paper or, while nothing is run there, at tier small"
     found = verdicts("paper", results, root, paper)
-    if not len(found): return "None of the claims checked is this paper's.\n"
-    target = TARGET * any(c.kind == "fewer rounds" for c in read_claims(root) if c.spec.split("/")[0] == paper)
-    if (found.compared > 0).any(): return target + grids_html(claim_grids(found)) + f"\n\n{HOW}.\n"
+    if not len(found):
+        return "None of the claims checked is this paper's.\n"
+    target = TARGET * any(
+        c.kind == "fewer rounds" for c in read_claims(root) if c.spec.split("/")[0] == paper
+    )
+    if (found.compared > 0).any():
+        return target + grids_html(claim_grids(found)) + f"\n\n{HOW}.\n"
     grids = grids_html(claim_grids(verdicts("small", results, root, paper)))
-    return (f"{target}{grids}\n\nReduced settings (tier small): shown, not judged; "
-            "nothing is run at the published ones yet.\n")
+    return (
+        f"{target}{grids}\n\nReduced settings (tier small): shown, not judged; "
+        "nothing is run at the published ones yet.\n"
+    )
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #62bea54e
-EFFECT = {"deviation": str, "spec": str, "rows": list, "against": list, "against_spec": str, "metric": str,
-          "against_metric": str}
+EFFECT = {
+    "deviation": str,
+    "spec": str,
+    "rows": list,
+    "against": list,
+    "against_spec": str,
+    "metric": str,
+    "against_metric": str,
+}
+
 
 def label(given: dict, row: str, theirs: str, metrics: tuple[str, str]) -> str:
     "What is subtracted from what: two rows, two metrics or two specs"
@@ -392,34 +649,55 @@ def label(given: dict, row: str, theirs: str, metrics: tuple[str, str]) -> str:
     words += f" ({metrics[0]} minus {metrics[1]})" if metrics[0] != metrics[1] else ""
     return words + (f" ({spec} minus {other})" if spec != other else "")
 
+
 def run_links(runs: StoredRuns, row: str, column: str) -> list[str]:
     "A link to each stored run of a cell"
     place = f"../../papers/{runs.spec.folder}/results/{runs.tier}"
     mine = runs.found.get((row, column), {}).values()
     return [f"[{run.run_id.iloc[0][:8]}]({place}/{run.file.iloc[0]})" for run in mine]
 
+
 def measure(given: dict, tier: str, results=None, root=None) -> list[tuple[Comparison, list[str]]]:
     "The differences, seed by seed, of one `[[effect]]` at `tier`, with links to the runs; none without such a column"
-    spec, other = (load_spec(given.get(key, given["spec"]), root) for key in ("spec", "against_spec"))
-    if tier not in spec.tiers or tier not in other.tiers: return []
+    spec, other = (
+        load_spec(given.get(key, given["spec"]), root) for key in ("spec", "against_spec")
+    )
+    if tier not in spec.tiers or tier not in other.tiers:
+        return []
     metric = given.get("metric", spec.metric)
     metrics = metric, given.get("against_metric", metric)
     of = [statistic(m, s.statistic) for m, s in zip(metrics, (spec, other))]
     mine, other_runs = load_stored_runs(spec, tier, results), load_stored_runs(other, tier, results)
     both = {c.label for c in other.tier_columns(tier)}
-    return [(subtract(f"{label(given, row, theirs, metrics)}, {c.label}", mine.values(row, c.label, of[0]),
-                      other_runs.values(theirs, c.label, of[1])),
-             list(dict.fromkeys(run_links(mine, row, c.label) + run_links(other_runs, theirs, c.label))))
-            for c in spec.tier_columns(tier) if c.label in both
-            for row, theirs in zip(given["rows"], given.get("against", given["rows"]))]
+    return [
+        (
+            subtract(
+                f"{label(given, row, theirs, metrics)}, {c.label}",
+                mine.values(row, c.label, of[0]),
+                other_runs.values(theirs, c.label, of[1]),
+            ),
+            list(
+                dict.fromkeys(
+                    run_links(mine, row, c.label) + run_links(other_runs, theirs, c.label)
+                )
+            ),
+        )
+        for c in spec.tier_columns(tier)
+        if c.label in both
+        for row, theirs in zip(given["rows"], given.get("against", given["rows"]))
+    ]
+
 
 def effect_rows(paper: str, root=None) -> dict[str, set[str]]:
     "Spec -> its rows that some `[[effect]]` of a paper compares with each other"
     found: dict[str, set[str]] = {}
     for path in paper_files(f"{paper}/claims.toml", root).values():
         for given in claim_tables(path, "effect", EFFECT):
-            found.setdefault(given.get("spec", ""), set()).update(given.get("rows", ()), given.get("against", ()))
+            found.setdefault(given.get("spec", ""), set()).update(
+                given.get("rows", ()), given.get("against", ())
+            )
     return found
+
 
 def effects(paper: str, tier: str, results=None, root=None) -> pd.DataFrame:
     """One line a measurable effect: deviation, what, tier, points ± half of the 95 % interval, n, which side diverged.
@@ -433,11 +711,29 @@ def effects(paper: str, tier: str, results=None, root=None) -> pd.DataFrame:
             if len(given.get("against", given["rows"])) != len(given["rows"]):
                 where = f"{path}: effect {short(given['deviation'])}"
                 raise InputError(f"{where}: rows and against differ in length")
-            choice(given["deviation"], [e["name"] for e in read_ledger(paper, root)], f"{path}: effect: deviation")
-            lines += [dict(deviation=given["deviation"], what=c.label, tier=tier, n=len(d), points=mean_std(d)[0],
-                           half=half_width(d), gone=c.why * c.why.startswith("diverged"), runs=" ".join(runs))
-                      for c, runs in measure(given, tier, results, root) for d in [list(c.differences.values())]]
-    return pd.DataFrame(lines, columns=["deviation", "what", "tier", "n", "points", "half", "gone", "runs"])
+            choice(
+                given["deviation"],
+                [e["name"] for e in read_ledger(paper, root)],
+                f"{path}: effect: deviation",
+            )
+            lines += [
+                dict(
+                    deviation=given["deviation"],
+                    what=c.label,
+                    tier=tier,
+                    n=len(d),
+                    points=mean_std(d)[0],
+                    half=half_width(d),
+                    gone=c.why * c.why.startswith("diverged"),
+                    runs=" ".join(runs),
+                )
+                for c, runs in measure(given, tier, results, root)
+                for d in [list(c.differences.values())]
+            ]
+    return pd.DataFrame(
+        lines, columns=["deviation", "what", "tier", "n", "points", "half", "gone", "runs"]
+    )
+
 
 def effects_of(paper: str, results=None, root=None) -> pd.DataFrame:
     "Effects at the published setting, and at the reduced one where that has none"
@@ -445,37 +741,63 @@ def effects_of(paper: str, results=None, root=None) -> pd.DataFrame:
     done = set(found[0].deviation[found[0].n > 0])
     return pd.concat([found[0], found[1][~found[1].deviation.isin(done)]], ignore_index=True)
 
+
 COPY = "wenwenwenwenti/FedCCFA"  # a copy of the code that Chen-Junbao/FedCCFA releases
+
 
 def copy_in_words(text: str) -> str:
     "What the copy that `text` links to is, and with which commits"
-    commits = listing(dict.fromkeys(c[:7] for c in re.findall(rf"github\.com/{COPY}/blob/(\w+)", text)))
-    return (f"Links marked *in a copy* lead to [{COPY}](https://github.com/{COPY}), at commit {commits}: a copy of "
-            "the code released as Chen-Junbao/FedCCFA, because not all of its files could be read there; those read in "
-            "both agree.")
+    commits = listing(
+        dict.fromkeys(c[:7] for c in re.findall(rf"github\.com/{COPY}/blob/(\w+)", text))
+    )
+    return (
+        f"Links marked *in a copy* lead to [{COPY}](https://github.com/{COPY}), at commit {commits}: a copy of "
+        "the code released as Chen-Junbao/FedCCFA, because not all of its files could be read there; those read in "
+        "both agree."
+    )
+
 
 def ledger(paper: str, results=None, root=None) -> str:
     "The deviations of a paper, numbered and folded, with lines of the released code and the effects that runs measure"
     entries, found = read_ledger(paper, root), effects_of(paper, results, root)
     done, out = found[(found.n > 0) | (found.gone != "")], []
+
     def effect(line):
         spread = "" if math.isnan(line.half) else f" ± {line.half:.2f}"
-        said = [f"{line.points:+.2f}{spread} ({line.n})"] * (line.n > 0) + [line.gone] * bool(line.gone)
+        said = [f"{line.points:+.2f}{spread} ({line.n})"] * (line.n > 0) + [line.gone] * bool(
+            line.gone
+        )
         return f"{line.what}, tier {line.tier}: {', '.join(said)}"
+
     for i, entry in enumerate(entries, 1):
         mine, lines = done[done.deviation == entry["name"]], code_links(entry)
-        words, runs = "; ".join(map(effect, mine.itertuples())), " ".join(dict.fromkeys(" ".join(mine.runs).split()))
-        parts = [f"*{LEDGER[k]}{f' ({lines})' * bool(lines and k == 'code')}:* "
-                 + (f"`{entry[k]}`" if k == "switch" else entry[k]) for k in LEDGER if entry[k]]
+        words, runs = (
+            "; ".join(map(effect, mine.itertuples())),
+            " ".join(dict.fromkeys(" ".join(mine.runs).split())),
+        )
+        parts = [
+            f"*{LEDGER[k]}{f' ({lines})' * bool(lines and k == 'code')}:* "
+            + (f"`{entry[k]}`" if k == "switch" else entry[k])
+            for k in LEDGER
+            if entry[k]
+        ]
         parts += [f"*Runs:* {runs}"] * bool(runs)
-        out.append(folded(f"{i}. {entry['name']}: {words or 'not measured'}", " ".join(parts), f"deviation-{i}"))
+        out.append(
+            folded(
+                f"{i}. {entry['name']}: {words or 'not measured'}",
+                " ".join(parts),
+                f"deviation-{i}",
+            )
+        )
     total, can, are = len(entries), found.deviation.nunique(), done[done.n > 0].deviation.nunique()
     none, text = done.deviation.nunique() - are, "\n".join(out)
     lost = f", of {none} more a side diverged" * (none > 0)
     copies = f" {copy_in_words(text)}" * any(COPY in str(e.get("link", "")) for e in entries)
-    return (f"{total} entries. For {can} of them rows or metrics of an experiment measure the effect; {are} have "
-            f"runs{lost} (in points, ± half of the 95 % interval over seeds; n in brackets). All others: not measured."
-            f"{copies}\n\n") + text
+    return (
+        f"{total} entries. For {can} of them rows or metrics of an experiment measure the effect; {are} have "
+        f"runs{lost} (in points, ± half of the 95 % interval over seeds; n in brackets). All others: not measured."
+        f"{copies}\n\n"
+    ) + text
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #d9609a3a
 def headers(paper: str, results=None, root=None) -> pd.DataFrame:
@@ -483,24 +805,49 @@ def headers(paper: str, results=None, root=None) -> pd.DataFrame:
     specs = specs_of(paper, root)
     asked = {r.run_id for s in specs for t in s.tiers for r in s.runs(t)}
     folder = Path(results or specs[0].results)
-    lines = [h | {"tier": tier, "asked": h["run_id"] in asked}
-             for tier in sorted({t for s in specs for t in s.tiers}) for h in load_headers(folder/tier)
-             if results is None or h["run_id"] in asked]  # a folder given may hold other papers' runs
-    return pd.DataFrame(lines, columns=["tier", "asked", "run_id", "status", "device", "cpu", "wall_seconds",
-                                        "peak_memory_mb", "bytes_up", "bytes_down", "versions", "settings",
-                                        "partition_fingerprint"])
+    lines = [
+        h | {"tier": tier, "asked": h["run_id"] in asked}
+        for tier in sorted({t for s in specs for t in s.tiers})
+        for h in load_headers(folder / tier)
+        if results is None or h["run_id"] in asked
+    ]  # a folder given may hold other papers' runs
+    return pd.DataFrame(
+        lines,
+        columns=[
+            "tier",
+            "asked",
+            "run_id",
+            "status",
+            "device",
+            "cpu",
+            "wall_seconds",
+            "peak_memory_mb",
+            "bytes_up",
+            "bytes_down",
+            "versions",
+            "settings",
+            "partition_fingerprint",
+        ],
+    )
+
 
 def paper_cost(paper: str, results=None, root=None) -> str:
     "Runs, hours, processor and memory by tier"
     found = headers(paper, results, root)
-    if not len(found): return "No stored run, no cost.\n"
+    if not len(found):
+        return "No stored run, no cost.\n"
+
     def line(part):
-        return {"runs": str(len(part)), "of today's settings": str(int(part.asked.sum())),
-                "diverged": str(int((part.status == "diverged").sum())),
-                "hours": f"{part.wall_seconds.sum() / 3600:.2f}",
-                "longest (min)": f"{part.wall_seconds.max() / 60:.1f}",
-                "peak memory (MB)": f"{part.peak_memory_mb.max():.0f}",
-                "sent (GB)": f"{(part.bytes_up.sum() + part.bytes_down.sum()) / 1e9:.1f}"}
+        return {
+            "runs": str(len(part)),
+            "of today's settings": str(int(part.asked.sum())),
+            "diverged": str(int((part.status == "diverged").sum())),
+            "hours": f"{part.wall_seconds.sum() / 3600:.2f}",
+            "longest (min)": f"{part.wall_seconds.max() / 60:.1f}",
+            "peak memory (MB)": f"{part.peak_memory_mb.max():.0f}",
+            "sent (GB)": f"{(part.bytes_up.sum() + part.bytes_down.sum()) / 1e9:.1f}",
+        }
+
     groups = found.groupby(["tier", "device", "cpu"], sort=False, dropna=False)
     lines = {f"tier {t}, {d}, {c}": line(part) for (t, d, c), part in groups}
     rows: list[list[str | Cell]] = [[name, *map(Cell, one.values())] for name, one in lines.items()]
@@ -509,16 +856,28 @@ def paper_cost(paper: str, results=None, root=None) -> str:
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #c72ee5e8
 def sources(paper: str, root=None) -> Counter:
     "How many different values of the paper's specs at tier paper come from where: paper, code, tuned, guess"
-    seen = {(row if v in s.rows[row].values.values() else "", key, str(v.value), v.source)
-            for s in specs_of(paper, root) for c in s.columns for row in s.rows
-            for key, v in s.values("paper", row, c).items()}
+    seen = {
+        (row if v in s.rows[row].values.values() else "", key, str(v.value), v.source)
+        for s in specs_of(paper, root)
+        for c in s.columns
+        for row in s.rows
+        for key, v in s.values("paper", row, c).items()
+    }
     return Counter(re.findall("^[a-z]+", source)[0] for *_, source in seen)
+
 
 def guessed(paper: str, root=None) -> list[str]:
     "The settings that are guesses, those with most different guesses first"
-    seen = {(key, str(v.value), v.source) for s in specs_of(paper, root) for c in s.columns for row in s.rows
-            for key, v in s.values("paper", row, c).items() if v.source.startswith("guess:")}
+    seen = {
+        (key, str(v.value), v.source)
+        for s in specs_of(paper, root)
+        for c in s.columns
+        for row in s.rows
+        for key, v in s.values("paper", row, c).items()
+        if v.source.startswith("guess:")
+    }
     return [key for key, _ in Counter(key for key, *_ in sorted(seen)).most_common()]
+
 
 def easy_and_hard(paper: str, root=None) -> str:
     "What the paper states and what it leaves open, in numbers"
@@ -527,23 +886,28 @@ def easy_and_hard(paper: str, root=None) -> str:
     gone = sorted({c.missing for s in specs for c in s.columns if c.missing})
     switched = sum(bool(e["switch"]) for e in entries)
     whole = sum(not any(c.missing for c in s.columns) for s in specs)
-    easy = [f"Of {total} settings of its experiments {count['paper']} are in the paper and {count['code']} in code.",
-            f"{'All' if whole == len(specs) else f'{whole} of'} {len(specs)} experiments can be run in every setting, "
-            "data and time permitting."]
-    hard = [f"{count['guess']} settings are guesses: {', '.join(guessed(paper, root)) or 'none'}.",
-            f"Paper, released code and this package differ, or the paper is silent, in {len(entries)} places; for "
-            f"{switched} of them an option has the other reading.",
-            *(f"Not possible yet: {why}." for why in gone)]
-    parts = [f"**{word}**\n\n" + "".join(f"- {said(line)}\n" for line in lines)
-             for word, lines in dict(Easy=easy, Hard=hard).items()]
+    easy = [
+        f"Of {total} settings of its experiments {count['paper']} are in the paper and {count['code']} in code.",
+        f"{'All' if whole == len(specs) else f'{whole} of'} {len(specs)} experiments can be run in every setting, "
+        "data and time permitting.",
+    ]
+    hard = [
+        f"{count['guess']} settings are guesses: {', '.join(guessed(paper, root)) or 'none'}.",
+        f"Paper, released code and this package differ, or the paper is silent, in {len(entries)} places; for "
+        f"{switched} of them an option has the other reading.",
+        *(f"Not possible yet: {why}." for why in gone),
+    ]
+    parts = [
+        f"**{word}**\n\n" + "".join(f"- {said(line)}\n" for line in lines)
+        for word, lines in dict(Easy=easy, Hard=hard).items()
+    ]
     return "\n".join(parts)
-
-
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #22c85ade
 def papers(root: str | Path | None = None) -> list[str]:
     "The folders of the papers, by name"
     return list(dict.fromkeys(name.split("/")[0] for name in find_specs(root)))
+
 
 def paper_lines(paper: str, results=None, root=None) -> dict[str, str]:
     "One paper in one column: heading -> text"
@@ -551,16 +915,24 @@ def paper_lines(paper: str, results=None, root=None) -> dict[str, str]:
     alone, stored = independent(board), headers(paper, results, root)
     count, small = (Counter(alone.status[alone.tier == t]) for t in ("paper", "small"))
     claimed = Counter(found.verdict[found.listed].str.split(" (", regex=False).str[0])
-    shown = {"published numbers": board.tier.eq("paper").sum(), "of them independent": sum(count.values()),
-             **{w: count[w] for w in VERDICTS}, **{w: count[k] for k, w in WAITS.items() if k not in VERDICTS},
-             "run at a reduced setting": small["run"], "claims in the text": int(found.listed.sum()),
-             "of them supported": claimed["supported"]}
+    shown = {
+        "published numbers": board.tier.eq("paper").sum(),
+        "of them independent": sum(count.values()),
+        **{w: count[w] for w in VERDICTS},
+        **{w: count[k] for k, w in WAITS.items() if k not in VERDICTS},
+        "run at a reduced setting": small["run"],
+        "claims in the text": int(found.listed.sum()),
+        "of them supported": claimed["supported"],
+    }
     hours = f"{stored.wall_seconds.sum() / 3600:.1f}"
     return {k: str(n) if n else "" for k, n in shown.items()} | {"hours of stored runs": hours}
+
 
 def summary(results=None, root=None) -> str:
     "Every status, a line each, with a column a paper; what is 0 for all of them is left out"
     columns = {specs_of(p, root)[0].paper: paper_lines(p, results, root) for p in papers(root)}
     keys = [key for key in next(iter(columns.values())) if any(c[key] for c in columns.values())]
-    rows: list[list[str | Cell]] = [[key, *(Cell(c[key]) for c in columns.values())] for key in keys]
+    rows: list[list[str | Cell]] = [
+        [key, *(Cell(c[key]) for c in columns.values())] for key in keys
+    ]
     return grids_html([Grid(["", *columns], rows)]) + "\n"

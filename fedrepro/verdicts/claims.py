@@ -36,12 +36,14 @@ def paired_test(differences) -> tuple[float, float]:
 
     nan below two values or without spread."""
     d = np.asarray(differences, float)
-    if len(d) < 2 or not d.std() > 1e-12 * (1 + abs(d.mean())): return math.nan, math.nan
-    t = d.mean() / d.std(ddof=1) * len(d) ** .5
+    if len(d) < 2 or not d.std() > 1e-12 * (1 + abs(d.mean())):
+        return math.nan, math.nan
+    t = d.mean() / d.std(ddof=1) * len(d) ** 0.5
     return float(special.stdtr(len(d) - 1, -t)), float(special.stdtr(len(d) - 1, t))
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #9eace87e
 LEVEL = 0.05  # of a claim, after the correction
+
 
 def holm(ps) -> list[float]:
     "Holm's adjusted p-values, in the given order; nan (not tested) is left out of the count"
@@ -55,16 +57,19 @@ def holm(ps) -> list[float]:
 # %% ../../nbs/08_verdicts/04_claims.ipynb #ec8d436a
 def contestants(spec: Spec, column: Column) -> list[str]:
     "The rows of a column that the paper gives a number for; all rows of a spec without published numbers"
-    if spec.published is None: return list(spec.rows)
+    if spec.published is None:
+        return list(spec.rows)
     means = read_published(spec)["mean"]
     return [row for i, (row, _) in places(spec, (column,)).items() if not math.isnan(means[i])]
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #37c159e4
 RunValue = Callable[[pd.DataFrame], float]  # the rows of one run -> its number
 
+
 @dataclass(frozen=True)
 class StoredRuns:
     "The finished runs of a spec at a tier: row and column -> seed -> rows, one an evaluated round"
+
     spec: Spec
     tier: str
     found: dict[tuple[str, str], dict[int, pd.DataFrame]]
@@ -75,13 +80,16 @@ class StoredRuns:
         return [seed for seed, run in runs.items() if (run.status == "diverged").any()]
 
     def values(self, row: str, column: str, value: RunValue) -> tuple[dict[int, float], str]:
-        "(seed -> number, \"\"), without the seeds that diverged, which are then named; or ({}, why there is none)"
+        '(seed -> number, ""), without the seeds that diverged, which are then named; or ({}, why there is none)'
         runs, gone = self.found.get((row, column), {}), self.diverged(row, column)
-        if not runs: return {}, f"not run: {row}"
+        if not runs:
+            return {}, f"not run: {row}"
         out = {seed: value(run) for seed, run in runs.items() if seed not in gone}
-        if any(map(math.isnan, out.values())): return {}, f"not measured: {row}"
+        if any(map(math.isnan, out.values())):
+            return {}, f"not measured: {row}"
         part = f" ({len(gone)} of {len(runs)} seeds)" * bool(out)
         return out, f"diverged: {row}{part}" if gone else ""
+
 
 def load_stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -> StoredRuns:
     "The runs of `spec` in the store"
@@ -90,27 +98,40 @@ def load_stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -
         found.setdefault((planned.row, planned.column), {})[planned.seed] = run
     return StoredRuns(spec, tier, found)
 
+
 def statistic(metric: str, name: str) -> RunValue:
     "The number of a run: its `metric` by the statistic `name` (last, best, ...); nan where it was not measured"
+
     def value(run: pd.DataFrame) -> float:
-        return summarise(metric_rows(run, metric), metric)[name] if metric.removesuffix("_untuned") in run else math.nan
+        return (
+            summarise(metric_rows(run, metric), metric)[name]
+            if metric.removesuffix("_untuned") in run
+            else math.nan
+        )
+
     return value
+
 
 def values_of(run: pd.DataFrame, metric: str) -> pd.Series:
     "The `metric` of a run in each of its rows, all of models of one kind; nan where it was not measured"
     known = metric.removesuffix("_untuned") in run
     return pd.Series(series(metric_rows(run, metric), metric) if known else math.nan, run.index)
 
+
 def at_round(metric: str, t: int) -> RunValue:
     "The `metric` of a run at round `t`; nan where that was not evaluated"
+
     def value(run: pd.DataFrame) -> float:
         hit = values_of(run, metric)[run["round"] == t]
         return float(hit.iloc[0]) if len(hit) else math.nan
+
     return value
+
 
 def best_within(metric: str, t: int) -> RunValue:
     "The best `metric` of a run in rounds 1 to `t`"
     return lambda run: float(values_of(run, metric)[run["round"] <= t].max())
+
 
 def first_round(run: pd.DataFrame, metric: str, target: float) -> float:
     "The first evaluated round with at least `target`; one more than the last where there is none"
@@ -121,25 +142,41 @@ def first_round(run: pd.DataFrame, metric: str, target: float) -> float:
 @dataclass(frozen=True)
 class Comparison:
     "The differences of two methods by seed; positive: as the paper says"
+
     label: str  # "FedCCFA against IFCA, CIFAR-10, 20 clients"
     differences: dict[int, float] = field(default_factory=dict)
     why: str = ""  # why there are no differences, or which seeds are left out
     between: tuple[str, str, str] = ("", "", "")  # row, its rival ("": a stated value), column
-    mine: dict[int, float] = field(default_factory=dict)  # seed -> number of the row; the seeds of `differences`
+    mine: dict[int, float] = field(
+        default_factory=dict
+    )  # seed -> number of the row; the seeds of `differences`
     theirs: dict[int, float] = field(default_factory=dict)  # of its rival
 
-def subtract(label: str, mine: tuple[dict, str], theirs: tuple[dict, str],
-             between: tuple[str, str, str] = ("", "", "")) -> Comparison:
+
+def subtract(
+    label: str,
+    mine: tuple[dict, str],
+    theirs: tuple[dict, str],
+    between: tuple[str, str, str] = ("", "", ""),
+) -> Comparison:
     "`mine` minus `theirs` over their common seeds"
     why, both = mine[1] or theirs[1], sorted(mine[0].keys() & theirs[0].keys())
-    if not both: return Comparison(label, why=why or "no seed in common", between=between)
-    return Comparison(label, {s: mine[0][s] - theirs[0][s] for s in both}, why, between,
-                      {s: mine[0][s] for s in both}, {s: theirs[0][s] for s in both})
+    if not both:
+        return Comparison(label, why=why or "no seed in common", between=between)
+    return Comparison(
+        label,
+        {s: mine[0][s] - theirs[0][s] for s in both},
+        why,
+        between,
+        {s: mine[0][s] for s in both},
+        {s: theirs[0][s] for s in both},
+    )
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #112c8ee1
 @dataclass(frozen=True)
 class Claim:
     "A sentence of a paper and the comparisons that it rests on"
+
     paper: str  # "FedCCFA"
     source: str  # where it is said: "text 5.2"
     says: str
@@ -156,15 +193,36 @@ class Claim:
     metric: str = ""  # default: the spec's
     against_metric: str = ""  # default: `metric`
     rounds: int = 0  # at which, or within which
-    margin: float = 0.  # what is taken off the stated number before the test, in its unit
-    reduced: tuple[str, ...] = ()  # labels that stand for `columns` in smaller tiers; empty: the same
-    listed: bool = True  # in papers/claims.csv; False: an order that the text states without a number
+    margin: float = 0.0  # what is taken off the stated number before the test, in its unit
+    reduced: tuple[
+        str, ...
+    ] = ()  # labels that stand for `columns` in smaller tiers; empty: the same
+    listed: bool = (
+        True  # in papers/claims.csv; False: an order that the text states without a number
+    )
     headline: str = ""  # what the paper is about, as a sentence: shown first on its page
     caveat: str = ""  # what the sentence leaves out, as a sentence
 
-KEYS = {"listed": dict, "source": str, "says": str, "kind": str, "spec": str, "rows": list, "columns": list,
-        "unit": str, "against": list, "need": str, "metric": str, "against_metric": str, "rounds": int,
-        "margin": float, "reduced": list, "headline": str, "caveat": str}
+
+KEYS = {
+    "listed": dict,
+    "source": str,
+    "says": str,
+    "kind": str,
+    "spec": str,
+    "rows": list,
+    "columns": list,
+    "unit": str,
+    "against": list,
+    "need": str,
+    "metric": str,
+    "against_metric": str,
+    "rounds": int,
+    "margin": float,
+    "reduced": list,
+    "headline": str,
+    "caveat": str,
+}
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #8233aacb
 def claim_tables(path: Path, key: str, keys: Mapping[str, type]) -> list[dict]:
@@ -178,8 +236,10 @@ def claim_tables(path: Path, key: str, keys: Mapping[str, type]) -> list[dict]:
     for i, raw in enumerate(tables, 1):
         for name, value in raw.items():
             at = f"{path}: {key} {i}.{choice(name, keys, f'{path}: {key} {i}: key')}"
-            if not isinstance(value, keys[name]): raise InputError(f"{at}: {short(value)} is not {keys[name].__name__}")
+            if not isinstance(value, keys[name]):
+                raise InputError(f"{at}: {short(value)} is not {keys[name].__name__}")
     return [{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()} for raw in tables]
+
 
 def read_claim(raw: dict, lines: pd.DataFrame, where: str) -> tuple[Claim, int | None]:
     "One claim, and its line of papers/claims.csv if it has one; raises InputError"
@@ -189,13 +249,22 @@ def read_claim(raw: dict, lines: pd.DataFrame, where: str) -> tuple[Claim, int |
     if "listed" in raw:
         hit = np.flatnonzero(line_finder(lines, f"{where}: papers/claims.csv")(raw["listed"]))
         if len(hit) != 1:
-            raise InputError(f"{where}: {len(hit)} lines of claims.csv are {short(raw['listed'])}, not one")
+            raise InputError(
+                f"{where}: {len(hit)} lines of claims.csv are {short(raw['listed'])}, not one"
+            )
         line = lines.iloc[hit[0]]
         about = line.metric if line.method == line.paper else f"{line.method}, {line.metric}"
-        given |= dict(paper=line.paper, source=line.table, published=line["mean"],
-                      says=f"{line.dataset}, {line.setting}: {about}")
-    try: return Claim(**given, listed="listed" in raw), int(hit[0]) if "listed" in raw else None
-    except TypeError as error: raise InputError(f"{where}: {str(error).split('__init__()')[-1].strip()}") from None
+        given |= dict(
+            paper=line.paper,
+            source=line.table,
+            published=line["mean"],
+            says=f"{line.dataset}, {line.setting}: {about}",
+        )
+    try:
+        return Claim(**given, listed="listed" in raw), int(hit[0]) if "listed" in raw else None
+    except TypeError as error:
+        raise InputError(f"{where}: {str(error).split('__init__()')[-1].strip()}") from None
+
 
 def read_claims(root: str | Path | None = None) -> list[Claim]:
     "Every claim; raises InputError unless each line of papers/claims.csv is checked exactly once"
@@ -206,7 +275,8 @@ def read_claims(root: str | Path | None = None) -> list[Claim]:
             claim, line = read_claim(raw, lines, f"{path}: claim {i}")
             claims, seen = [*claims, claim], [*seen, line]
     for i in range(len(lines)):
-        if seen.count(i) != 1: raise InputError(f"{csv}: line {i + 1} is checked {seen.count(i)} times, not once")
+        if seen.count(i) != 1:
+            raise InputError(f"{csv}: line {i + 1} is checked {seen.count(i)} times, not once")
     return claims
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #389fdc3a
@@ -215,48 +285,91 @@ def columns_at(claim: Claim, spec: Spec, tier: str) -> list[Column]:
     labels = claim.reduced if claim.reduced and tier != "paper" else claim.columns
     return [c for c in spec.tier_columns(tier) if c.label in labels]
 
+
 def rival_pairs(claim: Claim, spec: Spec, column: Column) -> list[tuple[str, str]]:
     "Each row of a claim with a rival of it"
     others = claim.against or claim.rows
-    if claim.kind == "gain over": return list(zip(claim.rows, others * len(claim.rows) if len(others) == 1 else others))
-    rivals = contestants(spec, column) if claim.kind == "fewer rounds" else claim.against or contestants(spec, column)
+    if claim.kind == "gain over":
+        return list(zip(claim.rows, others * len(claim.rows) if len(others) == 1 else others))
+    rivals = (
+        contestants(spec, column)
+        if claim.kind == "fewer rounds"
+        else claim.against or contestants(spec, column)
+    )
     return [(row, rival) for row in claim.rows for rival in rivals if rival != row]
+
 
 def gain_over(claim: Claim, runs: StoredRuns) -> list[Comparison]:
     metric = claim.metric or runs.spec.metric
-    mine, theirs = (statistic(m, runs.spec.statistic) for m in (metric, claim.against_metric or metric))
-    return [subtract(f"{row} against {other}, {c.label}", runs.values(row, c.label, mine),
-                     runs.values(other, c.label, theirs), (row, other, c.label))
-            for c in columns_at(claim, runs.spec, runs.tier) for row, other in rival_pairs(claim, runs.spec, c)]
+    mine, theirs = (
+        statistic(m, runs.spec.statistic) for m in (metric, claim.against_metric or metric)
+    )
+    return [
+        subtract(
+            f"{row} against {other}, {c.label}",
+            runs.values(row, c.label, mine),
+            runs.values(other, c.label, theirs),
+            (row, other, c.label),
+        )
+        for c in columns_at(claim, runs.spec, runs.tier)
+        for row, other in rival_pairs(claim, runs.spec, c)
+    ]
+
 
 def above(claim: Claim, runs: StoredRuns, of: Callable) -> list[Comparison]:
     value, bar = of(claim.metric or runs.spec.metric, claim.rounds), claim.published - claim.margin
     cells = [(row, c.label) for c in columns_at(claim, runs.spec, runs.tier) for row in claim.rows]
     found = [(row, label, *runs.values(row, label, value)) for row, label in cells]
-    return [Comparison(f"{row}, {label}", {s: v - bar for s, v in values.items()}, why, (row, "", label), values)
-            for row, label, values, why in found]
+    return [
+        Comparison(
+            f"{row}, {label}",
+            {s: v - bar for s, v in values.items()},
+            why,
+            (row, "", label),
+            values,
+        )
+        for row, label, values, why in found
+    ]
+
 
 def fewer_rounds(claim: Claim, runs: StoredRuns) -> list[Comparison]:
     metric, out = claim.metric or runs.spec.metric, []
     for c in columns_at(claim, runs.spec, runs.tier):
         last, why = runs.values(claim.against[0], c.label, statistic(metric, "last"))
+
         def rounds(row):
             took, gone = runs.values(
-                row, c.label, lambda run: first_round(run, metric, last.get(run.seed.iloc[0], math.inf)))
+                row,
+                c.label,
+                lambda run: first_round(run, metric, last.get(run.seed.iloc[0], math.inf)),
+            )
             return {seed: t for seed, t in took.items() if seed in last}, why or gone
-        out += [subtract(f"{row} against {other}, {c.label}", rounds(other), rounds(row), (row, other, c.label))
-                for row, other in rival_pairs(claim, runs.spec, c)]
+
+        out += [
+            subtract(
+                f"{row} against {other}, {c.label}",
+                rounds(other),
+                rounds(row),
+                (row, other, c.label),
+            )
+            for row, other in rival_pairs(claim, runs.spec, c)
+        ]
     return out
 
+
 KINDS = {
-    "gain over all others": gain_over, "gain over": gain_over, "fewer rounds": fewer_rounds,
+    "gain over all others": gain_over,
+    "gain over": gain_over,
+    "fewer rounds": fewer_rounds,
     "at round": lambda claim, runs: above(claim, runs, at_round),
-    "within rounds": lambda claim, runs: above(claim, runs, best_within)}
+    "within rounds": lambda claim, runs: above(claim, runs, best_within),
+}
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #593a9653
 def joint(ps: list[float], need: str) -> float:
-    "The p of a claim that needs \"all\" or \"any\" of its comparisons with these p"
-    return max(ps) if need == "all" else min(1., len(ps) * min(ps))
+    'The p of a claim that needs "all" or "any" of its comparisons with these p'
+    return max(ps) if need == "all" else min(1.0, len(ps) * min(ps))
+
 
 def effect(comparisons: list[Comparison], need: str) -> tuple[Comparison, float, float]:
     "The comparison with the smallest (need all) or largest (any) mean, that mean, and half of its 95 % t interval"
@@ -264,86 +377,174 @@ def effect(comparisons: list[Comparison], need: str) -> tuple[Comparison, float,
     chosen = (min if need == "all" else max)(comparisons, key=mean)
     return chosen, mean(chosen), half_width(list(chosen.differences.values()))
 
+
 def reasons(comparisons: list[Comparison]) -> str:
     "Why comparisons are impossible or lack seeds: 'not run: A, B; diverged: C (1 of 3 seeds)'"
     found = {}
     for c in comparisons:
-        if c.why: found.setdefault(c.why.split(": ")[0], {})[c.why.split(": ", 1)[-1]] = None
+        if c.why:
+            found.setdefault(c.why.split(": ")[0], {})[c.why.split(": ", 1)[-1]] = None
     return "; ".join(f"{why}: {', '.join(who)}" for why, who in found.items())
+
 
 def testable(c: Comparison) -> bool:
     "Whether a comparison has a number; one that lost seeds by divergence needs two of those that are left"
     return len(c.differences) > c.why.startswith("diverged")
+
 
 def examine_claim(claim: Claim, runs: StoredRuns) -> dict:
     "What the stored runs say about a claim: effect, interval, n, p in both directions, verdict before the correction"
     found = KINDS[claim.kind](claim, runs)
     made = [c for c in found if testable(c)]
     said = made or any(c.why.startswith("diverged") for c in found)
-    out = dict(comparisons=len(found), compared=len(made), n=0, effect=math.nan, half=math.nan, p=math.nan,
-               p_opposite=math.nan, at="", why=reasons(found) if said else "", between=("", "", ""), mine=(), theirs=())
+    out = dict(
+        comparisons=len(found),
+        compared=len(made),
+        n=0,
+        effect=math.nan,
+        half=math.nan,
+        p=math.nan,
+        p_opposite=math.nan,
+        at="",
+        why=reasons(found) if said else "",
+        between=("", "", ""),
+        mine=(),
+        theirs=(),
+    )
     if made:
         chosen, gain, half = effect(made, claim.need)
-        out |= dict(effect=gain - claim.margin, half=half, at=chosen.label, n=len(chosen.differences),
-                    between=chosen.between, mine=tuple(chosen.mine.values()), theirs=tuple(chosen.theirs.values()))
+        out |= dict(
+            effect=gain - claim.margin,
+            half=half,
+            at=chosen.label,
+            n=len(chosen.differences),
+            between=chosen.between,
+            mine=tuple(chosen.mine.values()),
+            theirs=tuple(chosen.theirs.values()),
+        )
     tests = [paired_test(list(c.differences.values())) for c in made]
     if tests and not np.isnan(tests).any():
         out["p"] = joint([p for p, _ in tests], claim.need)
         out["p_opposite"] = joint([p for _, p in tests], "any" if claim.need == "all" else "all")
     return out | {"verdict": verdict_before_test(claim, runs, found)}
 
+
 CANNOT = "cannot be tested yet"
 NOT_TESTED = "not tested yet"
-CLAIM_WORDS = ("supported", "contradicted", "undecided", CANNOT, NOT_TESTED, "not judged")  # begin a claim's verdict
+CLAIM_WORDS = (
+    "supported",
+    "contradicted",
+    "undecided",
+    CANNOT,
+    NOT_TESTED,
+    "not judged",
+)  # begin a claim's verdict
+
 
 def verdict_before_test(claim: Claim, runs: StoredRuns, found: list[Comparison]) -> str:
     "The verdict before any test; empty where the test decides"
     cells = [(row, c.label) for c in columns_at(claim, runs.spec, runs.tier) for row in claim.rows]
-    gone = {row: f"{len(runs.diverged(row, label))} of {len(runs.found[row, label])} seeds"
-            for row, label in cells if runs.diverged(row, label)}
+    gone = {
+        row: f"{len(runs.diverged(row, label))} of {len(runs.found[row, label])} seeds"
+        for row, label in cells
+        if runs.diverged(row, label)
+    }
     made = [c for c in found if testable(c)]
-    if gone: return f"{CANNOT}: {', '.join(f'{row} diverged ({seeds})' for row, seeds in gone.items())}"
-    if not made: return f"{CANNOT}: all rivals diverged" if any("diverged" in c.why for c in found) else NOT_TESTED
-    if runs.tier != "paper": return "not judged (reduced)"
+    if gone:
+        return f"{CANNOT}: {', '.join(f'{row} diverged ({seeds})' for row, seeds in gone.items())}"
+    if not made:
+        return (
+            f"{CANNOT}: all rivals diverged"
+            if any("diverged" in c.why for c in found)
+            else NOT_TESTED
+        )
+    if runs.tier != "paper":
+        return "not judged (reduced)"
     lacks = [c for c in found if not c.differences and not c.why.startswith("diverged")]
-    if lacks: return f"{CANNOT}: {missing_words(lacks, len(found))}"
-    if min(len(c.differences) for c in made) < 2: return f"{CANNOT}: one seed"
+    if lacks:
+        return f"{CANNOT}: {missing_words(lacks, len(found))}"
+    if min(len(c.differences) for c in made) < 2:
+        return f"{CANNOT}: one seed"
     tested = not np.isnan([paired_test(list(c.differences.values())) for c in made]).any()
     return "" if tested else f"{CANNOT}: no spread over seeds"
+
 
 def missing_words(lacks: list[Comparison], of: int) -> str:
     "What is missing for the comparisons `lacks`, out of `of`: 'pFedMe is missing', or how many comparisons are"
     names = list(dict.fromkeys(c.why.split(": ", 1)[-1] for c in lacks))
-    if len(names) > 3: return f"{len(lacks)} of {of} comparisons are missing"
-    if all(": " not in c.why for c in lacks): return names[0]
+    if len(names) > 3:
+        return f"{len(lacks)} of {of} comparisons are missing"
+    if all(": " not in c.why for c in lacks):
+        return names[0]
     return " and ".join(names) + (" is" if len(names) == 1 else " are") + " missing"
+
 
 def missing_at(claim: Claim, spec: Spec, tier: str) -> tuple[str, str]:
     "(what is missing, why) where no column of a claim can be run at `tier`; two empty texts if one can"
-    if tier not in spec.tiers: return f"no tier {tier}", f"no tier {tier}"
+    if tier not in spec.tiers:
+        return f"no tier {tier}", f"no tier {tier}"
     columns, reach = columns_at(claim, spec, tier), read_reach()
-    if not columns: return "no such column", f"no such column at tier {tier}"
-    found = [("no such run", c.missing) if c.missing else out_of_reach(spec, tier, claim.rows[0], c, reach)
-             for c in columns]
+    if not columns:
+        return "no such column", f"no such column at tier {tier}"
+    found = [
+        ("no such run", c.missing)
+        if c.missing
+        else out_of_reach(spec, tier, claim.rows[0], c, reach)
+        for c in columns
+    ]
     return found[0] if all(why for _, why in found) else ("", "")
+
 
 def settle(lines: list[dict]) -> list[dict]:
     "Verdicts by the p-values after Holm's correction over the tested `lines` of one paper"
     tested, out = [line["verdict"] == "" for line in lines], []
-    ps = (holm([line[k] if t else math.nan for line, t in zip(lines, tested)]) for k in ("p", "p_opposite"))
+    ps = (
+        holm([line[k] if t else math.nan for line, t in zip(lines, tested)])
+        for k in ("p", "p_opposite")
+    )
     for line, p, q in zip(lines, *ps):
-        word = "supported" if p <= LEVEL else "contradicted" if q <= LEVEL else f"undecided (p = {p:.2f})"
+        word = (
+            "supported"
+            if p <= LEVEL
+            else "contradicted"
+            if q <= LEVEL
+            else f"undecided (p = {p:.2f})"
+        )
         out.append(line | {"p_holm": p, "p_opposite_holm": q, "verdict": line["verdict"] or word})
     return out
 
-CLAIM_COLUMNS = ["paper", "folder", "source", "says", "listed", "tier", "spec", "need", "unit", "published",
-                 "comparisons", "compared", "n", "effect", "half", "p", "p_opposite", "at", "why", "verdict", "p_holm",
-                 "p_opposite_holm"]
+
+CLAIM_COLUMNS = [
+    "paper",
+    "folder",
+    "source",
+    "says",
+    "listed",
+    "tier",
+    "spec",
+    "need",
+    "unit",
+    "published",
+    "comparisons",
+    "compared",
+    "n",
+    "effect",
+    "half",
+    "p",
+    "p_opposite",
+    "at",
+    "why",
+    "verdict",
+    "p_holm",
+    "p_opposite_holm",
+]
+
 
 def check_claim(claim: Claim, spec: Spec) -> None:
     "Raises InputError unless a claim's rows and metrics exist, and as many are `against` them as its kind needs"
     where = f"claim {short(claim.says)}"
-    for row in (*claim.rows, *claim.against): choice(row, spec.rows, f"{where}: row")
+    for row in (*claim.rows, *claim.against):
+        choice(row, spec.rows, f"{where}: row")
     for metric in filter(None, (claim.metric, claim.against_metric)):
         choice(metric, METRICS, f"{where}: metric")
     if claim.kind == "fewer rounds" and len(claim.against) != 1:
@@ -351,68 +552,111 @@ def check_claim(claim: Claim, spec: Spec) -> None:
     if claim.kind == "gain over" and len(claim.against) not in (0, 1, len(claim.rows)):
         raise InputError(f"{where}: against: expected one row, or one for each of rows")
 
-def claim_lines(tier: str = "paper", results: str | Path | None = None, root: str | Path | None = None,
-                paper: str = "") -> list[dict]:
+
+def claim_lines(
+    tier: str = "paper",
+    results: str | Path | None = None,
+    root: str | Path | None = None,
+    paper: str = "",
+) -> list[dict]:
     "Each claim as a dict: its fields, what `examine_claim` says, and its verdict after the correction"
     claims, lines = [c for c in read_claims(root) if not paper or c.spec.split("/")[0] == paper], []
     specs = {name: load_spec(name, root) for name in dict.fromkeys(claim.spec for claim in claims)}
-    if specs: choice(tier, dict.fromkeys(["paper", *(t for spec in specs.values() for t in spec.tiers)]), "tier")
-    runs = {name: load_stored_runs(spec, tier, results) if tier in spec.tiers else StoredRuns(spec, "paper", {})
-            for name, spec in specs.items()}
+    if specs:
+        choice(
+            tier,
+            dict.fromkeys(["paper", *(t for spec in specs.values() for t in spec.tiers)]),
+            "tier",
+        )
+    runs = {
+        name: load_stored_runs(spec, tier, results)
+        if tier in spec.tiers
+        else StoredRuns(spec, "paper", {})
+        for name, spec in specs.items()
+    }
     for claim in claims:
         check_claim(claim, specs[claim.spec])
-        found, (lacks, why) = examine_claim(claim, runs[claim.spec]), missing_at(claim, specs[claim.spec], tier)
-        if lacks and found["verdict"] == NOT_TESTED: found |= dict(verdict=f"{CANNOT}: {lacks}", why=why)
+        found, (lacks, why) = (
+            examine_claim(claim, runs[claim.spec]),
+            missing_at(claim, specs[claim.spec], tier),
+        )
+        if lacks and found["verdict"] == NOT_TESTED:
+            found |= dict(verdict=f"{CANNOT}: {lacks}", why=why)
         lines.append(vars(claim) | found | dict(folder=claim.spec.split("/")[0], tier=tier))
     papers = dict.fromkeys(line["paper"] for line in lines)
     return [new for p in papers for new in settle([line for line in lines if line["paper"] == p])]
 
-def verdicts(tier: str = "paper", results: str | Path | None = None, root: str | Path | None = None,
-             paper: str = "") -> pd.DataFrame:
+
+def verdicts(
+    tier: str = "paper",
+    results: str | Path | None = None,
+    root: str | Path | None = None,
+    paper: str = "",
+) -> pd.DataFrame:
     """One line for each claim: paper, source, says, published, effect with its interval, n, p, p_holm, verdict, why.
 
     `paper` is a folder below papers/; "": all of them."""
-    return pd.DataFrame(claim_lines(tier, results, root, paper), columns=CLAIM_COLUMNS).astype({"listed": bool})
+    return pd.DataFrame(claim_lines(tier, results, root, paper), columns=CLAIM_COLUMNS).astype(
+        {"listed": bool}
+    )
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #c679ad98
-HOW = ("supported or contradicted: one-sided paired t-test over seeds, p at most 0.05 after Holm's correction over the "
-       "tested claims of a paper. A claim that needs all of its comparisons has the largest of their p and the "
-       "smallest of their differences; one that needs any has the smallest p times their number. The interval is the "
-       "95 % t interval, without correction. Tested is the direction; how large the difference is stands beside the "
-       "stated one; a difference without a stated gain is one from the stated value. Undecided: tested, neither of the "
-       "two. Not tested yet: no run. Cannot be tested yet: what is named is missing. A seed that diverged is left out "
-       "and named; if the paper's own method diverged, there is no test")
+HOW = (
+    "supported or contradicted: one-sided paired t-test over seeds, p at most 0.05 after Holm's correction over the "
+    "tested claims of a paper. A claim that needs all of its comparisons has the largest of their p and the "
+    "smallest of their differences; one that needs any has the smallest p times their number. The interval is the "
+    "95 % t interval, without correction. Tested is the direction; how large the difference is stands beside the "
+    "stated one; a difference without a stated gain is one from the stated value. Undecided: tested, neither of the "
+    "two. Not tested yet: no run. Cannot be tested yet: what is named is missing. A seed that diverged is left out "
+    "and named; if the paper's own method diverged, there is no test"
+)
+
 
 def interval(line) -> str:
     "Effect with its 95 % t interval and n: '+9.42 [8.10, 10.74] (3)'"
-    if math.isnan(line.effect): return ""
-    spread = "" if math.isnan(line.half) else f" [{line.effect - line.half:.2f}, {line.effect + line.half:.2f}]"
+    if math.isnan(line.effect):
+        return ""
+    spread = (
+        ""
+        if math.isnan(line.half)
+        else f" [{line.effect - line.half:.2f}, {line.effect + line.half:.2f}]"
+    )
     return f"{line.effect:+.2f}{spread} ({line.n})" + (" rounds" if line.unit == "rounds" else "")
+
 
 def verdict_in_words(line) -> str:
     "The verdict, with the p that it rests on"
     p = dict(supported=line.p_holm, contradicted=line.p_opposite_holm).get(line.verdict, math.nan)
     return line.verdict if math.isnan(p) else f"{line.verdict} ({small('p', p)})"
 
+
 def claim_grid(lines: pd.DataFrame, heading: str) -> Grid:
     "Claims as text: claim, stated number, ours, verdict, remarks; the second and the last only if any claim has one"
-    columns = {"claim": [f"{line.source}: {line.says}" for line in lines.itertuples()],
-               "stated": ["" if math.isnan(v) else f"{v:g}" for v in lines.published],
-               "ours: difference [95 %] (n)": [interval(line) for line in lines.itertuples()],
-               "verdict": [verdict_in_words(line) for line in lines.itertuples()], "remarks": list(lines.why)}
+    columns = {
+        "claim": [f"{line.source}: {line.says}" for line in lines.itertuples()],
+        "stated": ["" if math.isnan(v) else f"{v:g}" for v in lines.published],
+        "ours: difference [95 %] (n)": [interval(line) for line in lines.itertuples()],
+        "verdict": [verdict_in_words(line) for line in lines.itertuples()],
+        "remarks": list(lines.why),
+    }
     kept = {k: v for k, v in columns.items() if any(v) or k not in ("stated", "remarks")}
     return grid_of(pd.DataFrame(kept), heading)
+
 
 def claim_grids(found: pd.DataFrame) -> list[Grid]:
     "The listed claims of each paper, then the orders that texts state without a number"
     words = {True: "{}", False: "{}, from its text, without a number (not among the listed claims)"}
-    return [claim_grid(part, words[listed].format(paper)) for listed in (True, False)
-            for paper, part in found[found.listed == listed].groupby("paper", sort=False)]
+    return [
+        claim_grid(part, words[listed].format(paper))
+        for listed in (True, False)
+        for paper, part in found[found.listed == listed].groupby("paper", sort=False)
+    ]
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #312a9f1a
 @dataclass(frozen=True)
 class Side:
     "One side of a comparison, over the seeds that both have; in the metric's unit"
+
     name: str
     mean: float
     half: float  # of the 95 % t interval of its mean; nan below two seeds
@@ -423,9 +667,11 @@ class Side:
         spread = "" if math.isnan(self.half) else f" ± {self.half:.{digits}f}"
         return f"{self.mean:.{digits}f}{spread} ({self.n})"
 
+
 @dataclass(frozen=True)
 class Headline:
     "What a paper is about, and what the stored runs of the published setting say about it"
+
     paper: str  # "FedCCFA"
     folder: str  # "fedccfa"
     claim: str  # "FedCCFA is ahead under sudden drift"
@@ -436,7 +682,9 @@ class Headline:
     state: str  # one of CLAIM_WORDS
     lacks: str  # what is missing, where it cannot be tested yet: "pFedMe is missing"
     ours: Side | None  # the paper's method, in the comparison that decides; None: nothing is run
-    theirs: Side | None  # its closest rival there; None: nothing is run, or the claim states a value
+    theirs: (
+        Side | None
+    )  # its closest rival there; None: nothing is run, or the claim states a value
     gain: float  # ours minus theirs, or minus the stated value; nan: nothing is run
     half: float  # half of its 95 % t interval over seeds; nan below two
     published: float  # the published gain; nan: none
@@ -447,59 +695,112 @@ class Headline:
     caveats: tuple[str, ...]  # sentences
 
     @property
-    def tested(self) -> bool: return self.state in CLAIM_WORDS[:3]
+    def tested(self) -> bool:
+        return self.state in CLAIM_WORDS[:3]
 
     @property
     def reproduced(self) -> bool:
         "Whether the claim is supported and the published gain lies within the interval of ours"
         return self.state == "supported" and abs(self.gain - self.published) <= self.half
 
+
 def published_gain(line: dict, root: str | Path | None = None) -> float:
     "The stated gain of a claim (a line of `claim_lines`), or the smallest printed one over its pairs; nan without any"
-    if not math.isnan(line["published"]): return float(line["published"])
+    if not math.isnan(line["published"]):
+        return float(line["published"])
     spec = load_spec(line["spec"], root)
-    if spec.published is None or not line["kind"].startswith("gain"): return math.nan
+    if spec.published is None or not line["kind"].startswith("gain"):
+        return math.nan
     claim = Claim(**{k: line[k] for k in Claim.__dataclass_fields__})
-    printed = {(row, c.label): read_published(spec)["mean"][i] for i, (row, c) in places(spec, spec.columns).items()}
-    gains = [printed[row, c.label] - printed[rival, c.label] for c in columns_at(claim, spec, "paper")
-             for row, rival in rival_pairs(claim, spec, c) if {(row, c.label), (rival, c.label)} <= printed.keys()]
+    printed = {
+        (row, c.label): read_published(spec)["mean"][i]
+        for i, (row, c) in places(spec, spec.columns).items()
+    }
+    gains = [
+        printed[row, c.label] - printed[rival, c.label]
+        for c in columns_at(claim, spec, "paper")
+        for row, rival in rival_pairs(claim, spec, c)
+        if {(row, c.label), (rival, c.label)} <= printed.keys()
+    ]
     return round(float((min if claim.need == "all" else max)(gains)), 9) if gains else math.nan
 
-def caveats_of(line: dict, results: str | Path | None = None, root: str | Path | None = None) -> tuple[str, ...]:
+
+def caveats_of(
+    line: dict, results: str | Path | None = None, root: str | Path | None = None
+) -> tuple[str, ...]:
     "What limits a claim (a line of `claim_lines`): seeds that diverged, processors, what it leaves out; sentences"
     gone = re.findall(r"diverged: ([^;]*)", line["why"])
-    who = [re.sub(r" \((.*)\)$", r" diverged in \1 and is compared over the others", name)
-           for name in (gone[0].split(", ") if gone else ())]
-    out = [f"{name}." if " diverged in " in name else f"{name} diverged in every seed." for name in who]
+    who = [
+        re.sub(r" \((.*)\)$", r" diverged in \1 and is compared over the others", name)
+        for name in (gone[0].split(", ") if gone else ())
+    ]
+    out = [
+        f"{name}." if " diverged in " in name else f"{name} diverged in every seed." for name in who
+    ]
     spec, (row, rival, column) = load_spec(line["spec"], root), line["between"]
-    mine = [run for run, _ in stored_runs(spec, "paper", results) if run.row in (row, rival) and run.column == column]
+    mine = [
+        run
+        for run, _ in stored_runs(spec, "paper", results)
+        if run.row in (row, rival) and run.column == column
+    ]
     chips = processors(spec, "paper", results, [run.run_id for run in mine])
-    if "; " in chips: out.append(f"The processors of these runs differ ({chips.replace('; ', ' and ')}).")
+    if "; " in chips:
+        out.append(f"The processors of these runs differ ({chips.replace('; ', ' and ')}).")
     return tuple(out + [line["caveat"]] * bool(line["caveat"]))
+
 
 def side(name: str, values: tuple[float, ...]) -> Side | None:
     "The side of a comparison with these `values`, one a seed; None without any"
     return Side(name, mean_std(values)[0], half_width(values), len(values)) if values else None
 
-def headlines(results: str | Path | None = None, root: str | Path | None = None, paper: str = "") -> list[Headline]:
+
+def headlines(
+    results: str | Path | None = None, root: str | Path | None = None, paper: str = ""
+) -> list[Headline]:
     "The headline of every paper, or of those in the folder `paper`, from runs of tier paper alone"
     out = []
     for line in claim_lines("paper", results, root, paper):
-        if not line["headline"]: continue
+        if not line["headline"]:
+            continue
         state = next(word for word in CLAIM_WORDS if line["verdict"].startswith(word))
         spec = load_spec(line["spec"], root)
         there = {planned.column for planned, _ in stored_runs(spec, "paper", results)}
-        ours, theirs = side(line["between"][0], line["mine"]), side(line["between"][1], line["theirs"])
-        p = dict(supported=line["p_holm"], contradicted=line["p_opposite_holm"]).get(state, math.nan)
-        out.append(Headline(
-            line["paper"], line["folder"], line["headline"], line["source"], line["spec"], line["columns"],
-            there == set(line["columns"]) and len(there) == 1 < len(spec.columns), state,
-            line["verdict"].partition(": ")[2], ours, theirs, line["effect"], line["half"],
-            published_gain(line, root), line["unit"], p, line["compared"], line["comparisons"],
-            caveats_of(line, results, root)))
+        ours, theirs = (
+            side(line["between"][0], line["mine"]),
+            side(line["between"][1], line["theirs"]),
+        )
+        p = dict(supported=line["p_holm"], contradicted=line["p_opposite_holm"]).get(
+            state, math.nan
+        )
+        out.append(
+            Headline(
+                line["paper"],
+                line["folder"],
+                line["headline"],
+                line["source"],
+                line["spec"],
+                line["columns"],
+                there == set(line["columns"]) and len(there) == 1 < len(spec.columns),
+                state,
+                line["verdict"].partition(": ")[2],
+                ours,
+                theirs,
+                line["effect"],
+                line["half"],
+                published_gain(line, root),
+                line["unit"],
+                p,
+                line["compared"],
+                line["comparisons"],
+                caveats_of(line, results, root),
+            )
+        )
     return out
 
-def paper_headline(paper: str, results: str | Path | None = None, root: str | Path | None = None) -> Headline:
+
+def paper_headline(
+    paper: str, results: str | Path | None = None, root: str | Path | None = None
+) -> Headline:
     "The headline of the paper in the folder `paper`; raises InputError where none is declared"
     found = {h.folder: h for h in headlines(results, root, paper)}
     return found[choice(paper, found, "paper with a headline")]
@@ -507,31 +808,55 @@ def paper_headline(paper: str, results: str | Path | None = None, root: str | Pa
 # %% ../../nbs/08_verdicts/04_claims.ipynb #8db93799
 def gain_in_words(h: Headline) -> str:
     "'89.14 against IFCA's 88.12, gain +1.02 [0.42, 1.63] over 3 seeds, published +1.14'; empty while nothing is run"
-    if h.ours is None: return ""
-    other = f" against {h.theirs.name}'s {h.theirs.mean:.2f}, gain" if h.theirs else ", against the stated value"
+    if h.ours is None:
+        return ""
+    other = (
+        f" against {h.theirs.name}'s {h.theirs.mean:.2f}, gain"
+        if h.theirs
+        else ", against the stated value"
+    )
     spread = "" if math.isnan(h.half) else f" [{h.gain - h.half:.2f}, {h.gain + h.half:.2f}]"
     published = "" if math.isnan(h.published) or not h.theirs else f", published {h.published:+.2f}"
     return f"{h.ours.mean:.2f}{other} {h.gain:+.2f}{spread} over {h.ours.n} seed{'s' * (h.ours.n != 1)}{published}"
 
+
 def headline_sentences(h: Headline) -> str:
     "One or two sentences that a reader can quote: claim, word, setting, numbers; then what limits them"
     columns, word = "; ".join(h.columns), "reproduced" if h.reproduced else h.state
-    lacks, where = f": {h.lacks}" * bool(h.lacks), f"in the one column run ({columns})" if h.alone else f"on {columns}"
+    lacks, where = (
+        f": {h.lacks}" * bool(h.lacks),
+        f"in the one column run ({columns})" if h.alone else f"on {columns}",
+    )
     first = f"{h.claim} ({h.source}): {word}"
-    if h.ours is None: first += f"{lacks} ({columns})."
-    elif h.tested: first += f" {where}: {gain_in_words(h)}."
-    else: first += (f"{lacks}. Of its {h.comparisons} comparisons {h.compared} are run, {where}; the closest: "
-                    f"{gain_in_words(h)}.")
+    if h.ours is None:
+        first += f"{lacks} ({columns})."
+    elif h.tested:
+        first += f" {where}: {gain_in_words(h)}."
+    else:
+        first += (
+            f"{lacks}. Of its {h.comparisons} comparisons {h.compared} are run, {where}; the closest: "
+            f"{gain_in_words(h)}."
+        )
     return " ".join([first, *h.caveats])
-
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #0966d4f7
 def claims_sheet(found: pd.DataFrame, tier: str, lines: list[Headline] | None = None) -> Sheet:
     "The headlines, the claims with their verdicts, and the rule behind them"
     words = found[found.listed].verdict.str.split(r": | \(", regex=True).str[0]
     count = words.value_counts()
-    notes = [f"{int(found.listed.sum())} listed: " + ", ".join(f"{n} {word}" for word, n in count.items()), HOW]
-    if tier != "paper": notes.insert(0, f"Tier {tier}: reduced settings, shown and not judged")
-    first = pd.DataFrame([{"paper": h.paper, "what it is about": headline_sentences(h)} for h in lines or []])
-    heads = [grid_of(first, "Headlines, from runs of the published setting alone")] if len(first) else []
+    notes = [
+        f"{int(found.listed.sum())} listed: "
+        + ", ".join(f"{n} {word}" for word, n in count.items()),
+        HOW,
+    ]
+    if tier != "paper":
+        notes.insert(0, f"Tier {tier}: reduced settings, shown and not judged")
+    first = pd.DataFrame(
+        [{"paper": h.paper, "what it is about": headline_sentences(h)} for h in lines or []]
+    )
+    heads = (
+        [grid_of(first, "Headlines, from runs of the published setting alone")]
+        if len(first)
+        else []
+    )
     return Sheet("Claims of the papers", [*heads, *claim_grids(found)], notes)

@@ -20,12 +20,15 @@ from ..experiments.specs import Column, Spec, load_spec
 # %% ../../nbs/08_verdicts/00_independent.ipynb #f9dadb56
 def read_published(spec: Spec) -> pd.DataFrame:
     "The published csv of `spec` (one line a cell; columns method, mean, std, ...); empty when the spec names none"
-    if spec.published is None: return pd.DataFrame(columns=["method", "mean", "std"])
+    if spec.published is None:
+        return pd.DataFrame(columns=["method", "mean", "std"])
     return read_published_csv(spec.published)
+
 
 def places(spec: Spec, columns: tuple[Column, ...]) -> dict[int, tuple[str, Column]]:
     "Line of the published csv -> the row and the column that stand beside it"
-    if spec.published is None: return {}
+    if spec.published is None:
+        return {}
     lines, found = line_finder(read_published(spec), str(spec.published)), {}
     rows = sorted(spec.rows.values(), key=lambda r: r.name not in r.published.values())
     for column in columns:
@@ -39,18 +42,29 @@ def repeats(specs: list[Spec]) -> dict[str, dict[int, str]]:
     "Spec -> line of its published csv -> the table, or tables, of the same paper that the number is from"
     out: dict[str, dict[int, str]] = {}
     first: dict[tuple, str] = {}
+
     def rank(spec):  # differences last, large tables first, then by number
         number = int(re.sub(r"\D", "", spec.path.stem) or 0)
         return bool(spec.difference), -len(read_published(spec)), number, spec.path.stem
+
     for spec in sorted(specs, key=rank):
         paper, out[spec.name] = read_published(spec), {}
         runs = {(r.row, r.column): r.run_id for r in spec.grid("paper", seeds=1)}
         for i, (row, column) in places(spec, spec.columns).items():
-            if math.isnan(paper["mean"][i]): continue
+            if math.isnan(paper["mean"][i]):
+                continue
             run, words = runs.get((row, column.label)), f"table {spec.table}"
-            number = (run, column.metric or spec.metric, spec.statistic, paper["mean"][i], str(paper["std"][i]))
-            if spec.difference: out[spec.name][i] = "tables " + " and ".join(part.table for part in spec.difference)
-            elif run and (origin := first.setdefault(number, words)) != words: out[spec.name][i] = origin
+            number = (
+                run,
+                column.metric or spec.metric,
+                spec.statistic,
+                paper["mean"][i],
+                str(paper["std"][i]),
+            )
+            if spec.difference:
+                out[spec.name][i] = "tables " + " and ".join(part.table for part in spec.difference)
+            elif run and (origin := first.setdefault(number, words)) != words:
+                out[spec.name][i] = origin
     return out
 
 # %% ../../nbs/08_verdicts/00_independent.ipynb #f34e0e55
@@ -58,23 +72,32 @@ def own_table(path: Path) -> bool:
     "Whether a spec has a published csv of its own name"
     return path.with_name(f"{path.stem}.published.csv").is_file()
 
+
 def own_tables(folder: Path) -> list[Spec]:
     "The specs of a paper's folder that have a published csv of their own name, but for those with a mistake"
     found = []
     for path in filter(own_table, sorted(folder.glob("[!_]*.toml"))):
-        with suppress(InputError): found.append(load_spec(path))
+        with suppress(InputError):
+            found.append(load_spec(path))
     own = [s for s in found if s.published == s.path.with_name(f"{s.path.stem}.published.csv")]
     return [s for s in own if "paper" in s.tiers]  # a changed copy of a paper's table has none
 
+
 @cached_by_folder
-def _repeats(folder: Path) -> dict[str, dict[int, str]]: return repeats(own_tables(folder))
+def _repeats(folder: Path) -> dict[str, dict[int, str]]:
+    return repeats(own_tables(folder))
+
 
 def same_runs(spec: Spec) -> dict[int, str]:
     "Line of the published csv of `spec` -> the table, or tables, whose runs it shares; only lines that are repeats"
     return {} if spec.published is None else _repeats(spec.path.parent).get(spec.name, {})
 
 # %% ../../nbs/08_verdicts/00_independent.ipynb #f96fd9ea
-REACH = {"data": "no data here", "network": "beyond a CPU"}  # table of papers/reach.toml -> what the scoreboard says
+REACH = {
+    "data": "no data here",
+    "network": "beyond a CPU",
+}  # table of papers/reach.toml -> what the scoreboard says
+
 
 def read_reach(root: str | Path | None = None) -> dict[str, dict[str, str]]:
     """`reach.toml` of the folder `papers`: for each key of `REACH`, names with the reason; empty where there is no file
@@ -82,16 +105,22 @@ def read_reach(root: str | Path | None = None) -> dict[str, dict[str, str]]:
     A data set or a network is named alone, or a network with a data set: "network on data set". Raises InputError."""
     file = paper_files("reach.toml", root).get("reach.toml")
     raw = {} if file is None else read_toml(file)
-    for kind in raw: choice(kind, REACH, f"{file}: key")
+    for kind in raw:
+        choice(kind, REACH, f"{file}: key")
     found = {kind: dict(toml_table(raw.get(kind, {}), f"{file}: {kind}")) for kind in REACH}
-    for kind, name, why in ((kind, n, w) for kind, names in found.items() for n, w in names.items()):
-        if not isinstance(why, str) or not why: raise InputError(f"{file}: {kind}.{name}: the reason is missing")
+    for kind, name, why in (
+        (kind, n, w) for kind, names in found.items() for n, w in names.items()
+    ):
+        if not isinstance(why, str) or not why:
+            raise InputError(f"{file}: {kind}.{name}: the reason is missing")
     return found
+
 
 def out_of_reach(spec: Spec, tier: str, row: str, column: Column, reach: dict) -> tuple[str, str]:
     "(word, why) of a cell that cannot be run on these machines; two empty texts for all others"
     values = {k: v.value for k, v in spec.values(tier, row, column).items()}
     data, network = values.get("dataset"), values.get("network")
     for kind, name in (("data", data), ("network", network), ("network", f"{network} on {data}")):
-        if name in reach[kind]: return REACH[kind], reach[kind][name]
+        if name in reach[kind]:
+            return REACH[kind], reach[kind][name]
     return "", ""

@@ -28,82 +28,181 @@ def published_tables(root: str | Path | None = None, paper: str = "*") -> dict[s
     "Every csv of a paper's own numbers, by its name `fedccfa/table2`; a third party's are left out"
     csvs = paper_files(f"{paper}/*.published.csv", root)
     found = {name.removesuffix(".published.csv"): file for name, file in csvs.items()}
-    return {name: file for name, file in found.items()
-            if not read_published_csv(file)["table"].astype(str).str.startswith("third party").any()}
+    return {
+        name: file
+        for name, file in found.items()
+        if not read_published_csv(file)["table"].astype(str).str.startswith("third party").any()
+    }
 
 # %% ../../nbs/08_verdicts/06_scoreboard.ipynb #45f6a2cc
 BOARD_TIERS = ("paper", "small")
 ALIAS = "another row's runs"  # which equal this row's by construction: judged there, counted once
 NOT_DECIDABLE = "not decidable"  # by three seeds: the published spread alone is too wide
-STATUSES = ("missing", *REACH.values(), NOT_DECIDABLE, "runnable", "run", *VERDICTS, "diverged", ALIAS,
-            "not comparable")
+STATUSES = (
+    "missing",
+    *REACH.values(),
+    NOT_DECIDABLE,
+    "runnable",
+    "run",
+    *VERDICTS,
+    "diverged",
+    ALIAS,
+    "not comparable",
+)
 # said of a cell
 STATUS_WORDS = {"not run": "runnable"} | dict.fromkeys(
-    ("not published", "not measured", "other hardware"), "not comparable")
-WHY = {"not published": "the paper prints no number", "not measured": "a run lacks the metric",
-       "other hardware": "seconds depend on the processor"}
+    ("not published", "not measured", "other hardware"), "not comparable"
+)
+WHY = {
+    "not published": "the paper prints no number",
+    "not measured": "a run lacks the metric",
+    "other hardware": "seconds depend on the processor",
+}
+
 
 def status(cell, tier: str) -> tuple[str, str]:
     "(status, why) of a number from its `cell`, a line of `tables.table`, at `tier`"
-    if tier == "paper" and cell.verdict in (*VERDICTS, "diverged") and cell.same_runs.startswith("row"):
+    if (
+        tier == "paper"
+        and cell.verdict in (*VERDICTS, "diverged")
+        and cell.same_runs.startswith("row")
+    ):
         return ALIAS, f"those of {cell.same_runs}"
-    if cell.verdict.startswith("same number"): return ALIAS, cell.verdict
+    if cell.verdict.startswith("same number"):
+        return ALIAS, cell.verdict
     if tier == "paper":
         untuned = f"untuned: {cell.untuned}" if cell.untuned and cell.verdict in VERDICTS else ""
         return STATUS_WORDS.get(cell.verdict, cell.verdict), WHY.get(cell.verdict, untuned)
-    if cell.verdict == "not run": return "runnable", ""
-    return "run", f"diverged: {cell.diverged} of {cell.diverged + cell.n} runs" if cell.diverged else ""
+    if cell.verdict == "not run":
+        return "runnable", ""
+    return (
+        "run",
+        f"diverged: {cell.diverged} of {cell.diverged + cell.n} runs" if cell.diverged else "",
+    )
+
 
 LOST = "the text lost"  # begins what a spec says of a row or column whose published setting is not known
 
-OURS = ("metric", "runs", "n", "mean", "std", "difference", *JUDGED)  # columns of a table's long form
+OURS = (
+    "metric",
+    "runs",
+    "n",
+    "mean",
+    "std",
+    "difference",
+    *JUDGED,
+)  # columns of a table's long form
+
 
 def too_wide(spec: Spec, paper: pd.DataFrame, line: int, row: str, column: Column) -> str:
     "Why three seeds cannot decide a published `line`; empty if they can"
     mean, std, step = paper["mean"][line], paper["std"][line], paper["std_step"][line]
-    if spec.trials < 2 or np.isnan(mean) or np.isnan(std) or spec.metric in TIMES: return ""
+    if spec.trials < 2 or np.isnan(mean) or np.isnan(std) or spec.metric in TIMES:
+        return ""
     margin = cell_margin(spec, paper, row, column, mean)
-    if decidable(max(std, step / 2), spec.trials, margin, spec.pairing): return ""
+    if decidable(max(std, step / 2), spec.trials, margin, spec.pairing):
+        return ""
     return f"± {std:g} over {spec.trials} published trials is too wide for three seeds and a margin of {margin:.3g}"
 
-def spec_lines(spec: Spec, paper: pd.DataFrame, tier: str, results: str | Path | None,
-               reach: dict | None = None) -> list[dict]:
+
+def spec_lines(
+    spec: Spec,
+    paper: pd.DataFrame,
+    tier: str,
+    results: str | Path | None,
+    reach: dict | None = None,
+) -> list[dict]:
     "One dict for each published line: its place, status and why, our number; `reach` as `read_reach` returns it"
-    if tier not in spec.tiers: return [dict(line=i, status="missing", why=f"no tier {tier}") for i in range(len(paper))]
-    at, reach, lost = places(spec, spec.tier_columns(tier)), reach or read_reach(), lost_settings(spec, paper, tier)
-    stored = tier_folders(Path(results or spec.results)/tier)
-    ours = table(spec, tier, results) if any(any(f.glob("*.jsonl")) for f in stored) else pd.DataFrame()
+    if tier not in spec.tiers:
+        return [dict(line=i, status="missing", why=f"no tier {tier}") for i in range(len(paper))]
+    at, reach, lost = (
+        places(spec, spec.tier_columns(tier)),
+        reach or read_reach(),
+        lost_settings(spec, paper, tier),
+    )
+    stored = tier_folders(Path(results or spec.results) / tier)
+    ours = (
+        table(spec, tier, results)
+        if any(any(f.glob("*.jsonl")) for f in stored)
+        else pd.DataFrame()
+    )
     cells = {(c.row, c.column): c for c in ours.itertuples()}
-    out, elsewhere = [], f"no such column at tier {tier}" if tier != "paper" else "the spec has no cell for it"
+    out, elsewhere = (
+        [],
+        f"no such column at tier {tier}" if tier != "paper" else "the spec has no cell for it",
+    )
     for i in range(len(paper)):
         row, column = at.get(i, ("", None))
         cell = cells.get((row, column.label)) if column else None
-        if column is None: word, why = ("not comparable", lost[i]) if i in lost else ("missing", elsewhere)
-        elif column.missing: word, why = "missing", column.missing
-        else: word, why = status(cell, tier) if cell else ("runnable", "")
-        if column and word == "runnable" and (far := out_of_reach(spec, tier, row, column, reach))[0]: word, why = far
-        if column and word == "runnable" and tier == "paper" and (wide := too_wide(spec, paper, i, row, column)):
+        if column is None:
+            word, why = ("not comparable", lost[i]) if i in lost else ("missing", elsewhere)
+        elif column.missing:
+            word, why = "missing", column.missing
+        else:
+            word, why = status(cell, tier) if cell else ("runnable", "")
+        if (
+            column
+            and word == "runnable"
+            and (far := out_of_reach(spec, tier, row, column, reach))[0]
+        ):
+            word, why = far
+        if (
+            column
+            and word == "runnable"
+            and tier == "paper"
+            and (wide := too_wide(spec, paper, i, row, column))
+        ):
             word, why = NOT_DECIDABLE, wide
-        out.append(dict(line=i, row=row, column=column.label if column else "", status=word, why=why)
-                   | ({k: getattr(cell, k) for k in OURS} if cell else {}))
+        out.append(
+            dict(line=i, row=row, column=column.label if column else "", status=word, why=why)
+            | ({k: getattr(cell, k) for k in OURS} if cell else {})
+        )
     return out
+
 
 def lost_settings(spec: Spec, paper: pd.DataFrame, tier: str) -> dict[int, str]:
     "Line -> why no cell can stand beside it, where the spec says that the text lost its setting and ours is a guess"
     find, columns = line_finder(paper, str(spec.published)), spec.tier_columns(tier)
     rows = [find(row.published) for row in spec.rows.values() if not row.unpublished]
     known = np.any([[False] * len(paper), *rows], axis=0)
-    def said(found): return "; ".join(dict.fromkeys(x.unpublished for x in found if x.unpublished.startswith(LOST)))
+
+    def said(found):
+        return "; ".join(
+            dict.fromkeys(x.unpublished for x in found if x.unpublished.startswith(LOST))
+        )
+
     whole = {"columns": said(columns), "rows": said(spec.rows.values())}
     at = places(spec, columns)
     why = {i: whole["columns" if known[i] else "rows"] for i in range(len(paper)) if i not in at}
     return {i: text for i, text in why.items() if text}
 
-BOARD_COLUMNS = ["paper", "folder", "table", "line", "method", "dataset", "tier", "status", "why", "row", "column",
-                 "published", "published_std", *OURS, "q", "same_runs"]
 
-def scoreboard(results: str | Path | None = None, root: str | Path | None = None, tiers=BOARD_TIERS,
-               paper: str = "*") -> pd.DataFrame:
+BOARD_COLUMNS = [
+    "paper",
+    "folder",
+    "table",
+    "line",
+    "method",
+    "dataset",
+    "tier",
+    "status",
+    "why",
+    "row",
+    "column",
+    "published",
+    "published_std",
+    *OURS,
+    "q",
+    "same_runs",
+]
+
+
+def scoreboard(
+    results: str | Path | None = None,
+    root: str | Path | None = None,
+    tiers=BOARD_TIERS,
+    paper: str = "*",
+) -> pd.DataFrame:
     """One row for each published number and tier: its place, its status and why, our number.
 
     `results` holds the tiers' folders (default: beside each spec), `root` is `papers`, `paper` one of its folders.
@@ -111,23 +210,38 @@ def scoreboard(results: str | Path | None = None, root: str | Path | None = None
     specs, reach, out = find_specs(root), read_reach(root), []
     for name, csv in published_tables(root, paper).items():
         printed, spec = read_published_csv(csv), load_spec(specs[name]) if name in specs else None
-        same = (same_runs(spec) if spec else {}) | dict.fromkeys(np.flatnonzero(printed["mean"].isna()), "-")
+        same = (same_runs(spec) if spec else {}) | dict.fromkeys(
+            np.flatnonzero(printed["mean"].isna()), "-"
+        )
         for tier in tiers:
-            lines = spec_lines(spec, printed, tier, results, reach) if spec else [
-                dict(line=i, status="missing", why="no spec yet") for i in range(len(printed))]
+            lines = (
+                spec_lines(spec, printed, tier, results, reach)
+                if spec
+                else [
+                    dict(line=i, status="missing", why="no spec yet") for i in range(len(printed))
+                ]
+            )
             for found, line in zip(lines, printed.to_dict("records")):
                 about = {k: line[k] for k in ("paper", "method", "dataset")} | dict(
-                    folder=name.split("/")[0], table=name.split("/")[1], published=line["mean"],
-                    published_std=line["std"], tier=tier)
+                    folder=name.split("/")[0],
+                    table=name.split("/")[1],
+                    published=line["mean"],
+                    published_std=line["std"],
+                    tier=tier,
+                )
                 out.append(about | found | dict(same_runs=same.get(found["line"], "")))
     board = pd.DataFrame(out).reindex(columns=BOARD_COLUMNS)
-    for _, part in judged_lines(board).groupby("folder"):  # q: over the independent numbers of a paper with a verdict
+    for _, part in judged_lines(board).groupby(
+        "folder"
+    ):  # q: over the independent numbers of a paper with a verdict
         board.loc[part.index, "q"] = false_discovery(part.p.astype(float))
     return board
+
 
 def independent(board: pd.DataFrame) -> pd.DataFrame:
     "The lines of a scoreboard whose number is printed, and not already in another table"
     return board[board.same_runs == ""]
+
 
 def judged_lines(board: pd.DataFrame) -> pd.DataFrame:
     "The independent lines at tier paper that have a verdict, or diverged"
@@ -146,22 +260,46 @@ def totals(board: pd.DataFrame) -> pd.DataFrame:
         for paper, lines in [*papers, *([("all", part)] if len(papers) > 1 else [])]:
             alone = independent(lines)
             count = alone.status.value_counts()
-            out.append(dict(tier=tier, paper=paper, numbers=len(lines), independent=len(alone),
-                            reachable=int((~alone.status.isin(gone)).sum()),
-                            decided=int(alone.status.isin(DECIDED).sum()))
-                       | {s: int(count.get(s, 0)) for s in STATUSES})
-    return pd.DataFrame(out, columns=["tier", "paper", "numbers", "independent", "reachable", "decided", *STATUSES])
+            out.append(
+                dict(
+                    tier=tier,
+                    paper=paper,
+                    numbers=len(lines),
+                    independent=len(alone),
+                    reachable=int((~alone.status.isin(gone)).sum()),
+                    decided=int(alone.status.isin(DECIDED).sum()),
+                )
+                | {s: int(count.get(s, 0)) for s in STATUSES}
+            )
+    return pd.DataFrame(
+        out, columns=["tier", "paper", "numbers", "independent", "reachable", "decided", *STATUSES]
+    )
+
 
 WIDE = "three seeds cannot decide them: the published spread alone is too wide"
 
+
 def missing_lines(board: pd.DataFrame) -> pd.DataFrame:
     "Why independent numbers are missing or out of reach: tier, paper, tables, reason, how many"
-    gone = independent(board[board.status.isin(["missing", "not comparable", *REACH.values(), NOT_DECIDABLE])])
+    gone = independent(
+        board[board.status.isin(["missing", "not comparable", *REACH.values(), NOT_DECIDABLE])]
+    )
     gone = gone.assign(why=gone.why.mask(gone.status == NOT_DECIDABLE, WIDE))
     groups = gone.groupby(["tier", "paper", "why"], sort=False)
-    lines = [dict(tier=tier, paper=paper, tables=", ".join(dict.fromkeys(part.table)), why=why, numbers=len(part))
-             for (tier, paper, why), part in groups]
-    return pd.DataFrame(lines, columns=["tier", "paper", "tables", "why", "numbers"]).sort_values("tier", kind="stable")
+    lines = [
+        dict(
+            tier=tier,
+            paper=paper,
+            tables=", ".join(dict.fromkeys(part.table)),
+            why=why,
+            numbers=len(part),
+        )
+        for (tier, paper, why), part in groups
+    ]
+    return pd.DataFrame(lines, columns=["tier", "paper", "tables", "why", "numbers"]).sort_values(
+        "tier", kind="stable"
+    )
+
 
 def claim_totals(claims: pd.DataFrame) -> pd.DataFrame:
     "How many listed claims of each paper have each verdict, without its reason"
@@ -169,8 +307,13 @@ def claim_totals(claims: pd.DataFrame) -> pd.DataFrame:
     words = listed.verdict.str.split(r": | \(", regex=True).str[0]
     kinds = [word for word in CLAIM_WORDS if word != "not judged" or word in set(words)]
     papers = list(listed.groupby("paper", sort=False))
-    return pd.DataFrame([dict(paper=paper, claims=len(part)) | {k: int((words[part.index] == k).sum()) for k in kinds}
-                         for paper, part in [*papers, ("all", listed)]])
+    return pd.DataFrame(
+        [
+            dict(paper=paper, claims=len(part))
+            | {k: int((words[part.index] == k).sum()) for k in kinds}
+            for paper, part in [*papers, ("all", listed)]
+        ]
+    )
 
 # %% ../../nbs/08_verdicts/06_scoreboard.ipynb #b1812bbf
 def blank(frame: pd.DataFrame) -> pd.DataFrame:
@@ -178,43 +321,86 @@ def blank(frame: pd.DataFrame) -> pd.DataFrame:
     out = frame.map(lambda v: "" if v == 0 else str(v))
     return out[[c for c in out if (out[c] != "").any()]]
 
+
 def papers_across(counts: pd.DataFrame) -> pd.DataFrame:
     "A line a count and a column a paper: one status more is a line more, and no heading is squeezed"
     return counts.set_index("paper").T.rename_axis(None, axis=1).reset_index(names="")
 
-HEADINGS = {"paper": "Published numbers, the published setting (tier paper): judged",
-            "small": "Published numbers, reduced settings (tier small): run, not judged"}
-NOTE = ("numbers: printed; independent: without dashes, repeats and differences of two others, and only these "
-        "are counted below; missing: cannot be run yet, for the reason named; not comparable: its setting is "
-        "not known, a run lacks the metric, or it is a time; no data here, beyond a CPU: fedrepro run would "
-        "compute it, but not on the machines where these runs are made; not decidable: the published spread alone is "
-        "too wide for three seeds; runnable: it would, and they could decide; reproduced to "
-        "contradicted: by the rule of the page on verdicts, from the seeds run so far; another row's runs: equal by "
-        "construction, judged there and counted once; decided: with a verdict other than undecided")
 
-def speed(board: pd.DataFrame, results: str | Path | None = None, root: str | Path | None = None) -> str:
+HEADINGS = {
+    "paper": "Published numbers, the published setting (tier paper): judged",
+    "small": "Published numbers, reduced settings (tier small): run, not judged",
+}
+NOTE = (
+    "numbers: printed; independent: without dashes, repeats and differences of two others, and only these "
+    "are counted below; missing: cannot be run yet, for the reason named; not comparable: its setting is "
+    "not known, a run lacks the metric, or it is a time; no data here, beyond a CPU: fedrepro run would "
+    "compute it, but not on the machines where these runs are made; not decidable: the published spread alone is "
+    "too wide for three seeds; runnable: it would, and they could decide; reproduced to "
+    "contradicted: by the rule of the page on verdicts, from the seeds run so far; another row's runs: equal by "
+    "construction, judged there and counted once; decided: with a verdict other than undecided"
+)
+
+
+def speed(
+    board: pd.DataFrame, results: str | Path | None = None, root: str | Path | None = None
+) -> str:
     "Published numbers decided per hour of a process, from the wall times in the stored runs, each run once"
     alone = independent(board[board.tier == "paper"])
     mine = alone.dropna(subset=["runs"])
     runs = {run for text in mine.runs for run in text.replace(" - ", " ").split()}
-    folders = {Path(results or load_spec(path, root).results)/"paper" for name, path in find_specs(root).items()
-               if name.split("/")[0] in set(mine.folder)} if runs else set()
-    found = {h["run_id"]: h.get("wall_seconds") or 0. for folder in folders for h in load_headers(folder)}
-    decided, hours = int(alone.status.isin(DECIDED).sum()), sum(found.get(run, 0.) for run in runs) / 3600
-    if not decided: return "Published numbers decided per hour: none decided yet at tier paper"
-    if not hours: return f"Published numbers decided: {decided}; their runs hold no times"
-    return (f"Published numbers decided per hour of a process: {decided / hours:.1f} ({decided} in {hours:.1f} hours; "
-            "which of them ran side by side is not stored)")
+    folders = (
+        {
+            Path(results or load_spec(path, root).results) / "paper"
+            for name, path in find_specs(root).items()
+            if name.split("/")[0] in set(mine.folder)
+        }
+        if runs
+        else set()
+    )
+    found = {
+        h["run_id"]: h.get("wall_seconds") or 0.0
+        for folder in folders
+        for h in load_headers(folder)
+    }
+    decided, hours = (
+        int(alone.status.isin(DECIDED).sum()),
+        sum(found.get(run, 0.0) for run in runs) / 3600,
+    )
+    if not decided:
+        return "Published numbers decided per hour: none decided yet at tier paper"
+    if not hours:
+        return f"Published numbers decided: {decided}; their runs hold no times"
+    return (
+        f"Published numbers decided per hour of a process: {decided / hours:.1f} ({decided} in {hours:.1f} hours; "
+        "which of them ran side by side is not stored)"
+    )
 
-def board_sheet(board: pd.DataFrame, results: str | Path | None = None, root: str | Path | None = None) -> Sheet:
+
+def board_sheet(
+    board: pd.DataFrame, results: str | Path | None = None, root: str | Path | None = None
+) -> Sheet:
     "Totals by tier, claims, what is missing, decided numbers per hour"
     claims = verdicts("paper", results, root)
     tiers = totals(board).groupby("tier", sort=False)
-    grids = [grid_of(papers_across(blank(part.drop(columns="tier"))), HEADINGS[tier]) for tier, part in tiers]
-    grids += [grid_of(blank(claim_totals(claims)), "Claims in the texts, tier paper")] if len(claims) else []
-    grids += [grid_of(gone, "What is missing or out of reach")] if len(gone := missing_lines(board)) else []
+    grids = [
+        grid_of(papers_across(blank(part.drop(columns="tier"))), HEADINGS[tier])
+        for tier, part in tiers
+    ]
+    grids += (
+        [grid_of(blank(claim_totals(claims)), "Claims in the texts, tier paper")]
+        if len(claims)
+        else []
+    )
+    grids += (
+        [grid_of(gone, "What is missing or out of reach")]
+        if len(gone := missing_lines(board))
+        else []
+    )
     numbers = board.groupby(["folder", "table"]).line.nunique()
     alone = independent(board).drop_duplicates(["folder", "table", "line"])
-    count = (f"numbers: {numbers.sum()} in {len(numbers)} tables, {len(alone)} of them independent; "
-             f"claims: {int(claims.listed.sum()) if len(claims) else 0} with a number in the text")
+    count = (
+        f"numbers: {numbers.sum()} in {len(numbers)} tables, {len(alone)} of them independent; "
+        f"claims: {int(claims.listed.sum()) if len(claims) else 0} with a number in the text"
+    )
     return Sheet("Scoreboard", grids, [speed(board, results, root), count, NOTE])

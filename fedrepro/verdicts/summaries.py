@@ -21,7 +21,9 @@ from ..experiments.specs import SEEDS, STATISTICS, Spec
 from ..experiments.store import load_by_run, load_headers, mixed, same_data
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #71228f44
-def stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -> list[tuple[PlannedRun, pd.DataFrame]]:
+def stored_runs(
+    spec: Spec, tier: str, results: str | Path | None = None
+) -> list[tuple[PlannedRun, pd.DataFrame]]:
     """The planned runs of `spec` that are finished at `tier`, each with its rows (one for each evaluated round).
 
     `results` is the folder that holds the tiers' folders (default: beside the spec). Raises InputError if the runs lack
@@ -31,7 +33,7 @@ def stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -> lis
     most = rules.SETTINGS["seeds"].high  # a file of another spec may have any seed
     others = {int(run.seed.iloc[0]) for run in found.values()}
     seeds = sorted({r.seed for r in spec.runs(tier)} | {s for s in others if s <= most})
-    parts = [seeds[i:i + int(SEEDS.high)] for i in range(0, len(seeds), int(SEEDS.high))]
+    parts = [seeds[i : i + int(SEEDS.high)] for i in range(0, len(seeds), int(SEEDS.high))]
     planned = [r for part in parts for r in spec.runs(tier, seeds=part) if r.run_id in found]
     mine = {r.run_id for r in planned}
     same_data([head for head in load_headers(folder) if head["run_id"] in mine])
@@ -42,63 +44,112 @@ def stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -> lis
     return kept
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #ff4f2137
-WINDOWS = {"to_target": 1, "to_target_5": 5}  # column -> evaluated rounds of which the mean has to reach the target
+WINDOWS = {
+    "to_target": 1,
+    "to_target_5": 5,
+}  # column -> evaluated rounds of which the mean has to reach the target
+
 
 def metric_rows(run: pd.DataFrame, metric: str) -> list[dict]:
     "The rows of one run with `metric` only, after and before a final fine-tuning"
     plain = metric.removesuffix("_untuned")
     names = [c for c in dict.fromkeys(("round", plain, metric, f"{plain}_untuned")) if c in run]
-    return [dict(zip(names, row)) for row in zip(*(run[c].tolist() for c in names))]  # to_dict takes five times as long
+    return [
+        dict(zip(names, row)) for row in zip(*(run[c].tolist() for c in names))
+    ]  # to_dict takes five times as long
+
 
 def to_target(run: pd.DataFrame, metric: str, target: float | None) -> dict[str, float]:
     "For each of `WINDOWS` the round of `run` that reaches `target`, inf if none does; nan without a target"
-    if target is None: return dict.fromkeys(WINDOWS, math.nan)
+    if target is None:
+        return dict.fromkeys(WINDOWS, math.nan)
     # a run that diverged at once has a row without metrics
     rows = metric_rows(run.dropna(subset=[metric.removesuffix("_untuned")]), metric)
-    return {name: rounds_to_target(rows, metric, target, window) for name, window in WINDOWS.items()}
+    return {
+        name: rounds_to_target(rows, metric, target, window) for name, window in WINDOWS.items()
+    }
+
 
 def run_swing(run: pd.DataFrame, metric: str, rounds: int = 20) -> float:
     "Sample standard deviation over the last `rounds` rounds, before a final tuning; nan below two values"
     plain = metric.removesuffix("_untuned")
-    at, values = run["round"].to_numpy(), np.array(series(metric_rows(run, metric), f"{plain}_untuned"))
+    at, values = (
+        run["round"].to_numpy(),
+        np.array(series(metric_rows(run, metric), f"{plain}_untuned")),
+    )
     last = values[(at > at.max() - rounds) & ~np.isnan(values)]
     return float(last.std(ddof=1)) if len(last) > 1 else math.nan
 
+
 def trace(run: pd.DataFrame, metric: str) -> str:
-    "A digest of `metric` in all rounds of `run`: equal for two runs that are the same in every round; \"\" without any"
+    'A digest of `metric` in all rounds of `run`: equal for two runs that are the same in every round; "" without any'
     rows = metric_rows(run, metric)
-    return hashlib.sha256(repr(rows).encode()).hexdigest()[:16] if any(len(row) > 1 for row in rows) else ""
+    return (
+        hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+        if any(len(row) > 1 for row in rows)
+        else ""
+    )
+
 
 def seed_values(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
     """One line a finished run: row, column, seed, run_id, status, where it diverged, statistics, file, swing, trace.
 
     For a difference one line a pair. Where a column has a target, also the rounds to it, and the rounds of the run."""
-    if spec.difference: return paired(*(seed_values(part, tier, results) for part in spec.difference))
-    targets = {c.label: None if c.target is None else c.target.value for c in spec.tier_columns(tier)}
+    if spec.difference:
+        return paired(*(seed_values(part, tier, results) for part in spec.difference))
+    targets = {
+        c.label: None if c.target is None else c.target.value for c in spec.tier_columns(tier)
+    }
     metrics = {c.label: c.metric or spec.metric for c in spec.tier_columns(tier)}
     more = [*WINDOWS, "rounds"] if any(t is not None for t in targets.values()) else []
     lines = []
     for planned, run in stored_runs(spec, tier, results):
         metric, target = metrics[planned.column], targets[planned.column]
-        lines.append(dict(row=planned.row, column=planned.column, seed=planned.seed, run_id=planned.run_id,
-                          status=run.status.iloc[0], diverged=run.diverged.iloc[0],
-                          **summarise(metric_rows(run, metric), metric), file=run.file.iloc[0],
-                          swing=run_swing(run, metric), trace=trace(run, metric), rounds=planned.rounds,
-                          **to_target(run, metric, target)))
-    names = ["row", "column", "seed", "run_id", "status", "diverged", *STATISTICS, "file", "swing", "trace"]
+        lines.append(
+            dict(
+                row=planned.row,
+                column=planned.column,
+                seed=planned.seed,
+                run_id=planned.run_id,
+                status=run.status.iloc[0],
+                diverged=run.diverged.iloc[0],
+                **summarise(metric_rows(run, metric), metric),
+                file=run.file.iloc[0],
+                swing=run_swing(run, metric),
+                trace=trace(run, metric),
+                rounds=planned.rounds,
+                **to_target(run, metric, target),
+            )
+        )
+    names = [
+        "row",
+        "column",
+        "seed",
+        "run_id",
+        "status",
+        "diverged",
+        *STATISTICS,
+        "file",
+        "swing",
+        "trace",
+    ]
     return pd.DataFrame(lines, columns=[*names, *more])
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #2b1f6f30
 def paired(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     "Lines of `seed_values`: every statistic of `first` minus that of `second`, for the runs that both have"
-    if not (len(first) and len(second)): return first[:0]
+    if not (len(first) and len(second)):
+        return first[:0]
     both = first.merge(second, on=["row", "column", "seed"], suffixes=("", "_b"))
-    for name in STATISTICS: both[name] -= both[f"{name}_b"]
-    if "swing" in both: both["swing"] = math.nan  # two runs have no common last rounds
+    for name in STATISTICS:
+        both[name] -= both[f"{name}_b"]
+    if "swing" in both:
+        both["swing"] = math.nan  # two runs have no common last rounds
     gone = (both[["status", "status_b"]] == "diverged").any(axis=1)
     both["status"] = np.where(gone, "diverged", "complete")
     both["diverged"] = both.diverged.where(both.diverged != "", both.diverged_b)
-    for name in {"run_id", "file", "trace"} & set(first): both[name] += " - " + both[f"{name}_b"]
+    for name in {"run_id", "file", "trace"} & set(first):
+        both[name] += " - " + both[f"{name}_b"]
     return both[list(first.columns)]
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #958fe6e1
@@ -106,14 +157,19 @@ def arrivals(rounds: Sequence[float], last: int) -> dict[str, object]:
     "Mean and std of rounds to a target, nan unless all runs reach it; `reached`: how many; `each`: > `last` for never"
     r = np.asarray(rounds, float)
     there, whole = np.isfinite(r), len(r) > 0 and bool(np.isfinite(r).all())
-    return {"mean": float(r.mean()) if whole else math.nan, "reached": int(there.sum()),
-            "std": float(r.std(ddof=1)) if whole and len(r) > 1 else math.nan,
-            "each": ", ".join(f"{v:g}" if ok else f"> {last}" for v, ok in zip(r, there))}
+    return {
+        "mean": float(r.mean()) if whole else math.nan,
+        "reached": int(there.sum()),
+        "std": float(r.std(ddof=1)) if whole and len(r) > 1 else math.nan,
+        "each": ", ".join(f"{v:g}" if ok else f"> {last}" for v, ok in zip(r, there)),
+    }
+
 
 def arrival_text(found: dict) -> str:
     "`arrivals` as text: mean ± std (n) if all runs reach the target, else each and how many do; a dash without runs"
     each = found["each"].split(", ") if found["each"] else []
-    if not each: return "–"
+    if not each:
+        return "–"
     if found["reached"] < len(each):
         return f"{', '.join(dict.fromkeys(each))} ({found['reached']} of {len(each)} reached)"
     spread = "" if math.isnan(found["std"]) else f" ± {found['std']:.1f}"
@@ -123,7 +179,8 @@ def arrival_text(found: dict) -> str:
 def group_ratios(run: pd.DataFrame) -> pd.DataFrame:
     "The rows of a study, from epoch 0 on, with `lp_means_` of both groups; what follows no client stays as it is"
     for group in ("existing", "absent"):
-        if (name := f"accuracy_{group}") not in run: continue
+        if (name := f"accuracy_{group}") not in run:
+            continue
         before = run[name].iloc[0]
         run = run.assign(**{f"lp_means_{group}": run[name] / before if before > 0 else math.nan})
     return run
@@ -131,23 +188,39 @@ def group_ratios(run: pd.DataFrame) -> pd.DataFrame:
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #ef86ce04
 def start_notes(runs: list[tuple[PlannedRun, pd.DataFrame]]) -> list[str]:
     "Lines for below a table of studies, from its runs with their rows: accuracy and round of the starting models"
-    of_study = [(planned, run) for planned, run in runs if "accuracy" in planned.settings.get("study", {})]
+    of_study = [
+        (planned, run) for planned, run in runs if "accuracy" in planned.settings.get("study", {})
+    ]
     lines, mine = {}, {planned.run_id: (planned, run) for planned, run in of_study}
     for planned, run in mine.values():
-        study, start = planned.settings["study"], run[run["epoch"] == 0] if "epoch" in run else run[:0]
-        if not len(start): continue  # its federation diverged
-        level, floor, first = study["accuracy"], study.get("class_accuracy", 0.), start.iloc[0]
-        there = first.generalised_accuracy >= level and first.filter(regex=r"^accuracy_\d+$").min() >= floor
+        study, start = (
+            planned.settings["study"],
+            run[run["epoch"] == 0] if "epoch" in run else run[:0],
+        )
+        if not len(start):
+            continue  # its federation diverged
+        level, floor, first = study["accuracy"], study.get("class_accuracy", 0.0), start.iloc[0]
+        there = (
+            first.generalised_accuracy >= level
+            and first.filter(regex=r"^accuracy_\d+$").min() >= floor
+        )
         asked = f"{level:g} %" + (f" and {floor:g} % on every class" if floor else "")
         lines.setdefault(asked, []).append(
             f"{planned.row}, seed {planned.seed}: {first.generalised_accuracy:.1f} % after {first['round']:.0f} rounds"
-            f"{'' if there else ', not reached'}{left_out(run)}")
-    return [f"starting models, asked for {asked}: " + "; ".join(found) for asked, found in lines.items()]
+            f"{'' if there else ', not reached'}{left_out(run)}"
+        )
+    return [
+        f"starting models, asked for {asked}: " + "; ".join(found) for asked, found in lines.items()
+    ]
+
 
 def left_out(run: pd.DataFrame) -> str:
     "How many classes the learning performance leaves out, because the starting model is never right on them"
-    found = [(int(run[f"left_out_{group}"].iloc[-1]), group) for group in ("existing", "absent")
-             if f"left_out_{group}" in run]
+    found = [
+        (int(run[f"left_out_{group}"].iloc[-1]), group)
+        for group in ("existing", "absent")
+        if f"left_out_{group}" in run
+    ]
     return "".join(f", {n} {group} class{'es' * (n > 1)} left out of LP" for n, group in found if n)
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #bab875d2
@@ -157,23 +230,38 @@ def processors_of(head: dict) -> set[str]:
     cpus = [head["cpu"], *(part.get("cpu") for part in head.get("resumed") or ())]
     return {cpu + device for cpu in cpus if cpu}
 
+
 def run_processors(spec: Spec, tier: str, results: str | Path | None = None) -> dict[str, set[str]]:
     "Run -> `processors_of` it, for the stored runs of a tier"
-    return {h["run_id"]: processors_of(h) for h in load_headers(Path(results or spec.results) / tier)}
+    return {
+        h["run_id"]: processors_of(h) for h in load_headers(Path(results or spec.results) / tier)
+    }
+
 
 def processors(spec: Spec, tier: str, results: str | Path | None, run_ids) -> str:
     "The processors and devices of the runs `run_ids`, from the headers of their files"
     found = run_processors(spec, tier, results)
     return "; ".join(sorted(set().union(*(found.get(run, set()) for run in run_ids))))
 
+
 def mixed_cells(spec: Spec, tier: str, results: str | Path | None, runs: pd.DataFrame) -> list[str]:
     """Notes below a table: what differs, besides the seed, in the runs of a cell. Raises InputError for other data.
 
     `runs` has the columns row, column and run_id, as `seed_values`."""
     heads = {h["run_id"]: h for h in load_headers(Path(results or spec.results) / tier)}
-    cells = [mixed([heads[run] for run in part.run_id if run in heads]) for _, part in runs.groupby(["row", "column"])]
-    found = {key: sum(key in cell for cell in cells) for key in dict.fromkeys(key for cell in cells for key in cell)}
-    return [f"runs of one cell differ in their {key}: {n} of {len(cells)} cells" for key, n in found.items()]
+    cells = [
+        mixed([heads[run] for run in part.run_id if run in heads])
+        for _, part in runs.groupby(["row", "column"])
+    ]
+    found = {
+        key: sum(key in cell for cell in cells)
+        for key in dict.fromkeys(key for cell in cells for key in cell)
+    }
+    return [
+        f"runs of one cell differ in their {key}: {n} of {len(cells)} cells"
+        for key, n in found.items()
+    ]
+
 
 def ratios(frame: pd.DataFrame) -> list[str]:
     "For each column of a table of times (lines of `tables.table`): the first row over each other, ours and published"
@@ -182,7 +270,10 @@ def ratios(frame: pd.DataFrame) -> list[str]:
         first, *others = part.to_dict("records")
         for other in others:
             ours, paper = (first[k] / other[k] for k in ("mean", "published_mean"))
-            if math.isnan(ours): continue
+            if math.isnan(ours):
+                continue
             beside = "" if math.isnan(paper) else f"; published {paper:.2f}"
-            out.append(f"{first['row']} takes {ours:.2f} times as long as {other['row']} on {column}{beside}")
+            out.append(
+                f"{first['row']} takes {ours:.2f} times as long as {other['row']} on {column}{beside}"
+            )
     return out

@@ -22,23 +22,46 @@ from ..core.grids import Cell, Grid, Sheet, shown
 from ..engine.rows import EXPLODED, TIMES
 from ..experiments import rules
 from ..experiments.specs import POINTS, STUDY_METRICS, Column, Spec
-from .independent import out_of_reach, own_tables, places, read_published, read_reach, same_runs
+from fedrepro.verdicts.independent import (
+    out_of_reach,
+    own_tables,
+    places,
+    read_published,
+    read_reach,
+    same_runs,
+)
 from fedrepro.verdicts.summaries import (
-    WINDOWS, arrival_text, arrivals, mixed_cells, processors, ratios, run_processors, seed_values, start_notes,
-    stored_runs)
+    WINDOWS,
+    arrival_text,
+    arrivals,
+    mixed_cells,
+    processors,
+    ratios,
+    run_processors,
+    seed_values,
+    start_notes,
+    stored_runs,
+)
 from .verdicts import VERDICTS, default_margin, false_discovery, verdict
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #061206ea
 def mean_std(values: Sequence[float]) -> tuple[float, float]:
     "Mean and sample standard deviation (divisor n-1), in the unit of `values`; nan where undefined"
     v = np.asarray(values, float)
-    return (float(v.mean()) if len(v) else math.nan), (float(v.std(ddof=1)) if len(v) > 1 else math.nan)
+    return (float(v.mean()) if len(v) else math.nan), (
+        float(v.std(ddof=1)) if len(v) > 1 else math.nan
+    )
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #7bce61a5
 def plus_minus(mean: float, std: float, n: int | None = None) -> str:
     "mean ± std (n) with two decimals; an unknown spread is left out, an unknown mean is a dash"
-    if math.isnan(mean): return "–"
-    return f"{mean:.2f}" + ("" if math.isnan(std) else f" ± {std:.2f}") + ("" if n is None else f" ({n})")
+    if math.isnan(mean):
+        return "–"
+    return (
+        f"{mean:.2f}"
+        + ("" if math.isnan(std) else f" ± {std:.2f}")
+        + ("" if n is None else f" ({n})")
+    )
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #b4425ccd
 def half_width(values: Sequence[float], level: float = 0.95) -> float:
@@ -49,18 +72,27 @@ def half_width(values: Sequence[float], level: float = 0.95) -> float:
 # %% ../../nbs/08_verdicts/03_tables.ipynb #63c9d75c
 def why_no_verdict(values: Sequence[float], diverged: int, published: float, judged: bool) -> str:
     "Why a cell with the finished trials `values` and `diverged` others has no verdict; empty when it can have one"
-    if diverged: return "diverged"
-    if not len(values): return "not run"
-    if any(map(math.isnan, values)): return "not measured"
-    if not judged: return "not comparable"
+    if diverged:
+        return "diverged"
+    if not len(values):
+        return "not run"
+    if any(map(math.isnan, values)):
+        return "not measured"
+    if not judged:
+        return "not comparable"
     return "not published" if math.isnan(published) else ""
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #2f84b8ad
 def published_cell(paper: pd.DataFrame, where: dict) -> tuple[float, float]:
     "Published (mean, std) of the cell that `where` names, nan where not stated; raises InputError when several match"
     hit = paper[rules.line_finder(paper, "published numbers")(where)] if len(paper) else paper
-    if len(hit) > 1: raise InputError(f"published numbers: {len(hit)} lines match {where}; name more columns")
-    return (float(hit["mean"].iloc[0]), float(hit["std"].iloc[0])) if len(hit) else (math.nan, math.nan)
+    if len(hit) > 1:
+        raise InputError(f"published numbers: {len(hit)} lines match {where}; name more columns")
+    return (
+        (float(hit["mean"].iloc[0]), float(hit["std"].iloc[0]))
+        if len(hit)
+        else (math.nan, math.nan)
+    )
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #02f10512
 def table_rows(spec: Spec, paper: pd.DataFrame) -> dict[str, dict]:
@@ -70,35 +102,65 @@ def table_rows(spec: Spec, paper: pd.DataFrame) -> dict[str, dict]:
     whole = spec.published == spec.path.with_name(f"{spec.path.stem}.published.csv")
     for _, line in paper[keys].drop_duplicates().iterrows():
         there = {k: v for k, v in line.items() if isinstance(v, str)}
-        ours = {r.name: r.published for r in spec.rows.values() if (find(there) & find(r.published)).any()}
+        ours = {
+            r.name: r.published
+            for r in spec.rows.values()
+            if (find(there) & find(r.published)).any()
+        }
         rows.update(ours or ({" ".join(there.values()): there} if whole else {}))
     return rows | {r.name: r.published for r in spec.rows.values() if r.name not in rows}
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #b1751bd3
-DEFINITIONS = {
-    "generalised_accuracy": "%, mean over all clients of the accuracy of the model the client is judged by, "
-                            "on the whole official test set with that client's current labels",
-    "personalised_accuracy": "%, mean over all clients of the accuracy of the model the client is judged by, "
-                             "on the client's own share of the official test set",
-} | {f"{name}_accuracy_fresh": f"{name}_accuracy, but with the server's newest part in every client's model"
-     for name in ("generalised", "personalised")} | {
-    f"{name}_accuracy_untuned": f"{name}_accuracy, but before a method's final fine-tuning"
-    for name in ("generalised", "personalised")} | {
-    "update_norm": "Euclidean length of the round's change of the server's extractor",
-    "update_norm_clients": "Euclidean length of the change of a participant's extractor, mean over participants",
-    "used_models": "how many global models some client was assigned last",
-    "seconds_collaboration": "s a round, of the collaboration of classifiers: all participants, one after the other, "
-                             "and the server"} | {
-    f"seconds_collaboration_{who}": f"s a round, the part of the {name}"
-    for who, name in (("client", "participants, one after the other"), ("server", "server"))} | STUDY_METRICS
-STATISTIC_WORDS = {"last": "last evaluated round", "best": "best evaluated round",
-                   "mean_last_10": "mean of the last 10 evaluated rounds"}
+DEFINITIONS = (
+    {
+        "generalised_accuracy": "%, mean over all clients of the accuracy of the model the client is judged by, "
+        "on the whole official test set with that client's current labels",
+        "personalised_accuracy": "%, mean over all clients of the accuracy of the model the client is judged by, "
+        "on the client's own share of the official test set",
+    }
+    | {
+        f"{name}_accuracy_fresh": f"{name}_accuracy, but with the server's newest part in every client's model"
+        for name in ("generalised", "personalised")
+    }
+    | {
+        f"{name}_accuracy_untuned": f"{name}_accuracy, but before a method's final fine-tuning"
+        for name in ("generalised", "personalised")
+    }
+    | {
+        "update_norm": "Euclidean length of the round's change of the server's extractor",
+        "update_norm_clients": "Euclidean length of the change of a participant's extractor, mean over participants",
+        "used_models": "how many global models some client was assigned last",
+        "seconds_collaboration": "s a round, of the collaboration of classifiers: all participants, "
+        "one after the other, and the server",
+    }
+    | {
+        f"seconds_collaboration_{who}": f"s a round, the part of the {name}"
+        for who, name in (("client", "participants, one after the other"), ("server", "server"))
+    }
+    | STUDY_METRICS
+)
+STATISTIC_WORDS = {
+    "last": "last evaluated round",
+    "best": "best evaluated round",
+    "mean_last_10": "mean of the last 10 evaluated rounds",
+}
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #3f0f9fb7
-JUDGED = ("se", "df", "interval", "reach", "margin", "p", "needed")  # of a Verdict, columns of the long form
+JUDGED = (
+    "se",
+    "df",
+    "interval",
+    "reach",
+    "margin",
+    "p",
+    "needed",
+)  # of a Verdict, columns of the long form
 UNKNOWN_VALUE = {"mean": math.nan, "std": math.nan, "std_step": math.nan}
 
-def cell_line(spec: Spec, tier: str, runs: pd.DataFrame, beside: dict, metric: str = "", gap: float = math.nan) -> dict:
+
+def cell_line(
+    spec: Spec, tier: str, runs: pd.DataFrame, beside: dict, metric: str = "", gap: float = math.nan
+) -> dict:
     """The numbers of one cell from its `runs` (lines of `seed_values`), `beside` a published line or UNKNOWN_VALUE.
 
     `metric`: the cell's, "" = the spec's; `gap`: the published difference that the cell is about, nan = none."""
@@ -111,43 +173,83 @@ def cell_line(spec: Spec, tier: str, runs: pd.DataFrame, beside: dict, metric: s
     word = why_no_verdict(values, diverged, beside["mean"], judged)
     found = dict(verdict=word or "other hardware") | dict.fromkeys(JUDGED, math.nan)
     if not word and not hardware:
-        said = verdict(values, beside["mean"], beside["std"], spec.trials, margin, spec.pairing, beside["std_step"])
+        said = verdict(
+            values,
+            beside["mean"],
+            beside["std"],
+            spec.trials,
+            margin,
+            spec.pairing,
+            beside["std_step"],
+        )
         found = dict(verdict=said.word) | {k: getattr(said, k) for k in JUDGED}
-    line = dict(mean=mean, std=std, n=sum(not math.isnan(r["last"]) for r in done), diverged=diverged,
-                published_mean=beside["mean"], published_std=beside["std"],
-                difference=mean - beside["mean"] if judged and not hardware else math.nan)
+    line = dict(
+        mean=mean,
+        std=std,
+        n=sum(not math.isnan(r["last"]) for r in done),
+        diverged=diverged,
+        published_mean=beside["mean"],
+        published_std=beside["std"],
+        difference=mean - beside["mean"] if judged and not hardware else math.nan,
+    )
     line |= found
     for name in STATISTIC_WORDS:
-        line[name], line[f"{name}_std"] = (math.nan, math.nan) if diverged else mean_std([r[name] for r in done])
+        line[name], line[f"{name}_std"] = (
+            (math.nan, math.nan) if diverged else mean_std([r[name] for r in done])
+        )
     line["swing"] = math.nan if diverged else mean_std([r["swing"] for r in done])[0]
-    line["seeds"], line["runs"] = " ".join(str(r["seed"]) for r in trials), " ".join(r["run_id"] for r in trials)
-    line["values"] = " ".join(f"{r[spec.statistic]:.2f}" if r["status"] == "complete" else r["status"] for r in trials)
+    line["seeds"], line["runs"] = (
+        " ".join(str(r["seed"]) for r in trials),
+        " ".join(r["run_id"] for r in trials),
+    )
+    line["values"] = " ".join(
+        f"{r[spec.statistic]:.2f}" if r["status"] == "complete" else r["status"] for r in trials
+    )
     line["diverged_runs"] = "; ".join(f"seed {r['seed']}: {r['diverged']}" for r in gone)
     line["as_code_prints"] = ""
-    if judged and diverged and spec.nan_model is not None and not spec.difference:  # what their code prints for NaN
-        printed = [r[spec.statistic] if r["status"] == "complete" else spec.nan_model for r in trials]
+    if (
+        judged and diverged and spec.nan_model is not None and not spec.difference
+    ):  # what their code prints for NaN
+        printed = [
+            r[spec.statistic] if r["status"] == "complete" else spec.nan_model for r in trials
+        ]
         line["as_code_prints"] = plus_minus(*mean_std(printed), len(printed))
     for name in (n for n in WINDOWS if n in runs):  # rounds to a target; none when a run diverged
         there = [] if diverged else [r[name] for r in done if not math.isnan(r[name])]
         reached = arrivals(there, max((int(r["rounds"]) for r in done), default=0))
-        line |= {name: reached["mean"]} | {f"{name}_{k}": reached[k] for k in ("std", "reached", "each")}
+        line |= {name: reached["mean"]} | {
+            f"{name}_{k}": reached[k] for k in ("std", "reached", "each")
+        }
     return line
+
 
 def gap_about(spec: Spec, paper: pd.DataFrame, row: str, column: Column, mean: float) -> float:
     """The published difference that a cell with the published `mean` is about, by the spec's `gap`; nan: none
 
     Two rows: theirs. One row: that of the cell to it, and of its own cell to the closest other."""
-    def printed(name): return published_cell(paper, spec.rows[name].published | column.published)[0]
-    if not spec.gap or not {*spec.gap} <= {*spec.rows}: return math.nan
-    if len(spec.gap) == 2: return printed(spec.gap[0]) - printed(spec.gap[1])
-    if row != spec.gap[0]: return mean - printed(spec.gap[0])
-    others = [abs(paper["mean"][i] - mean) for i, (name, _) in places(spec, (column,)).items() if name != row]
+
+    def printed(name):
+        return published_cell(paper, spec.rows[name].published | column.published)[0]
+
+    if not spec.gap or not {*spec.gap} <= {*spec.rows}:
+        return math.nan
+    if len(spec.gap) == 2:
+        return printed(spec.gap[0]) - printed(spec.gap[1])
+    if row != spec.gap[0]:
+        return mean - printed(spec.gap[0])
+    others = [
+        abs(paper["mean"][i] - mean)
+        for i, (name, _) in places(spec, (column,)).items()
+        if name != row
+    ]
     return min((gap for gap in others if not math.isnan(gap)), default=math.nan)
+
 
 def cell_margin(spec: Spec, paper: pd.DataFrame, row: str, column: Column, mean: float) -> float:
     "The margin of a cell with the published `mean`, in the metric's unit"
     ratio, gap = (column.metric or spec.metric) in POINTS, gap_about(spec, paper, row, column, mean)
     return default_margin(mean, ratio, spec.margin, gap)
+
 
 def same_rounds(mine: dict[int, str], others: dict[str, dict[int, str]]) -> str:
     """The first of `others` whose rounds equal `mine` in most seeds: 'row A', 'row A in 2 of 3 seeds', or nothing
@@ -156,13 +258,16 @@ def same_rounds(mine: dict[int, str], others: dict[str, dict[int, str]]) -> str:
     for row, theirs in others.items():
         both = mine.keys() & theirs.keys()
         equal = sum(mine[seed] == theirs[seed] for seed in both)
-        if 2 * equal > len(both): return f"row {row}" + f" in {equal} of {len(both)} seeds" * (equal < len(both))
+        if 2 * equal > len(both):
+            return f"row {row}" + f" in {equal} of {len(both)} seeds" * (equal < len(both))
     return ""
+
 
 def traces(runs: pd.DataFrame) -> dict[int, str]:
     "Seed -> the rounds of its run, of those that are complete and measured"
     done = runs[(runs.status == "complete") & (runs.trace != "")]
     return dict(zip(done.seed, done.trace))
+
 
 def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
     """Ours beside the published numbers, one line for each cell, column by column; only tier "paper" has verdicts.
@@ -171,8 +276,14 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
     `repeats` names. `same_runs` says where it is, or which row above shows the same runs or the same rounds."""
     runs, paper, lines = seed_values(spec, tier, results), read_published(spec), []
     at, same = places(spec, spec.tier_columns(tier)), same_runs(spec) if tier == "paper" else {}
-    find, mine = rules.line_finder(paper, str(spec.published)), dict(tuple(runs.groupby(["row", "column"])))
-    rows, blank = table_rows(spec, paper), cell_line(spec, tier, runs[:0], UNKNOWN_VALUE)  # most cells have no run yet
+    find, mine = (
+        rules.line_finder(paper, str(spec.published)),
+        dict(tuple(runs.groupby(["row", "column"]))),
+    )
+    rows, blank = (
+        table_rows(spec, paper),
+        cell_line(spec, tier, runs[:0], UNKNOWN_VALUE),
+    )  # most cells have no run yet
     shown: dict[tuple[str, str], str] = {}  # (column, runs) -> the first row with them
     chips = run_processors(spec, tier, results)
     for column in spec.tier_columns(tier):
@@ -185,99 +296,169 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
             if len(own):
                 gap = gap_about(spec, paper, row, column, beside["mean"])
                 line = cell_line(spec, tier, own, beside, metric, gap)
-            else: line = blank | {"published_mean": beside["mean"], "published_std": beside["std"]}
+            else:
+                line = blank | {"published_mean": beside["mean"], "published_std": beside["std"]}
             twin = shown.setdefault((column.label, line["runs"] or row), row)
             origin = f"row {owner}" if owner != row else same.get(hit[0], "") if len(hit) else ""
-            once = owner != row or origin.startswith("table ")  # the same published number, not a difference of two
-            if once and line["verdict"] in VERDICTS: line |= {"verdict": f"same number as {origin}"}
-            if twin != row and not origin: origin = f"row {twin}"
-            if tier == "paper" and not origin: origin = same_rounds(traces(own), rounds)
-            if not origin: rounds[row] = traces(own)
+            once = owner != row or origin.startswith(
+                "table "
+            )  # the same published number, not a difference of two
+            if once and line["verdict"] in VERDICTS:
+                line |= {"verdict": f"same number as {origin}"}
+            if twin != row and not origin:
+                origin = f"row {twin}"
+            if tier == "paper" and not origin:
+                origin = same_rounds(traces(own), rounds)
+            if not origin:
+                rounds[row] = traces(own)
             untuned = spec.rows[row].untuned if row in spec.rows else ""
-            cpus = set().union(*(chips.get(run, set()) for run in line["runs"].replace(" - ", " ").split()))
-            lines.append(dict(row=row, column=column.label, tier=tier, metric=metric, statistic=spec.statistic, **line,
-                              untuned=untuned, same_runs=origin, cpus="; ".join(sorted(cpus))))
+            cpus = set().union(
+                *(chips.get(run, set()) for run in line["runs"].replace(" - ", " ").split())
+            )
+            lines.append(
+                dict(
+                    row=row,
+                    column=column.label,
+                    tier=tier,
+                    metric=metric,
+                    statistic=spec.statistic,
+                    **line,
+                    untuned=untuned,
+                    same_runs=origin,
+                    cpus="; ".join(sorted(cpus)),
+                )
+            )
     frame = pd.DataFrame(lines)
-    return frame.assign(processors=processors(spec, tier, results, runs.run_id)) if spec.metric in TIMES else frame
+    return (
+        frame.assign(processors=processors(spec, tier, results, runs.run_id))
+        if spec.metric in TIMES
+        else frame
+    )
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #8ff2b088
 def q_values(spec: Spec, results: str | Path | None = None) -> dict[tuple[str, str], float]:
     "(row, column) -> q of the cells of a table with a verdict, corrected over all tables of the paper"
-    parts = [table(s, "paper", results).assign(spec=s.name) for s in own_tables(spec.path.parent)
-             if "paper" in s.tiers and s.paper == spec.paper]
-    if not parts: return {}
+    parts = [
+        table(s, "paper", results).assign(spec=s.name)
+        for s in own_tables(spec.path.parent)
+        if "paper" in s.tiers and s.paper == spec.paper
+    ]
+    if not parts:
+        return {}
     found = pd.concat(parts)
     found = found[found.verdict.isin(VERDICTS) & (found.same_runs == "")]
     found = found.assign(q=false_discovery(found.p.astype(float)))[found.spec == spec.name]
     return dict(zip(zip(found.row, found.column), found.q))
 
+
 def small(name: str, value: float) -> str:
     "A p or q in words: 'p = 0.012', 'p < 0.001'"
-    return f"{name} = {value:.3f}" if value >= .001 else f"{name} < 0.001"
+    return f"{name} = {value:.3f}" if value >= 0.001 else f"{name} < 0.001"
+
 
 EXCLUDES = ", though its 95 % interval excludes 0: the means differ, by less than the margin"
+
 
 def judged_in_words(cell, q: float = math.nan) -> str:
     "The verdict of a line of the long form: with p and q, or the seeds that would decide it, and what limits it"
     word = cell.verdict
-    if word == "reproduced" and abs(cell.difference) > cell.interval: word += EXCLUDES
-    if word == "contradicted": word += ", " + small("p", cell.p) + ("" if math.isnan(q) else ", " + small("q", q))
-    if word == "undecided": word += ": none can" if math.isinf(cell.needed) else f": {cell.needed:.0f} seeds"
-    if cell.untuned and cell.verdict in VERDICTS: word += ", untuned"
+    if word == "reproduced" and abs(cell.difference) > cell.interval:
+        word += EXCLUDES
+    if word == "contradicted":
+        word += ", " + small("p", cell.p) + ("" if math.isnan(q) else ", " + small("q", q))
+    if word == "undecided":
+        word += ": none can" if math.isinf(cell.needed) else f": {cell.needed:.0f} seeds"
+    if cell.untuned and cell.verdict in VERDICTS:
+        word += ", untuned"
     shared = cell.n and cell.same_runs and not word.startswith("same number")
     return word + (f" (same runs as {cell.same_runs})" if shared else "")
 
+
 def judged_grid(frame: pd.DataFrame, q: dict) -> Grid | None:
     "Difference and verdict of every cell that has one, and two readings that are not judged; None without any"
+
     def signed(gap, half=math.nan):
-        if math.isnan(gap): return ""
+        if math.isnan(gap):
+            return ""
         return f"{gap:+.2f}" + ("" if math.isnan(half) else f" ± {half:.2f}")
-    lines = [r for r in frame[frame.tier == "paper"].itertuples()
-             if r.n and (r.verdict in VERDICTS or r.same_runs)]
-    rows: list = [[r.row, r.column, signed(r.difference, r.interval),
-                   judged_in_words(r, q.get((r.row, r.column), math.nan)), signed(r.mean_last_10 - r.published_mean),
-                   "" if math.isnan(r.swing) else f"{r.swing:.2f}"] for r in lines]
+
+    lines = [
+        r
+        for r in frame[frame.tier == "paper"].itertuples()
+        if r.n and (r.verdict in VERDICTS or r.same_runs)
+    ]
+    rows: list = [
+        [
+            r.row,
+            r.column,
+            signed(r.difference, r.interval),
+            judged_in_words(r, q.get((r.row, r.column), math.nan)),
+            signed(r.mean_last_10 - r.published_mean),
+            "" if math.isnan(r.swing) else f"{r.swing:.2f}",
+        ]
+        for r in lines
+    ]
     names = ["method", "column", "difference ± 95 %", "verdict", "of the last ten", "swing"]
     return Grid(names, rows, "Judged") if rows else None
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #85ed794a
 LETTERS = dict(zip(VERDICTS, ["R", "C", "U", "D", "X"]))
 VERDICT_TONES = dict(zip(VERDICTS, ["good", "fair", "open", "off", "bad"]))
-MEANING = {"reproduced": "the 90 % interval of the difference lies within the margin",
-           "consistent": "the difference is within the 95 % prediction interval, and that is at most three margins "
-                         "(with three seeds and a spread of one margin a true miss of two margins passes in 41 %)",
-           "undecided": "the interval is wider; so many seeds would decide, were difference and spread to stay",
-           "differs slightly": "the difference is outside the interval, but smaller than the margin",
-           "contradicted": "it is outside, and larger; p of this cell alone, q over all judged numbers of the paper"}
-DIVERGED = ("A run has diverged when what is sent, kept or judged is not finite, or a model beyond "
-            f"{EXPLODED:,.0f} times the first one; no mean is taken over the other seeds")
+MEANING = {
+    "reproduced": "the 90 % interval of the difference lies within the margin",
+    "consistent": "the difference is within the 95 % prediction interval, and that is at most three margins "
+    "(with three seeds and a spread of one margin a true miss of two margins passes in 41 %)",
+    "undecided": "the interval is wider; so many seeds would decide, were difference and spread to stay",
+    "differs slightly": "the difference is outside the interval, but smaller than the margin",
+    "contradicted": "it is outside, and larger; p of this cell alone, q over all judged numbers of the paper",
+}
+DIVERGED = (
+    "A run has diverged when what is sent, kept or judged is not finite, or a model beyond "
+    f"{EXPLODED:,.0f} times the first one; no mean is taken over the other seeds"
+)
 HARDWARE = "Seconds depend on the processor: they are not judged, only their ratio can be compared"
-NOT_JUDGED = ("Of the last ten: the difference of the mean of the last ten rounds. Swing: the standard deviation over "
-              "the last twenty rounds of a run. Neither is judged")
+NOT_JUDGED = (
+    "Of the last ten: the difference of the mean of the last ten rounds. Swing: the standard deviation over "
+    "the last twenty rounds of a run. Neither is judged"
+)
+
 
 def ours_in_words(line, statistic: str = "", n: bool = True) -> str:
     "Our number of a line of the long form (a dict), by its table's or another `statistic`"
-    if line["diverged"]: return f"diverged ({line['diverged']} of {line['diverged'] + line['n']})" if n else "–"
-    if not statistic: return plus_minus(line["mean"], line["std"], line["n"])
+    if line["diverged"]:
+        return f"diverged ({line['diverged']} of {line['diverged'] + line['n']})" if n else "–"
+    if not statistic:
+        return plus_minus(line["mean"], line["std"], line["n"])
     return plus_minus(line[statistic], line[f"{statistic}_std"], line["n"] if n else None)
+
 
 def with_runs(frame: pd.DataFrame, axis: str) -> list[str]:
     "The rows or columns of a long form that have any stored run, in order"
     there = set(frame[axis][frame.seeds != ""])
     return [name for name in dict.fromkeys(frame[axis]) if name in there]
 
+
 def heading(column: Column, judged: bool) -> str:
     "A column's heading: the setting and, where it is another one, whose published numbers stand beside it"
     words = {"clients": "{} clients", "dataset": "{}"}
-    beside = ", ".join(words.get(k, k.replace("_", " ") + " {}").format(v)
-                       for k, v in column.published.items() if k != "method")
-    return column.label + (f" [published: {beside}]" if beside and not judged and beside != column.label else "")
+    beside = ", ".join(
+        words.get(k, k.replace("_", " ") + " {}").format(v)
+        for k, v in column.published.items()
+        if k != "method"
+    )
+    return column.label + (
+        f" [published: {beside}]" if beside and not judged and beside != column.label else ""
+    )
 
-def paper_grid(spec: Spec, tier: str, frame: pd.DataFrame, link: Callable = lambda line: "") -> Grid:
+
+def paper_grid(
+    spec: Spec, tier: str, frame: pd.DataFrame, link: Callable = lambda line: ""
+) -> Grid:
     "The table in the paper's shape, of rows and columns with runs; `link`: a line of the long form -> its address"
     rows, there = with_runs(frame, "row"), with_runs(frame, "column")
     columns = [c for c in spec.tier_columns(tier) if c.label in there]
     lines = {(r["row"], r["column"]): r for r in frame.to_dict("records")}
+
     def cell(row, column):
         line = lines[row, column.label]
         word, known = line["verdict"], not math.isnan(line["published_mean"])
@@ -285,27 +466,60 @@ def paper_grid(spec: Spec, tier: str, frame: pd.DataFrame, link: Callable = lamb
         below = " ".join([*published, *([LETTERS[word]] if word in LETTERS else [])])
         tone = "gone" if line["diverged"] else VERDICT_TONES.get(word, "")
         return Cell(ours_in_words(line), below, tone, link(line) if line["seeds"] else "")
-    return Grid(["method", *(heading(c, tier == "paper") for c in columns)],
-                [[r, *(cell(r, c) for c in columns)] for r in rows])
+
+    return Grid(
+        ["method", *(heading(c, tier == "paper") for c in columns)],
+        [[r, *(cell(r, c) for c in columns)] for r in rows],
+    )
+
 
 def statistics_grid(frame: pd.DataFrame, statistic: str) -> Grid:
     "A table of one column without published numbers: the three statistics across"
-    names = sorted(STATISTIC_WORDS, key=lambda s: s != statistic) if "accuracy" in frame.metric.iloc[0] else [statistic]
-    lines, (first, *others) = frame[frame.seeds != ""].to_dict("records"), [s.replace("_", " ") for s in names]
-    return Grid(["method", f"{first} ± std (n)", *others],
-                [[r["row"], *(Cell(ours_in_words(r, s, s == names[0])) for s in names)] for r in lines])
+    names = (
+        sorted(STATISTIC_WORDS, key=lambda s: s != statistic)
+        if "accuracy" in frame.metric.iloc[0]
+        else [statistic]
+    )
+    lines, (first, *others) = (
+        frame[frame.seeds != ""].to_dict("records"),
+        [s.replace("_", " ") for s in names],
+    )
+    return Grid(
+        ["method", f"{first} ± std (n)", *others],
+        [[r["row"], *(Cell(ours_in_words(r, s, s == names[0])) for s in names)] for r in lines],
+    )
+
 
 def target_grids(frame: pd.DataFrame) -> list[Grid]:
     "Rounds to the target of each column, and to a mean of five rounds"
     out, found = [], frame[frame.seeds != ""]
     for name, window in WINDOWS.items():
-        if f"{name}_each" not in found or not (found[f"{name}_each"] != "").any(): continue
-        def arrived(line): return {"mean": line[name]} | {k: line[f"{name}_{k}"] for k in ("std", "reached", "each")}
-        words = {(r["row"], r["column"]): arrival_text(arrived(r)) for r in found.to_dict("records")}
-        columns = [c for c in with_runs(frame, "column") if any(words.get((r, c), "–") != "–" for r in frame.row)]
-        out.append(Grid(["method", *columns],
-                        [[r, *(Cell(words.get((r, c), "–")) for c in columns)] for r in with_runs(frame, "row")],
-                        "Rounds to the target" + f", mean of {window}" * (window > 1)))
+        if f"{name}_each" not in found or not (found[f"{name}_each"] != "").any():
+            continue
+
+        def arrived(line):
+            return {"mean": line[name]} | {
+                k: line[f"{name}_{k}"] for k in ("std", "reached", "each")
+            }
+
+        words = {
+            (r["row"], r["column"]): arrival_text(arrived(r)) for r in found.to_dict("records")
+        }
+        columns = [
+            c
+            for c in with_runs(frame, "column")
+            if any(words.get((r, c), "–") != "–" for r in frame.row)
+        ]
+        out.append(
+            Grid(
+                ["method", *columns],
+                [
+                    [r, *(Cell(words.get((r, c), "–")) for c in columns)]
+                    for r in with_runs(frame, "row")
+                ],
+                "Rounds to the target" + f", mean of {window}" * (window > 1),
+            )
+        )
     return out
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #7af651ed
@@ -314,68 +528,113 @@ def waiting(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     reach, why = read_reach(), {}
     row, there = next(iter(spec.rows)), with_runs(frame, "column")
     for c in (c for c in spec.tier_columns(tier) if c.label not in there):
-        word, reason = ("cannot be run", c.missing) if c.missing else out_of_reach(spec, tier, row, c, reach)
+        word, reason = (
+            ("cannot be run", c.missing) if c.missing else out_of_reach(spec, tier, row, c, reach)
+        )
         why.setdefault((word or "not run yet", reason), []).append(c.label)
-    out = [f"{word}{f' ({reason})' * bool(reason)}: {'; '.join(labels)}" for (word, reason), labels in why.items()]
+    out = [
+        f"{word}{f' ({reason})' * bool(reason)}: {'; '.join(labels)}"
+        for (word, reason), labels in why.items()
+    ]
     gone = [r for r in dict.fromkeys(frame.row) if there and r not in with_runs(frame, "row")]
-    rows = {"rows not run": [r for r in gone if r in spec.rows],
-            "rows that the spec does not have": [r for r in gone if r not in spec.rows]}
+    rows = {
+        "rows not run": [r for r in gone if r in spec.rows],
+        "rows that the spec does not have": [r for r in gone if r not in spec.rows],
+    }
     return out + [f"{word}: {'; '.join(names)}" for word, names in rows.items() if names]
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #05de03d5
 def value_in_words(value) -> str:
     "A setting's value: a list by its length, None as all"
-    if isinstance(value, (list, tuple)): return str(len(value))
-    if isinstance(value, bool): return "yes" if value else "no"
-    if isinstance(value, (int, float)): return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    if isinstance(value, (list, tuple)):
+        return str(len(value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return f"{value:,}" if isinstance(value, int) else f"{value:g}"
     return "all" if value is None else str(value)
+
 
 def reduced(spec: Spec, tier: str) -> str:
     "What `tier` changes against the published setting, in words"
-    if tier == "paper": return "the published setting" + "; judged" * (spec.metric not in TIMES)
+    if tier == "paper":
+        return "the published setting" + "; judged" * (spec.metric not in TIMES)
     found: dict[str, list[str]] = {}
-    for where, key, value, paper in (change for change in spec.reductions(tier) if change[2] != change[3]):
+    for where, key, value, paper in (
+        change for change in spec.reductions(tier) if change[2] != change[3]
+    ):
         words = f"{key.replace('_', ' ')} {value_in_words(value)} (paper {value_in_words(paper)})"
         found.setdefault(words, []).extend([] if where == "base" else [where])
-    changes = "; ".join(words + (f" of {', '.join(rows)}" if rows else "") for words, rows in found.items())
+    changes = "; ".join(
+        words + (f" of {', '.join(rows)}" if rows else "") for words, rows in found.items()
+    )
     return f"not comparable with the published numbers, which are context only. Changed: {changes or 'the setting'}"
+
 
 def to(numbers: Sequence[int]) -> str:
     "Smallest and largest of `numbers` in words: '3', '2 to 3'"
     return " to ".join(map(str, sorted({min(numbers), max(numbers)})))
+
 
 def measured(spec: Spec, tier: str) -> str:
     "The metrics of a table with their definitions"
     metrics = dict.fromkeys(c.metric or spec.metric for c in spec.tier_columns(tier))
     return "; ".join(f"{m}: {DEFINITIONS.get(m, 'see the spec')}" for m in metrics)
 
+
 def about(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     "What is measured, when, over how many seeds, and what the tier changes"
     end = "end of the study" if "study" in spec.base else STATISTIC_WORDS[spec.statistic]
     minus, beside = [part.name for part in spec.difference], spec.published is not None
-    goals = dict.fromkeys(f"{c.target.value:g} ({c.target.source})" for c in spec.tier_columns(tier) if c.target)
+    goals = dict.fromkeys(
+        f"{c.target.value:g} ({c.target.source})" for c in spec.tier_columns(tier) if c.target
+    )
     alone = {c.label: c.unpublished for c in spec.tier_columns(tier) if c.unpublished}
     alone |= {row.name: row.unpublished for row in spec.rows.values() if row.unpublished}
-    lines = [("Above ours: mean" if beside else "Mean") + " over seeds ± sample standard deviation (number of seeds), "
-             f"{end}" + "; below: published" * beside, measured(spec, tier)]
-    if minus: lines.append(f"Difference: {minus[0]} minus {minus[1]}, points, run by run of the same seed")
-    if goals: lines.append(f"Target: {'; '.join(goals)}. Counted is the first evaluated round that reaches it, or at "
-                           "which the mean of 5 does; > T: not in T rounds, and then there is no mean")
-    if "processors" in frame: lines.append(f"Processors: {frame.processors.iloc[0] or 'none yet'}")
-    if beside: lines.append(f"Tier {tier}: {reduced(spec, tier)}")
+    lines = [
+        ("Above ours: mean" if beside else "Mean")
+        + " over seeds ± sample standard deviation (number of seeds), "
+        f"{end}" + "; below: published" * beside,
+        measured(spec, tier),
+    ]
+    if minus:
+        lines.append(
+            f"Difference: {minus[0]} minus {minus[1]}, points, run by run of the same seed"
+        )
+    if goals:
+        lines.append(
+            f"Target: {'; '.join(goals)}. Counted is the first evaluated round that reaches it, or at "
+            "which the mean of 5 does; > T: not in T rounds, and then there is no mean"
+        )
+    if "processors" in frame:
+        lines.append(f"Processors: {frame.processors.iloc[0] or 'none yet'}")
+    if beside:
+        lines.append(f"Tier {tier}: {reduced(spec, tier)}")
     return lines + [f"No published number beside {name}: {why}" for name, why in alone.items()]
+
 
 def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     "Which runs diverged and where, ratios of times, how many verdicts, letters and margins"
-    gone = [f"diverged: {r.row}, {r.column}, {r.diverged_runs}" for r in frame[frame.diverged > 0].itertuples()]
-    gone += [f"as the authors' code would print it: {r.row}, {r.column}, {r.as_code_prints}"
-             for r in frame[frame.as_code_prints != ""].itertuples()]
+    gone = [
+        f"diverged: {r.row}, {r.column}, {r.diverged_runs}"
+        for r in frame[frame.diverged > 0].itertuples()
+    ]
+    gone += [
+        f"as the authors' code would print it: {r.row}, {r.column}, {r.as_code_prints}"
+        for r in frame[frame.as_code_prints != ""].itertuples()
+    ]
     gone += [DIVERGED] if gone else []
-    gone += [*ratios(frame), *([HARDWARE] if tier == "paper" else [])] if spec.metric in TIMES else []
-    if tier != "paper" or spec.metric in TIMES or spec.published is None: return gone
+    gone += (
+        [*ratios(frame), *([HARDWARE] if tier == "paper" else [])] if spec.metric in TIMES else []
+    )
+    if tier != "paper" or spec.metric in TIMES or spec.published is None:
+        return gone
     twins = frame.same_runs.str.startswith("row") & frame.verdict.isin(VERDICTS)
     again = frame.same_runs.str.startswith("table") & (frame.n > 0) & ~bool(spec.difference)
-    alone, repeated = frame if spec.difference else frame[frame.same_runs == ""], int((again | twins).sum())
+    alone, repeated = (
+        frame if spec.difference else frame[frame.same_runs == ""],
+        int((again | twins).sum()),
+    )
     count = alone.verdict[alone.verdict.isin([*VERDICTS, "diverged"])].value_counts()
     words = ", ".join(f"{n} {word}" for word, n in count.items()) or "none yet"
     if spec.difference and len(count):
@@ -384,7 +643,14 @@ def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     rule = [f"{LETTERS[w]} {w}: {MEANING[w]}" for w in VERDICTS if w in set(frame.verdict)]
     twice = f"; not counted, another table's or row's runs: {repeated}" * (repeated > 0)
     rule = [". ".join(rule), NOT_JUDGED] if rule else []
-    return [*gone, f"Verdicts: {words}{twice}", *rule, margins(spec, frame), *mixed_processors(frame)]
+    return [
+        *gone,
+        f"Verdicts: {words}{twice}",
+        *rule,
+        margins(spec, frame),
+        *mixed_processors(frame),
+    ]
+
 
 def mixed_processors(frame: pd.DataFrame) -> list[str]:
     "Which processors the runs of one cell were computed on, where they are several"
@@ -392,46 +658,77 @@ def mixed_processors(frame: pd.DataFrame) -> list[str]:
     several = cells.column.nunique() > 1
     out = []
     for cpus, part in mixed.groupby("cpus", sort=False):
-        names = dict.fromkeys(f"{r.row}, {r.column}" if several else r.row for r in part.itertuples())
-        out.append(f"Processors differ within {len(part)} of {len(cells)} cells ({' and '.join(cpus.split('; '))}): "
-                   + "; ".join(names))
+        names = dict.fromkeys(
+            f"{r.row}, {r.column}" if several else r.row for r in part.itertuples()
+        )
+        out.append(
+            f"Processors differ within {len(part)} of {len(cells)} cells ({' and '.join(cpus.split('; '))}): "
+            + "; ".join(names)
+        )
     return out
+
 
 def margins(spec: Spec, frame: pd.DataFrame) -> str:
     "The margins of the cells with a verdict, and whether the published spread is used"
     used = sorted({f"{m:.3g}" for m in frame.margin if not math.isnan(m)}, key=float)
     error = {"pooled": "pooled error", "welch": "Welch's error"}[spec.pairing]
-    theirs = f"{error}, published std over {spec.trials} trials" if spec.spread == "trials" else (
-        "the published std is no spread over trials and is not used")
+    theirs = (
+        f"{error}, published std over {spec.trials} trials"
+        if spec.spread == "trials"
+        else ("the published std is no spread over trials and is not used")
+    )
     return f"Margin: {' to '.join(dict.fromkeys([*used[:1], *used[-1:]])) or 'none yet'}; {theirs}"
+
 
 def title(spec: Spec) -> str:
     "Paper, number and title of the table, e.g. 'FedCCFA, table 2: Generalised accuracy under ...'"
     return f"{spec.paper}, {spec.kind} {spec.table}: {spec.title}"
 
+
 def own_settings(spec: Spec, tier: str) -> list[str]:
     "The settings of a table that no paper has, and what its rows set themselves"
+
     def words(values: dict) -> str:
-        return ", ".join(f"{k.replace('_', ' ')} {value_in_words(v.value)}" for k, v in values.items()
-                         if k != "seeds" and v.value is not None)
+        return ", ".join(
+            f"{k.replace('_', ' ')} {value_in_words(v.value)}"
+            for k, v in values.items()
+            if k != "seeds" and v.value is not None
+        )
+
     own = {row.name: words(row.values) for row in spec.rows.values()}
-    return [f"Settings: {words(spec.base | spec.tier(tier).base)}",
-            *(f"{name}: {values}" for name, values in own.items() if values)]
+    return [
+        f"Settings: {words(spec.base | spec.tier(tier).base)}",
+        *(f"{name}: {values}" for name, values in own.items() if values),
+    ]
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #c15dc64d
 def best_tier(spec: Spec, results: str | Path | None = None) -> str:
     "The tier nearest to the paper that has a stored run; the cheapest without any"
-    order = [t for t in ("paper", "small") if t in spec.tiers] + [t for t in spec.tiers if t not in ("paper", "small")]
+    order = [t for t in ("paper", "small") if t in spec.tiers] + [
+        t for t in spec.tiers if t not in ("paper", "small")
+    ]
     return next((t for t in order if stored_runs(spec, t, results)), order[-1])
 
-def table_sheet(spec: Spec, tier: str, frame: pd.DataFrame, results: str | Path | None = None) -> Sheet:
+
+def table_sheet(
+    spec: Spec, tier: str, frame: pd.DataFrame, results: str | Path | None = None
+) -> Sheet:
     "The table in the paper's shape, from its long form `frame`; raises InputError"
     name = f"{title(spec)} [tier {tier}]"
     if spec.plot == "bubbles":
-        return Sheet(name, [], [f"Nothing is trained. To draw it: fedrepro figure {spec.name} --tier {tier}"])
+        return Sheet(
+            name, [], [f"Nothing is trained. To draw it: fedrepro figure {spec.name} --tier {tier}"]
+        )
     if not (frame.seeds != "").any():
-        return Sheet(name, [], [f"No run yet. To run it: fedrepro run {spec.name} --tier {tier}",
-                                *waiting(spec, tier, frame), *about(spec, tier, frame)])
+        return Sheet(
+            name,
+            [],
+            [
+                f"No run yet. To run it: fedrepro run {spec.name} --tier {tier}",
+                *waiting(spec, tier, frame),
+                *about(spec, tier, frame),
+            ],
+        )
     alone = spec.published is None and len(spec.tier_columns(tier)) == 1
     main = statistics_grid(frame, spec.statistic) if alone else paper_grid(spec, tier, frame)
     q = q_values(spec, results) if (frame.verdict == "contradicted").any() else {}
@@ -442,6 +739,7 @@ def table_sheet(spec: Spec, tier: str, frame: pd.DataFrame, results: str | Path 
     own = own_settings(spec, tier) if spec.published is None else []
     words = [*waiting(spec, tier, frame), *ends(spec, tier, frame), *about(spec, tier, frame)]
     return Sheet(name, grids, [*first, *words, *own])
+
 
 def render(spec: Spec, tier: str, format: str = "text", results: str | Path | None = None) -> str:
     "The table as `format` text | md | csv (long form, with every trial) | html; raises InputError for another one"

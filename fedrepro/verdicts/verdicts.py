@@ -19,19 +19,25 @@ def standard_error(s, n, s0=None, n0: int = 0, pairing: str = "welch") -> tuple[
     """(SE, nu) of our mean minus the published one; standard deviations in the metric's unit, numbers or arrays
 
     `s` (nan for n = 1) and `n` are ours; `s0` over `n0` trials is the published one, None where it is not used."""
-    if s0 is None: return s * np.sqrt(1 + 1 / n), n - 1
-    if np.all(n == 1): return s0 * np.sqrt(1 / n0 + 1), n0 - 1
+    if s0 is None:
+        return s * np.sqrt(1 + 1 / n), n - 1
+    if np.all(n == 1):
+        return s0 * np.sqrt(1 / n0 + 1), n0 - 1
     if pairing == "pooled":
-        return np.sqrt(((n0 - 1) * s0**2 + (n - 1) * s**2) / (n0 + n - 2) * (1 / n0 + 1 / n)), n0 + n - 2
+        return np.sqrt(
+            ((n0 - 1) * s0**2 + (n - 1) * s**2) / (n0 + n - 2) * (1 / n0 + 1 / n)
+        ), n0 + n - 2
     theirs, ours = s0**2 / n0, s**2 / n
-    return np.sqrt(theirs + ours), (theirs + ours)**2 / (theirs**2 / (n0 - 1) + ours**2 / (n - 1))
+    return np.sqrt(theirs + ours), (theirs + ours) ** 2 / (theirs**2 / (n0 - 1) + ours**2 / (n - 1))
 
 # %% ../../nbs/08_verdicts/02_verdicts.ipynb #efb694ae
-def default_margin(mean: float, ratio: bool = False, declared: float | None = None, gap: float = math.nan) -> float:
+def default_margin(
+    mean: float, ratio: bool = False, declared: float | None = None, gap: float = math.nan
+) -> float:
     """delta in the metric's unit for a published `mean` (%, or a ratio); `declared` by the spec replaces the default
 
     `gap` is the difference of two published means that the cell is about; 0 or nan: none."""
-    usual = .05 if ratio else 1. if mean >= 50 else max(.02 * mean, .3)
+    usual = 0.05 if ratio else 1.0 if mean >= 50 else max(0.02 * mean, 0.3)
     margin = usual if declared is None else declared
     return min(margin, abs(gap) / 2) if abs(gap) > 0 else margin
 
@@ -39,21 +45,34 @@ def default_margin(mean: float, ratio: bool = False, declared: float | None = No
 VERDICTS = ("reproduced", "consistent", "undecided", "differs slightly", "contradicted")
 DECIDED = tuple(word for word in VERDICTS if word != "undecided")
 
+
 def verdict_words(difference, se, df, margin, n):
     "The word for each difference with its SE and degrees of freedom (numbers or arrays); an unknown SE decides nothing"
-    gap, interval = np.abs(difference), special.stdtrit(df, .975) * se
-    reach = gap + special.stdtrit(df, .95) * se
+    gap, interval = np.abs(difference), special.stdtrit(df, 0.975) * se
+    reach = gap + special.stdtrit(df, 0.95) * se
     far = gap > interval  # never where the interval is nan
-    return np.select([(n > 1) & (reach <= margin), ~far & (interval <= 3 * margin), ~far, gap <= margin],
-                     [*VERDICTS[:4]], VERDICTS[4])
+    return np.select(
+        [(n > 1) & (reach <= margin), ~far & (interval <= 3 * margin), ~far, gap <= margin],
+        [*VERDICTS[:4]],
+        VERDICTS[4],
+    )
 
 # %% ../../nbs/08_verdicts/02_verdicts.ipynb #093a2931
 MOST = 1000  # seeds that a spec may ask for
 
-def seeds_needed(difference: float, s: float, n: int, s0: float | None, n0: int, margin: float,
-                 pairing: str = "welch") -> float:
+
+def seeds_needed(
+    difference: float,
+    s: float,
+    n: int,
+    s0: float | None,
+    n0: int,
+    margin: float,
+    pairing: str = "welch",
+) -> float:
     "The smallest number of seeds above `n` that would decide, were D and the spreads to stay; inf: none up to `MOST`"
-    if math.isnan(s) and s0 is None: return 2.
+    if math.isnan(s) and s0 is None:
+        return 2.0
     more = np.arange(n + 1, MOST + 1)
     se, df = standard_error(s0 if math.isnan(s) else s, more, s0, n0, pairing)
     decides = verdict_words(difference, se, df, margin, more) != "undecided"
@@ -64,14 +83,16 @@ def decidable(s0: float | None, n0: int, margin: float, pairing: str = "welch", 
     """Whether `n` equal seeds could be called consistent with a published mean; False: its own spread is too wide
 
     `s0` over `n0` trials is the published standard deviation, None where it is not used; all in the metric's unit."""
-    if s0 is None or n0 < 2: return True
-    se, df = standard_error(0., n, s0, n0, pairing)
-    return bool(special.stdtrit(df, .975) * se <= 3 * margin)
+    if s0 is None or n0 < 2:
+        return True
+    se, df = standard_error(0.0, n, s0, n0, pairing)
+    return bool(special.stdtrit(df, 0.975) * se <= 3 * margin)
 
 # %% ../../nbs/08_verdicts/02_verdicts.ipynb #02e1030a
 @dataclass(frozen=True)
 class Verdict:
     "What our trials of one cell say about its published mean; numbers in the metric's unit"
+
     word: str  # one of VERDICTS
     difference: float  # D, ours minus published
     se: float  # of D; nan: unknown
@@ -82,8 +103,16 @@ class Verdict:
     p: float  # two-sided, of D = 0; nan: unknown
     needed: float  # seeds that would decide an undecided cell; inf: none can; nan: it is decided
 
-def verdict(values: Sequence[float], mean: float, std: float = math.nan, trials: int = 0, margin: float = 1.,
-            pairing: str = "welch", step: float = 0.) -> Verdict:
+
+def verdict(
+    values: Sequence[float],
+    mean: float,
+    std: float = math.nan,
+    trials: int = 0,
+    margin: float = 1.0,
+    pairing: str = "welch",
+    step: float = 0.0,
+) -> Verdict:
     """Our trials `values` against a published `mean` with `std` over `trials`; `step` is the unit of std's last digit
 
     A `std` that is nan, or with 0 `trials` no spread over trials, is not used. `pairing` is "pooled" or "welch"."""
@@ -93,10 +122,14 @@ def verdict(values: Sequence[float], mean: float, std: float = math.nan, trials:
     gap = round(float(v.mean()) - mean, 9)  # 68.81 - 67.81 is 1, not 1.0000000000000053
     with np.errstate(invalid="ignore", divide="ignore"):
         se, df = (float(x) for x in standard_error(s, n, s0, trials, pairing))
-        interval, reach = special.stdtrit(df, .975) * se, abs(gap) + special.stdtrit(df, .95) * se
+        interval, reach = special.stdtrit(df, 0.975) * se, abs(gap) + special.stdtrit(df, 0.95) * se
         word = str(verdict_words(gap, se, df, margin, n))
         p = float(2 * special.stdtr(df, -abs(gap) / se)) if se != 0 else float(gap == 0)
-        more = seeds_needed(gap, s, n, s0, trials, margin, pairing) if word == "undecided" else math.nan
+        more = (
+            seeds_needed(gap, s, n, s0, trials, margin, pairing)
+            if word == "undecided"
+            else math.nan
+        )
     return Verdict(word, gap, se, df, float(interval), float(reach), margin, p, more)
 
 # %% ../../nbs/08_verdicts/02_verdicts.ipynb #b3121922
@@ -105,6 +138,8 @@ def false_discovery(ps: Sequence[float]) -> list[float]:
     p = np.asarray(ps, float)
     known = ~np.isnan(p)
     q = np.full(len(p), np.nan)
-    first = np.argsort(p)[:known.sum()][::-1]  # the largest first; nan comes last
-    q[first] = np.minimum.accumulate(np.minimum(p[first] * len(first) / np.arange(len(first), 0, -1), 1))
+    first = np.argsort(p)[: known.sum()][::-1]  # the largest first; nan comes last
+    q[first] = np.minimum.accumulate(
+        np.minimum(p[first] * len(first) / np.arange(len(first), 0, -1), 1)
+    )
     return q.tolist()
