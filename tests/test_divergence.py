@@ -429,8 +429,8 @@ def test_one_place_clips():
     files = [p for p in sorted((ROOT / "fedrepro").rglob("*.py"))]
     found = {(p.stem, *use) for p in files for use in uses(ast.parse(p.read_text()))}
     assert found == {
-        ("client", "grad", "clip_norm"),
-        ("client", "grad", "clipped"),
+        ("client", "bounded", "clip_norm"),
+        ("client", "bounded", "clipped"),
         ("method", "phase", "clip_norm"),
         ("clustered", "cluster_distances", "nan_to_num"),
         ("harness", "apart", "nan_to_num"),
