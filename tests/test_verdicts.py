@@ -226,10 +226,10 @@ def test_two_rows_never_share_a_number(demo):
     spec = demo()
     for row in ("FedAvg", "second"):
         put(spec, row, [70.0, 70.2, 70.4])
-    assert (
-        line(spec, "second").verdict == "same number as row FedAvg"
-        and line(spec, "FedAvg").verdict in VERDICTS
-    )
+    second = line(spec, "second")
+    assert (second.verdict, str(second.same_runs)) == ("same number", "row FedAvg")
+    assert line(spec, "FedAvg").verdict in VERDICTS
+    assert "same number as row FedAvg" in render(spec, "paper")
     board = scoreboard(root=spec.path.parents[1], tiers=("paper",))
     assert (
         len(judged_lines(board)) == 1
@@ -261,9 +261,8 @@ def test_a_number_printed_twice_counts_once(demo):
     assert same_runs(first) == {} and again == {0: "table 1"}  # FedProx's numbers differ
     assert str(line(second, "FedAvg").same_runs) == "table 1"
     assert line(first, "FedAvg").verdict in VERDICTS
-    assert line(
-        second, "FedAvg"
-    ).verdict == "same number as table 1" and "same number as table 1" in render(second, "paper")
+    assert line(second, "FedAvg").verdict == "same number"
+    assert "same number as table 1" in render(second, "paper")
     board = scoreboard(root=first.path.parents[1], tiers=("paper",))
     assert len(board) == 4 and len(independent(board)) == 3 and len(judged_lines(board)) == 1
 

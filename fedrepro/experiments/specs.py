@@ -57,6 +57,7 @@ class Column:
         default_factory=dict
     )  # row -> the row whose runs it shows, being equal here
     unpublished: str = ""  # why no published number stands beside it; empty when one may
+    guessed: bool = False  # that is because the text lost its setting, and ours is a guess
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Row:
     published: dict  # which lines of the published csv: {"method": "AdapFedAvg"}
     untuned: str = ""  # what the paper tuned and we did not; empty: nothing, or it was tuned
     unpublished: str = ""  # why no published number stands beside it; empty when one may
+    guessed: bool = False  # that is because the text lost its setting, and ours is a guess
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,8 @@ def read_filter(raw: dict, where: str) -> dict:
     return dict(given)
 
 
-def read_texts(raw: dict, rules: dict[str, Rule], where: str) -> dict[str, str]:
-    "Those keys of `raw` that `rules` has, checked by them; raises InputError"
+def read_texts(raw: dict, rules: dict[str, Rule], where: str) -> dict[str, Any]:
+    "Those keys of `raw` that `rules` has, checked by them: texts, or true or false; raises InputError"
     return {k: rule(raw[k], f"{where}.{k}") for k, rule in rules.items() if k in raw}
 
 
@@ -115,6 +117,7 @@ def read_column(
 ) -> Column:
     "One `[[columns]]` table; `missing` says why it cannot be run, then any data set may be named. Raises InputError"
     texts = {"label": NAME, "missing": Rule(str), "metric": NAME, "unpublished": SENTENCE}
+    texts["guessed"] = Rule(bool)
     given = read_texts(toml_table(raw, where), texts, where)
     if given.get("missing"):
         rules = rules | {"dataset": NAME}
@@ -163,7 +166,7 @@ def read_row(name: str, raw, where: str) -> Row:
     method = choice(
         toml_table(raw, where).get("class", name), methods := method_classes(), f"{where}: method"
     )
-    texts = {"untuned": SENTENCE, "unpublished": SENTENCE}
+    texts = {"untuned": SENTENCE, "unpublished": SENTENCE, "guessed": Rule(bool)}
     values = read_values(
         raw, SETTINGS | field_rules(methods[method]), where, ("class", "published", *texts)
     )

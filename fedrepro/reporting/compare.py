@@ -305,12 +305,11 @@ class ComparedTable(StoredTable):
         grids, notes = [], []
         for metric in sorted(COMPARED_METRICS, key=lambda m: m != self.spec.metric):
             spec = replace(self.spec, metric=metric)
-            sheet = table_sheet(spec, self.tier, table(spec, self.tier, self.results), self.results)
+            frame = table(spec, self.tier, self.results)
+            # `differences` says what the rows set themselves
+            sheet = table_sheet(spec, self.tier, frame, self.results, rows=False)
             grids += [replace(grid, heading=metric.replace("_", " ")) for grid in sheet.grids[:1]]
-            rows = tuple(f"{row}: " for row in self.spec.rows)  # `differences` has all of them
-            notes += [
-                note for note in sheet.notes if note not in notes and not note.startswith(rows)
-            ]
+            notes += [note for note in sheet.notes if note not in notes]
         title = f"{', '.join(self.spec.rows)}: {self.spec.columns[0].label}"
         return Sheet(title, grids, [*notes, *differences(self.spec)])
 

@@ -260,14 +260,13 @@ def partition_words(part: dict) -> str:
     )
 
 
-def setting(run: PlannedRun, tier: str) -> str:
-    "A panel's title: the run's setting in words"
-    drift_ = run.settings["drift"]["name"]
-    words = [
-        partition_words(run.settings["partition"]),
-        f"{'no' if drift_ == 'none' else drift_} drift",
-    ]
-    return ", ".join([run.column, *(w for w in words if w not in run.column), f"tier {tier}"])
+def setting(run: PlannedRun, tier: str, without_drift: str = "no drift", space: str = " ") -> str:
+    "A panel's title: the run's setting in words, `without_drift` for a run that has none; `space` before the tier's name"
+    name = run.settings["drift"]["name"]
+    drift_words = without_drift if name == "none" else f"{name} drift"
+    words = [partition_words(run.settings["partition"]), drift_words]
+    there = [w for w in words if w and w not in run.column]
+    return ", ".join([run.column, *there, f"tier{space}{tier}"])
 
 
 def axis_label(metric: str) -> str:
@@ -412,7 +411,7 @@ def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) ->
         if metric == "used_models":
             ax.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
             ax.set_ylim(bottom=0)
-        title = setting(run, tier).replace("tier ", "tier\N{NO-BREAK SPACE}")
+        title = setting(run, tier, space="\N{NO-BREAK SPACE}")
         pad = 16 if drift_rounds(run) else 6  # the drift's label stands between
         if len(columns) == 1 < len(metrics):
             fig.suptitle(title, fontsize=9)

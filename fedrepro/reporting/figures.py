@@ -153,12 +153,9 @@ def bubbles_figure(spec: Spec, tier: str, data: str | Path | None = None) -> Fig
     for ax, run in zip(axes, runs):
         federation, shown = build(run, data)[1], shown_clients(run)
         plot_partition(federation.partition, federation.data.train_y, ax, shown)
-        some = (
-            ""
-            if len(shown) == federation.clients
-            else f", {len(shown)} of {federation.clients} clients"
-        )
-        ax.set_title(setting(run, tier).replace(", no drift", some), fontsize=9)
+        whole = len(shown) == federation.clients
+        some = "" if whole else f"{len(shown)} of {federation.clients} clients"
+        ax.set_title(setting(run, tier, without_drift=some), fontsize=9)
     return fig
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #1d1569a4

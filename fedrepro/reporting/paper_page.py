@@ -218,10 +218,7 @@ def opening(paper: str, results=None, root=None) -> str:
         )
         out.append(f"At the reduced setting (tier small, never judged) {have}{best}.")
     found, measured = verdicts("paper", results, root, paper), effects_of(paper, results, root)
-    claimed, done = (
-        Counter(found.verdict.str.split(" (", regex=False).str[0]),
-        measured[measured.n > 0],
-    )
+    claimed, done = Counter(found.state), measured[measured.n > 0]
     if len(found):
         yes, no = claimed["supported"], claimed["contradicted"]
         left = len(found) - yes - no
@@ -724,7 +721,7 @@ def effects(paper: str, tier: str, results=None, root=None) -> pd.DataFrame:
                     n=len(d),
                     points=mean_std(d)[0],
                     half=half_width(d),
-                    gone=c.why * c.why.startswith("diverged"),
+                    gone=str(c.why) if c.diverged else "",
                     runs=" ".join(runs),
                 )
                 for c, runs in measure(given, tier, results, root)
@@ -914,7 +911,7 @@ def paper_lines(paper: str, results=None, root=None) -> dict[str, str]:
     board, found = scoreboard(results, root, paper=paper), verdicts("paper", results, root, paper)
     alone, stored = independent(board), headers(paper, results, root)
     count, small = (Counter(alone.status[alone.tier == t]) for t in ("paper", "small"))
-    claimed = Counter(found.verdict[found.listed].str.split(" (", regex=False).str[0])
+    claimed = Counter(found.state[found.listed])
     shown = {
         "published numbers": board.tier.eq("paper").sum(),
         "of them independent": sum(count.values()),
