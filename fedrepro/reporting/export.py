@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 from ..core.errors import InputError, choice, short
 from ..core.files import write_atomic
+from ..engine.rows import metric_named
 from ..experiments.specs import Spec
 from ..experiments.store import COLUMNS
 from .curves import refuse_empty
@@ -90,7 +91,8 @@ MARKS = dict(
 def best(part: pd.DataFrame, name: str) -> set[str]:
     "The rows of one setting whose `name` is the highest, as printed with two decimals; none where more is not better"
     shown = part[name].astype(float).round(2)
-    return set(part.row[shown == shown.max()]) if "accuracy" in part.metric.iloc[0] else set()
+    ranked = metric_named(part.metric.iloc[0]).higher_is_better
+    return set(part.row[shown == shown.max()]) if ranked else set()
 
 
 def latex_number(mean: float, std: float, bold: bool) -> str:
@@ -136,7 +138,7 @@ def table_notes(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     out = [
         rf"Mean $\pm$ sample standard deviation over seeds ($n$ = {n}), {STATISTIC_WORDS[spec.statistic]}."
     ]
-    if "accuracy" in spec.metric:
+    if metric_named(spec.metric).higher_is_better:
         out.append("Bold: the highest of a column.")
     marks = [f"{MARKS[word]} {word}" for word in VERDICTS if word in set(frame.verdict)]
     if marks:

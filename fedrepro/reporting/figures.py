@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from ..core.errors import InputError, choice
 from ..data.partition import plot_partition
 from ..engine.probes import distance_matrix
+from ..engine.rows import metric_named
 from ..experiments.rules import STUDY_SAMPLES
 from ..experiments.runs import PlannedRun, build
 from ..experiments.specs import Spec
@@ -457,7 +458,7 @@ def best_of(found: pd.DataFrame, metric: str) -> str:
     whole = found.groupby(["row", "column"]).filter(
         lambda g: (g.status == "complete").all() and g.y.notna().all()
     )
-    if not len(whole) or "accuracy" not in metric:
+    if not len(whole) or not metric_named(metric).higher_is_better:
         return ""
     mean = whole.groupby(["column", "row"], sort=False).y.mean()
     first = mean.groupby(level="column", sort=False).idxmax().str[1]

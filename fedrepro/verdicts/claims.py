@@ -23,9 +23,9 @@ from scipy import special  # scipy.stats takes half a second to import
 from ..core.errors import InputError, choice, short
 from ..core.folders import paper_files
 from ..core.grids import Grid, Sheet, grid_of
-from ..engine.rows import series, summarise
+from ..engine.rows import METRICS, series, summarise
 from ..experiments.rules import line_finder, read_published_csv, read_toml
-from ..experiments.specs import METRICS, Column, Spec, load_spec
+from ..experiments.specs import Column, Spec, load_spec
 from fedrepro.verdicts.independent import (
     Kind,
     Reason,
@@ -517,7 +517,7 @@ def missing_at(claim: Claim, spec: Spec, tier: str) -> Reason | None:
     columns, reach = columns_at(claim, spec, tier), read_reach()
     if not columns:
         return Reason(Kind.NO_COLUMN, because=f"no such column at tier {tier}")
-    found = []
+    found: list[Reason | None] = []
     for c in columns:
         if c.missing:
             found.append(Reason(Kind.NO_RUN, because=c.missing))

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from ..core.folders import find_specs, paper_files
 from ..core.grids import Sheet, grid_of
-from ..engine.rows import TIMES
+from ..engine.rows import metric_named
 from ..experiments.rules import line_finder, read_published_csv
 from ..experiments.specs import Column, Spec, load_spec
 from ..experiments.store import load_headers, tier_folders
@@ -103,7 +103,8 @@ OURS = (
 def too_wide(spec: Spec, paper: pd.DataFrame, line: int, row: str, column: Column) -> str:
     "Why three seeds cannot decide a published `line`; empty if they can"
     mean, std, step = paper["mean"][line], paper["std"][line], paper["std_step"][line]
-    if spec.trials < 2 or np.isnan(mean) or np.isnan(std) or spec.metric in TIMES:
+    judged = not metric_named(spec.metric).hardware
+    if spec.trials < 2 or np.isnan(mean) or np.isnan(std) or not judged:
         return ""
     margin = cell_margin(spec, paper, row, column, mean)
     if decidable(max(std, step / 2), spec.trials, margin, spec.pairing):
