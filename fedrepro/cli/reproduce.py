@@ -406,7 +406,7 @@ def plan_command(
             ]  # tables of one folder share runs
             seen |= {(folder, t, r.run_id) for r in new}
             more = [*words(tier=s.tier(t).of or t), *same, "--workers", str(workers or 1), *once]
-            for line in commands(word, new, folder, more, device == "cuda"):
+            for line in commands(word, new, folder, more):
                 typer.echo(line)
         return
     trials: dict = {}  # one client of a kind is tried once for all tables
@@ -414,10 +414,7 @@ def plan_command(
     def watch(s, t):
         return lambda groups: watched(groups, f"{s.name}, tier {t}: jobs priced")
 
-    plans = [
-        plan(s, runs, t, results, data, device, device == "cuda", trials, watch(s, t))
-        for s, t, runs in asked
-    ]
+    plans = [plan(s, runs, t, results, data, device, trials, watch(s, t)) for s, t, runs in asked]
     columns = ["table", "tier", "missing", "jobs", "samples", "work", "memory", "time", "by"]
     rows = [plan_row(p, workers or usual_workers(device)) for p in plans]
     lines = [asdict(p) if as_json else row | {"tier": p.tier} for p, row in zip(plans, rows)]

@@ -23,7 +23,7 @@ from ..engine.federation import Federation
 from ..engine.rounds import begin, is_due, open_round
 from ..executors.processes import one_thread
 from . import store
-from .jobs import make_jobs, stack_key
+from .jobs import make_jobs, shared_key
 from .progress import duration
 from .runs import PlannedRun, build
 from .specs import Spec
@@ -172,7 +172,7 @@ def work_key(run: PlannedRun) -> str:
 
 def shared_rounds(one: PlannedRun, other: PlannedRun) -> int:
     "Rounds that two runs have in common, until the first drift parts them; studies count as a whole"
-    if "study" in one.settings or stack_key(one) != stack_key(other):
+    if "study" in one.settings or shared_key(one) != shared_key(other):
         return 0
     return min(r.settings["drift"].get("at", r.rounds) for r in (one, other))
 
@@ -198,7 +198,6 @@ def plan(
     results: Path | None = None,
     data=None,
     device: str = "cpu",
-    stack: bool = False,
     trials: dict[str, Trial] | None = None,
     watch: Callable = iter,
 ) -> Plan:
@@ -211,7 +210,7 @@ def plan(
     blind = {r.settings["data"]["name"] for r in missing} - {*SHAPES, *MADE}
     blind = {name for name in blind if not SOURCES[name].present(data_dir(data))}
     counted = [r for r in missing if r.settings["data"]["name"] not in blind]
-    groups, total, known = make_jobs(counted, stack), Cost(), 0
+    groups, total, known = make_jobs(counted), Cost(), 0
     trials, stored = (
         {} if trials is None else trials,
         [r for r in runs if r not in missing and device == "cpu"],
@@ -335,12 +334,10 @@ def sbatch(
     return path
 
 
-def commands(
-    spec: str, runs: list[PlannedRun], results: Path, more: list[str], stack: bool = False
-) -> list[str]:
+def commands(spec: str, runs: list[PlannedRun], results: Path, more: list[str]) -> list[str]:
     "For each job that is missing in `results` a line for a shell: any engine may run them, in any order"
     missing = {r.run_id: r for r in runs if not store.is_complete(store.run_path(results, r))}
     return [
         shlex.join(["fedrepro", "run", spec, "--runs", ",".join(r.run_id for r in group), *more])
-        for group in make_jobs(list(missing.values()), stack)
+        for group in make_jobs(list(missing.values()))
     ]
