@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SOURCE', 'ROUND_FIELDS', 'PUBLISHED_ROUNDS', 'OWN_TIER', 'NETWORKS', 'OWN_NETWORKS', 'FEW_SAMPLES', 'OPTIMISER',
-           'COMMON', 'COMPARED_METRICS', 'literal', 'method_named', 'rows_of', 'scaled', 'usual_network', 'base_of',
-           'label_of', 'own_defaults', 'with_own_optimiser', 'refuse_excluded', 'toml_value', 'as_toml', 'written',
-           'checked', 'differences', 'ComparedTable', 'compare']
+           'COMMON', 'COMPARED_METRICS', 'literal', 'method_named', 'rows_of', 'scaled', 'compared_metrics',
+           'usual_network', 'base_of', 'label_of', 'own_defaults', 'with_own_optimiser', 'refuse_excluded',
+           'toml_value', 'as_toml', 'written', 'checked', 'differences', 'ComparedTable', 'compare']
 
 # %% ../../nbs/09_reporting/04_compare.ipynb #a4dbd5d5
 import inspect, json, re
@@ -19,6 +19,7 @@ from ..core.errors import InputError, choice, short
 from ..core.files import write_atomic
 from ..core.grids import Sheet, shown
 from ..engine.method import FedAvg, load_methods
+from ..engine.rows import METRICS
 from ..experiments.loggers import Loggers, log_stored
 from ..experiments.rules import COUNT, DRIFT, SETTINGS, field_rules, toml_table
 from ..experiments.runner import compute_runs
@@ -133,6 +134,11 @@ COMMON = {
     "clip_norm": None,
 }  # of rows whose class has no default of its own
 COMPARED_METRICS = ("generalised_accuracy", "personalised_accuracy")
+
+
+def compared_metrics() -> list[str]:
+    "What a comparison can be about: both accuracies, and metrics of your own"
+    return [*COMPARED_METRICS, *(m.name for m in METRICS.values() if m.compute)]
 
 
 def usual_network(dataset: str, data=None) -> str:
@@ -303,14 +309,13 @@ class ComparedTable(StoredTable):
     def sheet(self) -> Sheet:
         "Both tables, that of the comparison's metric first"
         grids, notes = [], []
-        for metric in sorted(COMPARED_METRICS, key=lambda m: m != self.spec.metric):
+        for metric in dict.fromkeys([self.spec.metric, *COMPARED_METRICS]):
             spec = replace(self.spec, metric=metric)
-            sheet = table_sheet(spec, self.tier, table(spec, self.tier, self.results), self.results)
+            frame = table(spec, self.tier, self.results)
+            # `differences` says what the rows set themselves
+            sheet = table_sheet(spec, self.tier, frame, self.results, rows=False)
             grids += [replace(grid, heading=metric.replace("_", " ")) for grid in sheet.grids[:1]]
-            rows = tuple(f"{row}: " for row in self.spec.rows)  # `differences` has all of them
-            notes += [
-                note for note in sheet.notes if note not in notes and not note.startswith(rows)
-            ]
+            notes += [note for note in sheet.notes if note not in notes]
         title = f"{', '.join(self.spec.rows)}: {self.spec.columns[0].label}"
         return Sheet(title, grids, [*notes, *differences(self.spec)])
 
@@ -376,7 +381,7 @@ def compare(
         "title": f"{', '.join(rows)} on {dataset}"[:200],
         "paper": "Comparison",
         "kind": "table",
-        "metric": choice(metric, COMPARED_METRICS, "compare: metric"),
+        "metric": choice(metric, compared_metrics(), "compare: metric"),
         "statistic": "last",
         "base": {"source": SOURCE} | base,
         "columns": [{"label": label_of(base)[:80]}],

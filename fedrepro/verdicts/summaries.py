@@ -238,10 +238,10 @@ def run_processors(spec: Spec, tier: str, results: str | Path | None = None) -> 
     }
 
 
-def processors(spec: Spec, tier: str, results: str | Path | None, run_ids) -> str:
-    "The processors and devices of the runs `run_ids`, from the headers of their files"
+def processors(spec: Spec, tier: str, results: str | Path | None, run_ids) -> list[str]:
+    "The processors and devices of the runs `run_ids`, from the headers of their files, in order of name"
     found = run_processors(spec, tier, results)
-    return "; ".join(sorted(set().union(*(found.get(run, set()) for run in run_ids))))
+    return sorted(set().union(*(found.get(run, set()) for run in run_ids)))
 
 
 def mixed_cells(spec: Spec, tier: str, results: str | Path | None, runs: pd.DataFrame) -> list[str]:
