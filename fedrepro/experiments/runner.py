@@ -275,7 +275,8 @@ def compare_data(
             if head.get(what) not in (None, found):
                 raise InputError(
                     f"{path}: was computed on other data {name} than are there now, or normalised "
-                    "otherwise; move it away, or choose another folder with --results"
+                    "otherwise (a reader that draws random numbers needs a seed); move it away, or choose another "
+                    "folder with --results"
                 )
 
 
