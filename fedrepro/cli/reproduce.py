@@ -352,11 +352,15 @@ def plan_command(
     as_list: Annotated[
         bool, typer.Option("--list", help="Print one command a missing job instead")
     ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Try one client of each kind of run, about a second each"),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print what the missing runs of tables will cost, tier by tier: operations, memory, hours.
 
-    No data set is needed and no run is computed: one client of each kind is tried on a few samples."""
+    No data set is needed and no run is computed. The time is that of stored runs, or of an earlier --measure."""
     from dataclasses import asdict
     from fedrepro.experiments.cluster import usual_workers
     from fedrepro.experiments.plan import commands, plan, plan_row, sbatch
@@ -410,18 +414,23 @@ def plan_command(
                 typer.echo(line)
         return
     trials: dict = {}  # one client of a kind is tried once for all tables
+    which = "again" if measure else "kept" if script is None else "missing"
 
     def watch(s, t):
         return lambda groups: watched(groups, f"{s.name}, tier {t}: jobs priced")
 
     plans = [
-        plan(s, runs, t, results, data, device, device == "cuda", trials, watch(s, t))
+        plan(s, runs, t, results, data, device, device == "cuda", which, trials, watch(s, t))
         for s, t, runs in asked
     ]
     columns = ["table", "tier", "missing", "jobs", "samples", "work", "memory", "time", "by"]
     rows = [plan_row(p, workers or usual_workers(device)) for p in plans]
     lines = [asdict(p) if as_json else row | {"tier": p.tier} for p, row in zip(plans, rows)]
     show(lines, columns, as_json)
+    if any(p.rough + p.untimed for p in plans) and not as_json:
+        say(
+            "rough times are those of stored runs; --measure tries one client of each kind, and adds work and memory"
+        )
     if script is None:
         return
     command = [
