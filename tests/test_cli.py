@@ -446,6 +446,21 @@ def test_names_are_completed_and_help_is_shown_without_torch():
         assert some <= set(offered.split("\n")), (line, offered)
 
 
+def test_a_row_of_equal_runs_is_not_added_to_the_rows_asked_for(said, write, tmp_path):
+    "A row that shows another's runs stands in the table of all rows, and where it was asked for itself"
+    twins = RAW["methods"] | {"Twin": RAW["methods"]["FedAvg"] | {"class": "FedAvg"}}
+    spec = write(RAW | dict(methods=twins))
+    words = ["run", spec, "--results", tmp_path / "r", "--seeds", 1, "--quiet", "--methods"]
+
+    def rows(asked):
+        code, out, _ = said(*words, asked)
+        assert code == 0
+        return [line.split()[0] for line in out.splitlines() if line[:4] in ("FedA", "Twin")]
+
+    assert rows("FedAvg") == ["FedAvg"] and rows("Twin") == ["Twin"]
+    assert rows("FedAvg,Twin") == ["FedAvg", "Twin"]
+
+
 def test_a_list_of_commands_is_the_whole_table(said, refused, write, spec, tmp_path):
     "One line a job for any engine; each computes its runs alone, and prints no table"
     again, other = (
