@@ -243,7 +243,7 @@ def rough_cost(run: PlannedRun, paces: dict[tuple, float], data=None) -> Cost:
 # %% ../../nbs/07_experiments/14_plan.ipynb #ee0647a1
 def shared_rounds(one: PlannedRun, other: PlannedRun) -> int:
     "Rounds that two runs have in common, until the first drift parts them; studies count as a whole"
-    if "study" in one.settings or shared_key(one) != stack_key(other):
+    if "study" in one.settings or shared_key(one) != shared_key(other):
         return 0
     return min(r.settings["drift"].get("at", r.rounds) for r in (one, other))
 
