@@ -358,6 +358,29 @@ def test_other_data_than_those_of_a_stored_run_are_refused(files, tmp_path):
         render(load_spec(tmp_path / "toy/x.toml"), "smoke", results=tmp_path / "r")
 
 
+DRAWS = """import random
+import numpy as np, torch
+from fedrepro.data import datasets, transforms
+def stars():
+    x = torch.randint(256, (60, 1, 8, 8), dtype=torch.uint8)
+    x[0, 0, 0, 0], x[0, 0, 0, 1] = np.random.randint(256), random.randrange(256)
+    y = torch.arange(60) % 4
+    return dict(train_x=x[:40], train_y=y[:40], test_x=x[40:], test_y=y[40:], class_names=tuple("abcd"))
+datasets.MADE["stars"] = stars
+transforms.PIXEL_STATISTICS["stars"] = ((), ())
+"""
+
+
+def test_what_a_reader_draws_is_the_same_for_everybody(files):
+    "Whatever was drawn before; and nothing that is drawn after it is another"
+    files(stars_x=DRAWS)
+    torch.manual_seed(1)
+    one, after = datasets.load("stars").fingerprint, torch.rand(())
+    other = datasets.load("stars").fingerprint
+    torch.manual_seed(1)
+    assert one == other and after == torch.rand(())
+
+
 # --- the state of PyTorch
 
 

@@ -9,46 +9,16 @@ import torch.nn.functional as F
 
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import same_bits
-from fedrepro.data.datasets import Dataset
-from fedrepro.data.partition import Partition
-from fedrepro.data.transforms import Recipe
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.federation import INIT, TRAIN, Federation
 from fedrepro.engine.method import METHODS, FedAvg
 from fedrepro.engine.rounds import run
-from fedrepro.models.architectures import ARCHITECTURES
-from fedrepro.models.networks import network
-from zoo_networks import CLASSES, ZOO
+from zoo_networks import ZOO, federation
 
 SETTINGS = dict(lr=0.05, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=4)
 ACCEPTED, REFUSED = (
     [name for name, one in ZOO.items() if bool(one.refused) == no] for no in (False, True)
 )
-
-
-def federation(name: str, holdings=(6, 8)) -> Federation:
-    "Clients with so many samples of images that suit the network; in float64"
-    shape, rng, n = ZOO[name].shape, np.random.default_rng(5), sum(holdings)
-
-    def images(n):
-        return torch.from_numpy(rng.integers(0, 256, (n, *shape), dtype=np.uint8)), torch.arange(
-            n
-        ) % CLASSES
-
-    mean = (0.4,) * shape[0]
-    data = Dataset(
-        "zoo", *images(n), *images(6), tuple("abc"), Recipe("zoo", mean, (0.3,) * shape[0])
-    )
-    cut = Partition(tuple(np.split(np.arange(n), np.cumsum(holdings)[:-1])), None, "zoo")
-    return Federation(data, made(name), cut, seed=3, dtype=torch.float64)
-
-
-def made(name: str):
-    ARCHITECTURES["zoo"] = lambda classes, shape: ZOO[name].make(), ZOO[name].shape
-    try:
-        return network("zoo", CLASSES, ZOO[name].shape)
-    finally:
-        del ARCHITECTURES["zoo"]
 
 
 def fresh(name: str, seed: int = 0) -> torch.nn.Module:

@@ -45,7 +45,7 @@ def sequential(method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tens
     "The reference executor: one client after the other"
     results = []
     for client in clients:
-        results += client_rounds([method], [client])
+        results += client_rounds(method, [client])
     return results
 
 

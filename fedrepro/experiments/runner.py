@@ -275,7 +275,8 @@ def compare_data(
             if head.get(what) not in (None, found):
                 raise InputError(
                     f"{path}: was computed on other data {name} than are there now, or normalised "
-                    "otherwise; move it away, or choose another folder with --results"
+                    "otherwise (a reader that draws random numbers needs a seed); move it away, or choose another "
+                    "folder with --results"
                 )
 
 
@@ -320,7 +321,7 @@ def compute_runs(
         refuse_taken(store.run_path(results, r))
     report = SweepReport(skipped=[store.run_path(results, r) for r in runs if r.run_id in there])
     tried: dict[str, tuple] = {}
-    stack, left = how in ("stacked", "stacked-graphs") or (how == "auto" and device == "cuda"), todo
+    left = todo
     forget_own_data(runs)
     with Progress(todo, quiet, on_done) as progress, as_imported():
         try:
@@ -330,7 +331,7 @@ def compute_runs(
             while left:
                 jobs = [
                     Job(group, results, data, device, how, 1, every, until)
-                    for group in make_jobs(left, stack)
+                    for group in make_jobs(left)
                 ]
                 (pool or partial(run_near, workers=workers))(jobs, report, progress)
                 left = awaited(report, progress, results, until, wait, tried)
