@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['SIGNS', 'WAITS', 'TARGET', 'EFFECT', 'COPY', 'said', 'one_line', 'folded', 'specs_of', 'started', 'accuracies',
-           'leads', 'judged_sentences', 'reduced_in_words', 'box', 'all_boxes', 'opening', 'numbers_in', 'names_of',
-           'mentions', 'touched', 'deviation_links', 'run_lines', 'reduced_runs', 'raw_runs', 'anchor', 'place_of',
-           'heading_of', 'grids_html', 'key_to', 'best_stored', 'at_chance', 'table_part', 'Drawing', 'picture',
-           'sections', 'claims', 'label', 'run_links', 'measure', 'effect_rows', 'effects', 'effects_of',
-           'copy_in_words', 'ledger', 'headers', 'paper_cost', 'sources', 'guessed', 'easy_and_hard', 'papers',
-           'paper_lines', 'summary']
+           'leads', 'judged_sentences', 'reduced_in_words', 'box', 'all_boxes', 'small_sentence', 'effect_sentence',
+           'opening', 'numbers_in', 'names_of', 'mentions', 'touched', 'deviation_links', 'run_lines', 'reduced_runs',
+           'raw_runs', 'anchor', 'place_of', 'heading_of', 'grids_html', 'key_to', 'best_stored', 'at_chance',
+           'table_part', 'Drawing', 'picture', 'sections', 'claims', 'label', 'run_links', 'measure', 'effect_rows',
+           'check_effect', 'effects', 'effects_of', 'copy_in_words', 'effect_in_words', 'entry_in_words', 'ledger',
+           'headers', 'paper_cost', 'sources', 'guessed', 'easy_and_hard', 'papers', 'paper_lines', 'summary']
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #d25de4bf
 import math, re
@@ -52,16 +52,10 @@ from fedrepro.verdicts.claims import (
 from ..verdicts.scoreboard import ALIAS, independent, scoreboard
 from ..verdicts.summaries import stored_runs
 from fedrepro.verdicts.tables import (
-    about,
-    ends,
     half_width,
-    judged_grid,
     mean_std,
-    paper_grid,
-    q_values,
     table,
-    target_grids,
-    waiting,
+    table_parts,
 )
 from ..verdicts.verdicts import DECIDED, VERDICTS
 
@@ -204,43 +198,47 @@ def all_boxes(results=None, root=None) -> str:
     )
 
 
+def small_sentence(numbers: int, columns: int, here: int, there: int) -> str:
+    "How many `numbers` have runs at the reduced setting, and what `leads` says of them"
+    have = "there are runs, without published numbers beside them"
+    if numbers:
+        have = f"{numbers} of the numbers have runs"
+    best = ""
+    if columns:
+        best = f"; there a method of its own leads in {here} of {columns} columns, in the paper in {there}"
+    return f"At the reduced setting (tier small, never judged) {have}{best}."
+
+
+def effect_sentence(measured: pd.DataFrame, entries: int) -> str:
+    "Of how many of the `entries` of a ledger runs measure the effect, by lines of `effects`, and the largest"
+    done = measured[measured.n > 0]
+    # one small run says little of the paper's setting
+    firm = done[(done.tier == "paper") | (done.n > 1)]
+    largest = ""
+    if firm.points.notna().any():
+        most = firm.loc[firm.points.abs().idxmax()]
+        largest = f"; the largest is {most.points:+.2f} points ({most.deviation}, tier {most.tier})"
+    count = done.deviation.nunique()
+    return f"Runs measure the effect of {count} of {entries} deviations{largest}."
+
+
 def opening(paper: str, results=None, root=None) -> str:
     "What is decided and what is not, counted in five sentences"
     board, name = scoreboard(results, root, paper=paper), specs_of(paper, root)[0].paper
     alone = independent(board)
     none = f"No table of {name} is among the files of this project; what its text claims is checked below."
     out = judged_sentences(name, alone[alone.tier == "paper"]) if len(board) else [none]
-    columns, here, there = leads(paper, "small", results, root)
-    if (n := int((alone.status[alone.tier == "small"] == "run").sum())) or not len(board):
-        best = (
-            f"; there a method of its own leads in {here} of {columns} columns, "
-            f"in the paper in {there}"
-        ) * (columns > 0)
-        have = (
-            f"{n} of the numbers have runs"
-            if n
-            else "there are runs, without published numbers beside them"
-        )
-        out.append(f"At the reduced setting (tier small, never judged) {have}{best}.")
-    found, measured = verdicts("paper", results, root, paper), effects_of(paper, results, root)
-    claimed, done = Counter(found.state), measured[measured.n > 0]
+    small = int((alone.status[alone.tier == "small"] == "run").sum())
+    if small or not len(board):
+        out.append(small_sentence(small, *leads(paper, "small", results, root)))
+    found = verdicts("paper", results, root, paper)
     if len(found):
-        yes, no = claimed["supported"], claimed["contradicted"]
-        left = len(found) - yes - no
-        out.append(
-            f"Claims in its text: {len(found)}; {yes} supported, {no} contradicted, {left} open."
-        )
-    firm = done[
-        (done.tier == "paper") | (done.n > 1)
-    ]  # one small run says little of the paper's setting
-    most = [firm.loc[firm.points.abs().idxmax()]] if firm.points.notna().any() else []
-    largest = "".join(
-        f"; the largest is {e.points:+.2f} points ({e.deviation}, tier {e.tier})" for e in most
-    )
-    out.append(
-        f"Runs measure the effect of {done.deviation.nunique()} of {len(read_ledger(paper, root))} "
-        f"deviations{largest}."
-    )
+        count = Counter(found.state)
+        yes, no = count["supported"], count["contradicted"]
+        words = f"{yes} supported, {no} contradicted, {len(found) - yes - no} open"
+        out.append(f"Claims in its text: {len(found)}; {words}.")
+    entries = len(read_ledger(paper, root))
+    out.append(effect_sentence(effects_of(paper, results, root), entries))
     return said(" ".join(out)) + "\n"
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #7ffbdac3
@@ -451,21 +449,18 @@ def at_chance(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=Non
     known = frame["mean"].notna() & frame.metric.isin(accuracies())
     there = frame[known & frame.row.isin(spec.rows)]
     for row, part in there.groupby("row", sort=False):
-        if not all(
-            0.75 * chance(x) < x["mean"] < 1.25 * chance(x) for x in part.to_dict("records")
-        ):
+        pairs = [(line["mean"], chance(line)) for line in part.to_dict("records")]
+        if not all(0.75 * level < mean < 1.25 * level for mean, level in pairs):
             continue
-        name = spec.rows[row].method
-        law, known = law_of(load_methods()[name]), load_methods()
-        checks = (
-            f"its checks hold ({law_text(law, known[name], known)})" if law else "its checks hold"
-        )
-        learns = best_stored(name, results, root)
-        out.append(
-            f"{row} is at chance here. That its code is right is shown elsewhere: {checks}"
-            + f", and it reaches {learns}" * bool(learns)
-            + "."
-        )
+        name, known = spec.rows[row].method, load_methods()
+        law, learns = law_of(known[name]), best_stored(name, results, root)
+        checks = "its checks hold"
+        if law:
+            checks += f" ({law_text(law, known[name], known)})"
+        if learns:
+            checks += f", and it reaches {learns}"
+        here = f"{row} is at chance here. That its code is right is shown elsewhere"
+        out.append(f"{here}: {checks}.")
     return out
 
 
@@ -483,15 +478,12 @@ def table_part(
             f"#{place_of(spec)}-{tier}-runs" if spec.difference else f"#{anchor(spec, tier, line)}"
         )
 
-    main = paper_grid(spec, tier, frame, link)
+    shown = table_parts(spec, tier, frame, results, link)
     says = "Published setting." if judged else f"Tier {tier}: reduced, not comparable, not judged."
-    verdicts_in_words = judged_grid(
-        frame, q_values(spec, results) if (frame.verdict == "contradicted").any() else {}
-    )
-    new = [n for n in [*ends(spec, tier, frame), *about(spec, tier, frame)] if n not in above]
+    new = [note for note in [*shown.ends, *shown.about] if note not in above]
     above |= set(new)
-    notes = "\n".join(f"- {said(n)}" for n in new)
-    wait = "\n".join(f"- {said(line)}" for line in waiting(spec, tier, frame))
+    notes = "\n".join(f"- {said(note)}" for note in new)
+    wait = "\n".join(f"- {said(line)}" for line in shown.waiting)
     measures = folded("What is measured, and what the tier changes", notes) if notes else ""
     first = " ".join(
         filter(None, [spec.tier(tier).caption, *at_chance(spec, tier, frame, results)])
@@ -499,11 +491,9 @@ def table_part(
     parts = [
         f"*{said(says)}* {said(first)}".strip(),
         measures,
-        grids_html([main], key_to(spec, judged)),
-        folded("Each judged number in words", grids_html([verdicts_in_words]))
-        if verdicts_in_words
-        else "",
-        folded("Rounds to the target", grids_html(found)) if (found := target_grids(frame)) else "",
+        grids_html([shown.main], key_to(spec, judged)),
+        folded("Each judged number in words", grids_html([shown.judged])) if shown.judged else "",
+        folded("Rounds to the target", grids_html(shown.targets)) if shown.targets else "",
         folded("What has no run yet, and why", wait) if wait else "",
         folded("Raw runs, command, commit, deviations", raw_runs(spec, tier, frame, results, root)),
     ]
@@ -557,17 +547,11 @@ def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> I
     """(text, drawing) of every spec with runs, (text,) without a picture; last, what has no run yet
 
     The first of `tiers` with runs is shown; of the others a line says how to print them."""
-    specs, idle, above, apart = (
-        specs_of(paper, root),
-        [],
-        set(),
-        reduced_in_words(paper, results, root),
-    )
-    compared, below, main = (
-        effect_rows(paper, root),
-        [],
-        {c.spec for c in read_claims(root) if c.headline},
-    )
+    specs, above = specs_of(paper, root), set[str]()
+    apart = reduced_in_words(paper, results, root)
+    compared = effect_rows(paper, root)
+    main = {c.spec for c in read_claims(root) if c.headline}
+    idle, below = [], []
     for spec in specs:
         done = [t for t in tiers if started(spec, t, results)]
         if not done:
@@ -577,34 +561,30 @@ def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> I
             below.append(f"`{spec.name}`")
             continue
         first = table_part(spec, done[0], results, root, above)
-        if hidden := apart and done[0] != "paper" and spec.published is not None:
+        words, drawing = "", []
+        if apart and done[0] != "paper" and spec.published is not None:
             first = folded("Reduced runs, which do not show what the paper is about", first)
-        words, *drawing = ("",) if hidden else picture(spec, done[0], specs, results) or ("",)
-        heads = [f"### {said(heading_of(spec, specs))}", f"**{said(spec.title)}**"]
-        heads = heads[:1] if spec.title in heads[0] else heads
-        more = [
-            reduced_runs(spec, t, results)
-            if spec.name in main
-            else f"There are runs at a reduced setting too: `fedrepro {spec.kind} {spec.name} --tier {t}`.\n"
-            for t in done[1:]
-        ]
-        yield (
-            "\n\n".join([f'<span id="{place_of(spec)}"></span>', *heads, first, *more, words]),
-            *drawing,
-        )
-    trained, bubbles = (
-        [f"`{s.name}`" for s in idle if (s.plot == "bubbles") == is_] for is_ in (False, True)
-    )
+        else:
+            words, *drawing = picture(spec, done[0], specs, results) or ("",)
+        heads = [f"### {said(heading_of(spec, specs))}"]
+        if spec.title not in heads[0]:
+            heads.append(f"**{said(spec.title)}**")
+        more = []
+        for tier in done[1:]:
+            how = f"`fedrepro {spec.kind} {spec.name} --tier {tier}`"
+            short_form = f"There are runs at a reduced setting too: {how}.\n"
+            more.append(reduced_runs(spec, tier, results) if spec.name in main else short_form)
+        parts = [f'<span id="{place_of(spec)}"></span>', *heads, first, *more, words]
+        yield ("\n\n".join(parts), *drawing)
+    trained = ", ".join(f"`{s.name}`" for s in idle if s.plot != "bubbles")
+    bubbles = ", ".join(f"`{s.name}`" for s in idle if s.plot == "bubbles")
     if below:
-        yield (
-            f"**Measured among the deviations:** {', '.join(below)}. To print one: `fedrepro table NAME`.\n",
-        )
+        how = "To print one: `fedrepro table NAME`."
+        yield (f"**Measured among the deviations:** {', '.join(below)}. {how}\n",)
     if trained:
-        yield (
-            f"**No run yet:** {', '.join(trained)}. To run one: `fedrepro run NAME --tier small`.\n",
-        )
+        yield (f"**No run yet:** {trained}. To run one: `fedrepro run NAME --tier small`.\n",)
     if bubbles:
-        yield (f"**Drawn from partitions alone:** {', '.join(bubbles)}: `fedrepro figure NAME`.\n",)
+        yield (f"**Drawn from partitions alone:** {bubbles}: `fedrepro figure NAME`.\n",)
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #9a3d9d05
 TARGET = (
@@ -666,26 +646,25 @@ def measure(given: dict, tier: str, results=None, root=None) -> list[tuple[Compa
         return []
     metric = given.get("metric", spec.metric)
     metrics = metric, given.get("against_metric", metric)
-    of = [statistic(m, s.statistic) for m, s in zip(metrics, (spec, other))]
-    mine, other_runs = load_stored_runs(spec, tier, results), load_stored_runs(other, tier, results)
+    value, other_value = (
+        statistic(metrics[0], spec.statistic),
+        statistic(metrics[1], other.statistic),
+    )
+    runs, other_runs = load_stored_runs(spec, tier, results), load_stored_runs(other, tier, results)
     both = {c.label for c in other.tier_columns(tier)}
-    return [
-        (
-            subtract(
+    out = []
+    for c in spec.tier_columns(tier):
+        if c.label not in both:
+            continue
+        for row, theirs in zip(given["rows"], given.get("against", given["rows"])):
+            found = subtract(
                 f"{label(given, row, theirs, metrics)}, {c.label}",
-                mine.values(row, c.label, of[0]),
-                other_runs.values(theirs, c.label, of[1]),
-            ),
-            list(
-                dict.fromkeys(
-                    run_links(mine, row, c.label) + run_links(other_runs, theirs, c.label)
-                )
-            ),
-        )
-        for c in spec.tier_columns(tier)
-        if c.label in both
-        for row, theirs in zip(given["rows"], given.get("against", given["rows"]))
-    ]
+                runs.values(row, c.label, value),
+                other_runs.values(theirs, c.label, other_value),
+            )
+            links = run_links(runs, row, c.label) + run_links(other_runs, theirs, c.label)
+            out.append((found, list(dict.fromkeys(links))))
+    return out
 
 
 def effect_rows(paper: str, root=None) -> dict[str, set[str]]:
@@ -699,40 +678,41 @@ def effect_rows(paper: str, root=None) -> dict[str, set[str]]:
     return found
 
 
+def check_effect(given: dict, path: Path, deviations: list[str]):
+    "Raises InputError unless an `[[effect]]` is complete and about one of the `deviations`"
+    for key in ("deviation", "spec", "rows"):
+        if key not in given:
+            raise InputError(f"{path}: effect: {key} is not given")
+    if len(given.get("against", given["rows"])) != len(given["rows"]):
+        where = f"{path}: effect {short(given['deviation'])}"
+        raise InputError(f"{where}: rows and against differ in length")
+    choice(given["deviation"], deviations, f"{path}: effect: deviation")
+
+
 def effects(paper: str, tier: str, results=None, root=None) -> pd.DataFrame:
     """One line a measurable effect: deviation, what, tier, points ± half of the 95 % interval, n, which side diverged.
 
     `runs`: links to both sides' runs. Raises InputError."""
-    lines, files = [], paper_files(f"{paper}/claims.toml", root)
-    for path in files.values():
+    lines: list[dict] = []
+    for path in paper_files(f"{paper}/claims.toml", root).values():
         for given in claim_tables(path, "effect", EFFECT):
-            if lacks := [k for k in ("deviation", "spec", "rows") if k not in given]:
-                raise InputError(f"{path}: effect: {lacks[0]} is not given")
-            if len(given.get("against", given["rows"])) != len(given["rows"]):
-                where = f"{path}: effect {short(given['deviation'])}"
-                raise InputError(f"{where}: rows and against differ in length")
-            choice(
-                given["deviation"],
-                [e["name"] for e in read_ledger(paper, root)],
-                f"{path}: effect: deviation",
-            )
-            lines += [
-                dict(
-                    deviation=given["deviation"],
-                    what=c.label,
-                    tier=tier,
-                    n=len(d),
-                    points=mean_std(d)[0],
-                    half=half_width(d),
-                    gone=str(c.why) if c.diverged else "",
-                    runs=" ".join(runs),
+            check_effect(given, path, [entry["name"] for entry in read_ledger(paper, root)])
+            for found, runs in measure(given, tier, results, root):
+                gaps = list(found.differences.values())
+                lines.append(
+                    {
+                        "deviation": given["deviation"],
+                        "what": found.label,
+                        "tier": tier,
+                        "n": len(gaps),
+                        "points": mean_std(gaps)[0],
+                        "half": half_width(gaps),
+                        "gone": str(found.why) if found.diverged else "",
+                        "runs": " ".join(runs),
+                    }
                 )
-                for c, runs in measure(given, tier, results, root)
-                for d in [list(c.differences.values())]
-            ]
-    return pd.DataFrame(
-        lines, columns=["deviation", "what", "tier", "n", "points", "half", "gone", "runs"]
-    )
+    names = ["deviation", "what", "tier", "n", "points", "half", "gone", "runs"]
+    return pd.DataFrame(lines, columns=names)
 
 
 def effects_of(paper: str, results=None, root=None) -> pd.DataFrame:
@@ -757,38 +737,41 @@ def copy_in_words(text: str) -> str:
     )
 
 
+def effect_in_words(line) -> str:
+    "What a measured effect comes to, as a line of `effects`, and which side of it diverged"
+    said = []
+    if line.n > 0:
+        spread = "" if math.isnan(line.half) else f" ± {line.half:.2f}"
+        said.append(f"{line.points:+.2f}{spread} ({line.n})")
+    if line.gone:
+        said.append(line.gone)
+    return f"{line.what}, tier {line.tier}: {', '.join(said)}"
+
+
+def entry_in_words(entry: dict, measured: pd.DataFrame) -> str:
+    "An entry of the ledger with links to the released code, and to the runs that measured its effect"
+    lines, parts = code_links(entry), []
+    for key, name in LEDGER.items():
+        if entry[key]:
+            where = f" ({lines})" if lines and key == "code" else ""
+            text = f"`{entry[key]}`" if key == "switch" else entry[key]
+            parts.append(f"*{name}{where}:* {text}")
+    runs = dict.fromkeys(" ".join(measured.runs).split())
+    if runs:
+        parts.append(f"*Runs:* {' '.join(runs)}")
+    return " ".join(parts)
+
+
 def ledger(paper: str, results=None, root=None) -> str:
     "The deviations of a paper, numbered and folded, with lines of the released code and the effects that runs measure"
     entries, found = read_ledger(paper, root), effects_of(paper, results, root)
     done, out = found[(found.n > 0) | (found.gone != "")], []
 
-    def effect(line):
-        spread = "" if math.isnan(line.half) else f" ± {line.half:.2f}"
-        said = [f"{line.points:+.2f}{spread} ({line.n})"] * (line.n > 0) + [line.gone] * bool(
-            line.gone
-        )
-        return f"{line.what}, tier {line.tier}: {', '.join(said)}"
-
     for i, entry in enumerate(entries, 1):
-        mine, lines = done[done.deviation == entry["name"]], code_links(entry)
-        words, runs = (
-            "; ".join(map(effect, mine.itertuples())),
-            " ".join(dict.fromkeys(" ".join(mine.runs).split())),
-        )
-        parts = [
-            f"*{LEDGER[k]}{f' ({lines})' * bool(lines and k == 'code')}:* "
-            + (f"`{entry[k]}`" if k == "switch" else entry[k])
-            for k in LEDGER
-            if entry[k]
-        ]
-        parts += [f"*Runs:* {runs}"] * bool(runs)
-        out.append(
-            folded(
-                f"{i}. {entry['name']}: {words or 'not measured'}",
-                " ".join(parts),
-                f"deviation-{i}",
-            )
-        )
+        mine = done[done.deviation == entry["name"]]
+        words = "; ".join(map(effect_in_words, mine.itertuples()))
+        heading = f"{i}. {entry['name']}: {words or 'not measured'}"
+        out.append(folded(heading, entry_in_words(entry, mine), f"deviation-{i}"))
     total, can, are = len(entries), found.deviation.nunique(), done[done.n > 0].deviation.nunique()
     none, text = done.deviation.nunique() - are, "\n".join(out)
     lost = f", of {none} more a side diverged" * (none > 0)
@@ -886,10 +869,10 @@ def easy_and_hard(paper: str, root=None) -> str:
     gone = sorted({c.missing for s in specs for c in s.columns if c.missing})
     switched = sum(bool(e["switch"]) for e in entries)
     whole = sum(not any(c.missing for c in s.columns) for s in specs)
+    how_many = "All" if whole == len(specs) else f"{whole} of"
     easy = [
         f"Of {total} settings of its experiments {count['paper']} are in the paper and {count['code']} in code.",
-        f"{'All' if whole == len(specs) else f'{whole} of'} {len(specs)} experiments can be run in every setting, "
-        "data and time permitting.",
+        f"{how_many} {len(specs)} experiments can be run in every setting, data and time permitting.",
     ]
     hard = [
         f"{count['guess']} settings are guesses: {', '.join(guessed(paper, root)) or 'none'}.",
@@ -897,10 +880,10 @@ def easy_and_hard(paper: str, root=None) -> str:
         f"{switched} of them an option has the other reading.",
         *(f"Not possible yet: {why}." for why in gone),
     ]
-    parts = [
-        f"**{word}**\n\n" + "".join(f"- {said(line)}\n" for line in lines)
-        for word, lines in dict(Easy=easy, Hard=hard).items()
-    ]
+    parts = []
+    for word, lines in (("Easy", easy), ("Hard", hard)):
+        listed = "".join(f"- {said(line)}\n" for line in lines)
+        parts.append(f"**{word}**\n\n{listed}")
     return "\n".join(parts)
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #22c85ade

@@ -6,11 +6,12 @@
 __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'CANNOT', 'NOT_TESTED', 'CLAIM_WORDS', 'CLAIM_COLUMNS', 'HOW', 'paired_test',
            'holm', 'contestants', 'StoredRuns', 'load_stored_runs', 'statistic', 'values_of', 'at_round', 'best_within',
            'first_round', 'Comparison', 'subtract', 'Claim', 'claim_tables', 'read_claim', 'read_claims', 'columns_at',
-           'rival_pairs', 'gain_over', 'above', 'fewer_rounds', 'joint', 'effect', 'reasons', 'reasons_in_words',
-           'testable', 'examine_claim', 'state_before_test', 'diverged_rows', 'missing', 'missing_at', 'lack_in_words',
-           'lacks_in_words', 'state_in_words', 'settle', 'check_claim', 'claim_lines', 'verdicts', 'interval',
-           'verdict_in_words', 'claim_grid', 'claim_grids', 'Side', 'Headline', 'published_gain', 'caveats_of', 'side',
-           'headlines', 'paper_headline', 'gain_in_words', 'headline_sentences', 'claims_sheet']
+           'rival_pairs', 'gain_over', 'above', 'rounds_taken', 'fewer_rounds', 'joint', 'effect', 'reasons',
+           'reasons_in_words', 'testable', 'examine_claim', 'state_before_test', 'diverged_rows', 'missing',
+           'missing_at', 'lack_in_words', 'lacks_in_words', 'state_in_words', 'settle', 'check_claim', 'claim_line',
+           'claim_lines', 'verdicts', 'interval', 'verdict_in_words', 'claim_grid', 'claim_grids', 'Side', 'Headline',
+           'published_gain', 'caveats_of', 'side', 'headlines', 'paper_headline', 'gain_in_words', 'headline_sentences',
+           'claims_sheet']
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #411548c9
 import math
@@ -317,60 +318,55 @@ def rival_pairs(claim: Claim, spec: Spec, column: Column) -> list[tuple[str, str
 
 
 def gain_over(claim: Claim, runs: StoredRuns) -> list[Comparison]:
+    "Each row minus each of its rivals, by the spec's statistic"
     metric = claim.metric or runs.spec.metric
-    mine, theirs = (
-        statistic(m, runs.spec.statistic) for m in (metric, claim.against_metric or metric)
-    )
-    return [
-        subtract(
-            f"{row} against {other}, {c.label}",
-            runs.values(row, c.label, mine),
-            runs.values(other, c.label, theirs),
-            (row, other, c.label),
-        )
-        for c in columns_at(claim, runs.spec, runs.tier)
-        for row, other in rival_pairs(claim, runs.spec, c)
-    ]
+    mine = statistic(metric, runs.spec.statistic)
+    theirs = statistic(claim.against_metric or metric, runs.spec.statistic)
+    out = []
+    for c in columns_at(claim, runs.spec, runs.tier):
+        for row, other in rival_pairs(claim, runs.spec, c):
+            ours = runs.values(row, c.label, mine)
+            rivals = runs.values(other, c.label, theirs)
+            label = f"{row} against {other}, {c.label}"
+            out.append(subtract(label, ours, rivals, (row, other, c.label)))
+    return out
 
 
 def above(claim: Claim, runs: StoredRuns, of: Callable) -> list[Comparison]:
+    "Each row minus the stated value; `of`: (metric, round) -> the number of a run"
     value, bar = of(claim.metric or runs.spec.metric, claim.rounds), claim.published - claim.margin
-    cells = [(row, c.label) for c in columns_at(claim, runs.spec, runs.tier) for row in claim.rows]
-    found = [(row, label, *runs.values(row, label, value)) for row, label in cells]
-    return [
-        Comparison(
-            f"{row}, {label}",
-            {s: v - bar for s, v in values.items()},
-            why,
-            (row, "", label),
-            values,
-        )
-        for row, label, values, why in found
-    ]
+    out = []
+    for c in columns_at(claim, runs.spec, runs.tier):
+        for row in claim.rows:
+            values, why = runs.values(row, c.label, value)
+            gaps = {seed: number - bar for seed, number in values.items()}
+            out.append(Comparison(f"{row}, {c.label}", gaps, why, (row, "", c.label), values))
+    return out
+
+
+def rounds_taken(
+    runs: StoredRuns, row: str, column: str, metric: str, goal: dict[int, float]
+) -> tuple[dict[int, float], Reason | None]:
+    "(seed -> the first round in which a row reaches `goal`, by seed; why some are left out)"
+
+    def took(run: pd.DataFrame) -> float:
+        return first_round(run, metric, goal.get(run.seed.iloc[0], math.inf))
+
+    found, why = runs.values(row, column, took)
+    return {seed: t for seed, t in found.items() if seed in goal}, why
 
 
 def fewer_rounds(claim: Claim, runs: StoredRuns) -> list[Comparison]:
+    "How many rounds each rival takes more than a row to the last accuracy of the row that is the target"
     metric, out = claim.metric or runs.spec.metric, []
     for c in columns_at(claim, runs.spec, runs.tier):
-        last, why = runs.values(claim.against[0], c.label, statistic(metric, "last"))
-
-        def rounds(row):
-            took, gone = runs.values(
-                row,
-                c.label,
-                lambda run: first_round(run, metric, last.get(run.seed.iloc[0], math.inf)),
-            )
-            return {seed: t for seed, t in took.items() if seed in last}, why or gone
-
-        out += [
-            subtract(
-                f"{row} against {other}, {c.label}",
-                rounds(other),
-                rounds(row),
-                (row, other, c.label),
-            )
-            for row, other in rival_pairs(claim, runs.spec, c)
-        ]
+        goal, lost = runs.values(claim.against[0], c.label, statistic(metric, "last"))
+        for row, other in rival_pairs(claim, runs.spec, c):
+            mine, why = rounds_taken(runs, row, c.label, metric, goal)
+            theirs, gone = rounds_taken(runs, other, c.label, metric, goal)
+            label = f"{row} against {other}, {c.label}"
+            between = (row, other, c.label)
+            out.append(subtract(label, (theirs, lost or gone), (mine, lost or why), between))
     return out
 
 
@@ -390,9 +386,10 @@ def joint(ps: list[float], need: str) -> float:
 
 def effect(comparisons: list[Comparison], need: str) -> tuple[Comparison, float, float]:
     "The comparison with the smallest (need all) or largest (any) mean, that mean, and half of its 95 % t interval"
-    mean = lambda c: mean_std(list(c.differences.values()))[0]
-    chosen = (min if need == "all" else max)(comparisons, key=mean)
-    return chosen, mean(chosen), half_width(list(chosen.differences.values()))
+    means = [mean_std(list(c.differences.values()))[0] for c in comparisons]
+    mean = min(means) if need == "all" else max(means)
+    chosen = comparisons[means.index(mean)]
+    return chosen, mean, half_width(list(chosen.differences.values()))
 
 
 def reasons(comparisons: list[Comparison]) -> tuple[Reason, ...]:
@@ -554,12 +551,12 @@ def state_in_words(state: str, lacks: tuple[Reason, ...] = (), p: float = math.n
 # %% ../../nbs/08_verdicts/04_claims.ipynb #235ffcc2
 def settle(lines: list[dict]) -> list[dict]:
     "States by the p-values after Holm's correction over the tested `lines` of one paper"
-    tested, out = [line["state"] == "" for line in lines], []
-    for_it, against = (
-        holm([line[k] if t else math.nan for line, t in zip(lines, tested)])
-        for k in ("p", "p_opposite")
-    )
-    for line, p, q in zip(lines, for_it, against):
+    for_it, against, out = [], [], []
+    for line in lines:
+        tested = line["state"] == ""
+        for_it.append(line["p"] if tested else math.nan)
+        against.append(line["p_opposite"] if tested else math.nan)
+    for line, p, q in zip(lines, holm(for_it), holm(against)):
         word = "supported" if p <= LEVEL else "contradicted" if q <= LEVEL else "undecided"
         state = line["state"] or word
         said = state_in_words(state, line["lacks"], p)
@@ -607,6 +604,16 @@ def check_claim(claim: Claim, spec: Spec) -> None:
         raise InputError(f"{where}: against: expected one row, or one for each of rows")
 
 
+def claim_line(claim: Claim, runs: StoredRuns, tier: str) -> dict:
+    "One claim with what its runs say, before the correction; raises InputError"
+    check_claim(claim, runs.spec)
+    found = examine_claim(claim, runs)
+    gone = missing_at(claim, runs.spec, tier)
+    if gone and found["state"] == NOT_TESTED:
+        found |= dict(state=CANNOT, lacks=(gone,), why=gone.because)
+    return vars(claim) | found | dict(folder=claim.spec.split("/")[0], tier=tier)
+
+
 def claim_lines(
     tier: str = "paper",
     results: str | Path | None = None,
@@ -614,29 +621,24 @@ def claim_lines(
     paper: str = "",
 ) -> list[dict]:
     "Each claim as a dict: its fields, what `examine_claim` says, and its verdict after the correction"
-    claims, lines = [c for c in read_claims(root) if not paper or c.spec.split("/")[0] == paper], []
-    specs = {name: load_spec(name, root) for name in dict.fromkeys(claim.spec for claim in claims)}
+    claims = [c for c in read_claims(root) if not paper or c.spec.split("/")[0] == paper]
+    names = dict.fromkeys(claim.spec for claim in claims)
+    specs = {name: load_spec(name, root) for name in names}
     if specs:
-        choice(
-            tier,
-            dict.fromkeys(["paper", *(t for spec in specs.values() for t in spec.tiers)]),
-            "tier",
-        )
-    runs = {
-        name: load_stored_runs(spec, tier, results)
-        if tier in spec.tiers
-        else StoredRuns(spec, "paper", {})
-        for name, spec in specs.items()
-    }
+        known = dict.fromkeys(["paper"])
+        for spec in specs.values():
+            known |= dict.fromkeys(spec.tiers)
+        choice(tier, known, "tier")
+    runs = {}
+    for name, spec in specs.items():
+        there = tier in spec.tiers
+        nothing = StoredRuns(spec, "paper", {})
+        runs[name] = load_stored_runs(spec, tier, results) if there else nothing
+    by_paper: dict[str, list[dict]] = {}
     for claim in claims:
-        check_claim(claim, specs[claim.spec])
-        found = examine_claim(claim, runs[claim.spec])
-        gone = missing_at(claim, specs[claim.spec], tier)
-        if gone and found["state"] == NOT_TESTED:
-            found |= dict(state=CANNOT, lacks=(gone,), why=gone.because)
-        lines.append(vars(claim) | found | dict(folder=claim.spec.split("/")[0], tier=tier))
-    papers = dict.fromkeys(line["paper"] for line in lines)
-    return [new for p in papers for new in settle([line for line in lines if line["paper"] == p])]
+        line = claim_line(claim, runs[claim.spec], tier)
+        by_paper.setdefault(claim.paper, []).append(line)
+    return [line for lines in by_paper.values() for line in settle(lines)]
 
 
 def verdicts(
@@ -817,34 +819,29 @@ def headlines(
         state = line["state"]
         spec = load_spec(line["spec"], root)
         there = {planned.column for planned, _ in stored_runs(spec, "paper", results)}
-        ours, theirs = (
-            side(line["between"][0], line["mine"]),
-            side(line["between"][1], line["theirs"]),
-        )
-        p = dict(supported=line["p_holm"], contradicted=line["p_opposite_holm"]).get(
-            state, math.nan
-        )
+        row, rival, _ = line["between"]
+        p = {"supported": line["p_holm"], "contradicted": line["p_opposite_holm"]}
         out.append(
             Headline(
-                line["paper"],
-                line["folder"],
-                line["headline"],
-                line["source"],
-                line["spec"],
-                line["columns"],
-                there == set(line["columns"]) and len(there) == 1 < len(spec.columns),
-                state,
-                lacks_in_words(line["lacks"]),
-                ours,
-                theirs,
-                line["effect"],
-                line["half"],
-                published_gain(line, root),
-                line["unit"],
-                p,
-                line["compared"],
-                line["comparisons"],
-                caveats_of(line, results, root),
+                paper=line["paper"],
+                folder=line["folder"],
+                claim=line["headline"],
+                source=line["source"],
+                spec=line["spec"],
+                columns=line["columns"],
+                alone=there == set(line["columns"]) and len(there) == 1 < len(spec.columns),
+                state=state,
+                lacks=lacks_in_words(line["lacks"]),
+                ours=side(row, line["mine"]),
+                theirs=side(rival, line["theirs"]),
+                gain=line["effect"],
+                half=line["half"],
+                published=published_gain(line, root),
+                unit=line["unit"],
+                p=p.get(state, math.nan),
+                compared=line["compared"],
+                comparisons=line["comparisons"],
+                caveats=caveats_of(line, results, root),
             )
         )
     return out

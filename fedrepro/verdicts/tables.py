@@ -5,16 +5,20 @@
 # %% auto #0
 __all__ = ['STATISTIC_WORDS', 'JUDGED', 'UNKNOWN_VALUE', 'SAME_NUMBER', 'EXCLUDES', 'LETTERS', 'VERDICT_TONES', 'MEANING',
            'DIVERGED', 'HARDWARE', 'NOT_JUDGED', 'mean_std', 'plus_minus', 'half_width', 'why_no_verdict',
-           'published_cell', 'table_rows', 'cell_line', 'gap_about', 'cell_margin', 'same_rounds', 'traces', 'table',
-           'q_values', 'small', 'judged_in_words', 'judged_grid', 'ours_in_words', 'with_runs', 'published_setting',
-           'heading', 'paper_grid', 'statistics_grid', 'target_grids', 'why_no_run', 'waiting', 'value_in_words',
-           'reduced', 'to', 'measured', 'about', 'ends', 'mixed_processors', 'margins', 'title', 'settings_in_words',
-           'own_settings', 'row_settings', 'best_tier', 'table_sheet', 'render']
+           'published_cell', 'table_rows', 'judgement', 'trial_texts', 'code_prints', 'arrived', 'cell_line',
+           'gap_about', 'cell_margin', 'same_rounds', 'traces', 'Above', 'cell_processors', 'Beside', 'published_lines',
+           'table', 'q_values', 'small', 'judged_in_words', 'judged_grid', 'ours_in_words', 'with_runs',
+           'published_setting', 'heading', 'verdict_cell', 'paper_grid', 'statistics_grid', 'target_grids',
+           'why_no_run', 'waiting', 'value_in_words', 'reduced', 'to', 'measured', 'counted', 'about', 'divergences',
+           'verdict_count', 'ends', 'mixed_processors', 'margins', 'title', 'settings_in_words', 'own_settings',
+           'row_settings', 'best_tier', 'TableParts', 'table_parts', 'table_sheet', 'render']
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #976c4c21
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
@@ -35,6 +39,7 @@ from fedrepro.verdicts.independent import (
     same_runs,
 )
 from fedrepro.verdicts.summaries import (
+    PAIR,
     WINDOWS,
     arrival_text,
     arrivals,
@@ -134,72 +139,95 @@ JUDGED = (
 UNKNOWN_VALUE = {"mean": math.nan, "std": math.nan, "std_step": math.nan}
 
 
+def judgement(
+    spec: Spec, tier: str, values: list[float], diverged: int, beside: dict, margin: float
+) -> dict:
+    """The verdict of a cell with the finished trials `values` and `diverged` others, and what it rests on
+
+    `beside` is a published line or UNKNOWN_VALUE, `margin` in the metric's unit."""
+    word = why_no_verdict(values, diverged, beside["mean"], tier == "paper")
+    if not word and metric_named(spec.metric).hardware:
+        word = "other hardware"
+    if word:
+        return dict(verdict=word) | dict.fromkeys(JUDGED, math.nan)
+    mean, std, step = beside["mean"], beside["std"], beside["std_step"]
+    said = verdict(values, mean, std, spec.trials, margin, spec.pairing, step)
+    return dict(verdict=said.word) | {name: getattr(said, name) for name in JUDGED}
+
+# %% ../../nbs/08_verdicts/03_tables.ipynb #d52c6693
+def trial_texts(trials: list[dict], statistic: str) -> dict[str, str]:
+    "Seeds, runs, values and where they diverged, of trials in the order of their seeds"
+    values, gone = [], []
+    for trial in trials:
+        whole = trial["status"] == "complete"
+        values.append(f"{trial[statistic]:.2f}" if whole else trial["status"])
+        if trial["status"] == "diverged":
+            gone.append(f"seed {trial['seed']}: {trial['diverged']}")
+    return {
+        "seeds": " ".join(str(trial["seed"]) for trial in trials),
+        "runs": " ".join(trial["run_id"] for trial in trials),
+        "values": " ".join(values),
+        "diverged_runs": "; ".join(gone),
+    }
+
+
+def code_prints(spec: Spec, trials: list[dict]) -> str:
+    "What the authors' code prints for trials of which some diverged; empty where that is not known"
+    if spec.nan_model is None or spec.difference:
+        return ""
+    values = [t[spec.statistic] if t["status"] == "complete" else spec.nan_model for t in trials]
+    return plus_minus(*mean_std(values), len(values))
+
+
+def arrived(done: list[dict]) -> dict[str, object]:
+    "Rounds to a target over the finished trials, for each of `WINDOWS`"
+    out, last = {}, max((int(trial["rounds"]) for trial in done), default=0)
+    for name in WINDOWS:
+        there = [trial[name] for trial in done if not math.isnan(trial[name])]
+        reached = arrivals(there, last)
+        out[name] = reached["mean"]
+        for part in ("std", "reached", "each"):
+            out[f"{name}_{part}"] = reached[part]
+    return out
+
+# %% ../../nbs/08_verdicts/03_tables.ipynb #26b6c403
 def cell_line(
     spec: Spec, tier: str, runs: pd.DataFrame, beside: dict, metric: str = "", gap: float = math.nan
 ) -> dict:
     """The numbers of one cell from its `runs` (lines of `seed_values`), `beside` a published line or UNKNOWN_VALUE.
 
     `metric`: the cell's, "" = the spec's; `gap`: the published difference that the cell is about, nan = none."""
+    trials = sorted(runs.to_dict("records"), key=lambda trial: trial["seed"])
+    done = [trial for trial in trials if trial["status"] == "complete"]
+    diverged = sum(trial["status"] == "diverged" for trial in trials)
+    counted = [] if diverged else done  # those that are left would be the good ones
+
+    def mean_of(name: str) -> tuple[float, float]:
+        return mean_std([trial[name] for trial in counted])
+
+    mean, std = mean_of(spec.statistic)
+    known = tier == "paper" and not metric_named(spec.metric).hardware
+    line: dict[str, Any] = {
+        "mean": mean,
+        "std": std,
+        "n": sum(not math.isnan(trial["last"]) for trial in done),
+        "diverged": diverged,
+        "published_mean": beside["mean"],
+        "published_std": beside["std"],
+        "difference": mean - beside["mean"] if known else math.nan,
+    }
     ratio = metric_named(metric or spec.metric).ratio
     margin = default_margin(beside["mean"], ratio, spec.margin, gap)
-    trials = sorted(runs.to_dict("records"), key=lambda r: r["seed"])
-    done, gone = ([r for r in trials if r["status"] == word] for word in ("complete", "diverged"))
-    values, diverged = [r[spec.statistic] for r in done], len(gone)
-    mean, std = (math.nan, math.nan) if diverged else mean_std(values)
-    judged, hardware = tier == "paper", metric_named(spec.metric).hardware
-    word = why_no_verdict(values, diverged, beside["mean"], judged)
-    found = dict(verdict=word or "other hardware") | dict.fromkeys(JUDGED, math.nan)
-    if not word and not hardware:
-        said = verdict(
-            values,
-            beside["mean"],
-            beside["std"],
-            spec.trials,
-            margin,
-            spec.pairing,
-            beside["std_step"],
-        )
-        found = dict(verdict=said.word) | {k: getattr(said, k) for k in JUDGED}
-    line = dict(
-        mean=mean,
-        std=std,
-        n=sum(not math.isnan(r["last"]) for r in done),
-        diverged=diverged,
-        published_mean=beside["mean"],
-        published_std=beside["std"],
-        difference=mean - beside["mean"] if judged and not hardware else math.nan,
-    )
-    line |= found
+    values = [trial[spec.statistic] for trial in done]
+    line |= judgement(spec, tier, values, diverged, beside, margin)
     for name in STATISTIC_WORDS:
-        line[name], line[f"{name}_std"] = (
-            (math.nan, math.nan) if diverged else mean_std([r[name] for r in done])
-        )
-    line["swing"] = math.nan if diverged else mean_std([r["swing"] for r in done])[0]
-    line["seeds"], line["runs"] = (
-        " ".join(str(r["seed"]) for r in trials),
-        " ".join(r["run_id"] for r in trials),
-    )
-    line["values"] = " ".join(
-        f"{r[spec.statistic]:.2f}" if r["status"] == "complete" else r["status"] for r in trials
-    )
-    line["diverged_runs"] = "; ".join(f"seed {r['seed']}: {r['diverged']}" for r in gone)
-    line["as_code_prints"] = ""
-    if (
-        judged and diverged and spec.nan_model is not None and not spec.difference
-    ):  # what their code prints for NaN
-        printed = [
-            r[spec.statistic] if r["status"] == "complete" else spec.nan_model for r in trials
-        ]
-        line["as_code_prints"] = plus_minus(*mean_std(printed), len(printed))
-    for name in (n for n in WINDOWS if n in runs):  # rounds to a target; none when a run diverged
-        there = [] if diverged else [r[name] for r in done if not math.isnan(r[name])]
-        reached = arrivals(there, max((int(r["rounds"]) for r in done), default=0))
-        line |= {name: reached["mean"]} | {
-            f"{name}_{k}": reached[k] for k in ("std", "reached", "each")
-        }
-    return line
+        line[name], line[f"{name}_std"] = mean_of(name)
+    line["swing"] = mean_of("swing")[0]
+    line |= trial_texts(trials, spec.statistic)
+    line["as_code_prints"] = code_prints(spec, trials) if tier == "paper" and diverged else ""
+    return line | (arrived(counted) if set(WINDOWS) <= set(runs) else {})
 
-
+# %% ../../nbs/08_verdicts/03_tables.ipynb #3dbae80d
 def gap_about(spec: Spec, paper: pd.DataFrame, row: str, column: Column, mean: float) -> float:
     """The published difference that a cell with the published `mean` is about, by the spec's `gap`; nan: none
 
@@ -214,12 +242,12 @@ def gap_about(spec: Spec, paper: pd.DataFrame, row: str, column: Column, mean: f
         return printed(spec.gap[0]) - printed(spec.gap[1])
     if row != spec.gap[0]:
         return mean - printed(spec.gap[0])
-    others = [
-        abs(paper["mean"][i] - mean)
-        for i, (name, _) in places(spec, (column,)).items()
-        if name != row
-    ]
-    return min((gap for gap in others if not math.isnan(gap)), default=math.nan)
+    gaps = []
+    for i, (name, _) in places(spec, (column,)).items():
+        other = paper["mean"][i]
+        if name != row and not math.isnan(other):
+            gaps.append(abs(other - mean))
+    return min(gaps, default=math.nan)
 
 
 def cell_margin(spec: Spec, paper: pd.DataFrame, row: str, column: Column, mean: float) -> float:
@@ -228,7 +256,7 @@ def cell_margin(spec: Spec, paper: pd.DataFrame, row: str, column: Column, mean:
     gap = gap_about(spec, paper, row, column, mean)
     return default_margin(mean, ratio, spec.margin, gap)
 
-
+# %% ../../nbs/08_verdicts/03_tables.ipynb #518f61fa
 def same_rounds(mine: dict[int, str], others: dict[str, dict[int, str]]) -> Reason | None:
     """The first of `others` whose rounds equal `mine` in most seeds, or None
 
@@ -247,70 +275,106 @@ def traces(runs: pd.DataFrame) -> dict[int, str]:
     done = runs[(runs.status == "complete") & (runs.trace != "")]
     return dict(zip(done.seed, done.trace))
 
-
+# %% ../../nbs/08_verdicts/03_tables.ipynb #1b7cf8be
 SAME_NUMBER = "same number"  # the verdict is at another row or table, which `same_runs` names
 
 
+@dataclass
+class Above:
+    "The rows of one column so far"
+
+    runs: dict[str, str] = field(default_factory=dict)  # runs -> the first row that shows them
+    rounds: dict[str, dict[int, str]] = field(default_factory=dict)  # row -> `traces` of its runs
+
+    def origin(
+        self, row: str, owner: str, repeat: Reason | None, runs: str, rounds: dict[int, str] | None
+    ) -> Reason | None:
+        """Whose the evidence of `row` is; None: its own
+
+        `owner`: the row that stands beside its published line; `repeat`: the table that prints it too; `runs`: its run
+        ids; `rounds`: `traces` of them, None where they are not compared."""
+        twin = self.runs.setdefault(runs or row, row)
+        found = Reason(Kind.SAME_ROW, (owner,)) if owner != row else repeat
+        if not found and twin != row:
+            found = Reason(Kind.SAME_ROW, (twin,))
+        if not found and rounds is not None:
+            found = same_rounds(rounds, self.rounds)
+        if not found:
+            self.rounds[row] = rounds or {}
+        return found
+
+# %% ../../nbs/08_verdicts/03_tables.ipynb #e686497b
+def cell_processors(runs: pd.DataFrame, chips: dict[str, set[str]]) -> list[str]:
+    "The processors of the runs of a cell, by `chips`, run -> its processors, as `run_processors` says"
+    found: set[str] = set()
+    for run_id in runs.run_id:
+        for one in run_id.split(PAIR):  # of a difference, both
+            found |= chips.get(one, set())
+    return sorted(found)
+
+# %% ../../nbs/08_verdicts/03_tables.ipynb #af62bea7
+@dataclass(frozen=True)
+class Beside:
+    "The published line beside a cell"
+
+    line: dict  # UNKNOWN_VALUE where there is none
+    owner: str  # the row that the line belongs to
+    repeat: Reason | None = None  # the table that prints the same number
+
+
+def published_lines(
+    spec: Spec, tier: str, paper: pd.DataFrame
+) -> Callable[[str, dict, Column], Beside]:
+    "A function of a row, its filter on the published csv `paper`, and a column"
+    find = rules.line_finder(paper, str(spec.published))
+    at = places(spec, spec.tier_columns(tier))
+    same = same_runs(spec) if tier == "paper" else {}
+
+    def beside(row: str, where: dict, column: Column) -> Beside:
+        hits = np.flatnonzero(find(where | column.published)) if len(paper) else []
+        if not len(hits):
+            return Beside(UNKNOWN_VALUE, row)
+        hit = int(hits[0])
+        owner = at[hit][0] if hit in at else row
+        return Beside(paper.iloc[hit].to_dict(), owner, same.get(hit))
+
+    return beside
+
+# %% ../../nbs/08_verdicts/03_tables.ipynb #f23b0b0b
 def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
     """Ours beside the published numbers, one line for each cell, column by column; only tier "paper" has verdicts.
 
     One published number has one verdict: of two rows beside it the first has it, of two tables the one that
     `repeats` names. `same_runs` says where it is, or which row above shows the same runs or the same rounds."""
-    runs, paper, lines = seed_values(spec, tier, results), read_published(spec), []
-    at, same = places(spec, spec.tier_columns(tier)), same_runs(spec) if tier == "paper" else {}
-    find, mine = (
-        rules.line_finder(paper, str(spec.published)),
-        dict(tuple(runs.groupby(["row", "column"]))),
-    )
-    rows, blank = (
-        table_rows(spec, paper),
-        cell_line(spec, tier, runs[:0], UNKNOWN_VALUE),
-    )  # most cells have no run yet
-    shown: dict[tuple[str, str], str] = {}  # (column, runs) -> the first row with them
+    runs, paper = seed_values(spec, tier, results), read_published(spec)
+    mine = dict(tuple(runs.groupby(["row", "column"])))
+    beside = published_lines(spec, tier, paper)
     chips = run_processors(spec, tier, results)
+    rows = table_rows(spec, paper)
+    blank = cell_line(spec, tier, runs[:0], UNKNOWN_VALUE)  # most cells have no run yet
+    lines = []
     for column in spec.tier_columns(tier):
-        metric, rounds = column.metric or spec.metric, {}  # row -> seed -> its rounds
+        above, metric = Above(), column.metric or spec.metric
         for row, where in rows.items():
-            hit = np.flatnonzero(find(where | column.published)) if len(paper) else []
-            beside = paper.iloc[hit[0]].to_dict() if len(hit) else UNKNOWN_VALUE
-            owner = at[hit[0]][0] if len(hit) and hit[0] in at else row
+            there = beside(row, where, column)
             own = mine.get((row, column.label), runs[:0])
+            mean, std = there.line["mean"], there.line["std"]
+            line = blank | {"published_mean": mean, "published_std": std}
             if len(own):
-                gap = gap_about(spec, paper, row, column, beside["mean"])
-                line = cell_line(spec, tier, own, beside, metric, gap)
-            else:
-                line = blank | {"published_mean": beside["mean"], "published_std": beside["std"]}
-            twin = shown.setdefault((column.label, line["runs"] or row), row)
-            origin = same.get(hit[0]) if len(hit) else None
-            if owner != row:
-                origin = Reason(Kind.SAME_ROW, (owner,))
+                gap = gap_about(spec, paper, row, column, mean)
+                line = cell_line(spec, tier, own, there.line, metric, gap)
+            rounds = traces(own) if tier == "paper" else None
+            origin = above.origin(row, there.owner, there.repeat, line["runs"], rounds)
             # the same published number, not a difference of two
-            once = owner != row or kind_of(origin) is Kind.SAME_TABLE
-            if once and line["verdict"] in VERDICTS:
-                line |= {"verdict": SAME_NUMBER}
-            if twin != row and not origin:
-                origin = Reason(Kind.SAME_ROW, (twin,))
-            if tier == "paper" and not origin:
-                origin = same_rounds(traces(own), rounds)
-            if not origin:
-                rounds[row] = traces(own)
-            untuned = spec.rows[row].untuned if row in spec.rows else ""
-            cpus = set().union(
-                *(chips.get(run, set()) for run in line["runs"].replace(" - ", " ").split())
-            )
-            lines.append(
-                dict(
-                    row=row,
-                    column=column.label,
-                    tier=tier,
-                    metric=metric,
-                    statistic=spec.statistic,
-                    **line,
-                    untuned=untuned,
-                    same_runs=origin,
-                    cpus="; ".join(sorted(cpus)),
-                )
-            )
+            elsewhere = there.owner != row or kind_of(origin) is Kind.SAME_TABLE
+            if elsewhere and line["verdict"] in VERDICTS:
+                line["verdict"] = SAME_NUMBER
+            place = dict(row=row, column=column.label, tier=tier)
+            place |= dict(metric=metric, statistic=spec.statistic)
+            limits: dict[str, Any] = {"untuned": spec.rows[row].untuned if row in spec.rows else ""}
+            limits["same_runs"] = origin
+            limits["cpus"] = "; ".join(cell_processors(own, chips))
+            lines.append(place | line | limits)
     frame = pd.DataFrame(lines)
     if metric_named(spec.metric).hardware:
         chips_of_all = processors(spec, tier, results, runs.run_id)
@@ -405,7 +469,7 @@ NOT_JUDGED = (
     "the last twenty rounds of a run. Neither is judged"
 )
 
-
+# %% ../../nbs/08_verdicts/03_tables.ipynb #2f937b94
 def ours_in_words(line, statistic: str = "", n: bool = True) -> str:
     "Our number of a line of the long form (a dict), by its table's or another `statistic`"
     if line["diverged"]:
@@ -420,7 +484,7 @@ def with_runs(frame: pd.DataFrame, axis: str) -> list[str]:
     there = set(frame[axis][frame.seeds != ""])
     return [name for name in dict.fromkeys(frame[axis]) if name in there]
 
-
+# %% ../../nbs/08_verdicts/03_tables.ipynb #3e394437
 def published_setting(column: Column) -> str:
     "The setting whose published numbers stand beside a column; empty where it is the column's own"
     words = {"clients": "{} clients", "dataset": "{}"}
@@ -437,76 +501,66 @@ def heading(column: Column, judged: bool) -> str:
     beside = "" if judged else published_setting(column)
     return f"{column.label} [published: {beside}]" if beside else column.label
 
+# %% ../../nbs/08_verdicts/03_tables.ipynb #64e55109
+def verdict_cell(line: dict, link: str = "") -> Cell:
+    "Ours above the published number with the letter of the verdict, of a line of the long form"
+    below = []
+    if not math.isnan(line["published_mean"]):
+        below.append(plus_minus(line["published_mean"], line["published_std"]))
+    if line["verdict"] in LETTERS:
+        below.append(LETTERS[line["verdict"]])
+    tone = "gone" if line["diverged"] else VERDICT_TONES.get(line["verdict"], "")
+    return Cell(ours_in_words(line), " ".join(below), tone, link)
+
 
 def paper_grid(
     spec: Spec, tier: str, frame: pd.DataFrame, link: Callable = lambda line: ""
 ) -> Grid:
     "The table in the paper's shape, of rows and columns with runs; `link`: a line of the long form -> its address"
-    rows, there = with_runs(frame, "row"), with_runs(frame, "column")
+    there = with_runs(frame, "column")
     columns = [c for c in spec.tier_columns(tier) if c.label in there]
     lines = {(r["row"], r["column"]): r for r in frame.to_dict("records")}
+    rows: list[list[str | Cell]] = []
+    for row in with_runs(frame, "row"):
+        cells = []
+        for column in columns:
+            line = lines[row, column.label]
+            cells.append(verdict_cell(line, link(line) if line["seeds"] else ""))
+        rows.append([row, *cells])
+    return Grid(["method", *(heading(c, tier == "paper") for c in columns)], rows)
 
-    def cell(row, column):
-        line = lines[row, column.label]
-        word, known = line["verdict"], not math.isnan(line["published_mean"])
-        published = [plus_minus(line["published_mean"], line["published_std"])] * known
-        below = " ".join([*published, *([LETTERS[word]] if word in LETTERS else [])])
-        tone = "gone" if line["diverged"] else VERDICT_TONES.get(word, "")
-        return Cell(ours_in_words(line), below, tone, link(line) if line["seeds"] else "")
-
-    return Grid(
-        ["method", *(heading(c, tier == "paper") for c in columns)],
-        [[r, *(cell(r, c) for c in columns)] for r in rows],
-    )
-
-
+# %% ../../nbs/08_verdicts/03_tables.ipynb #9c51a448
 def statistics_grid(frame: pd.DataFrame, statistic: str) -> Grid:
     "A table of one column without published numbers: the three statistics across"
-    names = (
-        sorted(STATISTIC_WORDS, key=lambda s: s != statistic)
-        if metric_named(frame.metric.iloc[0]).higher_is_better
-        else [statistic]
-    )
-    lines, (first, *others) = (
-        frame[frame.seeds != ""].to_dict("records"),
-        [s.replace("_", " ") for s in names],
-    )
-    return Grid(
-        ["method", f"{first} ± std (n)", *others],
-        [[r["row"], *(Cell(ours_in_words(r, s, s == names[0])) for s in names)] for r in lines],
-    )
+    names = [statistic]
+    if metric_named(frame.metric.iloc[0]).higher_is_better:
+        names += [name for name in STATISTIC_WORDS if name != statistic]
+    first, *others = [name.replace("_", " ") for name in names]
+    rows: list[list[str | Cell]] = []
+    for line in frame[frame.seeds != ""].to_dict("records"):
+        cells = [Cell(ours_in_words(line, name, n=name == statistic)) for name in names]
+        rows.append([line["row"], *cells])
+    return Grid(["method", f"{first} ± std (n)", *others], rows)
 
-
+# %% ../../nbs/08_verdicts/03_tables.ipynb #80dadf04
 def target_grids(frame: pd.DataFrame) -> list[Grid]:
     "Rounds to the target of each column, and to a mean of five rounds"
     out, found = [], frame[frame.seeds != ""]
     for name, window in WINDOWS.items():
         if f"{name}_each" not in found or not (found[f"{name}_each"] != "").any():
             continue
-
-        def arrived(line):
-            return {"mean": line[name]} | {
-                k: line[f"{name}_{k}"] for k in ("std", "reached", "each")
-            }
-
-        words = {
-            (r["row"], r["column"]): arrival_text(arrived(r)) for r in found.to_dict("records")
-        }
-        columns = [
-            c
-            for c in with_runs(frame, "column")
-            if any(words.get((r, c), "–") != "–" for r in frame.row)
-        ]
-        out.append(
-            Grid(
-                ["method", *columns],
-                [
-                    [r, *(Cell(words.get((r, c), "–")) for c in columns)]
-                    for r in with_runs(frame, "row")
-                ],
-                "Rounds to the target" + f", mean of {window}" * (window > 1),
-            )
-        )
+        words = {}
+        for line in found.to_dict("records"):
+            reached = {key: line[f"{name}_{key}"] for key in ("std", "reached", "each")}
+            text = arrival_text({"mean": line[name]} | reached)
+            words[line["row"], line["column"]] = text
+        counted = {column for (_, column), text in words.items() if text != "–"}
+        columns = [column for column in with_runs(frame, "column") if column in counted]
+        rows: list[list[str | Cell]] = []
+        for row in with_runs(frame, "row"):
+            rows.append([row, *(Cell(words.get((row, column), "–")) for column in columns)])
+        caption = "Rounds to the target" + (f", mean of {window}" if window > 1 else "")
+        out.append(Grid(["method", *columns], rows, caption))
     return out
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #7af651ed
@@ -550,18 +604,19 @@ def reduced(spec: Spec, tier: str) -> str:
     if tier == "paper":
         judged = not metric_named(spec.metric).hardware
         return "the published setting" + "; judged" * judged
-    found: dict[str, list[str]] = {}
-    for where, key, value, paper in (
-        change for change in spec.reductions(tier) if change[2] != change[3]
-    ):
+    where: dict[str, list[str]] = {}  # a change -> the rows and columns that have it; none: all
+    for place, key, value, paper in spec.reductions(tier):
+        if value == paper:
+            continue
         words = f"{key.replace('_', ' ')} {value_in_words(value)} (paper {value_in_words(paper)})"
-        found.setdefault(words, []).extend([] if where == "base" else [where])
-    changes = "; ".join(
-        words + (f" of {', '.join(rows)}" if rows else "") for words, rows in found.items()
-    )
-    return f"not comparable with the published numbers, which are context only. Changed: {changes or 'the setting'}"
+        where.setdefault(words, []).extend([] if place == "base" else [place])
+    changes = [
+        words + (f" of {', '.join(places)}" if places else "") for words, places in where.items()
+    ]
+    changed = "; ".join(changes) or "the setting"
+    return f"not comparable with the published numbers, which are context only. Changed: {changed}"
 
-
+# %% ../../nbs/08_verdicts/03_tables.ipynb #e2ad3bdb
 def to(numbers: Sequence[int]) -> str:
     "Smallest and largest of `numbers` in words: '3', '2 to 3'"
     return " to ".join(map(str, sorted({min(numbers), max(numbers)})))
@@ -573,76 +628,83 @@ def measured(spec: Spec, tier: str) -> str:
     return "; ".join(f"{m}: {metric_named(m).words}" for m in metrics)
 
 
+def counted(spec: Spec) -> str:
+    "What the number of a cell is a mean of"
+    end = "end of the study" if "study" in spec.base else STATISTIC_WORDS[spec.statistic]
+    ours = "Mean" if spec.published is None else "Above ours: mean"
+    below = "" if spec.published is None else "; below: published"
+    return f"{ours} over seeds ± sample standard deviation (number of seeds), {end}{below}"
+
+
 def about(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     "What is measured, when, over how many seeds, and what the tier changes"
-    end = "end of the study" if "study" in spec.base else STATISTIC_WORDS[spec.statistic]
-    minus, beside = [part.name for part in spec.difference], spec.published is not None
-    goals = dict.fromkeys(
-        f"{c.target.value:g} ({c.target.source})" for c in spec.tier_columns(tier) if c.target
-    )
-    alone = {c.label: c.unpublished for c in spec.tier_columns(tier) if c.unpublished}
-    alone |= {row.name: row.unpublished for row in spec.rows.values() if row.unpublished}
-    lines = [
-        ("Above ours: mean" if beside else "Mean")
-        + " over seeds ± sample standard deviation (number of seeds), "
-        f"{end}" + "; below: published" * beside,
-        measured(spec, tier),
-    ]
-    if minus:
+    lines = [counted(spec), measured(spec, tier)]
+    if spec.difference:
+        first, second = spec.difference
         lines.append(
-            f"Difference: {minus[0]} minus {minus[1]}, points, run by run of the same seed"
+            f"Difference: {first.name} minus {second.name}, points, run by run of the same seed"
         )
-    if goals:
+    targets = [c.target for c in spec.tier_columns(tier) if c.target]
+    if targets:
+        goals = dict.fromkeys(f"{target.value:g} ({target.source})" for target in targets)
         lines.append(
             f"Target: {'; '.join(goals)}. Counted is the first evaluated round that reaches it, or at "
             "which the mean of 5 does; > T: not in T rounds, and then there is no mean"
         )
     if "processors" in frame:
         lines.append(f"Processors: {frame.processors.iloc[0] or 'none yet'}")
-    if beside:
+    if spec.published is not None:
         lines.append(f"Tier {tier}: {reduced(spec, tier)}")
+    alone = {c.label: c.unpublished for c in spec.tier_columns(tier) if c.unpublished}
+    alone |= {row.name: row.unpublished for row in spec.rows.values() if row.unpublished}
     return lines + [f"No published number beside {name}: {why}" for name, why in alone.items()]
 
+# %% ../../nbs/08_verdicts/03_tables.ipynb #ff4a1dc9
+def divergences(frame: pd.DataFrame) -> list[str]:
+    "Which runs diverged and where, and what the authors' code would print for them"
+    out = []
+    for line in frame[frame.diverged > 0].itertuples():
+        out.append(f"diverged: {line.row}, {line.column}, {line.diverged_runs}")
+    for line in frame[frame.as_code_prints != ""].itertuples():
+        code = f"{line.row}, {line.column}, {line.as_code_prints}"
+        out.append(f"as the authors' code would print it: {code}")
+    return [*out, DIVERGED] if out else []
 
-def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
-    "Which runs diverged and where, ratios of times, how many verdicts, letters and margins"
-    gone = [
-        f"diverged: {r.row}, {r.column}, {r.diverged_runs}"
-        for r in frame[frame.diverged > 0].itertuples()
-    ]
-    gone += [
-        f"as the authors' code would print it: {r.row}, {r.column}, {r.as_code_prints}"
-        for r in frame[frame.as_code_prints != ""].itertuples()
-    ]
-    gone += [DIVERGED] if gone else []
-    hardware = metric_named(spec.metric).hardware
-    if hardware:
-        gone += ratios(frame)
-        gone += [HARDWARE] if tier == "paper" else []
-    if tier != "paper" or hardware or spec.published is None:
-        return gone
+
+def verdict_count(spec: Spec, frame: pd.DataFrame) -> str:
+    "How many verdicts of each kind a table has, and which numbers are not counted"
     kinds = frame.same_runs.map(kind_of)
     twins = (kinds == Kind.SAME_ROW) & frame.verdict.isin(VERDICTS)
     again = (kinds == Kind.SAME_TABLE) & (frame.n > 0)
-    alone = frame if spec.difference else frame[frame.same_runs.isna()]
     repeated = int((again | twins).sum())
+    alone = frame if spec.difference else frame[frame.same_runs.isna()]
     count = alone.verdict[alone.verdict.isin([*VERDICTS, "diverged"])].value_counts()
     words = ", ".join(f"{n} {word}" for word, n in count.items()) or "none yet"
     if spec.difference and len(count):
         judges = " and ".join(part.table for part in spec.difference)
         words += f"; not counted, each is the difference of two numbers that tables {judges} judge"
-    rule = [f"{LETTERS[w]} {w}: {MEANING[w]}" for w in VERDICTS if w in set(frame.verdict)]
-    twice = f"; not counted, another table's or row's runs: {repeated}" * (repeated > 0)
-    rule = [". ".join(rule), NOT_JUDGED] if rule else []
-    return [
-        *gone,
-        f"Verdicts: {words}{twice}",
-        *rule,
-        margins(spec, frame),
-        *mixed_processors(frame),
-    ]
+    if repeated:
+        words += f"; not counted, another table's or row's runs: {repeated}"
+    return f"Verdicts: {words}"
 
 
+def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
+    "Which runs diverged and where, ratios of times, how many verdicts, letters and margins"
+    out = divergences(frame)
+    hardware = metric_named(spec.metric).hardware
+    if hardware:
+        out += ratios(frame)
+        out += [HARDWARE] if tier == "paper" else []
+    if tier != "paper" or hardware or spec.published is None:
+        return out
+    out.append(verdict_count(spec, frame))
+    there = set(frame.verdict)
+    letters = [f"{LETTERS[w]} {w}: {MEANING[w]}" for w in VERDICTS if w in there]
+    if letters:
+        out += [". ".join(letters), NOT_JUDGED]
+    return [*out, margins(spec, frame), *mixed_processors(frame)]
+
+# %% ../../nbs/08_verdicts/03_tables.ipynb #d83ddba1
 def mixed_processors(frame: pd.DataFrame) -> list[str]:
     "Which processors the runs of one cell were computed on, where they are several"
     cells, mixed = frame[frame.seeds != ""], frame[frame.cpus.str.contains("; ")]
@@ -703,43 +765,76 @@ def best_tier(spec: Spec, results: str | Path | None = None) -> str:
     ]
     return next((t for t in order if stored_runs(spec, t, results)), order[-1])
 
+# %% ../../nbs/08_verdicts/03_tables.ipynb #e316f795
+@dataclass(frozen=True)
+class TableParts:
+    "What is shown of a table at a tier"
 
-def table_sheet(
+    main: Grid | None  # None: nothing is run
+    targets: list[Grid]  # rounds to a target
+    judged: Grid | None  # every verdict in words
+    first: list[str]  # what a reader must know before the numbers
+    waiting: list[str]  # what has no run, and why
+    ends: list[str]  # which runs diverged, what the letters mean
+    about: list[str]  # what is measured, and what the tier changes
+
+    @property
+    def grids(self) -> list[Grid]:
+        return [grid for grid in (self.main, *self.targets, self.judged) if grid]
+
+    @property
+    def notes(self) -> list[str]:
+        return [*self.first, *self.waiting, *self.ends, *self.about]
+
+
+def table_parts(
     spec: Spec,
     tier: str,
     frame: pd.DataFrame,
     results: str | Path | None = None,
-    rows: bool = True,
-) -> Sheet:
-    """The table in the paper's shape, from its long form `frame`; raises InputError
+    link: Callable[[dict], str] | None = None,
+) -> TableParts:
+    """The parts of a table from its long form `frame`; raises InputError
 
-    `rows`: whether it says, for a table that no paper has, what its rows set themselves."""
+    `link`: a line of the long form -> its address on a page, which shows the paper's shape always."""
+    if not (frame.seeds != "").any():
+        how = f"No run yet. To run it: fedrepro run {spec.name} --tier {tier}"
+        idle = waiting(spec, tier, frame)
+        return TableParts(None, [], None, [how], idle, [], about(spec, tier, frame))
+    alone = link is None and spec.published is None and len(spec.tier_columns(tier)) == 1
+    if alone:
+        main = statistics_grid(frame, spec.statistic)
+    else:
+        main = paper_grid(spec, tier, frame, link or (lambda line: ""))
+    q = q_values(spec, results) if (frame.verdict == "contradicted").any() else {}
+    first = [spec.tier(tier).caption] if spec.tier(tier).caption else []
+    if "study" in spec.base:
+        first += start_notes(stored_runs(spec, tier, results))
+    first += mixed_cells(spec, tier, results, seed_values(spec, tier, results))
+    return TableParts(
+        main=main,
+        targets=target_grids(frame),
+        judged=judged_grid(frame, q),
+        first=first,
+        waiting=waiting(spec, tier, frame),
+        ends=ends(spec, tier, frame),
+        about=about(spec, tier, frame),
+    )
+
+# %% ../../nbs/08_verdicts/03_tables.ipynb #2b1191a2
+def table_sheet(
+    spec: Spec, tier: str, frame: pd.DataFrame, results: str | Path | None = None
+) -> Sheet:
+    "The table in the paper's shape, from its long form `frame`; raises InputError"
     name = f"{title(spec)} [tier {tier}]"
     if spec.plot == "bubbles":
-        return Sheet(
-            name, [], [f"Nothing is trained. To draw it: fedrepro figure {spec.name} --tier {tier}"]
-        )
-    if not (frame.seeds != "").any():
-        return Sheet(
-            name,
-            [],
-            [
-                f"No run yet. To run it: fedrepro run {spec.name} --tier {tier}",
-                *waiting(spec, tier, frame),
-                *about(spec, tier, frame),
-            ],
-        )
-    alone = spec.published is None and len(spec.tier_columns(tier)) == 1
-    main = statistics_grid(frame, spec.statistic) if alone else paper_grid(spec, tier, frame)
-    q = q_values(spec, results) if (frame.verdict == "contradicted").any() else {}
-    grids = [g for g in (main, *target_grids(frame), judged_grid(frame, q)) if g]
-    first = [spec.tier(tier).caption] if spec.tier(tier).caption else []
-    first += start_notes(stored_runs(spec, tier, results)) if "study" in spec.base else []
-    first += mixed_cells(spec, tier, results, seed_values(spec, tier, results))
-    own = [own_settings(spec, tier)] if spec.published is None else []
-    own += row_settings(spec) if spec.published is None and rows else []
-    words = [*waiting(spec, tier, frame), *ends(spec, tier, frame), *about(spec, tier, frame)]
-    return Sheet(name, grids, [*first, *words, *own])
+        how = f"fedrepro figure {spec.name} --tier {tier}"
+        return Sheet(name, [], [f"Nothing is trained. To draw it: {how}"])
+    parts = table_parts(spec, tier, frame, results)
+    own = []
+    if parts.main and spec.published is None:
+        own = [own_settings(spec, tier), *row_settings(spec)]
+    return Sheet(name, parts.grids, [*parts.notes, *own])
 
 
 def render(spec: Spec, tier: str, format: str = "text", results: str | Path | None = None) -> str:
