@@ -23,7 +23,9 @@ def test_a_wrong_parameter_stops_in_the_first_cell(tmp_path):
         and stopped.value.evalue.isprintable()
     )
     cells = [c for c in nbformat.read(out, 4).cells if c.cell_type == "code"]
-    checked = next(i for i, c in enumerate(cells) if "planned_table(spec=" in c.source)
+    checked = next(
+        i for i, c in enumerate(cells) if "planned_table(spec=" in "".join(c.source.split())
+    )
     assert cells[checked].execution_count and not any(
         c.execution_count for c in cells[checked + 1 :]
     )
