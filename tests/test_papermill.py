@@ -25,7 +25,9 @@ def test_a_wrong_parameter_stops_in_the_first_cell(tmp_path):
     assert stopped.value.traceback == [f"UnknownName: {stopped.value.evalue}"]  # no frames
     assert len(str(stopped.value).strip().splitlines()) == 3  # two of papermill's before the line
     cells = [c for c in nbformat.read(out, 4).cells if c.cell_type == "code"]
-    checked = next(i for i, c in enumerate(cells) if "job = planned_table(" in c.source)
+    checked = next(
+        i for i, c in enumerate(cells) if "planned_table(spec=" in "".join(c.source.split())
+    )
     assert cells[checked].execution_count and not any(
         c.execution_count for c in cells[checked + 1 :]
     )
