@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 import numpy as np
-from ..core.errors import InputError, choice
+from ..core.errors import InputError, brief, choice, own_line
 from ..core.files import stamped
 from ..core.own_code import alike, of_package, own_digest, pages_share_process, replaced
 from ..data import concept_drift, partition
@@ -64,9 +64,12 @@ def make_method(name: str, values: dict, where: str):
     try:
         return method(**{k: values[k] for k in field_rules(method) if k in values})
     except (TypeError, ValueError, ArithmeticError) as error:
+        at = f" ({line})" if (line := own_line(error)) else ""
         raise InputError(
-            f"{where}: {name} refuses its values: {' '.join(str(error).split())[:200]}"
+            f"{where}: {name} refuses its values: {' '.join(str(error).split())[:200]}{at}"
         ) from None
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{where}: {name} cannot be made: {brief(error)}") from None
 
 
 def method_settings(method) -> dict:
