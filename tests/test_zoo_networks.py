@@ -9,10 +9,13 @@ import torch.nn.functional as F
 
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import same_bits
+from fedrepro.engine.declarations import Messages
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.federation import INIT, TRAIN, Federation
 from fedrepro.engine.method import METHODS, FedAvg
-from fedrepro.engine.rounds import run
+from fedrepro.engine.rounds import begin, run
+from fedrepro.models.architectures import Net
+from toy import one_line
 from zoo_networks import ZOO, federation
 
 SETTINGS = dict(lr=0.05, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=4)
@@ -117,6 +120,48 @@ def test_other_methods(name, method):
     end = history.snapshot.server["params"]
     assert all(t.isfinite().all() for t in end.values())
     assert all(torch.equal(end[n], fed.initial[n]) for n in fed.net.frozen if n in end)
+
+
+@pytest.mark.parametrize("name", ["nothing but a head", "frozen body"])
+def test_a_part_that_learns_nothing_is_not_sent_alone(name):
+    "Before the first round; a method that sends the head too goes on"
+    for method in ("FedBABU", "FedRep"):
+        with one_line(
+            f"{method}: its clients send the body alone, of which network zoo trains nothing",
+            "requires_grad",
+        ):
+            begin(METHODS[method](**SETTINGS), federation(name, (6, 4, 8)))
+    for method in ("FedAvg", "FedCCFA", "FedPAC", "Ditto"):
+        begin(METHODS[method](**SETTINGS), federation(name, (6, 4, 8)))
+
+
+class SendsHeads(FedAvg, listed=False):
+    "Clients share their heads; bodies stay as they are"
+
+    def client_result(self, client, params, results):
+        return {"params": {n: t for n, t in params.items() if n.startswith("head.")}}, client.state
+
+    def communication(self):
+        return Messages(upload={"params": "head"})
+
+
+def test_a_head_that_learns_nothing_is_not_sent_alone():
+    begin(SendsHeads(**SETTINGS), federation("frozen body"))
+    fed = federation("batch norm")
+    head_only = replace(fed, net=network_without_head_training())
+    with one_line(
+        "SendsHeads: its clients send the head alone, of which network zoo trains nothing"
+    ):
+        begin(SendsHeads(**SETTINGS), head_only)
+
+
+def network_without_head_training():
+    def make():
+        net = ZOO["batch norm"].make()
+        net.head.requires_grad_(False)
+        return net
+
+    return Net("zoo", make)
 
 
 @pytest.mark.parametrize("name", REFUSED)

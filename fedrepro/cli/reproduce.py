@@ -434,12 +434,15 @@ def plan_command(
     rows = [plan_row(p, workers or usual_workers(device)) for p in plans]
     lines = [asdict(p) if as_json else row | {"tier": p.tier} for p, row in zip(plans, rows)]
     show(lines, columns, as_json)
+    broken = {who: why for p in plans for who, why in p.broken.items()}
+    for who, why in broken.items():
+        say(f"{who} fails: {why}")
     if any(p.rough + p.untimed for p in plans) and not as_json:
         say(
             "rough times are those of stored runs; --measure tries one client of each kind, and adds work and memory"
         )
     if script is None:
-        return
+        raise typer.Exit(int(bool(broken)))
     command = [
         "fedrepro",
         "run",
@@ -463,3 +466,4 @@ def plan_command(
         ),
         err=as_json,
     )
+    raise typer.Exit(int(bool(broken)))

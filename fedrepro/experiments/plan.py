@@ -5,20 +5,22 @@
 # %% auto #0
 __all__ = ['TRIAL_SAMPLES', 'BASE', 'MEASURE', 'SCRIPT', 'LEAST', 'Trial', 'few_samples', 'trial', 'Cost', 'judged_bodies',
            'run_cost', 'work_key', 'trial_of', 'train_samples', 'passes', 'stored_paces', 'rough_cost', 'shared_rounds',
-           'Plan', 'time_source', 'plan', 'amount', 'plan_row', 'sbatch', 'commands']
+           'Plan', 'attempted', 'time_source', 'plan', 'amount', 'plan_row', 'sbatch', 'commands']
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #d7f326fa
 import json, math, re, shlex, statistics, time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
+from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from .. import __version__
-from ..core.errors import InputError, choice, number, short
-from ..core.files import read_cache, write_atomic, write_cache
+from ..core.errors import InputError, brief, choice, number, short
+from ..core.files import read_cache, same_folder, write_atomic, write_cache
 from ..core.folders import paper_files
 from ..core.trees import nbytes, select, tensors
 from ..data.datasets import MADE, SHAPES, SOURCES, data_dir, stand_in
@@ -265,6 +267,17 @@ class Plan:
     rough: int = 0  # missing runs whose time is that of runs on the same network
     untimed: int = 0  # missing runs whose time is not known
     on: str = ""  # the day of the trials, or the first and the last
+    broken: dict[str, str] = field(default_factory=dict)  # row and column that cannot be tried: why
+
+
+def attempted(make: Callable[[], Any], run: PlannedRun, broken: dict[str, str]) -> Any:
+    "What `make()` returns; None where it raises, as a person's code may: then `broken` says why"
+    try:
+        with same_folder():
+            return make()
+    except (Exception, SystemExit) as error:
+        broken.setdefault(f"{run.row} on {run.column}", brief(error))
+        return None
 
 
 def time_source(like: float | None, found: Trial | None, now: Cost) -> str:
@@ -289,6 +302,8 @@ def plan(
 ) -> Plan:
     """The plan for `runs` of a spec; raises InputError. Rounds that runs of a job share are counted once.
 
+    A run whose trial or data fail stops no other; it is in `broken`.
+
     `measure` as in `trial_of`; `trials`: those asked for so far, for tables that share them; `watch`: passes the jobs
     on, and may show a bar."""
     folder = spec.results if results is None else results
@@ -307,13 +322,17 @@ def plan(
     took = mean_seconds(((r, store.run_path(folder, r)) for r in stored), kind)
     paces = stored_paces(counted, folder, device, data)
     counts: Counter = Counter()
-    days = set()
+    days, broken = set(), dict[str, str]()
     for group in watch(groups):
         for i, r in enumerate(group):
             if work_key(r) not in trials:
-                trials[work_key(r)] = trial_of(r, data, device, measure)
+                make = partial(trial_of, r, data, device, measure)
+                trials[work_key(r)] = attempted(make, r, broken)
             found, like = trials[work_key(r)], took.get(kind(r))
-            now = rough_cost(r, paces, data) if found is None else run_cost(r, found)
+            if found is None:
+                now = attempted(partial(rough_cost, r, paces, data), r, broken) or Cost()
+            else:
+                now = run_cost(r, found)
             shared = max((shared_rounds(r, before) for before in group[:i]), default=0) / r.rounds
             own = 1 - shared if like is None else 1.0
             source = time_source(like, found, now)
@@ -333,6 +352,7 @@ def plan(
         total,
         unknown=len(missing) - len(counted),
         on=" to ".join(sorted({min(days), max(days)})) if days else "",
+        broken=broken,
         **{name: counts[name] for name in ("known", "tried", "measured", "rough", "untimed")},
     )
 

@@ -527,6 +527,15 @@ def same_data(heads: list[dict]):
                     f"{first['file']} and {h['file']} were computed on different {words} "
                     f"({asked['name']}); move one of them away"
                 )
+        if not h.get("weights"):
+            continue  # of the package's networks
+        net = h["settings"]["network"], h["settings"]["sources"]["network"], asked["name"]
+        first = known.setdefault(net, h)
+        if first["weights"] != h["weights"]:
+            raise InputError(
+                f"{first['file']} and {h['file']} started from different weights of {net[0]}; "
+                "move one of them away"
+            )
 
 
 def mixed(heads: list[dict]) -> list[str]:
