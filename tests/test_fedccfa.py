@@ -1,0 +1,112 @@
+"FedCCFA's hook `find_clusters`: one override changes who shares, and nothing else; the page's stages are its switches"
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import distance, same_bits, weighted_mean
+from fedrepro.data import concept_drift, datasets, partition
+from fedrepro.engine.federation import Federation
+from fedrepro.engine.rounds import begin, next_round, run, sequential
+from fedrepro.methods import fedccfa
+from fedrepro.methods.fedccfa import BalancedHeads, FedCCFA, SharedHeads, cluster, madd
+from fedrepro.models import networks
+
+K, LOCAL = 6, dict(lr=0.05, epochs=1, batch_size=32)
+
+
+def federation():
+    digits = datasets.load("digits").first(480, 60)
+    cut = partition.partition(
+        "iid-class", digits.train_y.numpy(), digits.test_y.numpy(), clients=K, seed=0
+    )
+    net = networks.network("feddc_mlp", shape=(1, 8, 8))
+    swaps = concept_drift.drift("sudden", clients=K, classes=10, at=1)
+    return Federation(digits, net, cut, swaps, dtype=torch.float64)
+
+
+class Given(FedCCFA, listed=False):
+    "Clusters that a test names"
+
+    groups = [0] * K
+
+    def find_clusters(self, classifiers):
+        return madd(classifiers), torch.tensor([self.groups] * classifiers.shape[0])
+
+
+def heads(method, fed):
+    "(the heads uploaded in the first round, those that the clients keep)"
+    at = begin(method, fed)
+    clients = [fed.client(k, 0, method.broadcast(at.server), at.states[k]) for k in range(K)]
+    sent = [upload["head"] for upload, _, _ in sequential(method, clients)]
+    return sent, [state["head"] for state in next_round(method, fed, at).states]
+
+
+def test_an_override_decides_who_shares():
+    fed = federation()
+    sent, kept = heads(
+        type("Pairs", (Given,), {"groups": [0, 0, 1, 1, 2, 2]}, listed=False)(**LOCAL), fed
+    )
+    for k in range(K):
+        mate = k ^ 1
+        mean = weighted_mean([sent[k], sent[mate]])
+        assert distance(kept[k], mean) < 1e-12 and distance(sent[k], sent[mate]) > 1e-3
+    sent, kept = heads(
+        type("Alone", (Given,), {"groups": list(range(K))}, listed=False)(**LOCAL), fed
+    )
+    assert max(distance(a, b) for a, b in zip(sent, kept)) < 1e-12
+
+
+def test_the_same_distance_and_clustering_is_the_same_method():
+    class Again(FedCCFA, listed=False):
+        def find_clusters(self, classifiers):
+            distances = madd(classifiers)
+            return distances, cluster(distances, self.eps)
+
+    fed = federation()
+    ours, theirs = (run(m(align_from=1, **LOCAL), fed, 3).snapshot for m in (FedCCFA, Again))
+    assert same_bits(ours.server, theirs.server) and same_bits(ours.states, theirs.states)
+
+
+def test_the_hook_gets_classes_participants_and_numbers():
+    shapes = []
+
+    class Looks(FedCCFA, listed=False):
+        def find_clusters(self, classifiers):
+            shapes.append(tuple(classifiers.shape))
+            return super().find_clusters(classifiers)
+
+    fed = replace(federation(), participation=0.5)
+    run(Looks(**LOCAL), fed, 1)
+    assert shapes == [(10, 3, fed.net.feature_dim + 1)]
+
+
+@pytest.mark.parametrize("shape", [(K,), (K, 10), (10, K, K)])
+def test_clusters_of_another_shape_are_refused(shape):
+    class Wrong(FedCCFA, listed=False):
+        def find_clusters(self, classifiers):
+            return madd(classifiers), torch.zeros(shape, dtype=torch.long)
+
+    with pytest.raises(
+        InputError, match=r"Wrong.find_clusters: clusters of shape .* expected .*10, 6"
+    ):
+        run(Wrong(**LOCAL), federation(), 1)
+
+
+@pytest.mark.parametrize(
+    "stage, switches",
+    [(SharedHeads, dict(clustering="local")), (BalancedHeads, {})],
+)
+def test_the_stages_are_switches(stage, switches):
+    fed = federation()
+    part = run(stage(**LOCAL), fed, 3).snapshot
+    whole = run(FedCCFA(anchors="none", **switches, **LOCAL), fed, 3).snapshot
+    assert same_bits(part.server, whole.server)
+    for a, b in zip(part.states, whole.states):
+        assert same_bits({n: b[n] for n in a}, a)
+
+
+def test_every_step_of_the_class_is_exported():
+    assert {"SharedHeads", "BalancedHeads", "Algorithm1", "FedCCFA"} <= {*fedccfa.__all__}
