@@ -22,7 +22,15 @@ from ..engine.rounds import AfterRound, History
 from ..executors.executors import executor, pick_executor
 from . import store, studies
 from .leases import Held, leases
-from .runs import PlannedRun, build, forget_data, input_fingerprint, pick_device
+from fedrepro.experiments.runs import (
+    PlannedRun,
+    build,
+    forget_data,
+    input_fingerprint,
+    own_weights,
+    pick_device,
+    weights_fingerprint,
+)
 from .store import say
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #067006c5
@@ -74,6 +82,7 @@ def run_header(run: PlannedRun, active: ActiveRun, device: str, **cost) -> dict:
         "data_fingerprint": federation.data.fingerprint,
         "partition_fingerprint": federation.partition.fingerprint,
         "inputs": input_fingerprint(federation.data),
+        **own_weights(run, federation.net),
         "code": code_digest(),
         "peak_memory_mb": peak_memory_mb(device),
         "bytes_up": active.at.bytes_up,
@@ -136,6 +145,7 @@ def marks(active: ActiveRun, device: str, how: str = "sequential") -> dict:
         "versions": store.provenance()["versions"],
         "device": device,
         "data": input_fingerprint(active.federation.data),
+        "weights": weights_fingerprint(active.federation.initial),
         "executor": "sequential" if how == "processes" else how,
     }  # they have the same bits
 
