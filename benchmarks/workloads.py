@@ -26,9 +26,8 @@ from fedrepro.data.datasets import Dataset
 from fedrepro.data.transforms import recipe_for
 from fedrepro.engine.evaluation import Predictor
 from fedrepro.engine.federation import TRAIN, Federation, in_precision
-from fedrepro.engine.lockstep import ActiveRun, train_lockstep
 from fedrepro.engine.method import FedAvg
-from fedrepro.engine.rounds import History, begin
+from fedrepro.engine.rounds import begin, close_round, open_round
 from fedrepro.executors.executors import executor, executor_names
 from fedrepro.executors.processes import keep_memory
 from fedrepro.models import architectures, networks
@@ -209,17 +208,22 @@ class Engine(Contestant):
     def build(self, work: Work) -> dict:
         federation, method, stack = work.federation(self.device), work.method(), ExitStack()
         compute = stack.enter_context(executor(self.executor, federation, self.workers))
-        runs = [
-            ActiveRun(method, replace(federation, seed=s), sys.maxsize, line=f"seed {s}")
-            for s in range(work.runs)
-        ]
-        for run in runs:
-            run.history = History(snapshot=begin(method, run.federation))
-        return dict(federation=federation, compute=compute, stack=stack, runs=runs)
+        seeds = [replace(federation, seed=s) for s in range(work.runs)]
+        starts = [begin(method, seed) for seed in seeds]
+        about = dict(federation=federation, compute=compute, stack=stack, method=method)
+        return about | dict(seeds=seeds, snapshots=starts)
 
     def round(self, work: Work, built: dict):
-        for run, now in zip(built["runs"], train_lockstep(built["runs"], built["compute"])):
-            run.history = History(snapshot=now)
+        "The next round of every seed; the executor gets the clients of all of them at once"
+        method, runs = built["method"], list(zip(built["seeds"], built["snapshots"]))
+        opened = [open_round(method, seed, at) for seed, at in runs]
+        clients = [client for now in opened for client in now.clients]
+        results = iter(built["compute"](method, clients))
+        after = []
+        for (seed, at), now in zip(runs, opened):
+            mine = [next(results) for _ in now.clients]
+            after.append(close_round(method, seed, at, now, mine))
+        built["snapshots"] = after
 
     def done(self, work: Work, built: dict) -> dict:
         return counted(work, built["federation"])
@@ -415,14 +419,13 @@ class State(Engine):
         from fedrepro.methods.memory import SCAFFOLD
 
         built = super().build(work)
-        run = built["runs"][0]
-        run.method = SCAFFOLD(lr=work.lr, epochs=1, batch_size=work.batch_size)
-        run.history = History(snapshot=begin(run.method, run.federation))
+        built["method"] = SCAFFOLD(lr=work.lr, epochs=1, batch_size=work.batch_size)
+        built["snapshots"] = [begin(built["method"], built["seeds"][0])]
         return built
 
     def done(self, work: Work, built: dict) -> dict:
         return super().done(work, built) | {
-            "state_bytes": distinct_bytes(built["runs"][0].at.states)
+            "state_bytes": distinct_bytes(built["snapshots"][0].states)
         }
 
 

@@ -14,7 +14,7 @@ import torch
 
 from fedrepro.checks.harness import LOCAL, flat, gap, tiny
 from fedrepro.engine.method import load_methods
-from fedrepro.engine.rounds import run
+from fedrepro.engine.rounds import AfterRound, run
 from toy import OURS
 
 METHODS = [*OURS]
@@ -47,6 +47,9 @@ def disturb(snapshot):
     random.seed(snapshot.round); np.random.seed(snapshot.round); torch.manual_seed(snapshot.round)
     return random.random(), np.random.rand(3), torch.rand(3)
 
+class Disturb:
+    def after_round(self, state): disturb(state.snapshot)
+
 def backwards(method, clients): return sequential(method, clients[::-1])[::-1]
 
 def main(how, names):
@@ -56,7 +59,7 @@ def main(how, names):
         for name in names:
             federation = suited(load_methods()[name], usual)
             method = load_methods()[name](**LOCAL | load_methods()[name].check_settings)
-            done = run(method, federation, 3, evaluate, executor=executor, on_round=disturb if how == "backwards" else None)
+            done = run(method, federation, 3, evaluate, executor=executor, callbacks=[Disturb()] if how == "backwards" else [])
             s = done.snapshot
             parts = {"server": s.server, "states": dict(enumerate(s.states)), "last broadcasts": dict(enumerate(s.last_broadcasts)),
                      "rows": dict(enumerate(done.rows))}
@@ -125,9 +128,9 @@ def test_the_digests_tell_methods_and_parts_apart(first):
 # --- what a user does meanwhile
 
 
-def ends(name, on_round=None, seed=0):
+def ends(name, callbacks=(), seed=0):
     method = load_methods()[name](**LOCAL | load_methods()[name].check_settings)
-    s = run(method, replace(tiny(), seed=seed), 3, on_round=on_round).snapshot
+    s = run(method, replace(tiny(), seed=seed), 3, callbacks=callbacks).snapshot
     return {
         "server": s.server,
         "states": dict(enumerate(s.states)),
@@ -151,7 +154,7 @@ def test_global_generators_neither_matter_nor_move(name):
     before = state()
     quiet = ends(name)
     assert state() == before
-    assert gap(quiet, ends(name, disturb)) == (0.0, "") and flat(quiet)
+    assert gap(quiet, ends(name, [AfterRound(disturb)])) == (0.0, "") and flat(quiet)
 
 
 def test_other_seeds_give_other_bits():

@@ -25,9 +25,9 @@ from fedrepro.engine.divergence import (
 from fedrepro.engine.rows import EXPLODED, in_words
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.federation import Federation
-from fedrepro.engine.lockstep import ActiveRun, run_lockstep
+from fedrepro.engine.forks import ActiveRun, run_forked
 from fedrepro.engine.method import METHODS, FedAvg
-from fedrepro.engine.rounds import run
+from fedrepro.engine.rounds import AfterRound, run
 from fedrepro.executors.executors import EXECUTORS
 from fedrepro.experiments.runs import build
 from fedrepro.experiments.specs import load_spec
@@ -184,7 +184,12 @@ def test_who_is_recorded_whoever_computes(what, value, client, executor):
     method = Faulty(**SHORT, what=what)
     method.value = value
     history = run(
-        method, FED, 4, judged_once, on_round=before.append, executor=EXECUTORS[executor]()
+        method,
+        FED,
+        4,
+        judged_once,
+        callbacks=[AfterRound(before.append)],
+        executor=EXECUTORS[executor](),
     )
     assert history.status == "diverged" and (
         history.diverged["round"],
@@ -276,7 +281,10 @@ def test_a_sane_run_stays_five_orders_below(name):
     def watch(at):
         largest.append(float(sizes(method.broadcast(at.server))[1]) / limit(federation.initial))
 
-    assert run(method, federation, 3, on_round=watch, executor=watched).status == "complete"
+    assert (
+        run(method, federation, 3, callbacks=[AfterRound(watch)], executor=watched).status
+        == "complete"
+    )
     assert 0 < max(largest) < 1e-4
 
 
@@ -296,7 +304,9 @@ def test_a_counter_is_no_weight():
 )
 def test_fine_tuning_that_diverges_is_recorded(name, wild):
     seen = []
-    history = run(METHODS[name](**SHORT | wild), FED, 2, evaluate, on_round=seen.append)
+    history = run(
+        METHODS[name](**SHORT | wild), FED, 2, evaluate, callbacks=[AfterRound(seen.append)]
+    )
     assert seen[-1] is history.snapshot  # a checkpoint would keep it
     assert (
         history.status == "diverged"
@@ -313,14 +323,14 @@ def test_fine_tuning_that_diverges_is_recorded(name, wild):
 
 def test_a_course_that_diverges_leaves_the_others_their_bits():
     makes = [
-        lambda: ActiveRun(FedAvg(**SHORT), FED, 3, line="calm", evaluate=evaluate),
-        lambda: ActiveRun(Faulty(**SHORT), FED, 3, line="wild", evaluate=evaluate),
+        lambda: ActiveRun(FedAvg(**SHORT), FED, 3, family="calm", evaluate=evaluate),
+        lambda: ActiveRun(Faulty(**SHORT), FED, 3, family="wild", evaluate=evaluate),
         lambda: ActiveRun(
-            FedAvg(**SHORT), replace(FED, seed=1), 3, line="other", evaluate=evaluate
+            FedAvg(**SHORT), replace(FED, seed=1), 3, family="other", evaluate=evaluate
         ),
     ]
-    together = run_lockstep([make() for make in makes])
-    alone = [run_lockstep([make()])[0] for make in makes]
+    together = run_forked([make() for make in makes])
+    alone = [run_forked([make()])[0] for make in makes]
     assert [h.status for h in together] == ["complete", "diverged", "complete"]
     for a, b in zip(together, alone):
         assert (
@@ -341,10 +351,10 @@ def drifting(at):
 def test_runs_that_share_their_first_rounds_diverge_alone(when):
     "The drifts begin in round 2: what happens before belongs to both"
     makes = [
-        lambda d=d: ActiveRun(Faulty(**SHORT, when=when), d, 4, line="one", evaluate=evaluate)
+        lambda d=d: ActiveRun(Faulty(**SHORT, when=when), d, 4, family="one", evaluate=evaluate)
         for d in (drifting(2), drifting(3))
     ]
-    for history in run_lockstep([make() for make in makes]):
+    for history in run_forked([make() for make in makes]):
         assert history.diverged == record(when + 1, 2, nan) and [
             r["round"] for r in history.rows
         ] == list(range(1, when + 1))
@@ -361,9 +371,9 @@ def test_an_evaluation_that_finds_divergence_ends_all_who_share_it():
         )
         return {}
 
-    ends = run_lockstep(
+    ends = run_forked(
         [
-            ActiveRun(FedAvg(**SHORT), d, 4, line="one", evaluate=judge)
+            ActiveRun(FedAvg(**SHORT), d, 4, family="one", evaluate=judge)
             for d in (drifting(2), drifting(3))
         ]
     )
@@ -429,8 +439,8 @@ def test_one_place_clips():
     files = [p for p in sorted((ROOT / "fedrepro").rglob("*.py"))]
     found = {(p.stem, *use) for p in files for use in uses(ast.parse(p.read_text()))}
     assert found == {
-        ("client", "grad", "clip_norm"),
-        ("client", "grad", "clipped"),
+        ("client", "bounded", "clip_norm"),
+        ("client", "bounded", "clipped"),
         ("method", "phase", "clip_norm"),
         ("clustered", "cluster_distances", "nan_to_num"),
         ("harness", "apart", "nan_to_num"),

@@ -11,7 +11,7 @@ from fedrepro.core.trees import moved, same_bits
 from fedrepro.data import concept_drift, datasets
 from fedrepro.engine import rounds
 from fedrepro.engine.evaluation import Evaluator, evaluate
-from fedrepro.engine.lockstep import ActiveRun, run_lockstep
+from fedrepro.engine.forks import ActiveRun, run_forked
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import park_states, run
 from fedrepro.executors.executors import pick_executor
@@ -38,8 +38,8 @@ def same(a, b):
 def test_forks_have_the_bits_of_runs_alone(name):
     method = load_methods()[name](**LOCAL)
     federations = [TOY, drifting(1), drifting(2), drifting(2)]
-    together = run_lockstep(
-        [ActiveRun(method, fed, 3, line="one", evaluate=Evaluator()) for fed in federations]
+    together = run_forked(
+        [ActiveRun(method, fed, 3, family="one", evaluate=Evaluator()) for fed in federations]
     )
     assert all(
         same(run(method, fed, 3, evaluate), ours) for fed, ours in zip(federations, together)
@@ -66,9 +66,9 @@ def test_processes_serve_every_run_of_a_pack(name):
         [TOY, replace(TOY, seed=1)] if name == "Union" else [TOY, drifting(1), replace(TOY, seed=1)]
     )
     with Processes(TOY, 2) as pool:
-        together = run_lockstep(
+        together = run_forked(
             [
-                ActiveRun(method, fed, 3, line=str(fed.seed), evaluate=Evaluator())
+                ActiveRun(method, fed, 3, family=str(fed.seed), evaluate=Evaluator())
                 for fed in federations
             ],
             pool,

@@ -15,6 +15,7 @@ from fedrepro.checks.harness import LOCAL, tiny
 from fedrepro.core.errors import InputError
 from fedrepro.core.folders import find_specs
 from fedrepro.core.trees import norm, select, sub
+from fedrepro.engine.rounds import AfterRound
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.method import load_methods
 from fedrepro.engine.probes import MEASURES, distance_matrix
@@ -45,7 +46,13 @@ def played(name, asked=(), rounds=2, **more):
     snapshots = []
     method = load_methods()[name](**LOCAL | load_methods()[name].check_settings)
     history = run(
-        method, tiny(), rounds, evaluate, on_round=snapshots.append, measures=asked, **more
+        method,
+        tiny(),
+        rounds,
+        evaluate,
+        callbacks=[AfterRound(snapshots.append)],
+        measures=asked,
+        **more,
     )
     return history.rows, snapshots
 

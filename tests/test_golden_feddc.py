@@ -10,7 +10,7 @@ from test_golden import close, watching
 from test_golden_memory import FEDDC, SGD, feddc_federation, same_as_feddc
 from fedrepro.core.trees import weighted_mean
 from fedrepro.engine.federation import Federation
-from fedrepro.engine.rounds import begin, next_round, run
+from fedrepro.engine.rounds import AfterRound, begin, next_round, run
 from fedrepro.methods.feddc import FedDC
 from fedrepro.methods.memory import FedDyn
 
@@ -131,7 +131,12 @@ def test_every_round_follows_the_equations(participation, compat, clip):
     )
     found, keys = [], ("params", "selected", "g")
     now = run(
-        m, fed, 6, on_round=lambda s: found.append([float(s.server[key]["body.w"]) for key in keys])
+        m,
+        fed,
+        6,
+        callbacks=[
+            AfterRound(lambda s: found.append([float(s.server[key]["body.w"]) for key in keys]))
+        ],
     ).snapshot
     assert np.abs(np.array(found) - want).max() < 1e-10
     for key, expected in (("h", h), ("g", own)):

@@ -20,7 +20,7 @@ from fedrepro.core.trees import same_bits
 from fedrepro.engine.client import plan_batches
 from fedrepro.engine.declarations import with_hooks
 from fedrepro.engine.federation import Federation, in_precision
-from fedrepro.engine.lockstep import ActiveRun, run_lockstep
+from fedrepro.engine.forks import ActiveRun, run_forked
 from fedrepro.engine.method import HOOKS, FedAvg, import_file, load_methods
 from fedrepro.engine.rounds import run
 from fedrepro.methods.fedadc import FedADC
@@ -161,7 +161,7 @@ def test_a_reply_is_one_for_each_participant():
         ran(with_hooks(FedAvg(**LOCAL), {"reply": lambda self, server, exchange: [{}]}))
 
 
-def test_hooks_of_one_object_are_not_shared_in_lockstep():
+def test_hooks_of_one_object_are_not_anothers():
     own = with_hooks(
         FedAvg(**LOCAL),
         {
@@ -171,7 +171,7 @@ def test_hooks_of_one_object_are_not_shared_in_lockstep():
         },
     )
     both = [ActiveRun(method, tiny(), 1) for method in (FedAvg(**LOCAL), own)]
-    run_lockstep(both)
+    run_forked(both)
     for active in both:
         assert same_bits(active.at.server["params"], ran(active.method).server["params"])
 

@@ -16,7 +16,7 @@ from fedrepro.core.trees import distance
 from fedrepro.data import datasets, partition
 from fedrepro.engine.client import client_round
 from fedrepro.engine.federation import Federation
-from fedrepro.engine.lockstep import run_lockstep
+from fedrepro.engine.forks import run_forked
 from fedrepro.engine.method import load_methods
 from fedrepro.engine.rounds import open_round, run
 from fedrepro.experiments import store
@@ -301,7 +301,7 @@ def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, mo
     assert [len(p) for p in make_jobs(runs)] == [3]
     opened = []
     monkeypatch.setattr(
-        "fedrepro.engine.lockstep.open_round",
+        "fedrepro.engine.rounds.open_round",
         lambda *a: opened.append(a[2].round) or open_round(*a),
     )
     whole = [store.read(p) for p in run_job(runs, tmp_path / "whole")]
@@ -326,7 +326,7 @@ def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, mo
     rounds = []
     again = [
         store.read(p)
-        for p in run_job(runs, tmp_path / "killed", on_round=lambda i, t: rounds.append(t))
+        for p in run_job(runs, tmp_path / "killed", tell=lambda i, t: rounds.append(t))
     ]
     assert [rows for _, rows in again] == alone and rounds == [3, 3, 3], (
         "the federation was computed again"
@@ -343,7 +343,7 @@ def test_a_study_that_was_killed_in_its_federation_goes_on(tmp_path):
     planned = small("fedbss/figure3b", rounds=[1, 3])
     _, rows = store.read(run_job([planned], tmp_path / "whole")[0])
     with pytest.raises(Killed):
-        run_job([planned], tmp_path / "killed", every=1, on_round=killing(2))
+        run_job([planned], tmp_path / "killed", every=1, tell=killing(2))
     head, again = store.read(run_job([planned], tmp_path / "killed")[0])
     assert again == rows and head["resumed"][0]["round"] == 1
     assert {r["round"] for r in rows} == {1, 3} and {r["epoch"] for r in rows} == {0}
@@ -378,7 +378,7 @@ def test_the_federation_goes_on_until_it_knows_every_class(tmp_path):
         and least[99.9] < 99.9
     )
     active = prelude(asked[0.01], None, "cpu", "")
-    run_lockstep([active])
+    run_forked([active])
     before = [row["least_class_accuracy"] for row in active.history.rows]
     assert (
         len(before) == runs[0.01][0]["round"]

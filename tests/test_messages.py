@@ -14,7 +14,7 @@ from fedrepro.core.trees import same_bits
 from fedrepro.engine import rounds
 from fedrepro.engine.divergence import Diverged
 from fedrepro.engine.method import FedAvg, load_methods
-from fedrepro.engine.rounds import run
+from fedrepro.engine.rounds import AfterRound, run
 from fedrepro.executors import messages, processes
 from fedrepro.executors.processes import NoWorker, Processes, Workers, report
 from fedrepro.executors.messages import LARGE, SharedBuffer, dumps, loads
@@ -167,7 +167,7 @@ def test_nothing_stays_open_after_an_error():
             os.kill(victim.pid, signal.SIGKILL)
             victim.join()  # or the others could finish the next round before this one has ended
 
-        late = run(FedAvg(**LOCAL), TOY, 2, executor=pool, on_round=kill).snapshot
+        late = run(FedAvg(**LOCAL), TOY, 2, executor=pool, callbacks=[AfterRound(kill)]).snapshot
         assert (
             same_bits(late.server, run(FedAvg(**LOCAL), TOY, 2).snapshot.server)
             and len(set(victims)) == 2

@@ -209,10 +209,10 @@ def test_bad_input_is_refused_at_once(tmp_path, monkeypatch):
 def test_a_failing_run_does_not_stop_the_others(reference, tmp_path, monkeypatch, capsys):
     real = runner.run_job
 
-    def fails(job, on_round):
+    def fails(job, tell):
         if job.runs == [RUNS[0]]:
             raise ZeroDivisionError("a slip\nof the pen")
-        return real(job, on_round)
+        return real(job, tell)
 
     monkeypatch.setattr(runner, "run_job", fails)
     report = runner.compute_runs(RUNS, tmp_path, quiet=True)
@@ -271,13 +271,13 @@ def test_few_jobs_have_a_process_each_unless_their_clients_have(
     assert seen == [(want, 1 if want else workers)]
 
 
-def dies(job, on_round, deaths, folder):
+def dies(job, tell, deaths, folder):
     "A task whose worker is killed the first `deaths[run_id]` times that it comes to that run; module level, because workers import it"
     run = job.runs[0].run_id
     if (seen := len(list(folder.glob(f"{run}*")))) < deaths.get(run, 0):
         (folder / f"{run}{seen}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return runner.attempt(job, on_round)
+    return runner.attempt(job, tell)
 
 
 def test_a_killed_worker_loses_no_run(reference, tmp_path, monkeypatch):

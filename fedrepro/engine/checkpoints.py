@@ -190,7 +190,7 @@ def snapshot_of(parts: dict, federation: Federation) -> Snapshot:
 
 
 def save_snapshot(path: Path, at: Snapshot):
-    "Keep a snapshot under `path` (two files, without suffix): `on_round` of `rounds.run` may. Raises InputError"
+    "Keep a snapshot under `path` (two files, without suffix): a callback of `rounds.run` may. Raises InputError"
     save_message(path, {"round": at.round}, snapshot_parts(at))
 
 
@@ -262,7 +262,7 @@ class CheckpointWriter:
 
     def keep(self, messages: dict[str, dict], rounds: dict[str, int]):
         "Write the state of each run (by run id) with the rounds it has completed; the one before is kept too"
-        started, path = time.monotonic(), self.folder / f"{self.name}-{max(rounds.values()):06}"
+        started, path = time.monotonic(), self.folder / f"{self.name}-{sum(rounds.values()):06}"
         try:
             save_message(path, {"marks": self.marks, "rounds": rounds}, messages)
             forget([p for p in self.mine() if p.name <= path.name][:-2])
@@ -291,7 +291,7 @@ class CheckpointWriter:
                 if path not in opened:
                     opened[path] = self.read(path, device)
                 try:
-                    whole = {"rows", "path", "snapshot", "cost"} <= opened[path][run].keys()
+                    whole = {"rows", "snapshot", "cost"} <= opened[path][run].keys()
                 except MALFORMED:
                     continue  # damaged, or not such a message
                 if not whole:

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'torch_seeded', 'Client', 'SGD', 'Phase', 'PhaseResult', 'two_samples',
-           'needs_two', 'draws', 'plan_batches', 'clipped', 'sgd_step', 'Step', 'movable', 'train', 'ChangedInPlace',
-           'write_marks', 'refuse_writes', 'checked_result', 'in_turn', 'start_phase', 'steps_taken', 'client_rounds',
-           'client_round', 'class_means']
+           'needs_two', 'draws', 'plan_batches', 'clipped', 'bounded', 'sgd_step', 'Step', 'movable', 'train',
+           'ChangedInPlace', 'write_marks', 'refuse_writes', 'checked_result', 'in_turn', 'start_phase', 'steps_taken',
+           'client_rounds', 'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 from collections.abc import Callable, Iterator
@@ -251,6 +251,11 @@ def clipped(grads: Tree, max_norm: float) -> Tree:
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
     return {n: g * factor for n, g in grads.items()}
 
+
+def bounded(grads: Tree, sgd: SGD) -> Tree:
+    "`grads`, clipped where `sgd` asks for it"
+    return grads if sgd.clip_norm is None else clipped(grads, sgd.clip_norm)
+
 # %% ../../nbs/04_engine/01_client.ipynb #e85d442d
 def sgd_step(moving: Tree, grads: Tree, buffer: list | None, sgd: SGD) -> list:
     "Move the tensors of `moving` in place; takes and returns the momentum buffer (None before the first step)"
@@ -299,9 +304,7 @@ class Step:
         )
         if self.phase.adjust is not None:
             grads = self.phase.adjust(self.client, params, grads)
-        if self.phase.sgd.clip_norm is not None:
-            grads = clipped(grads, self.phase.sgd.clip_norm)
-        return loss.detach(), grads
+        return loss.detach(), bounded(grads, self.phase.sgd)
 
     def sgd(self, grads: Tree) -> list:
         "A step of SGD along `grads`; returns the momentum buffer, the next step's `memory`"

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['STATE_LIMIT', 'Snapshot', 'sequential', 'park_states', 'begin', 'with_frozen', 'refuse_params', 'refuse_uploads',
            'aggregated', 'OpenRound', 'ask', 'open_round', 'in_numbers', 'cohort_loss', 'close_round', 'next_round',
-           'History', 'is_due', 'note_round', 'run']
+           'History', 'Callback', 'AfterRound', 'is_due', 'note_round', 'run']
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #bf04f3f5
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 import torch
 from torch import Tensor
 from ..core.errors import InputError, short
@@ -301,6 +302,24 @@ class History:
         return "diverged" if self.diverged else "complete"
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #c22d32f6
+class Callback(Protocol):
+    "What follows each round of a run: progress, checkpoints, a logger, a time limit"
+
+    def after_round(self, state: History) -> bool | None:
+        "`state`: the rows and the snapshot so far; True ends the run here"
+
+
+@dataclass
+class AfterRound:
+    "A callback that looks at the snapshot"
+
+    look: Callable[[Snapshot], object]
+
+    def after_round(self, state: History):
+        if state.snapshot is not None:
+            self.look(state.snapshot)
+
+
 def is_due(t: int, rounds: int, every: int, last: int = 1) -> bool:
     "Whether a run of `rounds` rounds is evaluated after `t` of them: every `every` rounds, and in the `last` ones"
     return t % every == 0 or t > rounds - last
@@ -335,7 +354,7 @@ def run(
     rounds: int,
     evaluate: Callable | None = None,
     every: int = 1,
-    on_round: Callable | None = None,
+    callbacks: Iterable[Callback] = (),
     start: Snapshot | None = None,
     executor: Callable = sequential,
     last: int = 1,
@@ -344,14 +363,15 @@ def run(
     """Run `method` until `rounds` rounds are complete, from `start` or from the beginning.
 
     `evaluate(method, federation, snapshot, final)` returns a dict of metrics, each `every` rounds and after each of the
-    `last` ones. `on_round(snapshot)` is called after each round (progress, checkpoints). `measures`: names of what is
-    recorded besides, see `probes.MEASURES`."""
+    `last` ones. `callbacks` follow each round, and may end the run. `measures`: names of what is recorded besides, see
+    `probes.MEASURES`."""
     if method.pooled:
         federation = federation.pooled()
-    history = History(snapshot=(now := start or begin(method, federation)))
-    while now.round < rounds and not history.diverged:
+    history, callbacks = History(snapshot=(now := start or begin(method, federation))), [*callbacks]
+    over = False
+    while now.round < rounds and not history.diverged and not over:
         now = next_round(method, federation, now, executor, measures)
         note_round(history, now, method, federation, rounds, evaluate, every, last)
-        if on_round is not None:
-            on_round(history.snapshot)
+        for callback in callbacks:
+            over = callback.after_round(history) is True or over
     return history

@@ -21,7 +21,7 @@ from fedrepro.engine.client import (
     Phase,
     PhaseResult,
     client_rounds,
-    clipped,
+    bounded,
     draws,
     in_turn,
     movable,
@@ -102,9 +102,7 @@ def stack_step(
     grads = dict(zip(moving, found))
     if phase.adjust is not None:
         grads = stack.each(n, phase.adjust, params, grads)
-    most = phase.sgd.clip_norm
-    if most is not None:
-        grads = stack.each(n, lambda _, g: clipped(g, most), grads)
+    grads = stack.each(n, lambda _, g: bounded(g, phase.sgd), grads)
     return losses.detach(), sgd_step(moving, grads, buffer, phase.sgd)
 
 # %% ../../nbs/05_executors/00_stacks.ipynb #b1bf63d2

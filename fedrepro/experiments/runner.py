@@ -23,7 +23,7 @@ from ..executors.messages import dumps
 from ..executors.processes import TRIES, NoWorker, Workers, keep_memory, start_with
 from ..executors.processes import report as tell
 from . import store
-from .jobs import Job, TimeUp, make_jobs, prepare, refuse_taken, run_job
+from .jobs import Job, Tell, TimeUp, make_jobs, prepare, refuse_taken, run_job
 from .leases import PATIENCE, Lost, clear, held, lease_of, mark, whose
 from .progress import Progress, SweepReport, brief
 from .rules import COUNT
@@ -63,12 +63,12 @@ def rest(job: Job, there: set[str], outcome: Outcome) -> list[Outcome]:
     return [of(r.run_id, job.path(r)) for r in job.runs]
 
 
-def attempt(job: Job, on_round: Callable) -> list[Outcome]:
+def attempt(job: Job, tell: Tell) -> list[Outcome]:
     "The outcome of each run of a job; when it fails, its runs are tried one by one, so that only what is broken fails"
     there = {r.run_id for r in job.runs if store.is_complete(job.path(r))}
     try:
         with same_folder():
-            paths = run_job(job, on_round)
+            paths = run_job(job, tell)
     except TimeUp:
         return rest(job, there, Outcome("later"))
     except Lost:
@@ -76,7 +76,7 @@ def attempt(job: Job, on_round: Callable) -> list[Outcome]:
     except (Exception, SystemExit) as error:
         if len(job.runs) == 1:
             return rest(job, there, Outcome("failed", error=brief(error)))
-        alone = [attempt(replace(job, runs=[r]), on_round)[0] for r in job.runs]
+        alone = [attempt(replace(job, runs=[r]), tell)[0] for r in job.runs]
         return [
             replace(found, status="done")
             if found.status == "theirs" and r.run_id not in there
@@ -108,7 +108,7 @@ def note(report: SweepReport, progress: Progress, runs: list[PlannedRun], outcom
 
 
 def run_here(jobs: list[Job], report: SweepReport, progress: Progress, task: Callable = attempt):
-    "Run the jobs in this process; `task(job, on_round)` says what became of one"
+    "Run the jobs in this process; `task(job, tell)` says what became of one"
     keep_memory()
     for job in jobs:
         note(report, progress, job.runs, task(job, progress.round))

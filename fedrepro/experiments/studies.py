@@ -13,7 +13,7 @@ from ..core.trees import moved
 from ..engine.client import Client
 from ..engine.divergence import limit, record
 from ..engine.evaluation import Evaluator, evaluate
-from ..engine.lockstep import ActiveRun
+from ..engine.forks import ActiveRun
 from ..engine.method import FedAvg
 from ..engine.rounds import History, begin
 from fedrepro.experiments.local_study import (
@@ -64,17 +64,16 @@ class ActivePrelude(ActiveRun):
         return super().ended or self.reached  # or the last round is complete, or it diverged
 
 
-def prelude(run: PlannedRun, data, device: str, line: str) -> ActivePrelude:
-    "The federation of a study; `line` is equal for those that share it. Raises InputError"
+def prelude(run: PlannedRun, data, device: str, family: str) -> ActivePrelude:
+    "The federation of a study; `family` is equal for those that share it. Raises InputError"
     study, (method, federation, rounds) = run.settings["study"], build(run, data, device)
     if "start" in study:
         method = make_method(study["start"]["class"], study["start"]["fields"], run.describe())
     return ActivePrelude(
         method,
-        federation.pooled() if method.pooled else federation,
+        federation,
         max(study.get("rounds", [rounds])),
-        1,
-        line,
+        family=family,
         evaluate=watcher(run),
         study=study,
     )
