@@ -60,7 +60,7 @@ def offences(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("folder", ["verdicts", "reporting"])
+@pytest.mark.parametrize("folder", ["verdicts", "reporting", "cli"])
 def test_no_code_takes_a_sentence_apart(folder):
     files = sorted((PACKAGE / folder).glob("*.py"))
     assert len(files) > 4

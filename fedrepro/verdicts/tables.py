@@ -793,12 +793,14 @@ def table_parts(
     frame: pd.DataFrame,
     results: str | Path | None = None,
     link: Callable[[dict], str] | None = None,
+    asked: str = "",
 ) -> TableParts:
     """The parts of a table from its long form `frame`; raises InputError
 
-    `link`: a line of the long form -> its address on a page, which shows the paper's shape always."""
+    `link`: a line of the long form -> its address on a page, which shows the paper's shape always. `asked`: the tier as
+    a command line names it, with the settings of one's own."""
     if not (frame.seeds != "").any():
-        how = f"No run yet. To run it: fedrepro run {spec.name} --tier {tier}"
+        how = f"No run yet. To run it: fedrepro run {spec.name} {asked or f'--tier {tier}'}"
         idle = waiting(spec, tier, frame)
         return TableParts(None, [], None, [how], idle, [], about(spec, tier, frame))
     alone = link is None and spec.published is None and len(spec.tier_columns(tier)) == 1
@@ -823,14 +825,20 @@ def table_parts(
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #2b1191a2
 def table_sheet(
-    spec: Spec, tier: str, frame: pd.DataFrame, results: str | Path | None = None
+    spec: Spec,
+    tier: str,
+    frame: pd.DataFrame,
+    results: str | Path | None = None,
+    asked: str = "",
 ) -> Sheet:
-    "The table in the paper's shape, from its long form `frame`; raises InputError"
+    """The table in the paper's shape, from its long form `frame`; raises InputError
+
+    `asked`: the tier as a command line names it, with the settings of one's own."""
     name = f"{title(spec)} [tier {tier}]"
     if spec.plot == "bubbles":
-        how = f"fedrepro figure {spec.name} --tier {tier}"
+        how = f"fedrepro figure {spec.name} {asked or f'--tier {tier}'}"
         return Sheet(name, [], [f"Nothing is trained. To draw it: {how}"])
-    parts = table_parts(spec, tier, frame, results)
+    parts = table_parts(spec, tier, frame, results, asked=asked)
     own = []
     if parts.main and spec.published is None:
         own = [own_settings(spec, tier), *row_settings(spec)]
