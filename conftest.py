@@ -6,7 +6,7 @@ import re
 import pytest
 
 NOT_RUN = re.compile(r"^#\|\s*(eval:\s*false|slow|cuda)\b", re.MULTILINE)
-LONG = """runner resume contracts graphs bands leases cluster lab input cli readme release determinism local_study divergence types costs
+LONG = """runner resume contracts stacks bands leases cluster lab input cli readme release determinism local_study divergence types costs
 golden golden_memory figures tables claims""".split()  # files of more than 20 s, the longest first
 
 

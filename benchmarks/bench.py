@@ -162,7 +162,7 @@ def together(remotes: list[Remote], work: Work) -> dict[str, float]:
     return {name: sum(s[name] for s in said) for name in said[0]}
 
 # %% bench.ipynb #08cf6e2c
-EXECUTORS = ("sequential", "processes", "stacked", "stacked-graphs", "graphs")
+EXECUTORS = ("sequential", "processes", "stacked")
 PEERS = {"Flower": ("flwr", "ray"), "pfl-research": ("pfl",)}  # what each needs to be importable
 
 
@@ -205,7 +205,7 @@ def entries_of(device: str, workers: int, quick: bool = False) -> list[tuple[str
     alone, on_cpu = [("plain loop", "plain loop", 1)], device == "cpu"
     if on_cpu and workers > 1 and not quick:
         alone.append((f"plain loop, {workers} threads", "plain loop", workers))
-    more = ("stacked-graphs", "graphs") if not on_cpu else ("processes",) if workers > 1 else ()
+    more = ("processes",) if on_cpu and workers > 1 else ()
     return alone + [
         (kind, kind, 1) for kind in EXECUTORS if kind in ("sequential", "stacked", *more)
     ]
@@ -368,13 +368,7 @@ class Bench:
 
     def growth(self):
         "The same samples at more and more clients: the loop, and the fastest executor of this device"
-        fast = (
-            "stacked-graphs"
-            if self.device == "cuda"
-            else "sequential"
-            if self.quick
-            else "processes"
-        )
+        fast = "stacked" if self.device == "cuda" else "sequential" if self.quick else "processes"
         self.turns(
             "growth", self.seats("growth", lambda label: label in ("sequential", fast)), self.many
         )

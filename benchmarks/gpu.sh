@@ -11,7 +11,7 @@ export PYTHONPATH=$PWD
 for part in "$@"; do
   case $part in
     equality) python -m benchmarks.equal --device cuda --minutes 8 --json "$out/equality-cuda.json" ;;
-    cell) for how in sequential stacked-graphs graphs; do
+    cell) for how in sequential stacked; do
             timeout 180 python -m fedrepro run fedccfa/table1 --tier paper --methods FedAvg --seeds 1 --device cuda \
               --datasets "Fashion-MNIST, 20 clients" --executor $how --results "$out/$how" || failed=1
           done ;;

@@ -142,7 +142,7 @@ def test_equality_sees_nan_and_its_last_comparison(monkeypatch, capsys):
         "method": "FedAvg",
         "network": "mlp",
         "precision": "float64",
-        "executor": "graphs",
+        "executor": "stacked",
         "remarks": [],
     }
     for found, code in [([0.0], 0), ([math.nan], 1), ([0.0, None], 3)]:

@@ -274,15 +274,21 @@ def test_what_was_answered_once_is_answered_without_torch(tmp_path):
     assert ask("torch", *TORCHLESS[:3]) + ask("", *TORCHLESS[3:]) == first
 
 
-def test_a_plan_needs_no_data_and_has_a_line_a_tier(said, write, spec, tmp_path):
+def test_a_plan_needs_no_data_and_has_a_line_a_tier(said, write, spec, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     base = RAW["base"] | dict(dataset="CINIC-10", network="fedccfa_cifar")
     spec = write(RAW | dict(base=base, tiers=RAW["tiers"] | {"paper": {}}))
     code, out, err = said(
         "plan", spec, "--data", tmp_path / "none", "--device", "cpu", "--seeds", 1
     )
     lines = [line.split() for line in out.splitlines()[2:]]
-    assert (code, err) == (0, "") and [line[1] for line in lines] == ["smoke", "paper"], out
-    assert all("2 of 2" in line for line in out.splitlines()[2:]) and "measured" in out
+    assert code == 0 and [line[1] for line in lines] == ["smoke", "paper"], out
+    assert all("2 of 2" in line for line in out.splitlines()[2:]) and "measured" not in out
+    assert "--measure" in err and len(err.splitlines()) == 1
+    words = ["plan", spec, "--data", tmp_path / "none", "--device", "cpu", "--seeds", 1]
+    code, measured, err = said(*words, "--measure")
+    assert (code, err) == (0, "") and measured.count("measured") == 2, measured
+    assert said(*words) == (0, measured, "")
     code, out, err = said(
         "plan", spec, "--device", "cpu", "--seeds", 1, "--sbatch", tmp_path / "jobs.sh", "--json"
     )
@@ -438,6 +444,21 @@ def test_names_are_completed_and_help_is_shown_without_torch():
     assert (done.returncode, done.stderr) == (0, "")
     for (line, some), offered in zip(COMPLETED, done.stdout.split("#\n")[1:]):
         assert some <= set(offered.split("\n")), (line, offered)
+
+
+def test_a_row_of_equal_runs_is_not_added_to_the_rows_asked_for(said, write, tmp_path):
+    "A row that shows another's runs stands in the table of all rows, and where it was asked for itself"
+    twins = RAW["methods"] | {"Twin": RAW["methods"]["FedAvg"] | {"class": "FedAvg"}}
+    spec = write(RAW | dict(methods=twins))
+    words = ["run", spec, "--results", tmp_path / "r", "--seeds", 1, "--quiet", "--methods"]
+
+    def rows(asked):
+        code, out, _ = said(*words, asked)
+        assert code == 0
+        return [line.split()[0] for line in out.splitlines() if line[:4] in ("FedA", "Twin")]
+
+    assert rows("FedAvg") == ["FedAvg"] and rows("Twin") == ["Twin"]
+    assert rows("FedAvg,Twin") == ["FedAvg", "Twin"]
 
 
 def test_a_list_of_commands_is_the_whole_table(said, refused, write, spec, tmp_path):

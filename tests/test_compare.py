@@ -24,7 +24,7 @@ from fedrepro.reporting.compare import (
     rows_of,
     scaled,
 )
-from fedrepro.verdicts.tables import DEFINITIONS
+from fedrepro.engine.rows import METRICS
 from toy import OURS, ROOT, one_line
 
 TINY = dict(clients=3, rounds=2, epochs=1, batch_size=64, seeds=2, quiet=True)
@@ -257,7 +257,7 @@ def test_a_method_of_ones_own(folder):
         and (curve.nunique() == 1).all()
         and list(own.spec.rows) == ["ours", "FedAvg"]
     )
-    assert set(shown.metric) == {"generalised_accuracy"} <= set(DEFINITIONS)
+    assert set(shown.metric) == {"generalised_accuracy"} <= set(METRICS)
 
 
 OWN = {  # what these classes say themselves, where FedAvg has the common momentum, no weight decay and no clipping

@@ -21,9 +21,12 @@ from fedrepro.experiments.plan import (
     plan,
     plan_row,
     sbatch,
+    rough_cost,
     trial,
+    trial_of,
 )
 from fedrepro.experiments.runs import build
+from fedrepro.experiments.specs import load_spec
 from test_runner import SPEC, small
 
 AVG = small(SPEC.runs("smoke", ["FedAvg"], 1)[0])
@@ -133,26 +136,25 @@ def drifting(at=None, **more):
 
 
 @pytest.mark.parametrize(
-    "asked, stack, runs, rounds",
+    "asked, runs, rounds",
     [
-        ([drifting(5), drifting(8)], False, 2, 15),
-        ([drifting(8), drifting(5)], False, 2, 15),
-        ([drifting(), drifting(5)], False, 2, 15),
-        ([drifting(5), drifting()], False, 2, 15),
-        ([drifting(5), drifting(8), drifting()], False, 3, 17),
-        ([drifting(seed=s) for s in range(3)], True, 3, 30),
-        ([drifting(5), replace(drifting(5), column="another")], False, 1, 10),
+        ([drifting(5), drifting(8)], 2, 15),
+        ([drifting(8), drifting(5)], 2, 15),
+        ([drifting(), drifting(5)], 2, 15),
+        ([drifting(5), drifting()], 2, 15),
+        ([drifting(5), drifting(8), drifting()], 3, 17),
+        ([drifting(5), replace(drifting(5), column="another")], 1, 10),
     ],
 )
-def test_shared_rounds_are_counted_once(tmp_path, asked, stack, runs, rounds):
-    "In any order; other seeds of a job share none; a run that two cells of a table show is one"
+def test_shared_rounds_are_counted_once(tmp_path, asked, runs, rounds):
+    "In any order; a run that two cells of a table show is one"
     single, found = (
         plan(SPEC, [drifting()], "smoke", tmp_path),
-        plan(SPEC, asked, "smoke", tmp_path, stack=stack),
+        plan(SPEC, asked, "smoke", tmp_path),
     )
     assert (found.jobs, found.runs, found.missing) == (1, runs, runs)
     assert found.cost.samples == pytest.approx(single.cost.samples * rounds / 10)
-    (line,) = commands("x", asked, tmp_path, [], stack)
+    (line,) = commands("x", asked, tmp_path, [])
     assert len(line.split()[-1].split(",")) == runs
 
 
@@ -169,6 +171,73 @@ def test_what_is_there_costs_nothing_and_tells_the_time_of_its_like(tmp_path):
         1,
     ) and found.cost.seconds == pytest.approx(head["wall_seconds"])
     assert plan_row(found, 2)["missing"] == "1 of 2" and plan_row(found, 2)["by"] == "stored runs"
+
+
+@pytest.fixture
+def trials(monkeypatch, tmp_path):
+    "The runs that were tried, with a cache that is empty at first"
+    seen = []
+
+    def counted(run, *given):
+        seen.append(run)
+        return trial(run, *given)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(costs, "trial", counted)
+    return seen
+
+
+def test_a_trial_is_made_once_and_only_when_asked_for(trials, tmp_path):
+    "The measured plan is the same afterwards; another kind of work, or another version, is another question"
+    asked = [AVG, replace(AVG, settings=AVG.settings | {"seed": 1})]
+    assert plan(SPEC, asked, "smoke", tmp_path).tried == len(trials) == 0
+    first = plan(SPEC, asked, "smoke", tmp_path, measure="missing")
+    assert len(trials) == 1 and (first.tried, first.measured) == (2, 2) and len(first.on) == 10
+    assert plan(SPEC, asked, "smoke", tmp_path) == first
+    assert plan(SPEC, asked, "smoke", tmp_path, measure="missing") == first and len(trials) == 1
+    again = plan(SPEC, asked, "smoke", tmp_path, measure="again")
+    assert len(trials) == 2 and replace(again, cost=first.cost) == first
+    assert plan(SPEC, asked, "smoke", tmp_path) == again, "the last measurement counts"
+    assert plan_row(again, 1)["by"] == f"measured {again.on}" and plan_row(again, 1)["memory"]
+    assert trial_of(with_fields(AVG, epochs=7)) is None
+    with patch.object(costs, "__version__", "another"):
+        assert trial_of(AVG) is None
+    with pytest.raises(InputError, match="never.*again, kept, missing"):
+        trial_of(AVG, measure="never")
+    assert len(trials) == 2
+
+
+def test_without_a_trial_the_time_is_that_of_stored_runs(trials, tmp_path):
+    "Seconds a sample and epoch: the median of the method's runs on the network, else FedAvg's; never those of others"
+    from fedrepro.experiments.runner import compute_runs
+
+    seeds = [replace(AVG, settings=AVG.settings | {"seed": s}) for s in range(3)]
+    compute_runs(seeds, tmp_path, quiet=True)
+    heads = [store.read(store.run_path(tmp_path, r))[0] for r in seeds]
+    middle = sorted(h["wall_seconds"] for h in heads)[1]
+    prox = small(SPEC.runs("smoke", ["FedProx"], 1)[0])
+    longer = replace(AVG, settings=AVG.settings | {"rounds": 3 * AVG.rounds, "every": 7})
+    twice = with_fields(AVG, epochs=2 * AVG.settings["method"]["fields"]["epochs"])
+    paces = costs.stored_paces([AVG], tmp_path)
+    for run, factor in ((prox, 1), (longer, 3), (twice, 2)):
+        assert rough_cost(run, paces).seconds == pytest.approx(factor * middle), run
+        found = plan(SPEC, [run], "smoke", tmp_path)
+        assert (found.rough, found.tried) == (1, 0) and plan_row(found, 1)["by"] == "rough"
+    elsewhere = replace(AVG, settings=AVG.settings | {"network": "fedccfa_fmnist"})
+    assert costs.stored_paces([elsewhere], tmp_path).keys().isdisjoint({("FedAvg", "digits_cnn")})
+    nothing = plan(SPEC, [prox], "smoke", tmp_path / "empty")
+    assert (nothing.untimed, nothing.cost.seconds) == (1, 0.0) and nothing.cost.samples > 0
+    assert plan_row(nothing, 1)["by"] == "not timed" and plan_row(nothing, 1)["time"] == ""
+    assert trials == []
+
+
+def test_rough_costs_of_the_papers_do_not_train(trials):
+    "The whole of a paper's table, from the runs that are stored in the repository"
+    spec = load_spec("fedccfa/table2")
+    found = plan(spec, spec.runs("paper"), "paper")
+    assert found == plan(spec, spec.runs("paper"), "paper") and trials == []
+    assert found.known + found.rough == found.missing > 0 and found.untimed == 0
+    assert 100 < found.cost.seconds / 3600 < 10_000
 
 
 def test_a_job_array_is_a_script_that_bash_reads(tmp_path):

@@ -128,7 +128,7 @@ def test_a_loss_is_the_mean_over_those_who_took_a_step():
     told = [
         (float(loss), c.n)
         for c in clients
-        for _, _, loss in client_rounds([method], [c])
+        for _, _, loss in client_rounds(method, [c])
         if loss is not None
     ]
     assert len(told) == federation.clients - 2

@@ -47,7 +47,6 @@ def test_no_method_overrides_what_is_no_hook():
         "personal",
         "pooled",
         "evaluated",
-        "stackable",
         "positive",
         "fractions",
         "excluded",

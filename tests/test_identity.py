@@ -57,7 +57,7 @@ def files(tmp_path, monkeypatch):
     for name in set(sys.modules) - known:
         if own_code.own_file(name, getattr(sys.modules[name], "__file__", None)):
             del sys.modules[name]
-    for places in (own_code.GIVEN, own_code.PLACES, own_code.IMPORTED):
+    for places in (own_code.GIVEN, own_code.PLACES, own_code.IMPORTED, own_code.BY_NAME):
         places.clear()
     own_code.FOLDERS.clear()
     for table, before in zip(
@@ -129,6 +129,60 @@ def test_an_edited_file_is_imported_again_under_a_new_name_and_a_planned_run_is_
         "the source of its Idem is not the one that it was planned with", source(old), source(new)
     ):
         runs.check_sources(old)
+
+
+def test_a_module_that_is_imported_by_a_computed_name_belongs_to_it(files, tmp_path):
+    head = "import importlib\nHELP = importlib.import_module('comp_' + 'helper')\n"
+
+    def ids(factor):
+        files(comp_helper=f"W = {factor}\n", idem_c=head + OWN.format("", "server"))
+        return source(planned(tmp_path, methods={"Idem": {}})[0])
+
+    assert ids(1) != ids(2) and ids(1) == ids(1)
+    with as_imported():
+        sent = own_texts()
+        before = own_digest(method.METHODS["Idem"])
+        for name in ("idem_c", "comp_helper"):
+            del sys.modules[name]
+        own_code.BY_NAME.clear()
+        adopt(sent)
+        load_methods()
+        assert own_digest(method.METHODS["Idem"]) == before
+
+
+@pytest.mark.parametrize("hook", ["init_server", "loss"])
+def test_a_computed_name_while_runs_are_computed_fails_that_run(files, tmp_path, hook):
+    "What is found out only then cannot be in the name; one that is written out belongs to it, wherever it stands"
+    text = (
+        "import importlib\nfrom fedrepro import FedAvg\nclass Late(FedAvg):\n"
+        f"    def {hook}(self, *a):\n        {{}}\n        return super().{hook}(*a)\n"
+    )
+    files(late_helper="W = 1\n", late_x=text.format("importlib.import_module('late_' + 'helper')"))
+    late, avg = planned(tmp_path, methods={"Late": {}, "FedAvg": {}})
+    report = runner.compute_runs([late, avg], tmp_path / "r", quiet=True)
+    assert [*report.failed] == [late] and len(report.done) == 1
+    assert "late_x imports late_helper by a computed name" in report.failed[late]
+    assert "(late_x.py:5)" in report.failed[late] and "late_helper" not in sys.modules
+    files(late_x=text.format("import late_helper"))
+    (late, _) = planned(tmp_path, methods={"Late": {}, "FedAvg": {}})
+    assert runner.compute_runs([late], tmp_path / "r", quiet=True).exit_code == 0
+
+
+def test_a_constant_that_was_changed_after_the_import_is_in_the_name(files, tmp_path):
+    "Set back, the old name is right again; other values of a module may change as they like"
+    files(idem_k="CACHE = {}\nCALLS = 0\nRATE = 0.5\nrate = 1\n" + OWN.format("", "server"))
+    (first,) = planned(tmp_path, methods={"Idem": {}})
+    module = sys.modules["idem_k"]
+    module.CACHE[1], module.rate = 2, 3
+    runs.check_sources(first)
+    module.RATE = 0.25
+    with one_line("the source of its Idem", "a constant of it changed"):
+        runs.check_sources(first)
+    (second,) = planned(tmp_path, methods={"Idem": {}})
+    assert source(second) != source(first)
+    runs.check_sources(second)
+    module.RATE = 0.5
+    runs.check_sources(first)
 
 
 def test_an_edit_that_cannot_be_imported_leaves_what_was(files, tmp_path):
@@ -355,6 +409,61 @@ def test_other_data_than_those_of_a_stored_run_are_refused(files, tmp_path):
         runner.compute_runs(both, tmp_path / "r", quiet=True)
     assert runner.compute_runs(both[1:], tmp_path / "r", quiet=True).exit_code == 0
     with one_line("were computed on different data (bars)"):
+        render(load_spec(tmp_path / "toy/x.toml"), "smoke", results=tmp_path / "r")
+
+
+DRAWS = """import random
+import numpy as np, torch
+from fedrepro.data import datasets, transforms
+def stars():
+    x = torch.randint(256, (60, 1, 8, 8), dtype=torch.uint8)
+    x[0, 0, 0, 0], x[0, 0, 0, 1] = np.random.randint(256), random.randrange(256)
+    y = torch.arange(60) % 4
+    return dict(train_x=x[:40], train_y=y[:40], test_x=x[40:], test_y=y[40:], class_names=tuple("abcd"))
+datasets.MADE["stars"] = stars
+transforms.PIXEL_STATISTICS["stars"] = ((), ())
+"""
+
+
+def test_what_a_reader_draws_is_the_same_for_everybody(files):
+    "Whatever was drawn before; and nothing that is drawn after it is another"
+    files(stars_x=DRAWS)
+    torch.manual_seed(1)
+    one, after = datasets.load("stars").fingerprint, torch.rand(())
+    other = datasets.load("stars").fingerprint
+    torch.manual_seed(1)
+    assert one == other and after == torch.rand(())
+
+
+LEARNED = (
+    NET.format("learned_net", 8, 8).replace("return Network(", "return told(", 1)
+    + """
+import torch
+def told(body, head):
+    body.load_state_dict(torch.load({!r}, weights_only=True))
+    return Network(body.requires_grad_(False), head)
+"""
+)
+
+
+def test_other_weights_than_those_of_a_stored_run_are_refused(files, tmp_path):
+    "Weights that were learned elsewhere: the file is another one at the second command, and between two rows of a table"
+    kept = tmp_path / "weights.pt"
+
+    def learn(value):
+        torch.save({"1.weight": torch.full((8, 64), value), "1.bias": torch.zeros(8)}, kept)
+
+    files(learned_x=LEARNED.replace("{!r}", repr(str(kept))))
+    learn(0.1)
+    both = planned(tmp_path, base=dict(network="learned_net"))
+    assert runner.compute_runs(both[:1], tmp_path / "r", quiet=True).exit_code == 0
+    again = runner.compute_runs(both[:1], tmp_path / "r", quiet=True)
+    assert again.summary() == "0 computed, 1 were there"
+    learn(0.2)
+    with one_line("network learned_net started from other weights than it has now"):
+        runner.compute_runs(both, tmp_path / "r", quiet=True)
+    assert runner.compute_runs(both[1:], tmp_path / "r", quiet=True).exit_code == 0
+    with one_line("started from different weights of learned_net"):
         render(load_spec(tmp_path / "toy/x.toml"), "smoke", results=tmp_path / "r")
 
 

@@ -32,7 +32,8 @@ from fedrepro.experiments.local_study import (
 from fedrepro.experiments.rules import Value, parse_client
 from fedrepro.experiments.runner import compute_runs
 from fedrepro.experiments.runs import make_method, run_settings
-from fedrepro.experiments.specs import STUDY_METRICS, load_spec
+from fedrepro.engine.rows import STUDY_METRICS
+from fedrepro.experiments.specs import load_spec
 from fedrepro.experiments.studies import check_study, conclude, prelude
 from fedrepro.methods.fedbss import rate_samples, split
 from fedrepro.models import networks
@@ -170,7 +171,7 @@ def test_at_the_start_nothing_has_changed_and_at_the_end_it_is_the_clients_model
         )
     )
     made_when_read = {"lp_means_existing", "lp_means_absent"}
-    assert {*STUDY_METRICS} - {*last} == {
+    assert {m.name for m in STUDY_METRICS} - {*last} == {
         "test_loss",
         "unbiased_share",
         "rank_correlation",

@@ -15,6 +15,7 @@ from sklearn.metrics import accuracy_score, adjusted_rand_score
 from torch import nn
 
 from fedrepro.checks.harness import tiny
+from fedrepro.core.errors import InputError
 from fedrepro.engine.evaluation import (
     Predictor,
     Evaluator,
@@ -26,8 +27,16 @@ from fedrepro.engine.evaluation import (
 )
 from fedrepro.engine.federation import TUNE
 from fedrepro.engine.rounds import begin, next_round
-from fedrepro.engine.rows import summarise
+from fedrepro.engine.rows import (
+    METRICS,
+    PACKAGE_METRICS,
+    Metric,
+    add_metric,
+    metric_named,
+    summarise,
+)
 from fedrepro.methods.fedccfa import cluster_scores, label_entropy, madd
+from fedrepro.reporting.compare import compare
 from fedrepro.verdicts.summaries import run_swing, to_target
 from fedrepro.verdicts.tables import half_width, mean_std
 from toy import OURS as METHODS
@@ -414,3 +423,84 @@ def test_cluster_scores_are_scikit_learns(seed, classes, n):
     assert found["clusters_per_class"] == pytest.approx(
         np.mean([len(np.unique(row)) for row in got])
     )
+
+
+# --- one object a metric
+
+
+@pytest.fixture
+def worst():
+    "The accuracy of the client that is off worst, as a metric of one's own"
+
+    def lowest(predicted, test_y, label_maps, shares):
+        own = [torch.as_tensor(concept)[test_y] for concept in label_maps]
+        return 100 * min(float((p == y).double().mean()) for p, y in zip(predicted, own))
+
+    metric = Metric("worst", "the lowest accuracy", "%", higher_is_better=True, compute=lowest)
+    add_metric(metric)
+    yield metric
+    for name in [n for n in METRICS if n not in PACKAGE_METRICS]:
+        del METRICS[name]
+
+
+def test_what_is_said_of_every_metric():
+    for name, metric in METRICS.items():
+        assert metric.name == name and metric.definition and metric.label
+        assert name in PACKAGE_METRICS and metric.compute is None
+        if metric.of:
+            assert METRICS[metric.of].unit == metric.unit and metric.words.startswith(metric.of)
+        elif metric.unit:
+            assert metric.words.startswith(f"{metric.unit}, ")
+    accuracies = {n for n in METRICS if "accuracy" in n}
+    assert {n for n, m in METRICS.items() if m.higher_is_better} == accuracies
+    assert {n for n, m in METRICS.items() if m.unit == "%"} == accuracies
+    assert {n for n, m in METRICS.items() if m.ratio} == {n for n in METRICS if n.startswith("lp_")}
+    assert metric_named("unheard_of") == Metric("unheard_of")
+    assert metric_named("unheard_of").label == "unheard of"
+
+
+def test_a_metric_of_ones_own_is_in_every_row_and_in_a_comparison(worst, tmp_path):
+    tiny_run = dict(clients=3, rounds=2, epochs=1, batch_size=64, seeds=2, quiet=True)
+    found = compare(["FedAvg", "pFedMe"], metric="worst", folder=tmp_path, **tiny_run)
+    rows = found.frame
+    assert rows.worst.notna().all() and (rows.worst <= rows.generalised_accuracy + 1e-9).all()
+    one_model = rows[rows.row == "FedAvg"]  # without drift the worst client is every client
+    assert np.allclose(one_model.worst, one_model.generalised_accuracy)
+    assert set(found.summary.metric) == {"worst"} and "worst: %, the lowest accuracy" in repr(found)
+    assert found.plot().axes[0].get_ylabel() == "worst (%)"
+
+
+def test_a_metric_of_ones_own_reads_every_sort_of_models(worst):
+    "A personal method's with the server's newest part, too, and those before a final fine-tuning"
+    found = {}
+    for name in ("pFedMe", "FedBABU"):
+        method, federation = METHODS[name](), tiny()
+        at = next_round(method, federation, begin(method, federation))
+        found |= evaluate(method, federation, at, final=True)
+    accuracies = {k.replace("generalised_accuracy", "") for k in found if "generalised" in k}
+    assert {"", "_fresh", "_untuned"} == accuracies
+    assert all(
+        0 <= found[f"worst{end}"] <= found[f"generalised_accuracy{end}"] for end in accuracies
+    )
+
+
+@pytest.mark.parametrize(
+    "change, word",
+    [
+        (dict(name="cka"), "the package has one of this name"),
+        (dict(name="generalised_accuracy_fresh"), "the package has one of this name"),
+        (dict(name="my metric"), "expected letters, digits"),
+        (dict(compute=None), "expected a function"),
+    ],
+)
+def test_a_metric_that_is_refused(worst, change, word):
+    with pytest.raises(InputError, match=word):
+        add_metric(replace(worst, **change))
+
+
+def test_a_metric_that_returns_no_number_is_refused_in_the_first_round(worst, tmp_path):
+    add_metric(replace(worst, compute=lambda *given: "high"))
+    found = compare(
+        ["FedAvg"], clients=3, rounds=2, epochs=1, seeds=1, quiet=True, folder=tmp_path
+    ).report.failed
+    assert len(found) == 1 and "metric 'worst': compute: expected an int" in str(found)

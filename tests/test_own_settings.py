@@ -8,6 +8,8 @@ from toy import SMALL, TOY, one_line, put, written
 
 from fedrepro.core.errors import InputError
 from fedrepro.core.folders import PROJECT, find_specs
+from fedrepro.data.datasets import MADE
+from fedrepro.data.transforms import PIXEL_STATISTICS
 from fedrepro.experiments.rules import typed_settings
 from fedrepro.experiments.specs import (
     CHECKS,
@@ -17,6 +19,8 @@ from fedrepro.experiments.specs import (
     own_values,
     with_settings,
 )
+from fedrepro.models.architectures import ARCHITECTURES
+from fedrepro.reporting.notebook import FailedRuns, planned_table
 from fedrepro.verdicts.scoreboard import scoreboard
 from fedrepro.verdicts.tables import render, table
 
@@ -434,8 +438,6 @@ def test_a_method_added_to_a_copy_is_a_row_where_the_paper_lists_its_rows(tmp_pa
 
 
 def test_a_page_plans_its_own_table_with_other_settings():
-    from fedrepro.reporting.notebook import planned_table
-
     job = planned_table(main="fedccfa/table2", set={"rounds": 8}, methods="FedAvg", seeds=1)
     assert (
         job.tier == "own-smoke+rounds=8"
@@ -447,9 +449,40 @@ def test_a_page_plans_its_own_table_with_other_settings():
         (dict(set=[1]), "parameter set"),
         (dict(lessons="no"), "parameter lessons"),
         (dict(set={"roundz": 1}), "did you mean 'rounds'"),
+        (dict(imports=3), "parameter imports = 3: expected the paths of Python files"),
+        (dict(imports="nowhere.py"), "nowhere.py"),
     ]:
         with one_line(words):
             planned_table(main="fedccfa/table2", **wrong)
+
+
+def test_a_page_knows_what_its_imports_bring(tmp_path, monkeypatch):
+    "A network in one file and a data set in the other; relative to the folder that holds `papers/`"
+    monkeypatch.setenv("FEDREPRO_METHODS", "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "papers").mkdir()
+    monkeypatch.setitem(ARCHITECTURES, "page_net", None)
+    monkeypatch.setitem(MADE, "page_set", None)
+    monkeypatch.setitem(PIXEL_STATISTICS, "page_set", ((0.5,), (0.5,)))
+    (tmp_path / "page_net.py").write_text(
+        "from torch import nn\nfrom fedrepro import Network, architecture\n@architecture(1, 8, 8)\n"
+        "def page_net(classes, shape): return Network(nn.Flatten(), nn.Linear(64, classes))\n"
+    )
+    (tmp_path / "page_set.py").write_text(
+        "from fedrepro.data import datasets\ndatasets.MADE['page_set'] = datasets.MADE['digits']\n"
+    )
+    own = SMALL | dict(base=SMALL["base"] | dict(dataset="page_set", network="page_net"))
+    spec = written(tmp_path / "papers", own, "demo/t")
+    for files in ("page_net.py, page_set.py", ["page_net.py", "page_set.py"]):
+        job = planned_table(spec=str(spec), imports=files, methods="FedAvg", seeds=1)
+        assert {*job.runs[0].settings["sources"]} == {"network", "data"}
+    with one_line("parameter imports: methods file", "bad.py: ZeroDivisionError", "(bad.py:2)"):
+        (tmp_path / "bad.py").write_text("\n1 / 0\n")
+        planned_table(spec=str(spec), imports="bad.py")
+
+
+def test_failed_runs_are_one_line_in_a_notebook():
+    assert FailedRuns("1 failed")._render_traceback_() == ["FailedRuns: 1 failed"]
 
 
 @pytest.mark.parametrize("page", ["10_lfd", "11_feddc", "12_fedadc", "13_fedbss", "14_fedccfa"])

@@ -179,6 +179,53 @@ def test_quarto_gets_the_words_of_each_picture():
     )
 
 
+def test_search_finds_lessons_before_modules():
+    "Whatever quarto's order is; where to run a page is no answer to a search for `install`"
+    where = "Open in Colab (run %pip install -q git+https://x.org first there first) · Download the notebook"
+    items = [
+        {
+            "href": "13_reference/api/core.files.html#stamp",
+            "title": "core.files",
+            "text": "s " * 500,
+        },
+        {
+            "href": "00_guides/reproduce.html",
+            "title": "Reproduce",
+            "text": f"{where}\nBy one command",
+        },
+        {"href": "13_reference/questions.html", "title": "Questions", "text": "How long?"},
+    ]
+    found = website.sorted_search(items)
+    assert [item["title"] for item in found] == ["Reproduce", "Questions", "core.files"]
+    assert "install" not in found[0]["text"] and "By one command" in found[0]["text"]
+    assert found[1] == items[2] and len(found[2]["text"]) == 200
+
+
+def test_llms_txt_lists_every_page_then_the_modules():
+    config = yaml.safe_load((ROOT / "_quarto.yml").read_text())
+    lines = website.llms(config, ROOT / "nbs", ["core.files", "core.trees"]).splitlines()
+    listed = [line for line in lines if line.startswith("- [")]
+    assert len(listed) == len(NOTEBOOKS) + 2
+    assert all(
+        re.fullmatch(r"- \[.+\]\(https://\S+/[a-z]\w*\.html\): \S.*", x) for x in listed[:-2]
+    )
+    assert listed[-1].endswith("/13_reference/api/core.trees.html)")
+    assert lines.index("## Start") < lines.index("## Developers") < lines.index("## API")
+
+
+def test_the_api_shows_docstrings_as_they_are_written():
+    "Asterisks outside of code are escaped; a function without a docstring has none"
+
+    def power(x):
+        "x ** 2, which is `x * x`"
+
+    def bare(x):
+        return x
+
+    assert r"*x \*\* 2, which is `x * x`*" in website.rendered(power)
+    assert website.rendered(bare).strip().endswith("```")
+
+
 # --- colours and sizes
 
 STYLES = re.sub(r"/\*.*?\*/", "", (ROOT / "nbs/styles.scss").read_text(), flags=re.S)
@@ -202,6 +249,15 @@ def light(colour):
 def contrast(a, b):
     high, low = sorted((light(a), light(b)), reverse=True)
     return (high + 0.05) / (low + 0.05)
+
+
+def test_what_is_wide_scrolls_by_itself():
+    "Formulas, also in lines of text, tables and outputs: on a phone the page must not"
+    scrolls = {selector for selector, rule in RULES if rule.get("overflow-x") == "auto"}
+    for part in ("p:has(math)", "span.math", "table", ".cell-output-display"):
+        assert any(part in selector for selector in scrolls), part
+    code = [rule for selector, rule in RULES if selector == "main.content pre.sourceCode code"]
+    assert any(rule.get("overflow-wrap") == "anywhere" for rule in code)
 
 
 def test_contrast_is_that_of_wcag():

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,43 +12,14 @@ import zoo_methods as zoo
 from torch import nn
 
 from fedrepro.core.trees import distance
-from fedrepro.data import datasets
-from fedrepro.data.partition import Partition
-from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import run
 from fedrepro.executors.executors import EXECUTORS
 from fedrepro.methods.server import FedAvgM
-from fedrepro.models.architectures import Net, Network
 from toy import one_line
+from zoo_methods import PLAIN, SIZES, federation, normed_net
 
-SIZES, ROUNDS = (12, 7, 20), 3
-PLAIN = dict(lr=0.1, momentum=0.0, weight_decay=0.0, epochs=2, batch_size=0)
-
-
-class Rows(nn.Linear):
-    "A linear layer of pictures: its name stays `body.0`"
-
-    def forward(self, x):
-        return super().forward(x.flatten(1))
-
-
-def plain_net() -> Network:
-    return Network(nn.Sequential(Rows(64, 5), nn.Tanh()), nn.Linear(5, 10))
-
-
-def normed_net() -> Network:
-    return Network(nn.Sequential(Rows(64, 5), nn.BatchNorm1d(5), nn.Tanh()), nn.Linear(5, 10))
-
-
-def federation(make=plain_net) -> Federation:
-    rows = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
-    return Federation(
-        datasets.load("digits"),
-        Net(make.__name__, make),
-        Partition(tuple(rows)),
-        dtype=torch.float64,
-    )
+ROUNDS = 3
 
 
 def module(fed, w) -> nn.Module:
@@ -256,3 +228,8 @@ def test_what_is_not_finite_ends_the_run_and_names_who(what):
         history.diverged["round"],
         history.diverged["client"],
     ) == (1, who)
+
+
+def test_each_accepted_method_has_a_computation_by_hand():
+    text = Path(__file__).read_text()
+    assert all(f"zoo.{method.__name__}(" in text for method in zoo.ACCEPTED)

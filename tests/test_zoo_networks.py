@@ -9,46 +9,19 @@ import torch.nn.functional as F
 
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import same_bits
-from fedrepro.data.datasets import Dataset
-from fedrepro.data.partition import Partition
-from fedrepro.data.transforms import Recipe
+from fedrepro.engine.declarations import Messages
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.federation import INIT, TRAIN, Federation
 from fedrepro.engine.method import METHODS, FedAvg
-from fedrepro.engine.rounds import run
-from fedrepro.models.architectures import ARCHITECTURES
-from fedrepro.models.networks import network
-from zoo_networks import CLASSES, ZOO
+from fedrepro.engine.rounds import begin, run
+from fedrepro.models.architectures import Net
+from toy import one_line
+from zoo_networks import ZOO, federation
 
 SETTINGS = dict(lr=0.05, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=4)
 ACCEPTED, REFUSED = (
     [name for name, one in ZOO.items() if bool(one.refused) == no] for no in (False, True)
 )
-
-
-def federation(name: str, holdings=(6, 8)) -> Federation:
-    "Clients with so many samples of images that suit the network; in float64"
-    shape, rng, n = ZOO[name].shape, np.random.default_rng(5), sum(holdings)
-
-    def images(n):
-        return torch.from_numpy(rng.integers(0, 256, (n, *shape), dtype=np.uint8)), torch.arange(
-            n
-        ) % CLASSES
-
-    mean = (0.4,) * shape[0]
-    data = Dataset(
-        "zoo", *images(n), *images(6), tuple("abc"), Recipe("zoo", mean, (0.3,) * shape[0])
-    )
-    cut = Partition(tuple(np.split(np.arange(n), np.cumsum(holdings)[:-1])), None, "zoo")
-    return Federation(data, made(name), cut, seed=3, dtype=torch.float64)
-
-
-def made(name: str):
-    ARCHITECTURES["zoo"] = lambda classes, shape: ZOO[name].make(), ZOO[name].shape
-    try:
-        return network("zoo", CLASSES, ZOO[name].shape)
-    finally:
-        del ARCHITECTURES["zoo"]
 
 
 def fresh(name: str, seed: int = 0) -> torch.nn.Module:
@@ -147,6 +120,48 @@ def test_other_methods(name, method):
     end = history.snapshot.server["params"]
     assert all(t.isfinite().all() for t in end.values())
     assert all(torch.equal(end[n], fed.initial[n]) for n in fed.net.frozen if n in end)
+
+
+@pytest.mark.parametrize("name", ["nothing but a head", "frozen body"])
+def test_a_part_that_learns_nothing_is_not_sent_alone(name):
+    "Before the first round; a method that sends the head too goes on"
+    for method in ("FedBABU", "FedRep"):
+        with one_line(
+            f"{method}: its clients send the body alone, of which network zoo trains nothing",
+            "requires_grad",
+        ):
+            begin(METHODS[method](**SETTINGS), federation(name, (6, 4, 8)))
+    for method in ("FedAvg", "FedCCFA", "FedPAC", "Ditto"):
+        begin(METHODS[method](**SETTINGS), federation(name, (6, 4, 8)))
+
+
+class SendsHeads(FedAvg, listed=False):
+    "Clients share their heads; bodies stay as they are"
+
+    def client_result(self, client, params, results):
+        return {"params": {n: t for n, t in params.items() if n.startswith("head.")}}, client.state
+
+    def communication(self):
+        return Messages(upload={"params": "head"})
+
+
+def test_a_head_that_learns_nothing_is_not_sent_alone():
+    begin(SendsHeads(**SETTINGS), federation("frozen body"))
+    fed = federation("batch norm")
+    head_only = replace(fed, net=network_without_head_training())
+    with one_line(
+        "SendsHeads: its clients send the head alone, of which network zoo trains nothing"
+    ):
+        begin(SendsHeads(**SETTINGS), head_only)
+
+
+def network_without_head_training():
+    def make():
+        net = ZOO["batch norm"].make()
+        net.head.requires_grad_(False)
+        return net
+
+    return Net("zoo", make)
 
 
 @pytest.mark.parametrize("name", REFUSED)

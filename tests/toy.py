@@ -14,7 +14,8 @@ from fedrepro.data import datasets, partition
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import load_methods
 from fedrepro.experiments import store
-from fedrepro.experiments.specs import METRICS, STATISTICS
+from fedrepro.engine.rows import METRICS
+from fedrepro.experiments.specs import STATISTICS
 from fedrepro.models import networks
 from pages import ROOT  # noqa: F401 (others take it from here)
 
@@ -39,7 +40,7 @@ TOY = dict(
     paper="p",
     table="1",
     kind="table",
-    metric=METRICS[0],
+    metric=next(iter(METRICS)),
     statistic=STATISTICS[0],
     base=BASE,
     columns=[{}],

@@ -3,11 +3,46 @@
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from torch import nn
 
 from fedrepro.core.trees import add, scale, sub, weighted_mean, zeros_like
+from fedrepro.data import datasets
+from fedrepro.data.partition import Partition
 from fedrepro.engine.declarations import Messages
+from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import FedAvg
+from fedrepro.models.architectures import Net, Network
+
+
+SIZES = (12, 7, 20)
+PLAIN = dict(lr=0.1, momentum=0.0, weight_decay=0.0, epochs=2, batch_size=0)
+
+
+class Rows(nn.Linear):
+    "A linear layer of pictures: its name stays `body.0`"
+
+    def forward(self, x):
+        return super().forward(x.flatten(1))
+
+
+def plain_net() -> Network:
+    return Network(nn.Sequential(Rows(64, 5), nn.Tanh()), nn.Linear(5, 10))
+
+
+def normed_net() -> Network:
+    return Network(nn.Sequential(Rows(64, 5), nn.BatchNorm1d(5), nn.Tanh()), nn.Linear(5, 10))
+
+
+def federation(make=plain_net) -> Federation:
+    rows = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    return Federation(
+        datasets.load("digits"),
+        Net(make.__name__, make),
+        Partition(tuple(rows)),
+        dtype=torch.float64,
+    )
 
 
 @dataclass
@@ -176,6 +211,17 @@ class PerStep(FedAvg, listed=False):
 
     def communication(self):
         return Messages(upload={"params": "model", "steps": "1"})
+
+
+ACCEPTED = {  # the method -> what it equals, by hand
+    ClientAdam: "`torch.optim.Adam` at each client, made anew in each round",
+    FedAdam: "its formula in NumPy",
+    FedBN: "clients' own modules, whose normalisation is never replaced",
+    Cosine: "`torch.optim.SGD` with the learning rate of the round",
+    HeavyBall: "its formula over `torch.optim.SGD` at the clients",
+    KeepsMomentum: "`torch.optim.SGD` whose `state_dict` goes on in the next round",
+    PerStep: "its formula over `torch.optim.SGD`, also where a client takes no step",
+}
 
 
 # --- wrong ones

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+import numpy as np
 import torch
 import torch.nn.functional as F
 import torchvision.models as vision
@@ -12,7 +13,12 @@ from torchvision.models.convnext import CNBlockConfig
 from torchvision.models.densenet import DenseNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.vgg import make_layers
-from fedrepro.models.architectures import Network
+from fedrepro.data.datasets import Dataset
+from fedrepro.data.partition import Partition
+from fedrepro.data.transforms import Recipe
+from fedrepro.engine.federation import Federation
+from fedrepro.models.architectures import ARCHITECTURES, Network
+from fedrepro.models.networks import network
 
 CLASSES, IMAGE = 3, (1, 4, 4)
 
@@ -35,6 +41,31 @@ def bred(make=None, **about):
         return partial(bred, **about)
     ZOO[make.__name__] = Bred(make, **about)
     return make
+
+
+def federation(name: str, holdings=(6, 8)) -> Federation:
+    "Clients with so many samples of images that suit the network; in float64"
+    shape, rng, n = ZOO[name].shape, np.random.default_rng(5), sum(holdings)
+
+    def images(n):
+        return torch.from_numpy(rng.integers(0, 256, (n, *shape), dtype=np.uint8)), torch.arange(
+            n
+        ) % CLASSES
+
+    mean = (0.4,) * shape[0]
+    data = Dataset(
+        "zoo", *images(n), *images(6), tuple("abc"), Recipe("zoo", mean, (0.3,) * shape[0])
+    )
+    cut = Partition(tuple(np.split(np.arange(n), np.cumsum(holdings)[:-1])), None, "zoo")
+    return Federation(data, made(name), cut, seed=3, dtype=torch.float64)
+
+
+def made(name: str):
+    ARCHITECTURES["zoo"] = lambda classes, shape: ZOO[name].make(), ZOO[name].shape
+    try:
+        return network("zoo", CLASSES, ZOO[name].shape)
+    finally:
+        del ARCHITECTURES["zoo"]
 
 
 def flat(*layers, width=8, **head):

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 import nbformat
+import yaml
 from fastcore.docments import MarkdownRenderer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -144,6 +145,14 @@ def entries(module) -> dict:
     return {n: (own[n], lines[n]) for n in sorted(lines, key=lines.get)}
 
 
+def rendered(obj) -> str:
+    "The signature of an object and its docstring, whose asterisks are asterisks; without one the signature alone"
+    page = MarkdownRenderer(obj)
+    docs = inspect.getdoc(obj) if obj.__doc__ else ""
+    page.docs = re.sub(r"(`[^`]*`)|\*", lambda found: found[1] or r"\*", docs)
+    return re.sub(" object at 0x[0-9a-f]+", "", page._repr_markdown_())
+
+
 def reference(pages: Path):
     "Writes 13_reference/api/MODULE.qmd for every module in the index of the API, and leads the index there"
     index, source = (
@@ -156,13 +165,13 @@ def reference(pages: Path):
         module = importlib.import_module(name)  # noqa: TID251 a module of our own index
         file = f"{REPO}/blob/main/fedrepro/{path}.py"
         parts = [
-            f"---\ntitle: {path.replace('/', '.')}\ndescription: '{module.__doc__.replace(chr(39), 2 * chr(39))}'\nsidebar: reference\n---",
+            f"---\ntitle: {path.replace('/', '.')}\ndescription: '{module.__doc__.replace(chr(39), 2 * chr(39))}'\nsidebar: reference\n"
+            "repo-actions: false\n---",  # the page is in no repository; the module is, and is linked below
             f"[All modules](../02_api.ipynb) · [source]({file})",
         ]
         for name, (obj, line) in entries(module).items():
             parts.append(
-                f"##{'#' * name.count('.')} {name} {{#{name}}}\n\n[source]({file}#L{line})\n\n"
-                + re.sub(" object at 0x[0-9a-f]+", "", MarkdownRenderer(obj)._repr_markdown_())
+                f"##{'#' * name.count('.')} {name} {{#{name}}}\n\n[source]({file}#L{line})\n\n{rendered(obj)}"
             )
         (pages / f"13_reference/api/{path.replace('/', '.')}.qmd").write_text(
             "\n\n".join(parts) + "\n"
@@ -174,9 +183,63 @@ def reference(pages: Path):
     )
 
 
+def is_api(href: str) -> bool:
+    "Whether an address of the site is that of a module's page"
+    return "13_reference/api/" in href
+
+
+def sorted_search(items: list[dict]) -> list[dict]:
+    """The entries of quarto's search index, those of modules last and with their first lines alone.
+
+    A lesson says more about a word than a signature does. The line that says where to run a page is in none."""
+    found = []
+    for item in sorted(items, key=lambda item: is_api(item["href"])):
+        text = re.sub(
+            r"Open in Colab \(run .*? there first\) · Download the notebook", "", item["text"]
+        )
+        found.append(item | {"text": text[:200] if is_api(item["href"]) else text})
+    return found
+
+
+def sidebar_pages(contents: list) -> list[str]:
+    "The pages of a sidebar, from top to bottom"
+    found = []
+    for entry in contents:
+        if isinstance(entry, str):
+            found.append(entry)
+        elif "href" in entry:
+            found.append(entry["href"])
+        else:
+            found += sidebar_pages(entry["contents"])
+    return found
+
+
+def llms(config: dict, notebooks: Path, modules: list[str]) -> str:
+    "llms.txt: the pages by sidebar, each with its title and what it says of itself, then the modules of the API"
+    site, lines = config["website"], []
+    for bar in site["sidebar"]:
+        lines.append(f"\n## {bar['title']}\n")
+        for page in sidebar_pages(bar["contents"]):
+            first = nbformat.read(notebooks / page, as_version=4).cells[0].source
+            title, about = re.match(r"# (.+)\s*>?\s*(.*)", first).groups()
+            folder, _, name = page.removesuffix(".ipynb").rpartition("/")
+            place = posixpath.join(folder, re.sub(r"^\d+\w?_", "", name))  # as nbdev names it
+            address = f"{site['site-url']}/{place}.html"
+            lines.append(f"- [{title}]({address}): {about}")
+    lines.append("\n## API\n")
+    for module in modules:
+        lines.append(f"- [{module}]({site['site-url']}/13_reference/api/{module}.html)")
+    return f"# {site['title']}\n\n> {site['description']}\n" + "\n".join(lines) + "\n"
+
+
 def build(folder: Path) -> Path:
     "Renders the site in the empty `folder`; where its pages are. Each is there as a notebook that installs the package"
     do("quarto", "render", "--no-cache", folder=prepare(folder))
+    index = folder / "_proc/_docs/search.json"
+    index.write_text(json.dumps(sorted_search(json.loads(index.read_text())), ensure_ascii=False))
+    modules = [path.stem for path in sorted((folder / "_proc/13_reference/api").glob("*.qmd"))]
+    config = yaml.safe_load((ROOT / "_quarto.yml").read_text())
+    (folder / "_proc/_docs/llms.txt").write_text(llms(config, ROOT / "nbs", modules))
     for path in (folder / "nbs").rglob("*.ipynb"):
         nb, to = (
             nbformat.read(path, as_version=4),

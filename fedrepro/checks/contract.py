@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PROMISES', 'Finding', 'ContractError', 'ContractReport', 'Case', 'spread', 'works', 'whole_models', 'executors',
            'carried', 'untouched', 'odd_leaf', 'messages', 'invariants', 'resume', 'traffic', 'undeclared', 'limit_law',
-           'host_waits', 'suited', 'examine', 'check', 'describe_method']
+           'suited', 'examine', 'check', 'describe_method']
 
 # %% ../../nbs/10_checks/01_contract.ipynb #3fcf5a29
 import inspect, math, pickle, tempfile
@@ -25,7 +25,6 @@ from fedrepro.checks.harness import (
     padded,
     play,
     tiny,
-    waits,
 )
 from ..core.errors import InputError
 from ..core.trees import nbytes
@@ -358,12 +357,6 @@ def limit_law(case: Case) -> Iterator[Finding]:
     size, where = gap(*(dict(enumerate(models)) for models in ends))
     yield Finding("limit law", size, 1e-10, said + (f"; client {where}" if size > 1e-10 else ""))
 
-# %% ../../nbs/10_checks/01_contract.ipynb #017edb68
-def host_waits(case: Case) -> Iterator[Finding]:
-    "No hook of a client makes the host wait for the device"
-    found = waits(case.method, case.federation)
-    yield Finding("clients never wait", len(found), 0, "; ".join(found[:2]))
-
 # %% ../../nbs/10_checks/01_contract.ipynb #27ee0500
 PROMISES: list[Callable[[Case], Iterator[Finding]]] = [
     untouched,
@@ -375,7 +368,6 @@ PROMISES: list[Callable[[Case], Iterator[Finding]]] = [
     invariants,
     resume,
     traffic,
-    host_waits,
 ]
 
 

@@ -167,7 +167,7 @@ ExecutorOption = Annotated[
     str,
     typer.Option(
         metavar="E",
-        help="How the clients of a round are trained: auto, sequential, processes, stacked, stacked-graphs or graphs",
+        help="How the clients of a round are trained: auto, sequential, processes, or stacked (not measured on a GPU)",
     ),
 ]
 CheckpointOption = Annotated[

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..core.errors import InputError, choice, number, require, short
 from ..core.folders import data_dir
 from ..core.own_code import note_package
+from ..core.torch_state import one_chance
 from .download import Archive, bring
 from .images import PICTURES
 from .sources import Source, complete, idx_array, intact
@@ -631,7 +632,8 @@ def read_parts(read: Callable, name: str, *given) -> dict:
     code = getattr(own, "__code__", None)
     place = f" ({Path(code.co_filename).name}, line {code.co_firstlineno})" if code else ""
     who = f"data set {name!r}: its reader {getattr(own, '__name__', short(own))}{place}"
-    parts = read(*given)
+    with one_chance():
+        parts = read(*given)
     expected = f"expected a dict with {', '.join(NEEDED)}"
     require(
         isinstance(parts, Mapping),

@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'torch_seeded', 'Client', 'SGD', 'Phase', 'PhaseResult', 'two_samples',
-           'needs_two', 'draws', 'plan_batches', 'clipped', 'rated', 'sgd_step', 'Step', 'movable', 'train',
-           'ChangedInPlace', 'write_marks', 'refuse_writes', 'checked_result', 'in_turn', 'start_phase', 'steps_taken',
-           'client_rounds', 'client_round', 'class_means']
+           'needs_two', 'draws', 'plan_batches', 'clipped', 'sgd_step', 'Step', 'movable', 'train', 'ChangedInPlace',
+           'write_marks', 'refuse_writes', 'checked_result', 'in_turn', 'start_phase', 'steps_taken', 'client_rounds',
+           'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
-import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -148,9 +147,7 @@ class Client:
 class SGD:
     "PyTorch's SGD, momentum starting anew in every phase: $b\\leftarrow\\mu b+g+\\lambda w,\\ w\\leftarrow w-\\eta b$"
 
-    lr: (
-        float | Tensor
-    )  # eta, already decayed for the round; in a stack it may be a tensor, one a client
+    lr: float  # eta, already decayed for the round
     momentum: float = 0.0  # mu
     weight_decay: float = 0.0  # lambda
     clip_norm: float | None = (
@@ -255,15 +252,6 @@ def clipped(grads: Tree, max_norm: float) -> Tree:
     return {n: g * factor for n, g in grads.items()}
 
 # %% ../../nbs/04_engine/01_client.ipynb #e85d442d
-def rated(g: list[Tensor], lr: Tensor) -> list[Tensor]:
-    "Each of `g` times one rate, or times one a client where both have a leading axis of clients"
-    return (
-        list(torch._foreach_mul(g, lr))
-        if not lr.dim()
-        else [t * lr.view(-1, *[1] * (t.dim() - 1)) for t in g]
-    )
-
-
 def sgd_step(moving: Tree, grads: Tree, buffer: list | None, sgd: SGD) -> list:
     "Move the tensors of `moving` in place; takes and returns the momentum buffer (None before the first step)"
     w, g = list(moving.values()), list(grads.values())
@@ -276,16 +264,13 @@ def sgd_step(moving: Tree, grads: Tree, buffer: list | None, sgd: SGD) -> list:
             torch._foreach_mul_(buffer, sgd.momentum)
             torch._foreach_add_(buffer, g)
             g = buffer
-        if isinstance(sgd.lr, Tensor):
-            torch._foreach_sub_(w, rated(g, sgd.lr))
-        else:
-            torch._foreach_add_(w, g, alpha=-sgd.lr)
+        torch._foreach_add_(w, g, alpha=-sgd.lr)
     return g
 
 # %% ../../nbs/04_engine/01_client.ipynb #d9116985
 @dataclass
 class Step:
-    "One step of a phase, as a method's own `step` sees it; in a stack every tensor has a leading axis of clients"
+    "One step of a phase, as a method's own `step` sees it"
 
     client: Client
     phase: Phase
@@ -293,15 +278,12 @@ class Step:
     params: Tree  # all parameters; those in `moving` are the same tensors
     moving: Tree  # those that the step changes, in place
     memory: Any = None  # what the phase's last step returned beside its loss; None before the first
-    each: Callable = (
-        operator.call
-    )  # each(f, client, *trees): `f` for every client; here for the one there is
 
     def grad(self, at: Tree | None = None) -> tuple[Tensor, Tree]:
         "Loss of the batch and its adjusted, clipped gradient, at `params`, or with the tensors `at` in their place"
         moving, params = (self.moving, self.params) if at is None else (at, self.params | at)
-        loss = self.each(self.phase.loss, self.client, params, self.batch)
-        if not isinstance(loss, Tensor) or loss.shape != self.batch.y.shape[:-1]:
+        loss = self.phase.loss(self.client, params, self.batch)
+        if not isinstance(loss, Tensor) or loss.dim():
             got = tuple(loss.shape) if isinstance(loss, Tensor) else short(loss)
             raise InputError(
                 f"phase {self.phase.name}: its loss returned {got}; "
@@ -312,14 +294,13 @@ class Step:
         grads = dict(
             zip(
                 moving,
-                torch.autograd.grad(loss.sum(), list(moving.values()), materialize_grads=True),
+                torch.autograd.grad(loss, list(moving.values()), materialize_grads=True),
             )
         )
         if self.phase.adjust is not None:
-            grads = self.each(self.phase.adjust, self.client, params, grads)
-        most = self.phase.sgd.clip_norm
-        if most is not None:
-            grads = self.each(lambda _, g: clipped(g, most), self.client, grads)
+            grads = self.phase.adjust(self.client, params, grads)
+        if self.phase.sgd.clip_norm is not None:
+            grads = clipped(grads, self.phase.sgd.clip_norm)
         return loss.detach(), grads
 
     def sgd(self, grads: Tree) -> list:
@@ -440,18 +421,17 @@ def steps_taken(results: Results) -> int:
 
 
 def client_rounds(
-    methods: list, clients: list[Client], trainer: Trainer = in_turn
+    method, clients: list[Client], trainer: Trainer = in_turn
 ) -> list[tuple[dict, dict, Tensor | None]]:
     """The rounds of clients who go through as many phases as each other, side by side.
 
-    Of each: its upload, its new state, and the mean loss () of its last phase, None where that took no step. Entry k of
-    `methods` is client k's."""
+    Of each: its upload, its new state, and the mean loss () of its last phase, None where that took no step."""
     results: list[Results] = [{} for _ in clients]
     before = [(write_marks(c.received), write_marks(c.state)) for c in clients]
-    declared = [[p for p in m.local_phases(c) if not p.final] for m, c in zip(methods, clients)]
-    for m in (m for m, phases in zip(methods, declared) if not phases):
+    declared = [[p for p in method.local_phases(c) if not p.final] for c in clients]
+    if not all(declared):
         raise InputError(
-            f"{type(m).__name__}.local_phases: expected at least one phase that is not final"
+            f"{type(method).__name__}.local_phases: expected at least one phase that is not final"
         )
     for phases in zip(*declared, strict=True):
         starts = [start_phase(c, p, r) for c, p, r in zip(clients, phases, results)]
@@ -459,7 +439,7 @@ def client_rounds(
             r.pop(phase.name, None)  # the latest stands last
             r[phase.name] = result
     found = []
-    for method, client, r, marked in zip(methods, clients, results, before):
+    for client, r, marked in zip(clients, results, before):
         last = [*r.values()][-1]
         with client.chance():
             answer = method.client_result(client, last.params, r)
@@ -471,7 +451,7 @@ def client_rounds(
 
 def client_round(method, client: Client) -> tuple[dict, dict, Tensor | None]:
     "One client's round: its upload, its new state, and the mean loss () of its last phase or None, see `client_rounds`"
-    return client_rounds([method], [client])[0]
+    return client_rounds(method, [client])[0]
 
 # %% ../../nbs/04_engine/01_client.ipynb #fab1a78b
 def class_means(client: Client, params: Tree) -> Tensor:

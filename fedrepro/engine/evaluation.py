@@ -19,6 +19,7 @@ from .client import Client, Phase, torch_seeded, train
 from .divergence import refuse_diverged
 from .federation import TUNE, Federation
 from .rounds import Snapshot
+from .rows import METRICS
 
 # %% ../../nbs/04_engine/06_evaluation.ipynb #34289e27
 def digests(models: Iterable[Tree]) -> list[dict[str, bytes]]:
@@ -152,13 +153,22 @@ def finetuned(
 def _score(
     federation: Federation, predicted: list[Tensor], t: int, suffix: str
 ) -> dict[str, float]:
-    "Generalised and, where the test set is partitioned, personalised accuracy of one model per client in round t"
-    maps, y = federation.label_maps(t), federation.data.test_y
+    """Generalised and, where the test set is partitioned, personalised accuracy of one model per client in round t
+
+    Then the metrics of one's own. Raises InputError for one that is no number."""
+    maps, y, shares = federation.label_maps(t), federation.data.test_y, federation.partition.test
     out = {f"generalised_accuracy{suffix}": generalised_accuracy(predicted, y, maps)}
-    if federation.partition.test is not None:
-        out[f"personalised_accuracy{suffix}"] = personalised_accuracy(
-            predicted, y, maps, federation.partition.test
-        )
+    if shares is not None:
+        out[f"personalised_accuracy{suffix}"] = personalised_accuracy(predicted, y, maps, shares)
+    for metric in METRICS.values():
+        if metric.compute is None:
+            continue
+        value = metric.compute(predicted, y, maps, shares)
+        if type(value) not in (int, float):
+            raise InputError(
+                f"metric {metric.name!r}: compute: expected an int or a float, got {short(value)}"
+            )
+        out[f"{metric.name}{suffix}"] = float(value)
     return out
 
 

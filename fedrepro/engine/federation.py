@@ -40,11 +40,6 @@ class Autocast(Net):
         with torch.autocast(features.device.type, torch.bfloat16):
             return super().classify(params, features).float()
 
-    def without_layouts(self) -> Net:
-        raise InputError(
-            "precision bf16: not in a stack of clients; use the executor sequential or processes"
-        )
-
 
 class BF16Net(Net):
     "A network that clients compute in bfloat16, and the server in float32, as all evaluation"

@@ -84,17 +84,12 @@ def grouped(runs: list[ActiveRun], key: Callable) -> list[list[ActiveRun]]:
 def train_lockstep(leaders: list[ActiveRun], executor: Callable) -> list[Snapshot]:
     "The next round of every leader; those with equal methods, data and networks share one call of the executor"
     found = {}
-    grids = getattr(
-        executor, "grids", False
-    )  # whether it takes methods that differ in their settings
 
     def kind(r):
         alone = id(r) if timed(r.measures) else 0
-        same = (
-            type(r.method) if grids else (type(r.method), repr(vars(r.method)))
-        )  # with hooks of its own
         return (
-            same,
+            type(r.method),
+            repr(vars(r.method)),
             id(r.federation.data),
             type(r.federation.net),
             r.federation.net.name,
@@ -107,8 +102,7 @@ def train_lockstep(leaders: list[ActiveRun], executor: Callable) -> list[Snapsho
             open_round(r.method, r.federation, r.at, Profiler(timed(r.measures))) for r in group
         ]
         clients = [client for now in opened for client in now.clients]
-        methods = [r.method for r, now in zip(group, opened) for _ in now.clients]
-        results = iter(executor(methods if grids else group[0].method, clients))
+        results = iter(executor(group[0].method, clients))
         for r, now in zip(group, opened):
             mine = [next(results) for _ in now.clients]
             found[id(r)] = close_round(r.method, r.federation, r.at, now, mine, r.measures)

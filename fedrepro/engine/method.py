@@ -84,10 +84,6 @@ class FedAvg:
     evaluated: ClassVar[
         dict[str, str]
     ] = {}  # suffix of its metrics -> part of the server's state in place of `params`
-    stackable: ClassVar[tuple[str, ...]] = (
-        "lr",
-        "lr_decay",
-    )  # fields by which a client's hooks decide nothing
     positive: ClassVar[set[str]] = set()  # fields that may not be 0, beside those of its bases
     fractions: ClassVar[set[str]] = set()  # fields from 0 to 1, beside those of its bases
     limit: ClassVar[Law | None] = None  # the setting in which it is another method: `law(mu=0.)`

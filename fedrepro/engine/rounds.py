@@ -16,6 +16,7 @@ from torch import Tensor
 from ..core.errors import InputError, short
 from ..core.trees import Tree, moved, nbytes
 from .client import ChangedInPlace, Client, client_rounds, write_marks
+from .declarations import refuse_untrained
 from .divergence import Diverged, client_diverged, limit, record, server_diverged
 from .federation import BEGIN, CLOSE, JUDGE, OPEN, Federation
 from .method import Exchange, Survey
@@ -45,7 +46,7 @@ def sequential(method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tens
     "The reference executor: one client after the other"
     results = []
     for client in clients:
-        results += client_rounds([method], [client])
+        results += client_rounds(method, [client])
     return results
 
 
@@ -61,7 +62,8 @@ def park_states(federation: Federation, states: list[dict], most: int = STATE_LI
 
 
 def begin(method, federation: Federation) -> Snapshot:
-    "The snapshot before round 0"
+    "The snapshot before round 0; raises InputError where no round could teach the server anything"
+    refuse_untrained(method, federation)
     with federation.chance(BEGIN, 0):
         server = method.init_server(federation)
         states = [

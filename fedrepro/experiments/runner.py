@@ -257,25 +257,34 @@ def compare_data(
     Asked of data sets of one's own and those without checksums, and of all that are loaded for `todo` anyway."""
 
     def key(r: PlannedRun) -> str:
-        return json.dumps([r.settings["data"], r.settings.get("sources", {}).get("data")])
+        sources = r.settings.get("sources", {})
+        return json.dumps([r.settings["data"], r.settings["network"], sources])
 
     loaded, now = set(map(key, todo)), dict[str, dict[str, str]]()
     for r in finished:
         name = r.settings["data"]["name"]
-        if not (key(r) in loaded or "data" in r.settings.get("sources", {}) or unchecked(name)):
+        mine = {"data", "network"} & r.settings.get("sources", {}).keys()
+        if not (key(r) in loaded or mine or unchecked(name)):
             continue
         head, path = store.read(store.run_path(results, r))[0], store.run_path(results, r)
         if key(r) not in now:
             try:
                 now[key(r)] = fingerprints(r, data, device)
-            except InputError as error:
-                say(f"{name}: finished runs cannot be compared with the data ({error})")
+            except (Exception, SystemExit) as error:
+                say(f"{name}: finished runs cannot be compared with the data ({brief(error)})")
                 now[key(r)] = {}
         for what, found in now[key(r)].items():
+            if head.get(what) not in (None, found) and what == "weights":
+                raise InputError(
+                    f"{path}: network {r.settings['network']} started from other weights than it has now; "
+                    "was a file that it reads changed? Move the result away, or choose another folder "
+                    "with --results"
+                )
             if head.get(what) not in (None, found):
                 raise InputError(
                     f"{path}: was computed on other data {name} than are there now, or normalised "
-                    "otherwise; move it away, or choose another folder with --results"
+                    "otherwise (a reader that draws random numbers needs a seed); move it away, or choose another "
+                    "folder with --results"
                 )
 
 
@@ -320,7 +329,7 @@ def compute_runs(
         refuse_taken(store.run_path(results, r))
     report = SweepReport(skipped=[store.run_path(results, r) for r in runs if r.run_id in there])
     tried: dict[str, tuple] = {}
-    stack, left = how in ("stacked", "stacked-graphs") or (how == "auto" and device == "cuda"), todo
+    left = todo
     forget_own_data(runs)
     with Progress(todo, quiet, on_done) as progress, as_imported():
         try:
@@ -330,7 +339,7 @@ def compute_runs(
             while left:
                 jobs = [
                     Job(group, results, data, device, how, 1, every, until)
-                    for group in make_jobs(left, stack)
+                    for group in make_jobs(left)
                 ]
                 (pool or partial(run_near, workers=workers))(jobs, report, progress)
                 left = awaited(report, progress, results, until, wait, tried)

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['PROTOCOL', 'run_id', 'package_methods', 'make_method', 'method_settings', 'method_part', 'other_parts', 'study_part',
            'run_settings', 'seeded', 'PlannedRun', 'load_data', 'data_state', 'input_fingerprint', 'first', 'unchecked',
-           'fingerprints', 'forget_data', 'forget_own_data', 'pick_device', 'check_sources', 'build']
+           'weights_fingerprint', 'own_weights', 'fingerprints', 'forget_data', 'forget_own_data', 'pick_device',
+           'check_sources', 'build']
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #8f35dde5
 import dataclasses, hashlib, json
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 import numpy as np
-from ..core.errors import InputError, choice
+from ..core.errors import InputError, brief, choice, own_line
 from ..core.files import stamped
 from ..core.own_code import alike, of_package, own_digest, pages_share_process, replaced
 from ..data import concept_drift, partition
@@ -64,9 +65,12 @@ def make_method(name: str, values: dict, where: str):
     try:
         return method(**{k: values[k] for k in field_rules(method) if k in values})
     except (TypeError, ValueError, ArithmeticError) as error:
+        at = f" ({line})" if (line := own_line(error)) else ""
         raise InputError(
-            f"{where}: {name} refuses its values: {' '.join(str(error).split())[:200]}"
+            f"{where}: {name} refuses its values: {' '.join(str(error).split())[:200]}{at}"
         ) from None
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{where}: {name} cannot be made: {brief(error)}") from None
 
 
 def method_settings(method) -> dict:
@@ -339,15 +343,35 @@ def unchecked(name: str) -> bool:
     return name in SOURCES and not all(SOURCES[name].files.values())
 
 
+def weights_fingerprint(params: dict) -> str:
+    "sha256 (hex) of the parameters and statistics of a model"
+    found = hashlib.sha256()
+    for name, t in params.items():
+        found.update(f"{name} {tuple(t.shape)}".encode() + t.cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def own_weights(run: PlannedRun, net) -> dict[str, str]:
+    "For the header, of a network of one's own, which may read a file: what it starts from with seed 0"
+    own = "network" in run.settings.get("sources", {})
+    return {"weights": weights_fingerprint(net.init(0))} if own else {}
+
+
 def fingerprints(run: PlannedRun, data=None, device: str = "cpu") -> dict[str, str]:
-    "What the header of a run says of its data, of those that are there now; raises InputError where they are not"
+    "What the header of a run says of its data and weights, of those that are there now; raises InputError"
+    from fedrepro.models import networks
+
     s = run.settings["data"]
     d = first(
         load_data(s["name"], None if data is None else str(data), s["recipe"], device),
         s.get("train_samples"),
         s.get("test_samples"),
     )
-    return {"data_fingerprint": d.fingerprint, "inputs": input_fingerprint(d)}
+    found = {"data_fingerprint": d.fingerprint, "inputs": input_fingerprint(d)}
+    if "network" in run.settings.get("sources", {}):
+        net = networks.network(run.settings["network"], classes=d.classes, shape=d.shape)
+        found |= own_weights(run, net)
+    return found
 
 
 def forget_data():
@@ -391,7 +415,7 @@ def check_sources(run: PlannedRun):
     if wrong is not None:
         raise InputError(
             f"{where}: the source of its {wrong} is not the one that it was planned with "
-            f"({then.get(wrong)}, here {now.get(wrong)}); was it edited since? plan it again"
+            f"({then.get(wrong)}, here {now.get(wrong)}); was it edited, or a constant of it changed, since? plan it again"
         )
 
 

@@ -128,7 +128,7 @@ def inherited(methods: dict, name: str, chain: list[str]) -> dict:
     "Row `name` with all it takes from the rows of its `chain`; `published`, or `unpublished`, is its own"
     if not chain:
         return methods[name]
-    own = ("like", "published", "unpublished")
+    own = ("like", "published", "unpublished", "guessed")
     rows = [{k: v for k, v in methods[parent].items() if k not in own} for parent in chain[::-1]]
     whole = {"class": chain[-1]}
     for row in [*rows, {k: v for k, v in methods[name].items() if k != "like"}]:

@@ -6,17 +6,19 @@
 __all__ = ['RESULT_FORMAT', 'NUMBER', 'HEADER', 'ALWAYS', 'STATUS', 'SHAPE', 'ABOUT', 'LONGEST', 'COLUMNS', 'LOADED', 'file_name',
            'run_path', 'git', 'processor', 'provenance', 'demand', 'is_a', 'check_settings', 'check_header',
            'check_rows', 'check_end', 'json_line', 'encode', 'write', 'check_writable', 'decode', 'parse_lines',
-           'content_of', 'read', 'set_aside', 'read_or_set_aside', 'is_complete', 'has_run', 'settings_columns',
-           'tier_folders', 'load_runs', 'load_headers', 'load_results', 'load_by_run', 'same_data', 'mixed']
+           'content_of', 'read', 'first_lines', 'set_aside', 'read_or_set_aside', 'is_complete', 'has_run',
+           'settings_columns', 'tier_folders', 'load_runs', 'load_headers', 'load_results', 'load_by_run', 'same_data',
+           'mixed']
 
 # %% ../../nbs/07_experiments/07_store.ipynb #f68f48b0
 import errno, hashlib, importlib.metadata, json, math, os, platform, stat, subprocess, tempfile
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 import pandas as pd
 from ..core.errors import Damaged, Foreign, InputError, say, short
-from ..core.files import stamp, write_atomic
+from ..core.files import open_regular, stamp, write_atomic
 from ..core.folders import INSTALLED, PACKAGE
 from ..engine.rows import in_words
 from .runs import PlannedRun, run_id
@@ -170,7 +172,8 @@ def is_a(value, types) -> bool:
 
 def check_settings(settings: dict, shape: dict = SHAPE, where: str = "settings"):
     "Raises Damaged unless `settings` have what `shape` says; their whole numbers are not negative"
-    demand(isinstance(settings, dict), f"header: {where} is {short(settings)}")
+    if not isinstance(settings, dict):
+        raise Damaged(f"header: {where} is {short(settings)}")
     for key, kind in shape.items():
         name = key.removesuffix("?")
         if name not in settings and key != name:
@@ -180,10 +183,8 @@ def check_settings(settings: dict, shape: dict = SHAPE, where: str = "settings")
         if isinstance(kind, dict):
             check_settings(value, kind, at)
         else:
-            demand(
-                is_a(value, kind) and not (kind is int and value < 0),
-                f"header: {at} is {short(value)}",
-            )
+            if not is_a(value, kind) or (kind is int and value < 0):
+                raise Damaged(f"header: {at} is {short(value)}")
 
 
 def check_header(header: dict):
@@ -198,7 +199,8 @@ def check_header(header: dict):
         fits = key in header and (
             is_a(header[key], types) or (header[key] is None and key not in ALWAYS)
         )
-        demand(fits, f"header: {key} is {short(header.get(key))}")
+        if not fits:  # nothing is put into words that is right
+            raise Damaged(f"header: {key} is {short(header.get(key))}")
     demand(header["status"] in STATUS, f"header: status is {short(header['status'])}")
     check_settings(header["settings"])
     try:
@@ -350,6 +352,18 @@ def read(path: str | Path) -> tuple[dict, list[dict]]:
     if Path(path).name != file_name(head["settings"]):
         raise Damaged(f"{path}: the name does not belong to the content")
     return head, rows
+
+# %% ../../nbs/07_experiments/07_store.ipynb #36c0849c
+def first_lines(files: Iterable[Path]) -> Iterator[dict]:
+    "The headers of result files, by their first lines alone: whether a file is whole stays unknown. Others are left out"
+    for path in files:
+        try:
+            with open_regular(path) as file:
+                header = json.loads(file.readline(LONGEST))
+            check_header(header)
+        except (OSError, ValueError, RecursionError, Damaged):
+            continue
+        yield header
 
 # %% ../../nbs/07_experiments/07_store.ipynb #d503000f
 def set_aside(path: Path, why: Exception):
@@ -513,6 +527,15 @@ def same_data(heads: list[dict]):
                     f"{first['file']} and {h['file']} were computed on different {words} "
                     f"({asked['name']}); move one of them away"
                 )
+        if not h.get("weights"):
+            continue  # of the package's networks
+        net = h["settings"]["network"], h["settings"]["sources"]["network"], asked["name"]
+        first = known.setdefault(net, h)
+        if first["weights"] != h["weights"]:
+            raise InputError(
+                f"{first['file']} and {h['file']} started from different weights of {net[0]}; "
+                "move one of them away"
+            )
 
 
 def mixed(heads: list[dict]) -> list[str]:

@@ -137,7 +137,7 @@ def conclude(run: PlannedRun, active: ActiveRun):
         method, client = the_client(run, active)
         look, most = (
             {"local": local_rows, "slice": slice_rows}[study["name"]],
-            limit(client.initial),
+            limit(client.initial, client.net.buffers),
         )
         found = look(method, active.federation, client, study["samples"])
         bad = next((i for i, row in enumerate(found) if not abs(row["drift_norm"]) <= most), None)

@@ -43,7 +43,6 @@ class FedFM(FedAvg):
     align_from: int = 20  # index of the first round with alignment, both codes
     paper: ClassVar[str] = "Ye et al. 2023"
     positive = {"tau"}
-    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "weight", "tau")
     limit = law(weight=0.0, align_from=0)
     check_settings: ClassVar[dict] = {"align_from": 1}
 
@@ -149,7 +148,6 @@ class FedPAC(FedRep):
         "corrected"  # or weights not renormalised, as in FedCCFA's code
     )
     paper: ClassVar[str] = "Xu et al. 2023"
-    stackable: ClassVar[tuple[str, ...]] = (*FedRep.stackable, "weight")
     limit = law(FedRep, where=one_a_round, weight=0.0)
 
     def init_server(self, federation) -> dict:

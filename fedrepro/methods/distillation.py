@@ -31,7 +31,6 @@ class MOON(FedAvg):
     tau: float = 0.5  # temperature; the official default, FedADC
     paper: ClassVar[str] = "Li et al. 2021"
     positive = {"tau"}
-    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "mu", "tau")
     limit = law(mu=0.0)
 
     def init_client(self, federation, k: int) -> dict:
@@ -73,7 +72,6 @@ class FedGKD(FedAvg):
     models: int = 1  # M; FedADC: "the global model"; the original averages past ones too
     paper: ClassVar[str] = "Yao et al. 2021"
     positive = {"tau", "models"}
-    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "weight", "tau")
     limit = law(weight=0.0)
 
     def init_server(self, federation) -> dict:
@@ -130,7 +128,6 @@ class FedNTD(FedAvg):
     tau: float = 1.0  # temperature, FedADC and the official configuration
     paper: ClassVar[str] = "Lee et al. 2022"
     positive = {"tau"}
-    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "beta", "tau")
     limit = law(beta=0.0)
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:

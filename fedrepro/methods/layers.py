@@ -143,7 +143,6 @@ class FedCDA(FedAvg):
     smooth: float = 1.0  # L, weight of the spread
     paper: ClassVar[str] = "Wang et al. 2024"
     positive = {"models", "batches"}
-    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "smooth")
     limit = law(where=everybody, models=1, warmup=0)
     check_settings: ClassVar[dict] = {"warmup": 1}
 

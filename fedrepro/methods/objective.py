@@ -30,7 +30,6 @@ class FedProx(FedAvg):
 
     mu: float = 0.01  # weight of the proximal term, eq. 2; 0.01 in FedCCFA's configuration
     paper: ClassVar[str] = "Li et al. 2020"
-    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "mu")
     limit = law(mu=0.0)
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
@@ -47,7 +46,6 @@ class FedRS(FedAvg):
     alpha: float = 0.5  # factor on the logits of missing classes, 0..1; 0.5 in FedADC's experiments
     paper: ClassVar[str] = "Li and Zhan 2021"
     fractions = {"alpha"}
-    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "alpha")
     limit = law(alpha=1.0)
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
@@ -120,7 +118,6 @@ class Constraint(FedAvg):
     )
     mu: float = 0.01  # weight, 0 or more; not printed. 0 = FedAvg
     paper: ClassVar[str] = "Kim and Shin 2023"
-    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "mu")
     limit = law(mu=0.0)
 
     def init_server(self, federation) -> dict:

@@ -35,7 +35,6 @@ class FedRep(FedAvg):
     head_lr: float = 0.1  # learning rate of the head's phase
     head_epochs: int = 1  # epochs of the head's phase, before the body's
     paper: ClassVar[str] = "Collins et al. 2021"
-    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "head_lr")
     limit = law("FedBABU", head_epochs=0, hooks={"init_client": server_head})
     personal: ClassVar[bool] = True
 
@@ -113,7 +112,6 @@ class Ditto(FedAvg):
     lam: float = 5.0  # lambda, weight of the tie; 5 in FedCCFA's experiments
     personal_epochs: int = 5  # epochs on the own model, after those on the global one
     paper: ClassVar[str] = "Li et al. 2021"
-    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "lam")
     limit = law(hooks=GLOBAL)
     personal: ClassVar[bool] = True
 

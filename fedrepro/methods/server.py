@@ -23,7 +23,6 @@ class FedAvgM(FedAvg):
     beta: float = 0.7  # FedNTD's code; LfD tunes it without printing it: grid 0.3, 0.5, 0.7, 0.9
     server_lr: float = 1.0  # eta_s; 1 - beta makes v an exponential average, as in MOON's code
     paper: ClassVar[str] = "Hsu et al. 2019"
-    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "beta", "server_lr")
     limit = law(beta=0.0)
 
     def init_server(self, federation) -> dict:
@@ -49,7 +48,6 @@ class SlowMo(FedAvg):
     alpha: float = 1.0  # the server's step, FedADC
     paper: ClassVar[str] = "Wang et al. 2020"
     positive = {"lr", "lr_decay"}  # moves are divided by the local rate
-    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "beta", "alpha")
     limit = law(where=equal_shares, beta=0.0)
 
     def init_server(self, federation) -> dict:
@@ -84,7 +82,6 @@ class FedExP(FedAvg):
     evaluated: ClassVar[dict[str, str]] = {
         "": "average"
     }  # the mean of the last two iterates, which is not sent
-    stackable: ClassVar[tuple[str, ...]] = (*FedAvg.stackable, "eps")
     limit = law(eps=1e12, hooks={"evaluated": {}})
     check_settings: ClassVar[dict] = {"eps": 1e-9}
 

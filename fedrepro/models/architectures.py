@@ -244,20 +244,6 @@ class Net:
     def __reduce__(self):
         return type(self), (self.name, self.make)
 
-    @cached_property
-    def plain(self) -> "Net":
-        "The network for a stack of clients"
-        return self.without_layouts()
-
-    def without_layouts(self) -> "Net":
-        "A new copy of the network without `ChannelsLast`, which torch.func.vmap does not support"
-        out = Net(self.name, self.make)
-        for module in list(out.module.modules()):
-            for name, child in module.named_children():
-                if isinstance(child, ChannelsLast):
-                    setattr(module, name, nn.Identity())
-        return out
-
     def count(self, prefix: str = "") -> int:
         "Number of trained parameters whose names start with `prefix`"
         return sum(
@@ -368,7 +354,7 @@ class ChannelsLast(nn.Module):
         n, c, h, w = x.shape
         if c == 1 and w > _SMALL:
             return x.contiguous().view(n, h, w, c).permute(0, 3, 1, 2)  # explicit strides
-        return x.contiguous(memory_format=torch.channels_last)
+        return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # which torch.vmap knows
 
 
 _SMALL = (

@@ -4,21 +4,23 @@
 
 # %% auto #0
 __all__ = ['SOURCE', 'ROUND_FIELDS', 'PUBLISHED_ROUNDS', 'OWN_TIER', 'NETWORKS', 'OWN_NETWORKS', 'FEW_SAMPLES', 'OPTIMISER',
-           'COMMON', 'COMPARED_METRICS', 'literal', 'method_named', 'rows_of', 'scaled', 'usual_network', 'base_of',
-           'label_of', 'own_defaults', 'with_own_optimiser', 'refuse_excluded', 'toml_value', 'as_toml', 'written',
-           'checked', 'differences', 'ComparedTable', 'compare']
+           'COMMON', 'COMPARED_METRICS', 'literal', 'method_named', 'rows_of', 'scaled', 'compared_metrics',
+           'usual_network', 'Setting', 'split_of', 'drift_of', 'base_of', 'label_of', 'own_defaults',
+           'with_own_optimiser', 'refuse_excluded', 'toml_value', 'as_toml', 'written', 'checked', 'differences',
+           'ComparedTable', 'compare']
 
 # %% ../../nbs/09_reporting/04_compare.ipynb #a4dbd5d5
 import inspect, json, re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 from ..core.errors import InputError, choice, short
 from ..core.files import write_atomic
 from ..core.grids import Sheet, shown
 from ..engine.method import FedAvg, load_methods
+from ..engine.rows import METRICS
 from ..experiments.loggers import Loggers, log_stored
 from ..experiments.rules import COUNT, DRIFT, SETTINGS, field_rules, toml_table
 from ..experiments.runner import compute_runs
@@ -27,7 +29,7 @@ from ..experiments.spec_files import resolved
 from ..experiments.specs import Spec, spec_from
 from ..models import networks
 from .notebook import StoredTable
-from ..verdicts.tables import table, table_sheet, value_in_words
+from ..verdicts.tables import own_settings, table, table_parts, value_in_words
 
 # %% ../../nbs/09_reporting/04_compare.ipynb #b60eb4a9
 SOURCE = "guess: chosen for this comparison"
@@ -70,10 +72,10 @@ def rows_of(methods: Iterable) -> dict[str, dict]:
         label: {"class": label} | toml_table(values, f"compare: method {short(label)}")
         for label, values in listed
     }
-    if twice := [
-        label for i, (label, _) in enumerate(listed) if label in [l for l, _ in listed[:i]]
-    ]:
-        raise InputError(f"compare: method {short(twice[0])} is named twice")
+    if len(rows) < len(listed):
+        labels = [label for label, _ in listed]
+        twice = next(label for i, label in enumerate(labels) if label in labels[:i])
+        raise InputError(f"compare: method {short(twice)} is named twice")
     for row in rows.values():
         choice(row["class"], load_methods(), "compare: method")
     return rows
@@ -135,6 +137,11 @@ COMMON = {
 COMPARED_METRICS = ("generalised_accuracy", "personalised_accuracy")
 
 
+def compared_metrics() -> list[str]:
+    "What a comparison can be about: both accuracies, and metrics of your own"
+    return [*COMPARED_METRICS, *(m.name for m in METRICS.values() if m.compute)]
+
+
 def usual_network(dataset: str, data=None) -> str:
     "The network for a data set unless another one is named, for one of one's own by its shape; raises InputError"
     if dataset in NETWORKS:
@@ -149,41 +156,74 @@ def usual_network(dataset: str, data=None) -> str:
     )
 
 
-def base_of(v: dict[str, Any]) -> dict[str, Any]:
-    "The settings of a comparison from the arguments `v` of `compare`; raises InputError"
-    rounds = COUNT(v["rounds"], "compare: rounds")
-    dataset = SETTINGS["dataset"](v["dataset"], "compare: dataset")
-    seeds = (
-        v["seeds"]
-        if isinstance(v["seeds"], (list, tuple, range))
-        else range(COUNT(v["seeds"], "compare: seeds"))
-    )
-    split = {"partition": v["partition"] or ("iid" if v["alpha"] is None else "dirichlet-class-5")}
-    if v["alpha"] is not None:
-        split["alpha_dirichlet"] = SETTINGS["alpha_dirichlet"](v["alpha"], "compare: alpha")
+@dataclass(frozen=True)
+class Setting:
+    "What all rows of a comparison share, as `compare` is given it; None: what is usual"
+
+    dataset: str
+    network: str | None
+    clients: int
+    alpha: float | None  # Dirichlet concentration; None: IID
+    partition: str | None
+    drift: str
+    drift_round: int | None
+    rounds: int
+    epochs: int
+    participation: float
+    batch_size: int
+    seeds: int | list[int]
+    optimiser: dict[str, float | None]  # by the names of OPTIMISER
+
+
+def split_of(setting: Setting, dataset: str) -> dict[str, Any]:
+    "How samples are spread over the clients; raises InputError"
+    usual = "iid" if setting.alpha is None else "dirichlet-class-5"
+    split: dict[str, Any] = {"partition": setting.partition or usual}
+    if setting.alpha is not None:
+        alpha = SETTINGS["alpha_dirichlet"](setting.alpha, "compare: alpha")
+        split["alpha_dirichlet"] = alpha
     if split["partition"] == "dirichlet-class-5":
         split |= FEW_SAMPLES.get(dataset, {})
-    at = rounds // 2 if v["drift_round"] is None else v["drift_round"]
+    return split
+
+
+def drift_of(setting: Setting, rounds: int) -> dict[str, Any]:
+    "When labels change, half way unless it is said; raises InputError"
+    kind = SETTINGS["drift"](setting.drift, "compare: drift")
     when = {
-        "drift_round": at,
+        "drift_round": rounds // 2 if setting.drift_round is None else setting.drift_round,
         "drift_step": max(1, rounds // 20),
         "drift_back": max(1, rounds // 4),
     }
-    drift = {"drift": SETTINGS["drift"](v["drift"], "compare: drift")}
-    drift |= {k: when[k] for k in DRIFT.get(v["drift"], ())}
-    network = v["network"] or usual_network(dataset, v["data"])
+    return {"drift": kind} | {key: when[key] for key in DRIFT.get(kind, ())}
+
+
+def base_of(setting: Setting, data=None) -> dict[str, Any]:
+    "The settings of a comparison, as a spec has them; `data`: folder of the data sets. Raises InputError"
+    rounds = COUNT(setting.rounds, "compare: rounds")
+    dataset = SETTINGS["dataset"](setting.dataset, "compare: dataset")
+    asked = setting.seeds
+    if isinstance(asked, (list, tuple, range)):
+        seeds = list(asked)
+    else:
+        seeds = list(range(COUNT(asked, "compare: seeds")))
+    split, drift = split_of(setting, dataset), drift_of(setting, rounds)
+    network = setting.network or usual_network(dataset, data)
+    usual = {key: value for key, value in COMMON.items() if setting.optimiser[key] is None}
     return {
         "dataset": dataset,
         "network": network,
         "recipe": "plain",
-        "seeds": list(seeds),
+        "seeds": seeds,
         **split,
         **drift,
-        **{
-            k: v[k]
-            for k in ("clients", "participation", "rounds", "epochs", "batch_size", *OPTIMISER)
-        },
-        **{k: usual for k, usual in COMMON.items() if v[k] is None},
+        "clients": setting.clients,
+        "participation": setting.participation,
+        "rounds": setting.rounds,
+        "epochs": setting.epochs,
+        "batch_size": setting.batch_size,
+        **setting.optimiser,
+        **usual,
     }
 
 
@@ -262,13 +302,12 @@ def written(raw: dict[str, Any]) -> str:
         ("base", raw["base"]),
         *((f"methods.{as_toml(n)}", row) for n, row in raw["methods"].items()),
     ]
-    parts = [
-        f"[{name}]\n" + "".join(f"{k} = {as_toml(v)}\n" for k, v in table.items())
-        for name, table in tables
-    ]
-    columns = "".join(
-        f"[[columns]]\n{k} = {as_toml(v)}\n" for c in raw["columns"] for k, v in c.items()
-    )
+
+    def lines(table: dict) -> str:
+        return "".join(f"{key} = {as_toml(value)}\n" for key, value in table.items())
+
+    parts = [f"[{name}]\n{lines(table)}" for name, table in tables]
+    columns = "".join(f"[[columns]]\n{lines(column)}" for column in raw["columns"])
     return "\n".join([*top, "", columns, *parts, f"[tiers.{OWN_TIER}]\n"])
 
 
@@ -285,16 +324,20 @@ def differences(spec: Spec) -> list[str]:
     "For each row its settings that some other row does not have, or has another value of, in words"
     fields = {r.row: r.settings["method"]["fields"] for r in spec.runs(OWN_TIER, seeds=1)}
     first, *others = fields.values()
-    same = {k for k, v in first.items() if all(k in row and row[k] == v for row in others)}
-    own = {
-        row: [
-            f"{k.replace('_', ' ')} {'none' if v is None else value_in_words(v)}"
-            for k, v in values.items()
-            if k not in same
-        ]
-        for row, values in fields.items()
-    }
-    return [f"{row}: {', '.join(words)}" for row, words in own.items() if words]
+
+    def shared(key: str) -> bool:
+        return all(key in row and row[key] == first[key] for row in others)
+
+    same, out = {key for key in first if shared(key)}, []
+    for row, values in fields.items():
+        words = []
+        for key, value in values.items():
+            if key not in same:
+                said = "none" if value is None else value_in_words(value)
+                words.append(f"{key.replace('_', ' ')} {said}")
+        if words:
+            out.append(f"{row}: {', '.join(words)}")
+    return out
 
 
 class ComparedTable(StoredTable):
@@ -303,14 +346,17 @@ class ComparedTable(StoredTable):
     def sheet(self) -> Sheet:
         "Both tables, that of the comparison's metric first"
         grids, notes = [], []
-        for metric in sorted(COMPARED_METRICS, key=lambda m: m != self.spec.metric):
+        for metric in dict.fromkeys([self.spec.metric, *COMPARED_METRICS]):
             spec = replace(self.spec, metric=metric)
-            sheet = table_sheet(spec, self.tier, table(spec, self.tier, self.results), self.results)
-            grids += [replace(grid, heading=metric.replace("_", " ")) for grid in sheet.grids[:1]]
-            rows = tuple(f"{row}: " for row in self.spec.rows)  # `differences` has all of them
-            notes += [
-                note for note in sheet.notes if note not in notes and not note.startswith(rows)
-            ]
+            frame = table(spec, self.tier, self.results)
+            parts = table_parts(spec, self.tier, frame, self.results)
+            own = []
+            if parts.main:
+                grids.append(replace(parts.main, heading=metric.replace("_", " ")))
+                own = [own_settings(spec, self.tier)]
+            for note in [*parts.notes, *own]:
+                if note not in notes:
+                    notes.append(note)
         title = f"{', '.join(self.spec.rows)}: {self.spec.columns[0].label}"
         return Sheet(title, grids, [*notes, *differences(self.spec)])
 
@@ -357,15 +403,26 @@ def compare(
     keeps spec and runs: what is finished is never computed again; `workers`: processes; `log`: loggers, or
     texts like tensorboard:DIR."""
     load_methods()  # the files of --import may bring data sets too
-    base, rows, folder = (
-        base_of(v := locals()),
-        rows_of(methods),
-        Path(folder).expanduser(),
-    )  # locals: the arguments
-    rows = {
-        label: with_own_optimiser(row, [k for k in COMMON if v[k] is not None])
-        for label, row in rows.items()
-    }
+    optimiser = dict(lr=lr, momentum=momentum, weight_decay=weight_decay)
+    optimiser |= dict(lr_decay=lr_decay, clip_norm=clip_norm)
+    setting = Setting(
+        dataset=dataset,
+        network=network,
+        clients=clients,
+        alpha=alpha,
+        partition=partition,
+        drift=drift,
+        drift_round=drift_round,
+        rounds=rounds,
+        epochs=epochs,
+        participation=participation,
+        batch_size=batch_size,
+        seeds=seeds,
+        optimiser=optimiser,
+    )
+    base, folder = base_of(setting, data), Path(folder).expanduser()
+    typed = [key for key in COMMON if optimiser[key] is not None]
+    rows = {label: with_own_optimiser(row, typed) for label, row in rows_of(methods).items()}
     for label, row in rows.items():
         refuse_excluded(label, row, base)
     if name and not re.fullmatch(r"[\w.-]{1,80}", name):
@@ -376,7 +433,7 @@ def compare(
         "title": f"{', '.join(rows)} on {dataset}"[:200],
         "paper": "Comparison",
         "kind": "table",
-        "metric": choice(metric, COMPARED_METRICS, "compare: metric"),
+        "metric": choice(metric, compared_metrics(), "compare: metric"),
         "statistic": "last",
         "base": {"source": SOURCE} | base,
         "columns": [{"label": label_of(base)[:80]}],

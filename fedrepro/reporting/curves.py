@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['METHOD_COLOURS', 'DASHES', 'PLAIN', 'METHOD_MARKERS', 'OTHER', 'NAMED', 'TIED', 'TIED_PARTS', 'REST', 'FEW',
-           'PARTITION_WORDS', 'METRIC_WORDS', 'lighter', 'Style', 'own_rows', 'row_styles', 'curves', 'plot_curves',
-           'mark_drift', 'schedule_of', 'drift_rounds', 'partition_words', 'setting', 'axis_label', 'plot_published',
-           'grid', 'diverged_notes', 'over_seeds', 'add_legend', 'highlighted', 'refuse_empty', 'accuracy_figure',
+           'PARTITION_WORDS', 'lighter', 'Style', 'own_rows', 'row_styles', 'curves', 'plot_curves', 'mark_drift',
+           'schedule_of', 'drift_rounds', 'partition_words', 'setting', 'axis_label', 'plot_published', 'grid',
+           'diverged_notes', 'over_seeds', 'add_legend', 'highlighted', 'refuse_empty', 'accuracy_figure',
            'save_figure', 'small_png']
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #c0866378
@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from ..core.errors import InputError, choice
 from ..data.concept_drift import drift
-from ..engine.rows import TIMES, series
+from ..engine.rows import metric_named, series
 from ..experiments.runs import PlannedRun
 from ..experiments.specs import Column, Spec
 from ..verdicts.summaries import metric_rows, stored_runs
@@ -231,24 +231,6 @@ PARTITION_WORDS = {
     "sort": "sorted by label",
     "natural": "natural clients",
 }
-METRIC_WORDS = {
-    "cka": "CKA with the received model",
-    "kl": "KL divergence from the received model (nats)",
-    "gap_majority": "confidence gained, majority classes",
-    "gap_minority": "confidence gained, minority classes",
-    "lp_existing": "learning performance, own classes",
-    "lp_absent": "learning performance, absent classes",
-    "lp_means_existing": "ratio of mean accuracies, own classes",
-    "lp_means_absent": "ratio of mean accuracies, absent classes",
-    "accuracy_existing": "accuracy on own classes (%)",
-    "accuracy_absent": "accuracy on absent classes (%)",
-    "update_norm": "length of the server's update",
-    "update_norm_clients": "mean length of a client's update",
-    "drift_norm": "distance from the received model",
-    "used_models": "global models in use",
-    "unbiased_share": "share of unbiased samples",
-    "test_loss": "loss on the test set (nats)",
-}
 
 
 def partition_words(part: dict) -> str:
@@ -260,20 +242,18 @@ def partition_words(part: dict) -> str:
     )
 
 
-def setting(run: PlannedRun, tier: str) -> str:
-    "A panel's title: the run's setting in words"
-    drift_ = run.settings["drift"]["name"]
-    words = [
-        partition_words(run.settings["partition"]),
-        f"{'no' if drift_ == 'none' else drift_} drift",
-    ]
-    return ", ".join([run.column, *(w for w in words if w not in run.column), f"tier {tier}"])
+def setting(run: PlannedRun, tier: str, without_drift: str = "no drift", space: str = " ") -> str:
+    "A panel's title: the run's setting in words, `without_drift` for a run that has none; `space` before the tier's name"
+    name = run.settings["drift"]["name"]
+    drift_words = without_drift if name == "none" else f"{name} drift"
+    words = [partition_words(run.settings["partition"]), drift_words]
+    there = [w for w in words if w and w not in run.column]
+    return ", ".join([run.column, *there, f"tier{space}{tier}"])
 
 
 def axis_label(metric: str) -> str:
     "A metric in words with its unit, for an axis"
-    unit = " (%)" if "accuracy" in metric else " (s)" if metric in TIMES else ""
-    return METRIC_WORDS.get(metric, metric.replace("_", " ") + unit)
+    return metric_named(metric).label
 
 
 def plot_published(
@@ -354,13 +334,13 @@ def add_legend(
 def highlighted(spec: Spec, long: pd.DataFrame, styles: dict[str, Style]) -> dict[str, Style]:
     """`styles`, grey but for `FEW` rows: the best of the paper's own, FedAvg, and the best others at the end
 
-    As they are where rows are few, or where the metric is no accuracy."""
+    As they are where rows are few, or where the highest of the metric is not the best."""
     here = long[long.status == "complete"]
     ends = here[here["round"] == here.groupby(["row", "column", "seed"])["round"].transform("max")]
     rows = ends.groupby("column").row.nunique()
     fullest = ends.column.isin(rows[rows == rows.max()].index)
     ends = ends[fullest].groupby("row")[spec.metric].mean()
-    if long.row.nunique() <= FEW or "accuracy" not in spec.metric:
+    if long.row.nunique() <= FEW or not metric_named(spec.metric).higher_is_better:
         return styles
     order = list(ends.sort_values(ascending=False, kind="stable").index)
     first = [
@@ -412,7 +392,7 @@ def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) ->
         if metric == "used_models":
             ax.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
             ax.set_ylim(bottom=0)
-        title = setting(run, tier).replace("tier ", "tier\N{NO-BREAK SPACE}")
+        title = setting(run, tier, space="\N{NO-BREAK SPACE}")
         pad = 16 if drift_rounds(run) else 6  # the drift's label stands between
         if len(columns) == 1 < len(metrics):
             fig.suptitle(title, fontsize=9)

@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from ..core.errors import InputError, choice
 from ..data.partition import plot_partition
 from ..engine.probes import distance_matrix
+from ..engine.rows import metric_named
 from ..experiments.rules import STUDY_SAMPLES
 from ..experiments.runs import PlannedRun, build
 from ..experiments.specs import Spec
@@ -153,12 +154,9 @@ def bubbles_figure(spec: Spec, tier: str, data: str | Path | None = None) -> Fig
     for ax, run in zip(axes, runs):
         federation, shown = build(run, data)[1], shown_clients(run)
         plot_partition(federation.partition, federation.data.train_y, ax, shown)
-        some = (
-            ""
-            if len(shown) == federation.clients
-            else f", {len(shown)} of {federation.clients} clients"
-        )
-        ax.set_title(setting(run, tier).replace(", no drift", some), fontsize=9)
+        whole = len(shown) == federation.clients
+        some = "" if whole else f"{len(shown)} of {federation.clients} clients"
+        ax.set_title(setting(run, tier, without_drift=some), fontsize=9)
     return fig
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #1d1569a4
@@ -460,7 +458,7 @@ def best_of(found: pd.DataFrame, metric: str) -> str:
     whole = found.groupby(["row", "column"]).filter(
         lambda g: (g.status == "complete").all() and g.y.notna().all()
     )
-    if not len(whole) or "accuracy" not in metric:
+    if not len(whole) or not metric_named(metric).higher_is_better:
         return ""
     mean = whole.groupby(["column", "row"], sort=False).y.mean()
     first = mean.groupby(level="column", sort=False).idxmax().str[1]

@@ -6,16 +6,17 @@
 __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'CANNOT', 'NOT_TESTED', 'CLAIM_WORDS', 'CLAIM_COLUMNS', 'HOW', 'paired_test',
            'holm', 'contestants', 'StoredRuns', 'load_stored_runs', 'statistic', 'values_of', 'at_round', 'best_within',
            'first_round', 'Comparison', 'subtract', 'Claim', 'claim_tables', 'read_claim', 'read_claims', 'columns_at',
-           'rival_pairs', 'gain_over', 'above', 'fewer_rounds', 'joint', 'effect', 'reasons', 'testable',
-           'examine_claim', 'verdict_before_test', 'missing_words', 'missing_at', 'settle', 'check_claim',
+           'rival_pairs', 'gain_over', 'above', 'rounds_taken', 'fewer_rounds', 'joint', 'effect', 'reasons',
+           'reasons_in_words', 'testable', 'examine_claim', 'state_before_test', 'diverged_rows', 'missing',
+           'missing_at', 'lack_in_words', 'lacks_in_words', 'state_in_words', 'settle', 'check_claim', 'claim_line',
            'claim_lines', 'verdicts', 'interval', 'verdict_in_words', 'claim_grid', 'claim_grids', 'Side', 'Headline',
            'published_gain', 'caveats_of', 'side', 'headlines', 'paper_headline', 'gain_in_words', 'headline_sentences',
            'claims_sheet']
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #411548c9
-import math, re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 import numpy as np
 import pandas as pd
@@ -23,10 +24,17 @@ from scipy import special  # scipy.stats takes half a second to import
 from ..core.errors import InputError, choice, short
 from ..core.folders import paper_files
 from ..core.grids import Grid, Sheet, grid_of
-from ..engine.rows import series, summarise
+from ..engine.rows import METRICS, series, summarise
 from ..experiments.rules import line_finder, read_published_csv, read_toml
-from ..experiments.specs import METRICS, Column, Spec, load_spec
-from .independent import out_of_reach, places, read_published, read_reach
+from ..experiments.specs import Column, Spec, load_spec
+from fedrepro.verdicts.independent import (
+    Kind,
+    Reason,
+    out_of_reach,
+    places,
+    read_published,
+    read_reach,
+)
 from .summaries import metric_rows, processors, stored_runs
 from .tables import half_width, mean_std, small
 
@@ -79,16 +87,20 @@ class StoredRuns:
         runs = self.found.get((row, column), {})
         return [seed for seed, run in runs.items() if (run.status == "diverged").any()]
 
-    def values(self, row: str, column: str, value: RunValue) -> tuple[dict[int, float], str]:
-        '(seed -> number, ""), without the seeds that diverged, which are then named; or ({}, why there is none)'
+    def values(
+        self, row: str, column: str, value: RunValue
+    ) -> tuple[dict[int, float], Reason | None]:
+        "(seed -> number, None), without the seeds that diverged, which are then the reason; or ({}, why there is none)"
         runs, gone = self.found.get((row, column), {}), self.diverged(row, column)
         if not runs:
-            return {}, f"not run: {row}"
+            return {}, Reason(Kind.NOT_RUN, (row,))
         out = {seed: value(run) for seed, run in runs.items() if seed not in gone}
         if any(map(math.isnan, out.values())):
-            return {}, f"not measured: {row}"
-        part = f" ({len(gone)} of {len(runs)} seeds)" * bool(out)
-        return out, f"diverged: {row}{part}" if gone else ""
+            return {}, Reason(Kind.NOT_MEASURED, (row,))
+        if not gone:
+            return out, None
+        part = (len(gone), len(runs)) if out else None
+        return out, Reason(Kind.DIVERGED, (row,), part)
 
 
 def load_stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -> StoredRuns:
@@ -145,24 +157,29 @@ class Comparison:
 
     label: str  # "FedCCFA against IFCA, CIFAR-10, 20 clients"
     differences: dict[int, float] = field(default_factory=dict)
-    why: str = ""  # why there are no differences, or which seeds are left out
+    why: Reason | None = None  # why there are no differences, or which seeds are left out
     between: tuple[str, str, str] = ("", "", "")  # row, its rival ("": a stated value), column
     mine: dict[int, float] = field(
         default_factory=dict
     )  # seed -> number of the row; the seeds of `differences`
     theirs: dict[int, float] = field(default_factory=dict)  # of its rival
 
+    @property
+    def diverged(self) -> bool:
+        "Whether a run of either side diverged"
+        return self.why is not None and self.why.kind is Kind.DIVERGED
+
 
 def subtract(
     label: str,
-    mine: tuple[dict, str],
-    theirs: tuple[dict, str],
+    mine: tuple[dict, Reason | None],
+    theirs: tuple[dict, Reason | None],
     between: tuple[str, str, str] = ("", "", ""),
 ) -> Comparison:
     "`mine` minus `theirs` over their common seeds"
     why, both = mine[1] or theirs[1], sorted(mine[0].keys() & theirs[0].keys())
     if not both:
-        return Comparison(label, why=why or "no seed in common", between=between)
+        return Comparison(label, why=why or Reason(Kind.NO_COMMON_SEED), between=between)
     return Comparison(
         label,
         {s: mine[0][s] - theirs[0][s] for s in both},
@@ -260,10 +277,11 @@ def read_claim(raw: dict, lines: pd.DataFrame, where: str) -> tuple[Claim, int |
             published=line["mean"],
             says=f"{line.dataset}, {line.setting}: {about}",
         )
-    try:
-        return Claim(**given, listed="listed" in raw), int(hit[0]) if "listed" in raw else None
-    except TypeError as error:
-        raise InputError(f"{where}: {str(error).split('__init__()')[-1].strip()}") from None
+    needed = [f.name for f in fields(Claim) if f.default is MISSING]
+    lacks = [name for name in needed if name not in given]
+    if lacks:
+        raise InputError(f"{where}: missing: {', '.join(lacks)}")
+    return Claim(**given, listed="listed" in raw), int(hit[0]) if "listed" in raw else None
 
 
 def read_claims(root: str | Path | None = None) -> list[Claim]:
@@ -300,60 +318,55 @@ def rival_pairs(claim: Claim, spec: Spec, column: Column) -> list[tuple[str, str
 
 
 def gain_over(claim: Claim, runs: StoredRuns) -> list[Comparison]:
+    "Each row minus each of its rivals, by the spec's statistic"
     metric = claim.metric or runs.spec.metric
-    mine, theirs = (
-        statistic(m, runs.spec.statistic) for m in (metric, claim.against_metric or metric)
-    )
-    return [
-        subtract(
-            f"{row} against {other}, {c.label}",
-            runs.values(row, c.label, mine),
-            runs.values(other, c.label, theirs),
-            (row, other, c.label),
-        )
-        for c in columns_at(claim, runs.spec, runs.tier)
-        for row, other in rival_pairs(claim, runs.spec, c)
-    ]
+    mine = statistic(metric, runs.spec.statistic)
+    theirs = statistic(claim.against_metric or metric, runs.spec.statistic)
+    out = []
+    for c in columns_at(claim, runs.spec, runs.tier):
+        for row, other in rival_pairs(claim, runs.spec, c):
+            ours = runs.values(row, c.label, mine)
+            rivals = runs.values(other, c.label, theirs)
+            label = f"{row} against {other}, {c.label}"
+            out.append(subtract(label, ours, rivals, (row, other, c.label)))
+    return out
 
 
 def above(claim: Claim, runs: StoredRuns, of: Callable) -> list[Comparison]:
+    "Each row minus the stated value; `of`: (metric, round) -> the number of a run"
     value, bar = of(claim.metric or runs.spec.metric, claim.rounds), claim.published - claim.margin
-    cells = [(row, c.label) for c in columns_at(claim, runs.spec, runs.tier) for row in claim.rows]
-    found = [(row, label, *runs.values(row, label, value)) for row, label in cells]
-    return [
-        Comparison(
-            f"{row}, {label}",
-            {s: v - bar for s, v in values.items()},
-            why,
-            (row, "", label),
-            values,
-        )
-        for row, label, values, why in found
-    ]
+    out = []
+    for c in columns_at(claim, runs.spec, runs.tier):
+        for row in claim.rows:
+            values, why = runs.values(row, c.label, value)
+            gaps = {seed: number - bar for seed, number in values.items()}
+            out.append(Comparison(f"{row}, {c.label}", gaps, why, (row, "", c.label), values))
+    return out
+
+
+def rounds_taken(
+    runs: StoredRuns, row: str, column: str, metric: str, goal: dict[int, float]
+) -> tuple[dict[int, float], Reason | None]:
+    "(seed -> the first round in which a row reaches `goal`, by seed; why some are left out)"
+
+    def took(run: pd.DataFrame) -> float:
+        return first_round(run, metric, goal.get(run.seed.iloc[0], math.inf))
+
+    found, why = runs.values(row, column, took)
+    return {seed: t for seed, t in found.items() if seed in goal}, why
 
 
 def fewer_rounds(claim: Claim, runs: StoredRuns) -> list[Comparison]:
+    "How many rounds each rival takes more than a row to the last accuracy of the row that is the target"
     metric, out = claim.metric or runs.spec.metric, []
     for c in columns_at(claim, runs.spec, runs.tier):
-        last, why = runs.values(claim.against[0], c.label, statistic(metric, "last"))
-
-        def rounds(row):
-            took, gone = runs.values(
-                row,
-                c.label,
-                lambda run: first_round(run, metric, last.get(run.seed.iloc[0], math.inf)),
-            )
-            return {seed: t for seed, t in took.items() if seed in last}, why or gone
-
-        out += [
-            subtract(
-                f"{row} against {other}, {c.label}",
-                rounds(other),
-                rounds(row),
-                (row, other, c.label),
-            )
-            for row, other in rival_pairs(claim, runs.spec, c)
-        ]
+        goal, lost = runs.values(claim.against[0], c.label, statistic(metric, "last"))
+        for row, other in rival_pairs(claim, runs.spec, c):
+            mine, why = rounds_taken(runs, row, c.label, metric, goal)
+            theirs, gone = rounds_taken(runs, other, c.label, metric, goal)
+            label = f"{row} against {other}, {c.label}"
+            between = (row, other, c.label)
+            out.append(subtract(label, (theirs, lost or gone), (mine, lost or why), between))
     return out
 
 
@@ -373,30 +386,37 @@ def joint(ps: list[float], need: str) -> float:
 
 def effect(comparisons: list[Comparison], need: str) -> tuple[Comparison, float, float]:
     "The comparison with the smallest (need all) or largest (any) mean, that mean, and half of its 95 % t interval"
-    mean = lambda c: mean_std(list(c.differences.values()))[0]
-    chosen = (min if need == "all" else max)(comparisons, key=mean)
-    return chosen, mean(chosen), half_width(list(chosen.differences.values()))
+    means = [mean_std(list(c.differences.values()))[0] for c in comparisons]
+    mean = min(means) if need == "all" else max(means)
+    chosen = comparisons[means.index(mean)]
+    return chosen, mean, half_width(list(chosen.differences.values()))
 
 
-def reasons(comparisons: list[Comparison]) -> str:
-    "Why comparisons are impossible or lack seeds: 'not run: A, B; diverged: C (1 of 3 seeds)'"
-    found = {}
-    for c in comparisons:
-        if c.why:
-            found.setdefault(c.why.split(": ")[0], {})[c.why.split(": ", 1)[-1]] = None
-    return "; ".join(f"{why}: {', '.join(who)}" for why, who in found.items())
+def reasons(comparisons: list[Comparison]) -> tuple[Reason, ...]:
+    "Why comparisons are impossible or lack seeds, each reason once"
+    return tuple(dict.fromkeys(c.why for c in comparisons if c.why))
+
+
+def reasons_in_words(found: Iterable[Reason]) -> str:
+    "'not run: A, B; diverged: C (1 of 3 seeds)'"
+    names: dict[Kind, list[str]] = {}
+    for reason in found:
+        part = f" ({reason.part})" if reason.part else ""
+        names.setdefault(reason.kind, []).extend(f"{name}{part}" for name in reason.who)
+    words = [f"{kind}: {', '.join(who)}" if who else str(kind) for kind, who in names.items()]
+    return "; ".join(words)
 
 
 def testable(c: Comparison) -> bool:
     "Whether a comparison has a number; one that lost seeds by divergence needs two of those that are left"
-    return len(c.differences) > c.why.startswith("diverged")
+    return len(c.differences) >= (2 if c.diverged else 1)
 
 
 def examine_claim(claim: Claim, runs: StoredRuns) -> dict:
-    "What the stored runs say about a claim: effect, interval, n, p in both directions, verdict before the correction"
+    "What the stored runs say about a claim: effect, interval, n, p in both directions, state before the correction"
     found = KINDS[claim.kind](claim, runs)
     made = [c for c in found if testable(c)]
-    said = made or any(c.why.startswith("diverged") for c in found)
+    why = reasons(found) if made or any(c.diverged for c in found) else ()
     out = dict(
         comparisons=len(found),
         compared=len(made),
@@ -406,7 +426,8 @@ def examine_claim(claim: Claim, runs: StoredRuns) -> dict:
         p=math.nan,
         p_opposite=math.nan,
         at="",
-        why=reasons(found) if said else "",
+        reasons=why,
+        why=reasons_in_words(why),
         between=("", "", ""),
         mine=(),
         theirs=(),
@@ -426,7 +447,8 @@ def examine_claim(claim: Claim, runs: StoredRuns) -> dict:
     if tests and not np.isnan(tests).any():
         out["p"] = joint([p for p, _ in tests], claim.need)
         out["p_opposite"] = joint([p for _, p in tests], "any" if claim.need == "all" else "all")
-    return out | {"verdict": verdict_before_test(claim, runs, found)}
+    state, lacks = state_before_test(claim, runs, found)
+    return out | dict(state=state, lacks=lacks, verdict=state_in_words(state, lacks))
 
 
 CANNOT = "cannot be tested yet"
@@ -438,79 +460,107 @@ CLAIM_WORDS = (
     CANNOT,
     NOT_TESTED,
     "not judged",
-)  # begin a claim's verdict
+)  # the states of a claim
 
 
-def verdict_before_test(claim: Claim, runs: StoredRuns, found: list[Comparison]) -> str:
-    "The verdict before any test; empty where the test decides"
-    cells = [(row, c.label) for c in columns_at(claim, runs.spec, runs.tier) for row in claim.rows]
-    gone = {
-        row: f"{len(runs.diverged(row, label))} of {len(runs.found[row, label])} seeds"
-        for row, label in cells
-        if runs.diverged(row, label)
-    }
+def state_before_test(
+    claim: Claim, runs: StoredRuns, found: list[Comparison]
+) -> tuple[str, tuple[Reason, ...]]:
+    "(one of CLAIM_WORDS, what is missing) before any test; an empty word where the test decides"
+    gone = diverged_rows(claim, runs)
     made = [c for c in found if testable(c)]
     if gone:
-        return f"{CANNOT}: {', '.join(f'{row} diverged ({seeds})' for row, seeds in gone.items())}"
+        return CANNOT, gone
+    if not made and any(c.diverged for c in found):
+        return CANNOT, (Reason(Kind.DIVERGED, ("all rivals",)),)
     if not made:
-        return (
-            f"{CANNOT}: all rivals diverged"
-            if any("diverged" in c.why for c in found)
-            else NOT_TESTED
-        )
+        return NOT_TESTED, ()
     if runs.tier != "paper":
-        return "not judged (reduced)"
-    lacks = [c for c in found if not c.differences and not c.why.startswith("diverged")]
+        return "not judged", ()
+    lacks = [c for c in found if not c.differences and not c.diverged]
     if lacks:
-        return f"{CANNOT}: {missing_words(lacks, len(found))}"
+        return CANNOT, (missing(lacks, len(found)),)
     if min(len(c.differences) for c in made) < 2:
-        return f"{CANNOT}: one seed"
-    tested = not np.isnan([paired_test(list(c.differences.values())) for c in made]).any()
-    return "" if tested else f"{CANNOT}: no spread over seeds"
+        return CANNOT, (Reason(Kind.ONE_SEED),)
+    tests = [paired_test(list(c.differences.values())) for c in made]
+    return (CANNOT, (Reason(Kind.NO_SPREAD),)) if np.isnan(tests).any() else ("", ())
 
 
-def missing_words(lacks: list[Comparison], of: int) -> str:
-    "What is missing for the comparisons `lacks`, out of `of`: 'pFedMe is missing', or how many comparisons are"
-    names = list(dict.fromkeys(c.why.split(": ", 1)[-1] for c in lacks))
-    if len(names) > 3:
-        return f"{len(lacks)} of {of} comparisons are missing"
-    if all(": " not in c.why for c in lacks):
-        return names[0]
-    return " and ".join(names) + (" is" if len(names) == 1 else " are") + " missing"
+def diverged_rows(claim: Claim, runs: StoredRuns) -> tuple[Reason, ...]:
+    "The rows of a claim with a run that diverged"
+    found = {}
+    for column in columns_at(claim, runs.spec, runs.tier):
+        for row in claim.rows:
+            gone = len(runs.diverged(row, column.label))
+            if gone:
+                whole = len(runs.found[row, column.label])
+                found[row] = Reason(Kind.DIVERGED, (row,), (gone, whole))
+    return tuple(found.values())
 
 
-def missing_at(claim: Claim, spec: Spec, tier: str) -> tuple[str, str]:
-    "(what is missing, why) where no column of a claim can be run at `tier`; two empty texts if one can"
+def missing(lacks: list[Comparison], of: int) -> Reason:
+    "What is missing for the comparisons `lacks`, out of `of`"
+    whys = list(dict.fromkeys(c.why for c in lacks if c.why))
+    if not any(why.who for why in whys):
+        return whys[0]
+    names = [name for why in whys for name in why.who or (str(why.kind),)]
+    return Reason(Kind.LACKING, tuple(dict.fromkeys(names)), (len(lacks), of))
+
+
+def missing_at(claim: Claim, spec: Spec, tier: str) -> Reason | None:
+    "Why no column of a claim can be run at `tier`; None if one can"
     if tier not in spec.tiers:
-        return f"no tier {tier}", f"no tier {tier}"
+        return Reason(Kind.NO_TIER, (tier,), because=f"no tier {tier}")
     columns, reach = columns_at(claim, spec, tier), read_reach()
     if not columns:
-        return "no such column", f"no such column at tier {tier}"
-    found = [
-        ("no such run", c.missing)
-        if c.missing
-        else out_of_reach(spec, tier, claim.rows[0], c, reach)
-        for c in columns
-    ]
-    return found[0] if all(why for _, why in found) else ("", "")
+        return Reason(Kind.NO_COLUMN, because=f"no such column at tier {tier}")
+    found: list[Reason | None] = []
+    for c in columns:
+        if c.missing:
+            found.append(Reason(Kind.NO_RUN, because=c.missing))
+        else:
+            found.append(out_of_reach(spec, tier, claim.rows[0], c, reach))
+    return found[0] if all(found) else None
+
+# %% ../../nbs/08_verdicts/04_claims.ipynb #c8d35dd9
+def lack_in_words(reason: Reason) -> str:
+    "'pFedMe is missing', '4 of 13 comparisons are missing', 'FedCCFA diverged (1 of 3 seeds)'"
+    names = " and ".join(reason.who)
+    if reason.kind is Kind.DIVERGED:
+        return f"{names} diverged" + (f" ({reason.part})" if reason.part else "")
+    if reason.kind is Kind.LACKING and len(reason.who) > 3:
+        return "{} of {} comparisons are missing".format(*reason.seeds or (0, 0))
+    if reason.kind is Kind.LACKING:
+        return f"{names} {'is' if len(reason.who) == 1 else 'are'} missing"
+    return f"{reason.kind} {names}".strip() if reason.kind is Kind.NO_TIER else str(reason.kind)
 
 
+def lacks_in_words(lacks: tuple[Reason, ...]) -> str:
+    "All that is missing for a claim; empty where nothing is"
+    return ", ".join(map(lack_in_words, lacks))
+
+
+def state_in_words(state: str, lacks: tuple[Reason, ...] = (), p: float = math.nan) -> str:
+    "A claim's state with what is missing, or with its `p` where the test decides nothing"
+    if lacks:
+        return f"{state}: {lacks_in_words(lacks)}"
+    if state == "undecided":
+        return f"undecided (p = {p:.2f})"
+    return "not judged (reduced)" if state == "not judged" else state
+
+# %% ../../nbs/08_verdicts/04_claims.ipynb #235ffcc2
 def settle(lines: list[dict]) -> list[dict]:
-    "Verdicts by the p-values after Holm's correction over the tested `lines` of one paper"
-    tested, out = [line["verdict"] == "" for line in lines], []
-    ps = (
-        holm([line[k] if t else math.nan for line, t in zip(lines, tested)])
-        for k in ("p", "p_opposite")
-    )
-    for line, p, q in zip(lines, *ps):
-        word = (
-            "supported"
-            if p <= LEVEL
-            else "contradicted"
-            if q <= LEVEL
-            else f"undecided (p = {p:.2f})"
-        )
-        out.append(line | {"p_holm": p, "p_opposite_holm": q, "verdict": line["verdict"] or word})
+    "States by the p-values after Holm's correction over the tested `lines` of one paper"
+    for_it, against, out = [], [], []
+    for line in lines:
+        tested = line["state"] == ""
+        for_it.append(line["p"] if tested else math.nan)
+        against.append(line["p_opposite"] if tested else math.nan)
+    for line, p, q in zip(lines, holm(for_it), holm(against)):
+        word = "supported" if p <= LEVEL else "contradicted" if q <= LEVEL else "undecided"
+        state = line["state"] or word
+        said = state_in_words(state, line["lacks"], p)
+        out.append(line | dict(p_holm=p, p_opposite_holm=q, state=state, verdict=said))
     return out
 
 
@@ -534,6 +584,7 @@ CLAIM_COLUMNS = [
     "p_opposite",
     "at",
     "why",
+    "state",
     "verdict",
     "p_holm",
     "p_opposite_holm",
@@ -553,6 +604,16 @@ def check_claim(claim: Claim, spec: Spec) -> None:
         raise InputError(f"{where}: against: expected one row, or one for each of rows")
 
 
+def claim_line(claim: Claim, runs: StoredRuns, tier: str) -> dict:
+    "One claim with what its runs say, before the correction; raises InputError"
+    check_claim(claim, runs.spec)
+    found = examine_claim(claim, runs)
+    gone = missing_at(claim, runs.spec, tier)
+    if gone and found["state"] == NOT_TESTED:
+        found |= dict(state=CANNOT, lacks=(gone,), why=gone.because)
+    return vars(claim) | found | dict(folder=claim.spec.split("/")[0], tier=tier)
+
+
 def claim_lines(
     tier: str = "paper",
     results: str | Path | None = None,
@@ -560,31 +621,24 @@ def claim_lines(
     paper: str = "",
 ) -> list[dict]:
     "Each claim as a dict: its fields, what `examine_claim` says, and its verdict after the correction"
-    claims, lines = [c for c in read_claims(root) if not paper or c.spec.split("/")[0] == paper], []
-    specs = {name: load_spec(name, root) for name in dict.fromkeys(claim.spec for claim in claims)}
+    claims = [c for c in read_claims(root) if not paper or c.spec.split("/")[0] == paper]
+    names = dict.fromkeys(claim.spec for claim in claims)
+    specs = {name: load_spec(name, root) for name in names}
     if specs:
-        choice(
-            tier,
-            dict.fromkeys(["paper", *(t for spec in specs.values() for t in spec.tiers)]),
-            "tier",
-        )
-    runs = {
-        name: load_stored_runs(spec, tier, results)
-        if tier in spec.tiers
-        else StoredRuns(spec, "paper", {})
-        for name, spec in specs.items()
-    }
+        known = dict.fromkeys(["paper"])
+        for spec in specs.values():
+            known |= dict.fromkeys(spec.tiers)
+        choice(tier, known, "tier")
+    runs = {}
+    for name, spec in specs.items():
+        there = tier in spec.tiers
+        nothing = StoredRuns(spec, "paper", {})
+        runs[name] = load_stored_runs(spec, tier, results) if there else nothing
+    by_paper: dict[str, list[dict]] = {}
     for claim in claims:
-        check_claim(claim, specs[claim.spec])
-        found, (lacks, why) = (
-            examine_claim(claim, runs[claim.spec]),
-            missing_at(claim, specs[claim.spec], tier),
-        )
-        if lacks and found["verdict"] == NOT_TESTED:
-            found |= dict(verdict=f"{CANNOT}: {lacks}", why=why)
-        lines.append(vars(claim) | found | dict(folder=claim.spec.split("/")[0], tier=tier))
-    papers = dict.fromkeys(line["paper"] for line in lines)
-    return [new for p in papers for new in settle([line for line in lines if line["paper"] == p])]
+        line = claim_line(claim, runs[claim.spec], tier)
+        by_paper.setdefault(claim.paper, []).append(line)
+    return [line for lines in by_paper.values() for line in settle(lines)]
 
 
 def verdicts(
@@ -593,7 +647,8 @@ def verdicts(
     root: str | Path | None = None,
     paper: str = "",
 ) -> pd.DataFrame:
-    """One line for each claim: paper, source, says, published, effect with its interval, n, p, p_holm, verdict, why.
+    """One line for each claim: paper, source, says, published, effect with its interval, n, p, p_holm, why, and
+    its state, one of CLAIM_WORDS; `verdict` is that in words.
 
     `paper` is a folder below papers/; "": all of them."""
     return pd.DataFrame(claim_lines(tier, results, root, paper), columns=CLAIM_COLUMNS).astype(
@@ -626,7 +681,7 @@ def interval(line) -> str:
 
 def verdict_in_words(line) -> str:
     "The verdict, with the p that it rests on"
-    p = dict(supported=line.p_holm, contradicted=line.p_opposite_holm).get(line.verdict, math.nan)
+    p = dict(supported=line.p_holm, contradicted=line.p_opposite_holm).get(line.state, math.nan)
     return line.verdict if math.isnan(p) else f"{line.verdict} ({small('p', p)})"
 
 
@@ -729,13 +784,12 @@ def caveats_of(
     line: dict, results: str | Path | None = None, root: str | Path | None = None
 ) -> tuple[str, ...]:
     "What limits a claim (a line of `claim_lines`): seeds that diverged, processors, what it leaves out; sentences"
-    gone = re.findall(r"diverged: ([^;]*)", line["why"])
-    who = [
-        re.sub(r" \((.*)\)$", r" diverged in \1 and is compared over the others", name)
-        for name in (gone[0].split(", ") if gone else ())
-    ]
     out = [
-        f"{name}." if " diverged in " in name else f"{name} diverged in every seed." for name in who
+        f"{reason.who[0]} diverged in {reason.part} and is compared over the others."
+        if reason.part
+        else f"{reason.who[0]} diverged in every seed."
+        for reason in line["reasons"]
+        if reason.kind is Kind.DIVERGED
     ]
     spec, (row, rival, column) = load_spec(line["spec"], root), line["between"]
     mine = [
@@ -744,8 +798,8 @@ def caveats_of(
         if run.row in (row, rival) and run.column == column
     ]
     chips = processors(spec, "paper", results, [run.run_id for run in mine])
-    if "; " in chips:
-        out.append(f"The processors of these runs differ ({chips.replace('; ', ' and ')}).")
+    if len(chips) > 1:
+        out.append(f"The processors of these runs differ ({' and '.join(chips)}).")
     return tuple(out + [line["caveat"]] * bool(line["caveat"]))
 
 
@@ -762,37 +816,32 @@ def headlines(
     for line in claim_lines("paper", results, root, paper):
         if not line["headline"]:
             continue
-        state = next(word for word in CLAIM_WORDS if line["verdict"].startswith(word))
+        state = line["state"]
         spec = load_spec(line["spec"], root)
         there = {planned.column for planned, _ in stored_runs(spec, "paper", results)}
-        ours, theirs = (
-            side(line["between"][0], line["mine"]),
-            side(line["between"][1], line["theirs"]),
-        )
-        p = dict(supported=line["p_holm"], contradicted=line["p_opposite_holm"]).get(
-            state, math.nan
-        )
+        row, rival, _ = line["between"]
+        p = {"supported": line["p_holm"], "contradicted": line["p_opposite_holm"]}
         out.append(
             Headline(
-                line["paper"],
-                line["folder"],
-                line["headline"],
-                line["source"],
-                line["spec"],
-                line["columns"],
-                there == set(line["columns"]) and len(there) == 1 < len(spec.columns),
-                state,
-                line["verdict"].partition(": ")[2],
-                ours,
-                theirs,
-                line["effect"],
-                line["half"],
-                published_gain(line, root),
-                line["unit"],
-                p,
-                line["compared"],
-                line["comparisons"],
-                caveats_of(line, results, root),
+                paper=line["paper"],
+                folder=line["folder"],
+                claim=line["headline"],
+                source=line["source"],
+                spec=line["spec"],
+                columns=line["columns"],
+                alone=there == set(line["columns"]) and len(there) == 1 < len(spec.columns),
+                state=state,
+                lacks=lacks_in_words(line["lacks"]),
+                ours=side(row, line["mine"]),
+                theirs=side(rival, line["theirs"]),
+                gain=line["effect"],
+                half=line["half"],
+                published=published_gain(line, root),
+                unit=line["unit"],
+                p=p.get(state, math.nan),
+                compared=line["compared"],
+                comparisons=line["comparisons"],
+                caveats=caveats_of(line, results, root),
             )
         )
     return out
@@ -842,8 +891,7 @@ def headline_sentences(h: Headline) -> str:
 # %% ../../nbs/08_verdicts/04_claims.ipynb #0966d4f7
 def claims_sheet(found: pd.DataFrame, tier: str, lines: list[Headline] | None = None) -> Sheet:
     "The headlines, the claims with their verdicts, and the rule behind them"
-    words = found[found.listed].verdict.str.split(r": | \(", regex=True).str[0]
-    count = words.value_counts()
+    count = found[found.listed].state.value_counts()
     notes = [
         f"{int(found.listed.sum())} listed: "
         + ", ".join(f"{n} {word}" for word, n in count.items()),
