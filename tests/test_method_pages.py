@@ -68,14 +68,21 @@ def test_order_and_length(paper):
 
 # --- pages that build their method step by step
 
-LESSONS = {"fedccfa": range(3, 11)}  # paper -> the equations that its page shows
+LESSONS = {
+    "lfd": range(1, 11),
+    "fedccfa": range(3, 11),
+}  # paper -> the equations that its page shows
 LARGE = 300_000  # bytes of such a page, outputs and all
 
 
 @pytest.mark.parametrize("paper", LESSONS)
 def test_a_lesson_shows_every_equation(paper):
     prose = [c["source"] for c in cells(FIVE[paper], "markdown")]
-    shown = [n for n in LESSONS[paper] if any(f"(eq. {n}" in p and "$$" in p for p in prose)]
+    shown = [
+        n
+        for n in LESSONS[paper]
+        if any(re.search(rf"\(eq\. {n}\b", p) and "$$" in p for p in prose)
+    ]
     assert shown == [*LESSONS[paper]]
 
 

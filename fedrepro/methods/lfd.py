@@ -40,7 +40,7 @@ def auxiliary_label(local: Tensor, received: Tensor, tau: float, outer_tau: floa
     "(B, C) labels $\\hat y$ of eq. 8, from the cosines (B, C) under P, `local`, and under G, `received`"
     return F.softmax((received - local) / (tau * outer_tau), dim=1)
 
-# %% ../../nbs/06_methods/10_lfd.ipynb #ddc4dfca
+# %% ../../nbs/06_methods/10_lfd.ipynb #b7a399fa
 def log_sigmas(method, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     "(B, C) $\\log\\sigma$ of cross-entropy and of the regulariser, from cosines `z` and labels `y`"
     first = F.log_softmax(with_margin(z, y, method.margin) / method.tau, dim=1)
@@ -56,7 +56,7 @@ def smoothed_cosine(self, client, params: Tree, batch: Batch) -> Tensor:
     z = z - 0.15 * F.one_hot(batch.y, z.shape[1]).to(z.dtype)
     return 2 * batch.mean(F.cross_entropy(z / 0.1, batch.y, label_smoothing=0.5, reduction="none"))
 
-
+# %% ../../nbs/06_methods/10_lfd.ipynb #ddc4dfca
 @dataclass
 class LfD(FedAvg):
     "Clients fit their labels and undo the drift of their last model from the global one (Kim and Shin 2023)"
