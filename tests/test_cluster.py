@@ -114,7 +114,14 @@ def plain(folder, runs):
     "Headers without what a run has cost, and rows"
     found = [store.read(store.run_path(folder, r)) for r in runs]
     return [
-        ({k: v for k, v in head.items() if k not in ("wall_seconds", "peak_memory_mb")}, rows)
+        (
+            {
+                k: v
+                for k, v in head.items()
+                if k not in ("started", "wall_seconds", "peak_memory_mb")
+            },
+            rows,
+        )
         for head, rows in found
     ]
 

@@ -95,7 +95,7 @@ def test_summary_without_results(nothing):
         "consistent",
         "undecided",
     } & set(lines)
-    assert set(lines["hours of stored runs"]) == {"0.0"}
+    assert set(lines["hours of processes"]) == {"0.0"}
 
 
 # --- with some

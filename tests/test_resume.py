@@ -27,7 +27,7 @@ from fedrepro.experiments.jobs import Job
 from toy import OURS
 
 SCRIPT = Path(__file__).with_name("everybody.py")
-COST = ("wall_seconds", "peak_memory_mb", "resumed", "executor")
+COST = ("started", "wall_seconds", "peak_memory_mb", "resumed", "executor")
 
 
 def run_job(runs, results, tell=lambda run_id, rounds: None, **how):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta, timezone
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -69,6 +70,8 @@ def test_what_a_result_says(reference):
         and head["peak_memory_mb"] > 10
         and len(head["data_fingerprint"]) == 64
     )
+    began = datetime.fromisoformat(head["started"])
+    assert began.utcoffset() == timedelta(0) and began <= datetime.now(timezone.utc)
     assert head["bytes_up"] == found[-1]["bytes_up"] > 0 and [r["round"] for r in found] == [1, 2]
     assert all(
         0 <= r[m] <= 100 for r in found for m in ("generalised_accuracy", "personalised_accuracy")

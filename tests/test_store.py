@@ -467,3 +467,27 @@ def test_runs_of_one_cell_are_compared(tmp_path):
     store.write(store.run_path(tmp_path, second), head(second, data_fingerprint="y"), ROWS)
     with pytest.raises(InputError, match="different data"):
         mixed_cells(SPEC, "smoke", tmp_path, values)
+
+
+def test_hours_of_the_machine_are_those_with_a_run():
+    "Runs after one another, side by side, within another's time, and in one job; unknown where one was interrupted"
+
+    def run(begin, minutes, together=1, **more):
+        return (
+            dict(
+                started=f"2026-01-31T{begin}:00+00:00",
+                wall_seconds=60.0 * minutes / together,
+                together=together,
+                resumed=[],
+            )
+            | more
+        )
+
+    assert store.machine_hours([]) == 0
+    apart = [run("10:00", 30), run("12:00", 30)]
+    assert store.machine_hours(apart) == 1
+    assert store.machine_hours([*apart, run("10:10", 5), run("12:15", 30)]) == 1.25
+    assert store.machine_hours([run("10:00", 60, 3)] * 3) == 1
+    assert store.machine_hours([run("23:30", 60), run("00:10", 10)]) == pytest.approx(70 / 60)
+    for odd in (dict(started=None), dict(resumed=[{"round": 3}]), dict(wall_seconds=None)):
+        assert store.machine_hours([*apart, run("12:00", 30, **odd)]) is None
