@@ -459,3 +459,26 @@ def test_the_published_gain_of_a_headline_is_the_smallest_of_its_pairs():
             abs_tol=1e-9,
         ), paper
     assert claims.paper_headline("fedccfa").published == 1.14
+
+
+def test_a_paper_may_have_further_headlines(demo):
+    "Each is printed; the first is the one that its page opens with"
+    further = claim(headline='"FedCCFA leads again"', says='"again"')
+    (demo / "demo/claims.toml").write_text(claim(headline='"FedCCFA leads"') + further)
+    found = claims.headlines(root=demo)
+    assert [h.claim for h in found] == ["FedCCFA leads", "FedCCFA leads again"]
+    assert claims.paper_headline("demo", root=demo).claim == "FedCCFA leads"
+    frame = verdicts("paper", root=demo)
+    sheet = shown(claims_sheet(frame, "paper", found), "text", frame)
+    assert all(f"{h.claim} (" in " ".join(sheet.split()) for h in found)
+
+
+def test_what_fedccfa_says_beside_its_lead_under_sudden_drift():
+    "Table 9 is claimed ahead, Table 10 is not: there the paper's own numbers have FedFM ahead"
+    first, *others = claims.headlines(paper="fedccfa")
+    assert first.published == 1.14
+    assert {h.spec: round(h.published, 2) for h in others} == {
+        "fedccfa/table1": 0.01,
+        "fedccfa/table11": 0.25,
+        "fedccfa/table9": 0.89,
+    }

@@ -273,15 +273,12 @@ def table_command(
 
         folder = folder_given(results)
         loaded, shown = shown_tier(load_spec(spec), tier, own, folder)
-        sheet = table_sheet(loaded, shown, frame := table(loaded, shown, folder), folder)
+        frame, asked = table(loaded, shown, folder), ""
+        if own:
+            asked = f"--tier {loaded.tier(shown).of or shown} {shlex.join(set_words(own))}"
+        sheet = table_sheet(loaded, shown, frame, folder, asked)
         said = f"Shown is tier {shown}, the one nearest to the paper that has runs; --tier names another"
         chosen = format == "text" and sheet.grids and not tier and len(loaded.tiers) > 1
-        before, typed = (
-            f"--tier {shown}",
-            f"--tier {loaded.tier(shown).of or shown} {shlex.join(set_words(own))}",
-        )
-        if own and not sheet.grids:
-            sheet = replace(sheet, notes=[note.replace(before, typed) for note in sheet.notes])
         return replace(sheet, notes=[*sheet.notes, said]) if chosen else sheet, frame
 
     beside = Path(spec).parent if Path(spec).is_file() else None

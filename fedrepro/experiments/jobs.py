@@ -262,7 +262,9 @@ def run_rounds(
     started = time.perf_counter()
     found = kept.find(actives[0].federation.device)
     before: list[dict] = [
-        dict(found[r.run_id]["cost"]) if r.run_id in found else {"wall_seconds": 0.0, "resumed": []}
+        dict(found[r.run_id]["cost"])
+        if r.run_id in found
+        else {"started": store.utc_now(), "wall_seconds": 0.0, "resumed": []}
         for r in todo
     ]
     for r, cost in zip(todo, before):

@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['RESULT_FORMAT', 'NUMBER', 'HEADER', 'ALWAYS', 'STATUS', 'SHAPE', 'ABOUT', 'LONGEST', 'COLUMNS', 'LOADED', 'file_name',
-           'run_path', 'git', 'processor', 'provenance', 'demand', 'is_a', 'check_settings', 'check_header',
-           'check_rows', 'check_end', 'json_line', 'encode', 'write', 'check_writable', 'decode', 'parse_lines',
-           'content_of', 'read', 'first_lines', 'set_aside', 'read_or_set_aside', 'is_complete', 'has_run',
-           'settings_columns', 'tier_folders', 'load_runs', 'load_headers', 'load_results', 'load_by_run', 'same_data',
-           'mixed']
+           'run_path', 'git', 'processor', 'utc_now', 'provenance', 'machine_hours', 'demand', 'is_a', 'check_settings',
+           'check_header', 'check_rows', 'check_end', 'json_line', 'encode', 'write', 'check_writable', 'decode',
+           'parse_lines', 'content_of', 'read', 'first_lines', 'set_aside', 'read_or_set_aside', 'is_complete',
+           'has_run', 'settings_columns', 'tier_folders', 'load_runs', 'load_headers', 'load_results', 'load_by_run',
+           'same_data', 'mixed']
 
 # %% ../../nbs/07_experiments/07_store.ipynb #f68f48b0
 import errno, hashlib, importlib.metadata, json, math, os, platform, stat, subprocess, tempfile
 from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,11 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def utc_now() -> str:
+    "This moment in UTC, in ISO 8601 to the second: 2026-01-31T12:00:00+00:00"
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
 @lru_cache(1)
 def provenance() -> dict:
     "git commit, whether tracked files differ from it, versions and processor: the same for all runs of a process"
@@ -82,6 +88,21 @@ def provenance() -> dict:
         "versions": {"python": platform.python_version()} | versions,
         "cpu": processor(),
     }
+
+# %% ../../nbs/07_experiments/07_store.ipynb #b6b12027
+def machine_hours(headers: Iterable[dict]) -> float | None:
+    "Hours in which at least one of these runs of one machine was computed; None where that cannot be known"
+    spans = []
+    for h in headers:
+        if not isinstance(h.get("started"), str) or h.get("resumed") or not h.get("wall_seconds"):
+            return None
+        begin = datetime.fromisoformat(h["started"]).timestamp()
+        spans.append((begin, begin + h["wall_seconds"] * (h.get("together") or 1)))
+    total, end = 0.0, -math.inf
+    for begin, over in sorted(spans):
+        total += max(0.0, over - max(begin, end))
+        end = max(end, over)
+    return total / 3600
 
 # %% ../../nbs/07_experiments/07_store.ipynb #aed9b985
 RESULT_FORMAT = 1  # of the files; raised when older files must be read differently

@@ -30,7 +30,7 @@ from ..engine.declarations import law_of, law_text
 from ..engine.method import load_methods
 from ..engine.rows import METRICS
 from ..experiments.specs import Row, Spec, load_spec
-from ..experiments.store import load_headers
+from ..experiments.store import load_headers, machine_hours
 from .curves import own_rows, small_png
 from .figures import draw, figure_in_words, listing
 from .notebook import LEDGER, code_links, read_ledger
@@ -177,12 +177,14 @@ def reduced_in_words(paper: str, results=None, root=None) -> str:
 def box(paper: str, results=None, root=None) -> str:
     "What a paper is about and what the runs of the published setting say of it, as a quotation"
     h, said_below = paper_headline(paper, results, root), []
+    others = headlines(results, root, paper)[1:]
     if h.ours:
         sides = " and ".join(f"{s.name} {s.words()}" for s in (h.ours, h.theirs) if s)
         said_below = [f"Mean ± half of the 95 % interval (seeds): {sides}."]
     lines = [
         f"**What the paper is about.** {said(headline_sentences(h))}",
         *said_below,
+        *(f"**Also.** {said(headline_sentences(h))}" for h in others),
         reduced_in_words(paper, results, root),
     ]
     return "\n>\n".join(f"> {line}" for line in lines if line) + "\n"
@@ -550,7 +552,11 @@ def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> I
     specs, above = specs_of(paper, root), set[str]()
     apart = reduced_in_words(paper, results, root)
     compared = effect_rows(paper, root)
-    main = {c.spec for c in read_claims(root) if c.headline}
+    first: dict[str, str] = {}  # the table of each paper's first headline
+    for claim in read_claims(root):
+        if claim.headline:
+            first.setdefault(claim.paper, claim.spec)
+    main = set(first.values())
     idle, below = [], []
     for spec in specs:
         done = [t for t in tiers if started(spec, t, results)]
@@ -803,6 +809,9 @@ def headers(paper: str, results=None, root=None) -> pd.DataFrame:
             "status",
             "device",
             "cpu",
+            "started",
+            "resumed",
+            "together",
             "wall_seconds",
             "peak_memory_mb",
             "bytes_up",
@@ -815,7 +824,7 @@ def headers(paper: str, results=None, root=None) -> pd.DataFrame:
 
 
 def paper_cost(paper: str, results=None, root=None) -> str:
-    "Runs, hours, processor and memory by tier"
+    "Runs, hours of processes, processor and memory by tier; hours of the machine where the runs say when they began"
     found = headers(paper, results, root)
     if not len(found):
         return "No stored run, no cost.\n"
@@ -825,7 +834,7 @@ def paper_cost(paper: str, results=None, root=None) -> str:
             "runs": str(len(part)),
             "of today's settings": str(int(part.asked.sum())),
             "diverged": str(int((part.status == "diverged").sum())),
-            "hours": f"{part.wall_seconds.sum() / 3600:.2f}",
+            "hours of processes": f"{part.wall_seconds.sum() / 3600:.2f}",
             "longest (min)": f"{part.wall_seconds.max() / 60:.1f}",
             "peak memory (MB)": f"{part.peak_memory_mb.max():.0f}",
             "sent (GB)": f"{(part.bytes_up.sum() + part.bytes_down.sum()) / 1e9:.1f}",
@@ -833,6 +842,11 @@ def paper_cost(paper: str, results=None, root=None) -> str:
 
     groups = found.groupby(["tier", "device", "cpu"], sort=False, dropna=False)
     lines = {f"tier {t}, {d}, {c}": line(part) for (t, d, c), part in groups}
+    machine = {
+        name: machine_hours(part.to_dict("records")) for name, (_, part) in zip(lines, groups)
+    }
+    if None not in machine.values():
+        lines = {k: one | {"of the machine": f"{machine[k]:.2f}"} for k, one in lines.items()}
     rows: list[list[str | Cell]] = [[name, *map(Cell, one.values())] for name, one in lines.items()]
     return grids_html([Grid(["where", *next(iter(lines.values()))], rows)]) + "\n"
 
@@ -908,7 +922,7 @@ def paper_lines(paper: str, results=None, root=None) -> dict[str, str]:
         "of them supported": claimed["supported"],
     }
     hours = f"{stored.wall_seconds.sum() / 3600:.1f}"
-    return {k: str(n) if n else "" for k, n in shown.items()} | {"hours of stored runs": hours}
+    return {k: str(n) if n else "" for k, n in shown.items()} | {"hours of processes": hours}
 
 
 def summary(results=None, root=None) -> str:

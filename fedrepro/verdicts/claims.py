@@ -850,8 +850,8 @@ def headlines(
 def paper_headline(
     paper: str, results: str | Path | None = None, root: str | Path | None = None
 ) -> Headline:
-    "The headline of the paper in the folder `paper`; raises InputError where none is declared"
-    found = {h.folder: h for h in headlines(results, root, paper)}
+    "The first headline of the paper in the folder `paper`; raises InputError where none is declared"
+    found = {h.folder: h for h in headlines(results, root, paper)[::-1]}
     return found[choice(paper, found, "paper with a headline")]
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #8db93799
