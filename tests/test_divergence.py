@@ -442,6 +442,7 @@ def test_one_place_clips():
         ("client", "bounded", "clip_norm"),
         ("client", "bounded", "clipped"),
         ("method", "phase", "clip_norm"),
+        ("compare", "compare", "clip_norm"),  # passes on what a person typed
         ("clustered", "cluster_distances", "nan_to_num"),
         ("harness", "apart", "nan_to_num"),
     }
