@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SetOption', 'changed', 'shown_tier', 'without_twins', 'set_words', 'run_command', 'sweep_command', 'table_command',
-           'figure_command', 'plan_command']
+           'figure_command', 'option_words', 'import_words', 'plan_command']
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #5c6650bb
 import os, shlex
@@ -314,6 +314,18 @@ def figure_command(
     typer.echo(path)
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #28d4db44
+def option_words(**given) -> list[str]:
+    "The words of a command for options and their values; None: not typed"
+    typed = {name: value for name, value in given.items() if value is not None}
+    return [str(word) for name, value in typed.items() for word in (f"--{name}", value)]
+
+
+def import_words() -> list[str]:
+    "The words of a command for the files that --import has named"
+    files = os.environ.get("FEDREPRO_METHODS", "").split(os.pathsep)
+    return [word for file in files if file for word in ("--import", file)]
+
+
 @app.command("plan", rich_help_panel=REPRODUCE)
 def plan_command(
     specs: SpecsArgument,
@@ -393,19 +405,8 @@ def plan_command(
         )
     ]
 
-    def words(**given) -> list[str]:
-        return [
-            str(word)
-            for name, value in given.items()
-            if value is not None
-            for word in (f"--{name}", value)
-        ]
-
-    mine = filter(
-        None, os.environ.get("FEDREPRO_METHODS", "").split(os.pathsep)
-    )  # as --import has left it
-    same = [word for file in mine for word in ("--import", file)] + set_words(own)
-    same += words(seeds=seeds, data=data, results=results, device=device)
+    same = import_words() + set_words(own)
+    same += option_words(seeds=seeds, data=data, results=results, device=device)
     once, seen = ["--no-wait", "--quiet"], set()
     if as_list:
         for word, (s, t, runs) in zip(dict.fromkeys(specs), asked):
@@ -414,7 +415,8 @@ def plan_command(
                 r for r in runs if (folder, t, r.run_id) not in seen
             ]  # tables of one folder share runs
             seen |= {(folder, t, r.run_id) for r in new}
-            more = [*words(tier=s.tier(t).of or t), *same, "--workers", str(workers or 1), *once]
+            at_tier = option_words(tier=s.tier(t).of or t, workers=workers or 1)
+            more = [*at_tier, *same, *once]
             for line in commands(word, new, folder, more):
                 typer.echo(line)
         return
@@ -444,7 +446,7 @@ def plan_command(
         "fedrepro",
         "run",
         *specs,
-        *words(tier=tier, methods=methods, datasets=datasets),
+        *option_words(tier=tier, methods=methods, datasets=datasets),
         *same,
         *once,
     ]

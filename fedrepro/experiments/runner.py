@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GLANCE', 'QUIETLY', 'Outcome', 'failed', 'rest', 'attempt', 'note', 'run_here', 'gpus', 'prepare_worker', 'run_apart',
-           'run_near', 'awaited', 'remove_leftovers', 'compare_data', 'compute_runs']
+           'run_near', 'came_free', 'awaited', 'remove_leftovers', 'compare_data', 'compute_runs']
 
 # %% ../../nbs/07_experiments/10_runner.ipynb #ee20398f
 import contextlib, json, math, os, time
@@ -173,10 +173,31 @@ def run_near(jobs: list[Job], report: SweepReport, progress: Progress, workers: 
         run_here(jobs, report, progress)
 
 # %% ../../nbs/07_experiments/10_runner.ipynb #e9b1c2bf
-GLANCE, QUIETLY = (
-    1.0,
-    10.0,
-)  # seconds from one look at what others do to the next, and until it is said who they are
+GLANCE = 1.0  # seconds from one look at what others do to the next
+QUIETLY = 10.0  # seconds until it is said who they are
+
+
+def came_free(
+    report: SweepReport, progress: Progress, results: str | Path, tried: dict[str, tuple]
+) -> list[PlannedRun]:
+    "Those of `report.elsewhere` that nobody computes now and that are not done; the others stay there, or are told"
+    theirs, report.elsewhere, free = report.elsewhere, [], []
+    for r in theirs:
+        path, lease = store.run_path(results, r), lease_of(store.run_path(results, r))
+        done = store.is_complete(path)
+        if not done and held(path):
+            report.elsewhere.append(r)
+        elif done or store.is_complete(path):  # a result is there before its lease goes
+            report.theirs.append(path)
+            progress.finish(r.run_id, "computed by another process")
+        elif (now := mark(lease)) and tried.get(r.run_id) == now:
+            why = f"the lease of {whose(lease)} is void, but cannot be taken over; remove the file"
+            note(report, progress, [r], failed([r], why))
+        else:
+            if now:
+                tried[r.run_id] = now
+            free.append(r)
+    return free
 
 
 def awaited(
@@ -192,22 +213,7 @@ def awaited(
     `tried`: the mark of each void lease by run id; one that is still there the next time cannot be taken."""
     began, told = time.monotonic(), progress.quiet
     while report.elsewhere:
-        theirs, report.elsewhere, free = report.elsewhere, [], []
-        for r in theirs:
-            path, lease = store.run_path(results, r), lease_of(store.run_path(results, r))
-            done = store.is_complete(path)
-            if not done and held(path):
-                report.elsewhere.append(r)
-            elif done or store.is_complete(path):  # a result is there before its lease goes
-                report.theirs.append(path)
-                progress.finish(r.run_id, "computed by another process")
-            elif (now := mark(lease)) and tried.get(r.run_id) == now:
-                why = f"the lease of {whose(lease)} is void, but cannot be taken over; remove the file"
-                note(report, progress, [r], failed([r], why))
-            else:
-                if now:
-                    tried[r.run_id] = now
-                free.append(r)
+        free = came_free(report, progress, results, tried)
         progress.ended -= {r.run_id for r in free}
         if free or not wait:
             return free

@@ -293,25 +293,25 @@ def tried(net: Net, x: Tensor, dtype: torch.dtype = torch.float32) -> Behaviour:
     raise InputError(f"network {net.name}: {why}")
 
 
+def _to_train(net: Net, start: Tree) -> Tree:
+    "A copy of `start` whose trained tensors ask for gradients"
+    return {name: t.clone().requires_grad_(name in net.trained) for name, t in start.items()}
+
+
+def _gradients(net: Net, z: Tensor, params: Tree) -> dict[str, Tensor | None]:
+    "The gradient of the sum of `z` for each trained tensor; None: `z` does not depend on it"
+    trained = [params[name] for name in net.trained]
+    return dict(zip(net.trained, torch.autograd.grad(z.sum(), trained, allow_unused=True)))
+
+
 def _observed(net: Net, x: Tensor, start: Tree) -> tuple[str | None, Behaviour]:
     "(what is wrong with it, how it behaves)"
-
-    def fresh() -> Tree:
-        return {n: t.clone().requires_grad_(n in net.trained) for n, t in start.items()}
-
-    def gradients(z: Tensor, w: Tree) -> dict[str, Tensor | None]:
-        return dict(
-            zip(
-                net.trained,
-                torch.autograd.grad(z.sum(), [w[n] for n in net.trained], allow_unused=True),
-            )
-        )
-
-    (w, at_rest), given, before = (fresh(), fresh()), x.clone(), torch.get_rng_state()
+    w, at_rest = _to_train(net, start), _to_train(net, start)
+    given, before = x.clone(), torch.get_rng_state()
     z = net(w, given, train=True)
     draws = not torch.equal(before, torch.get_rng_state())
     try:
-        net(fresh(), x[:1].clone(), train=True)
+        net(_to_train(net, start), x[:1].clone(), train=True)
     except ValueError:
         found = Behaviour(True, draws)
     else:
@@ -323,16 +323,19 @@ def _observed(net: Net, x: Tensor, start: Tree) -> tuple[str | None, Behaviour]:
         )
     if not torch.equal(given, x):
         return "its first layer changes its input in place; expected inplace=False", found
-    if sparse := [n for n, g in gradients(z, w).items() if g is not None and g.is_sparse]:
+    sparse = [n for n, g in _gradients(net, z, w).items() if g is not None and g.is_sparse]
+    if sparse:
         return f"{sparse[0]} has sparse gradients; expected sparse=False", found
     before = torch.get_rng_state()
     whole = net(at_rest, x.clone())
-    if changed := [n for n, t in start.items() if not torch.equal(t, at_rest[n])]:
+    changed = [n for n, t in start.items() if not torch.equal(t, at_rest[n])]
+    if changed:
         return (
             f"its forward changes {changed[0]} in eval mode too; expected that only training does",
             found,
         )
-    if unused := [n for n, g in gradients(whole, at_rest).items() if g is None]:
+    unused = [n for n, g in _gradients(net, whole, at_rest).items() if g is None]
+    if unused:
         return (
             f"its output does not depend on {unused[0]}; expected requires_grad=False for it",
             found,

@@ -7,9 +7,10 @@ __all__ = ['SIGNS', 'WAITS', 'TARGET', 'EFFECT', 'COPY', 'said', 'one_line', 'fo
            'leads', 'judged_sentences', 'reduced_in_words', 'box', 'all_boxes', 'small_sentence', 'effect_sentence',
            'opening', 'numbers_in', 'names_of', 'mentions', 'touched', 'deviation_links', 'run_lines', 'reduced_runs',
            'raw_runs', 'anchor', 'place_of', 'heading_of', 'grids_html', 'key_to', 'best_stored', 'at_chance',
-           'table_part', 'Drawing', 'picture', 'sections', 'claims', 'label', 'run_links', 'measure', 'effect_rows',
-           'check_effect', 'effects', 'effects_of', 'copy_in_words', 'effect_in_words', 'entry_in_words', 'ledger',
-           'headers', 'paper_cost', 'sources', 'guessed', 'easy_and_hard', 'papers', 'paper_lines', 'summary']
+           'table_part', 'Drawing', 'picture', 'headline_tables', 'not_run', 'sections', 'claims', 'label', 'run_links',
+           'measure', 'effect_rows', 'check_effect', 'effects', 'effects_of', 'copy_in_words', 'effect_in_words',
+           'entry_in_words', 'ledger', 'headers', 'paper_cost', 'sources', 'guessed', 'easy_and_hard', 'papers',
+           'paper_lines', 'summary']
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #d25de4bf
 import math, re
@@ -545,6 +546,25 @@ def picture(spec: Spec, tier: str, specs: list[Spec], results=None) -> tuple:
     return f"*Figure, tier {tier}.* {said(words)}\n", Drawing(figure, f"{spec.title}. {words}")
 
 
+def headline_tables(root=None) -> set[str]:
+    "The names of the tables that decide the first headline of each paper"
+    tables: dict[str, str] = {}
+    for claim in read_claims(root):
+        if claim.headline:
+            tables.setdefault(claim.paper, claim.spec)
+    return set(tables.values())
+
+
+def not_run(specs: list[Spec]) -> Iterator[tuple]:
+    "What is said of specs without a run: how to make one, or that a figure needs none"
+    trained = ", ".join(f"`{s.name}`" for s in specs if s.plot != "bubbles")
+    bubbles = ", ".join(f"`{s.name}`" for s in specs if s.plot == "bubbles")
+    if trained:
+        yield (f"**No run yet:** {trained}. To run one: `fedrepro run NAME --tier small`.\n",)
+    if bubbles:
+        yield (f"**Drawn from partitions alone:** {bubbles}: `fedrepro figure NAME`.\n",)
+
+
 def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> Iterator[tuple]:
     """(text, drawing) of every spec with runs, (text,) without a picture; last, what has no run yet
 
@@ -552,11 +572,7 @@ def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> I
     specs, above = specs_of(paper, root), set[str]()
     apart = reduced_in_words(paper, results, root)
     compared = effect_rows(paper, root)
-    first: dict[str, str] = {}  # the table of each paper's first headline
-    for claim in read_claims(root):
-        if claim.headline:
-            first.setdefault(claim.paper, claim.spec)
-    main = set(first.values())
+    main = headline_tables(root)
     idle, below = [], []
     for spec in specs:
         done = [t for t in tiers if started(spec, t, results)]
@@ -582,15 +598,10 @@ def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> I
             more.append(reduced_runs(spec, tier, results) if spec.name in main else short_form)
         parts = [f'<span id="{place_of(spec)}"></span>', *heads, first, *more, words]
         yield ("\n\n".join(parts), *drawing)
-    trained = ", ".join(f"`{s.name}`" for s in idle if s.plot != "bubbles")
-    bubbles = ", ".join(f"`{s.name}`" for s in idle if s.plot == "bubbles")
     if below:
         how = "To print one: `fedrepro table NAME`."
         yield (f"**Measured among the deviations:** {', '.join(below)}. {how}\n",)
-    if trained:
-        yield (f"**No run yet:** {trained}. To run one: `fedrepro run NAME --tier small`.\n",)
-    if bubbles:
-        yield (f"**Drawn from partitions alone:** {bubbles}: `fedrepro figure NAME`.\n",)
+    yield from not_run(idle)
 
 # %% ../../nbs/09_reporting/05_paper_page.ipynb #9a3d9d05
 TARGET = (
