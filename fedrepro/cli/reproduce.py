@@ -415,8 +415,8 @@ def plan_command(
                 r for r in runs if (folder, t, r.run_id) not in seen
             ]  # tables of one folder share runs
             seen |= {(folder, t, r.run_id) for r in new}
-            at_tier = option_words(tier=s.tier(t).of or t, workers=workers or 1)
-            more = [*at_tier, *same, *once]
+            at_tier = option_words(tier=s.tier(t).of or t)
+            more = [*at_tier, *same, *option_words(workers=workers or 1), *once]
             for line in commands(word, new, folder, more):
                 typer.echo(line)
         return

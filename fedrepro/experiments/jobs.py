@@ -319,5 +319,7 @@ def prepare(runs: list[PlannedRun], data, device: str):
                 if what := turned(USUAL):
                     raise InputError(f"{run.describe()}: {type(method).__name__} sets {what}")
         except (Exception, SystemExit) as error:  # of a person's code: its run says so
+            if error.__traceback__ is not None:  # without this line here, which may be a page's
+                error.with_traceback(error.__traceback__.tb_next)
             if isinstance(error, InputError) and not own_line(error):
                 raise

@@ -695,15 +695,14 @@ def effect_rows(paper: str, root=None) -> dict[str, set[str]]:
     return found
 
 
-def check_effect(given: dict, path: Path, deviations: list[str]):
-    "Raises InputError unless an `[[effect]]` is complete and about one of the `deviations`"
+def check_effect(given: dict, path: Path):
+    "Raises InputError unless an `[[effect]]` says of what it is and compares as many rows as it has"
     for key in ("deviation", "spec", "rows"):
         if key not in given:
             raise InputError(f"{path}: effect: {key} is not given")
     if len(given.get("against", given["rows"])) != len(given["rows"]):
         where = f"{path}: effect {short(given['deviation'])}"
         raise InputError(f"{where}: rows and against differ in length")
-    choice(given["deviation"], deviations, f"{path}: effect: deviation")
 
 
 def effects(paper: str, tier: str, results=None, root=None) -> pd.DataFrame:
@@ -713,7 +712,9 @@ def effects(paper: str, tier: str, results=None, root=None) -> pd.DataFrame:
     lines: list[dict] = []
     for path in paper_files(f"{paper}/claims.toml", root).values():
         for given in claim_tables(path, "effect", EFFECT):
-            check_effect(given, path, [entry["name"] for entry in read_ledger(paper, root)])
+            check_effect(given, path)
+            deviations = [entry["name"] for entry in read_ledger(paper, root)]
+            choice(given["deviation"], deviations, f"{path}: effect: deviation")
             for found, runs in measure(given, tier, results, root):
                 gaps = list(found.differences.values())
                 lines.append(
