@@ -13,6 +13,7 @@ import website
 from fedrepro.core.grids import TONES
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.paper_page import at_chance, folded, heading_of, papers, specs_of
+from fedrepro.verdicts.claims import read_claims
 from pages import NOTEBOOKS, ROOT, cells
 from test_docs import anchors, texts
 
@@ -130,9 +131,11 @@ def test_a_page_opens_with_its_headline(path):
 def test_the_summary_and_the_readme_have_every_headline():
     for path in (ROOT / "nbs/12_results/00_summary.ipynb", ROOT / "README.md"):
         text = "\n".join(texts(path))
-        assert text.count("> - **") == len(papers()) and text.index("> - **") < text.index(
-            "| paper |" if path.suffix == ".md" else "<table"
-        )
+        assert text.count("> - **") == sum(claim.headline for claim in read_claims())
+        named = set(re.findall(r"> - \*\*(.+?)\.\*\*", text))
+        assert {name.lower() for name in named} == set(papers())
+        table = "| paper |" if path.suffix == ".md" else "<table"
+        assert text.index("> - **") < text.index(table)
 
 
 INTERNAL = re.compile(r"per hour|specs can be run|decided per|tier paper, never")
