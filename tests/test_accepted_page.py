@@ -42,7 +42,9 @@ def test_the_page_shows_every_case():
     }
     check(networks, no_networks, shown)
     check(sets, no_sets, {case.name: case.said for case in zoo_data.CASES})
-    assert methods == {m.__doc__: f"equal to {equal}" for m, equal in zoo_methods.ACCEPTED.items()}
+    assert all(float(gap) < 1e-10 for gap in networks.values())
+    assert all(float(gap) < 1e-6 for gap in sets.values())
+    assert methods == {m.__doc__: equal for m, equal in zoo_methods.ACCEPTED.items()}
     check({}, no_methods, {name: words for name, (_, words) in zoo_methods.REFUSED.items()})
     ends = {
         name: f"round 1, {'the server' if who is None else f'client {who}'}"

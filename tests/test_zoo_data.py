@@ -20,7 +20,7 @@ from fedrepro.executors.executors import EXECUTORS
 from fedrepro.experiments import local_study
 from fedrepro.models.networks import network, network_names
 from toy import OURS, SMALL, one_line, written
-from zoo_data import CASES, MEASURED, floats, labels, pictures, usual
+from zoo_data import CASES, MEASURED, by_hand, floats, labels, pictures, usual
 
 ACCEPTED, REFUSED = [c for c in CASES if not c.said], [c for c in CASES if c.said]
 LOCAL = dict(lr=0.05, epochs=1, batch_size=8)
@@ -35,23 +35,6 @@ def test_the_zoo_is_large():
 
 
 # --- by hand
-
-
-def exact(x) -> np.ndarray:
-    return x.detach().to(torch.float64).numpy().astype(np.longdouble)
-
-
-def by_hand(parts: dict, scale: float) -> tuple:
-    "Mean and deviation of each channel, and normalised training and test samples, with numpy"
-    train, test = (exact(parts[key]) / scale for key in ("train_x", "test_x"))
-    axes = (0, 2, 3)[: train.ndim - 1]
-    constant = np.ptp(train, axes) == 0
-    mean, std = train.mean(axes), np.where(constant, 1, train.std(axes))
-    given = parts["recipe"]
-    if given.mean:
-        mean, std = (np.array(v, np.longdouble) for v in (given.mean, given.std))
-    wide = (-1, *[1] * (train.ndim - 2))
-    return mean, std, *((x - mean.reshape(wide)) / std.reshape(wide) for x in (train, test))
 
 
 def perceptron(params: dict, x: np.ndarray) -> np.ndarray:

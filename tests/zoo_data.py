@@ -669,3 +669,24 @@ def test_pictures_of_another_size(folder):
 @case("own: training and test samples differ", "train_x is torch.uint8", "test_x is torch.float32")
 def a_test_set_in_floats(folder):
     return usual(test_x=floats(1, 8, 8)["test_x"])
+
+
+# --- what a data set must equal
+
+
+def exact(x) -> np.ndarray:
+    "A tensor in long floats"
+    return x.detach().to(torch.float64).numpy().astype(np.longdouble)
+
+
+def by_hand(parts: dict, scale: float) -> tuple:
+    "Mean and deviation of each channel, and normalised training and test samples, with numpy"
+    train, test = (exact(parts[key]) / scale for key in ("train_x", "test_x"))
+    axes = (0, 2, 3)[: train.ndim - 1]
+    constant = np.ptp(train, axes) == 0
+    mean, std = train.mean(axes), np.where(constant, 1, train.std(axes))
+    given = parts["recipe"]
+    if given.mean:
+        mean, std = (np.array(v, np.longdouble) for v in (given.mean, given.std))
+    wide = (-1, *[1] * (train.ndim - 2))
+    return mean, std, *((x - mean.reshape(wide)) / std.reshape(wide) for x in (train, test))

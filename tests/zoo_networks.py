@@ -16,11 +16,14 @@ from torchvision.models.vgg import make_layers
 from fedrepro.data.datasets import Dataset
 from fedrepro.data.partition import Partition
 from fedrepro.data.transforms import Recipe
-from fedrepro.engine.federation import Federation
+from fedrepro.engine.federation import INIT, TRAIN, Federation
 from fedrepro.models.architectures import ARCHITECTURES, Network
 from fedrepro.models.networks import network
 
 CLASSES, IMAGE = 3, (1, 4, 4)
+SETTINGS = dict(
+    lr=0.05, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=4
+)  # of the plain loop and of FedAvg
 
 
 @dataclass
@@ -679,3 +682,59 @@ refuses(
     "its head is no plain nn.Linear",
     lambda: Network(nn.Flatten(), Cosine(16, CLASSES)),
 )
+
+
+# --- what a network must equal
+
+
+def fresh(name: str, seed: int = 0) -> nn.Module:
+    "The module of a network, in float64, as `seed` starts it"
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return ZOO[name].make().double()
+
+
+def plain_loop(name: str, fed: Federation, rounds: int) -> dict:
+    "FedAvg over copies of the module: torch.optim.SGD, and the mean of what a state_dict holds"
+    start = int(np.random.default_rng([fed.seed, INIT, 0]).integers(2**62))
+    server = {n: t.clone() for n, t in fresh(name, start).state_dict().items()}
+    sizes = [len(rows) for rows in fed.partition.train]
+    for t in range(rounds):
+        models = [plain_client(fresh(name), server, fed, t, k) for k in range(fed.clients)]
+        server = {n: mean_of([m[n] for m in models], sizes) for n in server}
+    return server
+
+
+def mean_of(tensors: list, sizes: list):
+    "Floats by size; other tensors, which all clients changed alike, as they are"
+    if tensors[0].is_floating_point():
+        return sum(t * (n / sum(sizes)) for t, n in zip(tensors, sizes))
+    assert all(torch.equal(t, tensors[0]) for t in tensors)
+    return tensors[0]
+
+
+def plain_client(module, server: dict, fed: Federation, t: int, k: int) -> dict:
+    "One client's state_dict after training in round t"
+    module.load_state_dict(server)
+    rows, seeds, order = (
+        fed.partition.train[k],
+        fed.noise(TRAIN, t, k),
+        np.random.default_rng([fed.seed, TRAIN, t, k]),
+    )
+    s = {n: v for n, v in SETTINGS.items() if n in ("lr", "momentum", "weight_decay")}
+    optimiser = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], **s)
+    seeds.integers(2**62)  # that of what comes before the training
+    batches = [
+        rows[some]
+        for _ in range(SETTINGS["epochs"])
+        for some in np.split(order.permutation(len(rows)), [4])
+    ]
+    with torch.random.fork_rng():
+        torch.manual_seed(int(seeds.integers(2**62)))
+        module.train()
+        for batch in batches:
+            x = fed.data.batch(fed.data.train_x[batch], None, torch.float64)
+            optimiser.zero_grad()
+            F.cross_entropy(module(x), fed.data.train_y[batch]).backward()
+            optimiser.step()
+    return {n: v.detach().clone() for n, v in module.state_dict().items()}
