@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PAPER_LINKS', 'NO_RUNS', 'ORDER', 'X_SERVER', 'X_CLIENT', 'PaperLinks', 'links_line', 'main_table',
-           'setting_in_words', 'Text', 'Picture', 'headline', 'round_steps', 'message_figure', 'overridden',
-           'algorithm_table', 'stored_numbers', 'deviation_table']
+           'setting_in_words', 'Text', 'Picture', 'small_picture', 'headline', 'round_steps', 'message_figure',
+           'overridden', 'algorithm_table', 'stored_numbers', 'deviation_table']
 
 # %% ../../nbs/09_reporting/06_method_page.ipynb #1713867e
 import re, textwrap
@@ -123,6 +123,12 @@ class Picture:
         return self.png
 
 
+def small_picture(figure: Figure, colours: int = 24) -> Picture:
+    "`figure` in so many colours, small enough to be kept in a page; pyplot forgets it, so that it is shown once"
+    plt.close(figure)
+    return Picture(small_png(figure, colours))
+
+
 def headline(paper: str, results=None) -> list[Text | Picture]:
     "The picture of a paper's main table with its caption, as a notebook displays them"
     tier = next(
@@ -132,14 +138,13 @@ def headline(paper: str, results=None) -> list[Text | Picture]:
         return [Text(NO_RUNS)]
     spec = main_table(paper, tier)
     figure = draw(spec, tier, results)
-    plt.close(figure)  # a page shows it once, by itself
     words = (
         f"*{spec.kind.capitalize()} {spec.table}: {said(spec.title)}.*"
         if spec.table.isdigit()
         else f"*{said(spec.title)}.*"
     )
     return [
-        Picture(small_png(figure)),
+        small_picture(figure, 128),
         Text(f"{words} {setting_in_words(spec, tier)} {said(spec.tier(tier).caption)}".strip()),
     ]
 
