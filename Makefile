@@ -90,7 +90,7 @@ check: $(READY)
 
 notebooks: $(READY)
 	$(call step,nbdev_test: every notebook but those that nbval runs)
-	$(BIN)/nbdev_test --n_workers 2 --do_print --skip_file_re '^([_.]|($(subst $() ,|,$(basename $(notdir $(NUMBERS))))).ipynb$$)'
+	$(BIN)/nbdev_test --n_workers 2 --do_print --timing --skip_file_re '^([_.]|($(subst $() ,|,$(basename $(notdir $(NUMBERS))))).ipynb$$)'
 	$(BIN)/nbdev_test --path benchmarks --n_workers 2 --do_print
 
 pytest: $(READY)
