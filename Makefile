@@ -86,7 +86,7 @@ test: $(READY) check notebooks pytest
 
 check: $(READY)
 	$(call step,export and clean leave no difference; repository)
-	$(PY) -m pytest tests/test_repository.py
+	$(PY) -m pytest tests/repository/test_repository.py
 
 notebooks: $(READY)
 	$(call step,nbdev_test: every notebook but those that nbval runs)
@@ -95,7 +95,7 @@ notebooks: $(READY)
 
 pytest: $(READY)
 	$(call step,pytest)
-	$(PY) -m pytest tests --ignore tests/test_repository.py --durations 12 -n 2 --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest tests --ignore tests/repository/test_repository.py --durations 12 -n 2 --dist loadfile --no-loadscope-reorder
 
 numbers: $(READY)
 	$(call step,nbval: the committed numbers come out again)
@@ -111,7 +111,7 @@ smoke: $(READY)
 
 nightly: $(READY)
 	$(call step,nightly: generated inputs and golden bands)
-	FEDREPRO_NIGHTLY=1 $(PY) -m pytest tests/test_input.py tests/test_bands.py --durations 5 -n 2
+	FEDREPRO_NIGHTLY=1 $(PY) -m pytest tests/cli/test_input.py tests/methods/test_bands.py --durations 5 -n 2
 	FEDREPRO_NIGHTLY=1 $(PY) -m pytest tests -m nightly --durations 12 -n 2 --dist loadfile --no-loadscope-reorder
 	@$(MAKE) --no-print-directory chaos SEED=1..3
 	$(PY) tools/chaos.py --terms 10
@@ -134,7 +134,7 @@ version:
 	@$(if $(torch),echo torch==$(torch) >> $(env)/pins.txt)
 	@$(env)/bin/python -m pip install -qq --no-input --no-cache-dir -c $(env)/pins.txt -e '.[dev]'
 	@$(env)/bin/python -c "import sys, torch, numpy; print(sys.version.split()[0], 'torch', torch.__version__, 'numpy', numpy.__version__)"
-	PATH=$(env)/bin:$(PATH) $(env)/bin/python -m pytest -p no:cacheprovider -n 2 tests/test_golden*.py tests/test_contracts.py tests/test_by_hand.py
+	PATH=$(env)/bin:$(PATH) $(env)/bin/python -m pytest -p no:cacheprovider -n 2 tests/methods/test_golden*.py tests/checks/test_contract.py tests/methods/test_by_hand.py
 	@rm -rf $(env)
 
 bench: $(READY)

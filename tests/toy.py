@@ -1,13 +1,16 @@
 "A small spec, stored results of its runs, as a person and a sweep would write them, and a federation of few samples"
 
+import importlib.util
 import json
 import string
 import time
+import tomllib
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 from fedrepro.core.errors import InputError
 from fedrepro.data import datasets, partition
@@ -52,6 +55,37 @@ SMALL = TOY | dict(
     methods={"FedAvg": {}, "FedProx": {"mu": 0.1, "source": "guess: toy"}},
     tiers={"smoke": {"base": {"rounds": 1, "source": "tier: reduced"}}},
 )
+
+
+# a table whose names and title are full of what LaTeX, html and csv read as commands
+ODD_NAMES = TOY | dict(
+    title="100% of a_b & <c> #1 {x} ~^ ± λ",
+    paper="FedCCFA",
+    table="2",
+    published="t.published.csv",
+    base=BASE | dict(rounds=12, seeds=[0, 1, 2]),
+    columns=[
+        {"clients": n, "source": "guess: a test", "published": {"clients": m}}
+        for n, m in ((3, 20), (4, 100), (5, 7))
+    ],
+    methods={
+        "FedAvg": {},
+        "prox_&_%": {"class": "FedProx", "published": {"method": "FedProx"}},
+        "MOON": {},
+    },
+    tiers={"smoke": {"base": {"rounds": 3, "source": "tier: reduced"}}},
+)
+
+
+def installed(module: str, extra: str) -> bool:
+    "Whether a module of an optional extra is there; it must be when the extra `dev` asks for it"
+    dev = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][
+        "dev"
+    ]
+    asked = {name for need in map(Requirement, dev) for name in (need.name, *need.extras)}
+    found = importlib.util.find_spec(module) is not None
+    assert found or extra not in asked, f"{module} is missing, though the extra dev has it"
+    return found
 
 
 @contextmanager

@@ -1,0 +1,235 @@
+"""What people get wrong when they ask for data: each is one clear line, before anything is computed."""
+
+import os
+import pickle
+import pickletools
+import shlex
+from dataclasses import replace
+import numpy as np
+import pytest
+import torch
+from fedrepro.core.errors import InputError
+from fedrepro.data import datasets, sources
+from fedrepro.data.download import Archive
+from test_download import md5, quick, served, tar_gz  # noqa: F401 (fixtures)
+from toy import one_line
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (
+            dict(name="CIFAR10"),
+            f"data set 'CIFAR10' is unknown; did you mean 'CIFAR-10'? accepted: {', '.join(sorted({*datasets.SOURCES, *datasets.MADE}))}",
+        ),
+        (dict(name="digits", recipe="FedNone"), "recipe 'FedNone' is unknown; accepted: FedADC"),
+        (dict(name="digits", device="tpu7"), "device 'tpu7' cannot be used"),
+        (dict(name="digits", device="cuda:99"), "device 'cuda:99' cannot be used"),
+    ],
+)
+def test_unknown_names(wrong, said):
+    with one_line(said):
+        datasets.load(**wrong)
+
+
+@pytest.mark.parametrize("name", datasets.SOURCES)
+def test_nothing_there(name, tmp_path):
+    "An empty folder, no folder, a file in its place, and a folder in a file's: what is missing and how to get it"
+    (tmp_path / "file").touch()
+    source = datasets.SOURCES[name]
+    how = f"fedrepro data {shlex.quote(name)}" if source.archives else "it cannot be downloaded"
+    for file in source.files:
+        (tmp_path / "folders" / source.folder / file).mkdir(parents=True)
+    for root in (tmp_path, tmp_path / "none", tmp_path / "file", tmp_path / "folders"):
+        with one_line(str(root / source.folder), *source.files, how, source.origin, "--data DIR"):
+            datasets.load(name, data=root)
+
+
+def test_a_pickle_is_not_opened_before_its_checksum(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        datasets, "_Batch", lambda *a, **k: pytest.fail("unpickled an unchecked file")
+    )
+    source = datasets.SOURCES["CIFAR-10"]
+    (tmp_path / source.folder).mkdir()
+    for f in source.files:
+        (tmp_path / source.folder / f).write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(InputError, match="is damaged"):
+        datasets.load("CIFAR-10", data=tmp_path)
+
+
+# --- downloads from a server on this machine
+
+
+def content_of(r):
+    "Files of a made CIFAR, small, in the published format"
+
+    def batch(n):
+        return as_published(
+            {
+                b"data": r.integers(0, 256, (n, 3072), np.uint8),
+                b"labels": r.integers(0, 10, n).tolist(),
+            }
+        )
+
+    return {
+        "batch_1": batch(5),
+        "batch_2": batch(5),
+        "test": batch(4),
+        "meta": as_published({b"label_names": [b"%d" % i for i in range(10)]}),
+    }
+
+
+def as_published(content):
+    "A pickle as Python 2 and numpy 1 wrote it: texts are bytes, an array names numpy.core.multiarray"
+
+    def text(b):
+        return b"U" + bytes([len(b)]) + b
+
+    def number(i):
+        return b"J" + int(i).to_bytes(4, "little", signed=True)
+
+    def array(a):
+        made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\x01b\x87R"
+        kind = b"cnumpy\ndtype\nU\x02u1K\0K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
+        return (
+            made
+            + b"(K\x01"
+            + number(a.shape[0])
+            + number(a.shape[1])
+            + b"\x86"
+            + kind
+            + b"\x89T"
+            + a.size.to_bytes(4, "little")
+            + a.tobytes()
+            + b"tb"
+        )
+
+    def one(v):
+        return (
+            array(v)
+            if isinstance(v, np.ndarray)
+            else b"](" + b"".join(text(x) if isinstance(x, bytes) else number(x) for x in v) + b"e"
+        )
+
+    return b"\x80\x02}(" + b"".join(text(k) + one(v) for k, v in content.items()) + b"u."
+
+
+def made(tmp_path, served):
+    "(source, files, server): a made data set under `tmp_path`, whole, and a server that has its archive"
+    content = content_of(np.random.default_rng(0))
+    members = {f"batches/{f}": f for f in content}
+    packed = tar_gz(*((m, content[f]) for m, f in members.items()))
+    server = served({"batches.tar.gz": packed})
+
+    def part(begins):
+        return {f: md5(c) for f, c in content.items() if f.startswith(begins)}
+
+    source = sources.Source(
+        "MNIST",
+        "made",
+        datasets.read_cifar,
+        part("batch"),
+        part("test"),
+        (10, 4),
+        (Archive((server.url("batches.tar.gz"),), md5(packed), members),),
+        part("meta"),
+    )
+    (tmp_path / "made").mkdir()
+    for f, c in content.items():
+        (tmp_path / "made" / f).write_bytes(c)
+    return source, content, server
+
+
+@pytest.fixture
+def whole(tmp_path, served, monkeypatch):  # noqa: F811
+    source, _, server = made(tmp_path, served)
+    monkeypatch.setitem(datasets.SOURCES, "MNIST", source)
+    return source, server
+
+
+def test_the_made_cifar_is_like_the_real_one(tmp_path, served):  # noqa: F811
+    "Its pickles name what the real ones name, and Python reads them as we do"
+    source, content, _ = made(tmp_path, served)
+    ops = [
+        (op.name, arg) for op, arg, _ in pickletools.genops(content["test"]) if op.name == "GLOBAL"
+    ]
+    assert [arg for _, arg in ops] == [
+        "numpy.core.multiarray _reconstruct",
+        "numpy ndarray",
+        "numpy dtype",
+    ]
+    theirs = pickle.loads(content["test"], encoding="bytes")
+    ours = source.read(source, tmp_path)
+    assert torch.equal(ours["test_x"].reshape(4, -1), torch.from_numpy(theirs[b"data"]))
+    assert ours["test_y"].tolist() == theirs[b"labels"] and ours["class_names"] == tuple(
+        "0123456789"
+    )
+
+
+def test_download_fails(whole, tmp_path):
+    "What was wanted, what every server said, and what to do without a network; the damaged file stays"
+    source, server = whole
+    victim = next(iter(source.test))
+    (tmp_path / "made" / victim).write_bytes(b"old")
+    server.files.clear()
+    with one_line(
+        "MNIST is not complete in",
+        str(tmp_path / "made"),
+        "could not be downloaded",
+        "HTTP 404",
+        "--data",
+    ):
+        datasets.download("MNIST", tmp_path)
+    assert (tmp_path / "made" / victim).read_bytes() == b"old"
+
+
+# --- pickles
+
+
+class Run:
+    "Runs a function when it is unpickled"
+
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call[0], self.call[1:]
+
+
+def evil_pickles(mark):
+    "Programs that would make the file `mark`, or reach for what could"
+    yield pickle.dumps(Run(os.system, f"touch {mark}"), 2)
+    yield pickle.dumps({b"data": Run(eval, f"open({str(mark)!r}, 'w')"), b"labels": [0]}, 4)
+    yield b"\x80\x02cnumpy.core.multiarray\nscalar\n."
+    yield b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.ctypes\x93."
+    yield b"\x80\x02"
+
+
+def test_evil_pickles_whose_checksums_agree(tmp_path, served, monkeypatch):  # noqa: F811
+    "Nothing is run, and each is one clear line"
+    source, _, _ = made(tmp_path, served)
+    for i, content in enumerate(evil_pickles(tmp_path / "mark")):
+        (tmp_path / "made/test").write_bytes(content)
+        monkeypatch.setitem(datasets.SOURCES, "MNIST", replace(source, test={"test": md5(content)}))
+        with one_line(f"{tmp_path / 'made/test'} is refused: "):
+            datasets.load("MNIST", data=tmp_path)
+        assert not (tmp_path / "mark").exists(), i
+
+
+def test_the_evil_pickles_are_evil(tmp_path):
+    "Python's own reader runs the first of them"
+    pickle.loads(next(evil_pickles(tmp_path / "mark")))
+    assert (tmp_path / "mark").exists()
+
+
+def test_download_delivers_the_wrong_bytes(whole, tmp_path):
+    "The archive agrees with its sum, but not the file in it: the old file stays as it was, and nothing else is left"
+    source, _ = whole
+    victim = next(iter(source.test))
+    wanted = replace(source, test={**source.test, victim: "0" * 32})
+    (tmp_path / "made" / victim).write_bytes(b"old")
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(InputError, match=f"checksum of {victim}"):
+        datasets._present(wanted, tmp_path)
+    after = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert {p: c for p, c in after.items() if p.suffix != ".gz"} == before

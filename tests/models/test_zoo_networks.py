@@ -1,0 +1,123 @@
+"Every network of the zoo trains as its module does in a plain loop, or is refused in one line before the first round"
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedrepro.core.errors import InputError
+from fedrepro.engine.declarations import Messages
+from fedrepro.engine.evaluation import evaluate
+from fedrepro.engine.method import METHODS, FedAvg
+from fedrepro.engine.rounds import begin, run
+from fedrepro.models.architectures import Net
+from toy import one_line
+from zoo_networks import SETTINGS, ZOO, federation, fresh, plain_loop
+
+ACCEPTED, REFUSED = (
+    [name for name, one in ZOO.items() if bool(one.refused) == no] for no in (False, True)
+)
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_as_in_a_plain_loop(name):
+    fed = federation(name)
+    torch.manual_seed(len(name))  # whatever the caller drew before
+    end, right = run(FedAvg(**SETTINGS), fed, 2).snapshot.server["params"], plain_loop(name, fed, 2)
+    for n, t in end.items():
+        assert (
+            t.dtype == torch.float64
+            and float((t - right[n]).abs().max() if t.numel() else 0) < 1e-10
+        ), n
+    tied = {
+        n
+        for n, t in right.items()
+        if n not in end and n not in fed.net.constants and "num_batches" not in n
+    }
+    assert all(any(torch.equal(right[n], right[m]) for m in end) for n in tied), tied
+    for n, t in fed.net.constants.items():
+        if n in right:
+            assert torch.equal(t.to(right[n]), right[n])
+    assert all(torch.equal(end[n], fed.initial[n]) for n in fed.net.frozen)
+    assert any(not torch.equal(end[n], fed.initial[n]) for n in fed.net.trained)
+    module, x = fresh(name), fed.data.batch(fed.data.test_x, None, torch.float64)
+    module.load_state_dict(right)
+    with torch.no_grad():
+        gap = fed.net(end, x) - module.eval()(x)
+    assert float(gap.abs().max()) < 1e-8
+
+
+@pytest.mark.parametrize("method", ["FedProx", "SCAFFOLD", "FedCCFA"])
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_other_methods(name, method):
+    fed = federation(name, (6, 4, 8))
+    history = run(
+        METHODS[method](
+            **SETTINGS | dict(epochs=1) | ({"momentum": 0.0} if method == "SCAFFOLD" else {})
+        ),
+        fed,
+        1,
+        evaluate,
+    )
+    assert history.status == "complete" and np.isfinite(history.rows[0]["train_loss"])
+    end = history.snapshot.server["params"]
+    assert all(t.isfinite().all() for t in end.values())
+    assert all(torch.equal(end[n], fed.initial[n]) for n in fed.net.frozen if n in end)
+
+
+@pytest.mark.parametrize("name", ["nothing but a head", "frozen body"])
+def test_a_part_that_learns_nothing_is_not_sent_alone(name):
+    "Before the first round; a method that sends the head too goes on"
+    for method in ("FedBABU", "FedRep"):
+        with one_line(
+            f"{method}: its clients send the body alone, of which network zoo trains nothing",
+            "requires_grad",
+        ):
+            begin(METHODS[method](**SETTINGS), federation(name, (6, 4, 8)))
+    for method in ("FedAvg", "FedCCFA", "FedPAC", "Ditto"):
+        begin(METHODS[method](**SETTINGS), federation(name, (6, 4, 8)))
+
+
+class SendsHeads(FedAvg, listed=False):
+    "Clients share their heads; bodies stay as they are"
+
+    def client_result(self, client, params, results):
+        return {"params": {n: t for n, t in params.items() if n.startswith("head.")}}, client.state
+
+    def communication(self):
+        return Messages(upload={"params": "head"})
+
+
+def test_a_head_that_learns_nothing_is_not_sent_alone():
+    begin(SendsHeads(**SETTINGS), federation("frozen body"))
+    fed = federation("batch norm")
+    head_only = replace(fed, net=network_without_head_training())
+    with one_line(
+        "SendsHeads: its clients send the head alone, of which network zoo trains nothing"
+    ):
+        begin(SendsHeads(**SETTINGS), head_only)
+
+
+def network_without_head_training():
+    def make():
+        net = ZOO["batch norm"].make()
+        net.head.requires_grad_(False)
+        return net
+
+    return Net("zoo", make)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    with pytest.raises(InputError) as e:
+        federation(name)
+    assert (
+        str(e.value).startswith("network zoo: ")
+        and ZOO[name].refused in str(e.value)
+        and "\n" not in str(e.value)
+    )
+
+
+def test_enough_of_them():
+    assert len(ACCEPTED) >= 30 and len(REFUSED) >= 15

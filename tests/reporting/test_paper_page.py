@@ -1,0 +1,306 @@
+"Results pages: complete with no result at all, right with some, and nothing typed in"
+
+import ast
+import json
+import math
+import re
+from pathlib import Path
+
+import matplotlib
+import pandas as pd
+import pytest
+
+from fedrepro.core.errors import InputError
+from fedrepro.experiments import store
+from fedrepro.experiments.specs import load_spec
+from fedrepro.reporting import paper_page
+from toy import put
+
+matplotlib.use("Agg")
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "nbs/12_results").glob("*.ipynb"))
+PAPERS = ["fedadc", "fedbss", "fedccfa", "feddc", "lfd"]
+
+
+@pytest.fixture(scope="module")
+def nothing(tmp_path_factory):
+    return tmp_path_factory.mktemp("no results")
+
+
+@pytest.fixture(scope="module")
+def some(tmp_path_factory):
+    "Made-up runs of two rows of FedCCFA's Table 2 in its first column, tiers paper and small"
+    folder, spec = tmp_path_factory.mktemp("some results"), load_spec("fedccfa/table2")
+    for tier in ("paper", "small"):
+        for row, value in (
+            ("AdapFedAvg", 67.0),
+            ("AdapFedAvg (rate used)", 70.0),
+            ("FedRep", 60.0),
+        ):
+            for c in spec.runs(tier, [row], seeds=2):
+                if c.column != spec.columns[0].label:
+                    continue
+                v = value + c.seed
+                rows = [
+                    dict(round=t, generalised_accuracy=v, generalised_accuracy_fresh=v + 2 + c.seed)
+                    for t in range(1, c.rounds + 1)
+                ]
+                head = dict(
+                    settings=c.settings,
+                    run_id=c.run_id,
+                    status="complete",
+                    wall_seconds=1800.0,
+                    peak_memory_mb=500.0,
+                    cpu="A processor",
+                    device="cpu",
+                    bytes_up=5 * 10**8,
+                    bytes_down=5 * 10**8,
+                )
+                store.write(store.run_path(folder, c), head, rows)
+    return folder
+
+
+def rows_with(html, *words):
+    return [
+        line
+        for line in html.splitlines()
+        if line.startswith("<tr>") and all(w in line for w in words)
+    ]
+
+
+# --- with no result at all
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_part_without_results(paper, nothing):
+    said = paper_page.opening(paper, nothing)
+    assert said.startswith("None of the ") or said.startswith("No table of ")
+    ((idle, *_),) = [s for s in paper_page.sections(paper, results=nothing) if "No run yet" in s[0]]
+    assert all(f"`{s.name}`" in idle for s in paper_page.specs_of(paper) if s.plot != "bubbles")
+    assert "No stored run" in paper_page.paper_cost(
+        paper, nothing
+    ) and "**Easy**" in paper_page.easy_and_hard(paper)
+    entries, ledger = paper_page.read_ledger(paper), paper_page.ledger(paper, nothing)
+    assert "0 have runs" in ledger and ledger.count(": not measured</summary>") == len(
+        entries
+    ) == ledger.count("<details")
+    assert "supported" not in "".join(rows_with(paper_page.claims(paper, nothing)))
+
+
+def test_summary_without_results(nothing):
+    head, *rows = rows_with(paper_page.summary(nothing))
+    assert head.count("<th>") == 1 + len(PAPERS)
+    lines = {cells[0]: cells[1:] for r in rows for cells in [re.findall("<td[^>]*>(.*?)</td>", r)]}
+    assert sum(int(n or 0) for n in lines["of them independent"]) == 918 and not {
+        "reproduced",
+        "consistent",
+        "undecided",
+    } & set(lines)
+    assert set(lines["hours of processes"]) == {"0.0"}
+
+
+# --- with some
+
+
+def test_the_opening_counts_what_the_store_decides(some):
+    said = paper_page.opening("fedccfa", some)
+    assert said.startswith(
+        "2 of the 548 independent published numbers of FedCCFA are decided: 1 consistent and 1 contradicted (Table 2: 2)."
+    )
+    runnable, wide = map(
+        int, re.findall(r"(\d+) not run yet, (\d+) not decidable by three seeds", said)[0]
+    )
+    assert (
+        runnable + wide == 365
+        and wide > 30
+        and "1 shown with the runs of another row" in said
+        and "2 of 35" in said
+        and "+3.00 points" in said
+    )
+
+
+def test_published_and_reduced_are_apart(some):
+    spec = load_spec("fedccfa/table2")
+    judged, reduced = (paper_page.table_part(spec, tier, some) for tier in ("paper", "small"))
+    (row,) = rows_with(
+        judged, "<td>AdapFedAvg</td>", "67.50 ± 0.71 (2)</a><br><small>69.30 ± 1.06 C</small>"
+    )
+    assert "background" in row and "Each judged number" in judged and "-1.80 ± 2.78" in judged
+    (row,) = rows_with(reduced, "<td>AdapFedAvg</td>", "67.50 ± 0.71 (2)")
+    assert (
+        "background" not in row and "not judged" in reduced and "Each judged number" not in reduced
+    )
+
+
+def test_every_number_leads_to_its_runs(some):
+    text = paper_page.table_part(load_spec("fedccfa/table2"), "paper", some)
+    links, ids = re.findall('href="#([^"]+)"', text), re.findall('<span id="([^"]+)"', text)
+    assert (
+        len(links) == 4
+        and set(links) == set(ids)
+        and text.count("../../papers/fedccfa/results/paper/") == 8
+    )  # FedAvg's are AdapFedAvg's
+    assert "fedrepro run fedccfa/table2 --tier paper" in text and "Commit: `unknown`" in text
+    touched = re.search("Deviations that touch them: (.*)", text)[1]
+    assert (
+        "[22](#deviation-22)" in touched
+        and "[3](#deviation-3)" in touched
+        and "(#deviation-12)" not in touched
+    )  # FedProx has no run
+    assert 'id="deviation-22"' in paper_page.ledger("fedccfa", some)
+
+
+def test_the_scope_of_a_deviation_is_in_its_words():
+    spec = load_spec("fedccfa/table2")
+    everybody = {n for r in spec.rows.values() for n in paper_page.names_of(r)}
+
+    def who(cells, tier="small"):
+        return [
+            r.name
+            for r in spec.rows.values()
+            if paper_page.touched({"cells": cells}, spec, r, tier, everybody)
+        ]
+
+    assert (
+        len(who("all")) == len(spec.rows) == len(who("all cells with 100 clients"))
+        and who("none of the paper's") == who("Table 1") == []
+    )
+    assert who("FedProx in all tables") == ["FedProx"] and who(
+        "CINIC-10 cells of FedCCFA"
+    ) == [] != who("CINIC-10 cells of FedCCFA", "paper")
+    assert {"FedRep", "FedCCFA", "FedCCFA (anchors averaged)"} <= set(
+        who("Table 2, FedRep and FedCCFA")
+    ) and "FedAvg" not in who("FedRep")
+
+
+def test_effects_are_differences_over_seeds(some):
+    found = paper_page.effects("fedccfa", "paper", some)
+    done = found[found.n > 0].set_index("deviation")
+    rate, stale = done.loc["Adaptive learning rate of AdapFedAvg"], done.loc["Stale bodies"]
+    assert (rate.n, rate.points) == (2, 3.0) and "rate used" in rate.what
+    assert rate.runs.count(
+        "](../../papers/fedccfa/results/paper/"
+    ) == 4 and "*Runs:* [" in paper_page.ledger("fedccfa", some)
+    assert stale.points == 2.5 and math.isclose(stale.half, 12.706 * 0.5, rel_tol=1e-3)
+    assert done.index.nunique() == 2 and set(found.deviation) > set(done.index)
+    text = paper_page.ledger("fedccfa", some)
+    assert (
+        text.count(": not measured</summary>") == 33
+        and "+3.00" in text
+        and "FedRep (generalised_accuracy_fresh minus" in text
+    )
+
+
+@pytest.mark.parametrize(
+    "line, word",
+    [
+        ('spec = "fedccfa/table2"', "spec is not given"),
+        ('against = ["A", "B"]', "differ in length"),
+    ],
+)
+def test_bad_effects_are_refused_in_one_line(tmp_path, line, word):
+    name = paper_page.read_ledger("fedccfa")[0]["name"]
+    given = [
+        "[[effect]]",
+        f'deviation = "{name}"',
+        'rows = ["FedAvg"]',
+        'spec = "fedccfa/table2"',
+        line,
+    ]
+    (tmp_path / "fedccfa").mkdir()
+    (tmp_path / "fedccfa/claims.toml").write_text(
+        "\n".join(text for text in given if given.count(text) == 1)
+    )
+    with pytest.raises(InputError, match=word):
+        paper_page.effects("fedccfa", "paper", root=tmp_path)
+
+
+def test_nothing_decided_is_not_nothing_stored():
+    board = pd.DataFrame([dict(table="table1", status=word) for word in ("undecided", "diverged")])
+    assert "is decided yet." in paper_page.judged_sentences("Demo", board)[0]
+    assert "no such run" in paper_page.judged_sentences("Demo", board.assign(status="runnable"))[0]
+
+
+def test_every_effect_names_an_entry_rows_and_specs():
+    for paper in PAPERS:
+        for given in paper_page.claim_tables(
+            ROOT / f"papers/{paper}/claims.toml", "effect", paper_page.EFFECT
+        ):
+            assert given["deviation"] in [e["name"] for e in paper_page.read_ledger(paper)]
+            rows = set(given["rows"]) | (
+                set(given.get("against", ())) if "against_spec" not in given else set()
+            )
+            assert rows <= set(load_spec(given["spec"]).rows), given
+            assert set(given.get("against", given["rows"])) <= set(
+                load_spec(given.get("against_spec", given["spec"])).rows
+            )
+            assert len(given.get("against", given["rows"])) == len(given["rows"])
+
+
+def test_cost_sums_headers(some):
+    rows = rows_with(paper_page.paper_cost("fedccfa", some), "A processor")
+    assert len(rows) == 2 and all(
+        "<td>6</td><td>6</td><td>0</td><td>3.00</td><td>30.0</td><td>500</td><td>6.0</td>" in r
+        for r in rows
+    )
+
+
+def test_figures_are_drawn_where_there_are_runs(some):
+    found = list(paper_page.sections("fedccfa", results=some))
+    assert sum("### Table 2" in text for text, *_ in found) == 1 and max(map(len, found)) == 2
+    (text,) = [text for text, *_ in found if "### Table 2" in text]
+    assert (
+        "Published setting." in text
+        and "not judged" not in text
+        and " --tier small`" in text
+        and "No run yet" in found[-1][0] + found[-2][0]
+    )
+
+
+def test_a_reading_stands_once_among_the_deviations(tmp_path):
+    "Pairs of runs are no table of the paper; where one side has diverged, that is the effect"
+    spec = load_spec("fedccfa/readings")
+    put(spec, "small", "SCAFFOLD", [[60.0] * 40], results=tmp_path)
+    put(spec, "small", "SCAFFOLD, momentum 0.9", [None], results=tmp_path)
+    last = [
+        s[0]
+        for s in paper_page.sections("fedccfa", results=tmp_path)
+        if "Measured among the deviations" in s[0]
+    ]
+    assert len(last) == 1 and "`fedccfa/readings`" in last[0]
+    assert "tier small: diverged: SCAFFOLD, momentum 0.9</summary>" in paper_page.ledger(
+        "fedccfa", tmp_path
+    )
+
+
+# --- the pages
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
+def test_a_page_types_in_no_number_and_shows_what_it_says(path):
+    cells = json.loads(path.read_text())["cells"]
+    prose = "".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    assert not re.search(r"\d\d\.\d", prose), "a result typed in"
+    code = [c for c in cells if c["cell_type"] == "code" and "#| hide" not in "".join(c["source"])]
+    assert code and all(len(ast.parse("".join(c["source"])).body) <= 3 for c in code)
+    assert all(c["outputs"] for c in code), "run the page again"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in PAGES if p.stem.split("_")[1] in PAPERS], ids=lambda p: p.stem
+)
+def test_a_page_can_be_read(path):
+    "No box that scrolls inside the page, no empty table, every link within it has a target, under 600 lines, small"
+    outs = [
+        o["data"]
+        for c in json.loads(path.read_text())["cells"]
+        for o in c.get("outputs", [])
+        if "data" in o
+    ]
+    text = "\n".join("".join(d.get("text/markdown", "")) for d in outs)
+    assert "overflow" not in text and "max-height" not in text and path.stat().st_size < 400_000
+    assert len([line for line in text.splitlines() if re.sub("<[^>]+>", "", line).strip()]) < 600
+    assert set(re.findall(r'(?:href="|\]\()#([^")]+)', text)) <= set(
+        re.findall(r'id="([^"]+)"', text)
+    )
+    assert all(table.count("<tr>") > 1 for table in text.split("<table")[1:]) and "<table" in text

@@ -1,0 +1,77 @@
+"""The published numbers are those that the papers print: cells read by hand, and every cell where the reference is beside the repository."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT.parent / "shared/specs/published"
+ELSEWHERE = {"feddc/thirdparty": "feddc_thirdparty_fedcads_readme", "claims": "in_text_claims"}
+HERE = {
+    **{
+        f"{p.parent.name}/{p.name.split('.')[0]}": p
+        for p in (ROOT / "papers").glob("*/*.published.csv")
+    },
+    "claims": ROOT / "papers/claims.csv",
+}
+
+
+def read(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def changed(path, reference):
+    "Lines of one file that the other has not, numbers by value"
+
+    def value(text):
+        try:
+            return float(text)
+        except ValueError:
+            return text
+
+    def lines(path):
+        return [{k: value(v) for k, v in line.items()} for line in read(path)]
+
+    ours, theirs = lines(path), lines(reference)
+    return [line for line in ours if line not in theirs] + [
+        line for line in theirs if line not in ours
+    ]
+
+
+CELLS = read(
+    Path(__file__).parents[1].joinpath("published_cells.csv")
+)  # the first, a middle and the last line of each table, and how many it has
+
+
+def test_every_table_has_cells_read_by_hand():
+    assert {cell["table"] for cell in CELLS} | {"claims"} == HERE.keys() and len(CELLS) == 3 * (
+        len(HERE) - 1
+    )
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell["table"])
+def test_cells_read_by_hand(cell):
+    lines, words = (
+        read(HERE[cell["table"]]),
+        dict(part.split("=", 1) for part in cell["where"].split("|")),
+    )
+    found = [(line["mean"], line["std"]) for line in lines if line | words == line]
+    assert len(lines) == int(cell["lines"]) and found == [(cell["mean"], cell["std"])]
+
+
+@pytest.mark.skipif(
+    not REFERENCE.is_dir(), reason="the reference of published numbers is not beside the repository"
+)
+@pytest.mark.parametrize("name", HERE)
+def test_every_cell_is_that_of_the_reference(name):
+    assert not changed(HERE[name], REFERENCE / f"{ELSEWHERE.get(name, name.replace('/', '_'))}.csv")
+
+
+def test_a_changed_number_is_found(tmp_path):
+    text = HERE["lfd/table1"].read_text()
+    (tmp_path / "x.csv").write_text(text.replace("69.1,0.6", "69.10,0.6"))
+    assert not changed(HERE["lfd/table1"], tmp_path / "x.csv")
+    (tmp_path / "x.csv").write_text(text.replace("69.1,0.6", "69.2,0.6"))
+    assert len(changed(HERE["lfd/table1"], tmp_path / "x.csv")) == 2

@@ -1,0 +1,132 @@
+"Sentences, captions and alternative texts that say a number or a word which the store or a page's own output can contradict"
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+from fedrepro.engine import evaluation
+from fedrepro.experiments.specs import load_spec
+from fedrepro.reporting.notebook import COPIES, code_links, read_ledger
+from fedrepro.verdicts.claims import NOT_TESTED, headline_sentences, headlines
+from fedrepro.verdicts.scoreboard import totals
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def page(name):
+    "(all that a page says, all that it prints) of the notebook `name`"
+    cells = json.loads((ROOT / "nbs" / f"{name}.ipynb").read_text())["cells"]
+    outputs = [o for c in cells for o in c.get("outputs", [])]
+    texts = [o.get("text") or o.get("data", {}).get("text/plain") or [] for o in outputs]
+    return "\n".join("".join(c["source"]) for c in cells), "\n".join("".join(t) for t in texts)
+
+
+def wrong_counts(text, board):
+    "The papers of a text whose 'D decided of R reachable' is not that of `board`, the totals at tier paper"
+    said = re.findall(r"^\| \[(\w+)\].*?\| (\d+) decided of (\d+) reachable \|", text, re.M)
+    return (
+        [
+            p
+            for p, d, r in said
+            if (int(d), int(r)) != (board.loc[p].decided, board.loc[p].reachable)
+        ]
+        if said
+        else ["nothing"]
+    )
+
+
+def test_the_readme_counts_what_the_store_decides(board):
+    count, text = (
+        totals(board).set_index(["tier", "paper"]).loc["paper"],
+        (ROOT / "README.md").read_text(),
+    )
+    assert not wrong_counts(text, count) and wrong_counts("", count)
+    planted = re.sub(r"(\d+) decided of", lambda m: f"{int(m[1]) + 1} decided of", text, count=1)
+    assert wrong_counts(planted, count) == ["FedCCFA"]
+
+
+def too_much(text):
+    "Promises that no test keeps for every method or machine"
+    return re.findall(
+        r"same bits wherever|released code to nine\s+digits, the|every verdict of tier `paper` is",
+        text,
+    )
+
+
+def test_no_page_promises_more_than_is_tested():
+    assert not any(
+        map(
+            too_much,
+            [(ROOT / "README.md").read_text(), page("index")[0], page("08_verdicts/04_claims")[0]],
+        )
+    )
+    assert too_much("digits, the same bits wherever it runs.")
+
+
+def apart(text, printed):
+    "Whether a text about float32 says the largest difference that its page prints"
+    far = re.search(
+        r"order of sums, float32\s+([\d.]+)", printed.split("accuracy apart at most (points)")[-1]
+    )
+    return bool(far) and f"apart by {far[1]} points at most" in " ".join(text.split())
+
+
+def test_the_same_bits_page_says_how_far_accuracies_are_apart():
+    text, printed = page("10_checks/02_same_bits")
+    assert apart(text, printed) and not apart(text.replace("0.56 points", "0.00 points"), printed)
+
+
+def test_the_page_on_speed_says_how_evaluation_cuts_its_images():
+    size = re.search(r"chunk or \((\d+) if", inspect.getsource(evaluation))[1]
+    assert f"takes {size} images at a time" in page("13_reference/04_speed")[0]
+
+
+def unnamed(text):
+    "Captions and alternative texts about stored runs of FedDC that do not say that these are reduced"
+    lines = re.findall(
+        r"[^\n]*(?:FedDC's comparison on MNIST|the released code's examples)[^\n]*", text
+    )
+    return [line for line in lines if "reduced" not in line]
+
+
+def test_reduced_runs_are_called_so():
+    if not any((ROOT / "papers/feddc/results").glob("paper/*.jsonl")):
+        assert not unnamed(page("06_methods/11_feddc")[0])
+    assert unnamed("The comparison of the released code's examples, from the result files")
+
+
+def test_the_ledger_names_where_the_paper_says_it_and_what_is_a_copy():
+    entries = {e["name"]: e for e in read_ledger("fedccfa")}
+    assert all(
+        "B.2" in entries[name]["paper"]
+        for name in ("Models of IFCA", "Weight and anchors of FedFM", "Local epochs")
+    )
+    spec = load_spec("fedccfa/table2")
+    assert spec.base["epochs"].source.startswith("code") and spec.rows["IFCA"].values[
+        "models"
+    ].source.startswith("code")
+    for entry in entries.values():
+        links = code_links(entry)
+        assert links.count("in a copy of") == sum(
+            links.count(f"github.com/{copy}/") for copy in COPIES
+        ), entry["name"]
+    assert "copy" not in code_links({"link": "https://github.com/gaoliang13/FedDC/blob/0/a.py#L1"})
+
+
+def test_every_paper_has_a_headline_that_follows_from_the_store():
+    found = {h.folder: (h, headline_sentences(h)) for h in headlines()}
+    assert sorted(found) == ["fedadc", "fedbss", "fedccfa", "feddc", "lfd"]
+    for h, said in found.values():
+        assert (
+            h.claim in said
+            and (h.reproduced or h.state in said)
+            and (h.tested or h.lacks or h.state == NOT_TESTED)
+        )
+        if h.ours:
+            assert f"{h.ours.mean:.2f}" in said and f"{h.gain:+.2f}" in said
+    assert all(
+        name in found["fedbss"][1]
+        for name in ("FedAvg", "SCAFFOLD", "FedExP", "Against these three only")
+    )
+    assert "Against FedAvg only" in found["fedadc"][1]
