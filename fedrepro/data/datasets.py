@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from ..core.errors import InputError, choice, number, require, short
 from ..core.folders import data_dir
-from ..core.own_code import note_package
+from ..core.registries import note_package
 from ..core.torch_state import one_chance
 from .download import Archive, bring
 from .images import PICTURES

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from ..core.errors import InputError, choice, number, require
-from ..core.own_code import note_package
+from ..core.registries import note_package
 from .concept_drift import MAX_CLASSES, as_labels
 
 # %% ../../nbs/02_data/08_partition.ipynb #0543bd0e

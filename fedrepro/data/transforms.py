@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..core.errors import InputError, choice, listed, number, require, short
-from ..core.own_code import note_package
+from ..core.registries import note_package
 
 # %% ../../nbs/02_data/01_transforms.ipynb #04d8e35d
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, get_args, get_origin
 import numpy as np
 from torch import Tensor
 from ..core.errors import InputError, choice, number
-from ..core.own_code import import_file
+from ..core.own_files import import_file
 from ..core.trees import Tree, weighted_mean
 from .client import SGD, Batch, Client, Phase, Results, cross_entropy
 from .declarations import Law, Messages

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from ..core.errors import InputError
-from ..core.own_code import adopt, own_texts, keep_as_imported
+from ..core.own_files import adopt, own_texts, keep_as_imported
 from ..core.torch_state import USUAL, turned, usual_state
 from ..engine.client import Client, client_round
 from ..engine.federation import Federation

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from ..core.errors import InputError, say
 from ..core.files import code_digest
-from ..core.own_code import adopt, as_imported, own_texts
+from ..core.own_files import adopt, as_imported, own_texts
 from ..engine.method import import_package_methods
 from ..executors.processes import cores, keep_memory, no_interrupt
 from .leases import Held, Lost, held, leases

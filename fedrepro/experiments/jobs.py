@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from ..core.errors import InputError, own_line
 from ..core.files import code_digest
-from ..core.own_code import as_imported
+from ..core.own_files import as_imported
 from ..core.torch_state import USUAL, turned, usual_state
 from ..engine.checkpoints import CheckpointWriter
 from ..engine.forks import ActiveRun, run_forked

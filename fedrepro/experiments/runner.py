@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from ..core.errors import InputError, choice, say
 from ..core.files import same_folder
-from ..core.own_code import as_imported, own_texts
+from ..core.own_files import as_imported, own_texts
 from ..engine.checkpoints import forget_finished, matching
 from ..executors.executors import executor_names
 from ..executors.messages import dumps

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from ..core.errors import InputError, brief, choice, own_line
 from ..core.files import stamped
-from ..core.own_code import alike, of_package, own_digest, pages_share_process, replaced
+from ..core.fingerprints import alike, own_digest
+from ..core.registries import of_package, pages_share_process, replaced
 from ..data import concept_drift, partition
 from fedrepro.experiments.rules import (
     DEFAULTS,

@@ -8,7 +8,7 @@ __all__ = ['network_names', 'network']
 # %% ../../nbs/03_models/02_networks.ipynb #2306ba89
 from functools import partial
 from ..core.errors import InputError, choice
-from ..core.own_code import note_package
+from ..core.registries import note_package
 from .architectures import ARCHITECTURES, Net
 from . import text_architectures  # registers the networks for texts
 

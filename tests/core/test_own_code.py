@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedrepro.core import own_code
-from fedrepro.core.own_code import adopt, as_imported, import_file, own_digest, own_texts
+from fedrepro.core import errors, own_modules
+from fedrepro.core.errors import InputError
+from fedrepro.core.own_files import adopt, as_imported, import_file, own_texts
+from fedrepro.core.fingerprints import own_digest
 from fedrepro.core.torch_state import USUAL, positions, put
 from fedrepro.data import datasets, transforms
 from fedrepro.engine import method
@@ -50,11 +52,12 @@ def files(tmp_path, monkeypatch):
 
     yield files
     for name in set(sys.modules) - known:
-        if own_code.own_file(name, getattr(sys.modules[name], "__file__", None)):
+        if own_modules.own_file(name, getattr(sys.modules[name], "__file__", None)):
             del sys.modules[name]
-    for places in (own_code.GIVEN, own_code.PLACES, own_code.IMPORTED, own_code.BY_NAME):
-        places.clear()
-    own_code.FOLDERS.clear()
+    mine = own_modules.OWN_MODULES
+    for registry in (mine.source_overrides, mine.root_folders, mine.imported, mine.runtime_imports):
+        registry.clear()
+    mine.search_path.clear()
     for table, before in zip(
         (
             method.METHODS,
@@ -139,7 +142,7 @@ def test_a_module_that_is_imported_by_a_computed_name_belongs_to_it(files, tmp_p
         before = own_digest(method.METHODS["Idem"])
         for name in ("idem_c", "comp_helper"):
             del sys.modules[name]
-        own_code.BY_NAME.clear()
+        own_modules.OWN_MODULES.runtime_imports.clear()
         adopt(sent)
         load_methods()
         assert own_digest(method.METHODS["Idem"]) == before
@@ -273,7 +276,7 @@ def test_a_digest_is_the_same_in_every_process(files, tmp_path):
     )
     code = (
         f"import os\nos.environ['FEDREPRO_METHODS'] = {str(path)!r}\nfrom fedrepro.engine.method import load_methods\n"
-        "from fedrepro.core.own_code import own_digest\nprint(own_digest(load_methods()['Idem']))"
+        "from fedrepro.core.fingerprints import own_digest\nprint(own_digest(load_methods()['Idem']))"
     )
     out = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -557,4 +560,37 @@ def test_a_class_of_a_script_with_the_name_of_a_method_is_refused(before, tmp_pa
     assert (
         done.returncode == 1
         and "LfD of this notebook or script has the name of a method of the package" in done.stderr
+    )
+
+
+CHANGES = {
+    "a function": ("from fedrepro.core import errors", "errors.short = len"),
+    "a method": ("from fedrepro.engine.method import FedAvg", "FedAvg.loss = lambda *_: 0"),
+    "a data set": (
+        "from fedrepro.data import transforms",
+        "transforms.PIXEL_STATISTICS['digits'] = ((), ())",
+    ),
+    "a switch": ("import torch", "torch.set_default_dtype(torch.float64)"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("then", ["raise ValueError('not yet')", ""])
+def test_what_a_file_changes_is_put_back_however_it_ends(files, change, then):
+    "Also where the file raises afterwards"
+    before = (
+        errors.short,
+        FedAvg.loss,
+        transforms.PIXEL_STATISTICS["digits"],
+        torch.get_default_dtype(),
+    )
+    with pytest.raises(
+        InputError, match="ValueError: not yet" if then else "it sets|replaces|is a"
+    ):
+        files(changes="\n".join([*CHANGES[change], then]))
+    assert before == (
+        errors.short,
+        FedAvg.loss,
+        transforms.PIXEL_STATISTICS["digits"],
+        torch.get_default_dtype(),
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedrepro.core.errors import InputError
-from fedrepro.core.own_code import own_digest
+from fedrepro.core.fingerprints import own_digest
 from fedrepro.engine import method
 from fedrepro.executors import processes
 from fedrepro.experiments import runner, store
