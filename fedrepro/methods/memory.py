@@ -70,24 +70,24 @@ class SCAFFOLD(FedAvg):
 
     def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
         "$g-c_k+c$"
-        own, common = client.state["c"], client.received["c"]
-        return {n: g - own[n] + common[n] for n, g in grads.items()}
+        own_c, server_c = client.state["c"], client.received["c"]
+        return {n: g - own_c[n] + server_c[n] for n, g in grads.items()}
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model and `change`, $c_k^+-c_k$ (upload 2); keeps $c_k^+$"
-        steps, received = results["local"].steps, client.received["params"]
+        own_c, server_c = client.state["c"], client.received["c"]
+        steps = results["local"].steps
         if not steps:
-            return {"params": params, "change": zeros_like(client.state["c"])}, client.state
-        way = steps * self.phase(client).sgd.lr  # H_k eta
-        received = client.received["params"]
-        change = {n: (received[n] - params[n]) / way - c for n, c in client.received["c"].items()}
-        return {"params": params, "change": change}, client.state | {
-            "c": add(client.state["c"], change)
-        }
+            return {"params": params, "change": zeros_like(own_c)}, client.state
+        start = client.received["params"]
+        steps_lr = steps * self.phase(client).sgd.lr  # H_k eta
+        change = {n: (start[n] - params[n]) / steps_lr - c for n, c in server_c.items()}
+        return {"params": params, "change": change}, client.state | {"c": add(own_c, change)}
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "The step $\\eta_g$ towards the unweighted mean of the uploads; `c` follows its clients"
-        mean, w = weighted_mean([u["params"] for u in exchange.uploads]), server["params"]
+        mean = weighted_mean([u["params"] for u in exchange.uploads])
+        w = server["params"]
         moved = {n: w[n] + self.global_lr * (mean[n] - w[n]) for n in server["c"]}
         c = follow_changes(server["c"], [u["change"] for u in exchange.uploads], server["clients"])
         return server | {"params": mean | moved, "c": c}
@@ -103,7 +103,10 @@ class SCAFFOLD(FedAvg):
 # %% ../../nbs/06_methods/02_memory.ipynb #c1208d85
 @dataclass
 class FedDyn(FedAvg):
-    "Local losses with a linear and a quadratic term; the server adds the clients' mean move (Acar et al. 2021)"
+    """Local losses with a linear and a quadratic term; the server adds the clients' mean move (Acar et al. 2021)
+
+    Client k minimises $L_k(w)+\\alpha_k\\langle h_k,w\\rangle+\\frac{\\alpha_k}2\\|w-w_t\\|^2$.
+    $h_k$ is the sum of the client's moves; the paper's gradient memory is $-\\alpha_kh_k$. The server adds the mean of all $h_k$."""
 
     momentum: float = 0.0  # FedDC's code
     weight_decay: float = 1e-3  # FedDC's code; the same in FedADC for FedDyn
@@ -116,10 +119,8 @@ class FedDyn(FedAvg):
 
     def init_server(self, federation) -> dict:
         "`params`, the cloud model; `selected`, the participants' mean; `h`, the mean of all $h_k$; `clients`, K"
-        start, count = (
-            super().init_server(federation),
-            torch.tensor(federation.clients, device=federation.device),
-        )
+        start = super().init_server(federation)
+        count = torch.tensor(federation.clients, device=federation.device)
         return start | {"selected": start["params"], "h": no_memory(federation), "clients": count}
 
     def init_client(self, federation, k: int) -> dict:
@@ -133,12 +134,12 @@ class FedDyn(FedAvg):
         return [self.phase(client, step=self.step, constants=self.weights)]
 
     def weights(self, client: Client, results: Results) -> dict:
-        "`weight`: $\\alpha_k$ in every entry of a tree"
+        "`weight`: $\\alpha_k$ as a tree, a view of one number for each parameter"
         weight = self.alpha / client.state["relative"]
         return {"weight": {n: weight.expand_as(t) for n, t in client.state["h"].items()}}
 
     def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
-        "$g+\\alpha_k(h_k-w_t)$: with the linear terms, inside the clipping"
+        "$g+\\alpha_k(h_k-w_t)$, which is clipped with the gradient, as FedDC's code does; $\\alpha_kw$ comes after it, in `step`"
         weight, h, start = client.constants["weight"], client.state["h"], client.received["params"]
         return {n: g + weight[n] * (h[n] - start[n]) for n, g in grads.items()}
 
