@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,17 @@ COST = ("started", "wall_seconds", "peak_memory_mb", "resumed", "executor")
 
 
 def run_job(runs, results, tell=lambda run_id, rounds: None, **how):
-    return jobs.run_job(Job(runs, results, **how), tell)
+    return jobs.run_job(Job(runs, results, **how), [Told(tell)])
+
+
+@dataclass
+class Told:
+    "A callback: `tell(run_id, rounds)`"
+
+    tell: Callable
+
+    def after_round(self, state):
+        self.tell(state.name, state.snapshot.round)
 
 
 def started(folder: Path, workers: int, names=()) -> subprocess.Popen:

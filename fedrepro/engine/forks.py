@@ -8,7 +8,7 @@ __all__ = ['ActiveRun', 'at_one_place', 'Shared', 'branches', 'advance', 'run_fo
 # %% ../../nbs/04_engine/08_forks.ipynb #0ff5d07f
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import uuid4
 from ..core.trees import same_bits
 from .checkpoints import snapshot_of, snapshot_parts
@@ -65,7 +65,8 @@ class ActiveRun:
 
     def go_on(self, kept: dict):
         "Take up what another process kept"
-        self.history = History([*kept["rows"]], snapshot_of(kept["snapshot"], self.federation))
+        snapshot = snapshot_of(kept["snapshot"], self.federation)
+        self.history = replace(self.history, rows=[*kept["rows"]], snapshot=snapshot)
 
 # %% ../../nbs/04_engine/08_forks.ipynb #c1fc1b4a
 def at_one_place(runs: list[ActiveRun]) -> list[list[ActiveRun]]:
@@ -80,7 +81,7 @@ def at_one_place(runs: list[ActiveRun]) -> list[list[ActiveRun]]:
             alike.append(True)
         first = alike.index(True)
         if r.history.snapshot is None:
-            r.history = History(snapshot=known[first])
+            r.history = replace(r.history, snapshot=known[first])
         groups.setdefault((r.family, first, r.at.round, r.path()), []).append(r)
     return list(groups.values())
 
@@ -93,7 +94,8 @@ class Shared:
 
     def after_round(self, state: History) -> bool:
         for r in self.runs:
-            r.history = History([*self.before, *state.rows], state.snapshot)
+            rows = [*self.before, *state.rows]
+            r.history = replace(r.history, rows=rows, snapshot=state.snapshot)
             for callback in r.callbacks:
                 callback.after_round(r.history)
         going = [r for r in self.runs if not r.ended]

@@ -290,6 +290,7 @@ class History:
         default_factory=list
     )  # one per evaluated round: round (1..T), metrics, loss, bytes so far
     snapshot: Snapshot | None = None  # after the last round
+    name: str = ""  # which run it is, where several are computed
 
     @property
     def diverged(self) -> dict | None:

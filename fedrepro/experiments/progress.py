@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from ..core.errors import brief as brief  # others take it from here
 from ..core.errors import say
+from ..engine.rounds import History
 from .runs import PlannedRun
 
 # %% ../../nbs/07_experiments/08_progress.ipynb #b80796db
@@ -106,6 +107,11 @@ class Progress:
             self.draw(self.show, self.runs[run_id])
         else:
             say(self.text(", {} of {} rounds".format(*self.count())))
+
+    def after_round(self, state: History):
+        "As `round`, where the runs are computed in this process"
+        if state.snapshot is not None:
+            self.round(state.name, state.snapshot.round)
 
     def finish(self, run_id: str, outcome: str):
         "A run has ended; `outcome` is complete, diverged or failed"

@@ -75,6 +75,7 @@ def prelude(run: PlannedRun, data, device: str, family: str) -> ActivePrelude:
         max(study.get("rounds", [rounds])),
         family=family,
         evaluate=watcher(run),
+        history=History(name=run.run_id),
         study=study,
     )
 
@@ -143,13 +144,13 @@ def conclude(run: PlannedRun, active: ActiveRun):
         rows = [{"round": at.round} | row for row in found[:bad]]
         if bad is not None:
             diverged = record(at.round, client.id, found[bad]["drift_norm"])
-    active.history = History(rows, replace(at, diverged=diverged))
+    active.history = replace(history, rows=rows, snapshot=replace(at, diverged=diverged))
 
 # %% ../../nbs/07_experiments/05_studies.ipynb #b1b6925b
 def check_study(run: PlannedRun, data, device: str):
     "Raises InputError unless the study of this run can be computed"
     active = prelude(run, data, device, "")
-    active.history = History(snapshot=begin(active.method, active.federation))
+    active.history.snapshot = begin(active.method, active.federation)
     settings = run.settings["study"]
     named = make_method(
         run.settings["method"]["class"], run.settings["method"]["fields"], run.describe()
