@@ -467,22 +467,22 @@ def read_batch(path: Path, md5: str, name: str) -> dict:
 
 def read_cifar(source: Source, root: Path) -> dict:
     "The parts of a data set kept as CIFAR's pickles, poured into one array"
-
-    def content(file, md5):
-        return read_batch(root / source.folder / file, md5, source.name)
-
-    parts = {}
-    for part, size in zip(("train", "test"), source.sizes):
-        x, y = np.empty((size, 3, 32, 32), np.uint8), []
-        for file, md5 in getattr(source, part).items():
-            batch = content(file, md5)
-            labels = batch[b"fine_labels"] if b"fine_labels" in batch else batch[b"labels"]
+    folder = root / source.folder
+    ((file, md5),) = source.meta.items()
+    meta = read_batch(folder / file, md5, source.name)
+    kind = b"fine_label" if b"fine_label_names" in meta else b"label"
+    parts: dict = {"class_names": tuple(name.decode() for name in meta[kind + b"_names"])}
+    for part, files, size in zip(("train", "test"), (source.train, source.test), source.sizes):
+        x = np.empty((size, 3, 32, 32), np.uint8)
+        y: list[int] = []
+        for file, md5 in files.items():
+            batch = read_batch(folder / file, md5, source.name)
+            labels = batch[kind + b"s"]
             x[len(y) : len(y) + len(labels)] = batch[b"data"].reshape(-1, 3, 32, 32)
             y += labels
-        parts |= {f"{part}_x": torch.from_numpy(x), f"{part}_y": torch.tensor(y)}
-    meta = content(*next(iter(source.meta.items())))
-    names = meta[b"fine_label_names"] if b"fine_label_names" in meta else meta[b"label_names"]
-    return parts | {"class_names": tuple(n.decode() for n in names)}
+        parts[f"{part}_x"] = torch.from_numpy(x)
+        parts[f"{part}_y"] = torch.tensor(y)
+    return parts
 
 # %% ../../nbs/02_data/07_datasets.ipynb #813d9aa6
 _CLOTHES = (

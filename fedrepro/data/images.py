@@ -129,19 +129,19 @@ def read_domains(source: Source, folder: Path) -> dict:
     "Pictures of 64x64, classes and domains in turns, and the domain of each (`train_groups`, `test_groups`)"
     parts = {"class_names": np.array(source.class_names)}
     for part, most in (("train", PER_CLASS), ("test", 10**9)):
-        rows = sorted(
-            row
-            for i, d in enumerate(DOMAINS)
-            for row in _listed(folder / f"{d}_{part}.txt", i, source.class_names, most)
-        )
+        rows = []
+        for i, domain in enumerate(DOMAINS):
+            rows += _listed(folder / f"{domain}_{part}.txt", i, source.class_names, most)
+        rows.sort()
         x = np.empty((len(rows), 3, 64, 64), np.uint8)
-        for i, d in enumerate(DOMAINS):
-            with reading(folder / f"{d}.zip"), ZipFile(folder / f"{d}.zip") as packed:
-                for n, row in enumerate(rows):
-                    if row[1] == i:
-                        x[n] = picture(packed.read(row[3]), 64)
-        y, groups = (np.array([row[at] for row in rows], np.int64) for at in (2, 1))
-        parts |= {f"{part}_x": x, f"{part}_y": y, f"{part}_groups": groups}
+        for i, name in enumerate(DOMAINS):
+            with reading(folder / f"{name}.zip"), ZipFile(folder / f"{name}.zip") as packed:
+                for n, (_, domain, _, file) in enumerate(rows):
+                    if domain == i:
+                        x[n] = picture(packed.read(file), 64)
+        parts[f"{part}_x"] = x
+        parts[f"{part}_y"] = np.array([label for _, _, label, _ in rows], np.int64)
+        parts[f"{part}_groups"] = np.array([domain for _, domain, _, _ in rows], np.int64)
     return parts
 
 # %% ../../nbs/02_data/04_images.ipynb #5af5a8bf

@@ -142,12 +142,15 @@ class Cost:
 
 def judged_bodies(run: PlannedRun, of: Trial) -> int:
     "How many bodies a run applies to the whole test set: a model that has not changed since it was judged is not again"
-    s = run.settings
-    due = [
-        t for t in range(1, run.rounds + 1) if is_due(t, run.rounds, s["every"], s.get("last", 1))
-    ]
-    changed = [min(of.bodies * (t - before), of.most) for before, t in zip([0, *due], due)]
-    return sum(changed) + of.absent + (of.clients if of.tuning else 0)
+    every = run.settings["every"]
+    last = run.settings.get("last", 1)
+    judged = of.absent + (of.clients if of.tuning else 0)
+    before = 0
+    for t in range(1, run.rounds + 1):
+        if is_due(t, run.rounds, every, last):
+            judged += min(of.bodies * (t - before), of.most)
+            before = t
+    return judged
 
 
 def run_cost(run: PlannedRun, of: Trial) -> Cost:
@@ -162,23 +165,12 @@ MEASURE = ("kept", "missing", "again")  # which trials may be made: none, those 
 
 def work_key(run: PlannedRun) -> str:
     "Equal for runs whose first clients have the same work"
-    left = (
-        "seed",
-        "cohort_seed",
-        "cohorts",
-        "rounds",
-        "every",
-        "last",
-        "drift",
-        "study",
-        "partition",
-    )
-    cut = {
-        key: run.settings["partition"][key] for key in ("recipe", "clients")
-    }  # how unlike they are costs nothing
-    return json.dumps(
-        {k: v for k, v in run.settings.items() if k not in left} | cut, sort_keys=True
-    )
+    work = dict(run.settings)
+    for key in ("seed", "cohort_seed", "cohorts", "rounds", "every", "last", "drift", "study"):
+        work.pop(key, None)
+    split = work.pop("partition")  # how unlike clients are costs nothing
+    work |= {"recipe": split["recipe"], "clients": split["clients"]}
+    return json.dumps(work, sort_keys=True)
 
 
 def trial_of(
@@ -460,7 +452,8 @@ def sbatch(
 def commands(spec: str, runs: list[PlannedRun], results: Path, more: list[str]) -> list[str]:
     "For each job that is missing in `results` a line for a shell: any engine may run them, in any order"
     missing = {r.run_id: r for r in runs if not store.is_complete(store.run_path(results, r))}
-    return [
-        shlex.join(["fedrepro", "run", spec, "--runs", ",".join(r.run_id for r in group), *more])
-        for group in make_jobs(list(missing.values()))
-    ]
+    lines = []
+    for group in make_jobs(list(missing.values())):
+        ids = ",".join(r.run_id for r in group)
+        lines.append(shlex.join(["fedrepro", "run", spec, "--runs", ids, *more]))
+    return lines

@@ -146,17 +146,27 @@ class SweepReport:
         "0, 1 when a run failed, 130 when interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP"
         return 128 + self.signal if self.interrupted else 1 if self.failed else 0
 
+    def add(self, other: "SweepReport"):
+        "Enter what became of other runs"
+        for name in ("done", "skipped", "later", "theirs", "elsewhere"):
+            getattr(self, name).extend(getattr(other, name))
+        self.failed |= other.failed
+        self.interrupted = other.interrupted
+        self.signal = other.signal
+
     def summary(self) -> str:
         "One line"
+        words = [f"{len(self.done)} computed", f"{len(self.skipped)} were there"]
         others = {
             "failed": self.failed,
             "left for another time": self.later,
             "computed by others": self.theirs,
             "in the hands of others": self.elsewhere,
         }
-        more = "".join(f", {len(runs)} {what}" for what, runs in others.items() if runs)
-        more += (
-            "; interrupted: finished runs are kept, the same command goes on with the rest"
-            * self.interrupted
-        )
-        return f"{len(self.done)} computed, {len(self.skipped)} were there{more}"
+        for what, runs in others.items():
+            if runs:
+                words.append(f"{len(runs)} {what}")
+        end = ""
+        if self.interrupted:
+            end = "; interrupted: finished runs are kept, the same command goes on with the rest"
+        return ", ".join(words) + end

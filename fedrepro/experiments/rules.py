@@ -94,15 +94,17 @@ class Rule:
         if self.names is not None:
             return self.named(value, self.names(), where)
         for v in value if isinstance(value, (list, tuple)) else (value,):
-            size, of = (
-                (len(v), f"{where}: the length of {short(v)}") if isinstance(v, str) else (v, where)
-            )
-            if isinstance(v, str) and self.once and v.count(self.once) > 1:
-                raise InputError(f"{where}: {short(v)} has more than one {self.once!r}")
-            out = self.low if self.above else None
-            if type(size) in (int, float):
-                number(of, size, self.low, self.high, type(size), out)
+            if isinstance(v, str):
+                if self.once and v.count(self.once) > 1:
+                    raise InputError(f"{where}: {short(v)} has more than one {self.once!r}")
+                self.in_range(len(v), f"{where}: the length of {short(v)}")
+            elif type(v) in (int, float):
+                self.in_range(v, where)
         return value
+
+    def in_range(self, value: float, what: str):
+        "Raises InputError unless `low` and `high` admit a number"
+        number(what, value, self.low, self.high, type(value), self.low if self.above else None)
 
     def named(self, value, accepted, where: str):
         "`value` if it is an accepted name, or a list of them, each once; raises InputError"

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['RESULT_FORMAT', 'NUMBER', 'HEADER', 'ALWAYS', 'STATUS', 'SHAPE', 'ABOUT', 'LONGEST', 'COLUMNS', 'LOADED', 'file_name',
            'run_path', 'git', 'processor', 'utc_now', 'provenance', 'machine_hours', 'demand', 'is_a', 'check_settings',
-           'check_header', 'check_rows', 'check_end', 'json_line', 'encode', 'write', 'check_writable', 'decode',
-           'parse_lines', 'content_of', 'read', 'first_lines', 'set_aside', 'read_or_set_aside', 'is_complete',
-           'has_run', 'settings_columns', 'tier_folders', 'load_runs', 'load_headers', 'load_results', 'load_by_run',
-           'same_data', 'mixed']
+           'check_header', 'check_rows', 'check_end', 'check_complete', 'check_diverged', 'json_line', 'encode',
+           'write', 'check_writable', 'decode', 'parse_lines', 'content_of', 'read', 'first_lines', 'set_aside',
+           'read_or_set_aside', 'is_complete', 'has_run', 'settings_columns', 'tier_folders', 'load_runs',
+           'load_headers', 'load_results', 'load_by_run', 'same_data', 'mixed']
 
 # %% ../../nbs/07_experiments/07_store.ipynb #f68f48b0
 import errno, hashlib, importlib.metadata, json, math, os, platform, stat, subprocess, tempfile
@@ -261,26 +261,40 @@ def check_rows(rows: list[dict], most: int, epochs: int | None = None):
 
 def check_end(header: dict, rows: list[dict]):
     "Raises Damaged unless the rows end where the header says that the run did"
-    found, clients = header["diverged"], header["settings"]["partition"]["clients"]
-    last, rounds = rows[-1]["round"] if rows else 0, header["settings"]["rounds"]
     if header["status"] == "complete":
-        demand(found is None, f"header: complete, but diverged is {short(found)}")
-        if study := header["settings"].get("study"):
-            ends, epochs = rows[-1]["epoch"] if rows else None, study.get("epochs", 0)
-            return demand(
-                ends == epochs, f"complete, but the last row is of local epoch {ends} of {epochs}"
-            )
-        return demand(last == rounds, f"complete, but the last row is of round {last} of {rounds}")
-    if found is None:
-        return
-    client, least = found.get("client"), last + ("study" not in header["settings"])
-    fits = (
-        is_a(found.get("round"), int)
-        and least <= found["round"] <= rounds
-        and is_a(found.get("norm"), str)
-    )
-    fits = fits and (client is None or (is_a(client, int) and 0 <= client < clients))
-    demand(fits, f"header: diverged is {short(found)}")
+        check_complete(header, rows)
+    elif header["diverged"] is not None:
+        check_diverged(header, rows)
+
+
+def check_complete(header: dict, rows: list[dict]):
+    "Raises Damaged unless the last row is of the last round, or of a study's last epoch"
+    diverged = header["diverged"]
+    demand(diverged is None, f"header: complete, but diverged is {short(diverged)}")
+    study = header["settings"].get("study")
+    if study:
+        epochs = study.get("epochs", 0)
+        last = rows[-1]["epoch"] if rows else None
+        demand(last == epochs, f"complete, but the last row is of local epoch {last} of {epochs}")
+    else:
+        rounds = header["settings"]["rounds"]
+        last = rows[-1]["round"] if rows else 0
+        demand(last == rounds, f"complete, but the last row is of round {last} of {rounds}")
+
+
+def check_diverged(header: dict, rows: list[dict]):
+    "Raises Damaged unless the record of the divergence says a round after the last row, a client and a norm"
+    settings = header["settings"]
+    diverged = header["diverged"]
+    first = rows[-1]["round"] if rows else 0
+    if "study" not in settings:
+        first += 1
+    good = is_a(diverged.get("round"), int) and is_a(diverged.get("norm"), str)
+    good = good and first <= diverged["round"] <= settings["rounds"]
+    client = diverged.get("client")
+    if client is not None:
+        good = good and is_a(client, int) and 0 <= client < settings["partition"]["clients"]
+    demand(good, f"header: diverged is {short(diverged)}")
 
 # %% ../../nbs/07_experiments/07_store.ipynb #47f91a8d
 def json_line(record: dict) -> bytes:
@@ -328,17 +342,18 @@ def decode(content: bytes) -> tuple[dict, list[dict]]:
     demand(len(content) <= LONGEST, f"{len(content)} bytes, more than {LONGEST}")
     demand(content.endswith(b"\n"), "the last line is cut off")
     body, _, last = content[:-1].rpartition(b"\n")
-    end = parse_lines([last] if len(last) < 1000 else [b""])[0]
+    demand(len(last) < 1000, "not lines of json")
+    (end,) = parse_lines([last])
     demand(isinstance(end, dict) and end.get("end") is True, "the end is missing")
     same = end.get("sha256") == hashlib.sha256(body + b"\n").hexdigest()
     demand(same, "the content is not what was written (sha256 differs)")
     head, *rows = parse_lines(body.split(b"\n"))
-    demand(
-        end.get("rows") == len(rows), f"{len(rows)} rows, but {short(end.get('rows'))} were written"
-    )
+    written = end.get("rows")
+    demand(written == len(rows), f"{len(rows)} rows, but {short(written)} were written")
     check_header(head)
-    study = head["settings"].get("study")
-    check_rows(rows, head["settings"]["rounds"], study.get("epochs", 0) if study else None)
+    settings = head["settings"]
+    epochs = settings["study"].get("epochs", 0) if settings.get("study") else None
+    check_rows(rows, settings["rounds"], epochs)
     check_end(head, rows)
     return head, rows
 
@@ -354,14 +369,10 @@ def parse_lines(lines: list[bytes]) -> list:
 # %% ../../nbs/07_experiments/07_store.ipynb #9fe9a714
 def content_of(path: str | Path) -> bytes:
     "The bytes of a file; raises OSError for what is no regular file, Damaged for one that is too long"
-    with open(
-        path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
-    ) as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
-        demand(about.st_size <= LONGEST, f"{about.st_size} bytes, more than {LONGEST}")
-        return file.read(about.st_size)  # no more: a buffer is made for what is asked
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        demand(size <= LONGEST, f"{size} bytes, more than {LONGEST}")
+        return file.read(size)  # no more: a buffer is made for what is asked
 
 
 def read(path: str | Path) -> tuple[dict, list[dict]]:
@@ -389,14 +400,17 @@ def first_lines(files: Iterable[Path]) -> Iterator[dict]:
 # %% ../../nbs/07_experiments/07_store.ipynb #d503000f
 def set_aside(path: Path, why: Exception):
     "Rename a damaged result to `*.damaged` (numbered when there is one already) and say so"
-    names = (
-        path.with_name(f"{path.name}{n}.damaged") for n in ("", *(f".{i}" for i in range(1, 1000)))
-    )
-    try:
-        path.rename(new := next(p for p in names if not os.path.lexists(p)))
-    except (OSError, StopIteration):
-        return say(f"{why}; it is not used")
-    say(f"{why}; set aside as {new.name}")
+    for i in range(1000):
+        number = f".{i}" if i else ""
+        new = path.with_name(f"{path.name}{number}.damaged")
+        if os.path.lexists(new):
+            continue
+        try:
+            path.rename(new)
+        except OSError:
+            break
+        return say(f"{why}; set aside as {new.name}")
+    say(f"{why}; it is not used")
 
 
 def read_or_set_aside(path: Path) -> tuple[dict, list[dict]] | None:
@@ -460,13 +474,16 @@ def tier_folders(folder: str | Path) -> list[Path]:
 
 def load_runs(folder: str | Path) -> list[tuple[Path, dict, list[dict]]]:
     "(file, header, rows) of every whole result in a tier's folder, by name; damaged ones are set aside"
-    files = {
-        path.name: path
-        for place in reversed(tier_folders(folder))
-        for path in place.glob("*.jsonl")
-    }
-    found = ((path, read_or_set_aside(path)) for _, path in sorted(files.items()))
-    return [(path, *run) for path, run in found if run is not None]
+    files = {}
+    for place in reversed(tier_folders(folder)):
+        files |= {path.name: path for path in place.glob("*.jsonl")}
+    found = []
+    for name in sorted(files):
+        result = read_or_set_aside(files[name])
+        if result is not None:
+            header, rows = result
+            found.append((files[name], header, rows))
+    return found
 
 # %% ../../nbs/07_experiments/07_store.ipynb #e9b53674
 LOADED = {}  # folder -> (its files, their contents, frames): a page of tables asks for the same files again and again
@@ -491,12 +508,15 @@ def load_by_run(folder: str | Path) -> dict[str, pd.DataFrame]:
 
 def _loaded(folder: str | Path) -> tuple[list[tuple[Path, dict, list[dict]]], dict]:
     "(the whole results of a folder, the frames made of them), read again when one of its files has changed"
-    where, now = (
-        os.path.realpath(folder),
-        stamp(f for place in tier_folders(folder) for f in place.glob("*.jsonl")),
-    )
-    if now and LOADED.get(where, [None])[0] == now:
-        return LOADED[where][1:]
+    where = os.path.realpath(folder)
+    files: list[Path] = []
+    for place in tier_folders(folder):
+        files += place.glob("*.jsonl")
+    now = stamp(files)
+    if now and where in LOADED:
+        before, runs, frames = LOADED[where]
+        if before == now:
+            return runs, frames
     runs, frames = load_runs(folder), {}
     if now and len(runs) == len(now):
         LOADED[where] = now, runs, frames  # all of them whole
@@ -504,30 +524,25 @@ def _loaded(folder: str | Path) -> tuple[list[tuple[Path, dict, list[dict]]], di
 
 
 def _frames(folder: str | Path) -> dict:
-    def about(h):
-        where = in_words(h["diverged"]) if h["status"] == "diverged" else ""
-        return {
-            "run_id": h["run_id"],
-            "status": h["status"],
-            "diverged": where,
-            **settings_columns(h["settings"]),
-        }
-
+    "The results of a folder as data frames: all in one, and by run"
     runs, frames = _loaded(folder)
     if frames:
         return frames
-    frame = pd.DataFrame(
-        [
-            {**about(header), "file": path.name, **row}
-            for path, header, rows in runs
-            for row in (rows or [{"round": 0}])
-        ]
-    )
+    lines = []
+    for path, header, rows in runs:
+        about = {
+            "run_id": header["run_id"],
+            "status": header["status"],
+            "diverged": in_words(header["diverged"]) if header["status"] == "diverged" else "",
+            **settings_columns(header["settings"]),
+            "file": path.name,
+        }
+        lines += [about | row for row in rows or [{"round": 0}]]
+    frame = pd.DataFrame(lines)
     for name in frame.columns.difference(ABOUT):
         frame[name] = pd.to_numeric(frame[name])  # null becomes NaN
-    frame = frame.reindex(
-        columns=[*COLUMNS, *(c for c in frame.columns if c not in COLUMNS)]
-    ).copy()  # in one piece
+    more = [name for name in frame.columns if name not in COLUMNS]
+    frame = frame.reindex(columns=[*COLUMNS, *more]).copy()  # in one piece
     frames.update({"all": frame, "by run": dict(tuple(frame.groupby("run_id")))})
     return frames
 
