@@ -150,9 +150,9 @@ def run_apart(
     own = own_texts()
     with Workers(
         workers, lambda number: dumps((prepare_worker, (devices[number % len(devices)], own)))
-    ) as staff:
+    ) as pool:
         try:
-            for i, kind, what in staff.work(tasks):
+            for i, kind, what in pool.work(tasks):
                 if kind == "report":
                     progress.round(*what)
                 elif kind == "died":
