@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SOURCES', 'MADE', 'NEEDED', 'SHAPES', 'not_a_tensor', 'real_tensor', 'pixels', 'class_numbers', 'class_names',
            'agree', 'fitting', 'shortened', 'Dataset', 'Texts', 'read_idx', 'read_batch', 'read_cifar', 'read_parts',
-           'download', 'load', 'stand_in']
+           'download', 'load', 'add_data_set', 'stand_in']
 
 # %% ../../nbs/02_data/07_datasets.ipynb #e1e2f770
 import copy, hashlib, inspect, io, pickle
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from ..core.errors import InputError, choice, number, require, short
 from ..core.folders import data_dir
-from ..core.own_code import note_package
+from ..core.own_code import note_package, of_package
 from ..core.torch_state import one_chance
 from .download import Archive, bring
 from .images import PICTURES
@@ -26,6 +26,7 @@ from .sources import Source, complete, idx_array, intact
 from .synthetic import synthetic
 from .texts import TEXTS
 from fedrepro.data.transforms import (
+    PIXEL_STATISTICS,
     WIDER,
     Recipe,
     augment,
@@ -468,21 +469,21 @@ def read_batch(path: Path, md5: str, name: str) -> dict:
 def read_cifar(source: Source, root: Path) -> dict:
     "The parts of a data set kept as CIFAR's pickles, poured into one array"
     folder = root / source.folder
-    ((file, md5),) = source.meta.items()
-    meta = read_batch(folder / file, md5, source.name)
-    kind = b"fine_label" if b"fine_label_names" in meta else b"label"
-    parts: dict = {"class_names": tuple(name.decode() for name in meta[kind + b"_names"])}
+    parts: dict = {}
     for part, files, size in zip(("train", "test"), (source.train, source.test), source.sizes):
         x = np.empty((size, 3, 32, 32), np.uint8)
         y: list[int] = []
         for file, md5 in files.items():
             batch = read_batch(folder / file, md5, source.name)
-            labels = batch[kind + b"s"]
+            labels = batch.get(b"fine_labels") or batch[b"labels"]
             x[len(y) : len(y) + len(labels)] = batch[b"data"].reshape(-1, 3, 32, 32)
             y += labels
         parts[f"{part}_x"] = torch.from_numpy(x)
         parts[f"{part}_y"] = torch.tensor(y)
-    return parts
+    ((file, md5),) = source.meta.items()
+    meta = read_batch(folder / file, md5, source.name)
+    names = meta.get(b"fine_label_names") or meta[b"label_names"]
+    return parts | {"class_names": tuple(name.decode() for name in names)}
 
 # %% ../../nbs/02_data/07_datasets.ipynb #813d9aa6
 _CLOTHES = (
@@ -716,6 +717,30 @@ def load(
         complete(source, root)
         parts = read_parts(source.read, name, source, root)
     return (Texts if "vocabularies" in parts else Dataset)(name, recipe=recipe, **parts).to(device)
+
+# %% ../../nbs/02_data/07_datasets.ipynb #b1d2c022
+def add_data_set(
+    name: str,
+    read: Callable[[], dict] | Source,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+):
+    """Let `load`, specs and comparisons know a data set of your own; one of this name is replaced. Raises InputError.
+
+    `read`: a function that returns a dict with `NEEDED`, or the `Source` of files, which has their reader. `mean`, `std`:
+    of the training pixels / scale, one of each a channel; measured where they are not given."""
+    where = f"data set {short(name)}"
+    require(isinstance(name, str) and name, f"{where}: expected a text that names it")
+    require(not of_package("data set", name), f"{where}: the package has one; choose another name")
+    SOURCES.pop(name, None)
+    MADE.pop(name, None)
+    if isinstance(read, Source):
+        require(read.name == name, f"{where}: its Source is called {short(read.name)}")
+        SOURCES[name] = read
+    else:
+        require(callable(read), f"{where}: expected a function or a Source, got {short(read)}")
+        MADE[name] = read
+    PIXEL_STATISTICS[name] = mean, std
 
 # %% ../../nbs/02_data/07_datasets.ipynb #c5045c2b
 SHAPES = {  # of an image, and the number of classes
