@@ -502,13 +502,13 @@ _CLOTHES = (
 
 def _each_gz(mirrors: tuple[str, ...], **digests: str) -> tuple[Archive, ...]:
     "An archive for every file of an MNIST, from the MD5s of the compressed files (train_images and so on)"
-    files = {
-        f"{part.replace('_', '-')}-idx{3 if 'images' in part else 1}-ubyte": md5
-        for part, md5 in digests.items()
-    }
-    return tuple(
-        Archive(tuple(f"{m}{f}.gz" for m in mirrors), md5, {f: f}) for f, md5 in files.items()
-    )
+    archives = []
+    for part, md5 in digests.items():
+        axes = 3 if part.endswith("images") else 1
+        file = f"{part.replace('_', '-')}-idx{axes}-ubyte"
+        urls = tuple(f"{mirror}{file}.gz" for mirror in mirrors)
+        archives.append(Archive(urls, md5, {file: file}))
+    return tuple(archives)
 
 
 def _cifar_tar(name: str, md5: str, folder: str, *files: str) -> tuple[Archive]:

@@ -387,7 +387,7 @@ def quantity_skew(per_class, clients, rng, *, alpha=None, sigma=None):
 def natural(labels, test_labels, clients, classes, seed, groups):
     "Client k holds the samples of group k, in their order; the seed changes nothing"
     require(groups is not None, "partition 'natural': this data set has no groups")
-    train, test = (as_labels(part) for part in groups)
+    train, test = map(as_labels, groups)
     there = 1 + int(max(train.max(), test.max()))
     require(
         clients == there,
@@ -395,10 +395,10 @@ def natural(labels, test_labels, clients, classes, seed, groups):
     )
     good = len(train) == len(labels) and (test_labels is None or len(test) == len(test_labels))
     require(good, "partition 'natural': groups and labels do not have the same length")
-    lists, test_lists = (
-        [np.flatnonzero(part == k) for k in range(clients)] for part in (train, test)
-    )
-    return lists, None if test_labels is None else test_lists
+    lists = [np.flatnonzero(train == k) for k in range(clients)]
+    if test_labels is None:
+        return lists, None
+    return lists, [np.flatnonzero(test == k) for k in range(clients)]
 
 
 PARTITIONS["natural"] = natural

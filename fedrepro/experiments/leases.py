@@ -103,13 +103,17 @@ def odd(lease: Path) -> bool:
 
 def void(lease: Path) -> tuple[int, int] | None:
     "The mark of a stale lease, whose holder has ended or shows no sign of life, or of what is none; else None"
-    seen, now = mark(lease), time.monotonic()
+    seen = mark(lease)
+    now = time.monotonic()
     if lease not in WATCHED or WATCHED[lease][0] != seen:
         WATCHED[lease] = seen, now
-    old = now - WATCHED[lease][1]  # by our own clock
+    _, since = WATCHED[lease]
+    old = now - since  # by our own clock
     with suppress(OSError):
         old = max(old, age(lease))
-    return seen if seen and (old > PATIENCE or odd(lease) or gone(holder(lease))) else None
+    if seen and (old > PATIENCE or odd(lease) or gone(holder(lease))):
+        return seen
+    return None
 
 
 def held(path: Path) -> bool:
@@ -119,13 +123,14 @@ def held(path: Path) -> bool:
 
 def whose(lease: Path) -> str:
     "Who holds a lease, and its last sign of life, in words"
-    found, words = holder(lease), "somebody"
     try:
         seen = lease.lstat()
     except OSError:
-        return words
-    if {"machine", "pid"} <= found.keys():
-        words = f"process {found['pid']} on {str(found['machine']).split(' ')[0]}"
+        return "somebody"
+    who = holder(lease)
+    words = "somebody"
+    if {"machine", "pid"} <= who.keys():
+        words = f"process {who['pid']} on {str(who['machine']).split(' ')[0]}"
     elif hasattr(os, "getuid"):
         words = f"user {seen.st_uid}"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen.st_mtime))
@@ -192,20 +197,16 @@ class Lost(Exception):
 class Held(set[Path]):
     "Results that are ours to compute"
 
-    moved, slowest = (
-        0.0,
-        0.0,
-    )  # when we last made progress, and the longest that it took, in seconds
+    moved = 0.0  # when we last made progress
+    slowest = 0.0  # the longest that it took, in seconds
 
     def progress(self):
         "Say that we are not stuck; raises Lost"
         now = time.monotonic()
-        late, self.slowest, self.moved = (
-            now - self.moved > BEAT,
-            max(self.slowest, now - self.moved),
-            now,
-        )
-        if late:
+        took = now - self.moved
+        self.slowest = max(self.slowest, took)
+        self.moved = now
+        if took > BEAT:
             self.check()
 
     def check(self, *paths: Path):

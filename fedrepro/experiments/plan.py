@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['TRIAL_SAMPLES', 'BASE', 'MEASURE', 'SCRIPT', 'LEAST', 'Trial', 'few_samples', 'trial', 'Cost', 'judged_bodies',
            'run_cost', 'work_key', 'trial_of', 'train_samples', 'passes', 'stored_paces', 'rough_cost', 'shared_rounds',
-           'Plan', 'attempted', 'time_source', 'plan', 'amount', 'plan_row', 'sbatch', 'commands']
+           'Plan', 'attempted', 'time_source', 'plan', 'like_runs', 'size_is_known', 'amount', 'plan_row', 'sbatch',
+           'commands']
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #d7f326fa
 import json, math, re, shlex, statistics, time
@@ -196,9 +197,10 @@ def trial_of(
 def train_samples(settings: dict, data=None) -> int:
     "Training samples that a run's data set has; raises InputError where it has no official size and is not here"
     s = settings["data"]
-    sizes = SOURCES[s["name"]].sizes if s["name"] in SOURCES else (0, 0)
-    if known := s.get("train_samples") or sizes[0]:
-        return known
+    if s.get("train_samples"):
+        return s["train_samples"]
+    if s["name"] in SOURCES and SOURCES[s["name"]].sizes[0]:
+        return SOURCES[s["name"]].sizes[0]
     folder = None if data is None else str(data)
     return len(load_data(s["name"], folder, s["recipe"], "cpu").train_y)
 
@@ -299,41 +301,40 @@ def plan(
     `measure` as in `trial_of`; `trials`: those asked for so far, for tables that share them; `watch`: passes the jobs
     on, and may show a bar."""
     folder = spec.results if results is None else results
+    trials = {} if trials is None else trials
     runs = list({r.run_id: r for r in runs}.values())  # several cells of a table may show one run
     missing = [r for r in runs if not store.is_complete(store.run_path(folder, r))]
-    blind = {r.settings["data"]["name"] for r in missing} - {*SHAPES, *MADE}
-    blind = {name for name in blind if not SOURCES[name].present(data_dir(data))}
-    counted = [r for r in missing if r.settings["data"]["name"] not in blind]
-    groups, total = make_jobs(counted), Cost()
-    trials = {} if trials is None else trials
-    stored = [r for r in runs if r not in missing and device == "cpu"]
-
-    def kind(r):
-        return pace(r), r.row
-
-    took = mean_seconds(((r, store.run_path(folder, r)) for r in stored), kind)
+    counted = [r for r in missing if size_is_known(r.settings["data"]["name"], data)]
+    groups = make_jobs(counted)
+    finished = [r for r in runs if r not in missing and device == "cpu"]
+    took = mean_seconds(((r, store.run_path(folder, r)) for r in finished), like_runs)
     paces = stored_paces(counted, folder, device, data)
+    total = Cost()
     counts: Counter = Counter()
-    days, broken = set(), dict[str, str]()
+    days = set()
+    broken: dict[str, str] = {}
     for group in watch(groups):
         for i, r in enumerate(group):
             if work_key(r) not in trials:
                 make = partial(trial_of, r, data, device, measure)
                 trials[work_key(r)] = attempted(make, r, broken)
-            found, like = trials[work_key(r)], took.get(kind(r))
+            found = trials[work_key(r)]
             if found is None:
                 now = attempted(partial(rough_cost, r, paces, data), r, broken) or Cost()
             else:
                 now = run_cost(r, found)
-            shared = max((shared_rounds(r, before) for before in group[:i]), default=0) / r.rounds
-            own = 1 - shared if like is None else 1.0
+                counts["tried"] += 1
+            like = took.get(like_runs(r))
             source = time_source(like, found, now)
             counts[source] += 1
-            counts["tried"] += found is not None
+            if source == "measured" and found is not None:
+                days.add(found.on)
+            own = 1.0
             if like is not None:
                 now = replace(now, seconds=like)
-            elif found is not None:
-                days.add(found.on)
+            else:
+                shared = [shared_rounds(r, before) for before in group[:i]]
+                own -= max(shared, default=0) / r.rounds
             total += Cost(now.samples * own, now.flops * own, now.seconds * own, now.memory)
     return Plan(
         spec.name,
@@ -347,6 +348,16 @@ def plan(
         broken=broken,
         **{name: counts[name] for name in ("known", "tried", "measured", "rough", "untimed")},
     )
+
+
+def like_runs(run: PlannedRun) -> tuple:
+    "Equal for runs of which a finished one says how long another takes"
+    return pace(run), run.row
+
+
+def size_is_known(name: str, data=None) -> bool:
+    "Whether a plan can say how many samples a data set has: by its official size, or because it is here"
+    return name in SHAPES or name in MADE or SOURCES[name].present(data_dir(data))
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #0a1e78ed
 def amount(value: float, unit: str) -> str:

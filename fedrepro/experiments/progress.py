@@ -78,12 +78,13 @@ class Progress:
 
     def text(self, more: str = "") -> str:
         "How many runs have ended, `more`, and the time left by the rounds after the first, once there are enough"
-        (done, every), line = self.count(), f"{len(self.ended)} of {len(self.runs)} runs{more}"
+        line = f"{len(self.ended)} of {len(self.runs)} runs{more}"
+        done, every = self.count()
         here = done - self.given
         if self.first is None or here < ENOUGH or done == every:
             return line
-        seconds = (time.monotonic() - self.first) / (here - 1) * (every - done)
-        return f"{line}, about {duration(seconds)} left"
+        a_round = (time.monotonic() - self.first) / (here - 1)
+        return f"{line}, about {duration(a_round * (every - done))} left"
 
     def draw(self, show: Callable[[str], None], run: PlannedRun):
         done, every = self.count()

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PROTOCOL', 'run_id', 'package_methods', 'make_method', 'method_settings', 'method_part', 'other_parts', 'study_part',
-           'run_settings', 'seeded', 'PlannedRun', 'load_data', 'data_state', 'input_fingerprint', 'first', 'unchecked',
-           'weights_fingerprint', 'own_weights', 'fingerprints', 'forget_data', 'forget_own_data', 'pick_device',
-           'check_sources', 'build']
+           'check_study_values', 'run_settings', 'data_part', 'optional_parts', 'seeded', 'PlannedRun', 'load_data',
+           'data_state', 'input_fingerprint', 'first', 'unchecked', 'weights_fingerprint', 'own_weights',
+           'fingerprints', 'forget_data', 'forget_own_data', 'pick_device', 'check_sources', 'build']
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #8f35dde5
 import dataclasses, hashlib, json
@@ -75,13 +75,12 @@ def make_method(name: str, values: dict, where: str):
 
 def method_settings(method) -> dict:
     "The fields of a method that name its runs: all, but for those marked `neutral` that stand at their default"
-    return {
-        f.name: value
-        for f in dataclasses.fields(method)
-        if f.init
-        for value in [getattr(method, f.name)]
-        if not (f.metadata.get("neutral") and value == f.default)
-    }
+    found = {}
+    for f in dataclasses.fields(method):
+        value = getattr(method, f.name)
+        if f.init and not (f.metadata.get("neutral") and value == f.default):
+            found[f.name] = value
+    return found
 
 
 def method_part(method) -> dict:
@@ -142,113 +141,121 @@ def other_parts(v: dict, where: str) -> dict:
 
 def study_part(method, v: dict, where: str) -> dict:
     "What the settings say about a study of one client, from the values `v` of the spec: nothing for any other run"
+    if "study" not in v:
+        for key in (*STUDY, "start_method"):
+            if key in v:
+                raise InputError(f"{where}: {key} is given, but no study")
+        return {}
+    check_study_values(v, where)
     given = {name: v[key] for key, (name, _) in STUDY.items() if key in v}
     if not given.get("class_accuracy"):
         given.pop("class_accuracy", None)
-    if "study" not in v:
-        stray = next((k for k in (*STUDY, "start_method") if k in v), None)
-        if stray:
-            raise InputError(f"{where}: {stray} is given, but no study")
-        return {}
-    for key in STUDIES[v["study"]]:
+    elif "accuracy" not in given:
+        raise InputError(f"{where}: start_class_accuracy is given, but no start_accuracy")
+    settings = {"name": v["study"]}
+    if "epochs" in given:
+        settings["samples"] = "all"
+    settings |= given
+    if "start_method" in v:
+        start = method_part(make_method(v["start_method"], v, where))
+        if start != method_part(method):
+            settings["start"] = start
+    return {"study": settings}
+
+
+def check_study_values(v: dict, where: str):
+    "Raises InputError where the values of a spec lack what their study needs, or have what it has not"
+    needed = STUDIES[v["study"]]
+    for key in needed:
         if key not in v:
             raise InputError(f"{where}: {key} is not given, but the study {v['study']} needs it")
-    foreign = (
-        ["study_rounds"]
-        if "study_epochs" in STUDIES[v["study"]]
-        else set(STUDY).difference(STUDIES[v["study"]])
-    )
-    stray = next((k for k in STUDY if k in foreign and STUDY[k][0] in given), None)
-    if stray:
-        raise InputError(f"{where}: {stray} is given, but the study {v['study']} has none")
+    foreign = ["study_rounds"]
+    if "study_epochs" not in needed:
+        foreign = [key for key in STUDY if key not in needed]
+    for key in foreign:
+        if key in v and (key != "start_class_accuracy" or v[key]):  # 0 asks for nothing
+            raise InputError(f"{where}: {key} is given, but the study {v['study']} has none")
     parse_client(v["study_client"], f"{where}: study_client")
-    late = next((t for t in given.get("rounds", []) if t > v["rounds"]), None)
-    if late is not None:
-        raise InputError(
-            f"{where}: study_rounds: {late} comes after the last of {v['rounds']} rounds"
-        )
+    for t in v.get("study_rounds", []):
+        if t > v["rounds"]:
+            raise InputError(
+                f"{where}: study_rounds: {t} comes after the last of {v['rounds']} rounds"
+            )
     if v["drift"] != "none":
         raise InputError(f"{where}: drift {v['drift']!r}: a study has none")
-    if "class_accuracy" in given and "accuracy" not in given:
-        raise InputError(f"{where}: start_class_accuracy is given, but no start_accuracy")
-    start = (
-        method_part(make_method(v["start_method"], v, where))
-        if "start_method" in v
-        else method_part(method)
-    )
-    usual = {"samples": "all"} if "epochs" in given else {}
-    other = {"start": start} if start != method_part(method) else {}
-    return {"study": {"name": v["study"]} | usual | given | other}
 
 
 def run_settings(method, v: dict, seed: int, where: str) -> dict:
     "The canonical settings of a run from a method object and the values `v` of the spec; raises InputError"
     v = DEFAULTS | v
-    for key in (
-        "rounds",
-        "dataset",
-        "recipe",
-        "network",
-        "clients",
-        "partition",
-        *DRIFT.get(v["drift"], ()),
-    ):
+    drift_keys = DRIFT.get(v["drift"], ())
+    needed = ("rounds", "dataset", "recipe", "network", "clients", "partition", *drift_keys)
+    for key in needed:
         if key not in v:
             raise InputError(f"{where}: {key} is not given")
-    at = {k.removeprefix("drift_").replace("round", "at"): v[k] for k in DRIFT.get(v["drift"], ())}
-    if at.get("at", -1) >= v["rounds"]:
+    drift = {"name": v["drift"]}
+    for key in drift_keys:
+        drift["at" if key == "drift_round" else key.removeprefix("drift_")] = v[key]
+    if drift.get("at", -1) >= v["rounds"]:
         raise InputError(
-            f"{where}: drift_round {at['at']} comes after the last of {v['rounds']} rounds"
+            f"{where}: drift_round {drift['at']} comes after the last of {v['rounds']} rounds"
         )
     split = partition.recipe_settings(v["partition"])
-    split |= {name: v[key] for key, (name, _) in PARTITION.items() if key in v and name in split}
-    noise = {"noise": v["noise"]} if v["noise"] else {}
-    first = {
-        k: v[k] for k in ("train_samples", "test_samples") if k in v
-    }  # of the data set; all, unless given
-    asked = (
-        {"measures": sorted(v["measures"])} if v.get("measures") else {}
-    )  # they decide what the rows hold
-    asked |= {"last": v["evaluate_last"]} if v.get("evaluate_last", 1) > 1 else {}
-    cohorts = {"cohorts": v["cohorts"]} if v.get("cohorts", "uniform") != "uniform" else {}
-    usual = v.get("precision", "float32") == "float32"  # then the run's name does not say it
-    asked |= {} if usual else {"precision": v["precision"]}
-    if cohorts and v["partition"] != "dirichlet-class-5":
-        raise InputError(
-            f"{where}: cohorts {v['cohorts']!r} with partition {v['partition']!r}: they are drawn from "
-            "the stream that cut the data, expected partition 'dirichlet-class-5'"
-        )
-    settings = (
-        {
-            "protocol": PROTOCOL,
-            "method": method_part(method),
-            "data": {"name": v["dataset"], "recipe": v["recipe"]} | noise | first,
-            "network": v["network"],
-            "partition": {"recipe": v["partition"], "clients": v["clients"]} | split,
-            "drift": {"name": v["drift"]} | at,
-            "participation": v["participation"],
-            "rounds": v["rounds"],
-            "every": v["every"],
-        }
-        | asked
-        | cohorts
-        | study_part(method, v, where)
-        | other_parts(v, where)
-    )
+    for key, (name, _) in PARTITION.items():
+        if key in v and name in split:
+            split[name] = v[key]
+    settings = {
+        "protocol": PROTOCOL,
+        "method": method_part(method),
+        "data": data_part(v),
+        "network": v["network"],
+        "partition": {"recipe": v["partition"], "clients": v["clients"]} | split,
+        "drift": drift,
+        "participation": v["participation"],
+        "rounds": v["rounds"],
+        "every": v["every"],
+    }
+    settings |= optional_parts(v, where) | study_part(method, v, where) | other_parts(v, where)
     return seeded(settings, v, seed)
+
+
+def data_part(v: dict) -> dict:
+    "What the settings say about the data"
+    part = {"name": v["dataset"], "recipe": v["recipe"]}
+    if v["noise"]:
+        part["noise"] = v["noise"]
+    for key in ("train_samples", "test_samples"):  # all, unless given
+        if key in v:
+            part[key] = v[key]
+    return part
+
+
+def optional_parts(v: dict, where: str) -> dict:
+    "What the settings say only where it is not as usual; raises InputError"
+    part = {}
+    if v.get("measures"):
+        part["measures"] = sorted(v["measures"])  # they decide what the rows hold
+    if v.get("evaluate_last", 1) > 1:
+        part["last"] = v["evaluate_last"]
+    if v.get("precision", "float32") != "float32":
+        part["precision"] = v["precision"]
+    if v.get("cohorts", "uniform") != "uniform":
+        if v["partition"] != "dirichlet-class-5":
+            raise InputError(
+                f"{where}: cohorts {v['cohorts']!r} with partition {v['partition']!r}: they are drawn from "
+                "the stream that cut the data, expected partition 'dirichlet-class-5'"
+            )
+        part["cohorts"] = v["cohorts"]
+    return part
 
 
 def seeded(settings: dict, v: dict, seed: int) -> dict:
     "`settings` of a run as they are for another seed; partition and cohorts follow it where `v` says so"
     v = DEFAULTS | v
-    split, cohorts = (
-        seed if v[key] == "seed" else v[key] for key in ("partition_seed", "cohort_seed")
-    )
-    return settings | {
-        "seed": seed,
-        "cohort_seed": cohorts,
-        "partition": settings["partition"] | {"seed": split},
-    }
+    cohort_seed = seed if v["cohort_seed"] == "seed" else v["cohort_seed"]
+    partition_seed = seed if v["partition_seed"] == "seed" else v["partition_seed"]
+    split = settings["partition"] | {"seed": partition_seed}
+    return settings | {"seed": seed, "cohort_seed": cohort_seed, "partition": split}
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #10e8ba0b
 @dataclass(frozen=True)
@@ -319,15 +326,12 @@ def data_state(name: str, data, recipe: str) -> tuple:
 
 def input_fingerprint(d) -> str:
     "sha256 (hex) of what a network is given of a data set: its samples, and how they are normalised and augmented"
-    recipe = {
-        f.name: getattr(d.recipe, f.name)
-        for f in dataclasses.fields(d.recipe)
-        if f.name != "name"
-        if getattr(d.recipe, f.name) != f.default
-    }
-    return hashlib.sha256(
-        f"{d.fingerprint} {d.scale!r} {sorted(recipe.items())}".encode()
-    ).hexdigest()
+    recipe = []
+    for f in dataclasses.fields(d.recipe):
+        value = getattr(d.recipe, f.name)
+        if f.name != "name" and value != f.default:
+            recipe.append((f.name, value))
+    return hashlib.sha256(f"{d.fingerprint} {d.scale!r} {sorted(recipe)}".encode()).hexdigest()
 
 
 @lru_cache(2)
@@ -398,25 +402,34 @@ def pick_device(device: str) -> str:
 # %% ../../nbs/07_experiments/03_runs.ipynb #65a5b461
 def check_sources(run: PlannedRun):
     "Raises InputError unless the code that this process would compute a run with is the one that the run was named by"
-    s, where = run.settings, run.describe()
+    s = run.settings
+    where = run.describe()
     known: Any = method_classes()  # the files of --import may bring networks and data sets too
-    then, now = dict(s.get("sources", {})), {}
+    then = dict(s.get("sources", {}))
+    now = {}
     for part in (s["method"], s.get("study", {}).get("start", {})):
         if not part:
             continue
         kind = known[choice(part["class"], known, f"{where}: method")]
         if "source" in part:
             then[part["class"]] = part["source"]
-        if own := own_digest(kind):
+        own = own_digest(kind)
+        if own:
             now[part["class"]] = own
-    v = {"network": s["network"], "dataset": s["data"]["name"], "recipe": s["data"]["recipe"]}
-    now |= other_parts(v | {"partition": s["partition"]["recipe"]}, where).get("sources", {})
-    wrong = next((part for part in (*then, *now) if then.get(part) != now.get(part)), None)
-    if wrong is not None:
-        raise InputError(
-            f"{where}: the source of its {wrong} is not the one that it was planned with "
-            f"({then.get(wrong)}, here {now.get(wrong)}); was it edited, or a constant of it changed, since? plan it again"
-        )
+    v = {
+        "network": s["network"],
+        "dataset": s["data"]["name"],
+        "recipe": s["data"]["recipe"],
+        "partition": s["partition"]["recipe"],
+    }
+    now |= other_parts(v, where).get("sources", {})
+    for part in (*then, *now):
+        if then.get(part) != now.get(part):
+            raise InputError(
+                f"{where}: the source of its {part} is not the one that it was planned with "
+                f"({then.get(part)}, here {now.get(part)}); was it edited, or a constant of it changed, "
+                "since? plan it again"
+            )
 
 
 def build(run: PlannedRun, data=None, device: str = "cpu", load=load_data):

@@ -1026,23 +1026,24 @@ def own_runs(
     if not given:
         return spec, tier, runs
     changed, name = with_settings(spec, tier, given)
-    then, now = settings_of(spec, tier), settings_of(changed, name)
-    old = dict(zip(now, then))  # a row and column -> the same before
-    asked, first = {(r.row, r.column) for r in runs}, {}
-    for at, settings in now.items():
-        if old[at][1:] not in asked:
-            continue
-        twin = first.setdefault((at[0], json.dumps(settings, sort_keys=True)), at)
-        if then[old[twin]] != then[old[at]]:
-            both = " and ".join(f"{row} on {column}" for _, row, column in (old[twin], old[at]))
+    then = settings_of(spec, tier)
+    now = settings_of(changed, name)
+    before = dict(zip(now, then))  # a table, row and column -> the same before
+    cells = {(r.row, r.column) for r in runs}
+    asked = [at for at in now if before[at][1:] in cells]
+    first: dict[tuple, tuple] = {}
+    for at in asked:
+        twin = first.setdefault((at[0], json.dumps(now[at], sort_keys=True)), at)
+        if then[before[twin]] != then[before[at]]:
+            _, row, column = before[twin]
+            _, other_row, other_column = before[at]
             raise InputError(
-                f"set: {both} of {spec.name} would be the same run; choose rows or columns"
+                f"set: {row} on {column} and {other_row} on {other_column} of {spec.name} would be the "
+                "same run; choose rows or columns"
             )
-    found = [
-        r
-        for r in changed.runs(name, list(dict.fromkeys(r.row for r in runs)), seeds)
-        if old[r.table, r.row, r.column][1:] in asked
-    ]
+    rows = list(dict.fromkeys(r.row for r in runs))
+    found = changed.runs(name, rows, seeds)
+    found = [r for r in found if (r.table, r.row, r.column) in asked]
     if name != tier:
         check_fit(found)
     return changed, name, found
