@@ -117,7 +117,7 @@ def reading(archive: Path):
         why = " ".join(str(e).split()) or type(e).__name__
         raise InputError(f"{archive}: cannot be unpacked ({why})") from e
 
-
+# %% ../../nbs/02_data/02_download.ipynb #53381623
 def unpack(archive: Path, into: Path, members: dict[str, str]):
     "Write `members` (name inside -> file) of a .tar.gz, or the only one of a .gz, into a folder; raises InputError"
     missing = dict(members)

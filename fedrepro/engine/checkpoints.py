@@ -118,7 +118,7 @@ def digest(content: bytes) -> str:
     "sha256 (hex)"
     return hashlib.sha256(content).hexdigest()
 
-
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #341771a9
 def save_message(path: Path, about: dict, message) -> Path:
     "Write `path`.safetensors, then `path`.json with the outline of `message` and `read_description`; raises InputError"
     tensors = {}
@@ -162,7 +162,7 @@ def read_description(path: Path) -> dict:
         pass
     raise Damaged(f"checkpoint {path.name}: json is malformed")
 
-
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #0cdb89f0
 def load_message(path: Path, device: str = "cpu"):
     "The message in the two files; raises Damaged unless they are whole, and belong together"
     found = read_description(path)
@@ -180,7 +180,7 @@ def load_message(path: Path, device: str = "cpu"):
         raise Damaged(f"checkpoint {path.name}: malformed") from None
     raise Damaged(f"checkpoint {path.name}: tensors are damaged")
 
-
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #d7effcd7
 def snapshot_parts(at: Snapshot) -> dict:
     "The fields of a snapshot, not copied"
     return {f.name: getattr(at, f.name) for f in fields(at)}
@@ -214,7 +214,7 @@ def matching(folder: Path, pattern: str) -> list[Path]:
     except FileNotFoundError:
         return []
 
-
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #426cbae1
 def forget(paths: list[Path]):
     "Remove checkpoints: first what makes them one; raises InputError where the disk refuses"
     for path in paths:
@@ -222,7 +222,7 @@ def forget(paths: list[Path]):
             with writing(part):
                 part.unlink(missing_ok=True)
 
-
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #201ac3a2
 def forget_finished(folder: Path, finished: Callable[[str], bool]):
     "Remove the checkpoints in a folder of which all runs (by run id) are `finished`; raises InputError like `forget`"
     for path in [head.with_suffix("") for head in matching(folder, "*.json")]:
@@ -230,7 +230,7 @@ def forget_finished(folder: Path, finished: Callable[[str], bool]):
             if all(finished(run) for run in read_description(path)["rounds"]):
                 forget([path])
 
-
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #a07c3552
 def state_in(message, run: str) -> dict | None:
     "The state of a run in what a checkpoint holds; None where that is damaged, or no such message"
     try:
@@ -239,7 +239,7 @@ def state_in(message, run: str) -> dict | None:
     except MALFORMED:
         return None
 
-
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #4f878b99
 @dataclass
 class CheckpointWriter:
     "The checkpoints of runs that are computed side by side"

@@ -239,7 +239,7 @@ def plan_batches(client: Client, phase: Phase) -> list[list[tuple[np.ndarray, np
         epochs.append([(rows, client.draw(len(rows))) for rows in parts])
     return epochs
 
-
+# %% ../../nbs/04_engine/01_client.ipynb #a59c4801
 def split_batches(order: np.ndarray, size: int, two: bool) -> list[np.ndarray]:
     "`order` (n,) in batches of `size`; `two`: the last one takes a sample of the one before rather than have one alone"
     if len(order) == 0 or (two and len(order) == 1):
@@ -420,7 +420,7 @@ def in_turn(clients: list[Client], phases: list[Phase], starts: list[Tree]) -> l
             found.append(train(client, phase, start))
     return found
 
-
+# %% ../../nbs/04_engine/01_client.ipynb #a7d46028
 def start_phase(client: Client, phase: Phase, results: Results) -> Tree:
     "The parameters from which `phase` starts; its constants are computed before"
     with client.chance():
@@ -435,7 +435,7 @@ def steps_taken(results: Results) -> int:
     "The steps of all phases together; 0: the client has learned nothing in this round"
     return sum(result.steps for result in results.values())
 
-
+# %% ../../nbs/04_engine/01_client.ipynb #bb5dcf22
 def client_rounds(
     method, clients: list[Client], trainer: Trainer = in_turn
 ) -> list[tuple[dict, dict, Tensor | None]]:

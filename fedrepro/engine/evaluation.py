@@ -40,7 +40,7 @@ def digest(name: str, t: Tensor) -> bytes:
     about = f"{name} {t.dtype} {tuple(t.shape)}".encode()
     return hashlib.sha256(about + content.data).digest()[:16]
 
-
+# %% ../../nbs/04_engine/06_evaluation.ipynb #c66b81df
 class Predictor:
     "Predicts the test set by many models; what it predicted in its last call is known in the next"
 
@@ -180,7 +180,7 @@ def _score(
         out[f"{metric.name}{suffix}"] = float(value)
     return out
 
-
+# %% ../../nbs/04_engine/06_evaluation.ipynb #064a51ab
 def own_metrics(method, server: dict, taken: Iterable[str]) -> dict[str, float]:
     "A method's `extra_metrics`; raises InputError for what is no number, and for names that a row has already"
     taken = {*taken, "round", "train_loss", "bytes_up", "bytes_down"}
@@ -193,7 +193,7 @@ def own_metrics(method, server: dict, taken: Iterable[str]) -> dict[str, float]:
             raise InputError(f"{what}: expected an int or a float, got {short(value)}")
     return found
 
-
+# %% ../../nbs/04_engine/06_evaluation.ipynb #49d3a2f1
 class Evaluator:
     "Evaluates one run, round by round; models that do not change between two evaluations are not run again"
 

@@ -140,7 +140,7 @@ def _exchange(clients: list[Client], federation: Federation, uploads) -> Exchang
         profiler=first.profiler,
     )
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #0adb900c
 @dataclass
 class OpenRound:
     "A round in which the clients know all they need, and have not trained yet"
@@ -165,7 +165,7 @@ def open_round(method, federation: Federation, at: Snapshot, profiler: Profiler 
     with federation.chance(OPEN, at.round):
         return _opened(method, federation, at, profiler)
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #8f8ab360
 def refuse_cohort(method, cohort: list[int], federation: Federation, t: int):
     "Raises InputError unless a cohort is one or more different clients of the federation"
     different = set(cohort)
@@ -197,7 +197,7 @@ def _opened(method, federation: Federation, at: Snapshot, profiler: Profiler) ->
     now.bytes_down += nbytes(replies)
     return now
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #ab1b39dd
 def in_numbers(losses: Iterable[Tensor | None]) -> list[float | None]:
     "The clients' losses, copied from the device at once; None stays None"
     losses = list(losses)
@@ -219,7 +219,7 @@ def cohort_loss(losses: list[float | None], sizes: list[int]) -> float:
     w = torch.tensor(weights, dtype=torch.float64)
     return float(torch.tensor(known, dtype=torch.float64) @ w / w.sum())
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #539fec7f
 def close_round(
     method,
     federation: Federation,
@@ -282,7 +282,7 @@ def _closed(
         measured=numbers,
     )
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #2ea94820
 def next_round(
     method,
     federation: Federation,
@@ -333,12 +333,12 @@ class AfterRound:
         if state.snapshot is not None:
             self.look(state.snapshot)
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #b1ea3c98
 def is_due(t: int, rounds: int, every: int, last: int = 1) -> bool:
     "Whether a run of `rounds` rounds is evaluated after `t` of them: every `every` rounds, and in the `last` ones"
     return t % every == 0 or t > rounds - last
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #55727117
 def note_round(
     history: History,
     now: Snapshot,
@@ -362,7 +362,7 @@ def note_round(
     cost = {"train_loss": now.train_loss, "bytes_up": now.bytes_up, "bytes_down": now.bytes_down}
     history.rows.append({"round": now.round} | metrics | cost)
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #b575a0ff
 def run(
     method,
     federation: Federation,

@@ -99,7 +99,7 @@ class SharedBuffer(AbstractContextManager):
     def __exit__(self, *_):
         self.close()
 
-
+# %% ../../nbs/05_executors/01_messages.ipynb #0d44358b
 class Pickler(pickle.Pickler):
     "Takes tensors as arrays, and puts large ones into `shared` if there is such memory"
 

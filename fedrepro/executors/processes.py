@@ -155,7 +155,7 @@ def report(*what):
 class NoWorker(RuntimeError):
     "No process can be started"
 
-
+# %% ../../nbs/05_executors/02_processes.ipynb #32509a10
 @dataclass(eq=False)
 class Worker:
     "A process, and our end of the pipe to it"
@@ -170,7 +170,7 @@ class Worker:
         with suppress(OSError):
             self.pipe.send_bytes(message)
 
-
+# %% ../../nbs/05_executors/02_processes.ipynb #64f3f9fe
 class Workers:
     """Processes that compute one task each at a time. Close them, or use them in a `with`.
 
@@ -327,7 +327,7 @@ def _join(federation: bytes, own: dict):
     start_with(own)
     _federation = loads(federation)
 
-
+# %% ../../nbs/05_executors/02_processes.ipynb #0718d19f
 def _train_part(message: bytes, places: list[tuple[str, int, int]]) -> bytes | None:
     "The results of a part's clients; None if this process cannot open the memory at `places`, or finds no room there"
     with ExitStack() as stack:
@@ -350,7 +350,7 @@ def _train_part(message: bytes, places: list[tuple[str, int, int]]) -> bytes | N
         except OSError:
             return None
 
-
+# %% ../../nbs/05_executors/02_processes.ipynb #bc8c4ab3
 class Processes:
     "An executor that shares clients out to worker processes, which hold one data set; close it, or use it in a `with`"
 

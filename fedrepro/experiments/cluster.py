@@ -106,7 +106,7 @@ def outcomes(future, job: Job) -> list[Outcome]:
     error = future.exception()
     return failed(job.runs, DIED if type(error).__name__ == "KilledWorker" else brief(error))
 
-
+# %% ../../nbs/07_experiments/11_cluster.ipynb #302b0756
 def within(seconds: float, ask: Callable, message: str):
     "What `ask()` returns; raises InputError(message) when that takes longer"
     found: queue.SimpleQueue = queue.SimpleQueue()
@@ -126,7 +126,7 @@ def within(seconds: float, ask: Callable, message: str):
         raise error
     return value
 
-
+# %% ../../nbs/07_experiments/11_cluster.ipynb #60a6d294
 @dataclass
 class Pool:
     "In place of processes here: jobs as tasks of the cluster that `client` is connected to"

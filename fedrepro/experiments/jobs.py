@@ -54,7 +54,7 @@ class Job:
     def path(self, run: PlannedRun) -> Path:
         return store.run_path(self.results, run)  # of one of its runs
 
-
+# %% ../../nbs/07_experiments/09_jobs.ipynb #f2aa8428
 def peak_memory_mb(device: str) -> float | None:
     "The most memory so far: of the device where it is a GPU, else of this process; None where the system does not say"
     if device == "cuda":
@@ -90,7 +90,7 @@ def run_header(run: PlannedRun, active: ActiveRun, device: str, **cost) -> dict:
         **cost,
     }
 
-
+# %% ../../nbs/07_experiments/09_jobs.ipynb #065f447b
 def refuse_taken(path: Path):
     "Raises InputError if something that is no usable result (of another version, unreadable) stands at `path`"
 
@@ -104,12 +104,12 @@ def refuse_taken(path: Path):
             f"{path} is there but cannot be used; move it away or choose another folder with --results"
         )
 
-
+# %% ../../nbs/07_experiments/09_jobs.ipynb #914fad55
 def shared_key(run: PlannedRun) -> str:
     "Equal for runs that differ in nothing but their drift, and for studies of one federation"
     return json.dumps(studies.shared(run.settings) | {"drift": None}, sort_keys=True)
 
-
+# %% ../../nbs/07_experiments/09_jobs.ipynb #5fe1f539
 def active_run(run: PlannedRun, data, device: str) -> ActiveRun:
     "The rounds of a run; of a study, those before its client is looked at. Raises InputError"
     if "study" in run.settings:
@@ -127,7 +127,7 @@ def active_run(run: PlannedRun, data, device: str) -> ActiveRun:
         history=History(name=run.run_id),
     )
 
-
+# %% ../../nbs/07_experiments/09_jobs.ipynb #9d45619b
 COMPUTING = (
     "core",
     "data",
@@ -150,7 +150,7 @@ def marks(active: ActiveRun, device: str, how: str = "sequential") -> dict:
         "executor": "sequential" if how == "processes" else how,
     }  # they have the same bits
 
-
+# %% ../../nbs/07_experiments/09_jobs.ipynb #d09d23b0
 class TimeUp(Exception):
     "The time that a job was given is over; the rounds that it has completed are kept"
 
@@ -176,7 +176,7 @@ def run_job(job: Job, callbacks: Iterable[Callback] = ()) -> list[Path | None]:
                 run_ours(mine, [*callbacks], ours)
         return [None if path in missing and path not in ours else path for path in paths]
 
-
+# %% ../../nbs/07_experiments/09_jobs.ipynb #0b2c90a7
 def run_ours(job: Job, callbacks: list[Callback], ours: Held):
     "Compute a job that nobody else computes; raises Lost if somebody does, RuntimeError if the data were changed"
     for r in job.runs:
@@ -211,7 +211,7 @@ def run_ours(job: Job, callbacks: list[Callback], ours: Held):
             store.write(job.path(r), run_header(r, active, job.device, **more), active.history.rows)
     kept.clear(lambda run_id: store.has_run(job.folder, run_id))
 
-
+# %% ../../nbs/07_experiments/09_jobs.ipynb #fb6c5973
 @dataclass
 class RoundChecks:
     "After each round: PyTorch is set as it was, and the runs' leases are still ours"
@@ -230,7 +230,7 @@ class RoundChecks:
         self.check_state()
         self.ours.progress()
 
-
+# %% ../../nbs/07_experiments/09_jobs.ipynb #cd7467d7
 @dataclass
 class Keeping:
     "Keeps all runs of a job from time to time, and stops when the job's time is up"
@@ -252,7 +252,7 @@ class Keeping:
         if over:
             raise TimeUp
 
-
+# %% ../../nbs/07_experiments/09_jobs.ipynb #50fc68b4
 def run_rounds(
     todo: list[PlannedRun],
     actives: list[ActiveRun],

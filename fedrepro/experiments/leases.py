@@ -100,7 +100,7 @@ def odd(lease: Path) -> bool:
     except OSError:
         return False
 
-
+# %% ../../nbs/07_experiments/06_leases.ipynb #cce0074a
 def void(lease: Path) -> tuple[int, int] | None:
     "The mark of a stale lease, whose holder has ended or shows no sign of life, or of what is none; else None"
     seen = mark(lease)
@@ -120,7 +120,7 @@ def held(path: Path) -> bool:
     "Whether somebody computes the result `path` now"
     return os.path.lexists(lease_of(path)) and void(lease_of(path)) is None
 
-
+# %% ../../nbs/07_experiments/06_leases.ipynb #1565c300
 def whose(lease: Path) -> str:
     "Who holds a lease, and its last sign of life, in words"
     try:
@@ -149,7 +149,7 @@ def new(path: Path):
     finally:
         os.close(handle)
 
-
+# %% ../../nbs/07_experiments/06_leases.ipynb #c9bf90eb
 def take_over(lease: Path) -> bool:
     "Take over a stale lease by compare-and-swap; whether it is ours now"
     before = void(lease)
@@ -178,7 +178,7 @@ def clear(folder: Path):
             with suppress(OSError):
                 lease.unlink()
 
-
+# %% ../../nbs/07_experiments/06_leases.ipynb #c5c5dc5b
 def take(path: Path) -> bool:
     "Whether the result `path` is ours to compute from now on"
     try:
@@ -189,7 +189,7 @@ def take(path: Path) -> bool:
         pass  # a full disk, a folder that may only be read: work comes before order
     return True
 
-
+# %% ../../nbs/07_experiments/06_leases.ipynb #9dbe3384
 class Lost(Exception):
     "A result that was ours to compute has passed to somebody else, while we stood still"
 
@@ -225,7 +225,7 @@ class Held(set[Path]):
                 if holder(lease_of(path)) == me():
                     os.utime(lease_of(path))
 
-
+# %% ../../nbs/07_experiments/06_leases.ipynb #f85656ca
 @contextmanager
 def leases(paths: Iterable[Path]) -> Iterator[Held]:
     "Those of the results `paths` that are ours to compute, for the time of the block; a thread shows signs of life"

@@ -49,7 +49,7 @@ def assigned(cut: Partition, labels: np.ndarray, client: str, seed: int) -> Part
         tuple(rows.copy() for rows in lists), None, f"{cut.recipe}, {client}", cut.settings
     )
 
-
+# %% ../../nbs/07_experiments/00_local_study.ipynb #a8a3d52b
 def exchanged(
     lists: tuple[np.ndarray, ...],
     labels: np.ndarray,
@@ -158,7 +158,7 @@ def test_logits(method, federation: Federation, params: Tree, chunk: int = 1000)
     parts = (d.batch(x, None, federation.dtype) for x in d.test_x.split(chunk))
     return torch.cat([method.logits(net, params, x) for x in parts]).double()
 
-
+# %% ../../nbs/07_experiments/00_local_study.ipynb #0eb23292
 @dataclass
 class DriftMeter:
     "Measures models by the one that a client has received"
@@ -209,7 +209,7 @@ class DriftMeter:
             }
         return out
 
-
+# %% ../../nbs/07_experiments/00_local_study.ipynb #e4c664ae
 def local_rows(method, federation: Federation, client: Client, samples: str = "all") -> list[dict]:
     "A row after each of 0..E local epochs"
     ruler, rows = DriftMeter(method, federation, client), []

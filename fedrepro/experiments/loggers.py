@@ -129,7 +129,7 @@ def needed(module: str, extra: str):
             f"{why}; it comes with the extra: pip install 'fedrepro[{extra}]'"
         ) from None
 
-
+# %% ../../nbs/07_experiments/12_loggers.ipynb #47fbe226
 def tensorboard(where: str) -> Logger:
     "tensorboard:DIR makes one folder a run; look at them with: tensorboard --logdir DIR"
     make, folder = (
@@ -153,7 +153,7 @@ def tensorboard(where: str) -> Logger:
 
     return log
 
-
+# %% ../../nbs/07_experiments/12_loggers.ipynb #3a1c1e73
 def mlflow(where: str) -> Logger:
     "mlflow:URI is a server (http://...), a data base (sqlite:///FILE) or a folder; the experiment is called fedrepro"
     for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_ALLOW_FILE_STORE"):
@@ -190,7 +190,7 @@ def mlflow(where: str) -> Logger:
 
     return log
 
-
+# %% ../../nbs/07_experiments/12_loggers.ipynb #082b6400
 def wandb(where: str) -> Logger:
     "wandb:PROJECT; log in first (wandb login), or keep the runs on this machine: WANDB_MODE=offline"
     api = needed("wandb", "wandb")

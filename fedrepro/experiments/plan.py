@@ -67,7 +67,7 @@ def few_samples(federation: Federation, samples: int = TRIAL_SAMPLES) -> Federat
     )
     return replace(federation, partition=replace(federation.partition, train=train))
 
-
+# %% ../../nbs/07_experiments/14_plan.ipynb #3a813c0d
 def trial(run: PlannedRun, data=None, device: str = "cpu") -> Trial:
     "What one client of a run's first round has to do; raises InputError as `build`"
     method, federation, _ = build(run, data, device, stand_in)
@@ -243,7 +243,7 @@ def shared_rounds(one: PlannedRun, other: PlannedRun) -> int:
         return 0
     return min(r.settings["drift"].get("at", r.rounds) for r in (one, other))
 
-
+# %% ../../nbs/07_experiments/14_plan.ipynb #3dfe0bf7
 @dataclass(frozen=True)
 class Plan:
     "What is missing of a table at a tier, and what it will cost"
@@ -263,7 +263,7 @@ class Plan:
     on: str = ""  # the day of the trials, or the first and the last
     broken: dict[str, str] = field(default_factory=dict)  # row and column that cannot be tried: why
 
-
+# %% ../../nbs/07_experiments/14_plan.ipynb #48cf401f
 def attempted(make: Callable[[], Any], run: PlannedRun, broken: dict[str, str]) -> Any:
     "What `make()` returns; None where it raises, as a person's code may: then `broken` says why"
     try:
@@ -282,7 +282,7 @@ def time_source(like: float | None, found: Trial | None, now: Cost) -> str:
         return "measured"
     return "rough" if now.seconds else "untimed"
 
-
+# %% ../../nbs/07_experiments/14_plan.ipynb #e9719a30
 def plan(
     spec: Spec,
     runs: list[PlannedRun],
@@ -459,7 +459,7 @@ def sbatch(
     write_atomic(path, text.encode())
     return path
 
-
+# %% ../../nbs/07_experiments/14_plan.ipynb #484ad70b
 def commands(spec: str, runs: list[PlannedRun], results: Path, more: list[str]) -> list[str]:
     "For each job that is missing in `results` a line for a shell: any engine may run them, in any order"
     missing = {r.run_id: r for r in runs if not store.is_complete(store.run_path(results, r))}

@@ -53,7 +53,7 @@ def failed(runs: list[PlannedRun], error: str) -> list[Outcome]:
     "All of them have"
     return [Outcome("failed", error=error)] * len(runs)
 
-
+# %% ../../nbs/07_experiments/10_runner.ipynb #6b3bc42f
 def rest(job: Job, there: set[str], outcome: Outcome) -> list[Outcome]:
     "`outcome` for each run of a job that has no result and that nobody else computes; `there` had one before"
 
@@ -64,7 +64,7 @@ def rest(job: Job, there: set[str], outcome: Outcome) -> list[Outcome]:
 
     return [of(r.run_id, job.path(r)) for r in job.runs]
 
-
+# %% ../../nbs/07_experiments/10_runner.ipynb #83ecf427
 def attempt(job: Job, callbacks: Iterable[Callback] = ()) -> list[Outcome]:
     "The outcome of each run of a job; when it fails, its runs are tried one by one, so that only what is broken fails"
     there = {r.run_id for r in job.runs if store.is_complete(job.path(r))}
@@ -99,7 +99,7 @@ def one_by_one(job: Job, there: set[str], callbacks: list[Callback]) -> list[Out
         outcomes.append(outcome)
     return outcomes
 
-
+# %% ../../nbs/07_experiments/10_runner.ipynb #3aca8c30
 def note(report: SweepReport, progress: Progress, runs: list[PlannedRun], outcomes: list[Outcome]):
     "Enter what became of a job's runs"
     for run, outcome in zip(runs, outcomes):
@@ -143,7 +143,7 @@ def prepare_worker(gpu: str, own: dict):
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     start_with(own)
 
-
+# %% ../../nbs/07_experiments/10_runner.ipynb #71d3e38d
 class WorkerReporter:
     "A callback of runs in a worker: it sends this process how far they are"
 
@@ -179,7 +179,7 @@ def run_apart(
             left = [r for job in jobs for r in job.runs if r.run_id not in progress.ended]
             note(report, progress, left, failed(left, str(error)))
 
-
+# %% ../../nbs/07_experiments/10_runner.ipynb #c77bd21e
 def run_near(jobs: list[Job], report: SweepReport, progress: Progress, workers: int):
     "Run the jobs in `workers` processes of this machine, each a job, or each a part of a run's clients"
     how, few = jobs[0].how, len(jobs) < workers
@@ -281,7 +281,7 @@ def remove_leftovers(folder: Path):
     with contextlib.suppress(OSError):
         kept.rmdir()  # when it is empty
 
-
+# %% ../../nbs/07_experiments/10_runner.ipynb #59229097
 def compare_data(
     finished: list[PlannedRun],
     todo: list[PlannedRun],
@@ -324,7 +324,7 @@ def compare_data(
                     "folder with --results"
                 )
 
-
+# %% ../../nbs/07_experiments/10_runner.ipynb #3f925bdd
 def compute_runs(
     runs: list[PlannedRun],
     results: str | Path,

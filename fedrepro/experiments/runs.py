@@ -72,7 +72,7 @@ def make_method(name: str, values: dict, where: str):
     except (Exception, SystemExit) as error:
         raise InputError(f"{where}: {name} cannot be made: {brief(error)}") from None
 
-
+# %% ../../nbs/07_experiments/03_runs.ipynb #f312cbbb
 def method_settings(method) -> dict:
     "The fields of a method that name its runs: all, but for those marked `neutral` that stand at their default"
     found = {}
@@ -94,7 +94,7 @@ def method_part(method) -> dict:
         "fields": method_settings(method),
     } | source
 
-
+# %% ../../nbs/07_experiments/03_runs.ipynb #3c316c76
 def other_parts(v: dict, where: str) -> dict:
     "Digests of the sources of network, data and partition, where these are not the package's; raises InputError"
     from fedrepro.data.datasets import MADE, SOURCES
@@ -138,7 +138,7 @@ def other_parts(v: dict, where: str) -> dict:
         found["partition"] = own_digest(partition.PARTITIONS.get(names["partition recipe"]), True)
     return {"sources": found} if found else {}
 
-
+# %% ../../nbs/07_experiments/03_runs.ipynb #0d0312d5
 def study_part(method, v: dict, where: str) -> dict:
     "What the settings say about a study of one client, from the values `v` of the spec: nothing for any other run"
     if "study" not in v:
@@ -184,7 +184,7 @@ def check_study_values(v: dict, where: str):
     if v["drift"] != "none":
         raise InputError(f"{where}: drift {v['drift']!r}: a study has none")
 
-
+# %% ../../nbs/07_experiments/03_runs.ipynb #e79232a2
 def run_settings(method, v: dict, seed: int, where: str) -> dict:
     "The canonical settings of a run from a method object and the values `v` of the spec; raises InputError"
     v = DEFAULTS | v
@@ -248,7 +248,7 @@ def optional_parts(v: dict, where: str) -> dict:
         part["cohorts"] = v["cohorts"]
     return part
 
-
+# %% ../../nbs/07_experiments/03_runs.ipynb #f9ef5b0b
 def seeded(settings: dict, v: dict, seed: int) -> dict:
     "`settings` of a run as they are for another seed; partition and cohorts follow it where `v` says so"
     v = DEFAULTS | v
@@ -323,7 +323,7 @@ def data_state(name: str, data, recipe: str) -> tuple:
     files = [datasets.data_dir(data) / source.folder / name for name in names] if source else []
     return repr((source, *entries)), tuple(map(tuple, stamped(files)))
 
-
+# %% ../../nbs/07_experiments/03_runs.ipynb #f3a08f35
 def input_fingerprint(d) -> str:
     "sha256 (hex) of what a network is given of a data set: its samples, and how they are normalised and augmented"
     recipe = []
@@ -333,7 +333,7 @@ def input_fingerprint(d) -> str:
             recipe.append((f.name, value))
     return hashlib.sha256(f"{d.fingerprint} {d.scale!r} {sorted(recipe)}".encode()).hexdigest()
 
-
+# %% ../../nbs/07_experiments/03_runs.ipynb #0e6785f7
 @lru_cache(2)
 def first(d, train: int | None, test: int | None) -> Any:
     "The first `train` and `test` samples of a data set (None = all); raises InputError where there are not so many"
@@ -346,7 +346,7 @@ def unchecked(name: str) -> bool:
 
     return name in SOURCES and not all(SOURCES[name].files.values())
 
-
+# %% ../../nbs/07_experiments/03_runs.ipynb #79703a92
 def weights_fingerprint(params: dict) -> str:
     "sha256 (hex) of the parameters and statistics of a model"
     found = hashlib.sha256()
@@ -377,7 +377,7 @@ def fingerprints(run: PlannedRun, data=None, device: str = "cpu") -> dict[str, s
         found |= own_weights(run, net)
     return found
 
-
+# %% ../../nbs/07_experiments/03_runs.ipynb #1bded7de
 def forget_data():
     "Load data sets anew when they are asked for again"
     _loaded_data.cache_clear()
@@ -389,7 +389,7 @@ def forget_own_data(runs: list[PlannedRun]):
     if any("data" in r.settings.get("sources", {}) for r in runs):
         forget_data()
 
-
+# %% ../../nbs/07_experiments/03_runs.ipynb #f3ac9244
 def pick_device(device: str) -> str:
     "`cpu` or `cuda`; `auto` is cuda where there is one. Raises InputError"
     import torch
@@ -431,7 +431,7 @@ def check_sources(run: PlannedRun):
                 "since? plan it again"
             )
 
-
+# %% ../../nbs/07_experiments/03_runs.ipynb #0b678cbf
 def build(run: PlannedRun, data=None, device: str = "cpu", load=load_data):
     "(method, federation, rounds) of a run; `data` is the folder from which `load` reads data sets. Raises InputError"
     import torch

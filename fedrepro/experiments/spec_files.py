@@ -47,7 +47,7 @@ def parent_file(name, path: Path) -> Path:
     specs = find_specs(shared)
     return specs[choice(name, specs, where)]
 
-
+# %% ../../nbs/07_experiments/02_spec_files.ipynb #ab8eefa5
 def laid_over(parent: dict, child: dict) -> dict:
     "`merge_tables` of two files; methods that `child` adds are rows too, where only `parent` lists its rows"
     rows = parent.get("rows")
@@ -57,7 +57,7 @@ def laid_over(parent: dict, child: dict) -> dict:
         parent = parent | {"rows": [*rows, *(name for name in new if name not in old)]}
     return merge_tables(parent, child)
 
-
+# %% ../../nbs/07_experiments/02_spec_files.ipynb #43a09212
 def extended(path: Path) -> dict:
     "The file at `path` merged onto the file that its key `extends` names, and so on; raises InputError"
     first = path
@@ -92,7 +92,7 @@ def ancestors(methods: dict, name: str, where) -> list[str]:
         name = like
     return [*chain, name][1:]
 
-
+# %% ../../nbs/07_experiments/02_spec_files.ipynb #8cc7ca06
 def changed_rows(changed: dict, rows: list[str], chains: dict[str, list[str]]) -> dict:
     "What a tier changes in each of `rows`, with what it changes in the rows that this one is like"
     out = {}
@@ -109,7 +109,7 @@ def changed_rows(changed: dict, rows: list[str], chains: dict[str, list[str]]) -
             out[row] = values  # it is refused where the tier is read
     return out
 
-
+# %% ../../nbs/07_experiments/02_spec_files.ipynb #534d5980
 def resolved(raw: dict, where) -> dict:
     "`raw` without `like` and `rows`: every row complete, only those of this table. Raises InputError"
     methods = toml_table(raw.get("methods", {}), f"{where}: methods")

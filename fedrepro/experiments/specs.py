@@ -115,12 +115,12 @@ def read_filter(raw: dict, where: str) -> dict:
             raise InputError(f"{at}: {short(value)} is neither text nor number")
     return dict(given)
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #72487699
 def read_texts(raw: dict, rules: dict[str, Rule], where: str) -> dict[str, Any]:
     "Those keys of `raw` that `rules` has, checked by them: texts, or true or false; raises InputError"
     return {k: rule(raw[k], f"{where}.{k}") for k, rule in rules.items() if k in raw}
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #f5e1e07f
 def usual_label(values: Mapping[str, Value]) -> str:
     "The label of a column of which no other is given: `CIFAR-10, 20 clients`"
     known = {key: values[key].value if key in values else None for key in ("dataset", "clients")}
@@ -158,7 +158,7 @@ def read_column(
         **given,
     )
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #919ac82c
 def read_columns(
     raw, rules: dict, base: dict[str, Value], rows: dict[str, "Row"], where: str
 ) -> tuple[Column, ...]:
@@ -227,7 +227,7 @@ def changed_values(
             found.append((name, key, value.value, old))
     return found
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #c5ba70cb
 @dataclass(frozen=True)
 class Spec:
     "A table or figure of a paper as data"
@@ -471,7 +471,7 @@ BARE = (
     "torch" not in sys.modules
 )  # this process began without PyTorch, and is spared it where it can be
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #7dea6efd
 def keep_spec(spec: Spec, files: tuple):
     """Keep `spec` and the settings of its runs, unless a method of it is not the package's, or json changes a value.
 
@@ -545,7 +545,7 @@ def _files(folder: Path) -> tuple:
             files.append(p)
     return *files, *(p.read_bytes() for p in files)
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #7b07c843
 def rests_on(path: Path) -> tuple:
     "What the spec at `path` may rest on: the files of its folder; outside of the package also the package's own specs"
     shared = PROJECT / "papers"
@@ -575,7 +575,7 @@ def _loaded_spec(path: Path, there: Path, files: tuple, methods: tuple, spare: b
         keep_spec(found, files)
     return found
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #5b5326b7
 def spec_from(raw: dict, path: Path) -> Spec:
     "The spec that `raw` says, with all it names checked, as if it stood in a file at `path`; raises InputError"
     for key in raw:
@@ -619,7 +619,7 @@ def read_top(raw: dict, path: Path) -> dict[str, Any]:
             raise InputError(f"{path}: published: {found} does not exist")
     return top | {"published": found}
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #04dfc5a2
 def read_gap(top: dict, rows: dict[str, Row], path: Path) -> tuple[str, ...]:
     "The rows that the key `gap` names, two at most; raises InputError, also where `spread` and `trials` do not fit"
     if ("trials" in top) != (top.get("spread") == "trials"):
@@ -631,7 +631,7 @@ def read_gap(top: dict, rows: dict[str, Row], path: Path) -> tuple[str, ...]:
         raise InputError(f"{path}: gap: {short(top['gap'])} is neither one row nor two rows")
     return gap
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #6c1c7aad
 def parts_of(names: list[str], path: Path) -> tuple[Spec, ...]:
     "The two tables of whose difference the spec at `path` consists, or none; raises InputError"
     if not names:
@@ -682,7 +682,7 @@ def unclaimed_rows(paper: DataFrame, lines: Callable, filters: list[dict]) -> li
             found.append(named)
     return found
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #4df7cf14
 def check_spec(spec: Spec) -> Spec:
     "`spec` if every tier can be resolved into runs and stands beside its published numbers; raises InputError"
     if "seeds" not in spec.base:
@@ -763,7 +763,7 @@ def _same_lines(table: Path | None, published: Path) -> bool:
     theirs = read_published_csv(beside).drop(columns=numbers, errors="ignore")
     return mine.equals(theirs)
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #3f080e5b
 def printed_cells(spec: Spec) -> dict[tuple, set[str]]:
     "What stands beside a line of the published csv, or else in a row and column -> ids of the runs, seed 0"
     columns = {c.label: c for c in spec.columns}
@@ -792,7 +792,7 @@ def differing(spec: Spec, first: Spec) -> list[str] | None:
     same = all(runs <= cells.get(at, set()) for at, runs in printed_cells(spec).items())
     return None if same else keys
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #c0fba12d
 def marked_copy(spec: Spec) -> Spec:
     "`spec`; a copy with other values has no tier paper, and a title that names them. Raises InputError"
     keys: list[str] | None = []
@@ -823,7 +823,7 @@ def marked_copy(spec: Spec) -> Spec:
     words = ", ".join(changes) or "other runs"
     return replace(copy, title=f"{spec.title}; changed copy of {first.name}: {words}")
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #1b5bf2d4
 def as_typed(given: Mapping[str, Any]) -> str:
     "Settings as a person types them: `rounds = 50, dataset = MNIST`"
     words = []
@@ -856,7 +856,7 @@ def own_values(spec: Spec, given: Mapping[str, Any]) -> dict[str, dict[str, Valu
         found.setdefault(row, {})[key] = Value(checked, "guess: set by the user")
     return found
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #9a75f5e3
 def as_given(own: Mapping[str, Mapping[str, Value]]) -> dict[str, Any]:
     "What `own_values` has read, as a user gives it: `FedProx.mu` -> its value"
     given = {}
@@ -879,7 +879,7 @@ def own_tier(tier: str, own: Mapping[str, Mapping[str, Value]]) -> str:
         return name
     return f"{safe[:70]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #b65cf033
 def settings_of(spec: Spec, tier: str) -> dict[tuple, dict]:
     "The settings of every run of a tier with seed 0, by table, row and column"
     found = {}
@@ -913,7 +913,7 @@ def planned_values(spec: Spec, tier: str) -> list[dict[str, Value]]:
                 found += [part.values(tier, row, column) for row in part.rows]
     return found
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #a3ce67ec
 def check_effect(spec: Spec, tier: str, name: str, given: Mapping[str, Any]):
     "Raises InputError for one of `given` that no run of `tier` reads, unless it says what is so anyway"
     now = settings_of(with_own(spec, tier, name, given), name)
@@ -963,7 +963,7 @@ def with_changes(label: str, changed: dict[str, Any]) -> str:
     "A label that says which values are not the column's own"
     return f"{label}, with {as_typed(changed)}" if changed else label
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #885b3644
 def with_labels(spec: Spec, tier: str, labels: Mapping[str, str]) -> Spec:
     "`spec` with other labels of the columns of a tier"
     t = spec.tier(tier)
@@ -979,7 +979,7 @@ def with_seeds(spec: Spec, tier: str, own: dict[str, dict[str, Value]]) -> Spec:
     parts = tuple(with_seeds(part, tier, own) for part in spec.difference)
     return replace(spec, tiers=spec.tiers | {tier: changed}, difference=parts)
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #16e47060
 def with_settings(spec: Spec, tier: str, given: Mapping[str, Any]) -> tuple[Spec, str]:
     """`spec` and the name of its tier that is `tier` with the settings `given`: rounds, FedProx.mu; raises InputError
 

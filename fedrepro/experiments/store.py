@@ -190,7 +190,7 @@ def is_a(value, types) -> bool:
         return math.isfinite(value) if isinstance(value, float) else abs(value) <= 2**63
     return value.isprintable() if isinstance(value, str) else True
 
-
+# %% ../../nbs/07_experiments/07_store.ipynb #f989131d
 def check_settings(settings: dict, shape: dict = SHAPE, where: str = "settings"):
     "Raises Damaged unless `settings` have what `shape` says; their whole numbers are not negative"
     if not isinstance(settings, dict):
@@ -258,7 +258,7 @@ def check_rows(rows: list[dict], most: int, epochs: int | None = None):
             if key in ABOUT:
                 raise Damaged(f"{place(at)}: {short(key)} is no metric")
 
-
+# %% ../../nbs/07_experiments/07_store.ipynb #749d1a59
 def check_end(header: dict, rows: list[dict]):
     "Raises Damaged unless the rows end where the header says that the run did"
     if header["status"] == "complete":
@@ -505,7 +505,7 @@ def load_by_run(folder: str | Path) -> dict[str, pd.DataFrame]:
     "Run id -> its rows of `load_results`; to be read only, as others are given the same"
     return _frames(folder)["by run"]
 
-
+# %% ../../nbs/07_experiments/07_store.ipynb #50aed6f3
 def _loaded(folder: str | Path) -> tuple[list[tuple[Path, dict, list[dict]]], dict]:
     "(the whole results of a folder, the frames made of them), read again when one of its files has changed"
     where = os.path.realpath(folder)
@@ -546,7 +546,7 @@ def _frames(folder: str | Path) -> dict:
     frames.update({"all": frame, "by run": dict(tuple(frame.groupby("run_id")))})
     return frames
 
-
+# %% ../../nbs/07_experiments/07_store.ipynb #0429d47f
 def same_data(heads: list[dict]):
     "Raises InputError where runs of one data set and size were computed on other samples, or normalised otherwise"
     known: dict[tuple, dict] = {}
@@ -573,7 +573,7 @@ def same_data(heads: list[dict]):
                 "move one of them away"
             )
 
-
+# %% ../../nbs/07_experiments/07_store.ipynb #043168cb
 def mixed(heads: list[dict]) -> list[str]:
     "In what runs that are averaged differ, by their headers; raises InputError where it is the data"
     seen = [

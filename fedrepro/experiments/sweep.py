@@ -64,7 +64,7 @@ def chosen_specs(names: list[str], specs: dict[str, Spec], where: str) -> dict[s
         raise InputError(f"{where}: specs is not given")
     return found
 
-
+# %% ../../nbs/07_experiments/13_sweep.ipynb #8671b474
 def accepted_names(specs: list[Spec]) -> dict[str, set[str]]:
     "What the keys of a step of `specs` may name"
     found: dict[str, set[str]] = {"methods": set(), "places": set(), "tiers": set()}
@@ -78,7 +78,7 @@ def accepted_names(specs: list[Spec]) -> dict[str, set[str]]:
                     found["places"].add(column.values["dataset"].value)
     return found
 
-
+# %% ../../nbs/07_experiments/13_sweep.ipynb #6f0533b0
 def read_step(raw, specs: dict[str, Spec], where: str) -> Step:
     "One `[[step]]`; a folder's name stands for all its specs. Raises InputError for what no spec has"
     for key in toml_table(raw, where):
@@ -120,7 +120,7 @@ class SweepPart:
         "The runs without a finished result"
         return [r for r in self.runs if not store.is_complete(store.run_path(self.folder, r))]
 
-
+# %% ../../nbs/07_experiments/13_sweep.ipynb #cc8e2e24
 def plan_steps(
     steps: list[Step], specs: dict[str, Spec], tier: str, results: Path | None = None
 ) -> list[list[SweepPart]]:
@@ -153,7 +153,7 @@ def runs_with_seeds(
         return runs
     return runs + spec.runs(tier, seeds=list(seeds or ()))
 
-
+# %% ../../nbs/07_experiments/13_sweep.ipynb #0226c042
 def everything(
     tier: str, order: Path | None = None, results: Path | None = None
 ) -> tuple[list[Step], list[list[SweepPart]]]:
@@ -214,7 +214,7 @@ def compute_part(
         return
     whole.add(report)
 
-
+# %% ../../nbs/07_experiments/13_sweep.ipynb #21dad889
 def mean_seconds(runs: Iterable[tuple[PlannedRun, Path]], kind: Callable) -> dict:
     "`kind(run)` -> mean seconds of those of `runs`, with their files, that are finished"
     took: dict[Any, list[float]] = {}
