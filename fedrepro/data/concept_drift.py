@@ -34,10 +34,12 @@ def as_labels(labels) -> np.ndarray:
 # %% ../../nbs/02_data/00_concept_drift.ipynb #bb79adcc
 def flip_labels(labels, ratio: float, classes: int, rng) -> np.ndarray:
     "Symmetric noise: exactly round(ratio * n) of the labels (n,) become another class, at random; ratio in [0, 1]"
-    labels, ratio = as_labels(labels), number("noise ratio", ratio, 0, 1)
+    labels = as_labels(labels)
+    ratio = number("noise ratio", ratio, 0, 1)
     classes = number("classes", classes, max(2, labels.max() + 1), MAX_CLASSES, kind=int)
-    hit = rng.choice(len(labels), round(ratio * len(labels)), replace=False)
-    labels[hit] = (labels[hit] + rng.integers(1, classes, len(hit))) % classes
+    n = round(ratio * len(labels))
+    hit = rng.choice(len(labels), n, replace=False)
+    labels[hit] = (labels[hit] + rng.integers(1, classes, n)) % classes
     return labels
 
 # %% ../../nbs/02_data/00_concept_drift.ipynb #7fded7a7

@@ -158,23 +158,26 @@ class TimeUp(Exception):
 def run_job(job: Job, callbacks: Iterable[Callback] = ()) -> list[Path | None]:
     """The result files of a job, computed where they are not there; None for a run that another process computes now.
 
-    `callbacks` follow each round of each run, whose id is the state's name. Raises InputError, TimeUp before a round that would end after the job's time, and
-    Lost if somebody else has taken a run that was ours."""
-    paths = [job.path(r) for r in job.runs]
-    missing = [path for path in paths if not store.is_complete(path)]
+    `callbacks` follow each round of each run, whose id is the state's name. Raises InputError, TimeUp before a round
+    that would end after the job's time, and Lost if somebody else has taken a run that was ours."""
+    missing = [job.path(r) for r in job.runs if not store.is_complete(job.path(r))]
     if not missing:
-        return [*paths]
+        return [job.path(r) for r in job.runs]
     if time.time() >= job.until:
         raise TimeUp
-    with leases(missing) as ours:  # somebody may have finished one before we took it
-        todo = [
-            r for r, path in zip(job.runs, paths) if path in ours and not store.is_complete(path)
-        ]
+    with leases(missing) as ours:
+        todo = []
+        paths: list[Path | None] = []
+        for r in job.runs:
+            path = job.path(r)
+            if path in ours and not store.is_complete(path):  # somebody may have been faster
+                todo.append(r)
+            paths.append(None if path in missing and path not in ours else path)
         mine = replace(job, runs=todo, device=pick_device(job.device))
         with as_imported(), usual_state():
             if todo:
                 run_ours(mine, [*callbacks], ours)
-        return [None if path in missing and path not in ours else path for path in paths]
+        return paths
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #0b2c90a7
 def run_ours(job: Job, callbacks: list[Callback], ours: Held):
@@ -246,9 +249,12 @@ class Keeping:
         going = not all(active.ended for active in self.active.values())
         over = self.kept.over() and going
         if self.kept.due(self.computed) or (over and self.kept.every != 0):
-            runs = zip(self.active.items(), self.costs())
-            states = {run_id: active.kept() | {"cost": cost} for (run_id, active), cost in runs}
-            self.kept.keep(states, {run_id: a.at.round for run_id, a in self.active.items()})
+            states = {}
+            rounds = {}
+            for (run_id, active), cost in zip(self.active.items(), self.costs()):
+                states[run_id] = active.kept() | {"cost": cost}
+                rounds[run_id] = active.at.round
+            self.kept.keep(states, rounds)
         if over:
             raise TimeUp
 

@@ -37,36 +37,29 @@ Logger = Callable[[LoggedRun], None]
 
 def logged_run(run: PlannedRun, status: str = "complete", rows: Iterable[dict] = ()) -> LoggedRun:
     "A planned run as loggers know it; its settings, but for those that are not set"
-    about = {
+    settings = {
+        **run.settings["method"]["fields"],
         "row": run.row,
         "column": run.column,
         "tier": run.tier,
         **settings_columns(run.settings),
     }
-    found = {
-        k: v
-        for k, v in (run.settings["method"]["fields"] | about).items()
-        if v is not None and v == v
-    }
+    known = {k: v for k, v in settings.items() if v is not None and v == v}  # NaN is not
     slug = Path(file_name(run.settings)).stem
-    return LoggedRun(run.run_id, run.describe(), slug, found, steps(list(rows)), status)
+    return LoggedRun(run.run_id, run.describe(), slug, known, steps(list(rows)), status)
 
 
 def steps(rows: list[dict]) -> list[tuple[int, dict[str, float]]]:
     "(round, its metrics) for each row; rows are counted where rounds come again, as in studies of one client"
     rounds = [row["round"] for row in rows]
-    count = rounds if len(set(rounds)) == len(rounds) else range(1, len(rows) + 1)
-    return [
-        (
-            n,
-            {
-                k: v
-                for k, v in row.items()
-                if v is not None and (k != "round" or count is not rounds)
-            },
-        )
-        for n, row in zip(count, rows)
-    ]
+    unique = len(set(rounds)) == len(rounds)
+    found = []
+    for i, row in enumerate(rows, 1):
+        metrics = {key: value for key, value in row.items() if value is not None}
+        if unique:
+            i = metrics.pop("round")
+        found.append((i, metrics))
+    return found
 
 # %% ../../nbs/07_experiments/12_loggers.ipynb #7b4b536c
 class Loggers:

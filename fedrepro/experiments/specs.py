@@ -839,8 +839,8 @@ def as_typed(given: Mapping[str, Any]) -> str:
 def own_values(spec: Spec, given: Mapping[str, Any]) -> dict[str, dict[str, Value]]:
     '`given` by row, under "" those of all rows, checked like a spec\'s values; raises InputError'
     rules: dict[str, dict[str, Rule]] = {"": {}}
-    for name, row in spec.rows.items():
-        fields = field_rules(method_classes()[row.method])
+    for name, planned in spec.rows.items():
+        fields = field_rules(method_classes()[planned.method])
         rules[name] = SETTINGS | fields
         rules[""] |= fields
     rules[""] |= SETTINGS

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['RESULT_FORMAT', 'NUMBER', 'HEADER', 'ALWAYS', 'STATUS', 'SHAPE', 'ABOUT', 'LONGEST', 'COLUMNS', 'LOADED', 'file_name',
            'run_path', 'git', 'processor', 'utc_now', 'provenance', 'machine_hours', 'demand', 'is_a', 'check_settings',
-           'check_header', 'check_rows', 'check_end', 'check_complete', 'check_diverged', 'json_line', 'encode',
-           'write', 'check_writable', 'decode', 'parse_lines', 'content_of', 'read', 'first_lines', 'set_aside',
-           'read_or_set_aside', 'is_complete', 'has_run', 'settings_columns', 'tier_folders', 'load_runs',
-           'load_headers', 'load_results', 'load_by_run', 'same_data', 'mixed']
+           'check_header', 'check_rows', 'position_of', 'in_order', 'check_end', 'check_complete', 'check_diverged',
+           'json_line', 'encode', 'write', 'check_writable', 'decode', 'parse_lines', 'content_of', 'read',
+           'first_lines', 'set_aside', 'read_or_set_aside', 'is_complete', 'has_run', 'settings_columns',
+           'tier_folders', 'load_runs', 'load_headers', 'load_results', 'load_by_run', 'same_data', 'mixed']
 
 # %% ../../nbs/07_experiments/07_store.ipynb #f68f48b0
 import errno, hashlib, importlib.metadata, json, math, os, platform, stat, subprocess, tempfile
@@ -234,29 +234,39 @@ def check_header(header: dict):
 def check_rows(rows: list[dict], most: int, epochs: int | None = None):
     """Raises Damaged unless the rows hold numbers or null under names that metrics may have, and an ascending `round`
     of 1..`most`. Those of a study have a `round` of 0..`most` and an `epoch` of 0..`epochs` that never go back."""
-    names = ("round",) if epochs is None else ("round", "epoch")
-
-    def place(at) -> str:
-        return ", ".join(f"{name} {n}" for name, n in zip(names, at))
-
-    last: tuple = (0,) * len(names)
+    last = 0, 0
     for row in rows:
-        at: tuple = tuple(row.get(name) for name in names) if isinstance(row, dict) else (None,)
-        fits = all(is_a(n, int) for n in at) and (last < at if epochs is None else last <= at)
-        fits = fits and at[0] <= most and (epochs is None or 0 <= at[1] <= epochs)
-        if not fits:
-            raise Damaged(f"row after {place(last)}: {short(row)}")
+        at = position_of(row, last, most, epochs)
+        if at is None:
+            raise Damaged(f"row after {in_order(last, epochs)}: {short(row)}")
         last = at
         for (
             key,
             value,
-        ) in (
-            row.items()
-        ):  # a million values in a paper's folder: nothing is put into words that is right
+        ) in row.items():  # a million values in a paper's folder: words for wrong ones only
             if not (value is None or is_a(value, NUMBER)):
-                raise Damaged(f"{place(at)}: {short(key)} is {short(value)}")
+                raise Damaged(f"{in_order(at, epochs)}: {short(key)} is {short(value)}")
             if key in ABOUT:
-                raise Damaged(f"{place(at)}: {short(key)} is no metric")
+                raise Damaged(f"{in_order(at, epochs)}: {short(key)} is no metric")
+
+
+def position_of(
+    row, last: tuple[int, int], most: int, epochs: int | None
+) -> tuple[int, int] | None:
+    "(round, epoch) of a row, 0 for the epoch of no study; None unless it may follow `last`"
+    if not isinstance(row, dict) or not is_a(row.get("round"), int) or row["round"] > most:
+        return None
+    if epochs is None:
+        return (row["round"], 0) if row["round"] > last[0] else None
+    if not is_a(row.get("epoch"), int) or not 0 <= row["epoch"] <= epochs:
+        return None
+    at = row["round"], row["epoch"]
+    return at if at >= last else None
+
+
+def in_order(at: tuple[int, int], epochs: int | None) -> str:
+    "Where a row stands, in words"
+    return f"round {at[0]}" if epochs is None else f"round {at[0]}, epoch {at[1]}"
 
 # %% ../../nbs/07_experiments/07_store.ipynb #749d1a59
 def check_end(header: dict, rows: list[dict]):
@@ -576,19 +586,17 @@ def same_data(heads: list[dict]):
 # %% ../../nbs/07_experiments/07_store.ipynb #043168cb
 def mixed(heads: list[dict]) -> list[str]:
     "In what runs that are averaged differ, by their headers; raises InputError where it is the data"
-    seen = [
-        {
-            "code": h.get("code") or h["git_commit"],
-            "versions": h["versions"],
-            "device": h["device"],
-            "executor": {"processes": "sequential"}.get(h["executor"], h["executor"]),
-        }
-        for h in heads
-    ]  # the same bits
     data = {h["data_fingerprint"]: h["file"] for h in heads if h["data_fingerprint"]}
     if len(data) > 1:
         raise InputError(
             f"{' and '.join(sorted(data.values())[:2])} were computed on different data "
             f"({heads[0]['settings']['data']['name']}); move one of them away"
         )
-    return [key for key in (seen[0] if seen else ()) if any(h[key] != seen[0][key] for h in seen)]
+    values: dict[str, list] = {"code": [], "versions": [], "device": [], "executor": []}
+    for h in heads:
+        values["code"].append(h.get("code") or h["git_commit"])
+        values["versions"].append(h["versions"])
+        values["device"].append(h["device"])
+        same_bits = h["executor"] == "processes"  # as one client after the other
+        values["executor"].append("sequential" if same_bits else h["executor"])
+    return [key for key, seen in values.items() if any(value != seen[0] for value in seen)]
