@@ -112,7 +112,8 @@ def pixels(values, what: str) -> Tensor:
 def class_numbers(values, what: str, samples: int, classes: int = 10**9) -> Tensor:
     "`values` if they are int64 (samples,) from 0 to classes - 1; raises InputError, naming `what`"
     y = real_tensor(values, what)
-    shape, hint = tuple(y.shape), ""
+    shape = tuple(y.shape)
+    hint = ""
     if y.dim() == 2:
         hint = (
             "; take y[:, 0]"
@@ -130,7 +131,9 @@ def class_numbers(values, what: str, samples: int, classes: int = 10**9) -> Tens
         f"{what}: expected whole numbers of type int64, as PyTorch's losses do, got "
         f"{str(y.dtype).removeprefix('torch.')} {short(y[:3].tolist(), 40)}{hint}",
     )
-    low, high, hint = int(y.min()), int(y.max()), ""
+    low = int(y.min())
+    high = int(y.max())
+    hint = ""
     if 0 <= low and high < classes:
         return y
     if low == -1:
@@ -160,7 +163,8 @@ def class_names(given, name: str) -> tuple[str, ...]:
 # %% ../../nbs/02_data/07_datasets.ipynb #b1d2c00b
 def agree(data: "Dataset"):
     "Raises InputError unless training and test samples have one form, and both or neither have groups"
-    train, test = data.train_x, data.test_x
+    train = data.train_x
+    test = data.test_x
     good = train.shape[1:] == test.shape[1:] and train.dtype == test.dtype
     require(
         good,
@@ -362,10 +366,8 @@ def _digits() -> dict:
     from sklearn.datasets import load_digits  # takes a second to import, and only digits need it
 
     raw = load_digits()
-    x, y = (
-        torch.from_numpy(raw.images.astype(np.uint8))[:, None],
-        torch.from_numpy(raw.target.astype(np.int64)),
-    )
+    x = torch.from_numpy(raw.images.astype(np.uint8))[:, None]
+    y = torch.from_numpy(raw.target.astype(np.int64))
     return dict(
         train_x=x[:-360],
         train_y=y[:-360],
@@ -392,7 +394,8 @@ class Texts(Dataset):
         object.__setattr__(self, "scale", self.scale or 1.0)
         length = sum(self.lengths)
         for part in ("train_x", "test_x"):
-            x, where = getattr(self, part), f"{self.name}: {part}"
+            x = getattr(self, part)
+            where = f"{self.name}: {part}"
             good = x.shape[1:] == (length,) and not x.is_floating_point()
             good = good and len(self.lengths) == len(self.vocabularies)
             require(
@@ -402,7 +405,8 @@ class Texts(Dataset):
                 "vocabularies",
             )
             for tokens, names in zip(x.split(self.lengths, 1), self.vocabularies):
-                low, high = int(tokens.min()), int(tokens.max())
+                low = int(tokens.min())
+                high = int(tokens.max())
                 require(
                     0 <= low and high < len(names),
                     f"{where}: tokens from {low} to {high}, expected 0 to "
@@ -513,11 +517,8 @@ def _each_gz(mirrors: tuple[str, ...], **digests: str) -> tuple[Archive, ...]:
 
 def _cifar_tar(name: str, md5: str, folder: str, *files: str) -> tuple[Archive]:
     "CIFAR's archive, which holds `files` in `folder`"
-    return (
-        Archive(
-            (f"https://www.cs.toronto.edu/~kriz/{name}",), md5, {f"{folder}/{f}": f for f in files}
-        ),
-    )
+    members = {f"{folder}/{file}": file for file in files}
+    return (Archive((f"https://www.cs.toronto.edu/~kriz/{name}",), md5, members),)
 
 
 SOURCES = {
@@ -711,7 +712,8 @@ def load(
     if name in MADE:
         parts = read_parts(MADE[name], name)
     else:
-        source, root = _source(name), data_dir(data)
+        source = _source(name)
+        root = data_dir(data)
         if download:
             _present(source, root)
         complete(source, root)

@@ -266,7 +266,8 @@ def bounded(grads: Tree, sgd: SGD) -> Tree:
 # %% ../../nbs/04_engine/01_client.ipynb #e85d442d
 def sgd_step(moving: Tree, grads: Tree, buffer: list | None, sgd: SGD) -> list:
     "Move the tensors of `moving` in place; takes and returns the momentum buffer (None before the first step)"
-    w, g = list(moving.values()), list(grads.values())
+    w = list(moving.values())
+    g = list(grads.values())
     if not w:
         return []
     with torch.no_grad():

@@ -147,7 +147,8 @@ def with_hooks(method, hooks: dict):
 # %% ../../nbs/04_engine/09_declarations.ipynb #cf844fac
 def equal_shares(federation: Federation) -> Federation:
     "The same samples in equal shares"
-    rows, K = np.concatenate(federation.partition.train), federation.clients
+    rows = np.concatenate(federation.partition.train)
+    K = federation.clients
     shares = rows[: len(rows) // K * K].reshape(K, -1)
     return replace(federation, partition=replace(federation.partition, train=tuple(shares)))
 

@@ -111,7 +111,8 @@ class Diverged(Exception):
         super().__init__(
             f"{'the model' if client is None else f'the model of client {client}'} has the norm {norm}"
         )
-        self.client, self.norm = client, norm
+        self.client = client
+        self.norm = norm
 
 
 def refuse_diverged(initial: Tree, judged: list[Tree], buffers: Collection[str] = ()):

@@ -93,7 +93,8 @@ class Predictor:
 # %% ../../nbs/04_engine/06_evaluation.ipynb #07210a42
 def generalised_accuracy(predicted: list[Tensor], test_y: Tensor, label_maps: np.ndarray) -> float:
     "Mean over clients of the accuracy (percent) on the whole test set under each client's concept, `label_maps` (K, C)"
-    seen, hits = {}, []
+    seen = {}
+    hits = []
     for p, concept in zip(predicted, label_maps, strict=True):
         key = (id(p), concept.tobytes())
         if key not in seen:
@@ -165,7 +166,9 @@ def _score(
     """Generalised and, where the test set is partitioned, personalised accuracy of one model per client in round t
 
     Then the metrics of one's own. Raises InputError for one that is no number."""
-    maps, y, shares = federation.label_maps(t), federation.data.test_y, federation.partition.test
+    maps = federation.label_maps(t)
+    y = federation.data.test_y
+    shares = federation.partition.test
     out = {f"generalised_accuracy{suffix}": generalised_accuracy(predicted, y, maps)}
     if shares is not None:
         out[f"personalised_accuracy{suffix}"] = personalised_accuracy(predicted, y, maps, shares)

@@ -95,7 +95,8 @@ class Shared:
     "Enters each round in all runs that share it, and ends it where they part"
 
     def __init__(self, runs: list[ActiveRun]):
-        self.runs, self.before = runs, runs[0].history.rows
+        self.runs = runs
+        self.before = runs[0].history.rows
 
     def after_round(self, state: History) -> bool:
         for r in self.runs:

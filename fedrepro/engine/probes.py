@@ -32,7 +32,8 @@ class Profiler:
     "Seconds spent in named parts of one round, in this process; switched off it costs nothing and knows nothing"
 
     def __init__(self, on: bool = True):
-        self.on, self.seconds = on, dict[str, float]()
+        self.on = on
+        self.seconds = dict[str, float]()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:

@@ -62,7 +62,8 @@ class SharedBuffer(AbstractContextManager):
             self.file = os.memfd_create("fedrepro")
             self.place = f"/proc/{os.getpid()}/fd/{self.file}", *_identity(self.file)
         else:
-            self.file, self.place = os.open(place[0], os.O_RDWR | os.O_CLOEXEC), place
+            self.file = os.open(place[0], os.O_RDWR | os.O_CLOEXEC)
+            self.place = place
             if _identity(self.file) != place[1:]:
                 self.close()
                 raise OSError(f"{place[0]} is something else now")
@@ -76,7 +77,8 @@ class SharedBuffer(AbstractContextManager):
             content = _bytes(t)
             while content:
                 done = os.pwrite(self.file, content, self.end)
-                content, self.end = content[done:], self.end + done
+                content = content[done:]
+                self.end = self.end + done
             self.end += -self.end % 64
         return self.lies[id(t)][1]
 
@@ -88,11 +90,13 @@ class SharedBuffer(AbstractContextManager):
             done = os.preadv(self.file, [content], start)
             if not done:
                 raise EOFError(f"{len(content)} bytes of a tensor are missing")
-            content, start = content[done:], start + done
+            content = content[done:]
+            start = start + done
         return found
 
     def close(self):
-        file, self.file = self.file, -1
+        file = self.file
+        self.file = -1
         if file >= 0:
             os.close(file)
 

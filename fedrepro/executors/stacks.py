@@ -221,7 +221,8 @@ class Stacked:
             self.alone[name] = " ".join(why.split())[:120]
         say(f"stacked: phase {name}: clients are trained in turn: {self.alone[name]}")
         for client, (rng, noise) in zip(clients, chance):
-            client.rng, client.noise = rng, noise
+            client.rng = rng
+            client.noise = noise
         return in_turn(clients, phases, starts)
 
     def __call__(self, method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor | None]]:

@@ -162,7 +162,8 @@ class Pool:
             if name in os.environ
         }
         flag = jobs[0].folder / f"driver-{uuid.uuid4().hex}"
-        heard, futures = queue.SimpleQueue(), {}
+        heard = queue.SimpleQueue()
+        futures = {}
         with leases([flag]) as ours:  # it ends with us, however that comes about
             try:
                 order = DriverTicket(code_digest(), flag, more, own_texts())

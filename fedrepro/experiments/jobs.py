@@ -70,7 +70,8 @@ def peak_memory_mb(device: str) -> float | None:
 
 def run_header(run: PlannedRun, active: ActiveRun, device: str, **cost) -> dict:
     "The first line of the result file: what was run, with what, and what it cost"
-    history, federation = active.history, active.federation
+    history = active.history
+    federation = active.federation
     return {
         "settings": run.settings,
         "run_id": run.run_id,
@@ -188,7 +189,8 @@ def run_ours(job: Job, callbacks: list[Callback], ours: Held):
     actives = [active_run(r, job.data, job.device) for r in job.runs]
     if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
-    federation, data = actives[0].federation, actives[0].federation.data
+    federation = actives[0].federation
+    data = actives[0].federation.data
     how = pick_executor(job.how, federation, job.workers, actives[0].measures)
     name = type(actives[0].method).__name__
     checks = RoundChecks(name, ours)
@@ -320,8 +322,9 @@ def prepare(runs: list[PlannedRun], data, device: str):
                 method.init_server(federation)
                 if "study" in run.settings:
                     studies.check_study(run, data, device)
-                if what := turned(USUAL):
-                    raise InputError(f"{run.describe()}: {type(method).__name__} sets {what}")
+                changed = turned(USUAL)
+                if changed:
+                    raise InputError(f"{run.describe()}: {type(method).__name__} sets {changed}")
         except (Exception, SystemExit) as error:  # of a person's code: its run says so
             if error.__traceback__ is not None:  # without this line here, which may be a page's
                 error.with_traceback(error.__traceback__.tb_next)

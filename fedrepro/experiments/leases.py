@@ -229,7 +229,8 @@ class Held(set[Path]):
 @contextmanager
 def leases(paths: Iterable[Path]) -> Iterator[Held]:
     "Those of the results `paths` that are ours to compute, for the time of the block; a thread shows signs of life"
-    ours, over = Held(), threading.Event()
+    ours = Held()
+    over = threading.Event()
     ours.moved = time.monotonic()
 
     def beat():

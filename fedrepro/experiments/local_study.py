@@ -103,13 +103,15 @@ def learning_performance(now: Tensor, before: Tensor, group: Tensor) -> tuple[fl
 # %% ../../nbs/07_experiments/00_local_study.ipynb #f914f04a
 def linear_cka(x: Tensor, y: Tensor) -> float:
     "Linear CKA, 0 to 1, of two sets of features (n, d) and (n, e); nan where one of them is constant"
-    x, y = x - x.mean(0), y - y.mean(0)
+    x = x - x.mean(0)
+    y = y - y.mean(0)
     return float((y.T @ x).square().sum() / ((x.T @ x).norm() * (y.T @ y).norm()))
 
 
 def kl(p: Tensor, q: Tensor) -> float:
     "Mean KL divergence, in nats, of predictions with logits `q` (n, C) from those with logits `p` (n, C)"
-    p, q = p.log_softmax(1), q.log_softmax(1)
+    p = p.log_softmax(1)
+    q = q.log_softmax(1)
     return float((p.exp() * (p - q)).sum(1).mean())
 
 # %% ../../nbs/07_experiments/00_local_study.ipynb #1142a71d
@@ -125,7 +127,8 @@ def chosen(client: Client, samples: str) -> np.ndarray:
 
 def the_phase(method, client: Client, samples: str = "all") -> Phase:
     "The only phase of the method's local training, on some of the samples. Raises InputError if there are several"
-    phases, name = [p for p in method.local_phases(client) if not p.final], type(method).__name__
+    phases = [p for p in method.local_phases(client) if not p.final]
+    name = type(method).__name__
     if len(phases) != 1 or phases[0].start or phases[0].monitor:
         raise InputError(
             f"{name}: its local training is not one stretch of epochs, which a study could follow"
@@ -147,14 +150,16 @@ def train_watched(method, client: Client, seen: Callable, samples: str = "all") 
         return 1, None
 
     phase = replace(the_phase(method, client, samples), monitor=look)
-    seen(0, start := start_phase(client, phase, {}))
+    start = start_phase(client, phase, {})
+    seen(0, start)
     return train(client, phase, start).params
 
 # %% ../../nbs/07_experiments/00_local_study.ipynb #c4d644a7
 @torch.no_grad()
 def test_logits(method, federation: Federation, params: Tree, chunk: int = 1000) -> Tensor:
     "(N_test, C) logits in float64 of a model on the whole test set"
-    d, net = federation.data, federation.net
+    d = federation.data
+    net = federation.net
     parts = (d.batch(x, None, federation.dtype) for x in d.test_x.split(chunk))
     return torch.cat([method.logits(net, params, x) for x in parts]).double()
 
@@ -178,12 +183,12 @@ class DriftMeter:
 
     def row(self, params: Tree) -> dict[str, float]:
         "All measures of a model; accuracies in percent, of groups: the mean over their classes"
-        y, counts = self.federation.data.test_y, self.client.counts
-        logits, major = (
-            test_logits(self.method, self.federation, params),
-            counts * len(counts) >= self.client.n,
-        )
-        accuracy, sure = class_accuracy(logits, y), confidence(logits, y)
+        y = self.federation.data.test_y
+        counts = self.client.counts
+        logits = test_logits(self.method, self.federation, params)
+        major = counts * len(counts) >= self.client.n
+        accuracy = class_accuracy(logits, y)
+        sure = confidence(logits, y)
         gap = sure - confidence(self.before, y)
         out = {
             "generalised_accuracy": 100 * float((logits.argmax(1) == y).double().mean()),
@@ -212,7 +217,8 @@ class DriftMeter:
 # %% ../../nbs/07_experiments/00_local_study.ipynb #e4c664ae
 def local_rows(method, federation: Federation, client: Client, samples: str = "all") -> list[dict]:
     "A row after each of 0..E local epochs"
-    ruler, rows = DriftMeter(method, federation, client), []
+    ruler = DriftMeter(method, federation, client)
+    rows = []
     train_watched(
         method, client, lambda e, params: rows.append({"epoch": e} | ruler.row(params)), samples
     )
@@ -224,7 +230,8 @@ LINE = tuple(i / 10 for i in range(-10, 11))  # 0 = the received model, 1 = the 
 
 def slice_rows(method, federation: Federation, client: Client, samples: str = "all") -> list[dict]:
     "A row a point of the line through the received and the trained model: signed distance, loss on the test set"
-    ruler, y = DriftMeter(method, federation, client), federation.data.test_y
+    ruler = DriftMeter(method, federation, client)
+    y = federation.data.test_y
     end = train_watched(method, client, lambda *_: None, samples)
     rows = []
     for s in LINE:
@@ -248,7 +255,8 @@ def pushes(client: Client) -> list[float]:
     params = {
         n: t.detach().clone().requires_grad_(n in client.net.trained) for n, t in received.items()
     }
-    moving, out = [params[n] for n in client.net.trained], []
+    moving = [params[n] for n in client.net.trained]
+    out = []
     for batch in client.chunks(1, augment=False):
         loss = F.cross_entropy(client.net(params, batch.x)[:1], batch.y[:1])
         grads = torch.autograd.grad(loss, moving, materialize_grads=True)

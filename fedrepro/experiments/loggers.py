@@ -66,7 +66,9 @@ class Loggers:
     "Sends each run once to several loggers; one that fails is named on stderr and left out from then on"
 
     def __init__(self, loggers: dict[str, Logger]):
-        self.loggers, self.failed, self.seen = dict(loggers), list[str](), set[str]()
+        self.loggers = dict(loggers)
+        self.failed = list[str]()
+        self.seen = set[str]()
 
     @classmethod
     def of(cls, asked: Iterable | None) -> "Loggers":
@@ -106,10 +108,14 @@ class Loggers:
 
 def log_stored(loggers: Loggers, runs: list[PlannedRun], results: str | Path):
     "Send those of `runs` that have a result below `results`, and were not sent yet"
-    for r in runs if loggers.loggers else ():
+    if not loggers.loggers:
+        return
+    for r in runs:
         path = run_path(results, r)
-        if path.exists() and (found := read_or_set_aside(path)):
-            loggers(r, *found)
+        result = read_or_set_aside(path) if path.exists() else None
+        if result is not None:
+            header, rows = result
+            loggers(r, header, rows)
 
 # %% ../../nbs/07_experiments/12_loggers.ipynb #bd562b9b
 def needed(module: str, extra: str):
@@ -125,10 +131,8 @@ def needed(module: str, extra: str):
 # %% ../../nbs/07_experiments/12_loggers.ipynb #47fbe226
 def tensorboard(where: str) -> Logger:
     "tensorboard:DIR makes one folder a run; look at them with: tensorboard --logdir DIR"
-    make, folder = (
-        needed("torch.utils.tensorboard", "tensorboard").SummaryWriter,
-        Path(where).expanduser(),
-    )
+    make = needed("torch.utils.tensorboard", "tensorboard").SummaryWriter
+    folder = Path(where).expanduser()
 
     def log(run: LoggedRun):
         if (folder / run.slug).exists():
@@ -151,10 +155,8 @@ def mlflow(where: str) -> Logger:
     "mlflow:URI is a server (http://...), a data base (sqlite:///FILE) or a folder; the experiment is called fedrepro"
     for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_ALLOW_FILE_STORE"):
         os.environ.setdefault(name, "true")
-    client, of = (
-        needed("mlflow", "mlflow").MlflowClient(tracking_uri=where),
-        needed("mlflow.entities", "mlflow"),
-    )
+    client = needed("mlflow", "mlflow").MlflowClient(tracking_uri=where)
+    of = needed("mlflow.entities", "mlflow")
     there = client.get_experiment_by_name("fedrepro")
     experiment = there.experiment_id if there else client.create_experiment("fedrepro")
 
@@ -165,10 +167,8 @@ def mlflow(where: str) -> Logger:
         new = client.create_run(
             experiment, run_name=run.name, tags={"fedrepro_run_id": run.run_id}
         ).info.run_id
-        params, now = (
-            [of.Param(k, str(v)) for k, v in run.settings.items()],
-            int(1000 * time.time()),
-        )
+        params = [of.Param(k, str(v)) for k, v in run.settings.items()]
+        now = int(1000 * time.time())
         metrics = [
             of.Metric(name, float(value), now, step)
             for step, row in run.rows
@@ -194,7 +194,8 @@ def wandb(where: str) -> Logger:
         raise InputError(f"--log wandb:{where}: not logged in; {wandb.__doc__}")
 
     def log(run: LoggedRun):
-        name, folder = f"{run.run_id}-{where}", Path(os.environ.get("WANDB_DIR") or ".") / "wandb"
+        name = f"{run.run_id}-{where}"
+        folder = Path(os.environ.get("WANDB_DIR") or ".") / "wandb"
         if any(folder.glob(f"*run-*-{name}")):
             return
         new = api.init(

@@ -226,7 +226,8 @@ def stored_paces(
     files = {*paper_files("*/results/*/*.jsonl").values(), *Path(results).glob("*/*.jsonl")}
     took: dict[tuple, list[float]] = {}
     for head in store.first_lines(sorted(files)):
-        s, seconds = head["settings"], head["wall_seconds"]
+        s = head["settings"]
+        seconds = head["wall_seconds"]
         if seconds and head["device"] == device and s["network"] in networks and "study" not in s:
             pair = s["method"]["class"], s["network"]
             took.setdefault(pair, []).append(seconds / passes(s, data))

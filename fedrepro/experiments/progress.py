@@ -38,10 +38,8 @@ class Progress:
         self.on_done = on_done or (
             lambda run, header, rows: None
         )  # hears of every run that is finished
-        self.runs, self.rounds = (
-            {r.run_id: r for r in runs},
-            dict.fromkeys((r.run_id for r in runs), 0),
-        )
+        self.runs = {r.run_id: r for r in runs}
+        self.rounds = dict.fromkeys((r.run_id for r in runs), 0)
         self.ended: set[str] = set()
         self.given = 0  # rounds that were not computed here, or not at all
         self.first: float | None = None  # when the first round that was computed here was complete

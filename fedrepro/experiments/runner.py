@@ -182,7 +182,8 @@ def run_apart(
 # %% ../../nbs/07_experiments/10_runner.ipynb #c77bd21e
 def run_near(jobs: list[Job], report: SweepReport, progress: Progress, workers: int):
     "Run the jobs in `workers` processes of this machine, each a job, or each a part of a run's clients"
-    how, few = jobs[0].how, len(jobs) < workers
+    how = jobs[0].how
+    few = len(jobs) < workers
     split = how == "processes" or (
         how == "auto" and few and jobs[0].device == "cpu"
     )  # as `pick_executor` does
@@ -297,13 +298,15 @@ def compare_data(
         sources = r.settings.get("sources", {})
         return json.dumps([r.settings["data"], r.settings["network"], sources])
 
-    loaded, now = set(map(key, todo)), dict[str, dict[str, str]]()
+    loaded = set(map(key, todo))
+    now = dict[str, dict[str, str]]()
     for r in finished:
         name = r.settings["data"]["name"]
         mine = {"data", "network"} & r.settings.get("sources", {}).keys()
         if not (key(r) in loaded or mine or unchecked(name)):
             continue
-        head, path = store.read(store.run_path(results, r))[0], store.run_path(results, r)
+        head = store.read(store.run_path(results, r))[0]
+        path = store.run_path(results, r)
         if key(r) not in now:
             try:
                 now[key(r)] = fingerprints(r, data, device)
@@ -350,10 +353,8 @@ def compute_runs(
     COUNT(workers, "workers")
     choice(how, executor_names(), "executor")
     runs = list({r.run_id: r for r in runs}.values())
-    results, data = (
-        Path(results).absolute(),
-        None if data is None else Path(data).absolute(),
-    )  # a method may move us
+    results = Path(results).absolute()
+    data = None if data is None else Path(data).absolute()  # a method may move us
     here = (
         "cpu" if pool else pick_device(device)
     )  # a cluster's workers may have the GPU that this machine lacks
@@ -383,7 +384,8 @@ def compute_runs(
         except (
             KeyboardInterrupt
         ) as stop:  # perhaps between a result's last byte and our note of it: the files decide
-            report.interrupted, report.signal = True, (*stop.args, 2)[0]
+            report.interrupted = True
+            report.signal = (*stop.args, 2)[0]
             paths = (store.run_path(results, r) for r in todo)
             report.done = [p for p in paths if p not in report.theirs and store.is_complete(p)]
     for tier in {r.tier for r in todo}:

@@ -66,7 +66,8 @@ def make_method(name: str, values: dict, where: str):
     try:
         return method(**{k: values[k] for k in field_rules(method) if k in values})
     except (TypeError, ValueError, ArithmeticError) as error:
-        at = f" ({line})" if (line := own_line(error)) else ""
+        line = own_line(error)
+        at = f" ({line})" if line else ""
         raise InputError(
             f"{where}: {name} refuses its values: {' '.join(str(error).split())[:200]}{at}"
         ) from None

@@ -944,7 +944,8 @@ def relabelled(
     columns: tuple[Column, ...], own: Mapping[str, Value], base: Mapping[str, Value]
 ) -> dict[str, str]:
     "The labels of `columns` -> labels that say what of the columns' own values `own` replaces"
-    long, brief = {}, {}
+    long = {}
+    brief = {}
     for column in columns:
         old = {**base, **column.values}
         changed = {}

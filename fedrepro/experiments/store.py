@@ -98,7 +98,8 @@ def machine_hours(headers: Iterable[dict]) -> float | None:
             return None
         begin = datetime.fromisoformat(h["started"]).timestamp()
         spans.append((begin, begin + h["wall_seconds"] * (h.get("together") or 1)))
-    total, end = 0.0, -math.inf
+    total = 0.0
+    end = -math.inf
     for begin, over in sorted(spans):
         total += max(0.0, over - max(begin, end))
         end = max(end, over)
@@ -449,7 +450,8 @@ def has_run(folder: Path, run_id: str) -> bool:
 # %% ../../nbs/07_experiments/07_store.ipynb #83944aff
 def settings_columns(settings: dict) -> dict:
     "The settings of a run that a table selects by, flat"
-    split, drift = settings["partition"], settings["drift"]
+    split = settings["partition"]
+    drift = settings["drift"]
     return {
         "method": settings["method"]["class"],
         "dataset": settings["data"]["name"],
@@ -527,7 +529,8 @@ def _loaded(folder: str | Path) -> tuple[list[tuple[Path, dict, list[dict]]], di
         before, runs, frames = LOADED[where]
         if before == now:
             return runs, frames
-    runs, frames = load_runs(folder), {}
+    runs = load_runs(folder)
+    frames = {}
     if now and len(runs) == len(now):
         LOADED[where] = now, runs, frames  # all of them whole
     return runs, frames
@@ -561,9 +564,8 @@ def same_data(heads: list[dict]):
     "Raises InputError where runs of one data set and size were computed on other samples, or normalised otherwise"
     known: dict[tuple, dict] = {}
     for h in heads:
-        asked = {
-            k: v for k, v in h["settings"]["data"].items() if k != "noise"
-        }  # which is no part of the samples
+        asked = dict(h["settings"]["data"])
+        asked.pop("noise", None)  # which is no part of the samples
         for what, words in (("data_fingerprint", "data"), ("inputs", "normalisation of the data")):
             if not h.get(what):
                 continue  # older runs do not say it
