@@ -24,7 +24,7 @@ from fedrepro.experiments.leases import (
     holder,
     lease_of,
     leases as block,
-    mark,
+    fingerprint,
     me,
     take,
     void,
@@ -180,7 +180,7 @@ def test_a_lease_from_the_future_is_void_when_it_has_not_moved_for_long(tmp_path
 def test_a_claim_of_one_who_died_taking_over_is_in_nobodys_way(tmp_path, dead):
     path = tmp_path / "a.jsonl"
     lease_of(path).write_text(json.dumps(dead))
-    inode, stamp = mark(lease_of(path))
+    inode, stamp = fingerprint(lease_of(path))
     (tmp_path / f".a.jsonl.lease.{inode}-{stamp}.partial").write_text(json.dumps(dead))
     assert take(path) and names(tmp_path) == [".a.jsonl.lease"]
 

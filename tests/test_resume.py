@@ -248,8 +248,8 @@ def rounds_of(fork, folder):
 
 @pytest.mark.parametrize("what", ["code", "versions", "device", "data"])
 def test_other_code_starts_anew(fork, forked, stopped, monkeypatch, capsys, what):
-    real = jobs.marks
-    monkeypatch.setattr(jobs, "marks", lambda *a: real(*a) | {what: "other"})
+    real = jobs.checkpoint_fingerprint
+    monkeypatch.setattr(jobs, "checkpoint_fingerprint", lambda *a: real(*a) | {what: "other"})
     assert rounds_of(fork, stopped) == (1, forked)
     assert (
         "checkpoints of other code, versions, data, device or executor are not used"
@@ -261,9 +261,9 @@ def test_another_executor_starts_anew(fork, forked, stopped, capsys):
     "A run has the bits of one executor; those of worker processes are those of the loop"
     active = jobs.active_run(fork[0], None, "cpu")
     assert (
-        jobs.marks(active, "cpu", "processes")
-        == jobs.marks(active, "cpu")
-        != jobs.marks(active, "cpu", "stacked")
+        jobs.checkpoint_fingerprint(active, "cpu", "processes")
+        == jobs.checkpoint_fingerprint(active, "cpu")
+        != jobs.checkpoint_fingerprint(active, "cpu", "stacked")
     )
     seen = []
     paths = run_job(fork, stopped, tell=lambda run, done: seen.append(done), how="stacked")

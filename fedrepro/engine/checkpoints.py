@@ -246,13 +246,13 @@ class CheckpointWriter:
 
     folder: Path
     runs: list[str]  # run ids
-    marks: dict  # what must be the same in the process that goes on: code, versions, device
+    fingerprint: dict  # what must be the same in the process that goes on: code, versions, device
     every: int | None = None  # rounds between checkpoints; 0 = none, None = about a minute
     tell: Callable[[str], None] = say
     last: float = field(default_factory=time.monotonic)  # when the last one was written
     cost: float = 0.0  # seconds that it took
     until: float = math.inf  # no round may end after it (seconds since 1970)
-    turned: float = field(default_factory=time.monotonic)  # when the last round ended
+    round_ended: float = field(default_factory=time.monotonic)  # when the last round ended
     slowest: float = 0.0  # seconds of a round so far
 
     @property
@@ -260,17 +260,17 @@ class CheckpointWriter:
         "The same for the same runs"
         return digest(" ".join(sorted(self.runs)).encode())[:16]
 
-    def due(self, turn: int) -> bool:
-        "Whether a checkpoint is to be written after `turn` rounds of this process"
+    def due(self, rounds: int) -> bool:
+        "Whether a checkpoint is to be written after `rounds` rounds of this process"
         if self.every is not None:
-            return self.every > 0 and turn % self.every == 0
+            return self.every > 0 and rounds % self.every == 0
         return time.monotonic() - self.last >= max(MINUTE, SHARE * self.cost)
 
     def over(self) -> bool:
         "After each round: whether one more, as slow as the slowest so far, would end after `until`"
         now = time.monotonic()
-        self.slowest = max(self.slowest, now - self.turned)
-        self.turned = now
+        self.slowest = max(self.slowest, now - self.round_ended)
+        self.round_ended = now
         return time.time() + self.slowest > self.until
 
     def keep(self, messages: dict[str, dict], rounds: dict[str, int]):
@@ -278,7 +278,7 @@ class CheckpointWriter:
         started = time.monotonic()
         path = self.folder / f"{self.name}-{sum(rounds.values()):06}"
         try:
-            save_message(path, {"marks": self.marks, "rounds": rounds}, messages)
+            save_message(path, {"marks": self.fingerprint, "rounds": rounds}, messages)
             forget([p for p in self.mine() if p.name <= path.name][:-2])
         except InputError as error:
             self.tell(f"{error}; the run goes on without this checkpoint")
@@ -315,7 +315,7 @@ class CheckpointWriter:
             head = self.read(path, None)
             if head is not None and not head["rounds"].keys().isdisjoint(self.runs):
                 ours[path] = head
-        usable = {path: head for path, head in ours.items() if head["marks"] == self.marks}
+        usable = {path: head for path, head in ours.items() if head["marks"] == self.fingerprint}
         if ours and not usable:
             self.tell("checkpoints of other code, versions, data, device or executor are not used")
         return usable

@@ -217,10 +217,10 @@ class DriftMeter:
 # %% ../../nbs/07_experiments/00_local_study.ipynb #e4c664ae
 def local_rows(method, federation: Federation, client: Client, samples: str = "all") -> list[dict]:
     "A row after each of 0..E local epochs"
-    ruler = DriftMeter(method, federation, client)
+    meter = DriftMeter(method, federation, client)
     rows = []
     train_watched(
-        method, client, lambda e, params: rows.append({"epoch": e} | ruler.row(params)), samples
+        method, client, lambda e, params: rows.append({"epoch": e} | meter.row(params)), samples
     )
     return rows
 
@@ -230,18 +230,18 @@ LINE = tuple(i / 10 for i in range(-10, 11))  # 0 = the received model, 1 = the 
 
 def slice_rows(method, federation: Federation, client: Client, samples: str = "all") -> list[dict]:
     "A row a point of the line through the received and the trained model: signed distance, loss on the test set"
-    ruler = DriftMeter(method, federation, client)
+    meter = DriftMeter(method, federation, client)
     y = federation.data.test_y
     end = train_watched(method, client, lambda *_: None, samples)
     rows = []
     for s in LINE:
-        params = end if s == 1 else add(ruler.received, scale(sub(end, ruler.received), s))
+        params = end if s == 1 else add(meter.received, scale(sub(end, meter.received), s))
         logits = test_logits(method, federation, params)
         rows.append(
             {
                 "epoch": method.epochs,
                 "along": s,
-                "drift_norm": math.copysign(ruler.drift(params), s),
+                "drift_norm": math.copysign(meter.drift(params), s),
                 "test_loss": float(F.cross_entropy(logits, y)),
                 "generalised_accuracy": 100 * float((logits.argmax(1) == y).double().mean()),
             }

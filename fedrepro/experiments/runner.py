@@ -26,7 +26,7 @@ from ..executors.processes import TRIES, NoWorker, Workers, keep_memory, start_w
 from ..executors.processes import report as report_to_parent
 from . import store
 from .jobs import Job, TimeUp, make_jobs, prepare, refuse_taken, run_job
-from .leases import PATIENCE, Lost, clear, held, lease_of, mark, whose
+from .leases import PATIENCE, Lost, clear, held, lease_of, fingerprint, whose
 from .progress import Progress, SweepReport, brief
 from .rules import COUNT
 from fedrepro.experiments.runs import (
@@ -217,7 +217,7 @@ def came_free(
             report.theirs.append(path)
             progress.finish(r.run_id, "computed by another process")
             continue
-        now = mark(lease)
+        now = fingerprint(lease)
         if now and tried.get(r.run_id) == now:
             why = f"the lease of {whose(lease)} is void, but cannot be taken over; remove the file"
             note(report, progress, [r], failed([r], why))
@@ -238,7 +238,7 @@ def awaited(
 ) -> list[PlannedRun]:
     """Those of the runs in others' hands that came free unfinished; empty when all are done, or when not to `wait`.
 
-    `tried`: the mark of each void lease by run id; one that is still there the next time cannot be taken."""
+    `tried`: the fingerprint of each void lease by run id; one that is still there the next time cannot be taken."""
     began = time.monotonic()
     quiet = progress.quiet
     while report.elsewhere:
