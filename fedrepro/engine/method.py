@@ -58,6 +58,14 @@ SHADOWED: dict[
 ] = {}  # those of a notebook or script that have the name of a method of the package
 
 
+def _declared(cls: type, what: str) -> set[str]:
+    "The names in a class attribute, `positive` or `fractions`, of a method and of all its bases"
+    names: set[str] = set()
+    for base in cls.__mro__:
+        names |= set(vars(base).get(what, ()))
+    return names
+
+
 @dataclass
 class FedAvg:
     """Clients train the server's model on their own data; the server averages (McMahan et al. 2017, Algorithm 1).
@@ -112,8 +120,8 @@ class FedAvg:
             SHADOWED[cls.__name__] = cls
 
     def __post_init__(self):
-        positive = self._declared("positive")
-        fractions = self._declared("fractions")
+        positive = _declared(type(self), "positive")
+        fractions = _declared(type(self), "fractions")
         for f in fields(self):
             value = getattr(self, f.name)
             where = f"{type(self).__name__} {f.name}"
@@ -129,14 +137,6 @@ class FedAvg:
                 most = 1 if f.name in fractions else math.inf
                 kind = int if f.type is int else float
                 number(where, value, 0, most, kind, 0 if f.name in positive else None)
-
-    @classmethod
-    def _declared(cls, what: str) -> set[str]:
-        "The names in a class attribute, `positive` or `fractions`, of the class and of all its bases"
-        names: set[str] = set()
-        for base in cls.__mro__:
-            names |= set(vars(base).get(what, ()))
-        return names
 
     # who takes part, what is remembered, and what is sent
     def init_server(self, federation: Federation) -> dict:
