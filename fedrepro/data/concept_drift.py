@@ -34,10 +34,12 @@ def as_labels(labels) -> np.ndarray:
 # %% ../../nbs/02_data/00_concept_drift.ipynb #bb79adcc
 def flip_labels(labels, ratio: float, classes: int, rng) -> np.ndarray:
     "Symmetric noise: exactly round(ratio * n) of the labels (n,) become another class, at random; ratio in [0, 1]"
-    labels, ratio = as_labels(labels), number("noise ratio", ratio, 0, 1)
+    labels = as_labels(labels)
+    ratio = number("noise ratio", ratio, 0, 1)
     classes = number("classes", classes, max(2, labels.max() + 1), MAX_CLASSES, kind=int)
-    hit = rng.choice(len(labels), round(ratio * len(labels)), replace=False)
-    labels[hit] = (labels[hit] + rng.integers(1, classes, len(hit))) % classes
+    n = round(ratio * len(labels))
+    hit = rng.choice(len(labels), n, replace=False)
+    labels[hit] = (labels[hit] + rng.integers(1, classes, n)) % classes
     return labels
 
 # %% ../../nbs/02_data/00_concept_drift.ipynb #7fded7a7
@@ -101,21 +103,26 @@ class DriftSchedule:
     @cached_property
     def history(self) -> list:
         "(round, label maps (K, C)) at the beginning and for each round with a change"
-        steps = [(0, np.tile(np.arange(self.classes), (self.clients, 1)))]
+        maps = np.tile(np.arange(self.classes), (self.clients, 1))
+        steps = [(0, maps)]
         for t in self.change_rounds:
-            steps.append((t, steps[-1][1].copy()))
-            for swap in (s for s in self.swaps if s.round == t):
-                exchange, who = np.arange(self.classes), list(swap.clients)
-                exchange[list(swap.labels)] = swap.labels[::-1]
-                steps[-1][1][who] = exchange[steps[-1][1][who]]
+            maps = maps.copy()
+            for swap in self.swaps:
+                if swap.round == t:
+                    exchange = np.arange(self.classes)
+                    exchange[list(swap.labels)] = swap.labels[::-1]
+                    clients = list(swap.clients)
+                    maps[clients] = exchange[maps[clients]]
+            steps.append((t, maps))
         return steps
 
     @cached_property
     def concept_maps(self) -> np.ndarray:
         "All different label maps (Q, C) in order of appearance; row 0 is the identity, a row's number is its concept"
-        return np.array(
-            list(dict.fromkeys(tuple(row) for _, maps in self.history for row in maps.tolist()))
-        )
+        found = {}  # in order
+        for _, maps in self.history:
+            found |= dict.fromkeys(map(tuple, maps.tolist()))
+        return np.array(list(found))
 
     def label_maps(self, t: int) -> np.ndarray:
         "The current label of each original label for every client in round t, (K, C)"
@@ -144,24 +151,20 @@ def drift(
     name: str, *, clients: int, classes: int, at: int = 100, step: int = 10, back: int = 50
 ) -> DriftSchedule:
     "FedCCFA's patterns from round `at` on; `step` rounds between incremental groups, `back` until labels return"
-    pattern, clients = (
-        DRIFTS[choice(name, DRIFTS, "drift")],
-        number("clients", clients, 1, MAX_CLIENTS, kind=int),
-    )
-    classes = number(
-        f"classes for drift {name!r}", classes, 1 if name == "none" else 7, MAX_CLASSES, kind=int
-    )
-    at, step, back = (
-        number(name, t, least, MAX_ROUNDS // 4, kind=int)
-        for name, t, least in (("at", at, 0), ("step", step, 1), ("back", back, 1))
-    )
-    members = [tuple(k for k in range(clients) if k % 10 in group) for group in GROUPS]
-    swaps = [
-        Swap(t, members[g], (2 * g + 1, 2 * g + 2))
-        for g in range(3)
-        for t in pattern(g, at, step, back)
-    ]
-    return DriftSchedule(name, clients, classes, tuple(swap for swap in swaps if swap.clients))
+    pattern = DRIFTS[choice(name, DRIFTS, "drift")]
+    clients = number("clients", clients, 1, MAX_CLIENTS, kind=int)
+    least = 1 if name == "none" else 7
+    classes = number(f"classes for drift {name!r}", classes, least, MAX_CLASSES, kind=int)
+    at = number("at", at, 0, MAX_ROUNDS // 4, kind=int)
+    step = number("step", step, 1, MAX_ROUNDS // 4, kind=int)
+    back = number("back", back, 1, MAX_ROUNDS // 4, kind=int)
+    swaps = []
+    for g, group in enumerate(GROUPS):
+        members = tuple(k for k in range(clients) if k % 10 in group)
+        if members:
+            rounds = pattern(g, at, step, back)
+            swaps += [Swap(t, members, (2 * g + 1, 2 * g + 2)) for t in rounds]
+    return DriftSchedule(name, clients, classes, tuple(swaps))
 
 # %% ../../nbs/02_data/00_concept_drift.ipynb #7445c55e
 def plot_timeline(schedule: DriftSchedule, rounds: int, ax=None):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SOURCES', 'MADE', 'NEEDED', 'SHAPES', 'not_a_tensor', 'real_tensor', 'pixels', 'class_numbers', 'class_names',
            'agree', 'fitting', 'shortened', 'Dataset', 'Texts', 'read_idx', 'read_batch', 'read_cifar', 'read_parts',
-           'download', 'load', 'stand_in']
+           'download', 'load', 'add_data_set', 'stand_in']
 
 # %% ../../nbs/02_data/07_datasets.ipynb #e1e2f770
 import copy, hashlib, inspect, io, pickle
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from ..core.errors import InputError, choice, number, require, short
 from ..core.folders import data_dir
-from ..core.registries import note_package
+from ..core.registries import note_package, of_package
 from ..core.torch_state import one_chance
 from .download import Archive, bring
 from .images import PICTURES
@@ -26,6 +26,7 @@ from .sources import Source, complete, idx_array, intact
 from .synthetic import synthetic
 from .texts import TEXTS
 from fedrepro.data.transforms import (
+    PIXEL_STATISTICS,
     WIDER,
     Recipe,
     augment,
@@ -111,7 +112,8 @@ def pixels(values, what: str) -> Tensor:
 def class_numbers(values, what: str, samples: int, classes: int = 10**9) -> Tensor:
     "`values` if they are int64 (samples,) from 0 to classes - 1; raises InputError, naming `what`"
     y = real_tensor(values, what)
-    shape, hint = tuple(y.shape), ""
+    shape = tuple(y.shape)
+    hint = ""
     if y.dim() == 2:
         hint = (
             "; take y[:, 0]"
@@ -129,7 +131,9 @@ def class_numbers(values, what: str, samples: int, classes: int = 10**9) -> Tens
         f"{what}: expected whole numbers of type int64, as PyTorch's losses do, got "
         f"{str(y.dtype).removeprefix('torch.')} {short(y[:3].tolist(), 40)}{hint}",
     )
-    low, high, hint = int(y.min()), int(y.max()), ""
+    low = int(y.min())
+    high = int(y.max())
+    hint = ""
     if 0 <= low and high < classes:
         return y
     if low == -1:
@@ -159,7 +163,8 @@ def class_names(given, name: str) -> tuple[str, ...]:
 # %% ../../nbs/02_data/07_datasets.ipynb #b1d2c00b
 def agree(data: "Dataset"):
     "Raises InputError unless training and test samples have one form, and both or neither have groups"
-    train, test = data.train_x, data.test_x
+    train = data.train_x
+    test = data.test_x
     good = train.shape[1:] == test.shape[1:] and train.dtype == test.dtype
     require(
         good,
@@ -361,10 +366,8 @@ def _digits() -> dict:
     from sklearn.datasets import load_digits  # takes a second to import, and only digits need it
 
     raw = load_digits()
-    x, y = (
-        torch.from_numpy(raw.images.astype(np.uint8))[:, None],
-        torch.from_numpy(raw.target.astype(np.int64)),
-    )
+    x = torch.from_numpy(raw.images.astype(np.uint8))[:, None]
+    y = torch.from_numpy(raw.target.astype(np.int64))
     return dict(
         train_x=x[:-360],
         train_y=y[:-360],
@@ -391,7 +394,8 @@ class Texts(Dataset):
         object.__setattr__(self, "scale", self.scale or 1.0)
         length = sum(self.lengths)
         for part in ("train_x", "test_x"):
-            x, where = getattr(self, part), f"{self.name}: {part}"
+            x = getattr(self, part)
+            where = f"{self.name}: {part}"
             good = x.shape[1:] == (length,) and not x.is_floating_point()
             good = good and len(self.lengths) == len(self.vocabularies)
             require(
@@ -401,7 +405,8 @@ class Texts(Dataset):
                 "vocabularies",
             )
             for tokens, names in zip(x.split(self.lengths, 1), self.vocabularies):
-                low, high = int(tokens.min()), int(tokens.max())
+                low = int(tokens.min())
+                high = int(tokens.max())
                 require(
                     0 <= low and high < len(names),
                     f"{where}: tokens from {low} to {high}, expected 0 to "
@@ -467,22 +472,22 @@ def read_batch(path: Path, md5: str, name: str) -> dict:
 
 def read_cifar(source: Source, root: Path) -> dict:
     "The parts of a data set kept as CIFAR's pickles, poured into one array"
-
-    def content(file, md5):
-        return read_batch(root / source.folder / file, md5, source.name)
-
-    parts = {}
-    for part, size in zip(("train", "test"), source.sizes):
-        x, y = np.empty((size, 3, 32, 32), np.uint8), []
-        for file, md5 in getattr(source, part).items():
-            batch = content(file, md5)
-            labels = batch[b"fine_labels"] if b"fine_labels" in batch else batch[b"labels"]
+    folder = root / source.folder
+    parts: dict = {}
+    for part, files, size in zip(("train", "test"), (source.train, source.test), source.sizes):
+        x = np.empty((size, 3, 32, 32), np.uint8)
+        y: list[int] = []
+        for file, md5 in files.items():
+            batch = read_batch(folder / file, md5, source.name)
+            labels = batch.get(b"fine_labels") or batch[b"labels"]
             x[len(y) : len(y) + len(labels)] = batch[b"data"].reshape(-1, 3, 32, 32)
             y += labels
-        parts |= {f"{part}_x": torch.from_numpy(x), f"{part}_y": torch.tensor(y)}
-    meta = content(*next(iter(source.meta.items())))
-    names = meta[b"fine_label_names"] if b"fine_label_names" in meta else meta[b"label_names"]
-    return parts | {"class_names": tuple(n.decode() for n in names)}
+        parts[f"{part}_x"] = torch.from_numpy(x)
+        parts[f"{part}_y"] = torch.tensor(y)
+    ((file, md5),) = source.meta.items()
+    meta = read_batch(folder / file, md5, source.name)
+    names = meta.get(b"fine_label_names") or meta[b"label_names"]
+    return parts | {"class_names": tuple(name.decode() for name in names)}
 
 # %% ../../nbs/02_data/07_datasets.ipynb #813d9aa6
 _CLOTHES = (
@@ -501,22 +506,19 @@ _CLOTHES = (
 
 def _each_gz(mirrors: tuple[str, ...], **digests: str) -> tuple[Archive, ...]:
     "An archive for every file of an MNIST, from the MD5s of the compressed files (train_images and so on)"
-    files = {
-        f"{part.replace('_', '-')}-idx{3 if 'images' in part else 1}-ubyte": md5
-        for part, md5 in digests.items()
-    }
-    return tuple(
-        Archive(tuple(f"{m}{f}.gz" for m in mirrors), md5, {f: f}) for f, md5 in files.items()
-    )
+    archives = []
+    for part, md5 in digests.items():
+        axes = 3 if part.endswith("images") else 1
+        file = f"{part.replace('_', '-')}-idx{axes}-ubyte"
+        urls = tuple(f"{mirror}{file}.gz" for mirror in mirrors)
+        archives.append(Archive(urls, md5, {file: file}))
+    return tuple(archives)
 
 
 def _cifar_tar(name: str, md5: str, folder: str, *files: str) -> tuple[Archive]:
     "CIFAR's archive, which holds `files` in `folder`"
-    return (
-        Archive(
-            (f"https://www.cs.toronto.edu/~kriz/{name}",), md5, {f"{folder}/{f}": f for f in files}
-        ),
-    )
+    members = {f"{folder}/{file}": file for file in files}
+    return (Archive((f"https://www.cs.toronto.edu/~kriz/{name}",), md5, members),)
 
 
 SOURCES = {
@@ -710,12 +712,37 @@ def load(
     if name in MADE:
         parts = read_parts(MADE[name], name)
     else:
-        source, root = _source(name), data_dir(data)
+        source = _source(name)
+        root = data_dir(data)
         if download:
             _present(source, root)
         complete(source, root)
         parts = read_parts(source.read, name, source, root)
     return (Texts if "vocabularies" in parts else Dataset)(name, recipe=recipe, **parts).to(device)
+
+# %% ../../nbs/02_data/07_datasets.ipynb #b1d2c022
+def add_data_set(
+    name: str,
+    read: Callable[[], dict] | Source,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+):
+    """Let `load`, specs and comparisons know a data set of your own; one of this name is replaced. Raises InputError.
+
+    `read`: a function that returns a dict with `NEEDED`, or the `Source` of files, which has their reader. `mean`, `std`:
+    of the training pixels / scale, one of each a channel; measured where they are not given."""
+    where = f"data set {short(name)}"
+    require(isinstance(name, str) and name, f"{where}: expected a text that names it")
+    require(not of_package("data set", name), f"{where}: the package has one; choose another name")
+    SOURCES.pop(name, None)
+    MADE.pop(name, None)
+    if isinstance(read, Source):
+        require(read.name == name, f"{where}: its Source is called {short(read.name)}")
+        SOURCES[name] = read
+    else:
+        require(callable(read), f"{where}: expected a function or a Source, got {short(read)}")
+        MADE[name] = read
+    PIXEL_STATISTICS[name] = mean, std
 
 # %% ../../nbs/02_data/07_datasets.ipynb #c5045c2b
 SHAPES = {  # of an image, and the number of classes

@@ -52,7 +52,9 @@ def _transfer(url: str, path: str, _, name: str, limit: int):
         requests.get(url, stream=True, timeout=TIMEOUT, headers=headers) as answer,
         open(path, "wb") as file,
     ):
-        code, total, got = answer.status_code, int(answer.headers.get("Content-Length", 0)), 0
+        code = answer.status_code
+        total = int(answer.headers.get("Content-Length", 0))
+        got = 0
         if 400 <= code < 500 and code not in (408, 429):
             raise _Refused(f"{url}: HTTP {code} {answer.reason}")
         answer.raise_for_status()
@@ -66,13 +68,15 @@ def _transfer(url: str, path: str, _, name: str, limit: int):
                     raise requests.ConnectionError(f"{url}: {e}") from e
                 if not block:
                     return
-                got, now = got + file.write(block), time.monotonic()
+                got = got + file.write(block)
+                now = time.monotonic()
                 if now - began > TIMEOUT and got < PACE * (now - began):
                     raise requests.Timeout(
                         f"{url}: timed out, only {got} bytes came in {now - began:.0f} s"
                     )
                 if sys.stderr.isatty() and (got == total or now - shown > 1):
-                    shown, said = now, f"\rfedrepro: {name}: {got / 1e6:.0f}{of} MB"
+                    shown = now
+                    said = f"\rfedrepro: {name}: {got / 1e6:.0f}{of} MB"
                     print(said, end="", file=sys.stderr, flush=True)
             raise _Refused(f"{url}: more than the {limit} bytes expected at most")
         finally:
@@ -87,7 +91,8 @@ def download_file(urls: Iterable[str], path: Path, digest: str, limit: int = 1 <
     with warnings.catch_warnings(action="ignore"):
         import pooch, requests  # tqdm's, in a notebook without widgets
     pooch.get_logger().setLevel("WARNING")
-    reasons, known = [], {path.name: f"{'md5' if len(digest) == 32 else 'sha256'}:{digest}"}
+    reasons = []
+    known = {path.name: f"{'md5' if len(digest) == 32 else 'sha256'}:{digest}"}
     for url in urls:
         store = pooch.create(
             path.parent, "", registry=known, urls={path.name: url}, retry_if_failed=RETRIES
@@ -117,7 +122,7 @@ def reading(archive: Path):
         why = " ".join(str(e).split()) or type(e).__name__
         raise InputError(f"{archive}: cannot be unpacked ({why})") from e
 
-
+# %% ../../nbs/02_data/02_download.ipynb #53381623
 def unpack(archive: Path, into: Path, members: dict[str, str]):
     "Write `members` (name inside -> file) of a .tar.gz, or the only one of a .gz, into a folder; raises InputError"
     missing = dict(members)
@@ -127,7 +132,8 @@ def unpack(archive: Path, into: Path, members: dict[str, str]):
             yield from iter(partial(stream.read, 1 << 20), b"")
 
     def keep(name: str, stream):
-        if file := missing.pop(name, ""):
+        file = missing.pop(name, "")
+        if file:
             write_atomic(into / file, blocks(stream))
 
     with reading(archive):
@@ -148,9 +154,8 @@ def bring(archives: Iterable[Archive], folder: Path, digests: dict[str, str]):
 
     An archive that is in `folder` already is not downloaded. Raises InputError if a file cannot be made whole."""
     with locked(folder), ExitStack() as stack:
-        shutil.rmtree(
-            space := folder / ".partial", ignore_errors=True
-        )  # a killed process may have left it
+        space = folder / ".partial"
+        shutil.rmtree(space, ignore_errors=True)  # a killed process may have left it
         stack.callback(shutil.rmtree, space, ignore_errors=True)
         with writing(space):
             space.mkdir()
@@ -158,10 +163,8 @@ def bring(archives: Iterable[Archive], folder: Path, digests: dict[str, str]):
             file for file, digest in digests.items() if checksum(folder / file, digest) != digest
         }
         for archive in archives:
-            path, wanted = (
-                folder / archive.name,
-                {m: f for m, f in archive.members.items() if f in bad},
-            )
+            path = folder / archive.name
+            wanted = {m: f for m, f in archive.members.items() if f in bad}
             if not wanted and archive.name not in bad:
                 continue
             if checksum(path, archive.digest) != archive.digest:
@@ -172,7 +175,8 @@ def bring(archives: Iterable[Archive], folder: Path, digests: dict[str, str]):
                 unpack(path, space / "unpacked", wanted)
             for file in wanted.values() or [archive.name]:
                 new = space / "unpacked" / file if wanted else path
-                found, expected = checksum(new, digests[file]), digests[file]
+                found = checksum(new, digests[file])
+                expected = digests[file]
                 if found != expected:
                     raise InputError(
                         f"{archive.name}: the checksum of {file} in it is {found}, expected {expected}"

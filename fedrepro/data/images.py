@@ -40,14 +40,16 @@ def _labelled(
 @with_pack
 def read_cinic(source: Source, folder: Path) -> dict:
     "Training and test pictures of 32x32, class by class, then by file name"
-    archive, found = folder / next(iter(source.files)), {"train": {}, "test": {}}
+    archive = folder / next(iter(source.files))
+    found = {"train": {}, "test": {}}
     with reading(archive), tarfile.open(archive, "r|gz") as packed:
         for info in packed:
             match PurePosixPath(info.name).parts:
                 case (part, name, file) if (
                     part in found and name in source.class_names and file.endswith(".png")
                 ):
-                    if opened := packed.extractfile(info):
+                    opened = packed.extractfile(info)
+                    if opened:
                         found[part][name, file] = picture(opened.read(), 32)
     parts = {}
     for part, pictures in found.items():
@@ -61,10 +63,8 @@ def read_cinic(source: Source, folder: Path) -> dict:
 @with_pack
 def read_letters(source: Source, folder: Path) -> dict:
     "The letters that `source` names, 28x28, transposed as in the files"
-    archive, parts = (
-        folder / next(iter(source.files)),
-        {"class_names": np.array(source.class_names)},
-    )
+    archive = folder / next(iter(source.files))
+    parts = {"class_names": np.array(source.class_names)}
     with reading(archive), ZipFile(archive) as packed:
         for part in ("train", "test"):
             files = (
@@ -87,11 +87,10 @@ def read_tiny(source: Source, folder: Path) -> dict:
         def lines(file):
             return packed.read(f"{top}/{file}").decode().splitlines()
 
-        ids, words = (
-            sorted(lines("wnids.txt")),
-            dict(line.split("\t", 1) for line in lines("words.txt")),
-        )
-        found, names = {"train": {}, "test": {}}, set(ids)
+        ids = sorted(lines("wnids.txt"))
+        words = dict(line.split("\t", 1) for line in lines("words.txt"))
+        found = {"train": {}, "test": {}}
+        names = set(ids)
         for name in packed.namelist():
             match PurePosixPath(name).parts:
                 case (_, "train", wnid, "images", file) if wnid in names:
@@ -112,7 +111,8 @@ PER_CLASS = 50  # training pictures of each class and domain, at most
 
 def _listed(path: Path, domain: int, names: tuple[str, ...], most: int) -> list[tuple]:
     "(rank within its class, domain, class, file) of at most `most` files of each class in `names`, from a list"
-    rows, seen = [], Counter()
+    rows = []
+    seen = Counter()
     with reading(path):
         for line in path.read_text(encoding="utf-8").splitlines():
             file = line.rpartition(" ")[0]
@@ -129,19 +129,19 @@ def read_domains(source: Source, folder: Path) -> dict:
     "Pictures of 64x64, classes and domains in turns, and the domain of each (`train_groups`, `test_groups`)"
     parts = {"class_names": np.array(source.class_names)}
     for part, most in (("train", PER_CLASS), ("test", 10**9)):
-        rows = sorted(
-            row
-            for i, d in enumerate(DOMAINS)
-            for row in _listed(folder / f"{d}_{part}.txt", i, source.class_names, most)
-        )
+        rows = []
+        for i, domain in enumerate(DOMAINS):
+            rows += _listed(folder / f"{domain}_{part}.txt", i, source.class_names, most)
+        rows.sort()
         x = np.empty((len(rows), 3, 64, 64), np.uint8)
-        for i, d in enumerate(DOMAINS):
-            with reading(folder / f"{d}.zip"), ZipFile(folder / f"{d}.zip") as packed:
-                for n, row in enumerate(rows):
-                    if row[1] == i:
-                        x[n] = picture(packed.read(row[3]), 64)
-        y, groups = (np.array([row[at] for row in rows], np.int64) for at in (2, 1))
-        parts |= {f"{part}_x": x, f"{part}_y": y, f"{part}_groups": groups}
+        for i, name in enumerate(DOMAINS):
+            with reading(folder / f"{name}.zip"), ZipFile(folder / f"{name}.zip") as packed:
+                for n, (_, domain, _, file) in enumerate(rows):
+                    if domain == i:
+                        x[n] = picture(packed.read(file), 64)
+        parts[f"{part}_x"] = x
+        parts[f"{part}_y"] = np.array([label for _, _, label, _ in rows], np.int64)
+        parts[f"{part}_groups"] = np.array([domain for _, domain, _, _ in rows], np.int64)
     return parts
 
 # %% ../../nbs/02_data/04_images.ipynb #5af5a8bf

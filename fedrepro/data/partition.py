@@ -152,16 +152,15 @@ def partition(
     """Split a data set among clients; labels (N,) lie below `classes` (default: all that occur); else InputError.
 
     `groups`: the client of each training and of each test sample, two arrays, for the recipe `natural`."""
-    accepted, train_labels = recipe_settings(recipe), as_labels(train_labels)
+    accepted = recipe_settings(recipe)
+    train_labels = as_labels(train_labels)
     for name in settings:
         choice(name, accepted, f"setting of partition recipe {recipe!r}:")
     test_labels = None if test_labels is None else as_labels(test_labels)
     top = 1 + int(max(train_labels.max(), -1 if test_labels is None else test_labels.max()))
     classes = number("classes", top if classes is None else classes, top, MAX_CLASSES, kind=int)
-    clients, seed = (
-        number("clients", clients, 1, len(train_labels), kind=int),
-        number("seed", seed, 0, kind=int),
-    )
+    clients = number("clients", clients, 1, len(train_labels), kind=int)
+    seed = number("seed", seed, 0, kind=int)
     settings = accepted | settings
     asked = {"groups": groups} if "groups" in _signature(PARTITIONS[recipe]).parameters else {}
     train, test = PARTITIONS[recipe](
@@ -198,8 +197,10 @@ def dirichlet_class(per_class, clients, rng, *, alpha=0.5, minimum=10, tries=100
     """MOON's and LfD's: one Dirichlet draw per class over the clients that hold fewer than n/K samples so far.
 
     Redrawn until each client has `minimum` samples, at most `tries` (up to 10,000) times."""
-    alpha, tries = number("alpha", alpha, 1e-6, 1e6), number("tries", tries, 1, 10**4, kind=int)
-    need, most = clients * number("minimum", minimum, 1, MAX_SAMPLES, kind=int), per_class.sum()
+    alpha = number("alpha", alpha, 1e-6, 1e6)
+    tries = number("tries", tries, 1, 10**4, kind=int)
+    need = clients * number("minimum", minimum, 1, MAX_SAMPLES, kind=int)
+    most = per_class.sum()
     require(
         need <= most,
         f"partition 'dirichlet-class': {clients} clients x {minimum} samples, only {most} there",
@@ -253,9 +254,11 @@ def plot_partition(counts, labels=None, ax=None, clients=None):
 # %% ../../nbs/02_data/08_partition.ipynb #e797f731
 def reserve_and_draw(labels, clients, classes, seed, alpha, per_class) -> list:
     "FedCCFA's cut of one label vector: lists per client, the same as from the released code"
-    parts, name = [[] for _ in range(clients)], "partition 'dirichlet-class-5'"
+    parts = [[] for _ in range(clients)]
+    name = "partition 'dirichlet-class-5'"
     for c in range(classes):
-        members, need = np.flatnonzero(labels == c), clients * per_class
+        members = np.flatnonzero(labels == c)
+        need = clients * per_class
         require(
             len(members) >= need,
             f"{name}: {clients} clients with {per_class} samples of each class need {need}, "
@@ -267,7 +270,8 @@ def reserve_and_draw(labels, clients, classes, seed, alpha, per_class) -> list:
             f"{name}: alpha={alpha:g} is too small for numpy's legacy draw",
         )
         ends = (np.cumsum(shares / shares.sum()) * (len(members) - need)).astype(int)[:-1]
-        reserved, rest = members[:need].reshape(clients, per_class), np.split(members[need:], ends)
+        reserved = members[:need].reshape(clients, per_class)
+        rest = np.split(members[need:], ends)
         for part, first, more in zip(parts, reserved, rest):
             part += [*first, *more]
     order = random.Random(seed + classes - 1)
@@ -280,10 +284,8 @@ def dirichlet_class_5(
     labels, test_labels, clients, classes, seed, *, alpha=0.5, per_class=5, per_class_test=2
 ):
     "FedCCFA's code: `per_class` samples of each class for everyone, the rest by one Dirichlet draw per class"
-    alpha, seed = (
-        number("alpha", alpha, 1e-6, 1e6),
-        number("seed", seed, 0, 2**32 - classes, kind=int),
-    )
+    alpha = number("alpha", alpha, 1e-6, 1e6)
+    seed = number("seed", seed, 0, 2**32 - classes, kind=int)
     per_class = number("per_class", per_class, 0, MAX_SAMPLES, kind=int)
     per_class_test = number("per_class_test", per_class_test, 0, MAX_SAMPLES, kind=int)
     train = reserve_and_draw(labels, clients, classes, seed, alpha, per_class)
@@ -321,13 +323,15 @@ def dirichlet_client(per_class, clients, rng, *, alpha=0.6, sigma=0.0):
     turns = rng.permutation(
         np.repeat(np.arange(clients), draw_sizes(clients, per_class.sum(), sigma, rng))
     )
-    counts, left = np.zeros((clients, len(per_class)), np.int64), per_class.copy()
+    counts = np.zeros((clients, len(per_class)), np.int64)
+    left = per_class.copy()
     for k in turns:
         wish = mixtures[k] * (left > 0)
         if not wish.any():
             wish = 1.0 * (left > 0)
         c = np.argmax(wish / rng.standard_exponential(len(wish)))
-        counts[k, c], left[c] = counts[k, c] + 1, left[c] - 1
+        counts[k, c] = counts[k, c] + 1
+        left[c] = left[c] - 1
     return counts
 
 # %% ../../nbs/02_data/08_partition.ipynb #20e45e72
@@ -339,10 +343,8 @@ def hand_out(blocks, clients, rng) -> np.ndarray:
 @recipe("sort")
 def sort(per_class, clients, rng, *, shards=2):
     "FedADC's: single-class blocks, `shards` per client, so at most that many classes each (the paper's s = 2, 3, 4)"
-    present, total = (
-        np.flatnonzero(per_class),
-        clients * number("shards", shards, 1, per_class.sum(), kind=int),
-    )
+    present = np.flatnonzero(per_class)
+    total = clients * number("shards", shards, 1, per_class.sum(), kind=int)
     require(
         total >= len(present),
         f"partition 'sort': {clients} clients x {shards} shards < {len(present)} classes",
@@ -387,7 +389,7 @@ def quantity_skew(per_class, clients, rng, *, alpha=None, sigma=None):
 def natural(labels, test_labels, clients, classes, seed, groups):
     "Client k holds the samples of group k, in their order; the seed changes nothing"
     require(groups is not None, "partition 'natural': this data set has no groups")
-    train, test = (as_labels(part) for part in groups)
+    train, test = map(as_labels, groups)
     there = 1 + int(max(train.max(), test.max()))
     require(
         clients == there,
@@ -395,10 +397,10 @@ def natural(labels, test_labels, clients, classes, seed, groups):
     )
     good = len(train) == len(labels) and (test_labels is None or len(test) == len(test_labels))
     require(good, "partition 'natural': groups and labels do not have the same length")
-    lists, test_lists = (
-        [np.flatnonzero(part == k) for k in range(clients)] for part in (train, test)
-    )
-    return lists, None if test_labels is None else test_lists
+    lists = [np.flatnonzero(train == k) for k in range(clients)]
+    if test_labels is None:
+        return lists, None
+    return lists, [np.flatnonzero(test == k) for k in range(clients)]
 
 
 PARTITIONS["natural"] = natural

@@ -8,7 +8,6 @@ __all__ = ['CACHE_FORMAT', 'Source', 'intact', 'lacking', 'complete', 'idx_array
 # %% ../../nbs/02_data/03_sources.ipynb #0107e56a
 import json, os, shlex
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -54,12 +53,13 @@ class Source:
 # %% ../../nbs/02_data/03_sources.ipynb #8e3fb175
 def intact(path: Path, digest: str, name: str):
     "Raises InputError unless `path` has that MD5 or sha256 (hex); `name` of its data set, empty: it has no download"
-    found, kind = checksum(path, digest), "MD5" if len(digest) == 32 else "sha256"
-    if found is None:
+    actual = checksum(path, digest)
+    if actual is None:
         raise InputError(f"{path} cannot be read")
-    how = f"`fedrepro data {shlex.quote(name)}` gets it again" if name else "copy it again"
-    if found != digest:
-        raise InputError(f"{path} is damaged: its {kind} is {found}, expected {digest}; {how}")
+    if actual != digest:
+        kind = "MD5" if len(digest) == 32 else "sha256"
+        how = f"`fedrepro data {shlex.quote(name)}` gets it again" if name else "copy it again"
+        raise InputError(f"{path} is damaged: its {kind} is {actual}, expected {digest}; {how}")
 
 
 def lacking(source: Source, root: Path) -> InputError:
@@ -126,17 +126,26 @@ def with_pack(decode: Callable) -> Callable:
     @wraps(decode)
     def read(source: Source, root: Path) -> dict:
         path = root / source.folder / source.pack
-        parts, writable = _unpacked(path, source), os.access(path.parent, os.W_OK)
-        if parts is None:
-            with locked(path.parent) if writable else nullcontext():
-                if (parts := _unpacked(path, source)) is None:  # else another process was faster
-                    parts = _decoded(source, root, decode)
-                    if writable:
-                        with atomic_file(path) as file:
-                            np.savez(file, made_of=_made_of(source), **parts)  # type: ignore[arg-type]
-        return {
-            n: tuple(map(str, v)) if v.dtype.kind == "U" else torch.from_numpy(v)
-            for n, v in parts.items()
-        }
+        arrays = _unpacked(path, source)
+        if arrays is None:
+            arrays = _packed(path, source, root, decode)
+        parts: dict = {}
+        for name, array in arrays.items():
+            is_text = array.dtype.kind == "U"
+            parts[name] = tuple(map(str, array)) if is_text else torch.from_numpy(array)
+        return parts
 
     return read
+
+
+def _packed(path: Path, source: Source, root: Path, decode: Callable) -> dict[str, np.ndarray]:
+    "The parts that `decode` finds; kept in a pack at `path`, where that can be written"
+    if not os.access(path.parent, os.W_OK):
+        return _decoded(source, root, decode)
+    with locked(path.parent):
+        parts = _unpacked(path, source)
+        if parts is None:  # else another process was faster
+            parts = _decoded(source, root, decode)
+            with atomic_file(path) as file:
+                np.savez(file, made_of=_made_of(source), **parts)  # type: ignore[arg-type]
+    return parts

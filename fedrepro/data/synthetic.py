@@ -23,9 +23,11 @@ def logistic_clients(
     """(x (n, features) float64, y (n,) int64) of each client; sizes are log-normal around `size` with `sigma`.
 
     `alpha`, `beta` >= 0 spread the clients' solutions and inputs; None: all clients have the same."""
-    rng, scale = np.random.RandomState(seed), np.arange(1, features + 1) ** -0.6
+    rng = np.random.RandomState(seed)
+    scale = np.arange(1, features + 1) ** -0.6
     sizes = rng.lognormal(np.log(size + 1e-3), sigma, clients).astype(int)
-    spread, shift = rng.normal(0, alpha or 0.0, clients), rng.normal(0, beta or 0.0, clients)
+    spread = rng.normal(0, alpha or 0.0, clients)
+    shift = rng.normal(0, beta or 0.0, clients)
     means = (
         np.zeros((clients, features))
         if beta is None
@@ -35,7 +37,8 @@ def logistic_clients(
     def solution(mean):
         return rng.normal(mean, 1, (features, classes)), rng.normal(mean, 1, (1, classes))
 
-    shared, drawn = solution(spread[0]), []
+    shared = solution(spread[0])
+    drawn = []
     if alpha is None:
         shared = solution(0)  # the code draws twice and keeps the second
     for mean, own, n in zip(means, spread, sizes):

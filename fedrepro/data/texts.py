@@ -42,15 +42,17 @@ def vocabulary(
 # %% ../../nbs/02_data/06_texts.ipynb #24af616d
 def encode_texts(texts: Sequence[Sequence[str]], names: tuple[str, ...], length: int) -> Tensor:
     "int32 (N, length): the numbers of the first `length` tokens of each text under the vocabulary `names`"
-    number, rows = (
-        {t: i for i, t in enumerate(names)},
-        {t: i for i, t in enumerate(dict.fromkeys(texts))},
-    )
-    out = np.full((len(rows), length), PADDING, np.int32)
-    for row, text in zip(out, rows):  # a protein that is part of a hundred pairs is encoded once
-        found = [number.get(t, UNKNOWN) for t in text[:length]]
-        row[: len(found)] = found
-    return torch.from_numpy(out[[rows[t] for t in texts]])
+    number = {token: i for i, token in enumerate(names)}
+    rows: dict[Sequence[str], np.ndarray] = {}  # a protein that is part of a hundred pairs once
+    for text in texts:
+        if text not in rows:
+            tokens = [number.get(token, UNKNOWN) for token in text[:length]]
+            rows[text] = np.full(length, PADDING, np.int32)
+            rows[text][: len(tokens)] = tokens
+    out = np.empty((len(texts), length), np.int32)
+    for row, text in zip(out, texts):
+        row[:] = rows[text]
+    return torch.from_numpy(out)
 
 # %% ../../nbs/02_data/06_texts.ipynb #0c57735d
 def _table(source: Source, root: Path, file: str, digest: str, header: int | None = 0):
@@ -68,57 +70,55 @@ def _table(source: Source, root: Path, file: str, digest: str, header: int | Non
 # %% ../../nbs/02_data/06_texts.ipynb #b695b0dd
 def read_news(source: Source, root: Path, length: int, least: int, most: int) -> dict:
     "The parts of a data set of news; `length`, `least`, `most` as in `encode_texts`, `vocabulary`. Raises InputError"
-    texts, parts = {}, dict[str, Any](class_names=source.class_names, lengths=(length,))
-    for part in ("train", "test"):
-        ((file, digest),) = getattr(source, part).items()
+    texts = {}
+    parts: dict[str, Any] = {"class_names": source.class_names, "lengths": (length,)}
+    for part, files in (("train", source.train), ("test", source.test)):
+        ((file, digest),) = files.items()
         table = _table(source, root, file, digest, header=None)
         parts[f"{part}_y"] = torch.from_numpy(table[0].to_numpy(np.int64) - 1)
-        texts[part] = [
-            words(" . ".join(fields)) for fields in table.iloc[:, 1:].itertuples(index=False)
-        ]
+        lines = table.iloc[:, 1:].itertuples(index=False)
+        texts[part] = [words(" . ".join(fields)) for fields in lines]
     names = vocabulary(texts["train"], least, most)
-    parts |= {f"{part}_x": encode_texts(found, names, length) for part, found in texts.items()}
+    parts["train_x"] = encode_texts(texts["train"], names, length)
+    parts["test_x"] = encode_texts(texts["test"], names, length)
     return parts | {"vocabularies": (names,)}
 
 # %% ../../nbs/02_data/06_texts.ipynb #d2038c55
 def _pairs(source: Source, root: Path, file: str, digest: str) -> list[tuple[str, str, int]]:
     "(drug, protein, label) of each line of a csv with the columns SMILES, Protein and Y; raises InputError"
-    table, names, place = (
-        _table(source, root, file, digest),
-        ["SMILES", "Protein", "Y"],
-        root / source.folder / file,
-    )
-    if missing := [n for n in names if n not in table]:
-        raise InputError(
-            f"{place}: there is no column {missing[0]}, expected SMILES, Protein and Y"
-        )
+    table = _table(source, root, file, digest)
+    names = ["SMILES", "Protein", "Y"]
+    path = root / source.folder / file
+    for name in names:
+        if name not in table:
+            raise InputError(f"{path}: there is no column {name}, expected SMILES, Protein and Y")
     wrong = table.Y[~table.Y.isin(("0", "1", "0.0", "1.0"))]
     if len(wrong):
         raise InputError(
-            f"{place}: Y is {wrong.iloc[0][:40]!r} in row {wrong.index[0] + 1}, expected 0 or 1"
+            f"{path}: Y is {wrong.iloc[0][:40]!r} in row {wrong.index[0] + 1}, expected 0 or 1"
         )
     if table.empty:
-        raise InputError(f"{place}: there are no pairs")
-    return [
-        (drug, protein, int(float(y))) for drug, protein, y in table[names].itertuples(index=False)
-    ]
+        raise InputError(f"{path}: there are no pairs")
+    lines = table[names].itertuples(index=False)
+    return [(drug, protein, int(float(y))) for drug, protein, y in lines]
 
 
 def _encoded(
     source: Source, train: list[tuple], test: list[tuple], lengths: tuple[int, int]
 ) -> dict:
     "The parts of a data set of (drug, protein, label); drugs and proteins have an alphabet each, from the training set"
-    alphabets = tuple(vocabulary({pair[i] for pair in train}) for i in (0, 1))
+    drugs = vocabulary({drug for drug, _, _ in train})
+    proteins = vocabulary({protein for _, protein, _ in train})
     parts: dict[str, Any] = {
         "class_names": source.class_names,
         "lengths": lengths,
-        "vocabularies": alphabets,
+        "vocabularies": (drugs, proteins),
     }
     for part, pairs in (("train", train), ("test", test)):
-        *both, y = zip(*pairs)
-        parts[f"{part}_x"] = torch.cat(
-            [encode_texts(*each) for each in zip(both, alphabets, lengths)], 1
-        )
+        drug, protein, y = zip(*pairs)
+        left = encode_texts(drug, drugs, lengths[0])
+        right = encode_texts(protein, proteins, lengths[1])
+        parts[f"{part}_x"] = torch.cat([left, right], 1)
         parts[f"{part}_y"] = torch.tensor(y, dtype=torch.int64)
     return parts
 
@@ -131,19 +131,18 @@ def read_pairs(source: Source, root: Path, lengths: tuple[int, int]) -> dict:
 # %% ../../nbs/02_data/06_texts.ipynb #e7882df5
 def read_union(source: Source, root: Path, lengths: tuple[int, int]) -> dict:
     "The parts of the partial copy; its training files are pairs, drugs and proteins. Raises InputError"
-    (pairs, drugs, proteins), (test,) = source.train.items(), source.test.items()
-    held = _pairs(source, root, *test)
-    drug, protein = (
-        _table(source, root, *file, header=None)[0].to_numpy() for file in (drugs, proteins)
-    )
-    numbers = _table(source, root, *pairs).astype(int).to_numpy()  # of drug, protein and label
-    train, seen = (
-        [(drug[i], protein[j], int(y)) for i, j, y in numbers],
-        {pair[:2] for pair in held},
-    )
-    train = [pair for pair in train if pair[:2] not in seen]
+    pairs, drugs, proteins = source.train.items()
+    (test,) = source.test.items()
+    held_out = _pairs(source, root, *test)
+    tested = {pair[:2] for pair in held_out}
+    drug = _table(source, root, *drugs, header=None)[0].to_numpy()
+    protein = _table(source, root, *proteins, header=None)[0].to_numpy()
+    train = []
+    for i, j, y in _table(source, root, *pairs).astype(int).to_numpy():
+        if (drug[i], protein[j]) not in tested:
+            train.append((drug[i], protein[j], int(y)))
     order = np.random.default_rng(0).permutation(len(train))  # the file is sorted by drug
-    return _encoded(source, [train[i] for i in order], held, lengths)
+    return _encoded(source, [train[i] for i in order], held_out, lengths)
 
 # %% ../../nbs/02_data/06_texts.ipynb #fcf1a6ce
 _CHAR_CNN = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"

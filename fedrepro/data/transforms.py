@@ -172,19 +172,26 @@ WIDER = {
 
 def _exact(channel: Tensor) -> tuple[float, float]:
     "Mean and standard deviation of whole numbers below 2**16, from exact sums, a thousand samples at a time"
-    parts, n = channel.split(1000), channel.numel()
-    total, squares = (
-        sum(int(p.sum()) for p in parts),
-        sum(int((p.long() ** 2).sum()) for p in parts),
-    )
+    n = channel.numel()
+    total = 0
+    squares = 0
+    for part in channel.split(1000):
+        total += int(part.sum())
+        squares += int((part.long() ** 2).sum())
     return total / n, (n * squares - total**2) ** 0.5 / n
 
 
 def _shifted(channel: Tensor) -> tuple[float, float]:
     "Mean and standard deviation of any numbers, as float64 differences from the first"
-    parts, n, start = channel.split(1000), channel.numel(), channel.flatten()[0].double()
-    mean = sum(float((p.double() - start).sum()) for p in parts) / n
-    squares = sum(float(((p.double() - start - mean) ** 2).sum()) for p in parts)
+    n = channel.numel()
+    start = channel.flatten()[0].double()
+    total = 0.0
+    for part in channel.split(1000):
+        total += float((part.double() - start).sum())
+    mean = total / n
+    squares = 0.0
+    for part in channel.split(1000):
+        squares += float(((part.double() - start - mean) ** 2).sum())
     return float(start) + mean, (squares / n) ** 0.5
 
 
@@ -236,15 +243,21 @@ def draw_augmentation(recipe: Recipe, n: int, rng: np.random.Generator) -> np.nd
     return out
 
 # %% ../../nbs/02_data/01_transforms.ipynb #a4ae04f0
-def _turn(
-    i: Tensor, j: Tensor, angle: Tensor, height: int, width: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    "Where pixel (i, j) lay before a turn by `angle` (degrees / 1000) about the centre, and whether that is inside"
+def _turn(i: Tensor, j: Tensor, angle: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    "Where pixel (i, j) lay before a turn by `angle` (degrees / 1000) about the centre"
     angle = torch.deg2rad(angle / 1000)
-    down, right = i + 0.5 - height / 2, j + 0.5 - width / 2
-    i = (angle.sin() * right + angle.cos() * down + height / 2).floor().long()
-    j = (angle.cos() * right - angle.sin() * down + width / 2).floor().long()
-    return i, j, (i >= 0) & (i < height) & (j >= 0) & (j < width)
+    sine = angle.sin()
+    cosine = angle.cos()
+    down = i + 0.5 - height / 2
+    right = j + 0.5 - width / 2
+    row = sine * right + cosine * down + height / 2
+    column = cosine * right - sine * down + width / 2
+    return row.floor().long(), column.floor().long()
+
+
+def _within(i: Tensor, j: Tensor, height: int, width: int) -> Tensor:
+    "Whether pixel (i, j) is one of the picture"
+    return (i >= 0) & (i < height) & (j >= 0) & (j < width)
 
 
 def _fold(i: Tensor, n: int) -> Tensor:
@@ -259,21 +272,22 @@ def augment(x: Tensor, draws: Tensor | None, recipe: Recipe) -> Tensor:
     if draws is None:
         return x
     height, width = x.shape[-2:]
-    i, j = torch.arange(height, device=x.device)[:, None], torch.arange(width, device=x.device)
-    dy, dx, flip, angle = (draws[..., d, None, None] for d in range(4))
+    dy, dx, flip, angle = draws[..., None, None].unbind(-3)
+    i = torch.arange(height, device=x.device)[:, None]
+    j = torch.arange(width, device=x.device)
     inside = None
     if recipe.rotate:
-        i, j, inside = _turn(i, j, angle, height, width)
-    i, j = i + dy, torch.where(flip > 0, width - 1 - j, j) + dx
+        i, j = _turn(i, j, angle, height, width)
+        inside = _within(i, j, height, width)
+    i = i + dy
+    j = torch.where(flip > 0, width - 1 - j, j) + dx
     if recipe.pad == "reflect":
-        i, j = _fold(i, height), _fold(j, width)
+        i = _fold(i, height)
+        j = _fold(j, width)
     else:
-        moved_inside = (i >= 0) & (i < height) & (j >= 0) & (j < width)
+        moved_inside = _within(i, j, height, width)
         inside = moved_inside if inside is None else inside & moved_inside
-    source = i.clamp(0, height - 1) * width + j.clamp(0, width - 1)
-    out = (
-        x.flatten(-2)
-        .gather(-1, source.flatten(-2)[..., None, :].expand(*x.shape[:-2], -1))
-        .view(x.shape)
-    )
+    source = i.clamp(0, height - 1) * width + j.clamp(0, width - 1)  # of each pixel, row by row
+    source = source.flatten(-2)[..., None, :].expand(*x.shape[:-2], -1)
+    out = x.flatten(-2).gather(-1, source).view(x.shape)
     return out if inside is None else out * inside[..., None, :, :]

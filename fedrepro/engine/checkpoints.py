@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MALFORMED', 'CHECKPOINT_FORMAT', 'MINUTE', 'SHARE', 'outline', 'filled', 'axes', 'to_bytes', 'from_bytes', 'digest',
            'save_message', 'read_description', 'load_message', 'snapshot_parts', 'snapshot_of', 'save_snapshot',
-           'load_snapshot', 'matching', 'forget', 'forget_finished', 'CheckpointWriter']
+           'load_snapshot', 'matching', 'forget', 'forget_finished', 'state_in', 'CheckpointWriter']
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #3b589b5e
 import hashlib, json, math, time
@@ -79,34 +79,36 @@ def filled(shape, tensors: list[Tensor]):
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #a26a4b00
 def axes(t: Tensor) -> list[int]:
     "The axes of `t` by descending stride: 0, 1, 2, ... for a contiguous one"
+    if t.is_contiguous():
+        return list(range(t.dim()))
     strides = t.stride()
-    return (
-        list(range(t.dim()))
-        if t.is_contiguous()
-        else sorted(range(t.dim()), key=lambda d: (-strides[d], d))
-    )
+    return sorted(range(t.dim()), key=lambda d: (-strides[d], d))
 
 
 def to_bytes(tensors: Iterable[Tensor]) -> tuple[bytes, list[list[int]]]:
     "(the content of a safetensors file, the axes of each tensor in memory); tensor i has the name `i`"
-    host, flat, memory = [t.detach().cpu() for t in tensors], {}, set()
-    order = [axes(t) for t in host]
-    for i, (t, a) in enumerate(zip(host, order)):
-        t, before = t.permute(a).contiguous(), len(memory)
-        memory.add(t.untyped_storage().data_ptr())
-        flat[str(i)] = (
-            t if len(memory) > before and t.untyped_storage().nbytes() == t.nbytes else t.clone()
-        )
-    return save_tensors(flat), order
+    order = []
+    named = {}
+    storages = set()
+    for i, t in enumerate(tensors):
+        t = t.detach().cpu()
+        order.append(axes(t))
+        t = t.permute(order[i]).contiguous()
+        storage = t.untyped_storage()
+        whole = storage.data_ptr() not in storages and storage.nbytes() == t.nbytes
+        storages.add(storage.data_ptr())
+        named[str(i)] = t if whole else t.clone()  # safetensors takes no shared memory
+    return save_tensors(named), order
 
 
 def from_bytes(content: bytes, order: list[list[int]], device: str = "cpu") -> list[Tensor]:
     "The tensors, with their axes in memory as they were"
-    found = load_tensors(content)
-    return [
-        found[str(i)].permute([a.index(d) for d in range(len(a))]).to(device)
-        for i, a in enumerate(order)
-    ]
+    named = load_tensors(content)
+    tensors = []
+    for i, axes_in_memory in enumerate(order):
+        back = [axes_in_memory.index(d) for d in range(len(axes_in_memory))]
+        tensors.append(named[str(i)].permute(back).to(device))
+    return tensors
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #78899e05
 CHECKPOINT_FORMAT = 2  # of the files
@@ -116,7 +118,7 @@ def digest(content: bytes) -> str:
     "sha256 (hex)"
     return hashlib.sha256(content).hexdigest()
 
-
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #341771a9
 def save_message(path: Path, about: dict, message) -> Path:
     "Write `path`.safetensors, then `path`.json with the outline of `message` and `read_description`; raises InputError"
     tensors = {}
@@ -160,7 +162,7 @@ def read_description(path: Path) -> dict:
         pass
     raise Damaged(f"checkpoint {path.name}: json is malformed")
 
-
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #0cdb89f0
 def load_message(path: Path, device: str = "cpu"):
     "The message in the two files; raises Damaged unless they are whole, and belong together"
     found = read_description(path)
@@ -178,7 +180,7 @@ def load_message(path: Path, device: str = "cpu"):
         raise Damaged(f"checkpoint {path.name}: malformed") from None
     raise Damaged(f"checkpoint {path.name}: tensors are damaged")
 
-
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #d7effcd7
 def snapshot_parts(at: Snapshot) -> dict:
     "The fields of a snapshot, not copied"
     return {f.name: getattr(at, f.name) for f in fields(at)}
@@ -212,14 +214,15 @@ def matching(folder: Path, pattern: str) -> list[Path]:
     except FileNotFoundError:
         return []
 
-
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #426cbae1
 def forget(paths: list[Path]):
     "Remove checkpoints: first what makes them one; raises InputError where the disk refuses"
-    for path in [p.with_suffix(suffix) for p in paths for suffix in (".json", ".safetensors")]:
-        with writing(path):
-            path.unlink(missing_ok=True)
+    for path in paths:
+        for part in (path.with_suffix(".json"), path.with_suffix(".safetensors")):
+            with writing(part):
+                part.unlink(missing_ok=True)
 
-
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #201ac3a2
 def forget_finished(folder: Path, finished: Callable[[str], bool]):
     "Remove the checkpoints in a folder of which all runs (by run id) are `finished`; raises InputError like `forget`"
     for path in [head.with_suffix("") for head in matching(folder, "*.json")]:
@@ -227,20 +230,29 @@ def forget_finished(folder: Path, finished: Callable[[str], bool]):
             if all(finished(run) for run in read_description(path)["rounds"]):
                 forget([path])
 
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #a07c3552
+def state_in(message, run: str) -> dict | None:
+    "The state of a run in what a checkpoint holds; None where that is damaged, or no such message"
+    try:
+        state = message[run]
+        return state if {"rows", "snapshot", "cost"} <= state.keys() else None
+    except MALFORMED:
+        return None
 
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #4f878b99
 @dataclass
 class CheckpointWriter:
     "The checkpoints of runs that are computed side by side"
 
     folder: Path
     runs: list[str]  # run ids
-    marks: dict  # what must be the same in the process that goes on: code, versions, device
+    fingerprint: dict  # what must be the same in the process that goes on: code, versions, device
     every: int | None = None  # rounds between checkpoints; 0 = none, None = about a minute
     tell: Callable[[str], None] = say
     last: float = field(default_factory=time.monotonic)  # when the last one was written
     cost: float = 0.0  # seconds that it took
     until: float = math.inf  # no round may end after it (seconds since 1970)
-    turned: float = field(default_factory=time.monotonic)  # when the last round ended
+    round_ended: float = field(default_factory=time.monotonic)  # when the last round ended
     slowest: float = 0.0  # seconds of a round so far
 
     @property
@@ -248,23 +260,25 @@ class CheckpointWriter:
         "The same for the same runs"
         return digest(" ".join(sorted(self.runs)).encode())[:16]
 
-    def due(self, turn: int) -> bool:
-        "Whether a checkpoint is to be written after `turn` rounds of this process"
+    def due(self, rounds: int) -> bool:
+        "Whether a checkpoint is to be written after `rounds` rounds of this process"
         if self.every is not None:
-            return self.every > 0 and turn % self.every == 0
+            return self.every > 0 and rounds % self.every == 0
         return time.monotonic() - self.last >= max(MINUTE, SHARE * self.cost)
 
     def over(self) -> bool:
         "After each round: whether one more, as slow as the slowest so far, would end after `until`"
         now = time.monotonic()
-        self.slowest, self.turned = max(self.slowest, now - self.turned), now
+        self.slowest = max(self.slowest, now - self.round_ended)
+        self.round_ended = now
         return time.time() + self.slowest > self.until
 
     def keep(self, messages: dict[str, dict], rounds: dict[str, int]):
         "Write the state of each run (by run id) with the rounds it has completed; the one before is kept too"
-        started, path = time.monotonic(), self.folder / f"{self.name}-{sum(rounds.values()):06}"
+        started = time.monotonic()
+        path = self.folder / f"{self.name}-{sum(rounds.values()):06}"
         try:
-            save_message(path, {"marks": self.marks, "rounds": rounds}, messages)
+            save_message(path, {"marks": self.fingerprint, "rounds": rounds}, messages)
             forget([p for p in self.mine() if p.name <= path.name][:-2])
         except InputError as error:
             self.tell(f"{error}; the run goes on without this checkpoint")
@@ -273,41 +287,35 @@ class CheckpointWriter:
 
     def mine(self) -> list[Path]:
         "Checkpoints of exactly these runs, oldest first"
-        parts = [
-            p
-            for suffix in (".json", ".safetensors")
-            for p in matching(self.folder, f"{self.name}-*{suffix}")
-        ]
-        return sorted({p.with_suffix("") for p in parts})
+        files = matching(self.folder, f"{self.name}-*.json")
+        files += matching(self.folder, f"{self.name}-*.safetensors")
+        return sorted({file.with_suffix("") for file in files})
 
     def find(self, device: str = "cpu") -> dict[str, dict]:
         "The newest state of each run that has one; what is damaged is set aside"
-        heads, found, opened = self.heads(), {}, {}
+        heads = self.heads()
+        opened: dict[Path, dict | None] = {}
+        newest = {}
         for run in self.runs:
-            for path in sorted(
-                (p for p in heads if run in heads[p]["rounds"]),
-                key=lambda p: -heads[p]["rounds"][run],
-            ):
+            paths = [path for path in heads if run in heads[path]["rounds"]]
+            for path in sorted(paths, key=lambda path: -heads[path]["rounds"][run]):
                 if path not in opened:
                     opened[path] = self.read(path, device)
-                try:
-                    whole = {"rows", "snapshot", "cost"} <= opened[path][run].keys()
-                except MALFORMED:
-                    continue  # damaged, or not such a message
-                if not whole:
-                    continue
-                found[run] = opened[path][run]
-                break
-        return found
+                state = state_in(opened[path], run)
+                if state is not None:
+                    newest[run] = state
+                    break
+        return newest
 
     def heads(self) -> dict[Path, dict]:
         "All checkpoints in the folder that some of the runs could go on from"
-        paths = [path.with_suffix("") for path in sorted(matching(self.folder, "*.json"))]
-        heads = {path: self.read(path, None) for path in paths}
-        ours = {
-            p: h for p, h in heads.items() if h is not None and h["rounds"].keys() & set(self.runs)
-        }
-        usable = {p: h for p, h in ours.items() if h["marks"] == self.marks}
+        ours = {}
+        for file in sorted(matching(self.folder, "*.json")):
+            path = file.with_suffix("")
+            head = self.read(path, None)
+            if head is not None and not head["rounds"].keys().isdisjoint(self.runs):
+                ours[path] = head
+        usable = {path: head for path, head in ours.items() if head["marks"] == self.fingerprint}
         if ours and not usable:
             self.tell("checkpoints of other code, versions, data, device or executor are not used")
         return usable

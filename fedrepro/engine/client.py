@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'torch_seeded', 'Client', 'SGD', 'Phase', 'PhaseResult', 'two_samples',
-           'needs_two', 'draws', 'plan_batches', 'clipped', 'bounded', 'sgd_step', 'Step', 'movable', 'train',
-           'ChangedInPlace', 'write_marks', 'refuse_writes', 'checked_result', 'in_turn', 'start_phase', 'steps_taken',
-           'client_rounds', 'client_round', 'class_means']
+           'needs_two', 'draws', 'plan_batches', 'split_batches', 'clipped', 'bounded', 'sgd_step', 'Step', 'movable',
+           'train', 'ChangedInPlace', 'write_marks', 'refuse_writes', 'checked_result', 'in_turn', 'start_phase',
+           'steps_taken', 'client_rounds', 'local_phases', 'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 from collections.abc import Callable, Iterator
@@ -114,18 +114,19 @@ class Client:
 
     def batch(self, rows: np.ndarray, draws: np.ndarray | None = None) -> Batch:
         "The samples at positions `rows` (of 0..n-1), augmented by `draws`, normalised and padded by `pad` rows"
-        where = torch.as_tensor(
-            np.concatenate([rows, np.zeros(self.pad, dtype=np.int64)]), device=self.y.device
-        )
-        w = torch.ones(len(where), dtype=self.dtype, device=self.y.device)
+        device = self.y.device
+        padded = np.concatenate([rows, np.zeros(self.pad, dtype=np.int64)])
+        where = torch.as_tensor(padded, device=device)
+        w = torch.ones(len(where), dtype=self.dtype, device=device)
         if self.pad:
             w[len(rows) :] = 0
-        if self.pad and draws is not None:
-            draws = np.concatenate([draws, np.repeat(draws[:1], self.pad, axis=0)])
-        how = None if draws is None else torch.as_tensor(draws, device=self.y.device)
-        return Batch(
-            self.data.batch(self.data.train_x[self.rows[where]], how, self.dtype), self.y[where], w
-        )
+        how = None
+        if draws is not None:
+            if self.pad:
+                draws = np.concatenate([draws, np.repeat(draws[:1], self.pad, axis=0)])
+            how = torch.as_tensor(draws, device=device)
+        x = self.data.batch(self.data.train_x[self.rows[where]], how, self.dtype)
+        return Batch(x, self.y[where], w)
 
     def chunks(self, size: int = 500, augment: bool = True) -> Iterator[Batch]:
         "All samples in stored order, in batches of at most `size`: for statistics that need one pass over the data"
@@ -138,8 +139,10 @@ class Client:
         if self.test_rows is None or self.test_labels is None:
             return
         for i in range(0, len(self.test_rows), size):
-            x = self.data.batch(self.data.test_x[self.test_rows[i : i + size]], None, self.dtype)
-            y = torch.as_tensor(self.test_labels[i : i + size], device=x.device)
+            samples = self.data.test_x[self.test_rows[i : i + size]]
+            labels = self.test_labels[i : i + size]
+            x = self.data.batch(samples, None, self.dtype)
+            y = torch.as_tensor(labels, device=x.device)
             yield Batch(x, y, torch.ones(len(y), dtype=self.dtype, device=x.device))
 
 # %% ../../nbs/04_engine/01_client.ipynb #7ebf78fa
@@ -221,26 +224,30 @@ def draws(client: Client) -> bool:
 def plan_batches(client: Client, phase: Phase) -> list[list[tuple[np.ndarray, np.ndarray | None]]]:
     "All batches of `phase`, epoch by epoch: positions (B,) of 0..n-1 and augmentation decisions (B, 4) or None"
     pools = np.arange(client.n) if phase.samples is None else phase.samples(client)
-    pools = pools if isinstance(pools, list) else [pools] * phase.epochs
-    epochs, two = [], needs_two(client)
+    if not isinstance(pools, list):
+        pools = [pools] * phase.epochs
+    two = needs_two(client)
+    epochs = []
     for pool in pools:
-        order, size = (
-            np.asarray(pool, dtype=np.int64)[client.rng.permutation(len(pool))],
-            phase.batch_size or len(pool),
-        )
-        if two and len(pool) == 1:
-            order = order[:0]
-        starts = list(range(0, len(order), max(size, 1)))
-        if two and 2 < size < len(order) and len(order) % size == 1:
-            starts[-1] -= 1
-        parts = [order[i:j] for i, j in zip(starts, [*starts[1:], len(order)])]
-        if two and 1 in map(len, parts):
+        order = np.asarray(pool, dtype=np.int64)[client.rng.permutation(len(pool))]
+        parts = split_batches(order, phase.batch_size or len(pool), two)
+        if two and any(len(rows) == 1 for rows in parts):
             raise InputError(
                 f"client {client.id}: {client.net.name} cannot be trained on one sample, which batches of "
-                f"{size} leave it; expected a larger batch_size"
+                f"{phase.batch_size} leave it; expected a larger batch_size"
             )
         epochs.append([(rows, client.draw(len(rows))) for rows in parts])
     return epochs
+
+# %% ../../nbs/04_engine/01_client.ipynb #a59c4801
+def split_batches(order: np.ndarray, size: int, two: bool) -> list[np.ndarray]:
+    "`order` (n,) in batches of `size`; `two`: the last one takes a sample of the one before rather than have one alone"
+    if len(order) == 0 or (two and len(order) == 1):
+        return []
+    starts = list(range(0, len(order), size))
+    if two and 2 < size < len(order) and len(order) % size == 1:
+        starts[-1] -= 1
+    return np.split(order, starts[1:])
 
 # %% ../../nbs/04_engine/01_client.ipynb #08aa7289
 def clipped(grads: Tree, max_norm: float) -> Tree:
@@ -259,7 +266,8 @@ def bounded(grads: Tree, sgd: SGD) -> Tree:
 # %% ../../nbs/04_engine/01_client.ipynb #e85d442d
 def sgd_step(moving: Tree, grads: Tree, buffer: list | None, sgd: SGD) -> list:
     "Move the tensors of `moving` in place; takes and returns the momentum buffer (None before the first step)"
-    w, g = list(moving.values()), list(grads.values())
+    w = list(moving.values())
+    g = list(grads.values())
     if not w:
         return []
     with torch.no_grad():
@@ -286,7 +294,11 @@ class Step:
 
     def grad(self, at: Tree | None = None) -> tuple[Tensor, Tree]:
         "Loss of the batch and its adjusted, clipped gradient, at `params`, or with the tensors `at` in their place"
-        moving, params = (self.moving, self.params) if at is None else (at, self.params | at)
+        params = self.params
+        moving = self.moving
+        if at is not None:
+            params = params | at
+            moving = at
         loss = self.phase.loss(self.client, params, self.batch)
         if not isinstance(loss, Tensor) or loss.dim():
             got = tuple(loss.shape) if isinstance(loss, Tensor) else short(loss)
@@ -296,12 +308,8 @@ class Step:
             )
         if not moving:
             return loss.detach(), {}  # all of them are frozen
-        grads = dict(
-            zip(
-                moving,
-                torch.autograd.grad(loss, list(moving.values()), materialize_grads=True),
-            )
-        )
+        tensors = list(moving.values())
+        grads = dict(zip(moving, torch.autograd.grad(loss, tensors, materialize_grads=True)))
         if self.phase.adjust is not None:
             grads = self.phase.adjust(self.client, params, grads)
         return loss.detach(), bounded(grads, self.phase.sgd)
@@ -321,16 +329,23 @@ class Step:
 # %% ../../nbs/04_engine/01_client.ipynb #32202d3a
 def movable(net, phase: Phase, params: Tree) -> tuple[Tree, Tree]:
     "(all parameters, those that `phase` moves), fresh where they will be written to: `params` stay as they are"
-    own = {n: t.detach().clone() if n in net.buffers else t.detach() for n, t in params.items()}
-    moves = [n for n in own if n.startswith(phase.train) and n not in net.buffers]
-    moving = {n: own[n].clone().requires_grad_() for n in moves}
-    return own | moving, moving
+    own = {}
+    moving = {}
+    for name, t in params.items():
+        own[name] = t.detach()
+        if name in net.buffers:
+            own[name] = own[name].clone()
+        elif name.startswith(phase.train):
+            own[name] = own[name].clone().requires_grad_()
+            moving[name] = own[name]
+    return own, moving
 
 
 def train(client: Client, phase: Phase, params: Tree) -> PhaseResult:
     "Run one phase from `params`, which are left as they are"
     own, moving = movable(client.net, phase, params)
-    total, steps = torch.zeros((), dtype=client.dtype, device=client.y.device), 0
+    total = torch.zeros((), dtype=client.dtype, device=client.y.device)
+    steps = 0
     memory = state = None
     with client.chance():
         for e, epoch in enumerate(plan_batches(client, phase), 1):
@@ -341,16 +356,15 @@ def train(client: Client, phase: Phase, params: Tree) -> PhaseResult:
                     memory = step.sgd(grads)
                 else:
                     loss, memory = phase.step(step)
-                total, steps = total + loss, steps + 1
+                total = total + loss
+                steps += 1
             if phase.monitor is not None:
-                more, state = phase.monitor(
-                    client, {n: t.detach() for n, t in own.items()}, e, state
-                )
+                now = {n: t.detach() for n, t in own.items()}
+                more, state = phase.monitor(client, now, e, state)
                 if not more:
                     break
-    return PhaseResult(
-        {n: t.detach() for n, t in own.items()}, total / max(steps, 1), memory, state, steps
-    )
+    ends = {n: t.detach() for n, t in own.items()}
+    return PhaseResult(ends, total / max(steps, 1), memory, state, steps)
 
 # %% ../../nbs/04_engine/01_client.ipynb #f3d1d0c4
 class ChangedInPlace(InputError):
@@ -407,7 +421,7 @@ def in_turn(clients: list[Client], phases: list[Phase], starts: list[Tree]) -> l
             found.append(train(client, phase, start))
     return found
 
-
+# %% ../../nbs/04_engine/01_client.ipynb #a7d46028
 def start_phase(client: Client, phase: Phase, results: Results) -> Tree:
     "The parameters from which `phase` starts; its constants are computed before"
     with client.chance():
@@ -422,34 +436,41 @@ def steps_taken(results: Results) -> int:
     "The steps of all phases together; 0: the client has learned nothing in this round"
     return sum(result.steps for result in results.values())
 
-
+# %% ../../nbs/04_engine/01_client.ipynb #bb5dcf22
 def client_rounds(
     method, clients: list[Client], trainer: Trainer = in_turn
 ) -> list[tuple[dict, dict, Tensor | None]]:
     """The rounds of clients who go through as many phases as each other, side by side.
 
     Of each: its upload, its new state, and the mean loss () of its last phase, None where that took no step."""
-    results: list[Results] = [{} for _ in clients]
     before = [(write_marks(c.received), write_marks(c.state)) for c in clients]
-    declared = [[p for p in method.local_phases(c) if not p.final] for c in clients]
-    if not all(declared):
-        raise InputError(
-            f"{type(method).__name__}.local_phases: expected at least one phase that is not final"
-        )
-    for phases in zip(*declared, strict=True):
-        starts = [start_phase(c, p, r) for c, p, r in zip(clients, phases, results)]
-        for r, phase, result in zip(results, phases, trainer(clients, list(phases), starts)):
-            r.pop(phase.name, None)  # the latest stands last
-            r[phase.name] = result
+    results: list[Results] = [{} for _ in clients]
+    phases = [local_phases(method, client) for client in clients]
+    for together in zip(*phases, strict=True):
+        starts = [start_phase(*part) for part in zip(clients, together, results)]
+        ends = trainer(clients, list(together), starts)
+        for result, phase, end in zip(results, together, ends):
+            result.pop(phase.name, None)  # the latest stands last
+            result[phase.name] = end
     found = []
-    for client, r, marked in zip(clients, results, before):
-        last = [*r.values()][-1]
+    for client, result, marked in zip(clients, results, before):
+        last = list(result.values())[-1]
         with client.chance():
-            answer = method.client_result(client, last.params, r)
+            answer = method.client_result(client, last.params, result)
         upload, state = checked_result(method, client, answer)
         refuse_writes(method, client, marked)
         found.append((upload, state, last.loss if last.steps else None))
     return found
+
+
+def local_phases(method, client: Client) -> list[Phase]:
+    "The phases of a client's round; raises InputError where there is none"
+    phases = [phase for phase in method.local_phases(client) if not phase.final]
+    if not phases:
+        raise InputError(
+            f"{type(method).__name__}.local_phases: expected at least one phase that is not final"
+        )
+    return phases
 
 
 def client_round(method, client: Client) -> tuple[dict, dict, Tensor | None]:

@@ -59,7 +59,8 @@ def shape_bytes(shape: str, federation: Federation, server: dict) -> int:
     parts = {
         "model": nbytes(model),
         "trained": nbytes([model[n] for n in federation.net.trained]),
-        **{part: nbytes(select(model, f"{part}.")) for part in ("body", "head")},
+        "body": nbytes(select(model, "body.")),
+        "head": nbytes(select(model, "head.")),
     }
     sizes = {
         "C": federation.net.classes,
@@ -68,14 +69,14 @@ def shape_bytes(shape: str, federation: Federation, server: dict) -> int:
         "M": len(server.get("models", ())),
         "N": len(server.get("now", ())),
     }
+    entry = federation.dtype
     if kind:
-        choice(kind, ("int64", "bool"), "type of a message's entries")
-    entry = (getattr(torch, kind) if kind else federation.dtype).itemsize
+        entry = getattr(torch, choice(kind, ("int64", "bool"), "type of a message's entries"))
+    total = 1
     factors = [choice(f, parts | sizes, "shape of a message") for f in product.split(" x ")]
-    whole = [parts[f] for f in factors if f in parts]
-    return math.prod(sizes[f] for f in factors if f in sizes) * (
-        math.prod(whole) if whole else entry
-    )
+    for factor in factors:
+        total *= parts[factor] if factor in parts else sizes[factor]
+    return total if parts.keys() & set(factors) else total * entry.itemsize
 
 
 def declared_bytes(shapes: list[str], federation: Federation, server: dict) -> int:
@@ -111,12 +112,18 @@ class Law:
 
     def methods(self, cls: type, known: dict[str, type], **local) -> tuple:
         "(`cls` in its limit, the other method), both with the `local` settings; `known`: classes by name"
-        own = {n: v for n, v in self.settings.items() if n in local}
-        values = {n: v for n, v in self.theirs.items() if not callable(v)}
+        values = dict(local)
+        hooks = {}
+        for name, value in self.settings.items():
+            if name in local:
+                values[name] = value
+        for name, value in self.theirs.items():
+            if callable(value):
+                hooks[name] = value
+            else:
+                values[name] = value
         other = known[self.other] if isinstance(self.other, str) else self.other
-        second = with_hooks(
-            other(**local | own | values), {n: f for n, f in self.theirs.items() if callable(f)}
-        )
+        second = with_hooks(other(**values), hooks)
         return with_hooks(cls(**local | self.settings), self.hooks), second
 
 
@@ -140,7 +147,8 @@ def with_hooks(method, hooks: dict):
 # %% ../../nbs/04_engine/09_declarations.ipynb #cf844fac
 def equal_shares(federation: Federation) -> Federation:
     "The same samples in equal shares"
-    rows, K = np.concatenate(federation.partition.train), federation.clients
+    rows = np.concatenate(federation.partition.train)
+    K = federation.clients
     shares = rows[: len(rows) // K * K].reshape(K, -1)
     return replace(federation, partition=replace(federation.partition, train=tuple(shares)))
 
@@ -157,22 +165,25 @@ def one_a_round(federation: Federation) -> Federation:
 # %% ../../nbs/04_engine/09_declarations.ipynb #20e9e9b3
 def method_text(method, usual: dict | None = None) -> str:
     "The method with the fields that are neither its defaults nor those of `usual`, and the hooks that were replaced"
-    values, usual = {f.name: getattr(method, f.name) for f in fields(method)}, usual or {}
-    own = [
-        f"{f.name}={values[f.name]!r}"
-        for f in fields(method)
-        if values[f.name] != usual.get(f.name, f.default)
-    ]
-    replaced = ", ".join(n for n in vars(method) if n not in values)
-    return f"{type(method).__name__}({', '.join(own)})" + (
-        f" with other {replaced}" if replaced else ""
-    )
+    own = []
+    names = set()
+    for f in fields(method):
+        names.add(f.name)
+        value = getattr(method, f.name)
+        if value != (usual or {}).get(f.name, f.default):
+            own.append(f"{f.name}={value!r}")
+    text = f"{type(method).__name__}({', '.join(own)})"
+    replaced = [name for name in vars(method) if name not in names]
+    return f"{text} with other {', '.join(replaced)}" if replaced else text
 
 
 def law_text(law: Law, cls: type, known: dict[str, type], **local) -> str:
     "The law of `cls` in words; `local` are settings that need no mention"
-    one, other = (method_text(m, local) for m in law.methods(cls, known, **local))
-    return f"{one} = {other}" + (f" ({law.where.__name__.replace('_', ' ')})" if law.where else "")
+    one, other = law.methods(cls, known, **local)
+    text = f"{method_text(one, local)} = {method_text(other, local)}"
+    if law.where is None:
+        return text
+    return f"{text} ({law.where.__name__.replace('_', ' ')})"
 
 
 def law_of(cls: type) -> Law | None:

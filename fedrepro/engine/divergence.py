@@ -20,25 +20,30 @@ def named_tensors(message, name: str = "") -> list[tuple[str, Tensor]]:
     "Every floating tensor inside nested dicts, lists and tuples, with the key above it"
     if isinstance(message, Tensor):
         return [(name, message)] if message.is_floating_point() else []
-    listed = [(name, part) for part in message] if isinstance(message, (list, tuple)) else []
-    parts = message.items() if isinstance(message, dict) else listed
-    return [leaf for key, part in parts for leaf in named_tensors(part, str(key))]
+    leaves = []
+    if isinstance(message, dict):
+        for key, part in message.items():
+            leaves += named_tensors(part, str(key))
+    elif isinstance(message, (list, tuple)):
+        for part in message:
+            leaves += named_tensors(part, name)
+    return leaves
 
 
 def sizes(message, buffers: Collection[str] = ()) -> Tensor:
     """(2,) float64 Euclidean norms of a message: all its floating tensors, and the trained parameters among them.
 
     `buffers`: names of what is not trained; it adds nothing to the second norm, but an infinity makes it infinite."""
-    leaves = [(name, t.double().norm()) for name, t in named_tensors(message)]
-    zero = leaves[0][1].new_zeros(()) if leaves else torch.zeros((), dtype=torch.float64)
-    model = [
-        torch.where(norm.isinf(), norm, zero) if name in buffers else norm
-        for name, norm in leaves
-        if name.startswith(("body.", "head."))
-    ]
-    return torch.stack(
-        [torch.stack([zero, *norms]).norm() for norms in ([norm for _, norm in leaves], model)]
-    )
+    zero = torch.zeros((), dtype=torch.float64)
+    whole = []
+    model = []
+    for name, t in named_tensors(message):
+        norm = t.double().norm()
+        zero = zero.to(norm.device)
+        whole.append(norm)
+        if name.startswith(("body.", "head.")):
+            model.append(torch.where(norm.isinf(), norm, zero) if name in buffers else norm)
+    return torch.stack([torch.stack([zero, *whole]).norm(), torch.stack([zero, *model]).norm()])
 
 # %% ../../nbs/04_engine/03_divergence.ipynb #4d1014cc
 def limit(initial: Tree, buffers: Collection[str] = ()) -> float:
@@ -48,7 +53,10 @@ def limit(initial: Tree, buffers: Collection[str] = ()) -> float:
 
 def wrong(norms: list[float], most: float) -> float | None:
     "The norm that gives a message of such `sizes` away: NaN, or models beyond `most`; None when nothing is wrong"
-    return norms[0] if math.isnan(norms[0]) else norms[1] if norms[1] > most else None
+    whole, model = norms
+    if math.isnan(whole):
+        return whole
+    return model if model > most else None
 
 # %% ../../nbs/04_engine/03_divergence.ipynb #985d98f6
 def record(rounds: int, client: int | None, norm: float) -> dict:
@@ -73,15 +81,16 @@ def client_diverged(
     "The record of who first uploaded, kept or lost what it should not; None when nobody did. An upload must be finite"
     if surely_finite(results, losses, most):
         return None
-    sent, own = (torch.stack([sizes(r[i], buffers) for r in results]).tolist() for i in (0, 1))
-    for k, up, kept, loss in zip(cohort, sent, own, losses, strict=True):
-        found = [
-            wrong(up, most),
-            wrong(kept, most),
-            None if math.isfinite(up[0]) else up[0],
-            None if abs(loss) <= EXPLODED else abs(loss),
-        ]
-        norm = next((n for n in found if n is not None), None)
+    uploads = torch.stack([sizes(upload, buffers) for upload, _, _ in results]).tolist()
+    states = torch.stack([sizes(state, buffers) for _, state, _ in results]).tolist()
+    for k, upload, state, loss in zip(cohort, uploads, states, losses, strict=True):
+        norm = wrong(upload, most)
+        if norm is None:
+            norm = wrong(state, most)
+        if norm is None and not math.isfinite(upload[0]):
+            norm = upload[0]
+        if norm is None and not abs(loss) <= EXPLODED:
+            norm = abs(loss)
         if norm is not None:
             return record(rounds, k, norm)
     return None
@@ -102,22 +111,29 @@ class Diverged(Exception):
         super().__init__(
             f"{'the model' if client is None else f'the model of client {client}'} has the norm {norm}"
         )
-        self.client, self.norm = client, norm
+        self.client = client
+        self.norm = norm
 
 
 def refuse_diverged(initial: Tree, judged: list[Tree], buffers: Collection[str] = ()):
     """Raises Diverged unless the models by which the clients are `judged` (one each) are finite and have not exploded.
 
     `buffers`: names of what is not trained, and need only be finite."""
-    parts = {id(t): t for params in judged for t in params.values() if t.is_floating_point()}
-    norms = dict(zip(parts, torch.stack([t.double().norm() for t in parts.values()]).tolist()))
-    common = len(judged) > 1 == len({tuple(map(id, params.values())) for params in judged})
+    tensors = {}  # each once
+    for params in judged:
+        for t in params.values():
+            if t.is_floating_point():
+                tensors[id(t)] = t
+    norms = torch.stack([t.double().norm() for t in tensors.values()]).tolist()
+    norm_of = dict(zip(tensors, norms))
     most = limit(initial, buffers)
-
-    def size(n: str, t: Tensor) -> float:
-        return 0.0 if n in buffers and math.isfinite(norms[id(t)]) else norms[id(t)]
-
+    different = {tuple(map(id, params.values())) for params in judged}
+    common = len(judged) > 1 and len(different) == 1
     for k, params in enumerate(judged):
-        norm = math.hypot(*(size(n, t) for n, t in params.items() if id(t) in norms))
+        parts = []
+        for name, t in params.items():
+            norm = norm_of.get(id(t), 0.0)
+            parts.append(0.0 if name in buffers and math.isfinite(norm) else norm)
+        norm = math.hypot(*parts)
         if not norm <= most:
             raise Diverged(None if common else k, norm)

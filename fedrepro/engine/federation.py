@@ -233,7 +233,8 @@ class Federation:
         profiler: Profiler = OFF,
     ) -> Client:
         "Client k as it sees itself in round t"
-        concept, rng = self.label_maps(t)[k], np.random.default_rng([self.seed, stream, t, k])
+        concept = self.label_maps(t)[k]
+        rng = np.random.default_rng([self.seed, stream, t, k])
         test = (
             {}
             if self.partition.test is None

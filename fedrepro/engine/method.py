@@ -58,6 +58,14 @@ SHADOWED: dict[
 ] = {}  # those of a notebook or script that have the name of a method of the package
 
 
+def _declared(cls: type, what: str) -> set[str]:
+    "The names in a class attribute, `positive` or `fractions`, of a method and of all its bases"
+    names: set[str] = set()
+    for base in cls.__mro__:
+        names |= set(vars(base).get(what, ()))
+    return names
+
+
 @dataclass
 class FedAvg:
     """Clients train the server's model on their own data; the server averages (McMahan et al. 2017, Algorithm 1).
@@ -112,13 +120,13 @@ class FedAvg:
             SHADOWED[cls.__name__] = cls
 
     def __post_init__(self):
-        name, bases = type(self).__name__, type(self).__mro__
-        positive, fractions = (
-            {n for c in bases for n in vars(c).get(of, ())} for of in ("positive", "fractions")
-        )
+        positive = _declared(type(self), "positive")
+        fractions = _declared(type(self), "fractions")
         for f in fields(self):
-            value, where = getattr(self, f.name), f"{name} {f.name}"
-            if (said := getattr(type(self), f.name, f.default)) is not f.default:
+            value = getattr(self, f.name)
+            where = f"{type(self).__name__} {f.name}"
+            said = getattr(type(self), f.name, f.default)
+            if said is not f.default:
                 raise InputError(
                     f"{where} = {said!r}: changes nothing; expected @dataclass above the class, and a "
                     f"type, as in `{f.name}: {getattr(f.type, '__name__', f.type)} = {said!r}`"
@@ -126,14 +134,9 @@ class FedAvg:
             if get_origin(f.type) is Literal:
                 choice(value, get_args(f.type), where)
             elif f.type in (int, float) or isinstance(value, Real) and not isinstance(value, bool):
-                number(
-                    where,
-                    value,
-                    0,
-                    1 if f.name in fractions else math.inf,
-                    int if f.type is int else float,
-                    0 if f.name in positive else None,
-                )
+                most = 1 if f.name in fractions else math.inf
+                kind = int if f.type is int else float
+                number(where, value, 0, most, kind, 0 if f.name in positive else None)
 
     # who takes part, what is remembered, and what is sent
     def init_server(self, federation: Federation) -> dict:

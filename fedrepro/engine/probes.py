@@ -32,7 +32,8 @@ class Profiler:
     "Seconds spent in named parts of one round, in this process; switched off it costs nothing and knows nothing"
 
     def __init__(self, on: bool = True):
-        self.on, self.seconds = on, dict[str, float]()
+        self.on = on
+        self.seconds = dict[str, float]()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -49,8 +50,8 @@ OFF = Profiler(on=False)  # of every round that nobody times
 # %% ../../nbs/04_engine/00_probes.ipynb #604c13ea
 def collaboration_seconds(federation, before: dict, after: dict, exchange) -> dict[str, float]:
     "Seconds of a round's classifier collaboration (FedCCFA, Table 12): of all participants, of the server, and the sum"
-    seconds = exchange.profiler.seconds
-    client, server = (seconds.get(f"collaboration_{who}", math.nan) for who in ("client", "server"))
+    client = exchange.profiler.seconds.get("collaboration_client", math.nan)
+    server = exchange.profiler.seconds.get("collaboration_server", math.nan)
     return dict(zip(TIMES, (client + server, client, server)))
 
 # %% ../../nbs/04_engine/00_probes.ipynb #18a5c00f
@@ -59,11 +60,14 @@ def bodies(federation, trees: list[Tree]) -> list[Tree]:
     names = [n for n in trees[0] if n.startswith("body.") and n not in federation.net.buffers]
     if not names:
         raise InputError("update_norm: this method's server keeps no single model with a body")
-    if any(n not in tree for tree in trees for n in names):
-        raise InputError(
-            "update_norm: this method's clients do not upload the parameters of the body"
-        )
-    return [{n: tree[n].double() for n in names} for tree in trees]
+    extractors = []
+    for tree in trees:
+        if not tree.keys() >= set(names):
+            raise InputError(
+                "update_norm: this method's clients do not upload the parameters of the body"
+            )
+        extractors.append({n: tree[n].double() for n in names})
+    return extractors
 
 
 def update_norm(federation, before: dict, after: dict, exchange) -> dict[str, float]:
@@ -80,28 +84,30 @@ def class_distances(c: int) -> Callable:
     def measure(federation, before: dict, after: dict, exchange) -> dict[str, float]:
         if "madd" not in after:
             raise InputError(f"distances_class_{c}: this method's server keeps no distances")
-        d, cohort = after["madd"][c].tolist(), exchange.cohort
-        return {
-            f"distance_{c}_{i}_{j}": d[x][y]
-            for x, i in enumerate(cohort)
-            for y, j in enumerate(cohort)
-            if i < j
-        }
+        rows = dict(zip(exchange.cohort, after["madd"][c].tolist()))
+        distances = {}
+        for i, row in rows.items():
+            for j, distance in zip(exchange.cohort, row):
+                if i < j:
+                    distances[f"distance_{c}_{i}_{j}"] = distance
+        return distances
 
     return measure
 
 
 def distance_matrix(row: dict, c: int) -> tuple[list[int], list[list[float]]]:
     "(clients, their distances) of class `c` from a row of results; no clients where it holds none"
-    pairs = {
-        tuple(map(int, key.split("_")[2:])): v
-        for key, v in row.items()
-        if key.startswith(f"distance_{c}_") and not math.isnan(v)
-    }
-    clients = sorted({k for pair in pairs for k in pair})
-    return clients, [
-        [0.0 if i == j else pairs[min(i, j), max(i, j)] for j in clients] for i in clients
-    ]
+    distances = {}
+    for key, value in row.items():
+        if key.startswith(f"distance_{c}_") and not math.isnan(value):
+            i, j = map(int, key.split("_")[2:])
+            distances[i, j] = value
+            distances[j, i] = value
+    clients = sorted({i for i, _ in distances})
+    matrix = []
+    for i in clients:
+        matrix.append([0.0 if i == j else distances[i, j] for j in clients])
+    return clients, matrix
 
 # %% ../../nbs/04_engine/00_probes.ipynb #faf420f3
 MEASURES: dict[
@@ -117,5 +123,7 @@ def measured(
     names: tuple[str, ...], federation, before: dict, after: dict, exchange
 ) -> dict[str, float]:
     "What the measures of these names say of a round; raises InputError for a method that has no such thing"
-    found = [MEASURES[name](federation, before, after, exchange) for name in names]
-    return {key: value for each in found for key, value in each.items()}
+    numbers = {}
+    for name in names:
+        numbers |= MEASURES[name](federation, before, after, exchange)
+    return numbers

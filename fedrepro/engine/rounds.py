@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STATE_LIMIT', 'Snapshot', 'sequential', 'park_states', 'begin', 'with_frozen', 'refuse_params', 'refuse_uploads',
-           'aggregated', 'OpenRound', 'ask', 'open_round', 'in_numbers', 'cohort_loss', 'close_round', 'next_round',
-           'History', 'Callback', 'AfterRound', 'is_due', 'note_round', 'run']
+           'aggregated', 'OpenRound', 'ask', 'open_round', 'refuse_cohort', 'in_numbers', 'cohort_loss', 'close_round',
+           'next_round', 'History', 'Callback', 'AfterRound', 'is_due', 'note_round', 'run']
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #bf04f3f5
 import math
@@ -65,12 +65,11 @@ def park_states(federation: Federation, states: list[dict], most: int = STATE_LI
 def begin(method, federation: Federation) -> Snapshot:
     "The snapshot before round 0; raises InputError where no round could teach the server anything"
     refuse_untrained(method, federation)
+    states = []
     with federation.chance(BEGIN, 0):
         server = method.init_server(federation)
-        states = [
-            park_states(federation, [method.init_client(federation, k)])[0]
-            for k in range(federation.clients)
-        ]
+        for k in range(federation.clients):
+            states += park_states(federation, [method.init_client(federation, k)])
     return Snapshot(0, server, states, [method.broadcast(server)] * federation.clients)
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #2314f025
@@ -82,17 +81,16 @@ def with_frozen(message, frozen: Tree):
         return [with_frozen(part, frozen) for part in message]
     if not isinstance(message, dict):
         return message
-    return {
-        n: frozen[n] if n in frozen else with_frozen(part, frozen) for n, part in message.items()
-    }
+    return {n: frozen.get(n, with_frozen(part, frozen)) for n, part in message.items()}
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #58ef0efb
 def refuse_params(params, like: Tree, where: str, names: Iterable[str] = ()):
     "Raises InputError if a tree lacks one of `names`, or a tensor of it has another shape than in `like`"
     if not isinstance(params, dict):
         return
-    if lost := [n for n in names if n not in params]:
-        raise InputError(f"{where}: {lost[0]!r} is missing")
+    for n in names:
+        if n not in params:
+            raise InputError(f"{where}: {n!r} is missing")
     for n, t in params.items():
         if isinstance(t, Tensor) and n in like and t.shape != like[n].shape:
             raise InputError(
@@ -103,7 +101,10 @@ def refuse_params(params, like: Tree, where: str, names: Iterable[str] = ()):
 def refuse_uploads(method, initial: Tree, exchange: Exchange):
     "Raises InputError for `params` of a shape that the model has not, or without a name that others sent"
     sent = [upload.get("params") for upload in exchange.uploads]
-    names = {n: None for params in sent if isinstance(params, dict) for n in params}
+    names: dict[str, None] = {}  # in order
+    for params in sent:
+        if isinstance(params, dict):
+            names |= dict.fromkeys(params)
     for k, params in zip(exchange.cohort, sent):
         where = f"client {k}, round {exchange.round + 1}: {type(method).__name__}'s upload"
         refuse_params(params, initial, where, names)
@@ -111,10 +112,8 @@ def refuse_uploads(method, initial: Tree, exchange: Exchange):
 
 def aggregated(method, server: dict, exchange: Exchange, received: dict, initial: Tree) -> dict:
     "The server's next state; raises InputError for what is no dict, or for a model that lost a part"
-    before, where = (
-        write_marks(server),
-        f"round {exchange.round + 1}: {type(method).__name__}.aggregate",
-    )
+    where = f"round {exchange.round + 1}: {type(method).__name__}.aggregate"
+    before = write_marks(server)
     after = method.aggregate(server, exchange)
     if not isinstance(after, dict):
         raise InputError(
@@ -129,19 +128,19 @@ def aggregated(method, server: dict, exchange: Exchange, received: dict, initial
 # %% ../../nbs/04_engine/05_rounds.ipynb #dcca3c8d
 def _exchange(clients: list[Client], federation: Federation, uploads) -> Exchange:
     "What the server sees of `uploads`"
-    t, cohort = clients[0].round, [c.id for c in clients]
-    counts, sizes = torch.stack([c.counts for c in clients]), [c.n for c in clients]
+    cohort = [c.id for c in clients]
+    first = clients[0]
     return Exchange(
-        t,
+        first.round,
         cohort,
         list(uploads),
-        sizes,
-        counts,
-        federation.label_maps(t)[cohort],
-        clients[0].profiler,
+        sizes=[c.n for c in clients],
+        counts=torch.stack([c.counts for c in clients]),
+        label_maps=federation.label_maps(first.round)[cohort],
+        profiler=first.profiler,
     )
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #0adb900c
 @dataclass
 class OpenRound:
     "A round in which the clients know all they need, and have not trained yet"
@@ -166,48 +165,61 @@ def open_round(method, federation: Federation, at: Snapshot, profiler: Profiler 
     with federation.chance(OPEN, at.round):
         return _opened(method, federation, at, profiler)
 
+# %% ../../nbs/04_engine/05_rounds.ipynb #8f8ab360
+def refuse_cohort(method, cohort: list[int], federation: Federation, t: int):
+    "Raises InputError unless a cohort is one or more different clients of the federation"
+    different = set(cohort)
+    if cohort and len(different) == len(cohort) and different <= set(range(federation.clients)):
+        return
+    raise InputError(
+        f"round {t + 1}: {type(method).__name__}.select_clients returned {short(cohort)}; "
+        f"expected one or more different clients of 0..{federation.clients - 1}"
+    )
+
 
 def _opened(method, federation: Federation, at: Snapshot, profiler: Profiler) -> OpenRound:
     message = method.broadcast(at.server)
     cohort = method.select_clients(at.server, federation, at.round)
-    if not cohort or len({*cohort}) < len(cohort) or not {*cohort} <= {*range(federation.clients)}:
-        raise InputError(
-            f"round {at.round + 1}: {type(method).__name__}.select_clients returned {short(cohort)}; "
-            f"expected one or more different clients of 0..{federation.clients - 1}"
-        )
+    refuse_cohort(method, cohort, federation, at.round)
     states = moved([at.states[k] for k in cohort], federation.device)
-    clients = [
-        federation.client(k, at.round, message, s, profiler=profiler)
-        for k, s in zip(cohort, states)
-    ]
+    clients = []
+    for k, state in zip(cohort, states):
+        clients.append(federation.client(k, at.round, message, state, profiler=profiler))
     now = OpenRound(at.server, clients, 0, len(cohort) * nbytes(message))
-    if (survey := method.survey()) is None:
+    survey = method.survey()
+    if survey is None:
         return now
     answers = ask(survey, clients)
     now.server, replies = survey.assign(at.server, _exchange(clients, federation, answers))
     for client, more in zip(clients, replies, strict=True):
         client.received = client.received | more
-    now.bytes_up, now.bytes_down = nbytes(answers), now.bytes_down + nbytes(replies)
+    now.bytes_up = nbytes(answers)
+    now.bytes_down += nbytes(replies)
     return now
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #ab1b39dd
 def in_numbers(losses: Iterable[Tensor | None]) -> list[float | None]:
     "The clients' losses, copied from the device at once; None stays None"
-    found = list(losses)
-    told = [loss for loss in found if loss is not None]
-    numbers = iter(torch.stack(told).double().tolist() if told else ())
-    return [None if loss is None else next(numbers) for loss in found]
+    losses = list(losses)
+    known = [loss for loss in losses if loss is not None]
+    numbers = iter(torch.stack(known).double().tolist() if known else ())
+    return [None if loss is None else next(numbers) for loss in losses]
 
 
 def cohort_loss(losses: list[float | None], sizes: list[int]) -> float:
     "The mean by `sizes` of the losses that there are; nan where nobody took a step"
-    told = [(loss, n) for loss, n in zip(losses, sizes, strict=True) if loss is not None]
-    if not told:
+    known = []
+    weights = []
+    for loss, n in zip(losses, sizes, strict=True):
+        if loss is not None:
+            known.append(loss)
+            weights.append(n)
+    if not known:
         return math.nan
-    means, weights = (torch.tensor(column, dtype=torch.float64) for column in zip(*told))
-    return float(means @ weights / weights.sum())
+    w = torch.tensor(weights, dtype=torch.float64)
+    return float(torch.tensor(known, dtype=torch.float64) @ w / w.sum())
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #539fec7f
 def close_round(
     method,
     federation: Federation,
@@ -230,46 +242,47 @@ def _closed(
     measures: tuple[str, ...],
 ) -> Snapshot:
     uploads, kept, losses = zip(*results)
-    t, exchange, buffers = (
-        at.round,
-        _exchange(now.clients, federation, uploads),
-        federation.net.buffers,
-    )
-    most, means = limit(federation.initial, buffers), in_numbers(losses)
-    diverged = client_diverged(
-        t + 1, exchange.cohort, results, [loss or 0.0 for loss in means], most, buffers
-    )
+    exchange = _exchange(now.clients, federation, uploads)
+    means = in_numbers(losses)
+    t = at.round + 1
+    buffers = federation.net.buffers
+    most = limit(federation.initial, buffers)
+    known = [loss or 0.0 for loss in means]
+    diverged = client_diverged(t, exchange.cohort, results, known, most, buffers)
+    server = at.server
     if not diverged:
         refuse_uploads(method, federation.initial, exchange)
-    server, received = at.server, now.clients[0].received
-    if not diverged:
+        received = now.clients[0].received
         server = aggregated(method, now.server, exchange, received, federation.initial)
         server = with_frozen(server, federation.frozen)
     news = method.broadcast(server)
-    diverged = diverged or server_diverged(t + 1, news, most, buffers)
-    replies = None if diverged else with_frozen(method.reply(server, exchange), federation.frozen)
-    diverged = diverged or server_diverged(t + 1, replies, most, buffers)
-    found = {} if diverged else measured(measures, federation, at.server, server, exchange)
-    states, last_broadcasts = list(at.states), list(at.last_broadcasts)
-    after = (
-        kept if replies is None else [own | reply for own, reply in zip(kept, replies, strict=True)]
-    )
-    for k, state in zip(exchange.cohort, park_states(federation, list(after)), strict=True):
-        states[k], last_broadcasts[k] = state, news
-    loss = cohort_loss(means, exchange.sizes)
+    diverged = diverged or server_diverged(t, news, most, buffers)
+    replies = None
+    if not diverged:
+        replies = with_frozen(method.reply(server, exchange), federation.frozen)
+        diverged = server_diverged(t, replies, most, buffers)
+    numbers = {} if diverged else measured(measures, federation, at.server, server, exchange)
+    after = list(kept)
+    if replies is not None:
+        after = [own | reply for own, reply in zip(kept, replies, strict=True)]
+    states = list(at.states)
+    last_broadcasts = list(at.last_broadcasts)
+    for k, state in zip(exchange.cohort, park_states(federation, after), strict=True):
+        states[k] = state
+        last_broadcasts[k] = news
     return Snapshot(
-        t + 1,
+        t,
         server,
         states,
         last_broadcasts,
-        at.bytes_up + now.bytes_up + nbytes(exchange.uploads),
-        at.bytes_down + now.bytes_down + nbytes(replies),
-        loss,
-        diverged,
-        found,
+        bytes_up=at.bytes_up + now.bytes_up + nbytes(exchange.uploads),
+        bytes_down=at.bytes_down + now.bytes_down + nbytes(replies),
+        train_loss=cohort_loss(means, exchange.sizes),
+        diverged=diverged,
+        measured=numbers,
     )
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #2ea94820
 def next_round(
     method,
     federation: Federation,
@@ -290,6 +303,7 @@ class History:
         default_factory=list
     )  # one per evaluated round: round (1..T), metrics, loss, bytes so far
     snapshot: Snapshot | None = None  # after the last round
+    name: str = ""  # which run it is, where several are computed
 
     @property
     def diverged(self) -> dict | None:
@@ -319,12 +333,12 @@ class AfterRound:
         if state.snapshot is not None:
             self.look(state.snapshot)
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #b1ea3c98
 def is_due(t: int, rounds: int, every: int, last: int = 1) -> bool:
     "Whether a run of `rounds` rounds is evaluated after `t` of them: every `every` rounds, and in the `last` ones"
     return t % every == 0 or t > rounds - last
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #55727117
 def note_round(
     history: History,
     now: Snapshot,
@@ -336,18 +350,19 @@ def note_round(
     last: int = 1,
 ):
     "Enter a completed round of a run of `rounds` rounds, with its metrics where they are due: see `run`"
-    history.snapshot, final = now, now.round == rounds
+    history.snapshot = now
     if evaluate is None or now.diverged or not is_due(now.round, rounds, every, last):
         return
-    cost = {"train_loss": now.train_loss, "bytes_up": now.bytes_up, "bytes_down": now.bytes_down}
     try:
         with federation.chance(JUDGE, now.round):
-            found = evaluate(method, federation, now, final)
-        history.rows.append({"round": now.round} | found | cost)
+            metrics = evaluate(method, federation, now, now.round == rounds)
     except Diverged as why:
         history.snapshot = replace(now, diverged=record(now.round, why.client, why.norm))
+        return
+    cost = {"train_loss": now.train_loss, "bytes_up": now.bytes_up, "bytes_down": now.bytes_down}
+    history.rows.append({"round": now.round} | metrics | cost)
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #b575a0ff
 def run(
     method,
     federation: Federation,
@@ -367,11 +382,14 @@ def run(
     `probes.MEASURES`."""
     if method.pooled:
         federation = federation.pooled()
-    history, callbacks = History(snapshot=(now := start or begin(method, federation))), [*callbacks]
+    now = start or begin(method, federation)
+    history = History(snapshot=now)
+    callbacks = list(callbacks)
     over = False
     while now.round < rounds and not history.diverged and not over:
         now = next_round(method, federation, now, executor, measures)
         note_round(history, now, method, federation, rounds, evaluate, every, last)
         for callback in callbacks:
-            over = callback.after_round(history) is True or over
+            if callback.after_round(history) is True:
+                over = True
     return history

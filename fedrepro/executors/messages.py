@@ -62,11 +62,13 @@ class SharedBuffer(AbstractContextManager):
             self.file = os.memfd_create("fedrepro")
             self.place = f"/proc/{os.getpid()}/fd/{self.file}", *_identity(self.file)
         else:
-            self.file, self.place = os.open(place[0], os.O_RDWR | os.O_CLOEXEC), place
+            self.file = os.open(place[0], os.O_RDWR | os.O_CLOEXEC)
+            self.place = place
             if _identity(self.file) != place[1:]:
                 self.close()
                 raise OSError(f"{place[0]} is something else now")
-        self.end, self.lies = 0, dict[int, tuple[Tensor, tuple]]()
+        self.end = 0
+        self.lies: dict[int, tuple[Tensor, tuple]] = {}
 
     def put(self, t: Tensor) -> tuple:
         "Where `t` lies; the same tensor is put once"
@@ -75,7 +77,8 @@ class SharedBuffer(AbstractContextManager):
             content = _bytes(t)
             while content:
                 done = os.pwrite(self.file, content, self.end)
-                content, self.end = content[done:], self.end + done
+                content = content[done:]
+                self.end = self.end + done
             self.end += -self.end % 64
         return self.lies[id(t)][1]
 
@@ -87,29 +90,31 @@ class SharedBuffer(AbstractContextManager):
             done = os.preadv(self.file, [content], start)
             if not done:
                 raise EOFError(f"{len(content)} bytes of a tensor are missing")
-            content, start = content[done:], start + done
+            content = content[done:]
+            start = start + done
         return found
 
     def close(self):
-        file, self.file = self.file, -1
+        file = self.file
+        self.file = -1
         if file >= 0:
             os.close(file)
 
     def __exit__(self, *_):
         self.close()
 
-
+# %% ../../nbs/05_executors/01_messages.ipynb #0d44358b
 class Pickler(pickle.Pickler):
-    "Takes tensors as arrays, and puts large ones on `shelf` if there is one"
+    "Takes tensors as arrays, and puts large ones into `shared` if there is such memory"
 
-    def __init__(self, file, shelf: SharedBuffer | None = None):
+    def __init__(self, file, shared: SharedBuffer | None = None):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.shelf = shelf
+        self.shared = shared
 
     def persistent_id(self, value) -> tuple | None:
-        if self.shelf is None or not _usual(value) or value.nbytes < LARGE:
+        if self.shared is None or not _usual(value) or value.nbytes < LARGE:
             return None
-        return self.shelf.put(value)
+        return self.shared.put(value)
 
     def reducer_override(self, value):
         if not _usual(value):
@@ -120,24 +125,26 @@ class Pickler(pickle.Pickler):
 class Unpickler(pickle.Unpickler):
     "Reads what `Pickler` wrote; one tensor sent twice is one again"
 
-    def __init__(self, file, shelf: SharedBuffer | None = None):
+    def __init__(self, file, shared: SharedBuffer | None = None):
         super().__init__(file)
-        self.shelf, self.found = shelf, dict[tuple, Tensor]()
+        self.shared = shared
+        self.found: dict[tuple, Tensor] = {}
 
     def persistent_load(self, where: tuple) -> Tensor:
-        if self.shelf is None:
-            raise pickle.UnpicklingError("a message with a shelf was read without it")
+        if self.shared is None:
+            raise pickle.UnpicklingError("a message with shared memory was read without it")
         if where not in self.found:
-            self.found[where] = self.shelf.get(*where)
+            self.found[where] = self.shared.get(*where)
         return self.found[where]
 
 
-def dumps(value, shelf: SharedBuffer | None = None) -> bytes:
+def dumps(value, shared: SharedBuffer | None = None) -> bytes:
     "Pickled, for another process of this program"
-    Pickler(out := io.BytesIO(), shelf).dump(value)
+    out = io.BytesIO()
+    Pickler(out, shared).dump(value)
     return out.getvalue()
 
 
-def loads(message: bytes, shelf: SharedBuffer | None = None) -> Any:
+def loads(message: bytes, shared: SharedBuffer | None = None) -> Any:
     "What `dumps` was given; only for what this program's own processes say through a pipe, never for a file"
-    return Unpickler(io.BytesIO(message), shelf).load()
+    return Unpickler(io.BytesIO(message), shared).load()

@@ -155,7 +155,7 @@ def report(*what):
 class NoWorker(RuntimeError):
     "No process can be started"
 
-
+# %% ../../nbs/05_executors/02_processes.ipynb #32509a10
 @dataclass(eq=False)
 class Worker:
     "A process, and our end of the pipe to it"
@@ -165,7 +165,12 @@ class Worker:
     pipe: Connection
     ready: bool = False  # whether it is prepared
 
+    def send(self, message: bytes):
+        "Does nothing where it has died, which `Workers.receive` notices"
+        with suppress(OSError):
+            self.pipe.send_bytes(message)
 
+# %% ../../nbs/05_executors/02_processes.ipynb #64f3f9fe
 class Workers:
     """Processes that compute one task each at a time. Close them, or use them in a `with`.
 
@@ -173,10 +178,12 @@ class Workers:
 
     def __init__(self, most: int, first: Callable[[int], bytes]):
         "`first(number)` is the message that prepares a worker; at most `most` of them are started, when there is work"
-        self.most, self.first, self.staff = most, first, dict[int, Worker]()
-        self.unborn = 0  # how many have died in a row before they were ready
+        self.most = most
+        self.first = first
+        self.workers: dict[int, Worker] = {}
+        self.failed_starts = 0  # how many have died in a row before they were ready
 
-    def hire(self, number: int):
+    def start(self, number: int):
         "Start a process"
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
@@ -191,64 +198,43 @@ class Workers:
             ) from error
         finally:
             theirs.close()  # so that the pipe ends when the process does
-        self.staff[number] = Worker(number, process, ours)
+        self.workers[number] = Worker(number, process, ours)
 
-    def hire_for(self, tasks: int):
+    def start_for(self, tasks: int):
         "Start as many processes as `tasks` can use, side by side"
         for number in range(min(self.most, tasks)):
-            if number not in self.staff:
-                self.hire(number)
+            if number not in self.workers:
+                self.start(number)
 
     def work(self, tasks: Sequence[bytes]) -> Generator[tuple[int, str, Any], None, None]:
         """Hand out the tasks; what is heard of them, as (position, kind, content).
 
         `report`: something that the task tells; `done`: its result; `failed`: its error; `died`: its worker, and it is
         tried again; `lost`: its worker has died `TRIES` times. Raises NoWorker if none can be started."""
-        waiting, deaths, busy, left = (
-            deque(range(len(tasks))),
-            Counter[int](),
-            dict[Worker, int](),
-            len(tasks),
-        )
-
-        def send(worker: Worker, message: bytes):
-            with suppress(OSError):
-                worker.pipe.send_bytes(message)  # if it has died: noticed below
+        waiting = deque(range(len(tasks)))
+        busy: dict[Worker, int] = {}
+        deaths: Counter[int] = Counter()
+        left = len(tasks)
 
         def hand_out(worker: Worker):
-            if not (waiting and worker.ready):
-                return
-            busy[worker] = waiting.popleft()
-            send(worker, tasks[busy[worker]])
+            if waiting and worker.ready and worker not in busy:
+                busy[worker] = waiting.popleft()
+                worker.send(tasks[busy[worker]])
 
         try:
             while left:
-                self.hire_for(len(waiting) + len(busy))
-                for worker in self.staff.values():
-                    if worker not in busy:
-                        hand_out(worker)
-                staff = list(self.staff.values())
-                heard = wait_for([end for w in staff for end in (w.pipe, w.process.sentinel)])
-                for worker in [w for w in staff if w.pipe in heard or w.process.sentinel in heard]:
-                    try:
-                        kind, content = (
-                            loads(worker.pipe.recv_bytes())
-                            if worker.pipe.poll()
-                            else self.bury(worker)
-                        )
-                    except (EOFError, OSError):
-                        kind, content = self.bury(worker)
-                    if kind == "started":
-                        send(
-                            worker, self.first(worker.number)
-                        )  # it reads now, so this does not wait
-                    if kind == "ready":
-                        worker.ready, self.unborn = True, 0
+                self.start_for(len(waiting) + len(busy))
+                for worker in self.workers.values():
+                    hand_out(worker)
+                for worker in self.speaking():
+                    kind, content = self.receive(worker)
                     if kind == "failed" and not worker.ready and waiting:
                         busy[worker] = waiting.popleft()
                     if worker not in busy:
                         continue  # it is being prepared, or could not be
-                    i = busy[worker] if kind == "report" else busy.pop(worker)
+                    i = busy[worker]
+                    if kind != "report":
+                        del busy[worker]
                     if kind == "died":
                         deaths[i] += 1
                         if deaths[i] == TRIES:
@@ -257,29 +243,58 @@ class Workers:
                             waiting.appendleft(i)
                     if kind in ("done", "failed"):
                         hand_out(worker)  # it computes while we read
-                    left -= kind in ("done", "failed", "lost")
+                    if kind in ("done", "failed", "lost"):
+                        left -= 1
                     yield i, kind, content
         finally:
             if left:
                 self.close()  # what they compute nobody waits for
 
-    def bury(self, worker: Worker) -> tuple[str, None]:
+    def speaking(self) -> list[Worker]:
+        "Wait until a worker says something, or ends; those that do"
+        workers = list(self.workers.values())
+        ends: list = []
+        for worker in workers:
+            ends += [worker.pipe, worker.process.sentinel]
+        heard = wait_for(ends)
+        return [w for w in workers if w.pipe in heard or w.process.sentinel in heard]
+
+    def receive(self, worker: Worker) -> tuple[str, Any]:
+        """What a worker says: (kind, content); (`died`, None) where it has ended.
+
+        Prepares one that has started. Raises NoWorker when the last few had not even started."""
+        try:
+            if not worker.pipe.poll():
+                return self.remove(worker)
+            kind, content = loads(worker.pipe.recv_bytes())
+        except (EOFError, OSError):
+            return self.remove(worker)
+        if kind == "started":
+            worker.send(self.first(worker.number))  # it reads now, so this does not wait
+        elif kind == "ready":
+            worker.ready = True
+            self.failed_starts = 0
+        return kind, content
+
+    def remove(self, worker: Worker) -> tuple[str, None]:
         "(`died`, None); raises NoWorker when the last few had not even started"
-        del self.staff[worker.number]
+        del self.workers[worker.number]
         worker.pipe.close()
         worker.process.join(10)
-        self.unborn += not worker.ready
-        if self.unborn < TRIES * self.most:
+        if not worker.ready:
+            self.failed_starts += 1
+        if self.failed_starts < TRIES * self.most:
             return "died", None
         raise NoWorker("no worker process could be started (killed, or out of memory?)")
 
     def close(self):
         "End all processes, also those that compute"
-        ended, self.staff = list(self.staff.values()), {}
-        for worker in ended:
+        workers = list(self.workers.values())
+        self.workers = {}
+        for worker in workers:
             worker.pipe.close()
             worker.process.terminate()
-        for worker in ended:
+        for worker in workers:
             worker.process.join(5)
             worker.process.kill()  # where it is stopped
             worker.process.join()
@@ -293,12 +308,15 @@ class Workers:
 # %% ../../nbs/05_executors/02_processes.ipynb #839c3e16
 def shares(sizes: list[int], parts: int) -> list[list[int]]:
     "Positions of `sizes` in at most `parts` groups of about equal sums, the largest sum first"
-    groups, sums = [[] for _ in range(min(parts, len(sizes)))], [0] * min(parts, len(sizes))
+    parts = min(parts, len(sizes))
+    groups: list[list[int]] = [[] for _ in range(parts)]
+    sums = [0] * parts
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        g = sums.index(min(sums))
-        groups[g].append(i)
-        sums[g] += sizes[i]
-    return [groups[g] for g in sorted(range(len(groups)), key=lambda g: -sums[g])]
+        smallest = sums.index(min(sums))
+        groups[smallest].append(i)
+        sums[smallest] += sizes[i]
+    order = sorted(range(parts), key=lambda g: -sums[g])
+    return [groups[g] for g in order]
 
 # %% ../../nbs/05_executors/02_processes.ipynb #ea7178e6
 _federation: Federation  # in a worker
@@ -309,27 +327,30 @@ def _join(federation: bytes, own: dict):
     start_with(own)
     _federation = loads(federation)
 
-
-def _visit(message: bytes, places: list[tuple[str, int, int]]) -> bytes | None:
-    "The work of a share's clients; None if this process cannot open its parent's shelves, or finds no room there"
+# %% ../../nbs/05_executors/02_processes.ipynb #0718d19f
+def _train_part(message: bytes, places: list[tuple[str, int, int]]) -> bytes | None:
+    "The results of a part's clients; None if this process cannot open the memory at `places`, or finds no room there"
     with ExitStack() as stack:
         try:
-            shelves = [stack.enter_context(SharedBuffer(place)) for place in places]
+            buffers = [stack.enter_context(SharedBuffer(place)) for place in places]
         except OSError:
             return None
-        here, back = shelves or (None, None)
-        method, visitors = loads(message, here)
-        mine = [replace(c, data=_federation.data, net=_federation.client_net) for c in visitors]
+        there, back = buffers or (None, None)
+        method, bare = loads(message, there)
         with usual_state():
-            found = [client_round(method, c) for c in mine]
-            if what := turned(USUAL):
-                raise RuntimeError(f"{type(method).__name__} sets {what}; its result is void")
+            results = []
+            for client in bare:
+                whole = replace(client, data=_federation.data, net=_federation.client_net)
+                results.append(client_round(method, whole))
+            changed = turned(USUAL)
+            if changed:
+                raise RuntimeError(f"{type(method).__name__} sets {changed}; its result is void")
         try:
-            return dumps(found, back)
+            return dumps(results, back)
         except OSError:
             return None
 
-
+# %% ../../nbs/05_executors/02_processes.ipynb #bc8c4ab3
 class Processes:
     "An executor that shares clients out to worker processes, which hold one data set; close it, or use it in a `with`"
 
@@ -338,60 +359,62 @@ class Processes:
         if federation.device != "cpu":
             raise InputError(f"executor processes: needs the device cpu, not {federation.device}")
         first = dumps((_join, (dumps(federation), own_texts())))
-        self.workers, self.federation, self.pool = (
-            workers,
-            federation,
-            Workers(workers, lambda number: first),
-        )
-        self.shelves = True  # until it turns out that there are none here
+        self.federation = federation
+        self.pool = Workers(workers, lambda number: first)
+        self.shares_memory = True  # until it turns out that it cannot be shared here
 
     def __call__(self, method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor | None]]:
         """As `sequential`; the clients may be those of any federation with this data set and network.
 
         Raises InputError for others, and for a method that is defined in a notebook, where workers cannot find it."""
-        clients, mine = list(clients), self.federation
-        net = type(mine.client_net), mine.net.name
-        if any(c.data is not mine.data or (type(c.net), c.net.name) != net for c in clients):
-            raise InputError(
-                f"executor processes: made for {mine.data.name}, {mine.net.name}, not for other clients"
-            )
+        clients = list(clients)
+        self._refuse(method, clients)
+        groups = shares([c.n for c in clients], 8 * self.pool.most)
+        bare: dict = {"data": None, "net": None}  # a worker has its own
+        parts = []
+        for group in groups:
+            parts.append([replace(clients[i], **bare) for i in group])
+        answers = self._answers(method, parts)
+        if answers is None:
+            self.shares_memory = False
+            answers = self._answers(method, parts) or []
+        results = {}
+        for group, answer in zip(groups, answers):
+            results |= zip(group, answer)
+        return [results[i] for i in range(len(clients))]
+
+    def _refuse(self, method, clients: list[Client]):
+        "Raises InputError for clients of other data or another network, and for a method that workers cannot find"
+        data = self.federation.data
+        net = self.federation.net
+        for c in clients:
+            same_net = type(c.net) is type(self.federation.client_net) and c.net.name == net.name
+            if c.data is not data or not same_net:
+                raise InputError(
+                    f"executor processes: made for {data.name}, {net.name}, not for other clients"
+                )
         if type(method).__module__ == "__main__":
             raise InputError(
                 f"executor processes: {type(method).__name__} is defined in a notebook or script; "
                 "put it into a module, or use the executor sequential"
             )
-        groups = shares([c.n for c in clients], 8 * self.workers)
-        bare: dict = {"data": None, "net": None}  # a worker has its own
-        visitors = [replace(c, **bare) for c in clients]
-        parts = [[visitors[i] for i in group] for group in groups]
-        results = self._answers(method, parts)
-        if results is None:
-            self.shelves = False
-            results = self._answers(method, parts) or []
-        found = {i: r for group, rs in zip(groups, results) for i, r in zip(group, rs)}
-        return [found[i] for i in range(len(clients))]
 
     def _answers(self, method, parts: list[list[Client]]) -> list[list[tuple]] | None:
         "What the workers made of each part; None where memory cannot be shared"
         with ExitStack() as stack:
-
-            def shelf():
-                return stack.enter_context(SharedBuffer()) if self.shelves else None
-
+            buffers: list = [None] * (len(parts) + 1)
             try:
-                here, backs = shelf(), [shelf() for _ in parts]
+                if self.shares_memory:
+                    buffers = [stack.enter_context(SharedBuffer()) for _ in buffers]
+                there, *backs = buffers  # for what is sent, and for each part what comes back
+                tasks = []
+                for part, back in zip(parts, backs):
+                    places = [there.place, back.place] if self.shares_memory else []
+                    tasks.append(dumps((_train_part, (dumps((method, part), there), places))))
             except OSError:
-                return None
-
-            def task(part, back):
-                places = [s.place for s in (here, back) if s is not None]
-                return dumps((_visit, (dumps((method, part), here), places)))
-
-            answers, astray = {}, False
-            try:
-                tasks = [task(part, back) for part, back in zip(parts, backs)]
-            except OSError:
-                return None  # no room
+                return None  # no such memory, or no room
+            answers: dict[int, list[tuple]] = {}
+            shared = True
             for i, kind, content in stack.enter_context(closing(self.pool.work(tasks))):
                 if kind == "failed":
                     raise content
@@ -400,12 +423,12 @@ class Processes:
                         f"a worker process died {TRIES} times (killed, or out of memory?)"
                     )
                 if kind == "done" and content is None:
-                    astray = True
+                    shared = False
                 elif kind == "done":
                     answers[i] = loads(content, backs[i])
                     if backs[i] is not None:
                         backs[i].close()  # its memory is free
-            return None if astray else [answers[i] for i in range(len(parts))]
+            return [answers[i] for i in range(len(parts))] if shared else None
 
     def close(self):
         self.pool.close()

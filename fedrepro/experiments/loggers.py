@@ -37,43 +37,38 @@ Logger = Callable[[LoggedRun], None]
 
 def logged_run(run: PlannedRun, status: str = "complete", rows: Iterable[dict] = ()) -> LoggedRun:
     "A planned run as loggers know it; its settings, but for those that are not set"
-    about = {
+    settings = {
+        **run.settings["method"]["fields"],
         "row": run.row,
         "column": run.column,
         "tier": run.tier,
         **settings_columns(run.settings),
     }
-    found = {
-        k: v
-        for k, v in (run.settings["method"]["fields"] | about).items()
-        if v is not None and v == v
-    }
+    known = {k: v for k, v in settings.items() if v is not None and v == v}  # NaN is not
     slug = Path(file_name(run.settings)).stem
-    return LoggedRun(run.run_id, run.describe(), slug, found, steps(list(rows)), status)
+    return LoggedRun(run.run_id, run.describe(), slug, known, steps(list(rows)), status)
 
 
 def steps(rows: list[dict]) -> list[tuple[int, dict[str, float]]]:
     "(round, its metrics) for each row; rows are counted where rounds come again, as in studies of one client"
     rounds = [row["round"] for row in rows]
-    count = rounds if len(set(rounds)) == len(rounds) else range(1, len(rows) + 1)
-    return [
-        (
-            n,
-            {
-                k: v
-                for k, v in row.items()
-                if v is not None and (k != "round" or count is not rounds)
-            },
-        )
-        for n, row in zip(count, rows)
-    ]
+    unique = len(set(rounds)) == len(rounds)
+    found = []
+    for i, row in enumerate(rows, 1):
+        metrics = {key: value for key, value in row.items() if value is not None}
+        if unique:
+            i = metrics.pop("round")
+        found.append((i, metrics))
+    return found
 
 # %% ../../nbs/07_experiments/12_loggers.ipynb #7b4b536c
 class Loggers:
     "Sends each run once to several loggers; one that fails is named on stderr and left out from then on"
 
     def __init__(self, loggers: dict[str, Logger]):
-        self.loggers, self.failed, self.seen = dict(loggers), list[str](), set[str]()
+        self.loggers = dict(loggers)
+        self.failed = list[str]()
+        self.seen = set[str]()
 
     @classmethod
     def of(cls, asked: Iterable | None) -> "Loggers":
@@ -113,10 +108,14 @@ class Loggers:
 
 def log_stored(loggers: Loggers, runs: list[PlannedRun], results: str | Path):
     "Send those of `runs` that have a result below `results`, and were not sent yet"
-    for r in runs if loggers.loggers else ():
+    if not loggers.loggers:
+        return
+    for r in runs:
         path = run_path(results, r)
-        if path.exists() and (found := read_or_set_aside(path)):
-            loggers(r, *found)
+        result = read_or_set_aside(path) if path.exists() else None
+        if result is not None:
+            header, rows = result
+            loggers(r, header, rows)
 
 # %% ../../nbs/07_experiments/12_loggers.ipynb #bd562b9b
 def needed(module: str, extra: str):
@@ -129,13 +128,11 @@ def needed(module: str, extra: str):
             f"{why}; it comes with the extra: pip install 'fedrepro[{extra}]'"
         ) from None
 
-
+# %% ../../nbs/07_experiments/12_loggers.ipynb #47fbe226
 def tensorboard(where: str) -> Logger:
     "tensorboard:DIR makes one folder a run; look at them with: tensorboard --logdir DIR"
-    make, folder = (
-        needed("torch.utils.tensorboard", "tensorboard").SummaryWriter,
-        Path(where).expanduser(),
-    )
+    make = needed("torch.utils.tensorboard", "tensorboard").SummaryWriter
+    folder = Path(where).expanduser()
 
     def log(run: LoggedRun):
         if (folder / run.slug).exists():
@@ -153,15 +150,13 @@ def tensorboard(where: str) -> Logger:
 
     return log
 
-
+# %% ../../nbs/07_experiments/12_loggers.ipynb #3a1c1e73
 def mlflow(where: str) -> Logger:
     "mlflow:URI is a server (http://...), a data base (sqlite:///FILE) or a folder; the experiment is called fedrepro"
     for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_ALLOW_FILE_STORE"):
         os.environ.setdefault(name, "true")
-    client, of = (
-        needed("mlflow", "mlflow").MlflowClient(tracking_uri=where),
-        needed("mlflow.entities", "mlflow"),
-    )
+    client = needed("mlflow", "mlflow").MlflowClient(tracking_uri=where)
+    of = needed("mlflow.entities", "mlflow")
     there = client.get_experiment_by_name("fedrepro")
     experiment = there.experiment_id if there else client.create_experiment("fedrepro")
 
@@ -172,10 +167,8 @@ def mlflow(where: str) -> Logger:
         new = client.create_run(
             experiment, run_name=run.name, tags={"fedrepro_run_id": run.run_id}
         ).info.run_id
-        params, now = (
-            [of.Param(k, str(v)) for k, v in run.settings.items()],
-            int(1000 * time.time()),
-        )
+        params = [of.Param(k, str(v)) for k, v in run.settings.items()]
+        now = int(1000 * time.time())
         metrics = [
             of.Metric(name, float(value), now, step)
             for step, row in run.rows
@@ -190,7 +183,7 @@ def mlflow(where: str) -> Logger:
 
     return log
 
-
+# %% ../../nbs/07_experiments/12_loggers.ipynb #082b6400
 def wandb(where: str) -> Logger:
     "wandb:PROJECT; log in first (wandb login), or keep the runs on this machine: WANDB_MODE=offline"
     api = needed("wandb", "wandb")
@@ -201,7 +194,8 @@ def wandb(where: str) -> Logger:
         raise InputError(f"--log wandb:{where}: not logged in; {wandb.__doc__}")
 
     def log(run: LoggedRun):
-        name, folder = f"{run.run_id}-{where}", Path(os.environ.get("WANDB_DIR") or ".") / "wandb"
+        name = f"{run.run_id}-{where}"
+        folder = Path(os.environ.get("WANDB_DIR") or ".") / "wandb"
         if any(folder.glob(f"*run-*-{name}")):
             return
         new = api.init(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from ..core.errors import brief as brief  # others take it from here
 from ..core.errors import say
+from ..engine.rounds import History
 from .runs import PlannedRun
 
 # %% ../../nbs/07_experiments/08_progress.ipynb #b80796db
@@ -37,10 +38,8 @@ class Progress:
         self.on_done = on_done or (
             lambda run, header, rows: None
         )  # hears of every run that is finished
-        self.runs, self.rounds = (
-            {r.run_id: r for r in runs},
-            dict.fromkeys((r.run_id for r in runs), 0),
-        )
+        self.runs = {r.run_id: r for r in runs}
+        self.rounds = dict.fromkeys((r.run_id for r in runs), 0)
         self.ended: set[str] = set()
         self.given = 0  # rounds that were not computed here, or not at all
         self.first: float | None = None  # when the first round that was computed here was complete
@@ -77,12 +76,13 @@ class Progress:
 
     def text(self, more: str = "") -> str:
         "How many runs have ended, `more`, and the time left by the rounds after the first, once there are enough"
-        (done, every), line = self.count(), f"{len(self.ended)} of {len(self.runs)} runs{more}"
+        line = f"{len(self.ended)} of {len(self.runs)} runs{more}"
+        done, every = self.count()
         here = done - self.given
         if self.first is None or here < ENOUGH or done == every:
             return line
-        seconds = (time.monotonic() - self.first) / (here - 1) * (every - done)
-        return f"{line}, about {duration(seconds)} left"
+        a_round = (time.monotonic() - self.first) / (here - 1)
+        return f"{line}, about {duration(a_round * (every - done))} left"
 
     def draw(self, show: Callable[[str], None], run: PlannedRun):
         done, every = self.count()
@@ -106,6 +106,11 @@ class Progress:
             self.draw(self.show, self.runs[run_id])
         else:
             say(self.text(", {} of {} rounds".format(*self.count())))
+
+    def after_round(self, state: History):
+        "As `round`, where the runs are computed in this process"
+        if state.snapshot is not None:
+            self.round(state.name, state.snapshot.round)
 
     def finish(self, run_id: str, outcome: str):
         "A run has ended; `outcome` is complete, diverged or failed"
@@ -140,17 +145,27 @@ class SweepReport:
         "0, 1 when a run failed, 130 when interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP"
         return 128 + self.signal if self.interrupted else 1 if self.failed else 0
 
+    def add(self, other: "SweepReport"):
+        "Enter what became of other runs"
+        for name in ("done", "skipped", "later", "theirs", "elsewhere"):
+            getattr(self, name).extend(getattr(other, name))
+        self.failed |= other.failed
+        self.interrupted = other.interrupted
+        self.signal = other.signal
+
     def summary(self) -> str:
         "One line"
+        words = [f"{len(self.done)} computed", f"{len(self.skipped)} were there"]
         others = {
             "failed": self.failed,
             "left for another time": self.later,
             "computed by others": self.theirs,
             "in the hands of others": self.elsewhere,
         }
-        more = "".join(f", {len(runs)} {what}" for what, runs in others.items() if runs)
-        more += (
-            "; interrupted: finished runs are kept, the same command goes on with the rest"
-            * self.interrupted
-        )
-        return f"{len(self.done)} computed, {len(self.skipped)} were there{more}"
+        for what, runs in others.items():
+            if runs:
+                words.append(f"{len(runs)} {what}")
+        end = ""
+        if self.interrupted:
+            end = "; interrupted: finished runs are kept, the same command goes on with the rest"
+        return ", ".join(words) + end

@@ -51,7 +51,8 @@ def typed(value, kind, where: str):
     """`value` as `kind`: a class, a union with None (written "none"), Literal, list[...] or tuple[...].
 
     Raises InputError naming `where`."""
-    origin, inner = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    inner = get_args(kind)
     if origin is Literal:
         return choice(value, inner, where)
     if origin in (list, tuple):
@@ -94,15 +95,17 @@ class Rule:
         if self.names is not None:
             return self.named(value, self.names(), where)
         for v in value if isinstance(value, (list, tuple)) else (value,):
-            size, of = (
-                (len(v), f"{where}: the length of {short(v)}") if isinstance(v, str) else (v, where)
-            )
-            if isinstance(v, str) and self.once and v.count(self.once) > 1:
-                raise InputError(f"{where}: {short(v)} has more than one {self.once!r}")
-            out = self.low if self.above else None
-            if type(size) in (int, float):
-                number(of, size, self.low, self.high, type(size), out)
+            if isinstance(v, str):
+                if self.once and v.count(self.once) > 1:
+                    raise InputError(f"{where}: {short(v)} has more than one {self.once!r}")
+                self.in_range(len(v), f"{where}: the length of {short(v)}")
+            elif type(v) in (int, float):
+                self.in_range(v, where)
         return value
+
+    def in_range(self, value: float, what: str):
+        "Raises InputError unless `low` and `high` admit a number"
+        number(what, value, self.low, self.high, type(value), self.low if self.above else None)
 
     def named(self, value, accepted, where: str):
         "`value` if it is an accepted name, or a list of them, each once; raises InputError"
@@ -245,7 +248,8 @@ def toml_table(raw, where: str) -> dict:
 
 def read_values(raw, rules: Mapping[str, Callable], where: str, besides=()) -> dict[str, Value]:
     "The values in a TOML table, checked by `rules`; keys in `besides` are read elsewhere. Raises InputError"
-    common, values = toml_table(raw, where).get("source"), {}
+    common = toml_table(raw, where).get("source")
+    values = {}
     for key in [k for k in raw if k not in besides and k != "source"]:
         at = f"{where}.{choice(key, [*rules, *besides, 'source'], f'{where}: key')}"
         given = raw[key] if isinstance(raw[key], dict) else {"value": raw[key]}
@@ -298,8 +302,9 @@ def read_published_csv(path: Path) -> pd.DataFrame:
 @lru_cache(256)  # a scoreboard asks for each file ten times
 def _published(path: Path, text: bytes) -> pd.DataFrame:
     paper = pd.read_csv(io.BytesIO(text), dtype={"mean": str, "std": str})
-    if absent := [c for c in ("method", "mean", "std") if c not in paper]:
-        raise InputError(f"{path}: column {absent[0]!r} is missing")
+    for column in ("method", "mean", "std"):
+        if column not in paper:
+            raise InputError(f"{path}: column {column!r} is missing")
     if not isinstance(paper.index, pd.RangeIndex):
         raise InputError(f"{path}: a line has more fields than the first")
     for column, low, what in (

@@ -4,21 +4,24 @@
 
 # %% auto #0
 __all__ = ['SENTENCE', 'NOTHING', 'SEEDS', 'STATISTICS', 'PLOTS', 'TOP', 'SPREADS', 'PAIRINGS', 'MAY', 'PARTS', 'BARE',
-           'OWN_PAPER', 'CHECKS', 'JUDGED_BY', 'Column', 'Row', 'Tier', 'read_filter', 'read_texts', 'read_column',
-           'read_columns', 'read_row', 'read_methods', 'read_tier', 'Spec', 'pick_seeds', 'spec_path', 'keep_spec',
-           'kept_spec', 'revived', 'check_tuning', 'rests_on', 'load_spec', 'spec_from', 'read_gap', 'parts_of',
-           'check_published', 'check_spec', 'check_alike', 'original', 'printed_cells', 'marked_copy', 'as_typed',
-           'own_values', 'own_tier', 'settings_of', 'with_own', 'planned_values', 'check_effect', 'relabelled',
+           'OWN_PAPER', 'CHECKS', 'JUDGED_BY', 'Column', 'Row', 'Tier', 'read_filter', 'read_texts', 'usual_label',
+           'read_column', 'read_columns', 'read_row', 'read_methods', 'read_tier', 'changed_values', 'Spec',
+           'pick_seeds', 'spec_path', 'keep_spec', 'kept_spec', 'revived', 'check_tuning', 'rests_on', 'load_spec',
+           'spec_from', 'read_top', 'read_gap', 'parts_of', 'check_published', 'unclaimed_rows', 'check_spec',
+           'check_alike', 'original', 'printed_cells', 'differing', 'marked_copy', 'as_typed', 'own_values', 'as_given',
+           'own_tier', 'settings_of', 'with_own', 'planned_values', 'check_effect', 'relabelled', 'with_changes',
            'with_labels', 'with_seeds', 'with_settings', 'check_fit', 'own_runs']
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #2155c2c7
 import hashlib, json, os, re, sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, get_args, get_origin
+import numpy as np
+from pandas import DataFrame
 from ..core.errors import InputError, choice, short
 from ..core.files import LARGEST_FILE, cached_by_folder, code_digest, read_cache, write_cache
 from ..core.folders import INSTALLED, PACKAGE, PROJECT, find_specs, roots
@@ -57,6 +60,11 @@ class Column:
     )  # row -> the row whose runs it shows, being equal here
     unpublished: str = ""  # why no published number stands beside it; empty when one may
     guessed: bool = False  # that is because the text lost its setting, and ours is a guess
+
+    @property
+    def identity(self) -> dict | str:
+        "Equal for a column and its copy in a changed copy of the table"
+        return self.published or self.label
 
 
 @dataclass(frozen=True)
@@ -97,39 +105,48 @@ def read_filter(raw: dict, where: str) -> dict:
         if "published" in raw:
             raise InputError(f"{where}: published and unpublished contradict each other")
         return NOTHING
-    for key, value in (given := toml_table(raw.get("published", {}), f"{where}.published")).items():
-        at = f"{where}.published.{NAME(key, f'{where}.published')}"
+    where = f"{where}.published"
+    given = toml_table(raw.get("published", {}), where)
+    for key, value in given.items():
+        at = f"{where}.{NAME(key, where)}"
         if type(value) is str:
             NAME(value, at)
         elif type(value) not in (int, float) or not abs(value) < 1e300:
             raise InputError(f"{at}: {short(value)} is neither text nor number")
     return dict(given)
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #72487699
 def read_texts(raw: dict, rules: dict[str, Rule], where: str) -> dict[str, Any]:
     "Those keys of `raw` that `rules` has, checked by them: texts, or true or false; raises InputError"
     return {k: rule(raw[k], f"{where}.{k}") for k, rule in rules.items() if k in raw}
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #f5e1e07f
+def usual_label(values: Mapping[str, Value]) -> str:
+    "The label of a column of which no other is given: `CIFAR-10, 20 clients`"
+    known = {key: values[key].value if key in values else None for key in ("dataset", "clients")}
+    return f"{known['dataset']}, {known['clients']} clients"
 
 
 def read_column(
     raw, rules: dict, base: dict[str, Value], where: str, rows: dict[str, "Row"]
 ) -> Column:
     "One `[[columns]]` table; `missing` says why it cannot be run, then any data set may be named. Raises InputError"
-    texts = {"label": NAME, "missing": Rule(str), "metric": NAME, "unpublished": SENTENCE}
-    texts["guessed"] = Rule(bool)
+    texts = {
+        "label": NAME,
+        "missing": Rule(str),
+        "metric": NAME,
+        "unpublished": SENTENCE,
+        "guessed": Rule(bool),
+    }
     given = read_texts(toml_table(raw, where), texts, where)
     if given.get("missing"):
         rules = rules | {"dataset": NAME}
-    values = read_values(
-        raw, rules | {"target": Rule(float)}, where, (*texts, "published", "methods", "same_as")
-    )
+    rules = rules | {"target": Rule(float)}
+    values = read_values(raw, rules, where, (*texts, "published", "methods", "same_as"))
     target = values.pop("target", None)
-    get = {k: v.value for k, v in (base | values).items()}
-    given["label"] = given.get("label") or f"{get.get('dataset')}, {get.get('clients')} clients"
-    own, same = (
-        read_methods(raw, rows, where),
-        toml_table(raw.get("same_as", {}), f"{where}.same_as"),
-    )
+    given["label"] = given.get("label") or usual_label(base | values)
+    own = read_methods(raw, rows, where)
+    same = toml_table(raw.get("same_as", {}), f"{where}.same_as")
     for row in (*same, *same.values()):
         choice(row, rows, f"{where}.same_as: row")
     return Column(
@@ -141,41 +158,34 @@ def read_column(
         **given,
     )
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #919ac82c
 def read_columns(
     raw, rules: dict, base: dict[str, Value], rows: dict[str, "Row"], where: str
 ) -> tuple[Column, ...]:
     "The columns of a spec or a tier; two may not share a label. Raises InputError"
     if not isinstance(raw, list):
         raise InputError(f"{where}: {short(raw)} is not a list of tables ([[columns]])")
-    columns = [
-        read_column(given, rules, base, f"{where} {i}", rows) for i, given in enumerate(raw, 1)
-    ]
-    labels = [c.label for c in columns]
-    if twice := [x for i, x in enumerate(labels) if x in labels[:i]]:
-        raise InputError(
-            f"{where}: two columns are named {twice[0]!r}; give one a label of its own"
-        )
-    return tuple(columns)
+    columns: dict[str, Column] = {}
+    for i, given in enumerate(raw, 1):
+        column = read_column(given, rules, base, f"{where} {i}", rows)
+        if column.label in columns:
+            raise InputError(
+                f"{where}: two columns are named {column.label!r}; give one a label of its own"
+            )
+        columns[column.label] = column
+    return tuple(columns.values())
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #84427ed5
 def read_row(name: str, raw, where: str) -> Row:
     "One `[methods.NAME]` table; `class` names the method when the row's name does not. Raises InputError"
     where = f"{where}.{NAME(name, where)}"
-    method = choice(
-        toml_table(raw, where).get("class", name), methods := method_classes(), f"{where}: method"
-    )
+    methods = method_classes()
+    method = choice(toml_table(raw, where).get("class", name), methods, f"{where}: method")
     texts = {"untuned": SENTENCE, "unpublished": SENTENCE, "guessed": Rule(bool)}
-    values = read_values(
-        raw, SETTINGS | field_rules(methods[method]), where, ("class", "published", *texts)
-    )
-    return Row(
-        name,
-        method,
-        values,
-        read_filter(raw, where) or {"method": name},
-        **read_texts(raw, texts, where),
-    )
+    rules = SETTINGS | field_rules(methods[method])
+    values = read_values(raw, rules, where, ("class", "published", *texts))
+    published = read_filter(raw, where) or {"method": name}
+    return Row(name, method, values, published, **read_texts(raw, texts, where))
 
 
 def read_methods(raw: dict, rows: dict[str, Row], where: str) -> dict[str, dict[str, Value]]:
@@ -202,6 +212,22 @@ def read_tier(name: str, raw, rules: dict, base: dict, rows: dict[str, Row], whe
     return Tier(name, changed, columns, read_methods(raw, rows, where), caption)
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #9684b5d7
+def changed_values(
+    name: str, mine: dict[str, Value], theirs: dict[str, Value], tier: Tier, more: dict[str, Value]
+) -> list[tuple[str, str, object, object]]:
+    "Where `mine` differs from `theirs`, and `more`, for `Spec.reductions`; not what the user has set at `tier`"
+    edited = {}
+    for key, value in mine.items():
+        if key not in theirs or theirs[key].value != value.value:
+            edited[key] = value
+    found: list[tuple[str, str, object, object]] = []
+    for key, value in (edited | more).items():
+        if key not in tier.own.get("", {}) and key not in tier.own.get(name, {}):
+            old = theirs[key].value if key in theirs else None
+            found.append((name, key, value.value, old))
+    return found
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #c5ba70cb
 @dataclass(frozen=True)
 class Spec:
     "A table or figure of a paper as data"
@@ -276,61 +302,44 @@ class Spec:
     def values(self, tier: str, row: str, column: Column) -> dict[str, Value]:
         "Every value of a run with its source"
         row = column.same_as.get(row, row)
-        t, own = self.tier(tier), self.rows[row].values | column.methods.get(row, {})
-        known = self.base | t.base | column.values | own | t.methods.get(row, {})
-        return known | t.own.get("", {}) | t.own.get(row, {})
+        t = self.tier(tier)
+        found = self.base | t.base | column.values
+        found |= self.rows[row].values | column.methods.get(row, {}) | t.methods.get(row, {})
+        return found | t.own.get("", {}) | t.own.get(row, {})
 
     def reductions(self, tier: str) -> list[tuple[str, str, object, object]]:
         'What a tier, a copy or a user changes: ("base", a row or a column, key, the new value, the paper\'s)'
-        t, first = self.tier(tier), self.origin or self
-
-        def layer(name, mine, theirs, more):
-            edited = {
-                k: v for k, v in mine.items() if k not in theirs or theirs[k].value != v.value
-            } | more
-            own = {*t.own.get("", {}), *t.own.get(name, {})}
-            return [
-                (name, k, v.value, theirs[k].value if k in theirs else None)
-                for k, v in edited.items()
-                if k not in own
-            ]
-
-        found = layer("base", self.base, first.base, t.base)
+        t = self.tier(tier)
+        first = self.origin or self
+        found = changed_values("base", self.base, first.base, t, t.base)
         for name, row in self.rows.items():
-            theirs = (
-                first.rows[name].values if name in first.rows else row.values
-            )  # a new row changes nothing
-            found += layer(
-                name, first.base | row.values, first.base | theirs, t.methods.get(name, {})
-            )
-        for column in self.columns if self.origin and not t.columns else ():
-            alike = [
-                c
-                for c in first.columns
-                if (c.published or c.label) == (column.published or column.label)
-            ]
-            for there in alike[:1]:
-                found += layer(column.label, column.values, there.values, {})
-        return found + [
-            (
-                name or "base",
-                k,
-                v.value,
-                first.printed_value(k, [name] if name else list(first.rows)),
-            )
-            for name, new in t.own.items()
-            for k, v in new.items()
-        ]
+            theirs = first.rows.get(name, row).values  # a new row changes nothing
+            changed = t.methods.get(name, {})
+            found += changed_values(name, first.base | row.values, first.base | theirs, t, changed)
+        if self.origin and not t.columns:
+            for column in self.columns:
+                for there in first.columns:
+                    if there.identity == column.identity:
+                        found += changed_values(column.label, column.values, there.values, t, {})
+                        break
+        for name, new in t.own.items():
+            rows = [name] if name else list(first.rows)
+            for key, value in new.items():
+                old = first.printed_value(key, rows)
+                found.append((name or "base", key, value.value, old))
+        return found
 
     def printed_value(self, key: str, rows: list[str]) -> object:
         "The value that `rows` have of a setting at tier paper, in words where there are several; None without any"
-        known = [self.values("paper", r, c) for c in self.columns for r in rows if r in self.rows]
-        found = {repr(v[key].value): v[key].value for v in known if key in v}
-        return (
-            ", ".join(map(str, found.values()))
-            if len(found) > 1
-            else next(iter(found.values()), None)
-        )
+        found = {}
+        for column in self.columns:
+            for row in rows:
+                values = self.values("paper", row, column) if row in self.rows else {}
+                if key in values:
+                    found[repr(values[key].value)] = values[key].value
+        if len(found) > 1:
+            return ", ".join(map(str, found.values()))
+        return next(iter(found.values()), None)
 
     def runs(
         self, tier: str, methods=None, seeds: int | list[int] | None = None
@@ -339,10 +348,13 @@ class Spec:
 
         Those of both tables for a difference, none for a picture of partitions. Raises InputError."""
         found = self.grid(tier, methods, seeds)
+        if self.plot == "bubbles":
+            return []
         if self.difference:
-            found = [r for part in self.difference for r in part.runs(tier, methods, seeds)]
-        order = {seed: i for i, seed in enumerate(dict.fromkeys(r.seed for r in found))}
-        return [] if self.plot == "bubbles" else sorted(found, key=lambda r: order[r.seed])
+            first, second = self.difference
+            found = first.runs(tier, methods, seeds) + second.runs(tier, methods, seeds)
+        order = list(dict.fromkeys(r.seed for r in found))
+        return sorted(found, key=lambda r: order.index(r.seed))
 
     def grid(
         self, tier: str, methods=None, seeds: int | list[int] | None = None
@@ -350,23 +362,22 @@ class Spec:
         "Every row in every column, as `runs` but in this order and whether it is run or not; raises InputError"
         names = dict.fromkeys(self.rows if methods is None else methods)
         rows = [choice(name, self.rows, f"{self.path}: method") for name in names]
-        found, folder = [], self.folder
-        for column in (c for c in self.tier_columns(tier) if not c.missing):
+        found = []
+        for column in self.tier_columns(tier):
+            if column.missing:
+                continue
             for row in rows:
                 where = f"{self.path}: {row} on {column.label} at tier {tier}"
-                v = {k: value.value for k, value in self.values(tier, row, column).items()}
-                settings = self.known.get(json.dumps([tier, column.label, row])) or run_settings(
-                    make_method(self.rows[column.same_as.get(row, row)].method, v, where),
-                    v,
-                    0,
-                    where,
-                )
-                found += [
-                    PlannedRun(
-                        folder, tier, row, column.label, s, seeded(settings, v, s), self.name
+                values = {k: v.value for k, v in self.values(tier, row, column).items()}
+                settings = self.known.get(json.dumps([tier, column.label, row]))
+                if settings is None:
+                    name = self.rows[column.same_as.get(row, row)].method
+                    settings = run_settings(make_method(name, values, where), values, 0, where)
+                for seed in pick_seeds(values["seeds"], seeds, f"{where}: seeds"):
+                    own = seeded(settings, values, seed)
+                    found.append(
+                        PlannedRun(self.folder, tier, row, column.label, seed, own, self.name)
                     )
-                    for s in pick_seeds(v["seeds"], seeds, f"{where}: seeds")
-                ]
         return found
 
     def axis(self, run: PlannedRun):
@@ -386,10 +397,13 @@ def pick_seeds(listed: list[int], asked: int | list[int] | None, where: str = "s
     """The seeds to run: those `listed`, the first `asked` of them, or the list `asked`; raises InputError.
 
     A number larger than the list goes on counting after its largest seed."""
-    if not isinstance(asked, (NoneType, list, tuple, range)):
+    if asked is None:
+        asked = listed
+    elif not isinstance(asked, (list, tuple, range)):
         SEEDS(asked, where)
-        asked = [*listed, *range(max(listed) + 1, max(listed) + 1 + asked)][:asked]
-    seeds = SETTINGS["seeds"](list(listed if asked is None else asked), where)
+        after = max(listed) + 1
+        asked = [*listed, *range(after, after + asked)][:asked]
+    seeds = SETTINGS["seeds"](list(asked), where)
     if not seeds or len(set(seeds)) < len(seeds) or len(seeds) > SEEDS.high:
         raise InputError(
             f"{where}: {short(seeds)} is empty, names a seed twice, or is longer than {SEEDS.high}"
@@ -437,46 +451,49 @@ PARTS = ("base", "columns", "methods", "tiers", "tuning")
 
 def spec_path(spec: str | Path, root=None) -> Path:
     "The file of a spec given as a path or as its name; raises InputError"
-    tried = [base / name for base in roots() for name in (Path(spec), Path(f"{spec}.toml"))]
-    found = next(filter(os.path.isfile, tried), None)
-    if found is None:
-        specs, what = find_specs(root), "a folder" if os.path.isdir(spec) else "no regular file"
-        if str(spec) not in specs and os.path.exists(spec):
-            raise InputError(
-                f"spec {short(str(spec), 200)} is {what}; expected a toml file, or a name such as "
-                "fedccfa/table2"
-            )
-        found = specs[choice(str(spec), specs, "spec")]
-    return Path(spec) if os.path.isfile(spec) else found
+    if os.path.isfile(spec):
+        return Path(spec)
+    for base in roots():
+        for name in (str(spec), f"{spec}.toml"):
+            if os.path.isfile(base / name):
+                return base / name
+    specs = find_specs(root)
+    if str(spec) not in specs and os.path.exists(spec):
+        what = "a folder" if os.path.isdir(spec) else "no regular file"
+        raise InputError(
+            f"spec {short(str(spec), 200)} is {what}; expected a toml file, or a name such as "
+            "fedccfa/table2"
+        )
+    return specs[choice(str(spec), specs, "spec")]
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #3c59cead
 BARE = (
     "torch" not in sys.modules
 )  # this process began without PyTorch, and is spared it where it can be
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #7dea6efd
 def keep_spec(spec: Spec, files: tuple):
     """Keep `spec` and the settings of its runs, unless a method of it is not the package's, or json changes a value.
 
     It holds as long as the package's code, and `files`."""
-
-    def own(run: dict) -> bool:
-        parts = run["method"], run.get("study", {}).get("start", {})
-        return "sources" in run or any("source" in part for part in parts)
-
-    known = [
-        {
-            json.dumps([tier, r.column, r.row]): r.settings
-            for tier in s.tiers
-            for r in s.grid(tier, seeds=1)
-        }
-        for s in (spec, *spec.difference)
-    ]
-    if any(own(run) for part in known for run in part.values()):
-        return  # it may be edited at any time
+    known = []
+    for part in (spec, *spec.difference):
+        settings = {}
+        for tier in part.tiers:
+            for r in part.grid(tier, seeds=1):
+                if _has_own_code(r.settings):
+                    return  # it may be edited at any time
+                settings[json.dumps([tier, r.column, r.row])] = r.settings
+        known.append(settings)
     plain = json.loads(json.dumps({"spec": asdict(spec), "known": known}, default=str))
     if revived(Spec, plain["spec"]) == spec and plain["known"] == known:  # json has no tuple, say
         write_cache("specs", spec.path.resolve(), plain, (code_digest(), spec.path, files))
+
+
+def _has_own_code(settings: dict) -> bool:
+    "Whether a run uses code that is not the package's"
+    start = settings.get("study", {}).get("start", {})
+    return "sources" in settings or "source" in settings["method"] or "source" in start
 
 
 @lru_cache(256)
@@ -494,15 +511,19 @@ def kept_spec(path: Path, files: tuple) -> Spec | None:
 
 def revived(kind: Any, plain: Any) -> Any:
     "An object of the type `kind` from what json made of it"
-    origin, inner = get_origin(kind), [k for k in get_args(kind) if k is not NoneType]
     if isinstance(kind, type) and is_dataclass(kind):
-        return kind(**{name: revived(k, plain[name]) for name, k in type_hints(kind).items()})
-    if origin is UnionType:
-        return None if plain is None else revived(inner[0], plain)
+        types = type_hints(kind)
+        return kind(**{name: revived(types[name], plain[name]) for name in types})
+    origin = get_origin(kind)
+    if origin is UnionType:  # with None
+        inner = get_args(kind)[0]
+        return None if plain is None else revived(inner, plain)
     if origin is tuple:
-        return tuple(revived(inner[0], x) for x in plain)
+        inner = get_args(kind)[0]
+        return tuple(revived(inner, x) for x in plain)
     if origin is dict:
-        return {name: revived(inner[1], x) for name, x in plain.items()}
+        inner = get_args(kind)[1]
+        return {name: revived(inner, x) for name, x in plain.items()}
     return Path(plain) if kind is Path else plain
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #f1642424
@@ -518,26 +539,31 @@ def check_tuning(raw, where: str):
 @cached_by_folder
 def _files(folder: Path) -> tuple:
     "What the specs of a folder may rest on: its specs and csv files, and their content"
-    files = [p for end in ("toml", "csv") for p in sorted(folder.glob(f"*.{end}"))]
-    files = [p for p in files if p.is_file() and p.stat().st_size <= LARGEST_FILE]
+    files = []
+    for p in sorted(folder.glob("*.toml")) + sorted(folder.glob("*.csv")):
+        if p.is_file() and p.stat().st_size <= LARGEST_FILE:
+            files.append(p)
     return *files, *(p.read_bytes() for p in files)
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #7b07c843
 def rests_on(path: Path) -> tuple:
     "What the spec at `path` may rest on: the files of its folder; outside of the package also the package's own specs"
     shared = PROJECT / "papers"
-    if path.resolve().is_relative_to(shared):
-        return _files(path.parent)
-    return *_files(path.parent), *(
-        part for f in sorted(shared.glob("*/")) if f.is_dir() for part in _files(f)
-    )
+    files = _files(path.parent)
+    if not path.resolve().is_relative_to(shared):
+        for folder in sorted(shared.glob("*/")):
+            if folder.is_dir():
+                files += _files(folder)
+    return files
 
 
 def load_spec(spec: str | Path, root: str | Path | None = None) -> Spec:
     "The spec in a file (or called `fedccfa/table2`), with all it names checked; raises InputError"
     path = spec_path(spec, root)
-    files, spare = rests_on(path), BARE and not os.environ.get("FEDREPRO_METHODS")
-    if spare and (kept := kept_spec(path, files)):
+    files = rests_on(path)
+    spare = BARE and not os.environ.get("FEDREPRO_METHODS")
+    kept = kept_spec(path, files) if spare else None
+    if kept is not None:
         return kept
     return _loaded_spec(path, path.resolve(), files, tuple(method_classes().values()), spare)
 
@@ -549,49 +575,51 @@ def _loaded_spec(path: Path, there: Path, files: tuple, methods: tuple, spare: b
         keep_spec(found, files)
     return found
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #5b5326b7
 def spec_from(raw: dict, path: Path) -> Spec:
     "The spec that `raw` says, with all it names checked, as if it stood in a file at `path`; raises InputError"
     for key in raw:
         choice(key, [*TOP, *MAY, *PARTS], f"{path}: key")
     check_tuning(raw.get("tuning", {}), f"{path}: tuning")
-    found = raw.get("published")  # a Path: beside the file that this one extends
-    named = {k: str(v.name) if isinstance(v, Path) else v for k, v in raw.items()}
-    top = {k: rule(named[k], f"{path}: {k}") for k, rule in (TOP | MAY).items() if k in raw}
-    if absent := [k for k in TOP if k not in top]:
-        raise InputError(f"{path}: {absent[0]} is not given")
-    published = (
-        path.parent / (found if isinstance(found, Path) else top["published"])
-        if "published" in top
-        else None
-    )
-    if published is not None and not published.is_file():
-        raise InputError(f"{path}: published: {published} does not exist")
-    given = {
-        part: toml_table(raw.get(part, {}), f"{path}: {part}") for part in ("methods", "tiers")
-    }
-    rows = {name: read_row(name, row, f"{path}: methods") for name, row in given["methods"].items()}
-    rules = {
-        k: r for row in rows.values() for k, r in field_rules(method_classes()[row.method]).items()
-    } | SETTINGS
+    top = read_top(raw, path)
+    methods = toml_table(raw.get("methods", {}), f"{path}: methods")
+    raw_tiers = toml_table(raw.get("tiers", {}), f"{path}: tiers")
+    rows = {name: read_row(name, row, f"{path}: methods") for name, row in methods.items()}
+    rules: dict[str, Rule] = {}
+    for row in rows.values():
+        rules |= field_rules(method_classes()[row.method])
+    rules |= SETTINGS
     base = read_values(raw.get("base", {}), rules, f"{path}: base")
-    tiers = {
-        name: read_tier(name, t, rules, base, rows, f"{path}: tiers")
-        for name, t in given["tiers"].items()
-    }
+    tiers = {}
+    for name, tier in raw_tiers.items():
+        tiers[name] = read_tier(name, tier, rules, base, rows, f"{path}: tiers")
     columns = read_columns(raw.get("columns", []), rules, base, rows, f"{path}: columns")
     tiers.setdefault("paper", Tier("paper"))
-    top |= {"gap": read_gap(top, rows, path)}
-    top |= {
-        "beside": tuple(top.get("beside", ())),
-        "difference": parts_of(top.get("difference", []), path),
-    }
-    spec = Spec(
-        path, **top | {"published": published}, base=base, columns=columns, rows=rows, tiers=tiers
-    )
+    top["gap"] = read_gap(top, rows, path)
+    top["beside"] = tuple(top.get("beside", ()))
+    top["difference"] = parts_of(top.get("difference", []), path)
+    spec = Spec(path, **top, base=base, columns=columns, rows=rows, tiers=tiers)
     return check_spec(marked_copy(spec)) if spec.difference else marked_copy(check_spec(spec))
 
 
+def read_top(raw: dict, path: Path) -> dict[str, Any]:
+    "The keys `TOP` and `MAY` of a spec, `published` as the path of a file that is there; raises InputError"
+    top: dict[str, Any] = {}
+    for key, rule in (TOP | MAY).items():
+        value = raw.get(key)
+        if key in raw:  # a Path is the file beside the one that this one extends
+            top[key] = rule(value.name if isinstance(value, Path) else value, f"{path}: {key}")
+    for key in TOP:
+        if key not in top:
+            raise InputError(f"{path}: {key} is not given")
+    found = raw.get("published")
+    if found is not None:
+        found = path.parent / found
+        if not found.is_file():
+            raise InputError(f"{path}: published: {found} does not exist")
+    return top | {"published": found}
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #04dfc5a2
 def read_gap(top: dict, rows: dict[str, Row], path: Path) -> tuple[str, ...]:
     "The rows that the key `gap` names, two at most; raises InputError, also where `spread` and `trials` do not fit"
     if ("trials" in top) != (top.get("spread") == "trials"):
@@ -603,7 +631,7 @@ def read_gap(top: dict, rows: dict[str, Row], path: Path) -> tuple[str, ...]:
         raise InputError(f"{path}: gap: {short(top['gap'])} is neither one row nor two rows")
     return gap
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #6c1c7aad
 def parts_of(names: list[str], path: Path) -> tuple[Spec, ...]:
     "The two tables of whose difference the spec at `path` consists, or none; raises InputError"
     if not names:
@@ -623,39 +651,51 @@ def check_published(spec: Spec):
     "Raises InputError unless every cell of the table is at most one line of the published csv"
     if spec.published is None:
         return
-    lines = line_finder(
-        paper := read_published_csv(spec.published),
-        f"{spec.path}: published: {spec.published.name}",
-    )
-    ours = [row.published for row in spec.rows.values()]
-    printed = (
-        paper[[k for k in ("method", "variant") if k in paper]].drop_duplicates().to_dict("records")
-    )
-    printed = [{k: v for k, v in line.items() if isinstance(v, str)} for line in printed]
-    others = [
-        line for line in printed if not any((lines(line) & lines(mine)).any() for mine in ours)
-    ]
-    for column in [*spec.columns, *(c for tier in spec.tiers.values() for c in tier.columns)]:
-        for where in ours + others:
-            if (n := lines(cell := {**where, **column.published}).sum()) > 1:
+    paper = read_published_csv(spec.published)
+    lines = line_finder(paper, f"{spec.path}: published: {spec.published.name}")
+    filters = [row.published for row in spec.rows.values()]
+    filters += unclaimed_rows(paper, lines, filters)
+    columns = [*spec.columns]
+    for tier in spec.tiers.values():
+        columns += tier.columns
+    for column in columns:
+        for row in filters:
+            cell = {**row, **column.published}
+            n = lines(cell).sum()
+            if n > 1:
                 raise InputError(
                     f"{spec.path}: published: {n} lines of {spec.published.name} match {short(cell, 160)} "
                     f"(column {column.label}); name more columns"
                 )
 
 
+def unclaimed_rows(paper: DataFrame, lines: Callable, filters: list[dict]) -> list[dict]:
+    "The printed rows, as method and variant, of which no line passes one of `filters`"
+    keys = [key for key in ("method", "variant") if key in paper]
+    claimed = np.full(len(paper), False)
+    for row in filters:
+        claimed |= lines(row)
+    found = []
+    for line in paper[keys].drop_duplicates().to_dict("records"):
+        named = {key: value for key, value in line.items() if isinstance(value, str)}
+        if not (lines(named) & claimed).any():
+            found.append(named)
+    return found
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #4df7cf14
 def check_spec(spec: Spec) -> Spec:
     "`spec` if every tier can be resolved into runs and stands beside its published numbers; raises InputError"
     if "seeds" not in spec.base:
         raise InputError(f"{spec.path}: base.seeds is not given")
-    for name in ("columns", "rows"):
-        if not getattr(spec, name):
-            raise InputError(f"{spec.path}: no {name.replace('row', 'method')}: nothing to run")
+    if not spec.columns:
+        raise InputError(f"{spec.path}: no columns: nothing to run")
+    if not spec.rows:
+        raise InputError(f"{spec.path}: no methods: nothing to run")
+    if spec.plot == "against" and not spec.against:
+        raise InputError(f'{spec.path}: plot against what? against = a setting, or "row"')
     for part in spec.difference:
         check_alike(spec, part)
     for tier in spec.tiers:
-        if spec.plot == "against" and not spec.against:
-            raise InputError(f'{spec.path}: plot against what? against = a setting, or "row"')
         for run in spec.runs(tier):
             if spec.plot == "against":
                 spec.axis(run)
@@ -671,9 +711,9 @@ def check_alike(spec: Spec, part: Spec):
     for row in spec.rows:
         choice(row, part.rows, f"{where}: row")
     for tier in spec.tiers:
-        mine, theirs = ([c.label for c in s.tier_columns(tier)] for s in (spec, part))
-        for label in mine:
-            choice(label, theirs, f"{where}: column at tier {tier}")
+        theirs = [column.label for column in part.tier_columns(tier)]
+        for column in spec.tier_columns(tier):
+            choice(column.label, theirs, f"{where}: column at tier {tier}")
     if part.metric != spec.metric:
         raise InputError(f"{where}: its metric is {part.metric}, not {spec.metric}")
 
@@ -688,180 +728,213 @@ JUDGED_BY = ("metric", "statistic", "spread", "trials", "pairing", "margin", "na
 @lru_cache(1)
 def _printed() -> dict[bytes, Path]:
     "The published numbers of the package's tables, and the tables"
-    files = sorted((PROJECT / "papers").glob("*/*.published.csv"))
-    tables = {f.read_bytes(): f.with_name(f.name.replace(".published.csv", ".toml")) for f in files}
+    tables = {}
+    for file in sorted((PROJECT / "papers").glob("*/*.published.csv")):
+        table = file.with_name(file.name.replace(".published.csv", ".toml"))
+        tables[file.read_bytes()] = table
     return {content: table for content, table in tables.items() if table.is_file()}
 
 
 def original(spec: Spec) -> Spec | None:
     "The package's table with the published numbers of `spec`, or with its paper and number; None if `spec` is it"
-    here, shared = spec.path.resolve(), PROJECT / "papers"
+    here = spec.path.resolve()
+    shared = PROJECT / "papers"
     if here.is_relative_to(shared) and (spec.name in CHECKS or spec.published is None):
         return None
-    named = find_specs(shared).get(f"{spec.paper.lower()}/{spec.kind}{spec.table}")
-    if spec.published is None:
-        file = named
-    else:
-        file = _printed().get(spec.published.read_bytes()) or (
-            named if _same_lines(named, spec.published) else None
-        )
-    return load_spec(file) if file and file.resolve() != here else None
+    file = find_specs(shared).get(f"{spec.paper.lower()}/{spec.kind}{spec.table}")
+    if spec.published is not None:
+        printed = _printed().get(spec.published.read_bytes())
+        if printed is not None or not _same_lines(file, spec.published):
+            file = printed
+    if file is None or file.resolve() == here:
+        return None
+    return load_spec(file)
 
 
 def _same_lines(table: Path | None, published: Path) -> bool:
     "Whether a csv has the lines of the one beside a package's `table`, whatever numbers stand in them"
-    beside = (
-        None if table is None else table.with_name(table.name.replace(".toml", ".published.csv"))
-    )
-    if beside is None or not beside.is_file():
+    if table is None:
+        return False
+    beside = table.with_name(table.name.replace(".toml", ".published.csv"))
+    if not beside.is_file():
         return False
     numbers = ["mean", "std"]
     mine = read_published_csv(published).drop(columns=numbers, errors="ignore")
     theirs = read_published_csv(beside).drop(columns=numbers, errors="ignore")
     return mine.equals(theirs)
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #3f080e5b
 def printed_cells(spec: Spec) -> dict[tuple, set[str]]:
     "What stands beside a line of the published csv, or else in a row and column -> ids of the runs, seed 0"
-    paper = None if spec.published is None else read_published_csv(spec.published)
-    lines = None if paper is None else line_finder(paper, str(spec.published))
-    columns, found = {c.label: c for c in spec.columns}, {}
+    columns = {c.label: c for c in spec.columns}
+    found: dict[tuple, set[str]] = {}
+    if spec.published is not None:
+        paper = read_published_csv(spec.published)
+        lines = line_finder(paper, str(spec.published))
     for run in spec.grid("paper", seeds=[0]):
-        where: tuple | None = (run.row, run.column)
-        at = spec.rows[run.row].published | columns[run.column].published
-        if paper is not None and lines is not None:
-            hits = paper[lines(at)]
-            where = tuple(hits.iloc[0].astype(str)) if len(hits) else None
-        if where is not None:
-            found.setdefault(where, set()).add(run.run_id)
+        where: tuple = (run.row, run.column)
+        if spec.published is not None:
+            cell = spec.rows[run.row].published | columns[run.column].published
+            printed = paper[lines(cell)]
+            if printed.empty:
+                continue
+            where = tuple(printed.iloc[0].astype(str))
+        found.setdefault(where, set()).add(run.run_id)
     return found
 
 
+def differing(spec: Spec, first: Spec) -> list[str] | None:
+    "The keys of `JUDGED_BY` in which `spec` differs from `first`; None where the runs are the same as well"
+    keys = [key for key in JUDGED_BY if getattr(spec, key) != getattr(first, key)]
+    if keys:
+        return keys
+    cells = printed_cells(first)
+    same = all(runs <= cells.get(at, set()) for at, runs in printed_cells(spec).items())
+    return None if same else keys
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #c0fba12d
 def marked_copy(spec: Spec) -> Spec:
     "`spec`; a copy with other values has no tier paper, and a title that names them. Raises InputError"
-    first = (
-        next((p.origin for p in spec.difference if p.origin), None)
-        if spec.difference
-        else original(spec)
-    )
-    if first is None:
-        return spec
-    cells = {} if spec.difference else printed_cells(first)
-    same = not spec.difference and all(
-        runs <= cells.get(at, set()) for at, runs in printed_cells(spec).items()
-    )
-    other = (
-        [] if spec.difference else [k for k in JUDGED_BY if getattr(spec, k) != getattr(first, k)]
-    )
-    if same and not other:
+    keys: list[str] | None = []
+    if spec.difference:
+        origins = [part.origin for part in spec.difference if part.origin]
+        first = origins[0] if origins else None
+    else:
+        first = original(spec)
+        keys = None if first is None else differing(spec, first)
+    if first is None or keys is None:
         return spec
     if OWN_PAPER in spec.tiers:
         raise InputError(f"{spec.path}: tiers: {OWN_PAPER} is the tier paper of a changed copy")
-    tiers = {
-        OWN_PAPER if n == "paper" else n: replace(t, name=OWN_PAPER) if n == "paper" else t
-        for n, t in spec.tiers.items()
-    }
+    tiers = {}
+    for name, tier in spec.tiers.items():
+        if name == "paper":
+            tiers[OWN_PAPER] = replace(tier, name=OWN_PAPER)
+        else:
+            tiers[name] = tier
     copy = replace(spec, origin=first, tiers=tiers)
-    words = [
-        f"{'' if where == 'base' else f'{where}: '}{as_typed({key: new})}"
-        for where, key, new, old in copy.reductions(OWN_PAPER)
-    ] + [f"{k} = {getattr(spec, k)}" for k in other]
-    listed = ", ".join([*words[:6], *[f"and {len(words) - 6} more"] * (len(words) > 6)])
-    return replace(
-        copy, title=f"{spec.title}; changed copy of {first.name}: {listed or 'other runs'}"
-    )
+    changes = []
+    for where, key, new, _ in copy.reductions(OWN_PAPER):
+        start = "" if where == "base" else f"{where}: "
+        changes.append(start + as_typed({key: new}))
+    changes += [f"{key} = {getattr(spec, key)}" for key in keys]
+    if len(changes) > 6:
+        changes[6:] = [f"and {len(changes) - 6} more"]
+    words = ", ".join(changes) or "other runs"
+    return replace(copy, title=f"{spec.title}; changed copy of {first.name}: {words}")
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #1b5bf2d4
 def as_typed(given: Mapping[str, Any]) -> str:
     "Settings as a person types them: `rounds = 50, dataset = MNIST`"
-
-    def word(v):
-        return "none" if v is None else str(v).lower() if isinstance(v, bool) else str(v)
-
-    return ", ".join(f"{key} = {word(value)}" for key, value in given.items())
+    words = []
+    for key, value in given.items():
+        if value is None:
+            value = "none"
+        elif isinstance(value, bool):
+            value = str(value).lower()
+        words.append(f"{key} = {value}")
+    return ", ".join(words)
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #c1cda315
 def own_values(spec: Spec, given: Mapping[str, Any]) -> dict[str, dict[str, Value]]:
     '`given` by row, under "" those of all rows, checked like a spec\'s values; raises InputError'
-    fields = {name: field_rules(method_classes()[row.method]) for name, row in spec.rows.items()}
-    rules = {k: rule for own in fields.values() for k, rule in own.items()} | SETTINGS
+    rules: dict[str, dict[str, Rule]] = {"": {}}
+    for name, planned in spec.rows.items():
+        fields = field_rules(method_classes()[planned.method])
+        rules[name] = SETTINGS | fields
+        rules[""] |= fields
+    rules[""] |= SETTINGS
     found: dict[str, dict[str, Value]] = {}
     for name, value in given.items():
         row, _, key = str(name).rpartition(".")
+        what = "set: key"
         if row:
             choice(row, spec.rows, "set: row")
-        allowed = (SETTINGS | fields[row]) if row else rules
-        rule = allowed[choice(key, allowed, f"set: {f'{row}: ' * bool(row)}key")]
-        value = rule("none" if value is None else value, f"set {name}")
-        found.setdefault(row, {})[key] = Value(value, "guess: set by the user")
+            what = f"set: {row}: key"
+        rule = rules[row][choice(key, rules[row], what)]
+        checked = rule("none" if value is None else value, f"set {name}")
+        found.setdefault(row, {})[key] = Value(checked, "guess: set by the user")
     return found
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #9a75f5e3
+def as_given(own: Mapping[str, Mapping[str, Value]]) -> dict[str, Any]:
+    "What `own_values` has read, as a user gives it: `FedProx.mu` -> its value"
+    given = {}
+    for row, values in own.items():
+        for key, value in values.items():
+            given[f"{row}.{key}" if row else key] = value.value
+    return given
 
 
 def own_tier(tier: str, own: Mapping[str, Mapping[str, Value]]) -> str:
     "The name of `tier` with a user's settings, which is also that of a folder: `own-small+rounds=50`"
-    words = sorted(
-        as_typed({f"{row}.{k}" if row else k: v.value}).replace(" = ", "=")
-        for row, values in own.items()
-        for k, v in values.items()
-        if k != "seeds"
-    )
-    name = "+".join([tier if tier.startswith("own-") else f"own-{tier}", *words])
+    words = []
+    for name, value in as_given(own).items():
+        if name.rpartition(".")[2] != "seeds":
+            words.append(as_typed({name: value}).replace(" = ", "="))
+    start = tier if tier.startswith("own-") else f"own-{tier}"
+    name = "+".join([start, *sorted(words)])
     safe = re.sub(r"[^\w.=+-]+", "_", name, flags=re.ASCII)
     if safe == name and len(name) <= 80:
         return name
     return f"{safe[:70]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #b65cf033
 def settings_of(spec: Spec, tier: str) -> dict[tuple, dict]:
     "The settings of every run of a tier with seed 0, by table, row and column"
-    parts = spec.difference or (spec,)
-    return {
-        (r.table, r.row, r.column): r.settings for part in parts for r in part.grid(tier, seeds=[0])
-    }
+    found = {}
+    for part in spec.difference or (spec,):
+        for r in part.grid(tier, seeds=[0]):
+            found[r.table, r.row, r.column] = r.settings
+    return found
 
 
 def with_own(spec: Spec, tier: str, name: str, given: Mapping[str, Any]) -> Spec:
     "`spec` with the tier `name`: `tier` with the settings `given`, in which no row shows the runs of another"
-    t, own = spec.tier(tier), own_values(spec, given)
-    columns = tuple(replace(c, same_as={}) for c in spec.tier_columns(tier))
-    changed = Tier(name, t.base, columns, t.methods, own=own, of=tier)
+    old = spec.tier(tier)
+    new = Tier(
+        name,
+        old.base,
+        columns=tuple(replace(column, same_as={}) for column in spec.tier_columns(tier)),
+        methods=old.methods,
+        own=own_values(spec, given),
+        of=tier,
+    )
     parts = tuple(with_own(part, tier, name, given) for part in spec.difference)
-    return replace(spec, tiers=spec.tiers | {name: changed}, difference=parts)
+    return replace(spec, tiers=spec.tiers | {name: new}, difference=parts)
 
 
 def planned_values(spec: Spec, tier: str) -> list[dict[str, Value]]:
     "The values of every run of a tier"
-    parts = spec.difference or (spec,)
-    return [
-        p.values(tier, row, c)
-        for p in parts
-        for c in p.tier_columns(tier)
-        for row in p.rows
-        if not c.missing
-    ]
+    found = []
+    for part in spec.difference or (spec,):
+        for column in part.tier_columns(tier):
+            if not column.missing:
+                found += [part.values(tier, row, column) for row in part.rows]
+    return found
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #a3ce67ec
 def check_effect(spec: Spec, tier: str, name: str, given: Mapping[str, Any]):
     "Raises InputError for one of `given` that no run of `tier` reads, unless it says what is so anyway"
-    now, before = settings_of(with_own(spec, tier, name, given), name), planned_values(spec, tier)
+    now = settings_of(with_own(spec, tier, name, given), name)
+    before = planned_values(spec, tier)
     for setting in given:
         row, _, key = setting.rpartition(".")
         value = own_values(spec, {setting: given[setting]})[row][key].value
-        usual = [DEFAULTS.get(key), *(v[key].value for v in before if key in v)]
+        usual = [DEFAULTS.get(key)]
+        usual += [values[key].value for values in before if key in values]
         usual += [s["method"]["fields"].get(key) for s in now.values()]
         if key == "seeds" or value in usual:
             continue
+        others = {k: v for k, v in given.items() if k != setting}
         try:
-            without = settings_of(
-                with_own(spec, tier, name, {k: v for k, v in given.items() if k != setting}), name
-            )
+            without = settings_of(with_own(spec, tier, name, others), name)
         except InputError:
             continue  # the others need it
         if without == now:
-            parts = dict.fromkeys(
-                f"partition {s['partition']['recipe']}, drift {s['drift']['name']}"
-                for s in now.values()
-            )
+            parts = {}  # each once, in order
+            for s in now.values():
+                parts[f"partition {s['partition']['recipe']}, drift {s['drift']['name']}"] = True
             raise InputError(
                 f"set {setting}: no run of {spec.name} at tier {tier} reads it ({'; '.join(parts)})"
             )
@@ -871,25 +944,27 @@ def relabelled(
     columns: tuple[Column, ...], own: Mapping[str, Value], base: Mapping[str, Value]
 ) -> dict[str, str]:
     "The labels of `columns` -> labels that say what of the columns' own values `own` replaces"
-
-    def usual(values):
-        return f"{values.get('dataset')}, {values.get('clients')} clients"
-
-    def longer(label, changed):
-        return f"{label}, with {as_typed(changed)}" if changed else label
-
-    new = {k: v.value for k, v in own.items()}
-    long, short_ones = {}, {}
-    for c in columns:
-        old = {k: v.value for k, v in {**base, **c.values}.items()}
-        other = {k: v for k, v in new.items() if k in c.values and old[k] != v}
-        long[c.label] = short_ones[c.label] = longer(c.label, other)
-        if c.label == usual(old):
-            rest = {k: v for k, v in other.items() if k not in ("dataset", "clients")}
-            short_ones[c.label] = longer(usual(old | new), rest)
-    return short_ones if len(set(short_ones.values())) == len(long) else long
+    long = {}
+    brief = {}
+    for column in columns:
+        old = {**base, **column.values}
+        changed = {}
+        for key, value in own.items():
+            if key in column.values and old[key].value != value.value:
+                changed[key] = value.value
+        long[column.label] = with_changes(column.label, changed)
+        brief[column.label] = long[column.label]
+        if column.label == usual_label(old):
+            rest = {k: v for k, v in changed.items() if k not in ("dataset", "clients")}
+            brief[column.label] = with_changes(usual_label({**old, **own}), rest)
+    return brief if len(set(brief.values())) == len(long) else long
 
 
+def with_changes(label: str, changed: dict[str, Any]) -> str:
+    "A label that says which values are not the column's own"
+    return f"{label}, with {as_typed(changed)}" if changed else label
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #885b3644
 def with_labels(spec: Spec, tier: str, labels: Mapping[str, str]) -> Spec:
     "`spec` with other labels of the columns of a tier"
     t = spec.tier(tier)
@@ -900,13 +975,12 @@ def with_labels(spec: Spec, tier: str, labels: Mapping[str, str]) -> Spec:
 
 def with_seeds(spec: Spec, tier: str, own: dict[str, dict[str, Value]]) -> Spec:
     "`spec` with other seeds at `tier`, which stays what it is"
-    seeds = {row: {k: v for k, v in values.items() if k == "seeds"} for row, values in own.items()}
+    seeds = {row: {"seeds": values["seeds"]} for row, values in own.items() if "seeds" in values}
+    changed = replace(spec.tier(tier), own=seeds)
     parts = tuple(with_seeds(part, tier, own) for part in spec.difference)
-    return replace(
-        spec, tiers=spec.tiers | {tier: replace(spec.tier(tier), own=seeds)}, difference=parts
-    )
+    return replace(spec, tiers=spec.tiers | {tier: changed}, difference=parts)
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #16e47060
 def with_settings(spec: Spec, tier: str, given: Mapping[str, Any]) -> tuple[Spec, str]:
     """`spec` and the name of its tier that is `tier` with the settings `given`: rounds, FedProx.mu; raises InputError
 
@@ -920,16 +994,8 @@ def with_settings(spec: Spec, tier: str, given: Mapping[str, Any]) -> tuple[Spec
     if settings_of(changed, name) == settings_of(spec, tier):
         return with_seeds(spec, tier, own), tier
     labels = relabelled(spec.tier_columns(tier), own.get("", {}), spec.base | spec.tier(tier).base)
-    words = as_typed(
-        {
-            f"{row}.{k}" if row else k: v.value
-            for row, values in own.items()
-            for k, v in values.items()
-        }
-    )
-    return replace(
-        with_labels(changed, name, labels), title=f"{spec.title}; changed: {words}"
-    ), name
+    title = f"{spec.title}; changed: {as_typed(as_given(own))}"
+    return replace(with_labels(changed, name, labels), title=title), name
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #564832ab
 def check_fit(runs: list[PlannedRun]):
@@ -961,23 +1027,24 @@ def own_runs(
     if not given:
         return spec, tier, runs
     changed, name = with_settings(spec, tier, given)
-    then, now = settings_of(spec, tier), settings_of(changed, name)
-    old = dict(zip(now, then))  # a row and column -> the same before
-    asked, first = {(r.row, r.column) for r in runs}, {}
-    for at, settings in now.items():
-        if old[at][1:] not in asked:
-            continue
-        twin = first.setdefault((at[0], json.dumps(settings, sort_keys=True)), at)
-        if then[old[twin]] != then[old[at]]:
-            both = " and ".join(f"{row} on {column}" for _, row, column in (old[twin], old[at]))
+    then = settings_of(spec, tier)
+    now = settings_of(changed, name)
+    before = dict(zip(now, then))  # a table, row and column -> the same before
+    cells = {(r.row, r.column) for r in runs}
+    asked = [at for at in now if before[at][1:] in cells]
+    first: dict[tuple, tuple] = {}
+    for at in asked:
+        twin = first.setdefault((at[0], json.dumps(now[at], sort_keys=True)), at)
+        if then[before[twin]] != then[before[at]]:
+            _, row, column = before[twin]
+            _, other_row, other_column = before[at]
             raise InputError(
-                f"set: {both} of {spec.name} would be the same run; choose rows or columns"
+                f"set: {row} on {column} and {other_row} on {other_column} of {spec.name} would be the "
+                "same run; choose rows or columns"
             )
-    found = [
-        r
-        for r in changed.runs(name, list(dict.fromkeys(r.row for r in runs)), seeds)
-        if old[r.table, r.row, r.column][1:] in asked
-    ]
+    rows = list(dict.fromkeys(r.row for r in runs))
+    found = changed.runs(name, rows, seeds)
+    found = [r for r in found if (r.table, r.row, r.column) in asked]
     if name != tier:
         check_fit(found)
     return changed, name, found

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['RESULT_FORMAT', 'NUMBER', 'HEADER', 'ALWAYS', 'STATUS', 'SHAPE', 'ABOUT', 'LONGEST', 'COLUMNS', 'LOADED', 'file_name',
            'run_path', 'git', 'processor', 'utc_now', 'provenance', 'machine_hours', 'demand', 'is_a', 'check_settings',
-           'check_header', 'check_rows', 'check_end', 'json_line', 'encode', 'write', 'check_writable', 'decode',
-           'parse_lines', 'content_of', 'read', 'first_lines', 'set_aside', 'read_or_set_aside', 'is_complete',
-           'has_run', 'settings_columns', 'tier_folders', 'load_runs', 'load_headers', 'load_results', 'load_by_run',
-           'same_data', 'mixed']
+           'check_header', 'check_rows', 'position_of', 'in_order', 'check_end', 'check_complete', 'check_diverged',
+           'json_line', 'encode', 'write', 'check_writable', 'decode', 'parse_lines', 'content_of', 'read',
+           'first_lines', 'set_aside', 'read_or_set_aside', 'is_complete', 'has_run', 'settings_columns',
+           'tier_folders', 'load_runs', 'load_headers', 'load_results', 'load_by_run', 'same_data', 'mixed']
 
 # %% ../../nbs/07_experiments/07_store.ipynb #f68f48b0
 import errno, hashlib, importlib.metadata, json, math, os, platform, stat, subprocess, tempfile
@@ -98,7 +98,8 @@ def machine_hours(headers: Iterable[dict]) -> float | None:
             return None
         begin = datetime.fromisoformat(h["started"]).timestamp()
         spans.append((begin, begin + h["wall_seconds"] * (h.get("together") or 1)))
-    total, end = 0.0, -math.inf
+    total = 0.0
+    end = -math.inf
     for begin, over in sorted(spans):
         total += max(0.0, over - max(begin, end))
         end = max(end, over)
@@ -190,7 +191,7 @@ def is_a(value, types) -> bool:
         return math.isfinite(value) if isinstance(value, float) else abs(value) <= 2**63
     return value.isprintable() if isinstance(value, str) else True
 
-
+# %% ../../nbs/07_experiments/07_store.ipynb #f989131d
 def check_settings(settings: dict, shape: dict = SHAPE, where: str = "settings"):
     "Raises Damaged unless `settings` have what `shape` says; their whole numbers are not negative"
     if not isinstance(settings, dict):
@@ -234,53 +235,77 @@ def check_header(header: dict):
 def check_rows(rows: list[dict], most: int, epochs: int | None = None):
     """Raises Damaged unless the rows hold numbers or null under names that metrics may have, and an ascending `round`
     of 1..`most`. Those of a study have a `round` of 0..`most` and an `epoch` of 0..`epochs` that never go back."""
-    names = ("round",) if epochs is None else ("round", "epoch")
-
-    def place(at) -> str:
-        return ", ".join(f"{name} {n}" for name, n in zip(names, at))
-
-    last: tuple = (0,) * len(names)
+    last = 0, 0
     for row in rows:
-        at: tuple = tuple(row.get(name) for name in names) if isinstance(row, dict) else (None,)
-        fits = all(is_a(n, int) for n in at) and (last < at if epochs is None else last <= at)
-        fits = fits and at[0] <= most and (epochs is None or 0 <= at[1] <= epochs)
-        if not fits:
-            raise Damaged(f"row after {place(last)}: {short(row)}")
+        at = position_of(row, last, most, epochs)
+        if at is None:
+            raise Damaged(f"row after {in_order(last, epochs)}: {short(row)}")
         last = at
         for (
             key,
             value,
-        ) in (
-            row.items()
-        ):  # a million values in a paper's folder: nothing is put into words that is right
+        ) in row.items():  # a million values in a paper's folder: words for wrong ones only
             if not (value is None or is_a(value, NUMBER)):
-                raise Damaged(f"{place(at)}: {short(key)} is {short(value)}")
+                raise Damaged(f"{in_order(at, epochs)}: {short(key)} is {short(value)}")
             if key in ABOUT:
-                raise Damaged(f"{place(at)}: {short(key)} is no metric")
+                raise Damaged(f"{in_order(at, epochs)}: {short(key)} is no metric")
 
 
+def position_of(
+    row, last: tuple[int, int], most: int, epochs: int | None
+) -> tuple[int, int] | None:
+    "(round, epoch) of a row, 0 for the epoch of no study; None unless it may follow `last`"
+    if not isinstance(row, dict) or not is_a(row.get("round"), int) or row["round"] > most:
+        return None
+    if epochs is None:
+        return (row["round"], 0) if row["round"] > last[0] else None
+    if not is_a(row.get("epoch"), int) or not 0 <= row["epoch"] <= epochs:
+        return None
+    at = row["round"], row["epoch"]
+    return at if at >= last else None
+
+
+def in_order(at: tuple[int, int], epochs: int | None) -> str:
+    "Where a row stands, in words"
+    return f"round {at[0]}" if epochs is None else f"round {at[0]}, epoch {at[1]}"
+
+# %% ../../nbs/07_experiments/07_store.ipynb #749d1a59
 def check_end(header: dict, rows: list[dict]):
     "Raises Damaged unless the rows end where the header says that the run did"
-    found, clients = header["diverged"], header["settings"]["partition"]["clients"]
-    last, rounds = rows[-1]["round"] if rows else 0, header["settings"]["rounds"]
     if header["status"] == "complete":
-        demand(found is None, f"header: complete, but diverged is {short(found)}")
-        if study := header["settings"].get("study"):
-            ends, epochs = rows[-1]["epoch"] if rows else None, study.get("epochs", 0)
-            return demand(
-                ends == epochs, f"complete, but the last row is of local epoch {ends} of {epochs}"
-            )
-        return demand(last == rounds, f"complete, but the last row is of round {last} of {rounds}")
-    if found is None:
-        return
-    client, least = found.get("client"), last + ("study" not in header["settings"])
-    fits = (
-        is_a(found.get("round"), int)
-        and least <= found["round"] <= rounds
-        and is_a(found.get("norm"), str)
-    )
-    fits = fits and (client is None or (is_a(client, int) and 0 <= client < clients))
-    demand(fits, f"header: diverged is {short(found)}")
+        check_complete(header, rows)
+    elif header["diverged"] is not None:
+        check_diverged(header, rows)
+
+
+def check_complete(header: dict, rows: list[dict]):
+    "Raises Damaged unless the last row is of the last round, or of a study's last epoch"
+    diverged = header["diverged"]
+    demand(diverged is None, f"header: complete, but diverged is {short(diverged)}")
+    study = header["settings"].get("study")
+    if study:
+        epochs = study.get("epochs", 0)
+        last = rows[-1]["epoch"] if rows else None
+        demand(last == epochs, f"complete, but the last row is of local epoch {last} of {epochs}")
+    else:
+        rounds = header["settings"]["rounds"]
+        last = rows[-1]["round"] if rows else 0
+        demand(last == rounds, f"complete, but the last row is of round {last} of {rounds}")
+
+
+def check_diverged(header: dict, rows: list[dict]):
+    "Raises Damaged unless the record of the divergence says a round after the last row, a client and a norm"
+    settings = header["settings"]
+    diverged = header["diverged"]
+    first = rows[-1]["round"] if rows else 0
+    if "study" not in settings:
+        first += 1
+    good = is_a(diverged.get("round"), int) and is_a(diverged.get("norm"), str)
+    good = good and first <= diverged["round"] <= settings["rounds"]
+    client = diverged.get("client")
+    if client is not None:
+        good = good and is_a(client, int) and 0 <= client < settings["partition"]["clients"]
+    demand(good, f"header: diverged is {short(diverged)}")
 
 # %% ../../nbs/07_experiments/07_store.ipynb #47f91a8d
 def json_line(record: dict) -> bytes:
@@ -328,17 +353,18 @@ def decode(content: bytes) -> tuple[dict, list[dict]]:
     demand(len(content) <= LONGEST, f"{len(content)} bytes, more than {LONGEST}")
     demand(content.endswith(b"\n"), "the last line is cut off")
     body, _, last = content[:-1].rpartition(b"\n")
-    end = parse_lines([last] if len(last) < 1000 else [b""])[0]
+    demand(len(last) < 1000, "not lines of json")
+    (end,) = parse_lines([last])
     demand(isinstance(end, dict) and end.get("end") is True, "the end is missing")
     same = end.get("sha256") == hashlib.sha256(body + b"\n").hexdigest()
     demand(same, "the content is not what was written (sha256 differs)")
     head, *rows = parse_lines(body.split(b"\n"))
-    demand(
-        end.get("rows") == len(rows), f"{len(rows)} rows, but {short(end.get('rows'))} were written"
-    )
+    written = end.get("rows")
+    demand(written == len(rows), f"{len(rows)} rows, but {short(written)} were written")
     check_header(head)
-    study = head["settings"].get("study")
-    check_rows(rows, head["settings"]["rounds"], study.get("epochs", 0) if study else None)
+    settings = head["settings"]
+    epochs = settings["study"].get("epochs", 0) if settings.get("study") else None
+    check_rows(rows, settings["rounds"], epochs)
     check_end(head, rows)
     return head, rows
 
@@ -354,14 +380,10 @@ def parse_lines(lines: list[bytes]) -> list:
 # %% ../../nbs/07_experiments/07_store.ipynb #9fe9a714
 def content_of(path: str | Path) -> bytes:
     "The bytes of a file; raises OSError for what is no regular file, Damaged for one that is too long"
-    with open(
-        path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
-    ) as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
-        demand(about.st_size <= LONGEST, f"{about.st_size} bytes, more than {LONGEST}")
-        return file.read(about.st_size)  # no more: a buffer is made for what is asked
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        demand(size <= LONGEST, f"{size} bytes, more than {LONGEST}")
+        return file.read(size)  # no more: a buffer is made for what is asked
 
 
 def read(path: str | Path) -> tuple[dict, list[dict]]:
@@ -389,14 +411,17 @@ def first_lines(files: Iterable[Path]) -> Iterator[dict]:
 # %% ../../nbs/07_experiments/07_store.ipynb #d503000f
 def set_aside(path: Path, why: Exception):
     "Rename a damaged result to `*.damaged` (numbered when there is one already) and say so"
-    names = (
-        path.with_name(f"{path.name}{n}.damaged") for n in ("", *(f".{i}" for i in range(1, 1000)))
-    )
-    try:
-        path.rename(new := next(p for p in names if not os.path.lexists(p)))
-    except (OSError, StopIteration):
-        return say(f"{why}; it is not used")
-    say(f"{why}; set aside as {new.name}")
+    for i in range(1000):
+        number = f".{i}" if i else ""
+        new = path.with_name(f"{path.name}{number}.damaged")
+        if os.path.lexists(new):
+            continue
+        try:
+            path.rename(new)
+        except OSError:
+            break
+        return say(f"{why}; set aside as {new.name}")
+    say(f"{why}; it is not used")
 
 
 def read_or_set_aside(path: Path) -> tuple[dict, list[dict]] | None:
@@ -425,7 +450,8 @@ def has_run(folder: Path, run_id: str) -> bool:
 # %% ../../nbs/07_experiments/07_store.ipynb #83944aff
 def settings_columns(settings: dict) -> dict:
     "The settings of a run that a table selects by, flat"
-    split, drift = settings["partition"], settings["drift"]
+    split = settings["partition"]
+    drift = settings["drift"]
     return {
         "method": settings["method"]["class"],
         "dataset": settings["data"]["name"],
@@ -460,13 +486,16 @@ def tier_folders(folder: str | Path) -> list[Path]:
 
 def load_runs(folder: str | Path) -> list[tuple[Path, dict, list[dict]]]:
     "(file, header, rows) of every whole result in a tier's folder, by name; damaged ones are set aside"
-    files = {
-        path.name: path
-        for place in reversed(tier_folders(folder))
-        for path in place.glob("*.jsonl")
-    }
-    found = ((path, read_or_set_aside(path)) for _, path in sorted(files.items()))
-    return [(path, *run) for path, run in found if run is not None]
+    files = {}
+    for place in reversed(tier_folders(folder)):
+        files |= {path.name: path for path in place.glob("*.jsonl")}
+    found = []
+    for name in sorted(files):
+        result = read_or_set_aside(files[name])
+        if result is not None:
+            header, rows = result
+            found.append((files[name], header, rows))
+    return found
 
 # %% ../../nbs/07_experiments/07_store.ipynb #e9b53674
 LOADED = {}  # folder -> (its files, their contents, frames): a page of tables asks for the same files again and again
@@ -488,57 +517,55 @@ def load_by_run(folder: str | Path) -> dict[str, pd.DataFrame]:
     "Run id -> its rows of `load_results`; to be read only, as others are given the same"
     return _frames(folder)["by run"]
 
-
+# %% ../../nbs/07_experiments/07_store.ipynb #50aed6f3
 def _loaded(folder: str | Path) -> tuple[list[tuple[Path, dict, list[dict]]], dict]:
     "(the whole results of a folder, the frames made of them), read again when one of its files has changed"
-    where, now = (
-        os.path.realpath(folder),
-        stamp(f for place in tier_folders(folder) for f in place.glob("*.jsonl")),
-    )
-    if now and LOADED.get(where, [None])[0] == now:
-        return LOADED[where][1:]
-    runs, frames = load_runs(folder), {}
+    where = os.path.realpath(folder)
+    files: list[Path] = []
+    for place in tier_folders(folder):
+        files += place.glob("*.jsonl")
+    now = stamp(files)
+    if now and where in LOADED:
+        before, runs, frames = LOADED[where]
+        if before == now:
+            return runs, frames
+    runs = load_runs(folder)
+    frames = {}
     if now and len(runs) == len(now):
         LOADED[where] = now, runs, frames  # all of them whole
     return runs, frames
 
 
 def _frames(folder: str | Path) -> dict:
-    def about(h):
-        where = in_words(h["diverged"]) if h["status"] == "diverged" else ""
-        return {
-            "run_id": h["run_id"],
-            "status": h["status"],
-            "diverged": where,
-            **settings_columns(h["settings"]),
-        }
-
+    "The results of a folder as data frames: all in one, and by run"
     runs, frames = _loaded(folder)
     if frames:
         return frames
-    frame = pd.DataFrame(
-        [
-            {**about(header), "file": path.name, **row}
-            for path, header, rows in runs
-            for row in (rows or [{"round": 0}])
-        ]
-    )
+    lines = []
+    for path, header, rows in runs:
+        about = {
+            "run_id": header["run_id"],
+            "status": header["status"],
+            "diverged": in_words(header["diverged"]) if header["status"] == "diverged" else "",
+            **settings_columns(header["settings"]),
+            "file": path.name,
+        }
+        lines += [about | row for row in rows or [{"round": 0}]]
+    frame = pd.DataFrame(lines)
     for name in frame.columns.difference(ABOUT):
         frame[name] = pd.to_numeric(frame[name])  # null becomes NaN
-    frame = frame.reindex(
-        columns=[*COLUMNS, *(c for c in frame.columns if c not in COLUMNS)]
-    ).copy()  # in one piece
+    more = [name for name in frame.columns if name not in COLUMNS]
+    frame = frame.reindex(columns=[*COLUMNS, *more]).copy()  # in one piece
     frames.update({"all": frame, "by run": dict(tuple(frame.groupby("run_id")))})
     return frames
 
-
+# %% ../../nbs/07_experiments/07_store.ipynb #0429d47f
 def same_data(heads: list[dict]):
     "Raises InputError where runs of one data set and size were computed on other samples, or normalised otherwise"
     known: dict[tuple, dict] = {}
     for h in heads:
-        asked = {
-            k: v for k, v in h["settings"]["data"].items() if k != "noise"
-        }  # which is no part of the samples
+        asked = dict(h["settings"]["data"])
+        asked.pop("noise", None)  # which is no part of the samples
         for what, words in (("data_fingerprint", "data"), ("inputs", "normalisation of the data")):
             if not h.get(what):
                 continue  # older runs do not say it
@@ -558,22 +585,20 @@ def same_data(heads: list[dict]):
                 "move one of them away"
             )
 
-
+# %% ../../nbs/07_experiments/07_store.ipynb #043168cb
 def mixed(heads: list[dict]) -> list[str]:
     "In what runs that are averaged differ, by their headers; raises InputError where it is the data"
-    seen = [
-        {
-            "code": h.get("code") or h["git_commit"],
-            "versions": h["versions"],
-            "device": h["device"],
-            "executor": {"processes": "sequential"}.get(h["executor"], h["executor"]),
-        }
-        for h in heads
-    ]  # the same bits
     data = {h["data_fingerprint"]: h["file"] for h in heads if h["data_fingerprint"]}
     if len(data) > 1:
         raise InputError(
             f"{' and '.join(sorted(data.values())[:2])} were computed on different data "
             f"({heads[0]['settings']['data']['name']}); move one of them away"
         )
-    return [key for key in (seen[0] if seen else ()) if any(h[key] != seen[0][key] for h in seen)]
+    values: dict[str, list] = {"code": [], "versions": [], "device": [], "executor": []}
+    for h in heads:
+        values["code"].append(h.get("code") or h["git_commit"])
+        values["versions"].append(h["versions"])
+        values["device"].append(h["device"])
+        same_bits = h["executor"] == "processes"  # as one client after the other
+        values["executor"].append("sequential" if same_bits else h["executor"])
+    return [key for key, seen in values.items() if any(value != seen[0] for value in seen)]

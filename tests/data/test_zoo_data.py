@@ -433,6 +433,20 @@ def test_statistics_without_a_reader(monkeypatch):
             ask("own4")
 
 
+def test_one_statement_registers_a_data_set(monkeypatch):
+    for table in (datasets.MADE, datasets.SOURCES, transforms.PIXEL_STATISTICS):
+        monkeypatch.setitem(table, "own4", None)
+    datasets.add_data_set("own4", given, (0.5,), (0.25,))
+    loaded = datasets.load("own4")
+    assert loaded.recipe.mean == (0.5,) and loaded.recipe.std == (0.25,)
+    assert "own4" not in datasets.SOURCES
+    for name, read in (("digits", given), ("", given), ("own4", 3), ("own4", None)):
+        with one_line("data set "):
+            datasets.add_data_set(name, read)
+    with one_line("its Source is called 'MNIST'"):
+        datasets.add_data_set("own4", datasets.SOURCES["MNIST"])
+
+
 FILE = """from fedrepro.data import datasets, transforms
 import torch
 def read_mine():

@@ -30,7 +30,7 @@ LOCAL = dict(lr=0.05, epochs=1, batch_size=8)
 
 
 def opened() -> list[str]:
-    "The shelves that this process holds"
+    "The shared memory that this process holds"
 
     def target(file):
         try:
@@ -41,8 +41,8 @@ def opened() -> list[str]:
     return [t for t in map(target, os.listdir("/proc/self/fd")) if "memfd:fedrepro" in t]
 
 
-@pytest.mark.parametrize("shelved", [False, pytest.param(True, marks=LINUX)])
-def test_what_travels_arrives_as_it_was(shelved, monkeypatch):
+@pytest.mark.parametrize("in_memory", [False, pytest.param(True, marks=LINUX)])
+def test_what_travels_arrives_as_it_was(in_memory, monkeypatch):
     "Tensors of every kind: values, type, strides (which choose the kernel), alignment; one object sent twice is one there too"
     monkeypatch.setattr(messages, "LARGE", 0)
     one, picture = torch.randn(3), torch.randn(16, 5, 5, 1)
@@ -68,11 +68,11 @@ def test_what_travels_arrives_as_it_was(shelved, monkeypatch):
         "none": None,
     }
     before = len(opened())
-    shelf = SharedBuffer() if shelved else None
-    message = dumps(sent, shelf)
-    there = SharedBuffer(shelf.place) if shelf else None
-    if shelf:
-        shelf.close()  # who has opened it keeps it
+    shared = SharedBuffer() if in_memory else None
+    message = dumps(sent, shared)
+    there = SharedBuffer(shared.place) if shared else None
+    if shared:
+        shared.close()  # who has opened it keeps it
     found = loads(message, there)
     assert found.keys() == sent.keys() and found["twice"][0] is found["twice"][1]
     for name in ("array", "text", "none"):
@@ -99,14 +99,14 @@ def test_what_travels_arrives_as_it_was(shelved, monkeypatch):
 @LINUX
 def test_a_large_tensor_lies_there_once_for_every_message():
     large, small = torch.randn(LARGE // 4), torch.randn(LARGE // 4 - 1)
-    with SharedBuffer() as shelf:
-        first, second = dumps([large, small], shelf), dumps({"again": large}, shelf)
-        assert shelf.end == large.nbytes and len(second) < 500 < small.nbytes < len(first)
+    with SharedBuffer() as shared:
+        first, second = dumps([large, small], shared), dumps({"again": large}, shared)
+        assert shared.end == large.nbytes and len(second) < 500 < small.nbytes < len(first)
         with pytest.raises(pickle.UnpicklingError, match="read without it"):
             loads(second)
-        with SharedBuffer(shelf.place) as there:
+        with SharedBuffer(shared.place) as there:
             assert torch.equal(loads(second, there)["again"], large)
-            os.truncate(shelf.place[0], LARGE // 2)
+            os.truncate(shared.place[0], LARGE // 2)
             with pytest.raises(EOFError, match="bytes of a tensor are missing"):
                 loads(first, there)
 
@@ -120,12 +120,14 @@ def ends(method, executor):
 
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "FedCDA"])
 def test_workers_get_and_give_large_tensors(name, monkeypatch):
-    "The bits of the loop: with shelves, where workers cannot open them, and where there are none"
+    "The bits of the loop: with shared memory, where workers cannot open them, and where there are none"
     method = load_methods()[name](**LOCAL)
     alone = ends(method, rounds.sequential)
     assert max(t.nbytes for t in alone[0]["params"].values()) >= LARGE
     with Processes(TOY, 2) as pool:
-        assert same_bits(ends(method, pool), alone) and pool.shelves == (sys.platform == "linux")
+        assert same_bits(ends(method, pool), alone) and pool.shares_memory == (
+            sys.platform == "linux"
+        )
         if sys.platform == "linux":
             assert opened() == []
         with monkeypatch.context() as patch:
@@ -136,18 +138,18 @@ def test_workers_get_and_give_large_tensors(name, monkeypatch):
                 self.place = "/proc/self/fd/100000", 0, 1
 
             patch.setattr(SharedBuffer, "__init__", astray)
-            assert same_bits(ends(method, pool), alone) and not pool.shelves
-        pool.shelves = True
+            assert same_bits(ends(method, pool), alone) and not pool.shares_memory
+        pool.shares_memory = True
         with monkeypatch.context() as patch:
 
             def full(self, t):
                 raise OSError(28, "No space left on device")
 
             patch.setattr(SharedBuffer, "put", full)
-            assert same_bits(ends(method, pool), alone) and not pool.shelves
-        pool.shelves = True
+            assert same_bits(ends(method, pool), alone) and not pool.shares_memory
+        pool.shares_memory = True
         monkeypatch.delattr(os, "memfd_create", raising=False)
-        assert same_bits(ends(method, pool), alone) and not pool.shelves
+        assert same_bits(ends(method, pool), alone) and not pool.shares_memory
 
 
 @LINUX
@@ -157,12 +159,12 @@ def test_nothing_stays_open_after_an_error():
     with Processes(TOY, 2) as pool:
         with pytest.raises(TypeError):
             run(broken, TOY, 1, executor=pool)
-        assert opened() == [] and pool.shelves
+        assert opened() == [] and pool.shares_memory
         assert same_bits(ends(FedAvg(**LOCAL), pool), ends(FedAvg(**LOCAL), rounds.sequential))
         victims = []
 
         def kill(_):
-            victim = next(worker.process for worker in pool.pool.staff.values() if worker.ready)
+            victim = next(worker.process for worker in pool.pool.workers.values() if worker.ready)
             victims.append(victim.pid)
             os.kill(victim.pid, signal.SIGKILL)
             victim.join()  # or the others could finish the next round before this one has ended
@@ -212,8 +214,8 @@ def test_a_worker_that_dies_while_it_writes_holds_up_nobody(tmp_path, monkeypatc
     for name in "ab":
         (tmp_path / name).mkdir()
     heard = {i: [] for i in range(len(tasks))}
-    with Workers(2, lambda number: dumps((pow, (number, 2)))) as staff:
-        for i, kind, content in staff.work([dumps(task) for task in tasks]):
+    with Workers(2, lambda number: dumps((pow, (number, 2)))) as workers:
+        for i, kind, content in workers.work([dumps(task) for task in tasks]):
             if kind == "report" and not heard[0]:
                 time.sleep(0.3)  # nobody reads: it stands in the middle of its answer
                 os.kill(content[0], signal.SIGKILL)
@@ -225,21 +227,21 @@ def test_a_worker_that_dies_while_it_writes_holds_up_nobody(tmp_path, monkeypatc
     ]
     assert heard[3] == [("failed", None)] and heard[4] == [("done", 8)]
     with (
-        Workers(1, lambda number: dumps((os._exit, (1,)))) as staff,
+        Workers(1, lambda number: dumps((os._exit, (1,)))) as workers,
         pytest.raises(RuntimeError, match="no worker process could be started"),
     ):
-        list(staff.work([dumps((pow, (2, 3)))]))
+        list(workers.work([dumps((pow, (2, 3)))]))
 
 
 @LINUX
 def test_a_worker_that_does_not_start_holds_up_nobody():
     "Stopped before it reads, and sent more than a pipe holds; the other one computes all tasks"
-    with Workers(2, lambda number: dumps((len, (bytes(1_000_000),)))) as staff:
-        staff.hire_for(2)
-        os.kill(staff.staff[0].process.pid, signal.SIGSTOP)
+    with Workers(2, lambda number: dumps((len, (bytes(1_000_000),)))) as workers:
+        workers.start_for(2)
+        os.kill(workers.workers[0].process.pid, signal.SIGSTOP)
         heard = sorted(
             (i, kind, content)
-            for i, kind, content in staff.work([dumps((pow, (2, n))) for n in range(4)])
+            for i, kind, content in workers.work([dumps((pow, (2, n))) for n in range(4)])
         )
     assert heard == [(n, "done", 2**n) for n in range(4)]
 
@@ -250,10 +252,10 @@ def test_no_more_processes_can_be_started(monkeypatch):
 
     monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", start)
     with (
-        Workers(2, lambda number: b"") as staff,
+        Workers(2, lambda number: b"") as workers,
         pytest.raises(NoWorker, match="Resource temporarily unavailable"),
     ):
-        list(staff.work([b""]))
+        list(workers.work([b""]))
 
 
 class Kept(Net):
@@ -275,10 +277,10 @@ def test_a_network_of_ones_own_travels_as_it_is():
 
 
 @LINUX
-def test_no_other_file_is_taken_for_a_shelf(tmp_path):
+def test_no_other_file_is_taken_for_shared_memory(tmp_path):
     "Its number may belong to something else by the time a message is read"
-    with SharedBuffer() as shelf:
-        place = shelf.place
+    with SharedBuffer() as shared:
+        place = shared.place
     with pytest.raises(OSError):
         SharedBuffer(place)
     (tmp_path / "precious").write_bytes(b"as it was")

@@ -164,7 +164,7 @@ def test_killed_workers_hold_up_nobody(monkeypatch, bounded):
         with suppress(OSError):
             return [
                 w
-                for w in pool.pool.staff.values()
+                for w in pool.pool.workers.values()
                 if "send" in Path(f"/proc/{w.process.pid}/wchan").read_text()
             ]
 
@@ -180,7 +180,7 @@ def test_killed_workers_hold_up_nobody(monkeypatch, bounded):
     def storm():
         while struck.total() < kills / 2:
             time.sleep(rng.uniform(0, 1))
-            strike(list(pool.pool.staff.values()))
+            strike(list(pool.pool.workers.values()))
 
     with processes.Processes(federation, 4) as pool:
         (thread := Thread(target=storm, daemon=True)).start()

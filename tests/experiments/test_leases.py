@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fedrepro.engine.rounds import AfterRound
 from fedrepro.experiments import leases, runner, store
 from fedrepro.experiments.jobs import Job
 from fedrepro.experiments.leases import (
@@ -23,7 +24,7 @@ from fedrepro.experiments.leases import (
     holder,
     lease_of,
     leases as block,
-    mark,
+    fingerprint,
     me,
     take,
     void,
@@ -179,7 +180,7 @@ def test_a_lease_from_the_future_is_void_when_it_has_not_moved_for_long(tmp_path
 def test_a_claim_of_one_who_died_taking_over_is_in_nobodys_way(tmp_path, dead):
     path = tmp_path / "a.jsonl"
     lease_of(path).write_text(json.dumps(dead))
-    inode, stamp = mark(lease_of(path))
+    inode, stamp = fingerprint(lease_of(path))
     (tmp_path / f".a.jsonl.lease.{inode}-{stamp}.partial").write_text(json.dumps(dead))
     assert take(path) and names(tmp_path) == [".a.jsonl.lease"]
 
@@ -257,7 +258,9 @@ def test_one_that_stood_still_leaves_what_others_took(alone, tmp_path, there):
     run = many()[0]
     path, other = store.run_path(tmp_path, run), json.dumps(elsewhere())
 
-    def stand_still(run_id, rounds):
+    def stand_still(snapshot):
+        if snapshot.round != 1:
+            return
         lease_of(path).unlink()
         if there == "a lease":
             lease_of(path).write_text(other)
@@ -265,9 +268,7 @@ def test_one_that_stood_still_leaves_what_others_took(alone, tmp_path, there):
             path.write_bytes(store.run_path(alone, run).read_bytes())
         os.utime(lease_of(path) if there == "a lease" else path, (1, 1))
 
-    found = runner.attempt(
-        Job([run], tmp_path), lambda *round: round[1] == 1 and stand_still(*round)
-    )
+    found = runner.attempt(Job([run], tmp_path), [AfterRound(stand_still)])
     assert [o.status for o in found] == ["elsewhere"]
     left = lease_of(path) if there == "a lease" else path
     assert names(tmp_path) == [left.name] and left.stat().st_mtime == 1

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,17 @@ COST = ("started", "wall_seconds", "peak_memory_mb", "resumed", "executor")
 
 
 def run_job(runs, results, tell=lambda run_id, rounds: None, **how):
-    return jobs.run_job(Job(runs, results, **how), tell)
+    return jobs.run_job(Job(runs, results, **how), [Told(tell)])
+
+
+@dataclass
+class Told:
+    "A callback: `tell(run_id, rounds)`"
+
+    tell: Callable
+
+    def after_round(self, state):
+        self.tell(state.name, state.snapshot.round)
 
 
 def started(folder: Path, workers: int, names=()) -> subprocess.Popen:
@@ -237,8 +248,8 @@ def rounds_of(fork, folder):
 
 @pytest.mark.parametrize("what", ["code", "versions", "device", "data"])
 def test_other_code_starts_anew(fork, forked, stopped, monkeypatch, capsys, what):
-    real = jobs.marks
-    monkeypatch.setattr(jobs, "marks", lambda *a: real(*a) | {what: "other"})
+    real = jobs.checkpoint_fingerprint
+    monkeypatch.setattr(jobs, "checkpoint_fingerprint", lambda *a: real(*a) | {what: "other"})
     assert rounds_of(fork, stopped) == (1, forked)
     assert (
         "checkpoints of other code, versions, data, device or executor are not used"
@@ -250,9 +261,9 @@ def test_another_executor_starts_anew(fork, forked, stopped, capsys):
     "A run has the bits of one executor; those of worker processes are those of the loop"
     active = jobs.active_run(fork[0], None, "cpu")
     assert (
-        jobs.marks(active, "cpu", "processes")
-        == jobs.marks(active, "cpu")
-        != jobs.marks(active, "cpu", "stacked")
+        jobs.checkpoint_fingerprint(active, "cpu", "processes")
+        == jobs.checkpoint_fingerprint(active, "cpu")
+        != jobs.checkpoint_fingerprint(active, "cpu", "stacked")
     )
     seen = []
     paths = run_job(fork, stopped, tell=lambda run, done: seen.append(done), how="stacked")

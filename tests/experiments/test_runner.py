@@ -212,10 +212,10 @@ def test_bad_input_is_refused_at_once(tmp_path, monkeypatch):
 def test_a_failing_run_does_not_stop_the_others(reference, tmp_path, monkeypatch, capsys):
     real = runner.run_job
 
-    def fails(job, tell):
+    def fails(job, callbacks):
         if job.runs == [RUNS[0]]:
             raise ZeroDivisionError("a slip\nof the pen")
-        return real(job, tell)
+        return real(job, callbacks)
 
     monkeypatch.setattr(runner, "run_job", fails)
     report = runner.compute_runs(RUNS, tmp_path, quiet=True)
@@ -247,7 +247,7 @@ def test_a_failed_job_blames_no_run_of_others_and_none_with_a_result(
     store.run_path(tmp_path, RUNS[0]).write_bytes(store.run_path(reference, RUNS[0]).read_bytes())
     monkeypatch.setattr(runner, "run_job", fails)
     with leases([store.run_path(tmp_path, RUNS[1])]):
-        found = runner.attempt(Job(RUNS[:3], tmp_path), print)
+        found = runner.attempt(Job(RUNS[:3], tmp_path))
     assert [o.status for o in found] == ["theirs", "elsewhere", status]
 
 
@@ -274,13 +274,13 @@ def test_few_jobs_have_a_process_each_unless_their_clients_have(
     assert seen == [(want, 1 if want else workers)]
 
 
-def dies(job, tell, deaths, folder):
+def dies(job, callbacks, deaths, folder):
     "A task whose worker is killed the first `deaths[run_id]` times that it comes to that run; module level, because workers import it"
     run = job.runs[0].run_id
     if (seen := len(list(folder.glob(f"{run}*")))) < deaths.get(run, 0):
         (folder / f"{run}{seen}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return runner.attempt(job, tell)
+    return runner.attempt(job, callbacks)
 
 
 def test_a_killed_worker_loses_no_run(reference, tmp_path, monkeypatch):
@@ -422,7 +422,7 @@ def test_an_interrupt_between_a_result_and_its_note(tmp_path, monkeypatch, momen
 
 def test_an_interrupt_counts_what_others_have_computed_once(tmp_path):
     def pool(jobs, report, progress):
-        (path,) = runner.run_job(jobs[0], print)
+        (path,) = runner.run_job(jobs[0])
         report.theirs.append(path)
         raise KeyboardInterrupt
 
