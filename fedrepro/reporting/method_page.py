@@ -11,6 +11,7 @@ __all__ = ['PAPER_LINKS', 'NO_RUNS', 'ORDER', 'X_SERVER', 'X_CLIENT', 'PaperLink
 import re, textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from ..core.errors import InputError, choice
@@ -77,11 +78,13 @@ def links_line(paper: str) -> str:
     )
 
 # %% ../../nbs/09_reporting/06_method_page.ipynb #9a49f3a0
-def main_table(paper: str, tier: str) -> Spec:
-    "The spec of a paper's main table, at `tier` with the columns that its page shows; raises InputError"
+def main_table(paper: str, tier: str, table: str = "", columns=()) -> Spec:
+    """The spec of a paper's main table at `tier` with the columns that its page shows, or that of `table` with `columns`
+
+    Raises InputError."""
     at = PAPER_LINKS[choice(paper, PAPER_LINKS, "paper")]
-    spec = load_spec(at.headline)
-    shown = tuple(c for c in spec.tier_columns(tier) if c.label in (at.columns or {c.label}))
+    spec, labels = (load_spec(table), columns) if table else (load_spec(at.headline), at.columns)
+    shown = tuple(c for c in spec.tier_columns(tier) if c.label in (labels or {c.label}))
     return replace(spec, tiers=spec.tiers | {tier: replace(spec.tier(tier), columns=shown)})
 
 
@@ -129,14 +132,16 @@ def small_picture(figure: Figure, colours: int = 24) -> Picture:
     return Picture(small_png(figure, colours))
 
 
-def headline(paper: str, results=None) -> list[Text | Picture]:
-    "The picture of a paper's main table with its caption, as a notebook displays them"
-    tier = next(
-        (t for t in PAPER_LINKS[paper].tiers if started(main_table(paper, t), t, results)), None
-    )
+def headline(
+    paper: str, results=None, table: str = "", columns=(), colours: int = 128
+) -> list[Text | Picture]:
+    "The picture of a paper's main table, or of `columns` of another, with its caption, as a notebook displays them"
+    tiers = PAPER_LINKS[paper].tiers
+    specs = partial(main_table, paper, table=table, columns=columns)
+    tier = next((t for t in tiers if started(specs(t), t, results)), None)
     if tier is None:
         return [Text(NO_RUNS)]
-    spec = main_table(paper, tier)
+    spec = specs(tier)
     figure = draw(spec, tier, results)
     words = (
         f"*{spec.kind.capitalize()} {spec.table}: {said(spec.title)}.*"
@@ -144,7 +149,7 @@ def headline(paper: str, results=None) -> list[Text | Picture]:
         else f"*{said(spec.title)}.*"
     )
     return [
-        small_picture(figure, 128),
+        small_picture(figure, colours),
         Text(f"{words} {setting_in_words(spec, tier)} {said(spec.tier(tier).caption)}".strip()),
     ]
 
