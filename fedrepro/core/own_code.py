@@ -695,6 +695,8 @@ def alike(one: type, other: type) -> bool:
 
 def _same_text(one, other) -> bool:
     "Whether two parts of classes are the same text; where a function has none, whether it has the same code"
+    if isinstance(one, set | frozenset):
+        return one == other  # equal ones may print in another order
     if not (isinstance(one, FunctionType) and isinstance(other, FunctionType)):
         return _bare(one) == _bare(other)
     try:
