@@ -70,6 +70,7 @@ def test_order_and_length(paper):
 
 LESSONS = {
     "lfd": range(1, 11),
+    "feddc": range(1, 7),
     "fedccfa": range(3, 11),
 }  # paper -> the equations that its page shows
 LARGE = 300_000  # bytes of such a page, outputs and all
