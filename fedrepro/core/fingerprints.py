@@ -239,6 +239,8 @@ def _unwrapped(value):
 
 def _same_text(one, other) -> bool:
     "Whether two parts of classes are the same text; where a function has none, whether it has the same code"
+    if isinstance(one, (set, frozenset)):
+        return one == other  # equal ones may print in another order
     if not (isinstance(one, FunctionType) and isinstance(other, FunctionType)):
         return _without_home(one) == _without_home(other)
     try:
