@@ -26,7 +26,7 @@ from threading import Thread
 import psutil
 
 from fedrepro.experiments import store
-from fedrepro.experiments.leases import mark
+from fedrepro.experiments.leases import fingerprint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from toy import TOY, written  # noqa: E402
@@ -274,7 +274,7 @@ class Storm:
     def look(self):
         "Take in which results are there now"
         for name in self.reference:
-            now = mark(self.tier / name)  # changes whenever a file is written anew
+            now = fingerprint(self.tier / name)  # changes whenever a file is written anew
             if now is None and self.stamps.pop(name, None):
                 self.lost.append(f"{name} was whole, and vanished")
             if now in (None, self.stamps.get(name), self.hurt.get(name)):
@@ -392,7 +392,7 @@ class Storm:
             return ""
         path = self.tier / self.rng.choice(sorted(self.stamps))
         what = damage(path, self.rng)
-        self.hurt[path.name] = mark(path)
+        self.hurt[path.name] = fingerprint(path)
         del self.stamps[path.name]
         return f"{what}, {killed}"
 

@@ -1,5 +1,7 @@
 "The pages of methods: what the five papers' pages have, and where sentences about released code lead"
 
+import ast
+import builtins
 import re
 
 import pytest
@@ -158,3 +160,20 @@ def test_sentences_about_released_code_lead_to_its_lines():
     said = [s for s in statements() if "could find" not in s[1]]
     alone = [s for s in said if not PLACE.search(s[1])]
     assert len(said) > 25 and len(alone) <= 0.2 * len(said), alone
+
+
+@pytest.mark.parametrize("paper", FIVE)
+def test_the_runs_need_no_lesson(paper):
+    "With `lessons: false` the cells between the parameters and the runs are passed over"
+    sources = [cell["source"] for cell in cells(FIVE[paper], "code")]
+    planned = next(i for i, s in enumerate(sources) if "job = planned_table(" in s)
+    runs = next(s for s in sources if "papermill_description=Runs" in s)
+    there = set(vars(builtins))
+    for source in sources[: planned + 1]:
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.alias):
+                there.add((node.asname or node.name).split(".")[0])
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                there.add(node.id)
+    used = {node.id for node in ast.walk(ast.parse(runs)) if isinstance(node, ast.Name)}
+    assert used <= there
