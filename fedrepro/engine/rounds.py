@@ -219,6 +219,35 @@ def cohort_loss(losses: list[float | None], sizes: list[int]) -> float:
     w = torch.tensor(weights, dtype=torch.float64)
     return float(torch.tensor(known, dtype=torch.float64) @ w / w.sum())
 
+# %% ../../nbs/04_engine/05_rounds.ipynb #5c1e7a02
+def _server_answer(
+    method,
+    federation: Federation,
+    at: Snapshot,
+    now: OpenRound,
+    exchange: Exchange,
+    results: list[tuple],
+    mean_losses: list[float | None],
+) -> tuple:
+    "(server state, next broadcast, replies or None, how the run has diverged or None); nothing is aggregated once it has"
+    t = at.round + 1
+    buffers = federation.net.buffers
+    max_norm = limit(federation.initial, buffers)
+    losses = [0.0 if loss is None else loss for loss in mean_losses]
+    diverged = client_diverged(t, exchange.cohort, results, losses, max_norm, buffers)
+    if diverged:
+        return at.server, method.broadcast(at.server), None, diverged
+    refuse_uploads(method, federation.initial, exchange)
+    received = now.clients[0].received
+    server = aggregated(method, now.server, exchange, received, federation.initial)
+    server = with_frozen(server, federation.frozen)
+    broadcast = method.broadcast(server)
+    diverged = server_diverged(t, broadcast, max_norm, buffers)
+    if diverged:
+        return server, broadcast, None, diverged
+    replies = with_frozen(method.reply(server, exchange), federation.frozen)
+    return server, broadcast, replies, server_diverged(t, replies, max_norm, buffers)
+
 # %% ../../nbs/04_engine/05_rounds.ipynb #539fec7f
 def close_round(
     method,
@@ -241,45 +270,32 @@ def _closed(
     results: list[tuple],
     measures: tuple[str, ...],
 ) -> Snapshot:
-    uploads, kept, losses = zip(*results)
+    uploads, client_states, losses = zip(*results)
     exchange = _exchange(now.clients, federation, uploads)
-    means = in_numbers(losses)
-    t = at.round + 1
-    buffers = federation.net.buffers
-    most = limit(federation.initial, buffers)
-    known = [loss or 0.0 for loss in means]
-    diverged = client_diverged(t, exchange.cohort, results, known, most, buffers)
-    server = at.server
+    mean_losses = in_numbers(losses)
+    answer = _server_answer(method, federation, at, now, exchange, results, mean_losses)
+    server, broadcast, replies, diverged = answer
+    measurements = {}
     if not diverged:
-        refuse_uploads(method, federation.initial, exchange)
-        received = now.clients[0].received
-        server = aggregated(method, now.server, exchange, received, federation.initial)
-        server = with_frozen(server, federation.frozen)
-    news = method.broadcast(server)
-    diverged = diverged or server_diverged(t, news, most, buffers)
-    replies = None
-    if not diverged:
-        replies = with_frozen(method.reply(server, exchange), federation.frozen)
-        diverged = server_diverged(t, replies, most, buffers)
-    numbers = {} if diverged else measured(measures, federation, at.server, server, exchange)
-    after = list(kept)
+        measurements = measured(measures, federation, at.server, server, exchange)
     if replies is not None:
-        after = [own | reply for own, reply in zip(kept, replies, strict=True)]
+        client_states = [own | reply for own, reply in zip(client_states, replies, strict=True)]
     states = list(at.states)
     last_broadcasts = list(at.last_broadcasts)
-    for k, state in zip(exchange.cohort, park_states(federation, after), strict=True):
+    parked = park_states(federation, list(client_states))
+    for k, state in zip(exchange.cohort, parked, strict=True):
         states[k] = state
-        last_broadcasts[k] = news
+        last_broadcasts[k] = broadcast
     return Snapshot(
-        t,
-        server,
-        states,
-        last_broadcasts,
+        round=at.round + 1,
+        server=server,
+        states=states,
+        last_broadcasts=last_broadcasts,
         bytes_up=at.bytes_up + now.bytes_up + nbytes(exchange.uploads),
         bytes_down=at.bytes_down + now.bytes_down + nbytes(replies),
-        train_loss=cohort_loss(means, exchange.sizes),
+        train_loss=cohort_loss(mean_losses, exchange.sizes),
         diverged=diverged,
-        measured=numbers,
+        measured=measurements,
     )
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #2ea94820

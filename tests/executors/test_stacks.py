@@ -51,8 +51,8 @@ def test_every_method_is_the_loop(name):
     assert (
         gap(ends(executor, method, federation, 2), ends(sequential, method, federation, 2)) < 1e-10
     )
-    assert bool(executor.alone) is (name in IN_TURN)
-    assert all(IN_TURN[name] in why for why in executor.alone.values())
+    assert bool(executor.in_turn) is (name in IN_TURN)
+    assert all(IN_TURN[name] in why for why in executor.in_turn.values())
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_every_method_is_the_loop(name):
 def test_unequal_clients_with_every_setting_of_the_local_optimiser(settings):
     method, executor = FedAvg(**FEW | settings), Stacked()
     assert gap(ends(executor, method), ends(sequential, method)) < 1e-12
-    assert not executor.alone
+    assert not executor.in_turn
 
 
 def test_all_clients_of_a_kind_share_one_stack(monkeypatch):
@@ -100,7 +100,7 @@ def test_seeds_share_a_stack():
             )
             < 1e-12
         )
-    assert not executor.alone
+    assert not executor.in_turn
 
 
 class Asks(FedAvg, listed=False):
@@ -169,14 +169,14 @@ class Counts(FedAvg, listed=False):
 def test_code_for_one_client_is_trained_in_turn_and_says_so_once(cls, why, capsys):
     method, executor = cls(**FEW), Stacked()
     assert same(ends(executor, method), ends(sequential, method))
-    assert why in executor.alone["local"]
+    assert why in executor.in_turn["local"]
     (line,) = capsys.readouterr().err.splitlines()
     assert why in line and "stacked: phase local" in line and "in turn" in line
 
 
 def test_a_loss_of_each_clients_own_is_no_others():
     method, executor = Closing(**FEW), Stacked()
-    assert same(ends(executor, method), ends(sequential, method)) and not executor.alone
+    assert same(ends(executor, method), ends(sequential, method)) and not executor.in_turn
 
 
 def network(*layers):
@@ -196,7 +196,7 @@ def test_networks_that_cannot_share_a_stack(layer, why):
     federation = replace(TOY, net=Net("own", lambda: network(layer())))
     method, executor = FedAvg(**FEW), Stacked()
     assert same(ends(executor, method, federation), ends(sequential, method, federation))
-    assert why in executor.alone["local"]
+    assert why in executor.in_turn["local"]
 
 
 class Unknown(nn.Module):
@@ -210,7 +210,7 @@ def test_a_layer_that_vmap_does_not_know():
     federation = replace(TOY, net=Net("own", lambda: network(Unknown())))
     executor = Stacked()
     assert same(ends(executor, federation=federation), ends(sequential, federation=federation))
-    assert executor.alone
+    assert executor.in_turn
 
 
 def test_what_is_drawn_after_a_phase_is_the_same():
@@ -220,7 +220,7 @@ def test_what_is_drawn_after_a_phase_is_the_same():
 
     executor = Stacked()
     assert gap(ends(executor, Noisy(**FEW)), ends(sequential, Noisy(**FEW))) < 1e-12
-    assert not executor.alone
+    assert not executor.in_turn
 
 
 def test_an_error_of_the_methods_own_is_raised_as_in_the_loop():
@@ -252,7 +252,7 @@ def test_first_participations_are_a_kind_of_their_own():
     assert (
         gap(ends(executor, method, federation, 4), ends(sequential, method, federation, 4)) < 1e-12
     )
-    assert not executor.alone
+    assert not executor.in_turn
 
 
 def test_constants_of_other_names_are_not_mixed_up():
@@ -270,4 +270,4 @@ def test_constants_of_other_names_are_not_mixed_up():
 
     executor = Stacked()
     assert same(ends(executor, Named(**FEW)), ends(sequential, Named(**FEW)))
-    assert "different things" in executor.alone["local"]
+    assert "different things" in executor.in_turn["local"]
