@@ -85,21 +85,24 @@ def plot_against(ax: Axes, found: pd.DataFrame, styles: dict[str, Style]) -> Non
     names = [str(x) for x in dict.fromkeys(found.x)]
     lines = [name for name in styles if name in set(found.line)]
     for k, name in enumerate(lines):
-        part, width = found[found.line == name], 0.12 * (k - (len(lines) - 1) / 2)
-        spread = (
-            part.assign(y=part.y.where(part.status == "complete")).groupby("x", sort=not named).y
-        )
-        mean = spread.agg(
-            lambda y: y.mean(skipna=False)
-        )  # nan where a run diverged: a gap in the line
-        x, mean, std = list(mean.index), mean.astype(float), spread.std(ddof=1).astype(float)
-        x = [names.index(str(v)) + width for v in x] if named else x
-        line = styles[name].line | dict(marker=styles[name].marker or "o", markersize=5)
-        look = line | {"linestyle": ""} if named else line
-        ax.errorbar(x, mean, std if std.notna().any() else None, capsize=3, label=name, **look)
-    ax.set_xticks(range(len(names)) if named else sorted(set(found.x)), names if named else None)
+        part = found[found.line == name]
+        part = part.assign(y=part.y.where(part.status == "complete"))
+        at_x = part.groupby("x", sort=not named).y
+        mean = at_x.agg(lambda y: y.mean(skipna=False))  # nan, a gap, where a run diverged
+        std = at_x.std(ddof=1).astype(float)
+        look = styles[name].line | dict(marker=styles[name].marker or "o", markersize=5)
+        x = list(mean.index)
+        if named:  # marks side by side, not joined
+            shift = 0.12 * (k - (len(lines) - 1) / 2)
+            x = [names.index(str(v)) + shift for v in x]
+            look["linestyle"] = ""
+        bars = std if std.notna().any() else None
+        ax.errorbar(x, mean.astype(float), bars, capsize=3, label=name, **look)
     if named:
+        ax.set_xticks(range(len(names)), names)
         ax.set_xlim(-0.6, len(names) - 0.4)
+    else:
+        ax.set_xticks(sorted(set(found.x)))
 
 
 def against_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:

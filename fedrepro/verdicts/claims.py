@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'CANNOT', 'NOT_TESTED', 'CLAIM_WORDS', 'CLAIM_COLUMNS', 'HOW', 'paired_test',
            'holm', 'contestants', 'StoredRuns', 'load_stored_runs', 'statistic', 'values_of', 'at_round', 'best_within',
-           'first_round', 'Comparison', 'subtract', 'Claim', 'claim_tables', 'read_claim', 'read_claims', 'columns_at',
-           'rival_pairs', 'gain_over', 'above', 'rounds_taken', 'fewer_rounds', 'joint', 'effect', 'reasons',
-           'reasons_in_words', 'testable', 'examine_claim', 'state_before_test', 'diverged_rows', 'missing',
+           'first_round', 'Comparison', 'subtract', 'Claim', 'with_tuples', 'claim_tables', 'read_claim', 'read_claims',
+           'columns_at', 'rival_pairs', 'gain_over', 'above', 'rounds_taken', 'fewer_rounds', 'joint', 'effect',
+           'reasons', 'reasons_in_words', 'testable', 'examine_claim', 'state_before_test', 'diverged_rows', 'missing',
            'missing_at', 'lack_in_words', 'lacks_in_words', 'state_in_words', 'settle', 'check_claim', 'claim_line',
            'claim_lines', 'verdicts', 'interval', 'verdict_in_words', 'claim_grid', 'claim_grids', 'Side', 'Headline',
            'published_gain', 'caveats_of', 'side', 'headlines', 'paper_headline', 'gain_in_words', 'headline_sentences',
@@ -242,6 +242,11 @@ KEYS = {
 }
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #8233aacb
+def with_tuples(raw: dict) -> dict:
+    "A table of a toml file with its lists as tuples, which a frozen dataclass can hold"
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in raw.items()}
+
+
 def claim_tables(path: Path, key: str, keys: Mapping[str, type]) -> list[dict]:
     "The `[[key]]` tables of a claims.toml, lists as tuples; raises InputError for an unknown key or a wrong type"
     whole = read_toml(path)
@@ -252,10 +257,11 @@ def claim_tables(path: Path, key: str, keys: Mapping[str, type]) -> list[dict]:
     tables = whole.get(key, [])
     for i, raw in enumerate(tables, 1):
         for name, value in raw.items():
-            at = f"{path}: {key} {i}.{choice(name, keys, f'{path}: {key} {i}: key')}"
-            if not isinstance(value, keys[name]):
-                raise InputError(f"{at}: {short(value)} is not {keys[name].__name__}")
-    return [{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()} for raw in tables]
+            choice(name, keys, f"{path}: {key} {i}: key")
+            kind = keys[name]
+            if not isinstance(value, kind):
+                raise InputError(f"{path}: {key} {i}.{name}: {short(value)} is not {kind.__name__}")
+    return [with_tuples(raw) for raw in tables]
 
 
 def read_claim(raw: dict, lines: pd.DataFrame, where: str) -> tuple[Claim, int | None]:
@@ -551,14 +557,21 @@ def state_in_words(state: str, lacks: tuple[Reason, ...] = (), p: float = math.n
 # %% ../../nbs/08_verdicts/04_claims.ipynb #235ffcc2
 def settle(lines: list[dict]) -> list[dict]:
     "States by the p-values after Holm's correction over the tested `lines` of one paper"
-    for_it, against, out = [], [], []
+    for_it = []
+    against = []
     for line in lines:
         tested = line["state"] == ""
         for_it.append(line["p"] if tested else math.nan)
         against.append(line["p_opposite"] if tested else math.nan)
+    out = []
     for line, p, q in zip(lines, holm(for_it), holm(against)):
-        word = "supported" if p <= LEVEL else "contradicted" if q <= LEVEL else "undecided"
-        state = line["state"] or word
+        state = line["state"]
+        if not state and p <= LEVEL:
+            state = "supported"
+        elif not state and q <= LEVEL:
+            state = "contradicted"
+        elif not state:
+            state = "undecided"
         said = state_in_words(state, line["lacks"], p)
         out.append(line | dict(p_holm=p, p_opposite_holm=q, state=state, verdict=said))
     return out

@@ -160,13 +160,14 @@ def paired(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
 def arrivals(rounds: Sequence[float], last: int) -> dict[str, object]:
     "Mean and std of rounds to a target, nan unless all runs reach it; `reached`: how many; `each`: > `last` for never"
     r = np.asarray(rounds, float)
-    there, whole = np.isfinite(r), len(r) > 0 and bool(np.isfinite(r).all())
-    return {
-        "mean": float(r.mean()) if whole else math.nan,
-        "reached": int(there.sum()),
-        "std": float(r.std(ddof=1)) if whole and len(r) > 1 else math.nan,
-        "each": ", ".join(f"{v:g}" if ok else f"> {last}" for v, ok in zip(r, there)),
-    }
+    reached = int(np.isfinite(r).sum())
+    each = [f"{v:g}" if np.isfinite(v) else f"> {last}" for v in r]
+    mean = std = math.nan
+    if reached == len(r) > 0:
+        mean = float(r.mean())
+        if len(r) > 1:
+            std = float(r.std(ddof=1))
+    return {"mean": mean, "reached": reached, "std": std, "each": ", ".join(each)}
 
 
 def arrival_text(found: dict) -> str:
