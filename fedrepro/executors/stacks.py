@@ -200,7 +200,7 @@ def check_stackable(client: Client, phase: Phase):
 
 # %% ../../nbs/05_executors/00_stacks.ipynb #df9ab13f
 class Stacked:
-    "The executor that trains clients of one kind side by side; `alone`: phases trained in turn, and why"
+    "The executor that trains clients of one kind side by side; `in_turn`: phases trained in turn, and why"
 
     def __init__(self):
         self.in_turn: dict[str, str] = {}
