@@ -270,7 +270,8 @@ def _closed(
     results: list[tuple],
     measures: tuple[str, ...],
 ) -> Snapshot:
-    uploads, client_states, losses = zip(*results)
+    uploads, own_states, losses = zip(*results)
+    client_states = list(own_states)
     exchange = _exchange(now.clients, federation, uploads)
     mean_losses = in_numbers(losses)
     answer = _server_answer(method, federation, at, now, exchange, results, mean_losses)
@@ -279,10 +280,10 @@ def _closed(
     if not diverged:
         measurements = measured(measures, federation, at.server, server, exchange)
     if replies is not None:
-        client_states = [own | reply for own, reply in zip(client_states, replies, strict=True)]
+        client_states = [own | reply for own, reply in zip(own_states, replies, strict=True)]
     states = list(at.states)
     last_broadcasts = list(at.last_broadcasts)
-    parked = park_states(federation, list(client_states))
+    parked = park_states(federation, client_states)
     for k, state in zip(exchange.cohort, parked, strict=True):
         states[k] = state
         last_broadcasts[k] = broadcast
