@@ -90,12 +90,18 @@ def _attributes() -> dict[tuple[Any, str], Any]:
 
 def _restore_switches(before: dict[str, Any]) -> list[str]:
     "Set PyTorch's switches as before, and what is wrong; a run has one thread, whatever a file says"
-    from fedrepro.core.torch_state import put, turned  # PyTorch, which a stored table does not need
+    from fedrepro.core.torch_state import (
+        changed_switch,
+        put,
+    )  # PyTorch, which a stored table does not need
 
     watched = {name: value for name, value in before.items() if name != "number of threads"}
-    changed = turned(watched)
+    changed = changed_switch(watched)
     put(before)
-    return [f"it sets {changed.partition(',')[0]} for all runs; leave that out"] if changed else []
+    if changed is None:
+        return []
+    name, now = changed
+    return [f"it sets torch's {name} to {now} for all runs; leave that out"]
 
 
 def _restore_tables(before: list[dict]) -> list[str]:
