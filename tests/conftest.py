@@ -1,5 +1,7 @@
 "What many tests share: commands that run in the test's process, and a federation of digits"
 
+import os
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -7,16 +9,24 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from fedrepro.data.datasets import MADE, SOURCES
+from fedrepro.data.transforms import PIXEL_STATISTICS
 from fedrepro.engine.method import load_methods
+from fedrepro.models.networks import ARCHITECTURES
 
 METHODS = load_methods()
+REGISTRIES = (METHODS, MADE, SOURCES, PIXEL_STATISTICS, ARCHITECTURES)
 torch.set_num_threads(1)  # tests run side by side, and the kept numbers are those of one thread
 
 
 @pytest.fixture(autouse=True)
-def own_methods():
-    "A method that a test defines is forgotten after it"
-    with patch.dict(METHODS):
+def nothing_is_left_behind():
+    "What a test registers, and variables of the environment that it sets, as `--import` does, are as before after it"
+    with ExitStack() as restored:
+        for registry in REGISTRIES:
+            restored.enter_context(patch.dict(registry))
+        restored.enter_context(patch.dict(os.environ))
+        os.environ.pop("FEDREPRO_METHODS", None)
         yield
 
 

@@ -169,9 +169,8 @@ class Halfway(FedAvg):
 """
 
 
-def test_a_method_in_a_file_of_ones_own(said, refused, write, spec, monkeypatch):
+def test_a_method_in_a_file_of_ones_own(said, refused, write, spec):
     "Pays for two worker processes that compute a run each, and two that compute its clients: all have to know the file"
-    monkeypatch.setenv("FEDREPRO_METHODS", "")
     own = spec.with_name("halfway_method.py")
     own.write_text(OWN)
     spec = write(RAW | dict(methods=RAW["methods"] | {"Halfway": {}}))
@@ -203,7 +202,6 @@ def test_a_method_in_a_file_of_ones_own(said, refused, write, spec, monkeypatch)
 def test_what_new_method_writes_runs(said, refused, tmp_path, monkeypatch):
     "Pays for the contract of a method in a process of its own, and for two runs of 12 rounds"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDREPRO_METHODS", "")
     code, out, err = said("new-method", "my_method.py")
     assert (code, out) == (0, "my_method.py\nmy_method.toml\n") and "--import my_method.py" in err
     checked = subprocess.run([sys.executable, "my_method.py"], capture_output=True, text=True)

@@ -35,7 +35,6 @@ def stripes_net(classes, shape):
 def own(tmp_path, monkeypatch):
     "Writes a file of one's own under a module name that no other test has; what it registers is forgotten"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDREPRO_METHODS", "")
     before = set(sys.modules)
 
     def write(text, name=""):
@@ -43,8 +42,7 @@ def own(tmp_path, monkeypatch):
         path.write_text(text)
         return path
 
-    with patch.dict(MADE), patch.dict(PIXEL_STATISTICS), patch.dict(ARCHITECTURES):
-        yield write
+    yield write
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]

@@ -458,7 +458,6 @@ def test_a_page_plans_its_own_table_with_other_settings():
 
 def test_a_page_knows_what_its_imports_bring(tmp_path, monkeypatch):
     "A network in one file and a data set in the other; relative to the folder that holds `papers/`"
-    monkeypatch.setenv("FEDREPRO_METHODS", "")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "papers").mkdir()
     monkeypatch.setitem(ARCHITECTURES, "page_net", None)
