@@ -11,7 +11,7 @@ from fedrepro.experiments.runs import PlannedRun, method_settings
 from fedrepro.experiments.specs import load_spec
 
 ROOT = Path(__file__).resolve().parents[1]
-LOCAL = dict(lr=0.05, epochs=1, batch_size=32)
+LOCAL = dict(lr=0.05, epochs=1, batch_size=128)
 
 
 def every_run(rounds: int = 4, names=None) -> list[PlannedRun]:

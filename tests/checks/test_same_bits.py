@@ -54,11 +54,12 @@ def backwards(method, clients): return sequential(method, clients[::-1])[::-1]
 
 def main(how, names):
     torch.set_num_threads(1)
+    local = LOCAL | dict(batch_size=24)
     usual, out = replace(tiny(), net=networks.network("digits_cnn"), dtype=torch.float32, seed=7), {}
     with Processes(usual, 2) if how == "workers" else nullcontext({"plain": sequential, "backwards": backwards}.get(how)) as executor:
         for name in names:
             federation = suited(load_methods()[name], usual)
-            method = load_methods()[name](**LOCAL | load_methods()[name].check_settings)
+            method = load_methods()[name](**local | load_methods()[name].check_settings)
             done = run(method, federation, 3, evaluate, executor=executor, callbacks=[Disturb()] if how == "backwards" else [])
             s = done.snapshot
             parts = {"server": s.server, "states": dict(enumerate(s.states)), "last broadcasts": dict(enumerate(s.last_broadcasts)),

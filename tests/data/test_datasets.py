@@ -8,11 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from fedrepro.core.errors import InputError
 from fedrepro.data import datasets, sources
 from fedrepro.data.download import Archive
 from test_download import md5, quick, served, tar_gz  # noqa: F401 (fixtures)
 from toy import one_line
+
+
+def test_the_digits_are_those_of_scikit_learn():
+    "They are read from its file, without the package"
+    package = load_digits()
+    digits = datasets.load("digits")
+    images = torch.cat([digits.train_x, digits.test_x])[:, 0]
+    assert (images.numpy() == package.images).all() and digits.scale == package.images.max()
+    assert (torch.cat([digits.train_y, digits.test_y]).numpy() == package.target).all()
 
 
 @pytest.mark.parametrize(
