@@ -29,7 +29,7 @@ def class_counts(lists, labels, classes: int) -> np.ndarray:
     return np.stack([np.bincount(labels[mine], minlength=classes) for mine in lists])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Partition:
     "Who holds which samples; raises InputError if a client has no training sample, or a sample two owners"
 
@@ -59,6 +59,10 @@ class Partition:
             f"partition {self.recipe!r}: expected one test list per client, "
             f"got {tests} for {self.clients} clients",
         )
+
+    def __repr__(self) -> str:
+        least, most = self.sizes.min(), self.sizes.max()
+        return f"{self.recipe}: {self.clients} clients, {least} to {most} training samples each"
 
     @property
     def clients(self) -> int:
