@@ -129,43 +129,59 @@ def last_states(folder: Path) -> dict:
     return found
 
 
+# One or two of each kind of state that a method keeps: none, at the server, at clients, models of clients, clusters, samples
+# chosen. That every method goes on from a checkpoint is a law of the contract; here processes are killed.
+SOME = ("FedAvg", "FedAvgM", "SCAFFOLD", "FedDC", "LfD", "Ditto", "IFCA", "FedBSS", "FedCCFA")
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    "The sweep of all methods, undisturbed: half a minute that the tests below share"
-    folder = tmp_path_factory.mktemp("whole")
-    process = started(folder, 1)
-    said = process.communicate(timeout=300)[1].decode()
-    assert process.returncode == 0, said
-    return folder
+def undisturbed(tmp_path_factory):
+    "The folder of the sweep of these methods (none: of all), computed once without a disturbance"
+    folders = {}
+
+    def computed(names):
+        if names not in folders:
+            folders[names] = tmp_path_factory.mktemp("undisturbed")
+            process = started(folders[names], 1, names)
+            said = process.communicate(timeout=300)[1].decode()
+            assert process.returncode == 0, said
+        return folders[names]
+
+    return computed
 
 
-def test_the_sweep_has_every_method(whole):
-    heads = [head for _, head, _ in store.load_runs(whole / "smoke")]
-    assert {head["settings"]["method"]["class"] for head in heads} == {*OURS} and len(heads) == len(
-        OURS
-    ) + 2
+ALL_METHODS = pytest.param(
+    (), marks=pytest.mark.nightly("the contract resumes every method; here are some")
+)
+
+
+@pytest.mark.parametrize("names", [SOME, ALL_METHODS])
+def test_the_sweep_has_every_method(undisturbed, names):
+    folder = undisturbed(names)
+    heads = [head for _, head, _ in store.load_runs(folder / "smoke")]
+    methods = set(names or OURS)
+    assert {head["settings"]["method"]["class"] for head in heads} == methods
+    assert len(heads) == len(methods) + 2
     assert all(head["resumed"] == [] and head["status"] == "complete" for head in heads)
-    assert all(set(rounds.values()) == {4} for rounds, _, _ in last_states(whole).values())
+    assert all(set(rounds.values()) == {4} for rounds, _, _ in last_states(folder).values())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 @pytest.mark.parametrize(
-    "workers, kills",
-    [  # the first of them not at random
-        pytest.param(
-            1,
-            6,
-            marks=pytest.mark.nightly(
-                "seven starts of a sweep; with two workers more can go wrong"
-            ),
-        ),
-        (2, 4),
+    "names, workers, kills",
+    [  # the first kill of each is not at random
+        (SOME, 2, 3),
+        pytest.param((), 1, 6, marks=pytest.mark.nightly("seven starts of a sweep of all methods")),
+        pytest.param((), 2, 4, marks=pytest.mark.nightly("five starts of a sweep of all methods")),
     ],
 )
-def test_killed_anywhere_every_method_ends_with_the_same_bits(whole, tmp_path, workers, kills):
+def test_killed_anywhere_it_ends_with_the_same_bits(
+    undisturbed, tmp_path, names, workers, kills
+):
     "Pays for a run of each method twice, and for a start of the sweep after each kill"
+    whole = undisturbed(names)
     seed = int(os.environ.get("FEDREPRO_SEED", 0)) + workers
-    assert killed_until_done(tmp_path, workers, kills, seed) >= 2, (
+    assert killed_until_done(tmp_path, workers, kills, seed, names) >= 2, (
         "the sweep was over before it could be killed"
     )
     assert results(tmp_path) == results(whole)
