@@ -29,12 +29,18 @@ def follow_variance(
     server: dict, params: Tree, t: int, beta1: float, beta2: float, beta3: float
 ) -> dict:
     "Eq. 1: the next `mean`, `variance` and `ratio` of `server` from round t's model, t from 1; the first ratio is 1"
-    gap = {n: params[n] - corrected(m, beta1, t - 1) for n, m in server["mean"].items()}
+    mean = {}
+    gap = {}
+    for n, old in server["mean"].items():
+        gap[n] = params[n] - corrected(old, beta1, t - 1)
+        mean[n] = beta1 * old + (1 - beta1) * params[n]
     moved = squared_norm(gap) / sum(v.numel() for v in gap.values())
     variance = beta2 * server["variance"] + (1 - beta2) * moved
-    before, after = corrected(server["variance"], beta2, t - 1), corrected(variance, beta2, t)
-    ratio = beta3 * server["ratio"] + (1 - beta3) * (after / before if t > 1 else 1.0)
-    mean = {n: beta1 * m + (1 - beta1) * params[n] for n, m in server["mean"].items()}
+    growth = 1.0
+    if t > 1:
+        before = corrected(server["variance"], beta2, t - 1)
+        growth = corrected(variance, beta2, t) / before
+    ratio = beta3 * server["ratio"] + (1 - beta3) * growth
     return {"mean": mean, "variance": variance, "ratio": ratio}
 
 # %% ../../nbs/06_methods/07_adaptive.ipynb #74f564d6
@@ -87,13 +93,14 @@ class AdaptiveFedAvg(FedAvg):
         buffer = sgd_step(step.moving, grads, step.memory, replace(step.phase.sgd, lr=0.0))
         rate = step.client.constants["rate"]
         with torch.no_grad():
-            for (n, w), b in zip(step.moving.items(), buffer):
-                w.sub_(rate[n] * b)
+            for name, b in zip(step.moving, buffer):
+                step.moving[name].sub_(rate[name] * b)
         return loss, buffer
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "FedAvg's mean, what follows its variance, and the rate for the next round"
-        new, t = super().aggregate(server, exchange), exchange.round + 1
+        t = exchange.round + 1
+        new = super().aggregate(server, exchange)
         new |= follow_variance(server, new["params"], t, self.beta1, self.beta2, self.beta3)
         return new | {"rate": corrected(new["ratio"], self.beta3, t).clamp(max=1)}
 
@@ -110,18 +117,22 @@ def flash_moments(
     delta: Tensor, m: Tensor, v: Tensor, d: Tensor, beta1: float, beta2: float
 ) -> tuple[Tensor, ...]:
     "The next $m$, $v$ and $d$ of eq. 3 from the mean movement `delta`; all of one shape, entry by entry"
-    m, after = beta1 * m + (1 - beta1) * delta, beta2 * v + (1 - beta2) * delta**2
-    excess = delta**2 - after
+    next_m = beta1 * m + (1 - beta1) * delta
+    next_v = beta2 * v + (1 - beta2) * delta**2
+    excess = delta**2 - next_v
     beta3 = v.abs() / (excess.abs() + v.abs())
-    return m, after, beta3 * d + (1 - beta3) * excess
+    next_d = beta3 * d + (1 - beta3) * excess
+    return next_m, next_v, next_d
 
 # %% ../../nbs/06_methods/07_adaptive.ipynb #9ffc5456
 def mean_loss(client: Client, params: Tree, batches: Iterable[Batch]) -> Tensor:
     "Mean cross-entropy over all samples of `batches`, in eval mode, a scalar; 0 when there are none"
-    total = count = torch.zeros((), dtype=client.dtype, device=client.y.device)
+    total = torch.zeros((), dtype=client.dtype, device=client.y.device)
+    count = torch.zeros_like(total)
     for batch in batches:
         n = batch.w.sum()
-        total, count = total + n * cross_entropy(client.net(params, batch.x), batch), count + n
+        total = total + n * cross_entropy(client.net(params, batch.x), batch)
+        count = count + n
     return total / count.clamp(min=1)
 
 # %% ../../nbs/06_methods/07_adaptive.ipynb #756b33fb
@@ -173,9 +184,10 @@ class StopsEarly(FedAvg, listed=False):
 
     def samples(self, client: Client) -> np.ndarray:
         "Positions of the samples to train on"
-        return np.delete(
-            np.arange(client.n), held_out(client.n, self.one_in if self.variant == "honest" else 0)
-        )
+        rows = np.arange(client.n)
+        if self.variant == "as_published":
+            return rows
+        return np.delete(rows, held_out(client.n, self.one_in))
 
     def local_phases(self, client: Client) -> list[Phase]:
         "One, that may end after any epoch"
@@ -185,15 +197,19 @@ class StopsEarly(FedAvg, listed=False):
         self, client: Client, params: Tree, epoch: int, last: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         "Whether the client goes on (eq. 2); if so, its loss is stored as $\\ell$"
-        last = client.state["loss"] if last is None else last
+        if last is None:
+            last = client.state["loss"]
         loss = self.validation_loss(client, params)
-        stop = (last - loss > 0) & (last - loss < self.gamma / epoch)
+        gain = last - loss
+        stop = (gain > 0) & (gain < self.gamma / epoch)
         return ~stop, torch.where(stop, last, loss)
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1); keeps $\\ell$ for the next round"
         local = results["local"]
-        return {"params": params}, client.state | ({"loss": local.monitor} if local.steps else {})
+        if not local.steps:
+            return {"params": params}, client.state
+        return {"params": params}, client.state | {"loss": local.monitor}
 
 # %% ../../nbs/06_methods/07_adaptive.ipynb #f68f04b4
 @dataclass
@@ -211,33 +227,31 @@ class Flash(StopsEarly):
 
     def init_server(self, federation) -> dict:
         "`params`; `m`, `v`, `d`: trees like its trained part"
-        w = no_memory(federation)
-        return super().init_server(federation) | {
-            "m": w,
-            "d": w,
-            "v": {n: torch.full_like(t, self.tau**2) for n, t in w.items()},
-        }
+        zeros = no_memory(federation)
+        v = {n: torch.full_like(t, self.tau**2) for n, t in zeros.items()}
+        return super().init_server(federation) | {"m": zeros, "d": zeros, "v": v}
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Eq. 3 for what is trained, the mean by size for other buffers"
-        mean, old = super().aggregate(server, exchange)["params"], server["params"]
-        new = {
-            n: flash_moments(
-                mean[n] - old[n], m, server["v"][n], server["d"][n], self.beta1, self.beta2
-            )
-            for n, m in server["m"].items()
-        }
-        params = mean | {
-            n: old[n] + self.server_lr * m / (v.sqrt() - d + self.tau)
-            for n, (m, v, d) in new.items()
-        }
-        return {"params": params} | {
-            key: {n: t[i] for n, t in new.items()} for i, key in enumerate("mvd")
-        }
+        old = server["params"]
+        mean = super().aggregate(server, exchange)["params"]
+        params = dict(mean)
+        all_m: Tree = {}
+        all_v: Tree = {}
+        all_d: Tree = {}
+        for n in server["m"]:
+            moments = server["m"][n], server["v"][n], server["d"][n]
+            m, v, d = flash_moments(mean[n] - old[n], *moments, self.beta1, self.beta2)
+            params[n] = old[n] + self.server_lr * m / (v.sqrt() - d + self.tau)
+            all_m[n] = m
+            all_v[n] = v
+            all_d[n] = d
+        return {"params": params, "m": all_m, "v": all_v, "d": all_d}
 
     def extra_metrics(self, server: dict) -> dict[str, float]:
         "`wrong_way`: percent of the entries whose denominator in eq. 3 is not above 0"
-        bad = [
-            (v.sqrt() - server["d"][n] + self.tau <= 0).flatten() for n, v in server["v"].items()
-        ]
+        bad = []
+        for n, v in server["v"].items():
+            denominator = v.sqrt() - server["d"][n] + self.tau
+            bad.append((denominator <= 0).flatten())
         return {"wrong_way": 100 * float(torch.cat(bad).double().mean())}

@@ -29,8 +29,9 @@ def alignment_loss(features: Tensor, labels: Tensor, anchors: Tensor, tau: float
 
     An anchor of zeros does not exist: it leaves the sum, and samples of its class have loss 0."""
     exists = (anchors != 0).any(1)
+    own = F.one_hot(labels, len(anchors)).bool()
     logits = F.normalize(features, dim=1) @ F.normalize(anchors, dim=1).T / tau
-    logits = torch.where(exists | F.one_hot(labels, len(anchors)).bool(), logits, -torch.inf)
+    logits = torch.where(exists | own, logits, -torch.inf)
     return F.cross_entropy(logits, labels, reduction="none") * exists[labels]
 
 # %% ../../nbs/06_methods/05_alignment.ipynb #2df1d3e6
@@ -48,9 +49,8 @@ class FedFM(FedAvg):
 
     def init_server(self, federation) -> dict:
         "`params` and `anchors` (C, d): none yet"
-        return super().init_server(federation) | {
-            "anchors": torch.zeros_like(federation.initial["head.weight"])
-        }
+        none = torch.zeros_like(federation.initial["head.weight"])
+        return super().init_server(federation) | {"anchors": none}
 
     def broadcast(self, server: dict) -> dict:
         "Model and anchors"
@@ -58,31 +58,25 @@ class FedFM(FedAvg):
 
     def local_phases(self, client: Client) -> list[Phase]:
         "One, with alignment from round `align_from` on"
-        return [
-            self.phase(client, loss=self.loss if client.round < self.align_from else self.aligned)
-        ]
+        loss = self.loss if client.round < self.align_from else self.aligned
+        return [self.phase(client, loss=loss)]
 
     def aligned(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\lambda\\ell_{align}$"
         features = client.net.features(params, batch.x, train=True)
+        fit = cross_entropy(client.net.classify(params, features), batch)
         align = alignment_loss(features, batch.y, client.received["anchors"], self.tau)
-        return cross_entropy(
-            client.net.classify(params, features), batch
-        ) + self.weight * batch.mean(align)
+        return fit + self.weight * batch.mean(align)
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model, its class means $A_{k,c}$ and the samples per class (1 + Cd + C)"
-        return {
-            "params": params,
-            "anchors": class_means(client, params),
-            "counts": client.counts,
-        }, client.state
+        anchors = class_means(client, params)
+        return {"params": params, "anchors": anchors, "counts": client.counts}, client.state
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Model by size, anchors by samples per class"
-        local, counts = (
-            torch.stack([u[name] for u in exchange.uploads]) for name in ("anchors", "counts")
-        )
+        local = torch.stack([upload["anchors"] for upload in exchange.uploads])
+        counts = torch.stack([upload["counts"] for upload in exchange.uploads])
         return super().aggregate(server, exchange) | {"anchors": global_anchors(local, counts)}
 
     def communication(self) -> Messages:
@@ -105,7 +99,8 @@ def feature_statistics(client: Client, params: Tree) -> tuple[Tensor, Tensor]:
             total.index_add_(0, batch.y, features)
             square = square + features.square().sum()
     h = total / client.n
-    return h, (square / client.n - h.square().sum()) / client.n
+    variance = (square / client.n - h.square().sum()) / client.n
+    return h, variance
 
 # %% ../../nbs/06_methods/05_alignment.ipynb #fd0c3593
 def simplex_minimum(P: np.ndarray) -> np.ndarray | None:
@@ -130,9 +125,13 @@ def head_weights(h: Tensor, variance: Tensor, renormalise: bool = True) -> Tenso
     """(n, n) weights, row i for the head of participant i, from $h$ (n, C, d) and $V$ (n,).
 
     Weights below 1e-3 become 0; with `renormalise` the rest sums to 1. A row without a solution keeps its own head."""
-    H, V = h.flatten(1).double().cpu().numpy(), np.diag(variance.double().cpu().numpy())
-    found = [simplex_minimum(V + (H[i] - H) @ (H[i] - H).T) for i in range(len(H))]
-    a = np.stack([np.eye(len(H))[i] if row is None else row for i, row in enumerate(found)])
+    H = h.flatten(1).double().cpu().numpy()
+    V = np.diag(variance.double().cpu().numpy())
+    a = np.eye(len(H))
+    for i, own in enumerate(H):
+        row = simplex_minimum(V + (own - H) @ (own - H).T)
+        if row is not None:
+            a[i] = row
     a = np.where(a < 1e-3, 0, a)
     if renormalise:
         a = a / a.sum(1, keepdims=True)
@@ -152,9 +151,8 @@ class FedPAC(FedRep):
 
     def init_server(self, federation) -> dict:
         "`params`, the body; `anchors` (C, d): none yet"
-        return super().init_server(federation) | {
-            "anchors": torch.zeros_like(federation.initial["head.weight"])
-        }
+        none = torch.zeros_like(federation.initial["head.weight"])
+        return super().init_server(federation) | {"anchors": none}
 
     def broadcast(self, server: dict) -> dict:
         "Body and anchors"
@@ -168,46 +166,51 @@ class FedPAC(FedRep):
     def statistics(self, client: Client, results: Results) -> dict:
         "`h` (C, d) and `variance` () of the features under the received body"
         with client.profiler.span("collaboration_client"):
-            return dict(
-                zip(("h", "variance"), feature_statistics(client, self.own_model(client, results)))
-            )
+            h, variance = feature_statistics(client, self.own_model(client, results))
+        return {"h": h, "variance": variance}
 
     def aligned(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\lambda$ MSE to the anchor of each sample's class, if there are any anchors"
-        counts, anchors = client.counts, client.received["anchors"]
+        counts = client.counts
+        anchors = client.received["anchors"]
         own = client.constants["h"] * counts.sum() / counts.clamp(min=1)[:, None]
         exists = (anchors != 0).any(1, keepdim=True)
+        targets = torch.where(exists, anchors, own)
         features = client.net.features(params, batch.x, train=True)
-        gap = (features - torch.where(exists, anchors, own)[batch.y]).square().mean(1)
+        fit = cross_entropy(client.net.classify(params, features), batch)
+        gap = (features - targets[batch.y]).square().mean(1)
         align = exists.any() * batch.mean(gap)
-        return cross_entropy(client.net.classify(params, features), batch) + self.weight * align
+        return fit + self.weight * align
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads body, head, class means after training, and statistics ($h$, $V$, samples per class); keeps the head"
         upload, kept = super().client_result(client, params, results)
         upload |= kept | {"anchors": class_means(client, params), "counts": client.counts}
-        return upload | {name: client.constants[name] for name in ("h", "variance")}, kept
+        upload["h"] = client.constants["h"]
+        upload["variance"] = client.constants["variance"]
+        return upload, kept
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Body by size, anchors by samples per class, and the `weights` (n, n) of the participants' heads"
-        names = "anchors", "counts", "h", "variance"
-        local, counts, h, V = (torch.stack([u[n] for u in exchange.uploads]) for n in names)
+        names = ("anchors", "counts", "h", "variance")
+        answers = {}
+        for name in names:
+            answers[name] = torch.stack([upload[name] for upload in exchange.uploads])
+        renormalise = self.variant == "corrected"
         with exchange.profiler.span("collaboration_server"):
-            weights = head_weights(h, V, renormalise=self.variant == "corrected")
-        return super().aggregate(server, exchange) | {
-            "anchors": global_anchors(local, counts),
-            "weights": weights,
-        }
+            weights = head_weights(answers["h"], answers["variance"], renormalise)
+        anchors = global_anchors(answers["anchors"], answers["counts"])
+        return super().aggregate(server, exchange) | {"anchors": anchors, "weights": weights}
 
     def reply(self, server: dict, exchange: Exchange) -> list[dict]:
         "To each participant its mixture of heads $\\sum_j a_{ij}\\phi_j$"
         with exchange.profiler.span("collaboration_server"):
-            heads = stack([u["head"] for u in exchange.uploads])
+            heads = stack([upload["head"] for upload in exchange.uploads])
             mixed = {n: torch.tensordot(server["weights"], t, dims=1) for n, t in heads.items()}
-            return [
-                {"head": {n: t[i].clone() for n, t in mixed.items()}}
-                for i in range(len(exchange.uploads))
-            ]
+            replies = []
+            for i in range(len(exchange.uploads)):
+                replies.append({"head": {n: t[i].clone() for n, t in mixed.items()}})
+            return replies
 
     def communication(self) -> Messages:
         "Body and anchors down, a head back; up also the head and the statistics that decide who shares heads"

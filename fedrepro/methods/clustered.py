@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['losses_under', 'mean_losses', 'IFCA', 'concept_history', 'names_at', 'cluster_masses', 'cluster_distances', 'merged',
-           'mixture', 'keep_numbers', 'renumber', 'assignment', 'new_model', 'FedDrift']
+           'mixture', 'keep_numbers', 'renumber', 'merged_models', 'assignment', 'new_model', 'FedDrift']
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #d5339ba8
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core.errors import InputError, choice
+from ..core.errors import InputError
 from ..core.trees import Tree, stack, unstack, weighted_mean
 from ..engine.client import Client, Phase, Results
 from ..engine.method import Exchange, FedAvg, Survey
@@ -27,21 +27,19 @@ def losses_under(client: Client, models: list[Tree], names: Tensor, augment: boo
     total = torch.zeros(len(names), len(models), dtype=client.dtype, device=client.y.device)
     with torch.no_grad():
         for batch in client.chunks(augment=augment):
-            logits = [client.net(w, batch.x) for w in models]
-            each = [
-                F.cross_entropy(z, y, reduction="none") @ batch.w
-                for y in names[:, batch.y]
-                for z in logits
-            ]
-            total = total + torch.stack(each).view_as(total)
+            logits = [client.net(model, batch.x) for model in models]
+            sums = []
+            for labels in names[:, batch.y]:
+                for z in logits:
+                    sums.append(F.cross_entropy(z, labels, reduction="none") @ batch.w)
+            total = total + torch.stack(sums).view_as(total)
     return total / client.n
 
 
 def mean_losses(client: Client, models: list[Tree], augment: bool = True) -> Tensor:
     "(M,) mean cross-entropy of each model over all of the client's samples"
-    return losses_under(
-        client, models, torch.arange(client.net.classes, device=client.y.device)[None], augment
-    )[0]
+    as_today = torch.arange(client.net.classes, device=client.y.device)[None]
+    return losses_under(client, models, as_today, augment)[0]
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #e65c1c41
 @dataclass
@@ -77,30 +75,28 @@ class IFCA(FedAvg):
 
     def own_model(self, client: Client, results: Results) -> Tree:
         "The received model with that number"
-        models, chosen = (
-            stack(list(client.received["models"].values())),
-            client.constants["cluster"],
-        )
+        models = stack(list(client.received["models"].values()))
+        chosen = client.constants["cluster"]
         return {n: t.index_select(0, chosen[None])[0] for n, t in models.items()}
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model and the identity, keeps the identity"
-        return {
-            "params": params,
-            "cluster": client.constants["cluster"],
-        }, client.state | client.constants
+        upload = {"params": params, "cluster": client.constants["cluster"]}
+        return upload, client.state | client.constants
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Each model by size over those who chose it"
-        chosen = torch.stack([u["cluster"] for u in exchange.uploads]).tolist()
-        members = {m: [i for i, c in enumerate(chosen) if c == m] for m in sorted(set(chosen))}
-        mean = {
-            str(m): weighted_mean(
-                [exchange.uploads[i]["params"] for i in on], [exchange.sizes[i] for i in on]
-            )
-            for m, on in members.items()
-        }
-        return server | {"models": server["models"] | mean}
+        chosen = torch.stack([upload["cluster"] for upload in exchange.uploads]).tolist()
+        models = dict(server["models"])
+        for number in sorted(set(chosen)):
+            trained = []
+            sizes = []
+            for upload, size, model in zip(exchange.uploads, exchange.sizes, chosen):
+                if model == number:
+                    trained.append(upload["params"])
+                    sizes.append(size)
+            models[str(number)] = weighted_mean(trained, sizes)
+        return server | {"models": models}
 
     def eval_params(self, message: dict, state: dict) -> Tree:
         "The newest model of the client's last identity"
@@ -115,29 +111,33 @@ def concept_history(federation, k: int) -> dict:
     """`since` (R,) int64, rounds in which client k's labels may change; `maps` (R, C) int64, its label map from then.
 
     Raises InputError for a drift that does not say when it changes, or that gives two classes one label."""
-    changes = getattr(federation.drift, "change_rounds", () if federation.drift is None else None)
+    drift = federation.drift
+    changes = () if drift is None else getattr(drift, "change_rounds", None)
     rounds = sorted({0, *(changes or ())})
     maps = np.stack([federation.label_maps(t)[k] for t in rounds])
     if changes is None or (np.sort(maps) != np.arange(maps.shape[1])).any():
         raise InputError(
-            f"FedDrift with drift {federation.drift!r}: expected `change_rounds`, and one label a class"
+            f"FedDrift with drift {drift!r}: expected `change_rounds`, and one label a class"
         )
-    found = {"since": torch.tensor(rounds), "maps": torch.as_tensor(maps)}
-    return {name: t.to(federation.device) for name, t in found.items()}
+    since = torch.tensor(rounds, device=federation.device)
+    return {"since": since, "maps": torch.as_tensor(maps, device=federation.device)}
 
 
 def names_at(client: Client, t: int | Tensor) -> Tensor:
     "(C,) int64: what each class of today was called at the client in round `t`, a number or a () tensor"
 
     def label_map(t):
-        return client.state["maps"].index_select(0, (client.state["since"] <= t).sum()[None] - 1)[0]
+        last_change = (client.state["since"] <= t).sum()[None] - 1
+        return client.state["maps"].index_select(0, last_change)[0]
 
-    return label_map(t)[label_map(client.round).argsort()]  # argsort inverts a permutation
+    classes = label_map(client.round).argsort()  # inverts a permutation
+    return label_map(t)[classes]
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #69839158
 def cluster_masses(chosen: Tensor, sizes: Tensor, models: int) -> Tensor:
     "(n, M) float64: each participant's samples in the column of its model; `chosen` (n,) is that model, -1 for none"
-    return (chosen[:, None] == torch.arange(models)) * sizes.double()[:, None]
+    own = chosen[:, None] == torch.arange(models)
+    return own * sizes.double()[:, None]
 
 
 def cluster_distances(losses: Tensor, chosen: Tensor, sizes: Tensor) -> Tensor:
@@ -147,19 +147,22 @@ def cluster_distances(losses: Tensor, chosen: Tensor, sizes: Tensor) -> Tensor:
     mass = cluster_masses(chosen, sizes, losses.shape[1])
     L = losses.double().T @ (mass / mass.sum(0))  # (i, j): model i on the data of cluster j
     rise = L - L.diagonal()[:, None]
-    return (
-        torch.maximum(rise, rise.T).clamp(min=0).nan_to_num(nan=torch.inf).fill_diagonal_(torch.inf)
-    )
+    distances = torch.maximum(rise, rise.T).clamp(min=0)
+    return distances.nan_to_num(nan=torch.inf).fill_diagonal_(torch.inf)
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #aa95331f
 def merged(distances: Tensor, delta: float) -> list[int]:
     "(M,) the model that each is merged into (itself if none), by complete linkage of distances below delta"
-    d, into = distances.numpy().copy(), list(range(len(distances)))
+    d = distances.numpy().copy()
+    into = list(range(len(d)))
     while d.min() < delta:
         i, j = divmod(int(d.argmin()), len(d))  # the first of the least: i < j
         into = [i if m == j else m for m in into]
-        d[i] = d[:, i] = np.maximum(d[i], d[j])
-        d[j] = d[:, j] = np.inf
+        farther = np.maximum(d[i], d[j])
+        d[i] = farther
+        d[:, i] = farther
+        d[j] = np.inf
+        d[:, j] = np.inf
     return into
 
 
@@ -173,43 +176,59 @@ def mixture(into: list[int], mass: Tensor) -> Tensor:
 # %% ../../nbs/06_methods/06_clustered.ipynb #598753aa
 def keep_numbers(server: dict, into: list[int], new: int) -> tuple[list[int], list[int]]:
     "Numbers of the models by position, new ones last, and `now`: a number is given once and never again"
-    live, now = [int(m) for m in server["models"]], server["now"].tolist()
-    fresh = list(range(len(now), len(now) + new))
-    number = [live[i] for i in into]
-    return number + fresh, [dict(zip(live, number))[n] for n in now] + fresh
+    live = [int(m) for m in server["models"]]
+    stands_for = server["now"].tolist()
+    fresh = list(range(len(stands_for), len(stands_for) + new))
+    numbers = [live[i] for i in into]
+    merged_into = dict(zip(live, numbers))
+    return numbers + fresh, [merged_into[n] for n in stands_for] + fresh
 
 
 def renumber(server: dict, into: list[int], new: int) -> tuple[list[int], list[int]]:
     "As `keep_numbers`, but numbers are positions; one past the end means the last model"
     kept = sorted(set(into))
-    number = [kept.index(i) for i in into] + list(range(len(kept), len(kept) + new))
-    return number, [min(n, len(kept) + new - 1) for n in range(len(server["now"]) + new)]
+    models = len(kept) + new
+    numbers = [kept.index(i) for i in into] + list(range(len(kept), models))
+    given = len(server["now"]) + new
+    return numbers, [min(n, models - 1) for n in range(given)]
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #35023374
+def merged_models(
+    server: dict, into: list[int], mix: Tensor, numbers: list[int]
+) -> dict[str, Tree]:
+    "The models that are left, by number: each the mean of those merged into it, or as it was"
+    trees = list(server["models"].values())
+    models = {}
+    for i in sorted(set(into)):
+        alone = into.count(i) == 1
+        models[str(numbers[i])] = trees[i] if alone else weighted_mean(trees, mix[i].tolist())
+    return models
+
+
 def assignment(
     server: dict, exchange: Exchange, delta: float, numbering
 ) -> tuple[dict, list[dict]]:
     """The server after merging, and the message to each participant: `cluster`, the number of its model; `drifted`,
     whether that is a new one; `mix` (M,), the shares of the models it holds in its own, where it is not."""
-    answers, trees = stack(exchange.uploads), list(server["models"].values())
-    losses, chosen, sizes = (
-        answers["losses"].cpu(),
-        answers["cluster"].cpu(),
-        torch.tensor(exchange.sizes),
-    )
-    into, drifted = merged(cluster_distances(losses, chosen, sizes), delta), chosen < 0
+    answers = stack(exchange.uploads)
+    losses = answers["losses"].cpu()
+    chosen = answers["cluster"].cpu()
+    sizes = torch.tensor(exchange.sizes)
+    drifted = chosen < 0
+    into = merged(cluster_distances(losses, chosen, sizes), delta)
     mix = mixture(into, cluster_masses(chosen, sizes, len(into)).sum(0))
-    number, now = numbering(server, into, int(drifted.sum()))
-    models = {
-        str(number[i]): weighted_mean(trees, mix[i].tolist()) if into.count(i) > 1 else trees[i]
-        for i in sorted(set(into))
-    }
-    own = torch.tensor(number)[torch.where(drifted, len(into) + drifted.cumsum(0) - 1, chosen)]
-    identity, device = server["identity"].clone(), server["identity"].device
+    numbers, stands_for = numbering(server, into, int(drifted.sum()))
+    models = merged_models(server, into, mix, numbers)
+    fresh = len(into) + drifted.cumsum(0) - 1  # positions of new models, after the others
+    own = torch.tensor(numbers)[torch.where(drifted, fresh, chosen)]
+
+    identity = server["identity"].clone()
+    device = identity.device
     identity[exchange.cohort] = own.to(device)
-    told = {"cluster": own, "drifted": drifted, "mix": mix[chosen].to(losses.dtype)}
-    new = {"models": models, "now": torch.tensor(now, device=device), "identity": identity}
-    return server | new, unstack({name: t.to(device) for name, t in told.items()})
+    now = torch.tensor(stands_for, device=device)
+    message = {"cluster": own, "drifted": drifted, "mix": mix[chosen].to(losses.dtype)}
+    message = {name: t.to(device) for name, t in message.items()}
+    return server | {"models": models, "now": now, "identity": identity}, unstack(message)
 
 
 def new_model(client: Client) -> Tree:
@@ -243,10 +262,8 @@ class FedDrift(IFCA):
     def init_server(self, federation) -> dict:
         "`models`; `now` (N,) int64, what each number ever given stands for; `identity` (K,) int64, clients' numbers"
         now = torch.arange(self.models, device=federation.device)
-        return super().init_server(federation) | {
-            "now": now,
-            "identity": now.new_zeros(federation.clients),
-        }
+        identity = now.new_zeros(federation.clients)
+        return super().init_server(federation) | {"now": now, "identity": identity}
 
     def init_client(self, federation, k: int) -> dict:
         "`cluster`, as in IFCA; `last` () int64, round of the last participation; `since`, `maps`, the client's labels"
@@ -263,23 +280,19 @@ class FedDrift(IFCA):
 
     def losses(self, client: Client) -> dict:
         "`losses` (M,) of the models on the present data; `cluster`, the best one's position, -1 after a drift"
-        before = (
-            client.state["last"] if self.previous == "participation" else max(client.round - 1, 0)
-        )
+        before = client.state["last"]
+        if self.previous == "as_published":
+            before = max(client.round - 1, 0)
         names = torch.stack([names_at(client, before), names_at(client, client.round)])
-        then, now = losses_under(
-            client, list(client.received["models"].values()), names, self.augmented
-        )
-        return {
-            "losses": now,
-            "cluster": torch.where(now.min() > then.min() + self.delta, -1, now.argmin()),
-        }
+        models = list(client.received["models"].values())
+        old, new = losses_under(client, models, names, self.augmented)
+        drifted = new.min() > old.min() + self.delta
+        return {"losses": new, "cluster": torch.where(drifted, -1, new.argmin())}
 
     def assign(self, server: dict, exchange: Exchange) -> tuple[dict, list[dict]]:
         "Merges, numbers the new models, and tells each participant its own"
-        return assignment(
-            server, exchange, self.delta, keep_numbers if self.variant == "corrected" else renumber
-        )
+        numbering = keep_numbers if self.variant == "corrected" else renumber
+        return assignment(server, exchange, self.delta, numbering)
 
     def identity(self, client: Client, results: Results) -> dict:
         "`cluster` (): the assigned number; `last` (): this round"
@@ -288,11 +301,13 @@ class FedDrift(IFCA):
 
     def own_model(self, client: Client, results: Results) -> Tree:
         "The assigned model: mixed from those received, or a random draw"
-        heard, fresh = client.received, new_model(client)
-        old = {
-            n: sum(m * w[n] for m, w in zip(heard["mix"], heard["models"].values())) for n in fresh
-        }
-        return {n: torch.where(heard["drifted"], t, old[n]) for n, t in fresh.items()}
+        models = client.received["models"].values()
+        shares = client.received["mix"]
+        params = {}
+        for name, fresh in new_model(client).items():
+            mixed = sum(share * model[name] for share, model in zip(shares, models))
+            params[name] = torch.where(client.received["drifted"], fresh, mixed)
+        return params
 
     def eval_params(self, message: dict, state: dict) -> Tree:
         "The newest model of what the client's last number stands for today"
@@ -305,9 +320,9 @@ class FedDrift(IFCA):
 
     def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
         "The server's list of identities is right"
-        wrong = max(
-            abs(int(server["identity"][k]) - int(s["cluster"])) for k, s in enumerate(states)
-        )
+        wrong = 0
+        for number, state in zip(server["identity"].tolist(), states):
+            wrong = max(wrong, abs(number - int(state["cluster"])))
         return {"server knows who is where": wrong}
 
     def communication(self) -> Messages:

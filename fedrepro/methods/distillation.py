@@ -44,23 +44,23 @@ class MOON(FedAvg):
         with torch.no_grad():
             towards = client.net.features(client.received["params"], batch.x)
             away = client.net.features(client.state["previous"], batch.x)
-        term = self.mu * client.state["known"] * batch.mean(contrast(z, towards, away, self.tau))
+        weight = self.mu * client.state["known"]
+        term = weight * batch.mean(contrast(z, towards, away, self.tau))
         return cross_entropy(client.net.classify(params, z), batch) + term
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1) and keeps it, if it took a step"
         if not results["local"].steps:
             return {"params": params}, client.state
-        return {"params": params}, {
-            "previous": params,
-            "known": torch.ones_like(client.state["known"]),
-        }
+        known = torch.ones_like(client.state["known"])
+        return {"params": params}, {"previous": params, "known": known}
 
 # %% ../../nbs/06_methods/01_distillation.ipynb #03ec7d51
 def distillation(logits: Tensor, teacher: Tensor, tau: float) -> Tensor:
     "(B,) divergence of a student's `logits` (B, C) from its `teacher`'s at temperature `tau`, times tau squared"
-    pupil, taught = F.log_softmax(logits / tau, dim=1), F.log_softmax(teacher / tau, dim=1)
-    return tau**2 * (taught.exp() * (taught - pupil)).sum(1)
+    log_student = F.log_softmax(logits / tau, dim=1)
+    log_teacher = F.log_softmax(teacher / tau, dim=1)
+    return tau**2 * (log_teacher.exp() * (log_teacher - log_student)).sum(1)
 
 # %% ../../nbs/06_methods/01_distillation.ipynb #d5b9e63b
 @dataclass
@@ -77,33 +77,31 @@ class FedGKD(FedAvg):
     def init_server(self, federation) -> dict:
         "`params`; with M > 1 also `past`, the last M global models by age, `0` the newest"
         start = super().init_server(federation)
-        return start if self.models == 1 else start | {"past": {"0": start["params"]}}
+        if self.models == 1:
+            return start
+        return start | {"past": {"0": start["params"]}}
 
     def broadcast(self, server: dict) -> dict:
         "The model (download 1); with M > 1 also `teacher`, the mean of `past` (download 2)"
         message = super().broadcast(server)
-        return (
-            message
-            if self.models == 1
-            else message | {"teacher": weighted_mean(list(server["past"].values()))}
-        )
+        if self.models == 1:
+            return message
+        return message | {"teacher": weighted_mean(list(server["past"].values()))}
 
     def communication(self) -> Messages:
         "With M > 1 a second model down, the teacher"
-        return (
-            Messages()
-            if self.models == 1
-            else Messages(broadcast={"params": "model", "teacher": "model"})
-        )
+        if self.models == 1:
+            return Messages()
+        return Messages(broadcast={"params": "model", "teacher": "model"})
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\lambda$ times the distillation from the teacher, which is in eval mode, without gradient"
         logits = client.net(params, batch.x, train=True)
+        teacher = client.received.get("teacher", client.received["params"])
         with torch.no_grad():
-            taught = client.net(client.received.get("teacher", client.received["params"]), batch.x)
-        return cross_entropy(logits, batch) + self.weight * batch.mean(
-            distillation(logits, taught, self.tau)
-        )
+            taught = client.net(teacher, batch.x)
+        term = batch.mean(distillation(logits, taught, self.tau))
+        return cross_entropy(logits, batch) + self.weight * term
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "FedAvg's mean, which with M > 1 enters `past`"

@@ -73,9 +73,8 @@ class EmbeddedMomentum(FedAvg, listed=False):
 
     def shares(self, client: Client, results: Results) -> dict:
         "`share`: $\\bar m_t=\\beta_{local}m_t/H_k$"
-        return {
-            "share": scale(client.received["m"], self.local_share / local_steps(self, client.n))
-        }
+        steps = local_steps(self, client.n)  # H_k
+        return {"share": scale(client.received["m"], self.local_share / steps)}
 
     def step(self, step: Step) -> tuple[Tensor, Any]:
         "The heavy ball's"
@@ -83,13 +82,16 @@ class EmbeddedMomentum(FedAvg, listed=False):
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Lines 16-19: `m` from the unweighted mean move over $\\eta_t$, and a step along it"
-        w, mean = server["params"], weighted_mean([u["params"] for u in exchange.uploads])
-        eta, rest = self.lr * self.lr_decay**exchange.round, self.beta - self.local_share
-        m = {n: (w[n] - mean[n]) / eta + rest * t for n, t in server["m"].items()}
-        return server | {
-            "params": mean | {n: w[n] - self.alpha * eta * t for n, t in m.items()},
-            "m": m,
-        }
+        w = server["params"]
+        mean = weighted_mean([upload["params"] for upload in exchange.uploads])
+        eta = self.lr * self.lr_decay**exchange.round
+        rest = self.beta - self.local_share
+        params = dict(mean)
+        m = {}
+        for n, old in server["m"].items():
+            m[n] = (w[n] - mean[n]) / eta + rest * old
+            params[n] = w[n] - self.alpha * eta * m[n]
+        return server | {"params": params, "m": m}
 
 # %% ../../nbs/06_methods/12_fedadc.ipynb #c867c384
 def nesterov(step: Step) -> tuple[Tensor, Any]:
@@ -101,10 +103,12 @@ def nesterov(step: Step) -> tuple[Tensor, Any]:
 # %% ../../nbs/06_methods/12_fedadc.ipynb #61cba0c7
 def averaged_step(moving: Tree, grads: Tree, u: Tree | None, phi: float, sgd: SGD) -> Tree:
     "Move `moving` along the next $u$ of Algorithm 4, in place; $u$ is None before the first step. Returns it"
-    g = {n: t + sgd.weight_decay * moving[n].detach() for n, t in grads.items()}
-    u = g if u is None else {n: phi * u[n] + (1 - phi) * t for n, t in g.items()}
-    sgd_step(moving, u, None, SGD(sgd.lr))
-    return u
+    average = {}
+    for n, grad in grads.items():
+        g = grad + sgd.weight_decay * moving[n].detach()
+        average[n] = g if u is None else phi * u[n] + (1 - phi) * g
+    sgd_step(moving, average, None, SGD(sgd.lr))
+    return average
 
 
 def double_momentum(step: Step, phi: float) -> tuple[Tensor, Any]:
@@ -117,20 +121,27 @@ def double_momentum(step: Step, phi: float) -> tuple[Tensor, Any]:
 # %% ../../nbs/06_methods/12_fedadc.ipynb #e7a549f0
 def class_presence(federation, t: int) -> np.ndarray:
     "(K, C) whether a client holds a class, as labelled in round t: the bits that clients tell the server"
-    labels = [concept[y] for concept, y in zip(federation.label_maps(t), federation.originals)]
-    return np.stack([np.bincount(y, minlength=federation.net.classes) > 0 for y in labels])
+    rows = []
+    for concept, originals in zip(federation.label_maps(t), federation.originals):
+        counts = np.bincount(concept[originals], minlength=federation.net.classes)
+        rows.append(counts > 0)
+    return np.stack(rows)
 
 
 def covering_cohort(federation, t: int, tries: int = 10_000) -> list[int]:
     "The first of the round's draws that holds every class of the federation; else the first with the most"
-    present, most = class_presence(federation, t), -1
+    present = class_presence(federation, t)
+    classes = present.any(0).sum()
+    most = -1
     for cohort in islice(federation.draws(t), tries):
-        if (held := present[cohort].any(0).sum()) > most:
-            best, most = cohort, held
-        if most == present.any(0).sum():
+        covered = present[cohort].any(0).sum()
+        if covered > most:
+            best = cohort
+            most = covered
+        if most == classes:
             return best
     warnings.warn(
-        f"none of {tries} cohorts of {len(best)} clients holds all {present.any(0).sum()} classes: "
+        f"none of {tries} cohorts of {len(best)} clients holds all {classes} classes: "
         f"taking the first with {most}"
     )
     return best
@@ -175,17 +186,17 @@ class FedADC(EmbeddedMomentum):
 
     def select_clients(self, server: dict, federation, t: int) -> list[int]:
         "The first draw, or the first that covers"
-        return (
-            covering_cohort(federation, t)
-            if self.covering
-            else super().select_clients(server, federation, t)
-        )
+        if self.covering:
+            return covering_cohort(federation, t)
+        return super().select_clients(server, federation, t)
 
     def step(self, step: Step) -> tuple[Tensor, Any]:
         "The variant's: Nesterov's, the heavy ball's, or that of Algorithm 4"
         if self.variant == "double_momentum":
             return double_momentum(step, self.phi)
-        return nesterov(step) if self.variant == "nesterov" else heavy_ball(step)
+        if self.variant == "heavy_ball":
+            return heavy_ball(step)
+        return nesterov(step)
 
 # %% ../../nbs/06_methods/12_fedadc.ipynb #ea3d5108
 def self_confidence_target(teacher: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
@@ -212,12 +223,15 @@ class SelfConfidence(FedADC, listed=False):
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Eq. 7; the teacher is the received model, frozen"
-        T, logits = self.temperature, client.net(params, batch.x, train=True)
+        T = self.temperature
+        logits = client.net(params, batch.x, train=True)
         with torch.no_grad():
             teacher = F.softmax(client.net(client.received["params"], batch.x) / T, -1)
             target = self.target(client, teacher, batch.y)
-        kl = (torch.xlogy(target, target) - target * F.log_softmax(logits / T, -1)).sum(-1)
-        return (1 - self.lam) * cross_entropy(logits, batch) + self.lam * T**2 * batch.mean(kl)
+        log_student = F.log_softmax(logits / T, -1)
+        kl = (torch.xlogy(target, target) - target * log_student).sum(-1)
+        fit = cross_entropy(logits, batch)
+        return (1 - self.lam) * fit + self.lam * T**2 * batch.mean(kl)
 
 # %% ../../nbs/06_methods/12_fedadc.ipynb #a1e25335
 @dataclass
@@ -242,19 +256,17 @@ class FedADCPlus(SelfConfidence):
         if not self.calibration:
             return phases
         losses = {"plain": self.plain, "proximal": self.tied, "self-confidence": self.loss}
-        return [
-            *phases,
-            self.phase(
-                client,
-                "calibration",
-                self.calibration_lr,
-                train="head.",
-                final=True,
-                epochs=self.calibration_epochs,
-                loss=losses[self.calibration],
-                step=self.calibrate,
-            ),
-        ]
+        calibration = self.phase(
+            client,
+            "calibration",
+            self.calibration_lr,
+            train="head.",
+            final=True,
+            epochs=self.calibration_epochs,
+            loss=losses[self.calibration],
+            step=self.calibrate,
+        )
+        return [*phases, calibration]
 
     def plain(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy"
@@ -267,10 +279,11 @@ class FedADCPlus(SelfConfidence):
 
     def calibrate(self, step: Step) -> tuple[Tensor, Any]:
         "A step of SGD of the head; the memory holds the head that the client began with, and SGD's momentum"
-        head, buffer = step.memory or (
-            {n: t.detach().clone() for n, t in step.moving.items()},
-            None,
-        )
+        if step.memory is None:
+            head = {n: t.detach().clone() for n, t in step.moving.items()}
+            buffer = None
+        else:
+            head, buffer = step.memory
         starter = replace(step.client, received={"params": step.params | head})
         plain = replace(step, client=starter, memory=buffer)
         loss, grads = plain.grad()

@@ -23,12 +23,13 @@ from ..engine.declarations import Messages, law
 # %% ../../nbs/06_methods/13_fedbss.ipynb #6a3a0921
 def sample_logits(client: Client) -> Tensor:
     "(n, C) logits of every sample, not augmented, under the received model"
-    found = []
+    parts = []
     with torch.no_grad():
         for batch in client.chunks(augment=False):
-            real = len(batch.y) - client.pad
-            found.append(client.net(client.received["params"], batch.x)[:real])
-    return torch.cat(found)
+            logits = client.net(client.received["params"], batch.x)
+            samples = len(logits) - client.pad
+            parts.append(logits[:samples])
+    return torch.cat(parts)
 
 
 def sample_losses(client: Client, logits: Tensor) -> Tensor:
@@ -51,8 +52,9 @@ def rate_samples(client: Client) -> tuple[Tensor, Tensor]:
 def split(loss: np.ndarray, uncertainty: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     "Positions of the unbiased and of the biased samples (eq. 3 and 5), each from small to large `loss` (n,)"
     order = np.argsort(loss, kind="stable")
-    middle = np.unique(loss[uncertainty == uncertainty.max()])
-    biased = loss[order] > (middle[0] if len(middle) == 1 else np.inf)
+    middles = np.unique(loss[uncertainty == uncertainty.max()])
+    middle = middles[0] if len(middles) == 1 else np.inf
+    biased = loss[order] > middle
     return order[~biased], order[biased]
 
 # %% ../../nbs/06_methods/13_fedbss.ipynb #2d277798
@@ -64,9 +66,14 @@ class UnbiasedOnly(FedAvg, listed=False):
         "(n,) loss and (n,) uncertainty of every sample"
         return rate_samples(client)
 
+    def parts(self, client: Client) -> tuple[np.ndarray, np.ndarray]:
+        "Positions of the unbiased and of the biased samples, each from small to large loss"
+        loss, uncertainty = self.rate(client)
+        return split(loss.cpu().numpy(), uncertainty.cpu().numpy())
+
     def select(self, client: Client) -> list[np.ndarray]:
         "Positions of the samples of each epoch, ascending: the unbiased ones"
-        unbiased, _ = split(*(rating.cpu().numpy() for rating in self.rate(client)))
+        unbiased, _ = self.parts(client)
         return [np.sort(unbiased)] * self.epochs
 
     def local_phases(self, client: Client) -> list[Phase]:
@@ -98,17 +105,18 @@ class AddedByEpoch(UnbiasedOnly, listed=False):
 
     def select(self, client: Client) -> list[np.ndarray]:
         "Positions of the samples of each epoch, ascending"
-        unbiased, biased = split(*(rating.cpu().numpy() for rating in self.rate(client)))
-        counts = [
-            used(self.selection, e, self.epochs, len(biased)) for e in range(1, self.epochs + 1)
-        ]
-        return [np.sort(np.concatenate([unbiased, biased[:m]])) for m in counts]
+        unbiased, biased = self.parts(client)
+        selected = []
+        for epoch in range(1, self.epochs + 1):
+            added = used(self.selection, epoch, self.epochs, len(biased))
+            selected.append(np.sort(np.concatenate([unbiased, biased[:added]])))
+        return selected
 
     def local_phases(self, client: Client) -> list[Phase]:
         "One: of FedAvg in rounds 1 to $T_1$, with selected samples after them"
-        return (
-            super().local_phases(client) if client.round >= self.warm_up else [self.phase(client)]
-        )
+        if client.round < self.warm_up:
+            return [self.phase(client)]
+        return super().local_phases(client)
 
 # %% ../../nbs/06_methods/13_fedbss.ipynb #69eca374
 @dataclass
@@ -124,11 +132,10 @@ class FedBSS(AddedByEpoch):
 
     def init_server(self, federation) -> dict:
         "`params`; for the mean over all clients, `clients`, N"
-        start, count = (
-            super().init_server(federation),
-            torch.tensor(federation.clients, device=federation.device),
-        )
-        return start | ({"clients": count} if self.aggregation == "all" else {})
+        start = super().init_server(federation)
+        if self.aggregation != "all":
+            return start
+        return start | {"clients": torch.tensor(federation.clients, device=federation.device)}
 
     def init_client(self, federation, k: int) -> dict:
         "For the mean over all clients, `latest`: its last model, at first the initial one"
@@ -146,9 +153,11 @@ class FedBSS(AddedByEpoch):
         if self.aggregation == "size":
             return super().aggregate(server, exchange)
         if self.aggregation == "all":
-            changes = [u["change"] for u in exchange.uploads]
-            return server | {"params": follow_changes(server["params"], changes, server["clients"])}
-        return server | {"params": weighted_mean([u["params"] for u in exchange.uploads])}
+            changes = [upload["change"] for upload in exchange.uploads]
+            params = follow_changes(server["params"], changes, server["clients"])
+        else:
+            params = weighted_mean([upload["params"] for upload in exchange.uploads])
+        return server | {"params": params}
 
     def communication(self) -> Messages:
         "A model both ways; for the mean over all clients its change goes up"

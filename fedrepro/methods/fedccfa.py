@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['AT_CLIENT', 'AT_SERVER', 'class_classifiers', 'as_head', 'mixing', 'shared_heads', 'madd', 'cluster', 'true_concepts',
            'cluster_scores', 'SharedHeads', 'balanced_rows', 'common_head', 'own_head', 'BalancedHeads',
-           'shared_anchors', 'label_entropy', 'Algorithm1', 'FedCCFA']
+           'shared_anchors', 'label_entropy', 'Algorithm1', 'without', 'Switched', 'summed_in_place', 'FedCCFA']
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #ca556be2
 from dataclasses import dataclass, replace
@@ -33,8 +33,10 @@ from ..engine.declarations import Messages, law
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #3414b3dd
 def class_classifiers(head: Tree) -> Tensor:
     "(..., C, d+1) class classifiers $\\phi_c=(W_c,b_c)$ of a head, or of a stack; (..., C, d) without bias"
-    biases = [head["head.bias"][..., None]] if "head.bias" in head else []
-    return torch.cat([head["head.weight"], *biases], -1)
+    parts = [head["head.weight"]]
+    if "head.bias" in head:
+        parts.append(head["head.bias"][..., None])
+    return torch.cat(parts, -1)
 
 
 def as_head(vectors: Tensor, bias: bool = True) -> Tree:
@@ -51,19 +53,22 @@ def mixing(groups: Tensor, weights: Tensor) -> Tensor:
     """(C, n, n) matrices whose row i averages over the cluster of participant i, by `weights` (n, C) >= 0.
 
     A row whose cluster has no weight at all keeps participant i as it is."""
-    mass = (groups[:, :, None] == groups[:, None, :]) * weights.T[:, None, :]
-    total, alone = (
-        mass.sum(-1, keepdim=True),
-        torch.eye(len(weights), dtype=weights.dtype, device=weights.device),
-    )
+    same_cluster = groups[:, :, None] == groups[:, None, :]
+    mass = same_cluster * weights.T[:, None, :]
+    total = mass.sum(-1, keepdim=True)
+    alone = torch.eye(len(weights), dtype=weights.dtype, device=weights.device)
     return torch.where(total > 0, mass / torch.where(total > 0, total, 1), alone)
 
 
 def shared_heads(uploads: list[dict], clusters: Tensor, weights: Tensor) -> list[dict]:
     "For each participant the mean class classifiers of its clusters (C, n), by `weights` (n, C): eq. 5"
-    vectors = class_classifiers(stack([u["head"] for u in uploads])).transpose(0, 1)
-    shared = (mixing(clusters, weights) @ vectors).transpose(0, 1)
-    return [{"head": as_head(head, "head.bias" in uploads[0]["head"])} for head in shared]
+    heads = stack([upload["head"] for upload in uploads])
+    vectors = class_classifiers(heads).transpose(0, 1)  # (C, n, d+1)
+    means = mixing(clusters, weights) @ vectors
+    replies = []
+    for own in means.transpose(0, 1):
+        replies.append({"head": as_head(own, bias="head.bias" in heads)})
+    return replies
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #adc09d77
 def madd(vectors: Tensor) -> Tensor:
@@ -72,10 +77,10 @@ def madd(vectors: Tensor) -> Tensor:
     Symmetric, with a zero diagonal, within [0, 2]."""
     n = vectors.shape[-2]
     unit = F.normalize(vectors, dim=-1)
-    s = unit @ unit.transpose(-1, -2)
-    gaps = (s[..., :, None, :] - s[..., None, :, :]).abs()  # (..., i, j, l)
-    same = torch.eye(n, dtype=torch.bool, device=s.device)
-    third = ~(same[:, None, :] | same[None, :, :])
+    cosines = unit @ unit.transpose(-1, -2)
+    gaps = (cosines[..., :, None, :] - cosines[..., None, :, :]).abs()  # (..., i, j, l)
+    same = torch.eye(n, dtype=torch.bool, device=vectors.device)
+    third = ~(same[:, None, :] | same[None, :, :])  # l is neither i nor j
     return (gaps * third).sum(-1) / (n - 2) * ~same
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #bafcf5fd
@@ -84,14 +89,10 @@ def cluster(distances: Tensor, eps: float) -> Tensor:
     from sklearn.cluster import DBSCAN  # here: a second that other methods need not wait
 
     dbscan = DBSCAN(eps=eps, min_samples=1, metric="precomputed")
-    found = [dbscan.fit_predict(d) for d in distances.double().cpu().numpy()]
-    return torch.as_tensor(np.stack(found), device=distances.device)
+    clusters = [dbscan.fit_predict(matrix) for matrix in distances.double().cpu().numpy()]
+    return torch.as_tensor(np.stack(clusters), device=distances.device)
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #e2534883
-# timer names; Table 12 counts these two
-AT_CLIENT, AT_SERVER = "collaboration_client", "collaboration_server"
-
-
 def true_concepts(label_maps: np.ndarray) -> Tensor:
     "(C, n) original class behind each label of n participants, from the present label of each class (n, C)"
     return torch.as_tensor(np.argsort(label_maps, axis=1).T.copy())
@@ -99,17 +100,24 @@ def true_concepts(label_maps: np.ndarray) -> Tensor:
 
 def cluster_scores(concepts: Tensor, clusters: Tensor) -> dict[str, float]:
     "Over classes: mean adjusted Rand index against the true concepts, perfect ones (percent), mean clusters"
-    found = list(zip(concepts.tolist(), clusters.tolist()))
     from sklearn.metrics import adjusted_rand_score
 
-    scores = [adjusted_rand_score(true, got) for true, got in found]
+    scores = []
+    sizes = []
+    for true, got in zip(concepts.tolist(), clusters.tolist()):
+        scores.append(adjusted_rand_score(true, got))
+        sizes.append(len({*got}))
     return {
         "cluster_ari": float(np.mean(scores)),
         "perfect_classes": 100 * float(np.mean(np.isclose(scores, 1))),
-        "clusters_per_class": float(np.mean([len({*got}) for _, got in found])),
+        "clusters_per_class": float(np.mean(sizes)),
     }
 
-# %% ../../nbs/06_methods/14_fedccfa.ipynb #1a9e9302
+# %% ../../nbs/06_methods/14_fedccfa.ipynb #267d9ed1
+AT_CLIENT = "collaboration_client"
+AT_SERVER = "collaboration_server"
+
+
 @dataclass
 class SharedHeads(FedRep, listed=False):
     "FedRep whose clients share class classifiers with those whose heads are like theirs"
@@ -160,20 +168,23 @@ class SharedHeads(FedRep, listed=False):
                 f"expected (classes, participants) = {tuple(classifiers.shape[:2])}"
             )
         truth = true_concepts(exchange.label_maps).to(clusters.device)
-        found = {"madd": distances, "clusters": clusters, "concepts": truth}
-        return super().aggregate(server, exchange) | found
+        after = super().aggregate(server, exchange)
+        return after | {"madd": distances, "clusters": clusters, "concepts": truth}
+
+    def shares(self, counts: Tensor) -> Tensor:
+        "(n, C) weights of the participants in a cluster's mean, from samples per class (n, C): all alike"
+        return torch.ones_like(counts)
 
     def reply(self, server: dict, exchange: Exchange) -> list[dict]:
         "To each participant the mean class classifiers of its clusters (eq. 5)"
-        alike = torch.ones_like(exchange.counts)
         with exchange.profiler.span(AT_SERVER):
-            return shared_heads(exchange.uploads, server["clusters"], alike)
+            return shared_heads(exchange.uploads, server["clusters"], self.shares(exchange.counts))
 
     def extra_metrics(self, server: dict) -> dict[str, float]:
         "How well the clusters of the last round fit the true concepts"
-        return (
-            cluster_scores(server["concepts"], server["clusters"]) if "clusters" in server else {}
-        )
+        if "clusters" not in server:
+            return {}
+        return cluster_scores(server["concepts"], server["clusters"])
 
     def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
         "Distances are symmetric"
@@ -184,11 +195,13 @@ def balanced_rows(labels: np.ndarray, per_class: int, rng: np.random.Generator) 
     "Positions of random samples by `labels` (n,), of each class present min(`per_class`, smallest class)"
     present, counts = np.unique(labels, return_counts=True)
     take = min(per_class, counts.min())
-    return np.concatenate(
-        [rng.choice(np.flatnonzero(labels == c), take, replace=False) for c in present]
-    )
+    chosen = []
+    for c in present:
+        positions = np.flatnonzero(labels == c)
+        chosen.append(rng.choice(positions, take, replace=False))
+    return np.concatenate(chosen)
 
-
+# %% ../../nbs/06_methods/14_fedccfa.ipynb #8bb34e6d
 def common_head(client: Client, results: Results) -> Tree:
     "The received body with the initial head, from which all balanced ones start"
     return client.received["params"] | select(client.initial, "head.")
@@ -196,8 +209,11 @@ def common_head(client: Client, results: Results) -> Tree:
 
 def own_head(client: Client, results: Results) -> Tree:
     "The received body with the own head; at the first participation with the balanced one"
-    own, balanced = client.state["head"], results["balanced"].params
-    return balanced | {n: torch.where(client.state["seen"] > 0, own[n], balanced[n]) for n in own}
+    balanced = results["balanced"].params
+    start = dict(balanced)
+    for name, own in client.state["head"].items():
+        start[name] = torch.where(client.state["seen"] > 0, own, balanced[name])
+    return start
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #38e35dcd
 @dataclass
@@ -249,17 +265,11 @@ class BalancedHeads(SharedHeads, listed=False):
         return upload["balanced"]
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #417ff48b
-def shared_anchors(
-    uploads: list[dict], clusters: Tensor, weights: Tensor, in_place: bool = False
-) -> list[dict]:
-    "For each participant the mean anchors of its clusters: eq. 7; `in_place`: with the released code's sum"
-    local = torch.stack([u["anchors"] for u in uploads], 1)  # (C, n, d)
-    if in_place:
-        local = torch.cat(
-            [local.sum(1, keepdim=True), local[:, 1:]], 1
-        )  # the first one's: the sum of all
-    anchors = (mixing(clusters, weights) @ local).transpose(0, 1)
-    return [{"anchors": own.contiguous()} for own in anchors]
+def shared_anchors(uploads: list[dict], clusters: Tensor, weights: Tensor) -> list[dict]:
+    "For each participant the mean anchors of its clusters (C, n), by `weights` (n, C): eq. 7"
+    local = torch.stack([upload["anchors"] for upload in uploads], 1)  # (C, n, d)
+    means = mixing(clusters, weights) @ local
+    return [{"anchors": own.contiguous()} for own in means.transpose(0, 1)]
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #717ce899
 def label_entropy(counts: Tensor) -> Tensor:
@@ -293,11 +303,9 @@ class Algorithm1(BalancedHeads, listed=False):
     def aligned(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\omega_k\\ell_{align}$: the objective of eq. 9"
         features = client.net.features(params, batch.x, train=True)
+        fit = cross_entropy(client.net.classify(params, features), batch)
         align = batch.mean(alignment_loss(features, batch.y, client.state["anchors"], self.tau))
-        return (
-            cross_entropy(client.net.classify(params, features), batch)
-            + self.weight(client.counts) * align
-        )
+        return fit + self.weight(client.counts) * align
 
     def weight(self, counts: Tensor) -> Tensor | float:
         "$\\omega_k=H_k/\\gamma$ of eq. 9"
@@ -313,19 +321,32 @@ class Algorithm1(BalancedHeads, listed=False):
         "Uploads also local anchors (eq. 6), which are kept if the client took a step"
         upload, kept = super().client_result(client, params, results)
         anchors = {"anchors": class_means(client, params)}
-        return upload | anchors, kept | anchors if steps_taken(results) else client.state
+        if not steps_taken(results):
+            return upload | anchors, client.state
+        return upload | anchors, kept | anchors
+
+    def anchor_groups(self, server: dict) -> Tensor:
+        "(C, n) participants with the same number share anchors: the clusters"
+        return server["clusters"]
 
     def reply(self, server: dict, exchange: Exchange) -> list[dict]:
         "To each participant the mean class classifiers (eq. 5) and anchors (eq. 7) of its clusters"
-        has = (exchange.counts > 0).to(exchange.counts.dtype)  # who has samples of a class
         heads = super().reply(server, exchange)
-        anchors = shared_anchors(exchange.uploads, server["clusters"], has)
+        weights = self.shares(exchange.counts) * (exchange.counts > 0)  # of those who have samples
+        anchors = shared_anchors(exchange.uploads, self.anchor_groups(server), weights)
         return [head | anchor for head, anchor in zip(heads, anchors)]
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #805f57be
+def without(messages: Messages, names: list[str]) -> Messages:
+    "`messages` without `names`, neither up nor back"
+    upload = {name: size for name, size in messages.upload.items() if name not in names}
+    reply = {name: size for name, size in messages.reply.items() if name not in names}
+    return replace(messages, upload=upload, reply=reply)
+
+# %% ../../nbs/06_methods/14_fedccfa.ipynb #d24ffb88
 @dataclass
-class FedCCFA(Algorithm1):
-    "Algorithm 1 with the switches of Tables 3, 4, 5, 11 and 13; without any by default (Chen et al. 2024)"
+class Switched(Algorithm1, listed=False):
+    "Algorithm 1 with parts replaced or left out, as in Tables 3, 4, 5 and 11 (Chen et al. 2024)"
 
     clustering: Literal["balanced", "local", "oracle"] = (
         "balanced"  # Table 3: which heads, or true concepts
@@ -337,42 +358,24 @@ class FedCCFA(Algorithm1):
     fixed_weight: float | None = (
         None  # Table 5: alignment weight in place of the entropy's; None = eq. 9
     )
-    finetune_epochs: int = 0  # Table 13, FedCCFA-FT: epochs of the head after the last round
-    finetune_lr: float = 0.01  # decayed as `lr`
-    variant: Literal["corrected", "as_published"] = (
-        "corrected"  # or with the code's in-place anchor sum
-    )
-    limit = law(FedRep, clustering="local", eps=1e-12, anchors="none")
 
     def communication(self) -> Messages:
         "Without the messages that a switch makes unnecessary"
-        said = super().communication()
-        sent = {"balanced": self.clustering != "local", "anchors": self.anchors != "none"}
-        left = {
-            way: {n: s for n, s in getattr(said, way).items() if sent.get(n, True)}
-            for way in ("upload", "reply")
-        }
-        return replace(said, **left)
+        unused = []
+        if self.clustering == "local":
+            unused.append("balanced")
+        if self.anchors == "none":
+            unused.append("anchors")
+        return without(super().communication(), unused)
 
     def local_phases(self, client: Client) -> list[Phase]:
-        "Algorithm 1's; FedCCFA-FT fine-tunes the head in the end"
+        "Algorithm 1's, without the balanced head or without alignment"
         balanced, head, body = super().local_phases(client)
         if self.anchors == "none":
             body = replace(body, loss=self.loss)
-        phases = (
-            [replace(head, start=self.own_model), body]
-            if self.clustering == "local"
-            else [balanced, head, body]
-        )
-        tune = self.phase(
-            client,
-            "finetune",
-            self.finetune_lr,
-            train="head.",
-            epochs=self.finetune_epochs,
-            final=True,
-        )
-        return [*phases, tune] if self.finetune_epochs else phases
+        if self.clustering == "local":
+            return [replace(head, start=self.own_model), body]
+        return [balanced, head, body]
 
     def weight(self, counts: Tensor) -> Tensor | float:
         "$\\omega_k$ of eq. 9, or the fixed one"
@@ -380,16 +383,15 @@ class FedCCFA(Algorithm1):
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "As Algorithm 1, without what a switch makes unnecessary"
-        if self.clustering != "local" and self.anchors != "none":
-            return super().client_result(client, params, results)
         upload, kept = SharedHeads.client_result(self, client, params, results)
+        anchors = client.state["anchors"]
         if self.clustering != "local":
             upload["balanced"] = select(results["balanced"].params, "head.")
         if self.anchors != "none":
-            upload["anchors"] = class_means(client, params)
+            anchors = class_means(client, params)
+            upload["anchors"] = anchors
         if not steps_taken(results):
             return upload, client.state
-        anchors = upload.get("anchors", client.state["anchors"])
         return upload, kept | {"seen": torch.ones_like(client.state["seen"]), "anchors": anchors}
 
     def compared(self, upload: dict) -> Tree:
@@ -397,25 +399,59 @@ class FedCCFA(Algorithm1):
         return upload["head"] if self.clustering == "local" else upload["balanced"]
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
-        "By the clusters that were found, or by the true concepts"
+        "By the clusters that were computed, or by the true concepts"
         after = super().aggregate(server, exchange)
-        return after | {"clusters": after["concepts"]} if self.clustering == "oracle" else after
+        if self.clustering == "oracle":
+            after["clusters"] = after["concepts"]
+        return after
+
+    def shares(self, counts: Tensor) -> Tensor:
+        "All alike, or each by its samples of the class"
+        return counts if self.aggregation == "weighted" else super().shares(counts)
+
+    def anchor_groups(self, server: dict) -> Tensor:
+        "The clusters, or one group of all"
+        groups = super().anchor_groups(server)
+        return torch.zeros_like(groups) if self.anchors == "global" else groups
 
     def reply(self, server: dict, exchange: Exchange) -> list[dict]:
-        "As Algorithm 1; switches: means by samples, global anchors or none, the released code's sum"
-        if (self.aggregation, self.anchors, self.variant) == ("uniform", "clustered", "corrected"):
-            return super().reply(server, exchange)
-        uploads, clusters, counts = exchange.uploads, server["clusters"], exchange.counts
-        weights = counts if self.aggregation == "weighted" else torch.ones_like(counts)
-        with exchange.profiler.span(AT_SERVER):
-            heads = shared_heads(uploads, clusters, weights)
+        "As Algorithm 1, or without anchors"
         if self.anchors == "none":
-            return heads
-        groups = torch.zeros_like(clusters) if self.anchors == "global" else clusters
-        spoilt = (self.variant, self.aggregation, self.anchors) == (
-            "as_published",
-            "uniform",
-            "clustered",
+            return SharedHeads.reply(self, server, exchange)
+        return super().reply(server, exchange)
+
+# %% ../../nbs/06_methods/14_fedccfa.ipynb #e92571b2
+def summed_in_place(uploads: list[dict]) -> list[dict]:
+    "`uploads` as the released code leaves them: the first one's anchors are the sum of all"
+    total = torch.stack([upload["anchors"] for upload in uploads], 1).sum(1)
+    return [uploads[0] | {"anchors": total}, *uploads[1:]]
+
+# %% ../../nbs/06_methods/14_fedccfa.ipynb #4124450d
+@dataclass
+class FedCCFA(Switched):
+    "Algorithm 1 with the switches of Tables 3, 4, 5, 11 and 13; without any by default (Chen et al. 2024)"
+
+    finetune_epochs: int = 0  # Table 13, FedCCFA-FT: epochs of the head after the last round
+    finetune_lr: float = 0.01  # decayed as `lr`
+    variant: Literal["corrected", "as_published"] = (
+        "corrected"  # or with the code's in-place anchor sum
+    )
+    limit = law(FedRep, clustering="local", eps=1e-12, anchors="none")
+
+    def local_phases(self, client: Client) -> list[Phase]:
+        "Algorithm 1's; FedCCFA-FT fine-tunes the head in the end"
+        phases = super().local_phases(client)
+        if self.finetune_epochs == 0:
+            return phases
+        epochs = self.finetune_epochs
+        tune = self.phase(
+            client, "finetune", self.finetune_lr, train="head.", epochs=epochs, final=True
         )
-        anchors = shared_anchors(uploads, groups, weights * (counts > 0), in_place=spoilt)
-        return [head | anchor for head, anchor in zip(heads, anchors)]
+        return [*phases, tune]
+
+    def reply(self, server: dict, exchange: Exchange) -> list[dict]:
+        "As Algorithm 1; `as_published` with the released code's sum, which it has for uniform weights and clusters"
+        published = self.variant == "as_published"
+        if published and self.aggregation == "uniform" and self.anchors == "clustered":
+            exchange = replace(exchange, uploads=summed_in_place(exchange.uploads))
+        return super().reply(server, exchange)

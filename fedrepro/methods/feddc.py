@@ -35,8 +35,13 @@ class DriftVariables(FedDyn, listed=False):
 
     def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
         "The gradient of eq. 2"
-        weight, h, w = client.constants["weight"], client.state["h"], client.received["params"]
-        return {n: g + weight[n] * (params[n].detach() - (w[n] - h[n])) for n, g in grads.items()}
+        weight = client.constants["weight"]
+        h = client.state["h"]
+        w = client.received["params"]
+        direction = {}
+        for n, g in grads.items():
+            direction[n] = g + weight[n] * (params[n].detach() - (w[n] - h[n]))
+        return direction
 
 # %% ../../nbs/06_methods/11_feddc.ipynb #6a63f16b
 @dataclass
@@ -81,7 +86,8 @@ class FedDC(DriftVariables):
 
     def linear(self, client: Client) -> Tree:
         "The gradient correction $g/\\tilde n_i-g_i$ of eq. 4"
-        own, relative = client.state["g"], client.state["relative"]
+        own = client.state["g"]
+        relative = client.state["relative"]
         return {n: g / relative - own[n] for n, g in client.received["g"].items()}
 
     def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
@@ -91,26 +97,30 @@ class FedDC(DriftVariables):
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Eq. 1 and 5. Uploads the model and `change`, $\\tilde n_i(g_i^+-g_i)$; keeps $h_i$ and $g_i^+$"
         upload, state = super().client_result(client, params, results)  # h_i
-        w, g, relative = client.received["params"], client.received["g"], state["relative"]
+        w = client.received["params"]
+        g = client.received["g"]
+        relative = state["relative"]
         steps = results["local"].steps
         if not steps:
             return upload | {"change": zeros_like(g)}, state
         if self.compat_eta0:
-            way = state["mean_steps"] * self.lr  # H eta
+            steps_lr = state["mean_steps"] * self.lr  # H eta
         else:
-            way = torch.full_like(relative, steps) * self.phase(client).sgd.lr
-        change = {n: (w[n] - params[n]) / way - t / relative for n, t in g.items()}
+            steps_lr = torch.full_like(relative, steps) * self.phase(client).sgd.lr
+        change = {}
+        for n, t in g.items():
+            change[n] = (w[n] - params[n]) / steps_lr - t / relative
         scaled = {n: relative * t for n, t in change.items()}
         return upload | {"change": scaled}, state | {"g": add(state["g"], change)}
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "FedDyn's `params` (eq. 3), `selected` (participants' mean) and `h`; `g` follows its clients (eq. 6)"
-        g = follow_changes(server["g"], [u["change"] for u in exchange.uploads], server["clients"])
+        changes = [upload["change"] for upload in exchange.uploads]
+        g = follow_changes(server["g"], changes, server["clients"])
         return super().aggregate(server, exchange) | {"g": g}
 
     def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
         "Both memories follow, the second by relative sizes"
-        own = weighted_mean([scale(s["g"], float(s["relative"])) for s in states])
-        return super().invariants(server, states) | {
-            "server's g = mean of relative g_k": distance(server["g"], own)
-        }
+        own = weighted_mean([scale(state["g"], float(state["relative"])) for state in states])
+        gap = distance(server["g"], own)
+        return super().invariants(server, states) | {"server's g = mean of relative g_k": gap}

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..core.errors import InputError
-from ..core.trees import Tree, stack, weighted_mean
+from ..core.trees import Tree, moved, weighted_mean
 from ..engine.client import Client, Results
 from ..engine.method import Exchange, FedAvg
 from .clustered import mean_losses
@@ -21,19 +21,22 @@ from .memory import no_memory
 from ..engine.declarations import Messages, everybody, law
 
 # %% ../../nbs/06_methods/09_layers.ipynb #24e7a97a
-_BLOCK = re.compile(r"(.*layer\d+\.)(\d+)\.(conv\d+\.weight)")  # stage, block, convolution
+_BLOCK = re.compile(r"(?P<stage>.*layer\d+\.)(?P<block>\d+)\.(?P<convolution>conv\d+\.weight)")
 
 
 def partners(params: Tree) -> dict[str, str]:
     "Convolution -> the one in block 0 of its stage that is mixed into it; empty for a network without repeated blocks"
-    found = {}
+    mixed_with = {}
     for name, t in params.items():
-        stage, block, conv = m.groups() if (m := _BLOCK.fullmatch(name)) else (None, "0", None)
-        deep = f"{stage}0.conv3.weight" in params
-        partner = f"{stage}0.{conv if deep else 'conv2.weight'}"
-        if block != "0" and params[partner].shape == t.shape:
-            found[name] = partner
-    return found
+        match = _BLOCK.fullmatch(name)
+        if match is None or match["block"] == "0":
+            continue
+        first_block = match["stage"] + "0."
+        deep = first_block + "conv3.weight" in params
+        partner = first_block + (match["convolution"] if deep else "conv2.weight")
+        if params[partner].shape == t.shape:
+            mixed_with[name] = partner
+    return mixed_with
 
 # %% ../../nbs/06_methods/09_layers.ipynb #7777ba1c
 def cross_layer(
@@ -41,11 +44,13 @@ def cross_layer(
 ) -> Tensor:
     "The mixture of two updates (out, in, h, w), kernel by kernel; `eps` keeps quotients of zeros finite"
 
-    def along(t):
+    def kernel_sum(t):
         return t.flatten(2).sum(2)[..., None, None]
 
-    norm_l, norm_0 = along(deep.square()).sqrt(), along(shallow.square()).sqrt()
-    kappa = (along(shallow * deep).abs() / (along(shallow.square()) + eps)).clamp(max=most)
+    norm_l = kernel_sum(deep.square()).sqrt()
+    norm_0 = kernel_sum(shallow.square()).sqrt()
+    kappa = kernel_sum(shallow * deep).abs() / (kernel_sum(shallow.square()) + eps)
+    kappa = kappa.clamp(max=most)
     units = deep / (norm_l + eps) + kappa * shallow / (norm_0 + eps)
     return (units * (norm_l + norm_0) / 2).clamp(-clip, clip)
 
@@ -61,13 +66,14 @@ class InCo(FedAvg):
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "FedAvg's mean by size; layers with a partner move by the mixture of both updates instead"
-        w, mean = server["params"], super().aggregate(server, exchange)["params"]
+        w = server["params"]
+        mean = super().aggregate(server, exchange)["params"]
         update = {n: mean[n] - t for n, t in w.items()}
-        mixed = {
-            l: cross_layer(update[l], update[s], self.most, self.clip)
-            for l, s in partners(w).items()
-        }
-        return server | {"params": mean | {l: w[l] + g for l, g in mixed.items()}}
+        params = dict(mean)
+        for deep, shallow in partners(w).items():
+            move = cross_layer(update[deep], update[shallow], self.most, self.clip)
+            params[deep] = w[deep] + move
+        return server | {"params": params}
 
 # %% ../../nbs/06_methods/09_layers.ipynb #57be7199
 def products(trees: list[Tree], origin: Tree) -> Tensor:
@@ -86,14 +92,18 @@ def closest(
 
     `losses` (n,) and the first n rows of `gram` (n + 1, n + 1) belong to the options in order, client after client; the
     last row of `gram` to the sum of the fixed models."""
-    starts = [sum(options[:i]) for i in range(len(options))]
-    picks = torch.cartesian_prod(*[torch.arange(s, s + m) for s, m in zip(starts, options)]).view(
-        -1, len(options)
-    )
-    N, norms = fixed + len(options), gram.diagonal()[picks].sum(1)
-    length = 2 * gram[-1][picks].sum(1) + gram[picks[:, :, None], picks[:, None, :]].sum(
-        (1, 2)
-    )  # less the fixed part
+    starts = []
+    ranges = []
+    start = 0
+    for models in options:
+        starts.append(start)
+        ranges.append(torch.arange(start, start + models))
+        start += models
+    picks = torch.cartesian_prod(*ranges).view(-1, len(options))
+    N = fixed + len(options)
+    norms = gram.diagonal()[picks].sum(1)
+    between = gram[picks[:, :, None], picks[:, None, :]].sum((1, 2))
+    length = 2 * gram[-1][picks].sum(1) + between  # less the fixed part
     cost = losses[picks].sum(1) / N + smooth / 2 * (norms / N - length / N**2)
     return (picks[cost.argmin()] - torch.tensor(starts)).tolist()
 
@@ -104,32 +114,40 @@ def choose(
     """Client -> position in its cache: as `picked`, and a new choice for the clients in `batches`.
 
     `caches`: client -> list of uploads, `params` and `loss`, the oldest first."""
-    picked = {k: i for k, i in picked.items() if not any(k in batch for batch in batches)}
+    picked = dict(picked)
+    for batch in batches:
+        for k in batch:
+            picked.pop(k, None)
     total = {n: o.double() for n, o in origin.items()}  # origin + the sum of all differences to it
 
-    def count(clients):
+    def add_to_total(clients):
         for k in clients:
+            model = caches[k][picked[k]]["params"]
             for n, o in origin.items():
-                total[n] = total[n] + (caches[k][picked[k]]["params"][n] - o)
+                total[n] = total[n] + (model[n] - o)
 
-    count(picked)
+    add_to_total(picked)
     for batch in batches:
-        options = [u for k in batch for u in caches[k]]
-        gram = products([*(u["params"] for u in options), total], origin)
-        losses = torch.stack([u["loss"] for u in options]).double()
-        best = closest([len(caches[k]) for k in batch], losses, gram, len(picked), smooth)
+        models = []
+        losses = []
+        for k in batch:
+            models += [upload["params"] for upload in caches[k]]
+            losses += [upload["loss"] for upload in caches[k]]
+        gram = products([*models, total], origin)
+        options = [len(caches[k]) for k in batch]
+        best = closest(options, torch.stack(losses).double(), gram, len(picked), smooth)
         picked |= zip(batch, best)
-        count(batch)
+        add_to_total(batch)
     return picked
 
 # %% ../../nbs/06_methods/09_layers.ipynb #1ec7c06c
 def remember(cache: dict, exchange: Exchange, most: int) -> dict:
     '`cache` (client -> its uploads, "0" the oldest) with the round\'s, on the host; the last `most` of a client stay'
     new = {}
-    for k, u in zip(exchange.cohort, exchange.uploads):
-        upload = {"params": {n: t.cpu() for n, t in u["params"].items()}, "loss": u["loss"].cpu()}
-        kept = [*cache.get(str(k), {}).values(), upload][-most:]
-        new[str(k)] = {str(i): u for i, u in enumerate(kept)}
+    for k, upload in zip(exchange.cohort, exchange.uploads):
+        uploads = list(cache.get(str(k), {}).values())
+        uploads.append(moved(upload, "cpu"))
+        new[str(k)] = {str(i): old for i, old in enumerate(uploads[-most:])}
     return cache | new
 
 
@@ -154,43 +172,48 @@ class FedCDA(FedAvg):
             raise InputError(
                 f"FedCDA(batches={self.batches!r}): expected more, {tries} choices a batch are too many"
             )
-        start, picked = super().init_server(federation), torch.full((federation.clients,), -1)
+        start = super().init_server(federation)
+        picked = torch.full((federation.clients,), -1)
         origin = {n: start["params"][n].cpu() for n in no_memory(federation)}
         return start | {"cache": {}, "picked": picked, "origin": origin}
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model and `loss` (), its $F_k$ (1 + a number)"
-        return {
-            "params": params,
-            "loss": mean_losses(client, [params], augment=False)[0],
-        }, client.state
+        loss = mean_losses(client, [params], augment=False)[0]
+        return {"params": params, "loss": loss}, client.state
+
+    def choices(self, server: dict, exchange: Exchange, caches: dict) -> dict[int, int]:
+        "Client -> position in its cache: participants' newest models, or after the warm-up those that `choose` finds"
+        picked = {k: i for k, i in enumerate(server["picked"].tolist()) if i >= 0}
+        for k in exchange.cohort:
+            picked[k] = len(caches[k]) - 1
+        if exchange.round < self.warmup:
+            return picked
+        batches = [b.tolist() for b in np.array_split(exchange.cohort, self.batches) if len(b)]
+        return choose(caches, picked, batches, server["origin"], self.smooth)
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Caches the uploads; then FedAvg's mean, or after the warm-up that of the choices of all clients seen so far"
-        cache, new = (
-            remember(server["cache"], exchange, self.models),
-            super().aggregate(server, exchange),
-        )
+        new = super().aggregate(server, exchange)
+        cache = remember(server["cache"], exchange, self.models)
         caches = {int(k): list(uploads.values()) for k, uploads in cache.items()}
-        picked = {k: i for k, i in enumerate(server["picked"].tolist()) if i >= 0}
-        picked |= {k: len(caches[k]) - 1 for k in exchange.cohort}
+        picked = self.choices(server, exchange, caches)
         if exchange.round >= self.warmup:
-            batches = [b.tolist() for b in np.array_split(exchange.cohort, self.batches) if len(b)]
-            picked = choose(caches, picked, batches, server["origin"], self.smooth)
             mean = weighted_mean([caches[k][i]["params"] for k, i in picked.items()])
             new["params"] = {n: mean[n].to(t.device) for n, t in new["params"].items()}
-        return new | {
-            "cache": cache,
-            "picked": torch.tensor([picked.get(k, -1) for k in range(len(server["picked"]))]),
-        }
+        positions = torch.full_like(server["picked"], -1)
+        for k, i in picked.items():
+            positions[k] = i
+        return new | {"cache": cache, "picked": positions}
 
     def extra_metrics(self, server: dict) -> dict[str, float]:
         "`older_choices`: the share of clients, among those seen, of whom not the newest model is chosen"
-        older = [
-            int(server["picked"][int(k)]) < len(uploads) - 1
-            for k, uploads in server["cache"].items()
-        ]
-        return {"older_choices": sum(older) / max(len(older), 1)}
+        cache = server["cache"]
+        older = 0
+        for k, uploads in cache.items():
+            newest = len(uploads) - 1
+            older += int(server["picked"][int(k)]) < newest
+        return {"older_choices": older / max(len(cache), 1)}
 
     def communication(self) -> Messages:
         "Up also the loss"

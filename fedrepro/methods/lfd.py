@@ -20,8 +20,8 @@ from ..engine.declarations import law
 # %% ../../nbs/06_methods/10_lfd.ipynb #dff2ef46
 def cosines(net, params: Tree, x: Tensor, train: bool = False) -> Tensor:
     "(B, C) $z_i=\\cos\\theta_i$ of eq. 5 between the features of `x` and the class weights; no bias"
-    u, W = net.features(params, x, train), params["head.weight"]
-    return F.linear(F.normalize(u, dim=1), F.normalize(W, dim=1))
+    features = net.features(params, x, train)
+    return F.linear(F.normalize(features, dim=1), F.normalize(params["head.weight"], dim=1))
 
 # %% ../../nbs/06_methods/10_lfd.ipynb #d1c6e764
 def with_margin(z: Tensor, labels: Tensor, margin: float) -> Tensor:
@@ -31,9 +31,9 @@ def with_margin(z: Tensor, labels: Tensor, margin: float) -> Tensor:
 
 def with_own_margins(z: Tensor, margin: float, tau: float) -> Tensor:
     "(B, C) $\\log\\sigma_i$ of eq. 7 to the letter: each class pays its own margin; from cosines `z`"
-    return F.log_softmax(
-        (z[:, None] - margin * torch.eye(z.shape[1], dtype=z.dtype, device=z.device)) / tau, dim=2
-    ).diagonal(dim1=1, dim2=2)
+    margins = margin * torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
+    log_softmaxes = F.log_softmax((z[:, None] - margins) / tau, dim=2)  # (B, who pays, C)
+    return log_softmaxes.diagonal(dim1=1, dim2=2)
 
 # %% ../../nbs/06_methods/10_lfd.ipynb #a2bf13e2
 def auxiliary_label(local: Tensor, received: Tensor, tau: float, outer_tau: float = 1.0) -> Tensor:
@@ -46,7 +46,9 @@ def log_sigmas(method, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     first = F.log_softmax(with_margin(z, y, method.margin) / method.tau, dim=1)
     if method.own_margins:
         return first, with_own_margins(z, method.margin, method.tau)
-    return first, first if method.margin_in_regulariser else F.log_softmax(z / method.tau, dim=1)
+    if method.margin_in_regulariser:
+        return first, first
+    return first, F.log_softmax(z / method.tau, dim=1)
 
 
 def smoothed_cosine(self, client, params: Tree, batch: Batch) -> Tensor:
@@ -98,13 +100,15 @@ class LfD(FedAvg):
 
     def known(self, client: Client) -> Tensor:
         "() whether there is a P"
-        return client.state["last"] >= (0 if self.stale else client.round - 1)
+        oldest = 0 if self.stale else client.round - 1
+        return client.state["last"] >= oldest
 
     def label(self, client: Client, x: Tensor) -> Tensor:
         "(B, C) $\\hat y$ of eq. 8, without gradient"
         with torch.no_grad():
             G = cosines(client.net, client.received["params"], x)
-            P = torch.where(self.known(client), cosines(client.net, client.state["model"], x), G)
+            P = cosines(client.net, client.state["model"], x)
+            P = torch.where(self.known(client), P, G)
             return auxiliary_label(P, G, self.tau, self.outer_tau)
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
@@ -114,17 +118,18 @@ class LfD(FedAvg):
         ce = batch.mean(F.nll_loss(log_sigma, batch.y, reduction="none"))
         if self.weight == 0:
             return ce
-        weight = self.weight * (self.known(client).to(z.dtype) if self.first == "skip" else 1)
-        return ce - weight * batch.mean((self.label(client, batch.x) * second).sum(1))
+        weight = self.weight
+        if self.first == "skip":
+            weight = weight * self.known(client).to(z.dtype)
+        fit_to_label = (self.label(client, batch.x) * second).sum(1)
+        return ce - weight * batch.mean(fit_to_label)
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1) and keeps it, if it took a step"
         if not results["local"].steps:
             return {"params": params}, client.state
-        return (
-            {"params": params},
-            {"model": params, "last": torch.full_like(client.state["last"], client.round)},
-        )
+        last = torch.full_like(client.state["last"], client.round)
+        return {"params": params}, {"model": params, "last": last}
 
     def logits(self, net, params: Tree, x: Tensor) -> Tensor:
         "Cosines by the temperature, without margin"
@@ -132,9 +137,11 @@ class LfD(FedAvg):
 
     def eval_params(self, message: dict, state: dict) -> Tree:
         "The global model, class weights of length 1 and no bias: a plain network that predicts like cosines"
-        w = message["params"]
-        no_bias = {n: torch.zeros_like(t) for n, t in w.items() if n == "head.bias"}
-        return w | {"head.weight": F.normalize(w["head.weight"], dim=1)} | no_bias
+        params = dict(message["params"])
+        params["head.weight"] = F.normalize(params["head.weight"], dim=1)
+        if "head.bias" in params:
+            params["head.bias"] = torch.zeros_like(params["head.bias"])
+        return params
 
     limit = law(
         hooks={"known": lambda self, client: client.state["last"] < -9},

@@ -81,24 +81,26 @@ class SCAFFOLD(FedAvg):
             return {"params": params, "change": zeros_like(own_c)}, client.state
         start = client.received["params"]
         steps_lr = steps * self.phase(client).sgd.lr  # H_k eta
-        change = {n: (start[n] - params[n]) / steps_lr - c for n, c in server_c.items()}
+        change = {}
+        for n, c in server_c.items():
+            change[n] = (start[n] - params[n]) / steps_lr - c
         return {"params": params, "change": change}, client.state | {"c": add(own_c, change)}
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "The step $\\eta_g$ towards the unweighted mean of the uploads; `c` follows its clients"
-        mean = weighted_mean([u["params"] for u in exchange.uploads])
+        mean = weighted_mean([upload["params"] for upload in exchange.uploads])
         w = server["params"]
-        moved = {n: w[n] + self.global_lr * (mean[n] - w[n]) for n in server["c"]}
-        c = follow_changes(server["c"], [u["change"] for u in exchange.uploads], server["clients"])
-        return server | {"params": mean | moved, "c": c}
+        params = dict(mean)
+        for n in server["c"]:
+            params[n] = w[n] + self.global_lr * (mean[n] - w[n])
+        changes = [upload["change"] for upload in exchange.uploads]
+        c = follow_changes(server["c"], changes, server["clients"])
+        return server | {"params": params, "c": c}
 
     def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
         "The server's variate is the mean of its clients'"
-        return {
-            "server's c = mean of clients'": distance(
-                server["c"], weighted_mean([s["c"] for s in states])
-            )
-        }
+        mean = weighted_mean([state["c"] for state in states])
+        return {"server's c = mean of clients'": distance(server["c"], mean)}
 
 # %% ../../nbs/06_methods/02_memory.ipynb #c1208d85
 @dataclass
@@ -140,42 +142,42 @@ class FedDyn(FedAvg):
 
     def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
         "$g+\\alpha_k(h_k-w_t)$, which is clipped with the gradient, as FedDC's code does; $\\alpha_kw$ comes after it, in `step`"
-        weight, h, start = client.constants["weight"], client.state["h"], client.received["params"]
+        weight = client.constants["weight"]
+        h = client.state["h"]
+        start = client.received["params"]
         return {n: g + weight[n] * (h[n] - start[n]) for n, g in grads.items()}
 
     def step(self, step: Step) -> tuple[Tensor, list]:
         "A step of SGD; $\\alpha_kw$ is added after the clipping, like weight decay"
         loss, grads = step.grad()
         weight = step.client.constants["weight"]
-        return loss, step.sgd(
-            {n: g + weight[n] * step.moving[n].detach() for n, g in grads.items()}
-        )
+        direction = {n: g + weight[n] * step.moving[n].detach() for n, g in grads.items()}
+        return loss, step.sgd(direction)
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1); keeps $h_k+w_t^k-w_t$"
         if not results["local"].steps:
             return {"params": params}, client.state
         start = client.received["params"]
-        h = {n: t + params[n] - start[n] for n, t in client.state["h"].items()}
+        h = {}
+        for n, old in client.state["h"].items():
+            h[n] = old + params[n] - start[n]
         return {"params": params}, client.state | {"h": h}
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "The unweighted mean of the uploads plus `h`, which follows its clients"
-        moves = [
-            {n: u["params"][n] - server["params"][n] for n in server["h"]} for u in exchange.uploads
-        ]
-        mean = weighted_mean([u["params"] for u in exchange.uploads])
+        models = [upload["params"] for upload in exchange.uploads]
+        moves = []
+        for model in models:
+            moves.append({n: model[n] - server["params"][n] for n in server["h"]})
+        mean = weighted_mean(models)
         h = follow_changes(server["h"], moves, server["clients"])
-        return server | {
-            "params": mean | {n: mean[n] + t for n, t in h.items()},
-            "selected": mean,
-            "h": h,
-        }
+        params = dict(mean)
+        for n, average in h.items():
+            params[n] = mean[n] + average
+        return server | {"params": params, "selected": mean, "h": h}
 
     def invariants(self, server: dict, states: list[dict]) -> dict[str, float]:
         "The server's `h` is the mean of its clients'"
-        return {
-            "server's h = mean of clients'": distance(
-                server["h"], weighted_mean([s["h"] for s in states])
-            )
-        }
+        mean = weighted_mean([state["h"] for state in states])
+        return {"server's h = mean of clients'": distance(server["h"], mean)}

@@ -34,9 +34,8 @@ class FedProx(FedAvg):
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\frac\\mu2\\|w-w_t\\|^2$ over what is trained"
-        return super().loss(client, params, batch) + self.mu / 2 * squared_norm(
-            from_received(client, params)
-        )
+        fit = super().loss(client, params, batch)
+        return fit + self.mu / 2 * squared_norm(from_received(client, params))
 
 # %% ../../nbs/06_methods/00_objective.ipynb #d633232a
 @dataclass
@@ -74,21 +73,21 @@ class FedLC(FedAvg):
 def part_modules(net) -> dict[str, nn.Module]:
     "The parts that `net` has, in order: extractor, header (if some layer of its body is named so), classifier"
     body, head = net.module.body, net.module.head
-    names = [n for n, _ in body.named_children()]
-    cut = next((i for i, n in enumerate(names) if n.startswith("header")), None)
-    if cut is None or not isinstance(body, nn.Sequential):
-        return {"extractor": body, "classifier": head}
-    return {"extractor": body[:cut], "header": body[cut:], "classifier": head}
+    if isinstance(body, nn.Sequential):
+        for i, (name, _) in enumerate(body.named_children()):
+            if name.startswith("header"):
+                return {"extractor": body[:i], "header": body[i:], "classifier": head}
+    return {"extractor": body, "classifier": head}
 
 
 def part_names(net) -> dict[str, list[str]]:
     "The trained parameters of each part"
-    where = {part: "head." if part == "classifier" else "body." for part in part_modules(net)}
-    named = {
-        part: [where[part] + n for n, _ in m.named_parameters()]
-        for part, m in part_modules(net).items()
-    }
-    return {part: [n for n in names if n in net.trained] for part, names in named.items()}
+    names = {}
+    for part, module in part_modules(net).items():
+        prefix = "head." if part == "classifier" else "body."
+        own = [prefix + name for name, _ in module.named_parameters()]
+        names[part] = [name for name in own if name in net.trained]
+    return names
 
 # %% ../../nbs/06_methods/00_objective.ipynb #1f4ec181
 def outputs(net, params: Tree, x: Tensor, train: bool = False) -> dict[str, Tensor]:
@@ -122,9 +121,10 @@ class Constraint(FedAvg):
 
     def init_server(self, federation) -> dict:
         "`params`; raises InputError for a network that does not have the part"
-        if self.part != "all" and self.part not in (found := part_modules(federation.net)):
+        parts = part_modules(federation.net)
+        if self.part != "all" and self.part not in parts:
             raise InputError(
-                f"Constraint(part={self.part!r}): {federation.net.name} has only {', '.join(found)}"
+                f"Constraint(part={self.part!r}): {federation.net.name} has only {', '.join(parts)}"
             )
         return super().init_server(federation)
 
@@ -136,14 +136,15 @@ class Constraint(FedAvg):
         "$\\mathcal L_{CE}+\\frac\\mu2R$; the received model is in eval mode, without gradient"
         received = client.received["params"]
         if self.kind == "parameter":
-            tied = {n: params[n] for some in self.chosen(part_names(client.net)) for n in some}
-            return super().loss(client, params, batch) + self.mu / 2 * squared_norm(
-                sub(tied, received)
-            )
-        now = outputs(client.net, params, batch.x, train=True)
+            tied = {}
+            for names in self.chosen(part_names(client.net)):
+                tied |= {name: params[name] for name in names}
+            fit = super().loss(client, params, batch)
+            return fit + self.mu / 2 * squared_norm(sub(tied, received))
+        own = outputs(client.net, params, batch.x, train=True)
         with torch.no_grad():
-            then = outputs(client.net, received, batch.x)
-        gaps = (a - b for a, b in zip(self.chosen(now), self.chosen(then)))
-        return cross_entropy(now["classifier"], batch) + self.mu / 2 * batch.mean(
-            sum(g.square().sum(1) for g in gaps)
-        )
+            theirs = outputs(client.net, received, batch.x)
+        gaps = []
+        for a, b in zip(self.chosen(own), self.chosen(theirs)):
+            gaps.append((a - b).square().sum(1))
+        return cross_entropy(own["classifier"], batch) + self.mu / 2 * batch.mean(sum(gaps))

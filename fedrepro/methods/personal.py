@@ -121,22 +121,19 @@ class Ditto(FedAvg):
 
     def local_phases(self, client: Client) -> list[Phase]:
         "FedAvg's phase, then that of $v_k$, which starts from the client's last one"
-        return [
-            self.phase(client),
-            self.phase(
-                client,
-                "own",
-                epochs=self.personal_epochs,
-                loss=self.tied,
-                start=lambda client, results: client.state["own"],
-            ),
-        ]
+        own = self.phase(
+            client,
+            "own",
+            epochs=self.personal_epochs,
+            loss=self.tied,
+            start=lambda client, results: client.state["own"],
+        )
+        return [self.phase(client), own]
 
     def tied(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\frac\\lambda2\\|v-w_t\\|^2$ over what is trained"
-        return self.loss(client, params, batch) + self.lam / 2 * squared_norm(
-            from_received(client, params)
-        )
+        fit = self.loss(client, params, batch)
+        return fit + self.lam / 2 * squared_norm(from_received(client, params))
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads FedAvg's local model, keeps $v_k$"
@@ -187,10 +184,8 @@ class pFedMe(FedAvg):
         "$J$ steps of $\\vartheta$ on the batch, then one of the anchor $w^k$ (`moving`); the memory is $\\vartheta$"
         w = step.moving
         theta = step.memory or {n: t.detach().clone().requires_grad_() for n, t in w.items()}
-        rate, outer = (
-            self.personal_lr * self.lr_decay**step.client.round,
-            float(step.phase.sgd.lr) * self.lam,
-        )
+        rate = self.personal_lr * self.lr_decay**step.client.round
+        outer = float(step.phase.sgd.lr) * self.lam
         for _ in range(self.inner_steps):
             loss, grads = step.grad(theta)
             with torch.no_grad():
@@ -205,15 +200,18 @@ class pFedMe(FedAvg):
         "Uploads the anchor $w^k$, keeps the model that is evaluated, if it took a step"
         if not results["local"].steps:
             return {"params": params}, client.state
-        theta = {n: t.detach() for n, t in (results["local"].optimiser or {}).items()}
-        return {"params": params}, {"own": params | theta if self.judged_by == "theta" else params}
+        if self.judged_by == "w":
+            return {"params": params}, {"own": params}
+        own = dict(params)
+        for n, theta in (results["local"].optimiser or {}).items():
+            own[n] = theta.detach()
+        return {"params": params}, {"own": own}
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "$(1-\\beta)w_t+\\beta\\bar w$, with $\\bar w$ the mean by size"
         mean = super().aggregate(server, exchange)["params"]
-        return server | {
-            "params": add(scale(server["params"], 1 - self.beta), scale(mean, self.beta))
-        }
+        mixed = add(scale(server["params"], 1 - self.beta), scale(mean, self.beta))
+        return server | {"params": mixed}
 
     def eval_params(self, message: dict, state: dict) -> Tree:
         "The own $w^k$ or $\\vartheta^k$ of the client's last participation"

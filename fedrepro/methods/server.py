@@ -31,12 +31,14 @@ class FedAvgM(FedAvg):
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Momentum $v$ of the mean move by size, and a step along it"
-        w, mean = server["params"], super().aggregate(server, exchange)["params"]
-        v = {n: self.beta * t + (w[n] - mean[n]) for n, t in server["v"].items()}
-        return server | {
-            "params": mean | {n: w[n] - self.server_lr * t for n, t in v.items()},
-            "v": v,
-        }
+        w = server["params"]
+        mean = super().aggregate(server, exchange)["params"]
+        params = dict(mean)
+        v = {}
+        for n, old in server["v"].items():
+            v[n] = self.beta * old + (w[n] - mean[n])
+            params[n] = w[n] - self.server_lr * v[n]
+        return server | {"params": params, "v": v}
 
 # %% ../../nbs/06_methods/03_server.ipynb #358e9b01
 @dataclass
@@ -56,20 +58,24 @@ class SlowMo(FedAvg):
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Momentum $m$ of the unweighted mean move over $\\eta_t$, and a step along it"
-        w, mean = server["params"], weighted_mean([u["params"] for u in exchange.uploads])
+        w = server["params"]
+        mean = weighted_mean([upload["params"] for upload in exchange.uploads])
         eta = self.lr * self.lr_decay**exchange.round
-        m = {n: self.beta * t + (w[n] - mean[n]) / eta for n, t in server["m"].items()}
-        return server | {
-            "params": mean | {n: w[n] - self.alpha * eta * t for n, t in m.items()},
-            "m": m,
-        }
+        params = dict(mean)
+        m = {}
+        for n, old in server["m"].items():
+            m[n] = self.beta * old + (w[n] - mean[n]) / eta
+            params[n] = w[n] - self.alpha * eta * m[n]
+        return server | {"params": params, "m": m}
 
 # %% ../../nbs/06_methods/03_server.ipynb #45b17f12
 def extrapolation(moves: list[Tree], sizes: list[int], eps: float) -> tuple[Tensor, Tree]:
     "$\\eta_g\\ge1$, a scalar tensor, and $\\bar\\Delta$, from the participants' moves $w_t-w_t^k$ and sizes; `eps` > 0"
     mean = weighted_mean(moves, sizes)
-    spread = weighted_mean([{"norm": squared_norm(move)} for move in moves], sizes)["norm"]
-    return (spread / (2 * (squared_norm(mean) + len(moves) * eps))).clamp(min=1.0), mean
+    lengths = [{"squared": squared_norm(move)} for move in moves]
+    spread = weighted_mean(lengths, sizes)["squared"]
+    step = spread / (2 * (squared_norm(mean) + len(moves) * eps))
+    return step.clamp(min=1.0), mean
 
 # %% ../../nbs/06_methods/03_server.ipynb #666378de
 @dataclass
@@ -95,20 +101,20 @@ class FedExP(FedAvg):
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "A step of $\\eta_g$ along the mean move by size; after round 1 `before` is the new model itself"
-        w, mean = server["params"], super().aggregate(server, exchange)["params"]
-        moves = [{n: w[n] - u["params"][n] for n in server["before"]} for u in exchange.uploads]
-        rate, move = extrapolation(
-            moves, exchange.sizes, self.eps * self.lr_decay ** (2 * exchange.round)
-        )
+        w = server["params"]
+        mean = super().aggregate(server, exchange)["params"]
+        moves = []
+        for upload in exchange.uploads:
+            moves.append({n: w[n] - upload["params"][n] for n in server["before"]})
+        eps = self.eps * self.lr_decay ** (2 * exchange.round)
+        rate, move = extrapolation(moves, exchange.sizes, eps)
         new = {n: w[n] - rate * t for n, t in move.items()}
         before = new if exchange.round == 0 else {n: w[n] for n in new}
-        average = mean | {n: (new[n] + t) / 2 for n, t in before.items()}
-        return server | {
-            "params": mean | new,
-            "before": before,
-            "average": average,
-            "server_lr": rate,
-        }
+        average = dict(mean)
+        for n, old in before.items():
+            average[n] = (new[n] + old) / 2
+        state = {"params": mean | new, "before": before, "average": average, "server_lr": rate}
+        return server | state
 
     def extra_metrics(self, server: dict) -> dict[str, float]:
         "`server_lr`: $\\eta_g$ of the last round"

@@ -175,9 +175,7 @@ def test_the_sweep_has_every_method(undisturbed, names):
         pytest.param((), 2, 4, marks=pytest.mark.nightly("five starts of a sweep of all methods")),
     ],
 )
-def test_killed_anywhere_it_ends_with_the_same_bits(
-    undisturbed, tmp_path, names, workers, kills
-):
+def test_killed_anywhere_it_ends_with_the_same_bits(undisturbed, tmp_path, names, workers, kills):
     "Pays for a run of each method twice, and for a start of the sweep after each kill"
     whole = undisturbed(names)
     seed = int(os.environ.get("FEDREPRO_SEED", 0)) + workers
