@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['METHOD_COLOURS', 'DASHES', 'PLAIN', 'METHOD_MARKERS', 'OTHER', 'NAMED', 'TIED', 'TIED_PARTS', 'REST', 'FEW',
-           'PARTITION_WORDS', 'lighter', 'Style', 'own_rows', 'row_styles', 'curves', 'plot_curves', 'mark_drift',
-           'schedule_of', 'drift_rounds', 'partition_words', 'setting', 'axis_label', 'plot_published', 'grid',
-           'diverged_notes', 'over_seeds', 'add_legend', 'highlighted', 'refuse_empty', 'accuracy_figure',
-           'save_figure', 'small_png']
+           'PARTITION_WORDS', 'PANEL', 'SMALL_PANEL', 'lighter', 'Style', 'own_rows', 'row_styles', 'untuned', 'curves',
+           'plot_seeds', 'plot_mean', 'plot_curves', 'mark_drift', 'schedule_of', 'drift_rounds', 'partition_words',
+           'setting', 'axis_label', 'plot_published', 'grid', 'diverged_notes', 'over_seeds', 'add_notes', 'add_legend',
+           'best_first', 'highlighted', 'refuse_empty', 'share_scale', 'finish_panel', 'panels_in_line',
+           'accuracy_figure', 'save_figure', 'small_png']
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #c0866378
-import io, textwrap
+import io, math, textwrap
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -151,24 +152,47 @@ def row_styles(spec: Spec) -> dict[str, Style]:
     return styles
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #2d762eb9
+def untuned(run: pd.DataFrame, metric: str) -> pd.Series:
+    "A metric's values before a final fine-tuning: a curve is of one kind of model"
+    return series(metric_rows(run, metric), metric.removesuffix("_untuned") + "_untuned")
+
+
 def curves(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
     """One line an evaluated round of every finished run: row, column, seed, status, diverged, round, the spec's metrics
 
     A final fine-tuning is left out: a curve is of one kind of model."""
-
-    def untuned(run, metric):
-        return series(metric_rows(run, metric), metric.removesuffix("_untuned") + "_untuned")
-
-    metrics = spec.metric, *spec.beside
-    kept = [
-        run.assign(row=planned.row, column=planned.column, **{m: untuned(run, m) for m in metrics})
-        for planned, run in stored_runs(spec, tier, results)
-    ]
+    metrics = [spec.metric, *spec.beside]
     names = ["row", "column", "seed", "status", "diverged", "round", *metrics]
-    return pd.concat(kept, ignore_index=True)[names] if kept else pd.DataFrame(columns=names)
+    kept = []
+    for planned, run in stored_runs(spec, tier, results):
+        values = {metric: untuned(run, metric) for metric in metrics}
+        kept.append(run.assign(row=planned.row, column=planned.column, **values))
+    if not kept:
+        return pd.DataFrame(columns=names)
+    return pd.concat(kept, ignore_index=True)[names]
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #07c64313
 REST, FEW = "#bbbbbb", 5  # colour of the rows that are not stressed; up to so many rows are
+
+
+def plot_seeds(ax: Axes, found: pd.DataFrame, metric: str, colour: str) -> None:
+    "A thin line for every seed; one whose run diverged ends in a cross"
+    for _, run in found.groupby("seed"):
+        end: dict = {}
+        if run.status.iloc[0] == "diverged":
+            end = {"marker": "x", "markevery": [-1]}
+        ax.plot(run["round"], run[metric], color=colour, linewidth=0.8, **end)
+
+
+def plot_mean(ax: Axes, found: pd.DataFrame, metric: str, style: Style) -> None:
+    "The mean over seeds, and a band of their standard deviation where there are several"
+    at = found.groupby("round")[metric].agg(["mean", "std"])
+    ax.plot(at.index, at["mean"], **style.line, markevery=max(1, len(at) // 8))
+    if style.colour == REST or at["std"].isna().all():
+        return
+    low, high = at["mean"] - at["std"], at["mean"] + at["std"]
+    band: dict = {"alpha": 0.15, "linewidth": 0.4, "zorder": 1}
+    ax.fill_between(at.index, low, high, color=style.colour, **band)
 
 
 def plot_curves(ax: Axes, long: pd.DataFrame, metric: str, styles: dict[str, Style]) -> None:
@@ -176,24 +200,9 @@ def plot_curves(ax: Axes, long: pd.DataFrame, metric: str, styles: dict[str, Sty
     for row, style in styles.items():
         found = long[long.row == row]
         if (found.status == "diverged").any():
-            for _, run in found.groupby("seed"):
-                end: dict = (
-                    dict(marker="x", markevery=[-1]) if run.status.iloc[0] == "diverged" else {}
-                )
-                ax.plot(run["round"], run[metric], color=style.colour, linewidth=0.8, **end)
+            plot_seeds(ax, found, metric, style.colour)
         elif len(found):
-            at = found.groupby("round")[metric].agg(["mean", "std"])
-            ax.plot(at.index, at["mean"], **style.line, markevery=max(1, len(at) // 8))
-            if style.colour != REST and at["std"].notna().any():
-                ax.fill_between(
-                    at.index,
-                    at["mean"] - at["std"],
-                    at["mean"] + at["std"],
-                    color=style.colour,
-                    alpha=0.15,
-                    linewidth=0.4,
-                    zorder=1,
-                )
+            plot_mean(ax, found, metric, style)
 
 
 def mark_drift(ax: Axes, rounds: tuple[int, ...]) -> None:
@@ -235,20 +244,21 @@ PARTITION_WORDS = {
 
 def partition_words(part: dict) -> str:
     "How samples are spread over clients, for a title"
-    return (
-        f"Dir({part['alpha']:g})"
-        if "alpha" in part
-        else PARTITION_WORDS.get(part["recipe"], part["recipe"])
-    )
+    if "alpha" in part:
+        return f"Dir({part['alpha']:g})"
+    return PARTITION_WORDS.get(part["recipe"], part["recipe"])
 
 
 def setting(run: PlannedRun, tier: str, without_drift: str = "no drift", space: str = " ") -> str:
     "A panel's title: the run's setting in words, `without_drift` for a run that has none; `space` before the tier's name"
-    name = run.settings["drift"]["name"]
-    drift_words = without_drift if name == "none" else f"{name} drift"
-    words = [partition_words(run.settings["partition"]), drift_words]
-    there = [w for w in words if w and w not in run.column]
-    return ", ".join([run.column, *there, f"tier{space}{tier}"])
+    drift_words = without_drift
+    if run.settings["drift"]["name"] != "none":
+        drift_words = f"{run.settings['drift']['name']} drift"
+    words = [run.column]
+    for word in (partition_words(run.settings["partition"]), drift_words):
+        if word and word not in run.column:
+            words.append(word)
+    return ", ".join([*words, f"tier{space}{tier}"])
 
 
 def axis_label(metric: str) -> str:
@@ -276,12 +286,20 @@ def plot_published(
         )
 
 # %% ../../nbs/09_reporting/00_curves.ipynb #5ebe0f18
+PANEL, SMALL_PANEL = (
+    (5.2, 3.4),
+    (3.6, 3.0),
+)  # inches; the small one where three or more are in a line
+
+
 def grid(panels: int, wide: int | None = None) -> tuple[Figure, list[Axes]]:
     "A figure with room for `panels` panels, `wide` in a line (default: up to three), and a legend beside them"
-    wide = wide or (2 if panels == 4 else min(panels, 3))
-    high, size = -(-panels // wide), (5.2, 3.4) if wide < 3 else (3.6, 3.0)  # inches of a panel
-    figsize = size[0] * wide + 1.6, size[1] * high
-    fig, axes = plt.subplots(high, wide, figsize=figsize, squeeze=False, layout="constrained")
+    if wide is None:
+        wide = 2 if panels == 4 else min(panels, 3)
+    high = math.ceil(panels / wide)
+    width, height = PANEL if wide < 3 else SMALL_PANEL
+    size = (width * wide + 1.6, height * high)
+    fig, axes = plt.subplots(high, wide, figsize=size, squeeze=False, layout="constrained")
     for ax in axes.flat[panels:]:
         ax.axis("off")
     return fig, list(axes.flat[:panels])
@@ -290,18 +308,24 @@ def grid(panels: int, wide: int | None = None) -> tuple[Figure, list[Axes]]:
 def diverged_notes(long: pd.DataFrame, most: int = 6) -> list[str]:
     "Which runs in `long` (of `curves`) diverged where: at most `most` lines, and how many are left out"
     runs = long[long.status == "diverged"].drop_duplicates(["row", "column", "seed"])
-    lines = [
-        f"diverged: {r.row}, {r.column}, seed {r.seed}: {r.diverged}" for r in runs.itertuples()
-    ]
-    return lines[:most] + (
-        [f"and {len(lines) - most} more: see the table"] if len(lines) > most else []
-    )
+    notes = []
+    for run in runs.head(most).itertuples():
+        notes.append(f"diverged: {run.row}, {run.column}, seed {run.seed}: {run.diverged}")
+    if len(runs) > most:
+        notes.append(f"and {len(runs) - most} more: see the table")
+    return notes
 
 
 def over_seeds(long: pd.DataFrame) -> str:
     "What a line and its band are: one seed, or a mean over some"
     seeds = to(long.groupby(["row", "column"]).seed.nunique())
     return "one seed" if seeds == "1" else f"mean ± std\nover seeds (n = {seeds})"
+
+
+def add_notes(fig: Figure, notes: list[str]) -> None:
+    "Lines of small text below the panels"
+    if notes:
+        fig.supxlabel("\n".join(notes), fontsize=8, x=0.01, ha="left")
 
 
 def add_legend(
@@ -312,43 +336,51 @@ def add_legend(
     def line(label, color="0.3", **more):
         return Line2D([], [], label=label, color=color, **more)
 
-    there = {r: s for r, s in styles.items() if r in set(long.row)}
-    rest = sum(s.colour == REST for s in there.values())
-    lines = [line(r, **s.line) for r, s in there.items() if s.colour != REST]
-    lines += [line(f"{rest} other methods", REST, linewidth=0.9)] if rest else []
-    if notes := diverged_notes(long):
+    drawn, lines, rest = set(long.row), [], 0
+    for row, style in styles.items():
+        if row not in drawn:
+            continue
+        if style.colour == REST:
+            rest += 1
+        else:
+            lines.append(line(row, **style.line))
+    if rest:
+        lines.append(line(f"{rest} other methods", REST, linewidth=0.9))
+    notes = diverged_notes(long)
+    if notes:
         lines.append(line("every seed, x = diverged", linewidth=0.8, marker="x"))
-        fig.supxlabel("\n".join(notes), fontsize=8, x=0.01, ha="left")
     if judged:
         lines.append(line("published ± std", linestyle="", marker="D", markerfacecolor="white"))
-    fig.legend(
-        handles=lines,
-        loc="outside right center",
-        frameon=False,
-        fontsize=9,
-        title_fontsize=9,
-        title=over_seeds(long),
-    )
+    add_notes(fig, notes)
+    look: dict = {"frameon": False, "fontsize": 9, "title_fontsize": 9}
+    fig.legend(handles=lines, loc="outside right center", title=over_seeds(long), **look)
+
+
+def best_first(spec: Spec, long: pd.DataFrame) -> list[str]:
+    "The rows with a complete run, by their metric at the end, in the settings that have most rows"
+    here = long[long.status == "complete"]
+    last = here.groupby(["row", "column", "seed"])["round"].transform("max")
+    ends = here[here["round"] == last]
+    rows = ends.groupby("column").row.nunique()
+    fullest = rows.index[rows == rows.max()]
+    mean = ends[ends.column.isin(fullest)].groupby("row")[spec.metric].mean()
+    return list(mean.sort_values(ascending=False, kind="stable").index)
 
 
 def highlighted(spec: Spec, long: pd.DataFrame, styles: dict[str, Style]) -> dict[str, Style]:
     """`styles`, grey but for `FEW` rows: the best of the paper's own, FedAvg, and the best others at the end
 
     As they are where rows are few, or where the highest of the metric is not the best."""
-    here = long[long.status == "complete"]
-    ends = here[here["round"] == here.groupby(["row", "column", "seed"])["round"].transform("max")]
-    rows = ends.groupby("column").row.nunique()
-    fullest = ends.column.isin(rows[rows == rows.max()].index)
-    ends = ends[fullest].groupby("row")[spec.metric].mean()
     if long.row.nunique() <= FEW or not metric_named(spec.metric).higher_is_better:
         return styles
-    order = list(ends.sort_values(ascending=False, kind="stable").index)
-    first = [
-        *[row for row in order if row in own_rows(spec)][:2],
-        *[row for row in order if row == "FedAvg"],
-    ]
-    stressed = list(dict.fromkeys([*first, *order]))[:FEW]
-    return {r: s if r in stressed else Style(REST, width=0.9) for r, s in styles.items()}
+    order, mine = best_first(spec, long), own_rows(spec)
+    own = [row for row in order if row in mine]
+    foil = [row for row in order if row == "FedAvg"]
+    stressed = list(dict.fromkeys(own[:2] + foil + order))[:FEW]
+    found = {}
+    for row, style in styles.items():
+        found[row] = style if row in stressed else Style(REST, width=0.9)
+    return found
 
 
 def refuse_empty(spec: Spec, tier: str, results: str | Path | None):
@@ -357,6 +389,31 @@ def refuse_empty(spec: Spec, tier: str, results: str | Path | None):
         f"no finished run of {spec.name} at tier {tier} in {results or spec.results}; "
         f"make them with: fedrepro run {spec.name} --tier {tier}"
     )
+
+
+def share_scale(axes: list[Axes]) -> None:
+    "One vertical scale for panels of one metric"
+    low = min(ax.get_ylim()[0] for ax in axes)
+    high = max(ax.get_ylim()[1] for ax in axes)
+    for ax in axes:
+        ax.set_ylim(low, high)
+
+
+def finish_panel(ax: Axes, metric: str, drifts: tuple[int, ...]) -> None:
+    "Axes in words, whole rounds, and where labels change"
+    mark_drift(ax, drifts)
+    ax.set(xlabel="round", ylabel=textwrap.fill(axis_label(metric), 30))
+    ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    if metric == "used_models":
+        ax.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        ax.set_ylim(bottom=0)
+
+
+def panels_in_line(metrics: int, columns: int) -> int | None:
+    "Of several metrics each has a line of its own, unless there is one column; None: as `grid` has it"
+    if metrics == 1:
+        return None
+    return columns if columns > 1 else metrics
 
 
 def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
@@ -370,39 +427,28 @@ def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) ->
     if not len(long):
         refuse_empty(spec, tier, results)
     styles = highlighted(spec, long, row_styles(spec))
-    columns, metrics = (
-        [c for c in spec.tier_columns(tier) if c.label in set(long.column)],
-        [spec.metric, *spec.beside],
-    )
-    panels = [(metric, column) for metric in metrics for column in columns]
-    wide = None if len(metrics) == 1 else len(columns) if len(columns) > 1 else len(metrics)
-    fig, axes = grid(len(panels), wide)
+    metrics, there = [spec.metric, *spec.beside], set(long.column)
+    columns = [column for column in spec.tier_columns(tier) if column.label in there]
+    panels = list(product(metrics, columns))
+    fig, axes = grid(len(panels), panels_in_line(len(metrics), len(columns)))
     for ax, (metric, column) in zip(axes, panels):
-        run, here = (
-            next(r for r in spec.runs(tier) if r.column == column.label),
-            long[long.column == column.label],
-        )
+        run = next(r for r in spec.runs(tier) if r.column == column.label)
+        here = long[long.column == column.label]
         plot_curves(ax, here, metric, styles)
-        mark_drift(ax, drift_rounds(run))
-        ours = {row: s for row, s in styles.items() if row in set(here.row) and s.colour != REST}
         if judged and metric == spec.metric:
+            rows = set(here.row)
+            ours = {r: s for r, s in styles.items() if r in rows and s.colour != REST}
             plot_published(ax, spec, column, run.rounds, ours)
-        ax.set(xlabel="round", ylabel=textwrap.fill(axis_label(metric), 30))
-        ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-        if metric == "used_models":
-            ax.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
-            ax.set_ylim(bottom=0)
+        finish_panel(ax, metric, drift_rounds(run))
         title = setting(run, tier, space="\N{NO-BREAK SPACE}")
-        pad = 16 if drift_rounds(run) else 6  # the drift's label stands between
         if len(columns) == 1 < len(metrics):
             fig.suptitle(title, fontsize=9)
         else:
-            ax.set_title(textwrap.fill(title, 78 if len(axes) < 3 else 52), fontsize=9, pad=pad)
-    for metric in metrics:  # one metric has one scale
-        same = [ax for ax, (m, _) in zip(axes, panels) if m == metric]
-        low, high = (f(ax.get_ylim()[i] for ax in same) for i, f in enumerate((min, max)))
-        for ax in same:
-            ax.set_ylim(low, high)
+            pad = 16 if drift_rounds(run) else 6  # the drift's label stands between
+            title = textwrap.fill(title, 78 if len(axes) < 3 else 52)
+            ax.set_title(title, fontsize=9, pad=pad)
+    for k in range(0, len(panels), len(columns)):
+        share_scale(axes[k : k + len(columns)])
     add_legend(fig, long, styles, judged)
     return fig
 
