@@ -13,7 +13,6 @@ __all__ = ['SHOWN', 'COLOURS', 'samples_figure', 'pushes_figure', 'FIGURES', 'po
 # %% ../../nbs/09_reporting/01_figures.ipynb #3787ee98
 import math, textwrap
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -30,8 +29,7 @@ from ..experiments.runs import PlannedRun, build
 from ..experiments.specs import Spec
 from fedrepro.reporting.curves import (
     DASHES,
-    METHOD_COLOURS,
-    OTHER,
+    PALETTE,
     REST,
     Style,
     accuracy_figure,
@@ -42,7 +40,6 @@ from fedrepro.reporting.curves import (
     diverged_notes,
     grid,
     highlighted,
-    lighter,
     over_seeds,
     partition_words,
     plot_curves,
@@ -73,13 +70,12 @@ def points(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataF
 
 
 def line_styles(spec: Spec, lines: list[str]) -> dict[str, Style]:
-    "line -> style: a row's own, or for columns the method's colour, lighter from one to the next"
+    "line -> style: a row's own, or for columns the colours of the palette in turn"
     if set(lines) <= set(spec.rows):
-        return row_styles(spec)
-    base = METHOD_COLOURS.get(next(iter(spec.rows.values())).method, OTHER)
+        return row_styles(spec, lines)
     styles = {}
-    for k, (line, dashes) in enumerate(zip(lines, cycle(DASHES.values()))):
-        styles[line] = Style(lighter(base, min(0.25 * k, 0.6)), dashes)
+    for line, colour, dashes in zip(lines, cycle(PALETTE.values()), cycle(DASHES.values())):
+        styles[line] = Style(colour, dashes)
     return styles
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #37596b06
@@ -260,24 +256,26 @@ def finish_figure(
     return fig
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #4e26aaf1
-COLOURS = "#2277aa", "#cc3311"  # of samples with small losses, of those with large ones
+COLOURS = (
+    PALETTE["blue"],
+    PALETTE["vermillion"],
+)  # of samples with small losses, of those with large ones
 
 
-def study_styles(spec: Spec) -> dict[str, Style]:
-    "row -> style: red where the samples with large losses are studied, blue for the others"
-    halves = dict(zip(STUDY_SAMPLES[1:], COLOURS))
-    styles = row_styles(spec)
+def study_styles(spec: Spec, rows: Iterable[str]) -> dict[str, Style]:
+    "row -> style of the `rows` of a plot: red where the samples with large losses are studied, blue for small ones"
+    halves, fixed = dict(zip(STUDY_SAMPLES[1:], COLOURS)), {}
     for row in spec.rows.values():
         samples = row.values.get("study_samples")
         if samples and samples.value in halves:
-            styles[row.name] = replace(styles[row.name], colour=halves[samples.value])
-    return styles
+            fixed[row.name] = halves[samples.value]
+    return row_styles(spec, rows, fixed)
 
 
 def epochs_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "The metric of every column over local epochs, a line for each row; raises InputError without any run"
     planned, long, notes = study_rows(spec, tier, results)
-    styles = study_styles(spec)
+    styles = study_styles(spec, long.row)
     metrics = {column.label: column.metric or spec.metric for column in spec.tier_columns(tier)}
     fig, axes = grid(len(planned))
     for ax, column in zip(axes, planned):
@@ -343,7 +341,7 @@ def classes_figure(spec: Spec, tier: str, results: str | Path | None = None) -> 
     fig, axes = grid(len(planned), wide=1)
     fig.set_size_inches(9.0, 3.2 * len(planned))
     for ax, column in zip(axes, planned):
-        plot_classes(ax, mean_gaps(long[long.column == column]), row_styles(spec))
+        plot_classes(ax, mean_gaps(long[long.column == column]), row_styles(spec, long.row))
         if len(planned) > 1:
             ax.set_title(column, fontsize=9)
     one_legend(fig)
@@ -376,7 +374,7 @@ def plot_slice(bars: Axes, lines: Axes, long: pd.DataFrame, styles: dict[str, St
 def slice_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "Drift as bars, and the loss along it, two panels a column, a line for each row; raises InputError without any run"
     planned, long, notes = study_rows(spec, tier, results)
-    planned, styles = panels_of(planned), study_styles(spec)
+    planned, styles = panels_of(planned), study_styles(spec, long.row)
     fig, axes = grid(2 * len(planned), wide=2)
     for k, column in enumerate(planned):
         bars, lines = axes[2 * k : 2 * k + 2]
@@ -535,7 +533,7 @@ def coloured(
     "Of the `rows` of curves those with a colour of their own, and how many others are grey"
     if spec.plot != "curves":
         return rows
-    styles = highlighted(spec, curves(spec, tier, results), row_styles(spec))
+    styles = highlighted(spec, curves(spec, tier, results))
     named = [row for row in rows if styles[row].colour != REST]
     grey = len(rows) - len(named)
     return [*named, f"{grey} others in grey"] if grey else named
