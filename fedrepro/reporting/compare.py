@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SOURCE', 'ROUND_FIELDS', 'PUBLISHED_ROUNDS', 'OWN_TIER', 'NETWORKS', 'OWN_NETWORKS', 'FEW_SAMPLES', 'OPTIMISER',
-           'COMMON', 'COMPARED_METRICS', 'literal', 'method_named', 'rows_of', 'scaled', 'compared_metrics',
+           'COMMON', 'COMPARED_METRICS', 'literal', 'method_named', 'listed', 'rows_of', 'scaled', 'compared_metrics',
            'usual_network', 'Setting', 'split_of', 'drift_of', 'base_of', 'label_of', 'own_defaults',
-           'with_own_optimiser', 'refuse_excluded', 'toml_value', 'as_toml', 'written', 'checked', 'differences',
-           'ComparedTable', 'compare']
+           'with_own_optimiser', 'refuse_excluded', 'toml_value', 'as_toml', 'toml_lines', 'written', 'checked',
+           'differences', 'ComparedTable', 'compare']
 
 # %% ../../nbs/09_reporting/04_compare.ipynb #a4dbd5d5
 import inspect, json, re
@@ -55,26 +55,27 @@ def method_named(text: str) -> dict[str, Any]:
     return {"class": name} | {key.strip(): literal(value) for key, _, value in pairs}
 
 
-def rows_of(methods: Iterable) -> dict[str, dict]:
-    "Label -> class and values, from a dict of them or from texts; raises InputError"
+def listed(methods: Iterable) -> list[tuple[str, Any]]:
+    "(label, class and values) of each of `methods`, a dict of them, texts, or one text; raises InputError"
+    if isinstance(methods, dict):
+        return list(methods.items())
     if isinstance(methods, str):
         methods = [methods]
-    listed = (
-        list(methods.items())
-        if isinstance(methods, dict)
-        else [(text, method_named(text)) for text in methods]
-    )
-    if not listed:
+    return [(text, method_named(text)) for text in methods]
+
+
+def rows_of(methods: Iterable) -> dict[str, dict]:
+    "Label -> class and values, from a dict of them or from texts; raises InputError"
+    rows: dict[str, dict] = {}
+    twice = ""
+    for label, values in listed(methods):
+        twice = twice or (label if label in rows else "")
+        rows[label] = {"class": label} | toml_table(values, f"compare: method {short(label)}")
+    if not rows:
         raise InputError(
             "compare: no method is named; accepted: those that `fedrepro methods` lists"
         )
-    rows = {
-        label: {"class": label} | toml_table(values, f"compare: method {short(label)}")
-        for label, values in listed
-    }
-    if len(rows) < len(listed):
-        labels = [label for label, _ in listed]
-        twice = next(label for i, label in enumerate(labels) if label in labels[:i])
+    if twice:
         raise InputError(f"compare: method {short(twice)} is named twice")
     for row in rows.values():
         choice(row["class"], load_methods(), "compare: method")
@@ -90,15 +91,16 @@ ROUND_FIELDS, PUBLISHED_ROUNDS = (
 def scaled(row: dict, rounds: int) -> dict:
     "`row` with its waits in proportion to `rounds`, unless it says them itself; its file says what they were"
     method = load_methods()[row["class"]]
-    waits = {
-        k: getattr(method, k) for k in ROUND_FIELDS if k in field_rules(method) and k not in row
-    }
-    new = {k: max(1, round(v * rounds / PUBLISHED_ROUNDS)) for k, v in waits.items()}
-    return row | {
-        k: {"value": new[k], "source": f"tier: reduced from {v}, of {PUBLISHED_ROUNDS} rounds"}
-        for k, v in waits.items()
-        if new[k] < v
-    }
+    accepted, out = field_rules(method), dict(row)
+    for key in ROUND_FIELDS:
+        if key not in accepted or key in row:
+            continue
+        usual = getattr(method, key)
+        value = max(1, round(usual * rounds / PUBLISHED_ROUNDS))
+        if value < usual:
+            source = f"tier: reduced from {usual}, of {PUBLISHED_ROUNDS} rounds"
+            out[key] = {"value": value, "source": source}
+    return out
 
 # %% ../../nbs/09_reporting/04_compare.ipynb #58807a72
 OWN_TIER = "own"  # the tier of a comparison
@@ -229,31 +231,30 @@ def base_of(setting: Setting, data=None) -> dict[str, Any]:
 
 def label_of(base: dict[str, Any]) -> str:
     "The setting in words"
-    kind = f"Dir({base['alpha_dirichlet']:g})" if "alpha_dirichlet" in base else base["partition"]
-    drift = (
-        "no drift"
-        if base["drift"] == "none"
-        else f"{base['drift']} drift after round {base['drift_round']}"
-    )
+    kind, drift = base["partition"], "no drift"
+    if "alpha_dirichlet" in base:
+        kind = f"Dir({base['alpha_dirichlet']:g})"
+    if base["drift"] != "none":
+        drift = f"{base['drift']} drift after round {base['drift_round']}"
     return f"{base['dataset']}, {base['clients']} clients, {kind}, {drift}"
 
 # %% ../../nbs/09_reporting/04_compare.ipynb #a2c5875c
 def own_defaults(method: type[FedAvg]) -> dict[str, Any]:
     "The defaults that the class, or one between it and FedAvg, declares, by field"
-    below = method.__mro__[: method.__mro__.index(FedAvg)]
-    declared = {name for c in below for name in inspect.get_annotations(c)}
-    return {f.name: f.default for f in fields(method) if f.name in declared}
+    declared: set[str] = set()
+    for cls in method.__mro__[: method.__mro__.index(FedAvg)]:
+        declared.update(inspect.get_annotations(cls))
+    return {field.name: field.default for field in fields(method) if field.name in declared}
 
 
 def with_own_optimiser(row: dict, typed: list[str]) -> dict:
     "`row` with its class's own defaults in place of COMMON, but for what was typed in it, or for all rows: `typed`"
-    own = own_defaults(load_methods()[row["class"]])
-    changed = [
-        k for k, usual in COMMON.items() if k not in [*row, *typed] and own.get(k, usual) != usual
-    ]
-    return row | {
-        k: {"value": own[k], "source": f"guess: the default of {row['class']}"} for k in changed
-    }
+    own, out = own_defaults(load_methods()[row["class"]]), dict(row)
+    for key, usual in COMMON.items():
+        given = key in row or key in typed
+        if not given and own.get(key, usual) != usual:
+            out[key] = {"value": own[key], "source": f"guess: the default of {row['class']}"}
+    return out
 
 
 def refuse_excluded(label: str, row: dict, base: dict):
@@ -285,30 +286,31 @@ def as_toml(value) -> str:
     "`value` as TOML on one line; raises InputError for what TOML does not have"
     value = toml_value(value)
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{k} = {as_toml(v)}' for k, v in value.items())}}}"
+        pairs = [f"{key} = {as_toml(item)}" for key, item in value.items()]
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(as_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (str, bool)) else repr(value)
+        return f"[{', '.join(map(as_toml, value))}]"
+    if isinstance(value, (str, bool)):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)
+
+
+def toml_lines(table: dict) -> str:
+    "The keys of one table, a line each"
+    return "".join(f"{key} = {as_toml(value)}\n" for key, value in table.items())
 
 
 def written(raw: dict[str, Any]) -> str:
     "A spec as the text of a file: its plain keys, then its tables"
-    top = [
-        f"{key} = {as_toml(value)}"
-        for key, value in raw.items()
-        if not isinstance(value, (dict, list))
-    ]
-    tables = [
-        ("base", raw["base"]),
-        *((f"methods.{as_toml(n)}", row) for n, row in raw["methods"].items()),
-    ]
-
-    def lines(table: dict) -> str:
-        return "".join(f"{key} = {as_toml(value)}\n" for key, value in table.items())
-
-    parts = [f"[{name}]\n{lines(table)}" for name, table in tables]
-    columns = "".join(f"[[columns]]\n{lines(column)}" for column in raw["columns"])
-    return "\n".join([*top, "", columns, *parts, f"[tiers.{OWN_TIER}]\n"])
+    plain = {key: value for key, value in raw.items() if not isinstance(value, (dict, list))}
+    parts = [toml_lines(plain)]
+    columns = [f"[[columns]]\n{toml_lines(column)}" for column in raw["columns"]]
+    parts.append("".join(columns))
+    parts.append(f"[base]\n{toml_lines(raw['base'])}")
+    for name, row in raw["methods"].items():
+        parts.append(f"[methods.{as_toml(name)}]\n{toml_lines(row)}")
+    parts.append(f"[tiers.{OWN_TIER}]\n")
+    return "\n".join(parts)
 
 
 def checked(raw: dict[str, Any], folder: Path) -> Spec:
@@ -322,13 +324,13 @@ def checked(raw: dict[str, Any], folder: Path) -> Spec:
 # %% ../../nbs/09_reporting/04_compare.ipynb #cd5def31
 def differences(spec: Spec) -> list[str]:
     "For each row its settings that some other row does not have, or has another value of, in words"
-    fields = {r.row: r.settings["method"]["fields"] for r in spec.runs(OWN_TIER, seeds=1)}
+    fields = {run.row: run.settings["method"]["fields"] for run in spec.runs(OWN_TIER, seeds=1)}
     first, *others = fields.values()
-
-    def shared(key: str) -> bool:
-        return all(key in row and row[key] == first[key] for row in others)
-
-    same, out = {key for key in first if shared(key)}, []
+    same = set()
+    for key, value in first.items():
+        if all(key in row and row[key] == value for row in others):
+            same.add(key)
+    out = []
     for row, values in fields.items():
         words = []
         for key, value in values.items():

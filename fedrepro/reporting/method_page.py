@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['PAPER_LINKS', 'NO_RUNS', 'ORDER', 'X_SERVER', 'X_CLIENT', 'PaperLinks', 'links_line', 'main_table',
-           'setting_in_words', 'Text', 'Picture', 'small_picture', 'headline', 'round_steps', 'message_figure',
-           'overridden', 'algorithm_table', 'stored_numbers', 'deviation_table']
+           'setting_in_words', 'Text', 'Picture', 'small_picture', 'headline', 'parts_of', 'round_steps',
+           'message_figure', 'overridden', 'refuse_untrue', 'hook_in_words', 'algorithm_table', 'stored_numbers',
+           'deviation_table']
 
 # %% ../../nbs/09_reporting/06_method_page.ipynb #1713867e
 import re, textwrap
@@ -83,9 +84,14 @@ def main_table(paper: str, tier: str, table: str = "", columns=()) -> Spec:
 
     Raises InputError."""
     at = PAPER_LINKS[choice(paper, PAPER_LINKS, "paper")]
-    spec, labels = (load_spec(table), columns) if table else (load_spec(at.headline), at.columns)
-    shown = tuple(c for c in spec.tier_columns(tier) if c.label in (labels or {c.label}))
-    return replace(spec, tiers=spec.tiers | {tier: replace(spec.tier(tier), columns=shown)})
+    if not table:
+        table, columns = at.headline, at.columns
+    spec = load_spec(table)
+    shown = spec.tier_columns(tier)
+    if columns:
+        shown = tuple(column for column in shown if column.label in columns)
+    tiers = spec.tiers | {tier: replace(spec.tier(tier), columns=shown)}
+    return replace(spec, tiers=tiers)
 
 
 def setting_in_words(spec: Spec, tier: str) -> str:
@@ -136,22 +142,18 @@ def headline(
     paper: str, results=None, table: str = "", columns=(), colours: int = 128
 ) -> list[Text | Picture]:
     "The picture of a paper's main table, or of `columns` of another, with its caption, as a notebook displays them"
-    tiers = PAPER_LINKS[paper].tiers
-    specs = partial(main_table, paper, table=table, columns=columns)
-    tier = next((t for t in tiers if started(specs(t), t, results)), None)
-    if tier is None:
+    for tier in PAPER_LINKS[paper].tiers:
+        spec = main_table(paper, tier, table, columns)
+        if started(spec, tier, results):
+            break
+    else:
         return [Text(NO_RUNS)]
-    spec = specs(tier)
+    words = said(spec.title)
+    if spec.table.isdigit():
+        words = f"{spec.kind.capitalize()} {spec.table}: {words}"
+    caption = f"*{words}.* {setting_in_words(spec, tier)} {said(spec.tier(tier).caption)}"
     figure = draw(spec, tier, results)
-    words = (
-        f"*{spec.kind.capitalize()} {spec.table}: {said(spec.title)}.*"
-        if spec.table.isdigit()
-        else f"*{said(spec.title)}.*"
-    )
-    return [
-        small_picture(figure, colours),
-        Text(f"{words} {setting_in_words(spec, tier)} {said(spec.tier(tier).caption)}".strip()),
-    ]
+    return [small_picture(figure, colours), Text(caption.strip())]
 
 # %% ../../nbs/09_reporting/06_method_page.ipynb #7e1d6f8e
 ORDER = {
@@ -166,20 +168,23 @@ ORDER = {
 X_SERVER, X_CLIENT = 0.2, 0.8  # where the two sides stand in the picture, as shares of its width
 
 
+def parts_of(shapes: dict[str, str]) -> str:
+    "The parts of a message with their shapes, in words"
+    words = []
+    for name, shape in shapes.items():
+        shape = shape.replace(" x ", " × ").replace("trained", "trained parameters")
+        words.append(f"{name}: {shape}")
+    return ", ".join(words)
+
+
 def round_steps(messages: Messages, client: str, server: str) -> list[tuple[str, str, str]]:
     "(name, direction, text) of the messages that a round has, and of the work between them, in order"
-
-    def shape(text):
-        return text.replace(" x ", " × ").replace("trained", "trained parameters")
-
-    def parts(name):
-        return ", ".join(f"{n}: {shape(s)}" for n, s in getattr(messages, name).items())
-
-    work = {"client": client, "server": server}
-    steps = [
-        (name, way, work[name] if name in work else parts(name)) for name, way in ORDER.items()
-    ]
-    return [step for step in steps if step[2]]
+    work, steps = {"client": client, "server": server}, []
+    for name, direction in ORDER.items():
+        text = work[name] if name in work else parts_of(getattr(messages, name))
+        if text:
+            steps.append((name, direction, text))
+    return steps
 
 
 def message_figure(method: FedAvg, client: str, server: str, federation: Federation) -> Figure:
@@ -232,66 +237,75 @@ def overridden(cls: type[FedAvg]) -> list[str]:
     return [h for h in HOOKS if getattr(cls, h) is not getattr(FedAvg, h)]
 
 
-def algorithm_table(cls: type[FedAvg], lines: Iterable[tuple[str, str, str]]) -> str:
-    """(line of the paper, what it says, hook) as a Markdown table; a hook "" is the round loop's own work
-
-    "FedAvg.hook" is one that the method does not override. Raises InputError unless the rest are all that it does."""
-    lines = list(lines)
-    named, usual = (
-        [h for *_, h in lines if h.startswith("FedAvg.") == left and h] for left in (False, True)
-    )
-    wrong = [h for h in named if h not in overridden(cls)]
-    wrong += [h for h in usual if h.split(".")[1] not in set(HOOKS) - set(overridden(cls))]
-    left_out = [h for h in overridden(cls) if h not in named]
+def refuse_untrue(cls: type[FedAvg], lines: list[tuple[str, str, str]]) -> None:
+    "Raises InputError unless the hooks in `lines` are those that `cls` overrides, and each `FedAvg.` one is not"
+    own = overridden(cls)
+    named, wrong = set(), []
+    for *_, hook in lines:
+        usual = hook.removeprefix("FedAvg.")
+        if usual == hook:
+            named.add(hook)
+            untrue = hook and hook not in own
+        else:
+            untrue = usual in own or usual not in HOOKS
+        if untrue:
+            wrong.append(hook)
+    left_out = [hook for hook in own if hook not in named]
     if wrong or left_out:
         raise InputError(
             f"{cls.__name__}: not so in the class: {', '.join(wrong) or '-'}; "
             f"left out: {', '.join(left_out) or '-'}"
         )
 
-    def hook(h):
-        if not h:
-            return "the round loop"
-        return f"`{h.split('.')[1]}`, as in FedAvg" if "." in h else f"`{h}`"
 
-    rows = [f"| {line} | {text} | {hook(h)} |" for line, text, h in lines]
-    return "\n".join(["| line | what it says | hook |", "|---|---|---|", *rows])
+def hook_in_words(hook: str) -> str:
+    "Where a line of an algorithm is computed"
+    if not hook:
+        return "the round loop"
+    usual = hook.removeprefix("FedAvg.")
+    return f"`{hook}`" if usual == hook else f"`{usual}`, as in FedAvg"
+
+
+def algorithm_table(cls: type[FedAvg], lines: Iterable[tuple[str, str, str]]) -> str:
+    """(line of the paper, what it says, hook) as a Markdown table; a hook "" is the round loop's own work
+
+    "FedAvg.hook" is one that the method does not override. Raises InputError unless the rest are all that it does."""
+    lines = list(lines)
+    refuse_untrue(cls, lines)
+    rows = ["| line | what it says | hook |", "|---|---|---|"]
+    for line, text, hook in lines:
+        rows.append(f"| {line} | {text} | {hook_in_words(hook)} |")
+    return "\n".join(rows)
 
 # %% ../../nbs/09_reporting/06_method_page.ipynb #04e41993
 def stored_numbers(paper: str, results=None) -> str:
     "The main table of a paper at the tiers that have runs: mean ± std (n) above the published number"
-    at, printed = PAPER_LINKS[choice(paper, PAPER_LINKS, "paper")], False
-    out: list[str] = []
+    at = PAPER_LINKS[choice(paper, PAPER_LINKS, "paper")]
+    page = f"../12_results/{at.results}.ipynb"
+    printed, out = False, []
     for tier in at.tiers:
         spec = main_table(paper, tier)
         if not started(spec, tier, results):
             continue
 
         def link(line):
-            return f"../12_results/{at.results}.ipynb#{anchor(spec, tier, line)}"
+            return f"{page}#{anchor(spec, tier, line)}"
 
         frame = table(spec, tier, results)
-        printed |= bool(frame.published_mean.notna().any())
-        first = (
-            f"**{setting_in_words(spec, tier)}** {said(spec.tier(tier).caption)}" if printed else ""
-        )
-        out += [first.strip(), grids_html([paper_grid(spec, tier, frame, link)])]
+        if frame.published_mean.notna().any():
+            printed = True
+        if printed:
+            first = f"**{setting_in_words(spec, tier)}** {said(spec.tier(tier).caption)}"
+            out.append(first.strip())
+        out.append(grids_html([paper_grid(spec, tier, frame, link)]))
     if not out:
         return f"{NO_RUNS}\n"
-    how = (
-        "Mean over seeds ± standard deviation (number of seeds)"
-        + "; in small type the published number" * printed
-    )
-    return (
-        "\n\n".join(
-            [
-                *filter(None, out),
-                f"{how}. A number leads to its raw runs. "
-                f"[All tables, figures and claims](../12_results/{at.results}.ipynb).",
-            ]
-        )
-        + "\n"
-    )
+    how = "Mean over seeds ± standard deviation (number of seeds)"
+    if printed:
+        how += "; in small type the published number"
+    where = f"[All tables, figures and claims]({page})"
+    out.append(f"{how}. A number leads to its raw runs. {where}.")
+    return "\n\n".join(filter(None, out)) + "\n"
 
 
 def deviation_table(paper: str) -> str:

@@ -11,7 +11,10 @@ import toy
 from fedrepro.core.errors import InputError
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.curves import (
+    FOIL,
     METHOD_COLOURS,
+    OWN,
+    PALETTE,
     REST,
     accuracy_figure,
     diverged_notes,
@@ -43,7 +46,7 @@ def put(spec, tier, results, values, columns=1):
 
 def test_colours_show_on_white_paper():
     "Contrast with white (WCAG) of at least 2.2, so that thin lines survive a print"
-    for colour in METHOD_COLOURS.values():
+    for colour in [*METHOD_COLOURS.values(), *PALETTE.values()]:
         c = np.array(to_rgb(colour))
         light = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) @ [
             0.2126,
@@ -59,12 +62,8 @@ def test_mean_and_band(spec, tmp_path):
     lines = {
         to_hex(line.get_color()): line.get_ydata() for line in ax.lines if len(line.get_ydata()) > 2
     }
-    assert np.allclose(lines[METHOD_COLOURS["FedAvg"]], 62) and np.allclose(
-        lines[METHOD_COLOURS["FedCCFA"]], 80.5
-    )
-    band = next(
-        b for b in ax.collections if to_hex(b.get_facecolor()[0]) == METHOD_COLOURS["FedAvg"]
-    )
+    assert np.allclose(lines[FOIL], 62) and np.allclose(lines[OWN], 80.5)
+    band = next(b for b in ax.collections if to_hex(b.get_facecolor()[0]) == FOIL)
     y = band.get_paths()[0].vertices[:, 1]
     assert np.isclose(
         (y.max() - y.min()) / 2, np.std([60, 64], ddof=1)
@@ -163,7 +162,7 @@ def test_only_what_has_runs_has_its_published_value(spec, tmp_path):
         for line in accuracy_figure(spec, "paper", tmp_path).axes[0].lines
         if line.get_marker() == "D"
     ]
-    assert [to_hex(line.get_color()) for line in marks] == [METHOD_COLOURS["FedCCFA"]]
+    assert [to_hex(line.get_color()) for line in marks] == [OWN]
     legend = accuracy_figure(replace(spec, published=None), "paper", tmp_path).legends[0]
     assert [t.get_text() for t in legend.get_texts()] == ["FedCCFA"]
 
@@ -172,12 +171,13 @@ def test_rows_of_one_method_differ(spec):
     again = replace(spec.rows["FedCCFA"], name="again")
     mine = replace(spec.rows["FedAvg"], name="mine", method="Mine")
     twice = replace(spec, rows=spec.rows | {"again": again, "mine": mine})
-    styles = row_styles(twice)
+    styles = row_styles(twice, ["FedAvg", "FedCCFA", "again", "mine"])
     assert (
         styles["FedCCFA"].colour != styles["again"].colour
         and styles["FedCCFA"].dashes != styles["again"].dashes
     )
-    assert styles["mine"].colour == "#767676"
+    assert len({styles[row].colour for row in ("FedAvg", "FedCCFA", "again", "mine")}) == 4
+    assert {s.colour for r, s in styles.items() if r in spec.rows} == {OWN, FOIL, REST}
     assert styles["FedCCFA"].line["zorder"] == max(
         s.line["zorder"] for s in styles.values()
     )  # the paper's own is on top, and thick

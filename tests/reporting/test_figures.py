@@ -1,6 +1,7 @@
 "Measures, differences, rounds to a target, times, and every kind of figure: what is asked for is what is recorded and drawn"
 
 import io
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 import toy
 from matplotlib import pyplot as plt
+from matplotlib.colors import to_hex
 
 from fedrepro.checks.harness import LOCAL, tiny
 from fedrepro.core.errors import InputError
@@ -25,8 +27,9 @@ from fedrepro.executors.stacks import Stacked
 from fedrepro.experiments.jobs import active_run
 from fedrepro.experiments.rules import Value
 from fedrepro.experiments.specs import PLOTS, load_spec
-from fedrepro.reporting.curves import axis_label
+from fedrepro.reporting.curves import OWN, axis_label, colour_distance, own_rows
 from fedrepro.reporting.figures import FIGURES, distances_figure, draw, figure_in_words, points
+from fedrepro.reporting.paper_page import specs_of, started
 from fedrepro.verdicts.tables import render, table
 from toy import ROOT
 
@@ -55,6 +58,46 @@ def played(name, asked=(), rounds=2, **more):
         **more,
     )
     return history.rows, snapshots
+
+
+# --- colours
+
+
+def labelled(figure):
+    "label -> colour of what the legends of a figure name, and the colours of bars that have names at their axis"
+    found = {}
+    for legend in figure.legends:
+        for text, handle in zip(legend.get_texts(), legend.legend_handles):
+            colour = handle.get_color() if hasattr(handle, "get_color") else handle.get_facecolor()
+            found[text.get_text()] = to_hex(colour)
+    if not found:
+        for ax in figure.axes:
+            for k, bar in enumerate(ax.patches):
+                found[f"bar {k}"] = to_hex(bar.get_facecolor())
+    for word in ("every seed, x = diverged", "published ± std"):
+        found.pop(word, None)
+    return found
+
+
+@pytest.mark.parametrize("paper", ["fedadc", "fedbss", "fedccfa", "feddc", "lfd"])
+def test_labelled_lines_of_a_stored_figure_have_colours_apart(paper):
+    "A distance of 20 in CIELAB, where 2 is just visible; and at least one figure of each paper has two lines"
+    most = 0
+    for of in specs_of(paper, ROOT / "papers"):
+        if of.difference or of.plot in ("bubbles", "distances", "samples", "sorted", "pushes"):
+            continue
+        for tier in of.tiers:
+            if not started(of, tier):
+                continue
+            figure = draw(of, tier)
+            found = labelled(figure)
+            plt.close(figure)
+            most = max(most, len(found))
+            for (one, a), (other, b) in itertools.combinations(found.items(), 2):
+                assert colour_distance(a, b) > 20, (of.name, tier, one, other)
+            own = own_rows(of) & set(found)
+            assert not own or OWN in {found[row] for row in own}, of.name
+    assert most > 3
 
 
 # --- measures

@@ -150,27 +150,25 @@ def test_every_number_leads_to_its_runs(some):
     assert 'id="deviation-22"' in paper_page.ledger("fedccfa", some)
 
 
-def test_the_scope_of_a_deviation_is_in_its_words():
+def test_a_deviation_touches_rows_that_have_a_value_of_each_limit():
     spec = load_spec("fedccfa/table2")
-    everybody = {n for r in spec.rows.values() for n in paper_page.names_of(r)}
 
-    def who(cells, tier="small"):
-        return [
-            r.name
-            for r in spec.rows.values()
-            if paper_page.touched({"cells": cells}, spec, r, tier, everybody)
-        ]
+    def who(tier="small", **limits):
+        rows = []
+        for row in spec.rows.values():
+            values = paper_page.values_of(spec, row, tier)
+            if paper_page.touched({"touches": limits}, values):
+                rows.append(row.name)
+        return rows
 
-    assert (
-        len(who("all")) == len(spec.rows) == len(who("all cells with 100 clients"))
-        and who("none of the paper's") == who("Table 1") == []
-    )
-    assert who("FedProx in all tables") == ["FedProx"] and who(
-        "CINIC-10 cells of FedCCFA"
-    ) == [] != who("CINIC-10 cells of FedCCFA", "paper")
-    assert {"FedRep", "FedCCFA", "FedCCFA (anchors averaged)"} <= set(
-        who("Table 2, FedRep and FedCCFA")
-    ) and "FedAvg" not in who("FedRep")
+    assert who() == list(spec.rows) == who(clients=[100])
+    assert who(experiments=[]) == who(experiments=["table 1"]) == []
+    assert who(experiments=["table 1", "table 2"], methods=["FedProx"]) == ["FedProx"]
+    assert who(methods=["FedCCFA"], datasets=["CINIC-10"]) == []
+    assert "FedCCFA" in who("paper", methods=["FedCCFA"], datasets=["CINIC-10"])
+    found = who(experiments=["table 2"], methods=["FedRep", "FedCCFA"])
+    assert {"FedRep", "FedCCFA", "FedCCFA (anchors averaged)"} <= set(found)
+    assert "FedAvg" not in found and who(rows=["AdapFedAvg"]) == ["AdapFedAvg"]
 
 
 def test_effects_are_differences_over_seeds(some):

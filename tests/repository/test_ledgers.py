@@ -4,9 +4,13 @@ import re
 import tomllib
 from pathlib import Path
 import pytest
+from fedrepro.core.errors import InputError
+from fedrepro.reporting.notebook import read_ledger
+from fedrepro.reporting.paper_page import specs_of, values_of
 
 LEDGERS = sorted(Path(__file__).parents[2].glob("papers/*/deviations.toml"))
-KEYS = ["name", "paper", "code", "link", "ours", "cells", "switch"]  # link may be missing
+KEYS = ["name", "paper", "code", "link", "ours", "cells", "touches", "switch"]
+OPTIONAL = {"link", "touches"}
 LINES = re.compile(
     r"https://github\.com/[\w.-]+/[\w.-]+/blob/[0-9a-f]{40}/[\w./-]+(\?plain=1)?"
     r"#L([1-9]\d*)(?:-L([1-9]\d*))?"
@@ -32,9 +36,8 @@ def test_keys_and_links_of_a_ledger(path):
     assert len({e["name"] for e in entries}) == len(entries) > 10
     for entry in entries:
         assert all(entry[k] for k in ("name", "paper", "code", "ours", "cells")), entry["name"]
-        assert list(entry) == [k for k in KEYS if k in entry] and set(KEYS) - set(entry) <= {
-            "link"
-        }, entry["name"]
+        assert list(entry) == [k for k in KEYS if k in entry], entry["name"]
+        assert set(KEYS) - set(entry) <= OPTIONAL, entry["name"]
         assert "link" not in entry or links(entry), entry["name"]
         assert (
             isinstance(entry.get("link", ""), str)
@@ -43,6 +46,32 @@ def test_keys_and_links_of_a_ledger(path):
         for link in links(entry):
             assert is_place(link), (entry["name"], link)
     assert any(links(e) for e in entries)
+
+
+@pytest.mark.parametrize("path", LEDGERS, ids=lambda p: p.parent.name)
+def test_what_an_entry_touches_is_there(path):
+    "Every limit names an experiment, a row, a method, a data set or a number of clients of the paper's specs"
+    there = {}
+    for spec in specs_of(path.parent.name):
+        for tier in spec.tiers:
+            for row in spec.rows.values():
+                for key, values in values_of(spec, row, tier).items():
+                    there.setdefault(key, set()).update(values)
+    for entry in tomllib.loads(path.read_text())["deviation"]:
+        for key, values in entry.get("touches", {}).items():
+            assert set(values) <= there[key], (entry["name"], key)
+
+
+def test_a_limit_of_another_name_is_refused(tmp_path):
+    "A key that nothing reads would limit nothing"
+    texts = "".join(
+        f'{key} = "x"\n' for key in ("name", "paper", "code", "ours", "cells", "switch")
+    )
+    (tmp_path / "a").mkdir()
+    ledger = tmp_path / "a/deviations.toml"
+    ledger.write_text(f'[[deviation]]\n{texts}touches = {{dataset = ["MNIST"]}}\n')
+    with pytest.raises(InputError, match="touches.*'dataset'.*datasets"):
+        read_ledger("a", tmp_path)
 
 
 def test_what_a_released_code_does_is_linked():
