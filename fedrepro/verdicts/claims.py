@@ -5,17 +5,18 @@
 # %% auto #0
 __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'CANNOT', 'NOT_TESTED', 'CLAIM_WORDS', 'CLAIM_COLUMNS', 'HOW', 'paired_test',
            'holm', 'contestants', 'StoredRuns', 'load_stored_runs', 'statistic', 'values_of', 'at_round', 'best_within',
-           'first_round', 'Comparison', 'subtract', 'Claim', 'with_tuples', 'claim_tables', 'read_claim', 'read_claims',
-           'columns_at', 'rival_pairs', 'gain_over', 'above', 'rounds_taken', 'fewer_rounds', 'joint', 'effect',
-           'reasons', 'reasons_in_words', 'testable', 'examine_claim', 'state_before_test', 'diverged_rows', 'missing',
-           'missing_at', 'lack_in_words', 'lacks_in_words', 'state_in_words', 'settle', 'check_claim', 'claim_line',
-           'claim_lines', 'verdicts', 'interval', 'verdict_in_words', 'claim_grid', 'claim_grids', 'Side', 'Headline',
-           'published_gain', 'caveats_of', 'side', 'headlines', 'paper_headline', 'gain_in_words', 'headline_sentences',
-           'claims_sheet']
+           'first_round', 'Comparison', 'subtract', 'Claim', 'with_tuples', 'claim_tables', 'listed_line', 'said_in',
+           'read_claim', 'read_claims', 'columns_at', 'rivals_of', 'rival_pairs', 'gain_over', 'above', 'rounds_taken',
+           'fewer_rounds', 'joint', 'effect', 'reasons', 'reasons_in_words', 'testable', 'examine_claim',
+           'state_before_test', 'diverged_rows', 'missing', 'missing_at', 'lack_in_words', 'lacks_in_words',
+           'state_in_words', 'settle', 'check_claim', 'claim_line', 'claim_lines', 'verdicts', 'interval',
+           'verdict_in_words', 'claim_grid', 'claim_grids', 'Side', 'Headline', 'published_gain', 'caveats_of', 'side',
+           'headlines', 'paper_headline', 'gain_in_words', 'headline_sentences', 'claims_sheet']
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #411548c9
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 import numpy as np
@@ -115,11 +116,9 @@ def statistic(metric: str, name: str) -> RunValue:
     "The number of a run: its `metric` by the statistic `name` (last, best, ...); nan where it was not measured"
 
     def value(run: pd.DataFrame) -> float:
-        return (
-            summarise(metric_rows(run, metric), metric)[name]
-            if metric.removesuffix("_untuned") in run
-            else math.nan
-        )
+        if metric.removesuffix("_untuned") not in run:
+            return math.nan
+        return summarise(metric_rows(run, metric), metric)[name]
 
     return value
 
@@ -177,16 +176,19 @@ def subtract(
     between: tuple[str, str, str] = ("", "", ""),
 ) -> Comparison:
     "`mine` minus `theirs` over their common seeds"
-    why, both = mine[1] or theirs[1], sorted(mine[0].keys() & theirs[0].keys())
+    ours, why_ours = mine
+    others, why_theirs = theirs
+    why = why_ours or why_theirs
+    both = sorted(ours.keys() & others.keys())
     if not both:
         return Comparison(label, why=why or Reason(Kind.NO_COMMON_SEED), between=between)
     return Comparison(
         label,
-        {s: mine[0][s] - theirs[0][s] for s in both},
-        why,
-        between,
-        {s: mine[0][s] for s in both},
-        {s: theirs[0][s] for s in both},
+        differences={seed: ours[seed] - others[seed] for seed in both},
+        why=why,
+        between=between,
+        mine={seed: ours[seed] for seed in both},
+        theirs={seed: others[seed] for seed in both},
     )
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #112c8ee1
@@ -264,43 +266,56 @@ def claim_tables(path: Path, key: str, keys: Mapping[str, type]) -> list[dict]:
     return [with_tuples(raw) for raw in tables]
 
 
+def listed_line(listed: dict, lines: pd.DataFrame, where: str) -> int:
+    "The one of the `lines` of papers/claims.csv that a claim lists; raises InputError"
+    hits = np.flatnonzero(line_finder(lines, f"{where}: papers/claims.csv")(listed))
+    if len(hits) != 1:
+        raise InputError(f"{where}: {len(hits)} lines of claims.csv are {short(listed)}, not one")
+    return int(hits[0])
+
+
+def said_in(line: pd.Series) -> dict:
+    "What a line of papers/claims.csv says of its claim"
+    about = line.metric if line.method == line.paper else f"{line.method}, {line.metric}"
+    return dict(
+        paper=line.paper,
+        source=line.table,
+        published=line["mean"],
+        says=f"{line.dataset}, {line.setting}: {about}",
+    )
+
+
 def read_claim(raw: dict, lines: pd.DataFrame, where: str) -> tuple[Claim, int | None]:
     "One claim, and its line of papers/claims.csv if it has one; raises InputError"
     choice(raw.get("kind"), KINDS, f"{where}: kind")
     choice(raw.get("need", "all"), ("all", "any"), f"{where}: need")
-    given = {k: v for k, v in raw.items() if k != "listed"}
-    if "listed" in raw:
-        hit = np.flatnonzero(line_finder(lines, f"{where}: papers/claims.csv")(raw["listed"]))
-        if len(hit) != 1:
-            raise InputError(
-                f"{where}: {len(hit)} lines of claims.csv are {short(raw['listed'])}, not one"
-            )
-        line = lines.iloc[hit[0]]
-        about = line.metric if line.method == line.paper else f"{line.method}, {line.metric}"
-        given |= dict(
-            paper=line.paper,
-            source=line.table,
-            published=line["mean"],
-            says=f"{line.dataset}, {line.setting}: {about}",
-        )
+    given = raw.copy()
+    listed = given.pop("listed", None)
+    number = None
+    if listed is not None:
+        number = listed_line(listed, lines, where)
+        given |= said_in(lines.iloc[number])
     needed = [f.name for f in fields(Claim) if f.default is MISSING]
     lacks = [name for name in needed if name not in given]
     if lacks:
         raise InputError(f"{where}: missing: {', '.join(lacks)}")
-    return Claim(**given, listed="listed" in raw), int(hit[0]) if "listed" in raw else None
+    return Claim(**given, listed=listed is not None), number
 
 
 def read_claims(root: str | Path | None = None) -> list[Claim]:
     "Every claim; raises InputError unless each line of papers/claims.csv is checked exactly once"
     csv = paper_files("claims.csv", root).get("claims.csv")
-    lines, claims, seen = pd.DataFrame() if csv is None else read_published_csv(csv), [], []
+    lines = pd.DataFrame() if csv is None else read_published_csv(csv)
+    claims = []
+    checked = Counter[int | None]()  # how often each line is
     for path in paper_files("*/claims.toml", root).values():
         for i, raw in enumerate(claim_tables(path, "claim", KEYS | {"paper": str}), 1):
             claim, line = read_claim(raw, lines, f"{path}: claim {i}")
-            claims, seen = [*claims, claim], [*seen, line]
+            claims.append(claim)
+            checked[line] += 1
     for i in range(len(lines)):
-        if seen.count(i) != 1:
-            raise InputError(f"{csv}: line {i + 1} is checked {seen.count(i)} times, not once")
+        if checked[i] != 1:
+            raise InputError(f"{csv}: line {i + 1} is checked {checked[i]} times, not once")
     return claims
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #389fdc3a
@@ -310,16 +325,21 @@ def columns_at(claim: Claim, spec: Spec, tier: str) -> list[Column]:
     return [c for c in spec.tier_columns(tier) if c.label in labels]
 
 
+def rivals_of(claim: Claim, spec: Spec, column: Column) -> Sequence[str]:
+    "The rows that each row of a claim is compared with, but for those of a claim of given pairs"
+    if claim.against and claim.kind != "fewer rounds":  # there it is the row that sets the target
+        return claim.against
+    return contestants(spec, column)
+
+
 def rival_pairs(claim: Claim, spec: Spec, column: Column) -> list[tuple[str, str]]:
     "Each row of a claim with a rival of it"
-    others = claim.against or claim.rows
     if claim.kind == "gain over":
-        return list(zip(claim.rows, others * len(claim.rows) if len(others) == 1 else others))
-    rivals = (
-        contestants(spec, column)
-        if claim.kind == "fewer rounds"
-        else claim.against or contestants(spec, column)
-    )
+        others = claim.against or claim.rows
+        if len(others) == 1:
+            others *= len(claim.rows)
+        return list(zip(claim.rows, others))
+    rivals = rivals_of(claim, spec, column)
     return [(row, rival) for row in claim.rows for rival in rivals if rival != row]
 
 
@@ -340,13 +360,16 @@ def gain_over(claim: Claim, runs: StoredRuns) -> list[Comparison]:
 
 def above(claim: Claim, runs: StoredRuns, of: Callable) -> list[Comparison]:
     "Each row minus the stated value; `of`: (metric, round) -> the number of a run"
-    value, bar = of(claim.metric or runs.spec.metric, claim.rounds), claim.published - claim.margin
+    value = of(claim.metric or runs.spec.metric, claim.rounds)
+    stated = claim.published - claim.margin
     out = []
-    for c in columns_at(claim, runs.spec, runs.tier):
+    for column in columns_at(claim, runs.spec, runs.tier):
         for row in claim.rows:
-            values, why = runs.values(row, c.label, value)
-            gaps = {seed: number - bar for seed, number in values.items()}
-            out.append(Comparison(f"{row}, {c.label}", gaps, why, (row, "", c.label), values))
+            values, why = runs.values(row, column.label, value)
+            gaps = {seed: number - stated for seed, number in values.items()}
+            label = f"{row}, {column.label}"
+            between = (row, "", column.label)
+            out.append(Comparison(label, gaps, why, between, mine=values))
     return out
 
 
@@ -364,15 +387,18 @@ def rounds_taken(
 
 def fewer_rounds(claim: Claim, runs: StoredRuns) -> list[Comparison]:
     "How many rounds each rival takes more than a row to the last accuracy of the row that is the target"
-    metric, out = claim.metric or runs.spec.metric, []
-    for c in columns_at(claim, runs.spec, runs.tier):
-        goal, lost = runs.values(claim.against[0], c.label, statistic(metric, "last"))
-        for row, other in rival_pairs(claim, runs.spec, c):
-            mine, why = rounds_taken(runs, row, c.label, metric, goal)
-            theirs, gone = rounds_taken(runs, other, c.label, metric, goal)
-            label = f"{row} against {other}, {c.label}"
-            between = (row, other, c.label)
-            out.append(subtract(label, (theirs, lost or gone), (mine, lost or why), between))
+    metric = claim.metric or runs.spec.metric
+    out = []
+    for column in columns_at(claim, runs.spec, runs.tier):
+        name = column.label
+        goal, lost = runs.values(claim.against[0], name, statistic(metric, "last"))
+        for row, rival in rival_pairs(claim, runs.spec, column):
+            mine, why_mine = rounds_taken(runs, row, name, metric, goal)
+            theirs, why_theirs = rounds_taken(runs, rival, name, metric, goal)
+            label = f"{row} against {rival}, {name}"
+            longer = (theirs, lost or why_theirs)
+            shorter = (mine, lost or why_mine)
+            out.append(subtract(label, longer, shorter, (row, rival, name)))
     return out
 
 
@@ -407,9 +433,12 @@ def reasons_in_words(found: Iterable[Reason]) -> str:
     "'not run: A, B; diverged: C (1 of 3 seeds)'"
     names: dict[Kind, list[str]] = {}
     for reason in found:
-        part = f" ({reason.part})" if reason.part else ""
-        names.setdefault(reason.kind, []).extend(f"{name}{part}" for name in reason.who)
-    words = [f"{kind}: {', '.join(who)}" if who else str(kind) for kind, who in names.items()]
+        of_kind = names.setdefault(reason.kind, [])
+        for name in reason.who:
+            of_kind.append(f"{name} ({reason.part})" if reason.part else name)
+    words = []
+    for kind, who in names.items():
+        words.append(f"{kind}: {', '.join(who)}" if who else str(kind))
     return "; ".join(words)
 
 
@@ -509,8 +538,10 @@ def missing(lacks: list[Comparison], of: int) -> Reason:
     whys = list(dict.fromkeys(c.why for c in lacks if c.why))
     if not any(why.who for why in whys):
         return whys[0]
-    names = [name for why in whys for name in why.who or (str(why.kind),)]
-    return Reason(Kind.LACKING, tuple(dict.fromkeys(names)), (len(lacks), of))
+    names: dict[str, None] = {}
+    for why in whys:
+        names |= dict.fromkeys(why.who or (str(why.kind),))
+    return Reason(Kind.LACKING, tuple(names), (len(lacks), of))
 
 
 def missing_at(claim: Claim, spec: Spec, tier: str) -> Reason | None:
@@ -532,13 +563,20 @@ def missing_at(claim: Claim, spec: Spec, tier: str) -> Reason | None:
 def lack_in_words(reason: Reason) -> str:
     "'pFedMe is missing', '4 of 13 comparisons are missing', 'FedCCFA diverged (1 of 3 seeds)'"
     names = " and ".join(reason.who)
+    if reason.kind is Kind.DIVERGED and reason.part:
+        return f"{names} diverged ({reason.part})"
     if reason.kind is Kind.DIVERGED:
-        return f"{names} diverged" + (f" ({reason.part})" if reason.part else "")
+        return f"{names} diverged"
     if reason.kind is Kind.LACKING and len(reason.who) > 3:
-        return "{} of {} comparisons are missing".format(*reason.seeds or (0, 0))
+        few, of = reason.seeds or (0, 0)
+        return f"{few} of {of} comparisons are missing"
+    if reason.kind is Kind.LACKING and len(reason.who) == 1:
+        return f"{names} is missing"
     if reason.kind is Kind.LACKING:
-        return f"{names} {'is' if len(reason.who) == 1 else 'are'} missing"
-    return f"{reason.kind} {names}".strip() if reason.kind is Kind.NO_TIER else str(reason.kind)
+        return f"{names} are missing"
+    if reason.kind is Kind.NO_TIER:
+        return f"{reason.kind} {names}".strip()
+    return str(reason.kind)
 
 
 def lacks_in_words(lacks: tuple[Reason, ...]) -> str:
@@ -684,41 +722,51 @@ def interval(line) -> str:
     "Effect with its 95 % t interval and n: '+9.42 [8.10, 10.74] (3)'"
     if math.isnan(line.effect):
         return ""
-    spread = (
-        ""
-        if math.isnan(line.half)
-        else f" [{line.effect - line.half:.2f}, {line.effect + line.half:.2f}]"
-    )
-    return f"{line.effect:+.2f}{spread} ({line.n})" + (" rounds" if line.unit == "rounds" else "")
+    words = f"{line.effect:+.2f}"
+    if not math.isnan(line.half):
+        words += f" [{line.effect - line.half:.2f}, {line.effect + line.half:.2f}]"
+    words += f" ({line.n})"
+    if line.unit == "rounds":
+        words += " rounds"
+    return words
 
 
 def verdict_in_words(line) -> str:
     "The verdict, with the p that it rests on"
-    p = dict(supported=line.p_holm, contradicted=line.p_opposite_holm).get(line.state, math.nan)
+    rests_on = {"supported": line.p_holm, "contradicted": line.p_opposite_holm}
+    p = rests_on.get(line.state, math.nan)
     return line.verdict if math.isnan(p) else f"{line.verdict} ({small('p', p)})"
 
 
 def claim_grid(lines: pd.DataFrame, heading: str) -> Grid:
     "Claims as text: claim, stated number, ours, verdict, remarks; the second and the last only if any claim has one"
-    columns = {
-        "claim": [f"{line.source}: {line.says}" for line in lines.itertuples()],
-        "stated": ["" if math.isnan(v) else f"{v:g}" for v in lines.published],
-        "ours: difference [95 %] (n)": [interval(line) for line in lines.itertuples()],
-        "verdict": [verdict_in_words(line) for line in lines.itertuples()],
-        "remarks": list(lines.why),
-    }
-    kept = {k: v for k, v in columns.items() if any(v) or k not in ("stated", "remarks")}
-    return grid_of(pd.DataFrame(kept), heading)
+    rows = []
+    for line in lines.itertuples():
+        rows.append(
+            {
+                "claim": f"{line.source}: {line.says}",
+                "stated": "" if math.isnan(line.published) else f"{line.published:g}",
+                "ours: difference [95 %] (n)": interval(line),
+                "verdict": verdict_in_words(line),
+                "remarks": line.why,
+            }
+        )
+    shown = pd.DataFrame(rows)
+    for name in ("stated", "remarks"):
+        if not (shown[name] != "").any():
+            shown = shown.drop(columns=name)
+    return grid_of(shown, heading)
 
 
 def claim_grids(found: pd.DataFrame) -> list[Grid]:
     "The listed claims of each paper, then the orders that texts state without a number"
-    words = {True: "{}", False: "{}, from its text, without a number (not among the listed claims)"}
-    return [
-        claim_grid(part, words[listed].format(paper))
-        for listed in (True, False)
-        for paper, part in found[found.listed == listed].groupby("paper", sort=False)
-    ]
+    grids = []
+    for paper, part in found[found.listed].groupby("paper", sort=False):
+        grids.append(claim_grid(part, str(paper)))
+    for paper, part in found[~found.listed].groupby("paper", sort=False):
+        heading = f"{paper}, from its text, without a number (not among the listed claims)"
+        grids.append(claim_grid(part, heading))
+    return grids
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #312a9f1a
 @dataclass(frozen=True)
@@ -779,41 +827,48 @@ def published_gain(line: dict, root: str | Path | None = None) -> float:
     spec = load_spec(line["spec"], root)
     if spec.published is None or not line["kind"].startswith("gain"):
         return math.nan
-    claim = Claim(**{k: line[k] for k in Claim.__dataclass_fields__})
-    printed = {
-        (row, c.label): read_published(spec)["mean"][i]
-        for i, (row, c) in places(spec, spec.columns).items()
-    }
-    gains = [
-        printed[row, c.label] - printed[rival, c.label]
-        for c in columns_at(claim, spec, "paper")
-        for row, rival in rival_pairs(claim, spec, c)
-        if {(row, c.label), (rival, c.label)} <= printed.keys()
-    ]
-    return round(float((min if claim.need == "all" else max)(gains)), 9) if gains else math.nan
+    claim = Claim(**{name: line[name] for name in Claim.__dataclass_fields__})
+    means = read_published(spec)["mean"]
+    printed = {}
+    for i, (row, column) in places(spec, spec.columns).items():
+        printed[row, column.label] = means[i]
+    gains = []
+    for column in columns_at(claim, spec, "paper"):
+        for row, rival in rival_pairs(claim, spec, column):
+            mine = printed.get((row, column.label))
+            theirs = printed.get((rival, column.label))
+            if mine is not None and theirs is not None:
+                gains.append(mine - theirs)
+    if not gains:
+        return math.nan
+    decisive = min(gains) if claim.need == "all" else max(gains)
+    return round(float(decisive), 9)
 
 
 def caveats_of(
     line: dict, results: str | Path | None = None, root: str | Path | None = None
 ) -> tuple[str, ...]:
     "What limits a claim (a line of `claim_lines`): seeds that diverged, processors, what it leaves out; sentences"
-    out = [
-        f"{reason.who[0]} diverged in {reason.part} and is compared over the others."
-        if reason.part
-        else f"{reason.who[0]} diverged in every seed."
-        for reason in line["reasons"]
-        if reason.kind is Kind.DIVERGED
-    ]
-    spec, (row, rival, column) = load_spec(line["spec"], root), line["between"]
-    mine = [
-        run
-        for run, _ in stored_runs(spec, "paper", results)
-        if run.row in (row, rival) and run.column == column
-    ]
-    chips = processors(spec, "paper", results, [run.run_id for run in mine])
+    out = []
+    for reason in line["reasons"]:
+        if reason.kind is Kind.DIVERGED and reason.part:
+            out.append(
+                f"{reason.who[0]} diverged in {reason.part} and is compared over the others."
+            )
+        elif reason.kind is Kind.DIVERGED:
+            out.append(f"{reason.who[0]} diverged in every seed.")
+    spec = load_spec(line["spec"], root)
+    row, rival, column = line["between"]
+    mine = []
+    for planned, _ in stored_runs(spec, "paper", results):
+        if planned.row in (row, rival) and planned.column == column:
+            mine.append(planned.run_id)
+    chips = processors(spec, "paper", results, mine)
     if len(chips) > 1:
         out.append(f"The processors of these runs differ ({' and '.join(chips)}).")
-    return tuple(out + [line["caveat"]] * bool(line["caveat"]))
+    if line["caveat"]:
+        out.append(line["caveat"])
+    return tuple(out)
 
 
 def side(name: str, values: tuple[float, ...]) -> Side | None:
@@ -872,23 +927,26 @@ def gain_in_words(h: Headline) -> str:
     "'89.14 against IFCA's 88.12, gain +1.02 [0.42, 1.63] over 3 seeds, published +1.14'; empty while nothing is run"
     if h.ours is None:
         return ""
-    other = (
-        f" against {h.theirs.name}'s {h.theirs.mean:.2f}, gain"
-        if h.theirs
-        else ", against the stated value"
-    )
-    spread = "" if math.isnan(h.half) else f" [{h.gain - h.half:.2f}, {h.gain + h.half:.2f}]"
-    published = "" if math.isnan(h.published) or not h.theirs else f", published {h.published:+.2f}"
-    return f"{h.ours.mean:.2f}{other} {h.gain:+.2f}{spread} over {h.ours.n} seed{'s' * (h.ours.n != 1)}{published}"
+    words = f"{h.ours.mean:.2f}"
+    if h.theirs:
+        words += f" against {h.theirs.name}'s {h.theirs.mean:.2f}, gain"
+    else:
+        words += ", against the stated value"
+    words += f" {h.gain:+.2f}"
+    if not math.isnan(h.half):
+        words += f" [{h.gain - h.half:.2f}, {h.gain + h.half:.2f}]"
+    words += f" over {h.ours.n} seed{'s' * (h.ours.n != 1)}"
+    if h.theirs and not math.isnan(h.published):
+        words += f", published {h.published:+.2f}"
+    return words
 
 
 def headline_sentences(h: Headline) -> str:
     "One or two sentences that a reader can quote: claim, word, setting, numbers; then what limits them"
-    columns, word = "; ".join(h.columns), "reproduced" if h.reproduced else h.state
-    lacks, where = (
-        f": {h.lacks}" * bool(h.lacks),
-        f"in the one column run ({columns})" if h.alone else f"on {columns}",
-    )
+    columns = "; ".join(h.columns)
+    word = "reproduced" if h.reproduced else h.state
+    lacks = f": {h.lacks}" if h.lacks else ""
+    where = f"in the one column run ({columns})" if h.alone else f"on {columns}"
     first = f"{h.claim} ({h.source}): {word}"
     if h.ours is None:
         first += f"{lacks} ({columns})."
@@ -904,20 +962,18 @@ def headline_sentences(h: Headline) -> str:
 # %% ../../nbs/08_verdicts/04_claims.ipynb #0966d4f7
 def claims_sheet(found: pd.DataFrame, tier: str, lines: list[Headline] | None = None) -> Sheet:
     "The headlines, the claims with their verdicts, and the rule behind them"
-    count = found[found.listed].state.value_counts()
-    notes = [
-        f"{int(found.listed.sum())} listed: "
-        + ", ".join(f"{n} {word}" for word, n in count.items()),
-        HOW,
-    ]
+    notes = []
     if tier != "paper":
-        notes.insert(0, f"Tier {tier}: reduced settings, shown and not judged")
-    first = pd.DataFrame(
-        [{"paper": h.paper, "what it is about": headline_sentences(h)} for h in lines or []]
-    )
-    heads = (
-        [grid_of(first, "Headlines, from runs of the published setting alone")]
-        if len(first)
-        else []
-    )
-    return Sheet("Claims of the papers", [*heads, *claim_grids(found)], notes)
+        notes.append(f"Tier {tier}: reduced settings, shown and not judged")
+    count = found[found.listed].state.value_counts()
+    states = ", ".join(f"{n} {state}" for state, n in count.items())
+    notes += [f"{int(found.listed.sum())} listed: {states}", HOW]
+    first = []
+    for headline in lines or []:
+        said = headline_sentences(headline)
+        first.append({"paper": headline.paper, "what it is about": said})
+    grids = claim_grids(found)
+    if first:
+        heading = "Headlines, from runs of the published setting alone"
+        grids.insert(0, grid_of(pd.DataFrame(first), heading))
+    return Sheet("Claims of the papers", grids, notes)

@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['BOARD_TIERS', 'ALIAS', 'NOT_DECIDABLE', 'STATUSES', 'STATUS_WORDS', 'WHY', 'OURS', 'BOARD_COLUMNS', 'UNREACHABLE',
            'WIDE', 'HEADINGS', 'NOTE', 'published_tables', 'status', 'too_wide', 'why_not_runnable', 'stored_cells',
-           'spec_lines', 'lost_settings', 'board_lines', 'scoreboard', 'independent', 'judged_lines', 'totals',
-           'missing_lines', 'claim_totals', 'blank', 'papers_across', 'speed', 'board_sheet']
+           'spec_lines', 'guesses', 'lost_settings', 'board_lines', 'scoreboard', 'independent', 'judged_lines',
+           'totals', 'missing_lines', 'claim_totals', 'blank', 'papers_across', 'speed', 'board_sheet']
 
 # %% ../../nbs/08_verdicts/06_scoreboard.ipynb #eb35e327
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 import numpy as np
@@ -17,7 +18,7 @@ from ..core.folders import find_specs, paper_files
 from ..core.grids import Sheet, grid_of
 from ..engine.rows import metric_named
 from ..experiments.rules import line_finder, read_published_csv
-from ..experiments.specs import Column, Spec, load_spec
+from ..experiments.specs import Column, Row, Spec, load_spec
 from ..experiments.store import load_headers, tier_folders
 from .claims import CLAIM_WORDS, verdicts
 from fedrepro.verdicts.independent import (
@@ -37,13 +38,12 @@ from .verdicts import DECIDED, VERDICTS, decidable, false_discovery
 # %% ../../nbs/08_verdicts/06_scoreboard.ipynb #004b4687
 def published_tables(root: str | Path | None = None, paper: str = "*") -> dict[str, Path]:
     "Every csv of a paper's own numbers, by its name `fedccfa/table2`; a third party's are left out"
-    csvs = paper_files(f"{paper}/*.published.csv", root)
-    found = {name.removesuffix(".published.csv"): file for name, file in csvs.items()}
-    return {
-        name: file
-        for name, file in found.items()
-        if not read_published_csv(file)["table"].astype(str).str.startswith("third party").any()
-    }
+    found = {}
+    for name, file in paper_files(f"{paper}/*.published.csv", root).items():
+        table_names = read_published_csv(file)["table"].astype(str)
+        if not table_names.str.startswith("third party").any():
+            found[name.removesuffix(".published.csv")] = file
+    return found
 
 # %% ../../nbs/08_verdicts/06_scoreboard.ipynb #45f6a2cc
 BOARD_TIERS = ("paper", "small")
@@ -79,16 +79,15 @@ def status(cell, tier: str) -> tuple[str, str]:
     if cell.verdict == SAME_NUMBER:
         return ALIAS, f"{SAME_NUMBER} as {cell.same_runs}"
     if tier == "paper":
-        untuned = ""
+        why = WHY.get(cell.verdict, "")
         if cell.untuned and cell.verdict in VERDICTS:
-            untuned = str(Reason(Kind.UNTUNED, because=cell.untuned))
-        return STATUS_WORDS.get(cell.verdict, cell.verdict), WHY.get(cell.verdict, untuned)
+            why = str(Reason(Kind.UNTUNED, because=cell.untuned))
+        return STATUS_WORDS.get(cell.verdict, cell.verdict), why
     if cell.verdict == "not run":
         return "runnable", ""
-    return (
-        "run",
-        f"diverged: {cell.diverged} of {cell.diverged + cell.n} runs" if cell.diverged else "",
-    )
+    if cell.diverged:
+        return "run", f"diverged: {cell.diverged} of {cell.diverged + cell.n} runs"
+    return "run", ""
 
 
 OURS = (
@@ -104,14 +103,15 @@ OURS = (
 
 def too_wide(spec: Spec, paper: pd.DataFrame, line: int, row: str, column: Column) -> str:
     "Why three seeds cannot decide a published `line`; empty if they can"
-    mean, std, step = paper["mean"][line], paper["std"][line], paper["std_step"][line]
-    judged = not metric_named(spec.metric).hardware
-    if spec.trials < 2 or np.isnan(mean) or np.isnan(std) or not judged:
+    printed = paper.loc[line]
+    mean, std = printed["mean"], printed["std"]
+    if spec.trials < 2 or metric_named(spec.metric).hardware or np.isnan(mean) or np.isnan(std):
         return ""
     margin = cell_margin(spec, paper, row, column, mean)
-    if decidable(max(std, step / 2), spec.trials, margin, spec.pairing):
+    if decidable(max(std, printed["std_step"] / 2), spec.trials, margin, spec.pairing):
         return ""
-    return f"± {std:g} over {spec.trials} published trials is too wide for three seeds and a margin of {margin:.3g}"
+    spread = f"± {std:g} over {spec.trials} published trials"
+    return f"{spread} is too wide for three seeds and a margin of {margin:.3g}"
 
 
 def why_not_runnable(
@@ -150,42 +150,61 @@ def spec_lines(
     "One dict for each published line: its place, status and why, our number; `reach` as `read_reach` returns it"
     if tier not in spec.tiers:
         return [dict(line=i, status="missing", why=f"no tier {tier}") for i in range(len(paper))]
-    at, reach = places(spec, spec.tier_columns(tier)), reach or read_reach()
+    elsewhere = "the spec has no cell for it"
+    if tier != "paper":
+        elsewhere = f"no such column at tier {tier}"
+    at = places(spec, spec.tier_columns(tier))
+    reach = reach or read_reach()
     lost = lost_settings(spec, paper, tier)
-    elsewhere = (
-        "the spec has no cell for it" if tier == "paper" else f"no such column at tier {tier}"
-    )
-    cells, out = stored_cells(spec, tier, results), []
+    cells = stored_cells(spec, tier, results)
+    out = []
     for i in range(len(paper)):
         row, column = at.get(i, ("", None))
-        if column is None:
-            word, why = ("not comparable", str(lost[i])) if i in lost else ("missing", elsewhere)
-            out.append(dict(line=i, row=row, column="", status=word, why=why))
-            continue
-        cell = cells.get((row, column.label))
-        word, why = status(cell, tier) if cell else ("runnable", "")
-        if column.missing:
-            word, why = "missing", column.missing
-        if word == "runnable":
-            word, why = why_not_runnable(spec, tier, paper, i, row, column, reach) or (word, why)
-        ours = {name: getattr(cell, name) for name in OURS} if cell else {}
-        out.append(dict(line=i, row=row, column=column.label, status=word, why=why) | ours)
+        line = dict(line=i, row=row, column=column.label if column else "")
+        if i in lost:
+            line |= dict(status="not comparable", why=str(lost[i]))
+        elif column is None:
+            line |= dict(status="missing", why=elsewhere)
+        else:
+            cell = cells.get((row, column.label))
+            if column.missing:
+                word, why = "missing", column.missing
+            elif cell:
+                word, why = status(cell, tier)
+            else:
+                word, why = "runnable", ""
+            if word == "runnable":
+                hindered = why_not_runnable(spec, tier, paper, i, row, column, reach)
+                word, why = hindered or (word, why)
+            line |= dict(status=word, why=why)
+            if cell:
+                line |= {name: getattr(cell, name) for name in OURS}
+        out.append(line)
     return out
+
+
+def guesses(found: Iterable[Row | Column]) -> str:
+    "Why there is no published number beside those rows or columns whose lost setting is guessed"
+    return "; ".join(dict.fromkeys(one.unpublished for one in found if one.guessed))
 
 
 def lost_settings(spec: Spec, paper: pd.DataFrame, tier: str) -> dict[int, Reason]:
     "Line -> why no cell can stand beside it, where the spec says that the text lost its setting and ours is a guess"
-    find, columns = line_finder(paper, str(spec.published)), spec.tier_columns(tier)
-    rows = [find(row.published) for row in spec.rows.values() if not row.unpublished]
-    known = np.any([[False] * len(paper), *rows], axis=0)
-
-    def said(found):
-        return "; ".join(dict.fromkeys(x.unpublished for x in found if x.guessed))
-
-    of_columns, of_rows = said(columns), said(spec.rows.values())
+    find = line_finder(paper, str(spec.published))
+    columns = spec.tier_columns(tier)
+    of_a_row = np.zeros(len(paper), bool)
+    for row in spec.rows.values():
+        if not row.unpublished:
+            of_a_row |= find(row.published)
+    of_columns = guesses(columns)
+    of_rows = guesses(spec.rows.values())
     at = places(spec, columns)
-    why = {i: of_columns if known[i] else of_rows for i in range(len(paper)) if i not in at}
-    return {i: Reason(Kind.GUESSED, because=text) for i, text in why.items() if text}
+    lost = {}
+    for i in range(len(paper)):
+        why = of_columns if of_a_row[i] else of_rows
+        if why and i not in at:
+            lost[i] = Reason(Kind.GUESSED, because=why)
+    return lost
 
 
 BOARD_COLUMNS = [

@@ -7,11 +7,11 @@ __all__ = ['STATISTIC_WORDS', 'JUDGED', 'UNKNOWN_VALUE', 'SAME_NUMBER', 'EXCLUDE
            'DIVERGED', 'HARDWARE', 'NOT_JUDGED', 'mean_std', 'plus_minus', 'half_width', 'why_no_verdict',
            'published_cell', 'table_rows', 'judgement', 'trial_texts', 'code_prints', 'arrived', 'cell_line',
            'gap_about', 'cell_margin', 'same_rounds', 'traces', 'Above', 'cell_processors', 'Beside', 'published_lines',
-           'table', 'q_values', 'small', 'judged_in_words', 'judged_grid', 'ours_in_words', 'with_runs',
-           'published_setting', 'heading', 'verdict_cell', 'paper_grid', 'statistics_grid', 'target_grids',
-           'why_no_run', 'waiting', 'value_in_words', 'reduced', 'to', 'measured', 'counted', 'about', 'divergences',
-           'verdict_count', 'ends', 'mixed_processors', 'margins', 'title', 'settings_in_words', 'own_settings',
-           'row_settings', 'best_tier', 'TableParts', 'table_parts', 'table_sheet', 'render']
+           'table', 'q_values', 'small', 'judged_in_words', 'signed', 'judged_grid', 'ours_in_words', 'with_runs',
+           'published_setting', 'heading', 'verdict_cell', 'paper_grid', 'statistics_grid', 'target_grid',
+           'target_grids', 'why_no_run', 'waiting', 'value_in_words', 'reduced', 'to', 'measured', 'counted', 'about',
+           'divergences', 'verdict_count', 'ends', 'mixed_processors', 'margins', 'title', 'settings_in_words',
+           'own_settings', 'row_settings', 'best_tier', 'TableParts', 'table_parts', 'table_sheet', 'render']
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #976c4c21
 import math
@@ -57,26 +57,30 @@ from .verdicts import VERDICTS, default_margin, false_discovery, verdict
 def mean_std(values: Sequence[float]) -> tuple[float, float]:
     "Mean and sample standard deviation (divisor n-1), in the unit of `values`; nan where undefined"
     v = np.asarray(values, float)
-    return (float(v.mean()) if len(v) else math.nan), (
-        float(v.std(ddof=1)) if len(v) > 1 else math.nan
-    )
+    mean = float(v.mean()) if len(v) else math.nan
+    std = float(v.std(ddof=1)) if len(v) > 1 else math.nan
+    return mean, std
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #7bce61a5
 def plus_minus(mean: float, std: float, n: int | None = None) -> str:
     "mean ± std (n) with two decimals; an unknown spread is left out, an unknown mean is a dash"
     if math.isnan(mean):
         return "–"
-    return (
-        f"{mean:.2f}"
-        + ("" if math.isnan(std) else f" ± {std:.2f}")
-        + ("" if n is None else f" ({n})")
-    )
+    words = f"{mean:.2f}"
+    if not math.isnan(std):
+        words += f" ± {std:.2f}"
+    if n is not None:
+        words += f" ({n})"
+    return words
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #b4425ccd
 def half_width(values: Sequence[float], level: float = 0.95) -> float:
     "Half of the `level` (0 to 1) Student-t interval of the mean, in the unit of `values`; nan below two values"
-    n, std = len(values), mean_std(values)[1]
-    return float(stdtrit(n - 1, (1 + level) / 2) * std / math.sqrt(n)) if n > 1 else math.nan
+    n = len(values)
+    if n < 2:
+        return math.nan
+    _, std = mean_std(values)
+    return float(stdtrit(n - 1, (1 + level) / 2) * std / math.sqrt(n))
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #63c9d75c
 def why_no_verdict(values: Sequence[float], diverged: int, published: float, judged: bool) -> str:
@@ -97,27 +101,28 @@ def published_cell(paper: pd.DataFrame, where: dict) -> tuple[float, float]:
     hit = paper[rules.line_finder(paper, "published numbers")(where)] if len(paper) else paper
     if len(hit) > 1:
         raise InputError(f"published numbers: {len(hit)} lines match {where}; name more columns")
-    return (
-        (float(hit["mean"].iloc[0]), float(hit["std"].iloc[0]))
-        if len(hit)
-        else (math.nan, math.nan)
-    )
+    if not len(hit):
+        return math.nan, math.nan
+    return float(hit["mean"].iloc[0]), float(hit["std"].iloc[0])
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #02f10512
 def table_rows(spec: Spec, paper: pd.DataFrame) -> dict[str, dict]:
     "Row name -> filter on the published csv, in the published order; then our rows without a published counterpart"
-    rows, keys = {}, [k for k in ("method", "variant") if k in paper]
     find = rules.line_finder(paper, str(spec.published))
     whole = spec.published == spec.path.with_name(f"{spec.path.stem}.published.csv")
-    for _, line in paper[keys].drop_duplicates().iterrows():
-        there = {k: v for k, v in line.items() if isinstance(v, str)}
-        ours = {
-            r.name: r.published
-            for r in spec.rows.values()
-            if (find(there) & find(r.published)).any()
-        }
-        rows.update(ours or ({" ".join(there.values()): there} if whole else {}))
-    return rows | {r.name: r.published for r in spec.rows.values() if r.name not in rows}
+    keys = [key for key in ("method", "variant") if key in paper]
+    rows: dict[str, dict] = {}
+    for line in paper[keys].drop_duplicates().to_dict("records"):
+        there = {key: name for key, name in line.items() if isinstance(name, str)}
+        printed = find(there)
+        ours = [row for row in spec.rows.values() if (printed & find(row.published)).any()]
+        for row in ours:
+            rows[row.name] = row.published
+        if whole and not ours:
+            rows[" ".join(there.values())] = there
+    for row in spec.rows.values():
+        rows.setdefault(row.name, row.published)
+    return rows
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #b1751bd3
 STATISTIC_WORDS = {
@@ -205,27 +210,30 @@ def cell_line(
     def mean_of(name: str) -> tuple[float, float]:
         return mean_std([trial[name] for trial in counted])
 
-    mean, std = mean_of(spec.statistic)
-    known = tier == "paper" and not metric_named(spec.metric).hardware
-    line: dict[str, Any] = {
-        "mean": mean,
-        "std": std,
-        "n": sum(not math.isnan(trial["last"]) for trial in done),
-        "diverged": diverged,
-        "published_mean": beside["mean"],
-        "published_std": beside["std"],
-        "difference": mean - beside["mean"] if known else math.nan,
-    }
+    published = beside["mean"]
+    line: dict[str, Any] = {}
+    line["mean"], line["std"] = mean_of(spec.statistic)
+    line["n"] = sum(not math.isnan(trial["last"]) for trial in done)
+    line["diverged"] = diverged
+    line["published_mean"] = published
+    line["published_std"] = beside["std"]
+    line["difference"] = math.nan
+    if tier == "paper" and not metric_named(spec.metric).hardware:
+        line["difference"] = line["mean"] - published
     ratio = metric_named(metric or spec.metric).ratio
-    margin = default_margin(beside["mean"], ratio, spec.margin, gap)
+    margin = default_margin(published, ratio, spec.margin, gap)
     values = [trial[spec.statistic] for trial in done]
     line |= judgement(spec, tier, values, diverged, beside, margin)
     for name in STATISTIC_WORDS:
         line[name], line[f"{name}_std"] = mean_of(name)
-    line["swing"] = mean_of("swing")[0]
+    line["swing"], _ = mean_of("swing")
     line |= trial_texts(trials, spec.statistic)
-    line["as_code_prints"] = code_prints(spec, trials) if tier == "paper" and diverged else ""
-    return line | (arrived(counted) if set(WINDOWS) <= set(runs) else {})
+    line["as_code_prints"] = ""
+    if tier == "paper" and diverged:
+        line["as_code_prints"] = code_prints(spec, trials)
+    if set(WINDOWS) <= set(runs):
+        line |= arrived(counted)
+    return line
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #3dbae80d
 def gap_about(spec: Spec, paper: pd.DataFrame, row: str, column: Column, mean: float) -> float:
@@ -331,11 +339,13 @@ def published_lines(
     same = same_runs(spec) if tier == "paper" else {}
 
     def beside(row: str, where: dict, column: Column) -> Beside:
-        hits = np.flatnonzero(find(where | column.published)) if len(paper) else []
+        if not len(paper):
+            return Beside(UNKNOWN_VALUE, row)
+        hits = np.flatnonzero(find(where | column.published))
         if not len(hits):
             return Beside(UNKNOWN_VALUE, row)
         hit = int(hits[0])
-        owner = at[hit][0] if hit in at else row
+        owner, _ = at.get(hit, (row, column))
         return Beside(paper.iloc[hit].to_dict(), owner, same.get(hit))
 
     return beside
@@ -346,35 +356,39 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
 
     One published number has one verdict: of two rows beside it the first has it, of two tables the one that
     `repeats` names. `same_runs` says where it is, or which row above shows the same runs or the same rounds."""
-    runs, paper = seed_values(spec, tier, results), read_published(spec)
-    mine = dict(tuple(runs.groupby(["row", "column"])))
+    runs = seed_values(spec, tier, results)
+    paper = read_published(spec)
+    by_cell = dict(tuple(runs.groupby(["row", "column"])))
     beside = published_lines(spec, tier, paper)
     chips = run_processors(spec, tier, results)
     rows = table_rows(spec, paper)
-    blank = cell_line(spec, tier, runs[:0], UNKNOWN_VALUE)  # most cells have no run yet
+    no_runs = runs[:0]
+    blank = cell_line(spec, tier, no_runs, UNKNOWN_VALUE)  # most cells have no run yet
     lines = []
     for column in spec.tier_columns(tier):
-        above, metric = Above(), column.metric or spec.metric
+        metric = column.metric or spec.metric
+        above = Above()
         for row, where in rows.items():
             there = beside(row, where, column)
-            own = mine.get((row, column.label), runs[:0])
-            mean, std = there.line["mean"], there.line["std"]
-            line = blank | {"published_mean": mean, "published_std": std}
-            if len(own):
-                gap = gap_about(spec, paper, row, column, mean)
-                line = cell_line(spec, tier, own, there.line, metric, gap)
-            rounds = traces(own) if tier == "paper" else None
-            origin = above.origin(row, there.owner, there.repeat, line["runs"], rounds)
+            mine = by_cell.get((row, column.label), no_runs)
+            printed = {f"published_{name}": there.line[name] for name in ("mean", "std")}
+            numbers = blank | printed
+            if len(mine):
+                gap = gap_about(spec, paper, row, column, there.line["mean"])
+                numbers = cell_line(spec, tier, mine, there.line, metric, gap)
+            rounds = traces(mine) if tier == "paper" else None
+            origin = above.origin(row, there.owner, there.repeat, numbers["runs"], rounds)
             # the same published number, not a difference of two
             elsewhere = there.owner != row or kind_of(origin) is Kind.SAME_TABLE
-            if elsewhere and line["verdict"] in VERDICTS:
-                line["verdict"] = SAME_NUMBER
-            place = dict(row=row, column=column.label, tier=tier)
-            place |= dict(metric=metric, statistic=spec.statistic)
-            limits: dict[str, Any] = {"untuned": spec.rows[row].untuned if row in spec.rows else ""}
-            limits["same_runs"] = origin
-            limits["cpus"] = "; ".join(cell_processors(own, chips))
-            lines.append(place | line | limits)
+            if elsewhere and numbers["verdict"] in VERDICTS:
+                numbers["verdict"] = SAME_NUMBER
+            line: dict[str, Any] = dict(row=row, column=column.label, tier=tier, metric=metric)
+            line["statistic"] = spec.statistic
+            line |= numbers
+            line["untuned"] = spec.rows[row].untuned if row in spec.rows else ""
+            line["same_runs"] = origin
+            line["cpus"] = "; ".join(cell_processors(mine, chips))
+            lines.append(line)
     frame = pd.DataFrame(lines)
     if metric_named(spec.metric).hardware:
         chips_of_all = processors(spec, tier, results, runs.run_id)
@@ -384,11 +398,10 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
 # %% ../../nbs/08_verdicts/03_tables.ipynb #8ff2b088
 def q_values(spec: Spec, results: str | Path | None = None) -> dict[tuple[str, str], float]:
     "(row, column) -> q of the cells of a table with a verdict, corrected over all tables of the paper"
-    parts = [
-        table(s, "paper", results).assign(spec=s.name)
-        for s in own_tables(spec.path.parent)
-        if "paper" in s.tiers and s.paper == spec.paper
-    ]
+    parts = []
+    for other in own_tables(spec.path.parent):
+        if "paper" in other.tiers and other.paper == spec.paper:
+            parts.append(table(other, "paper", results).assign(spec=other.name))
     if not parts:
         return {}
     found = pd.concat(parts)
@@ -407,44 +420,52 @@ EXCLUDES = ", though its 95 % interval excludes 0: the means differ, by less tha
 
 def judged_in_words(cell, q: float = math.nan) -> str:
     "The verdict of a line of the long form: with p and q, or the seeds that would decide it, and what limits it"
-    word = cell.verdict
-    if word == SAME_NUMBER:
-        return f"{word} as {cell.same_runs}"
-    if word == "reproduced" and abs(cell.difference) > cell.interval:
-        word += EXCLUDES
-    if word == "contradicted":
-        word += ", " + small("p", cell.p) + ("" if math.isnan(q) else ", " + small("q", q))
-    if word == "undecided":
-        word += ": none can" if math.isinf(cell.needed) else f": {cell.needed:.0f} seeds"
+    words = cell.verdict
+    if cell.verdict == SAME_NUMBER:
+        return f"{words} as {cell.same_runs}"
+    if cell.verdict == "reproduced" and abs(cell.difference) > cell.interval:
+        words += EXCLUDES
+    if cell.verdict == "contradicted":
+        words += f", {small('p', cell.p)}"
+        if not math.isnan(q):
+            words += f", {small('q', q)}"
+    if cell.verdict == "undecided" and math.isinf(cell.needed):
+        words += ": none can"
+    elif cell.verdict == "undecided":
+        words += f": {cell.needed:.0f} seeds"
     if cell.untuned and cell.verdict in VERDICTS:
-        word += ", untuned"
-    return word + (f" (same runs as {cell.same_runs})" if cell.n and cell.same_runs else "")
+        words += ", untuned"
+    if cell.n and cell.same_runs:
+        words += f" (same runs as {cell.same_runs})"
+    return words
+
+
+def signed(gap: float, half: float = math.nan) -> str:
+    "A difference with its sign, ± half of its interval where that is known; empty where it is not"
+    if math.isnan(gap):
+        return ""
+    words = f"{gap:+.2f}"
+    if not math.isnan(half):
+        words += f" ± {half:.2f}"
+    return words
 
 
 def judged_grid(frame: pd.DataFrame, q: dict) -> Grid | None:
     "Difference and verdict of every cell that has one, and two readings that are not judged; None without any"
-
-    def signed(gap, half=math.nan):
-        if math.isnan(gap):
-            return ""
-        return f"{gap:+.2f}" + ("" if math.isnan(half) else f" ± {half:.2f}")
-
-    lines = [
-        r
-        for r in frame[frame.tier == "paper"].itertuples()
-        if r.n and (r.verdict in VERDICTS or r.same_runs)
-    ]
-    rows: list = [
-        [
-            r.row,
-            r.column,
-            signed(r.difference, r.interval),
-            judged_in_words(r, q.get((r.row, r.column), math.nan)),
-            signed(r.mean_last_10 - r.published_mean),
-            "" if math.isnan(r.swing) else f"{r.swing:.2f}",
-        ]
-        for r in lines
-    ]
+    rows: list = []
+    for line in frame[frame.tier == "paper"].itertuples():
+        if not line.n or not (line.verdict in VERDICTS or line.same_runs):
+            continue
+        rows.append(
+            [
+                line.row,
+                line.column,
+                signed(line.difference, line.interval),
+                judged_in_words(line, q.get((line.row, line.column), math.nan)),
+                signed(line.mean_last_10 - line.published_mean),
+                "" if math.isnan(line.swing) else f"{line.swing:.2f}",
+            ]
+        )
     names = ["method", "column", "difference ± 95 %", "verdict", "of the last ten", "swing"]
     return Grid(names, rows, "Judged") if rows else None
 
@@ -472,8 +493,10 @@ NOT_JUDGED = (
 # %% ../../nbs/08_verdicts/03_tables.ipynb #2f937b94
 def ours_in_words(line, statistic: str = "", n: bool = True) -> str:
     "Our number of a line of the long form (a dict), by its table's or another `statistic`"
+    if line["diverged"] and not n:
+        return "–"
     if line["diverged"]:
-        return f"diverged ({line['diverged']} of {line['diverged'] + line['n']})" if n else "–"
+        return f"diverged ({line['diverged']} of {line['diverged'] + line['n']})"
     if not statistic:
         return plus_minus(line["mean"], line["std"], line["n"])
     return plus_minus(line[statistic], line[f"{statistic}_std"], line["n"] if n else None)
@@ -487,12 +510,15 @@ def with_runs(frame: pd.DataFrame, axis: str) -> list[str]:
 # %% ../../nbs/08_verdicts/03_tables.ipynb #3e394437
 def published_setting(column: Column) -> str:
     "The setting whose published numbers stand beside a column; empty where it is the column's own"
-    words = {"clients": "{} clients", "dataset": "{}"}
-    beside = ", ".join(
-        words.get(k, k.replace("_", " ") + " {}").format(v)
-        for k, v in column.published.items()
-        if k != "method"
-    )
+    parts = []
+    for key, value in column.published.items():
+        if key == "clients":
+            parts.append(f"{value} clients")
+        elif key == "dataset":
+            parts.append(str(value))
+        elif key != "method":
+            parts.append(f"{key.replace('_', ' ')} {value}")
+    beside = ", ".join(parts)
     return "" if beside == column.label else beside
 
 
@@ -518,8 +544,8 @@ def paper_grid(
 ) -> Grid:
     "The table in the paper's shape, of rows and columns with runs; `link`: a line of the long form -> its address"
     there = with_runs(frame, "column")
-    columns = [c for c in spec.tier_columns(tier) if c.label in there]
-    lines = {(r["row"], r["column"]): r for r in frame.to_dict("records")}
+    columns = [column for column in spec.tier_columns(tier) if column.label in there]
+    lines = {(line["row"], line["column"]): line for line in frame.to_dict("records")}
     rows: list[list[str | Cell]] = []
     for row in with_runs(frame, "row"):
         cells = []
@@ -527,7 +553,8 @@ def paper_grid(
             line = lines[row, column.label]
             cells.append(verdict_cell(line, link(line) if line["seeds"] else ""))
         rows.append([row, *cells])
-    return Grid(["method", *(heading(c, tier == "paper") for c in columns)], rows)
+    headings = [heading(column, tier == "paper") for column in columns]
+    return Grid(["method", *headings], rows)
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #9c51a448
 def statistics_grid(frame: pd.DataFrame, statistic: str) -> Grid:
@@ -535,33 +562,42 @@ def statistics_grid(frame: pd.DataFrame, statistic: str) -> Grid:
     names = [statistic]
     if metric_named(frame.metric.iloc[0]).higher_is_better:
         names += [name for name in STATISTIC_WORDS if name != statistic]
-    first, *others = [name.replace("_", " ") for name in names]
     rows: list[list[str | Cell]] = []
     for line in frame[frame.seeds != ""].to_dict("records"):
         cells = [Cell(ours_in_words(line, name, n=name == statistic)) for name in names]
         rows.append([line["row"], *cells])
+    first, *others = [name.replace("_", " ") for name in names]
     return Grid(["method", f"{first} ± std (n)", *others], rows)
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #80dadf04
+def target_grid(found: pd.DataFrame, name: str, window: int) -> Grid:
+    "Rounds to the target of each column, by the column `name` of the lines `found`, a mean of `window` rounds"
+    words = {}
+    counted = set()
+    for line in found.to_dict("records"):
+        reached = {key: line[f"{name}_{key}"] for key in ("std", "reached", "each")}
+        words[line["row"], line["column"]] = arrival_text({"mean": line[name]} | reached)
+        if line[f"{name}_each"]:
+            counted.add(line["column"])
+    columns = [column for column in with_runs(found, "column") if column in counted]
+    rows: list[list[str | Cell]] = []
+    for row in with_runs(found, "row"):
+        cells = [Cell(words.get((row, column), "–")) for column in columns]
+        rows.append([row, *cells])
+    caption = "Rounds to the target"
+    if window > 1:
+        caption += f", mean of {window}"
+    return Grid(["method", *columns], rows, caption)
+
+
 def target_grids(frame: pd.DataFrame) -> list[Grid]:
     "Rounds to the target of each column, and to a mean of five rounds"
-    out, found = [], frame[frame.seeds != ""]
+    found = frame[frame.seeds != ""]
+    grids = []
     for name, window in WINDOWS.items():
-        if f"{name}_each" not in found or not (found[f"{name}_each"] != "").any():
-            continue
-        words = {}
-        for line in found.to_dict("records"):
-            reached = {key: line[f"{name}_{key}"] for key in ("std", "reached", "each")}
-            text = arrival_text({"mean": line[name]} | reached)
-            words[line["row"], line["column"]] = text
-        counted = {column for (_, column), text in words.items() if text != "–"}
-        columns = [column for column in with_runs(frame, "column") if column in counted]
-        rows: list[list[str | Cell]] = []
-        for row in with_runs(frame, "row"):
-            rows.append([row, *(Cell(words.get((row, column), "–")) for column in columns)])
-        caption = "Rounds to the target" + (f", mean of {window}" if window > 1 else "")
-        out.append(Grid(["method", *columns], rows, caption))
-    return out
+        if f"{name}_each" in found and (found[f"{name}_each"] != "").any():
+            grids.append(target_grid(found, name, window))
+    return grids
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #7af651ed
 def why_no_run(spec: Spec, tier: str, column: Column, reach: dict) -> str:
@@ -574,18 +610,19 @@ def why_no_run(spec: Spec, tier: str, column: Column, reach: dict) -> str:
 
 def waiting(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     "Sentences that name the columns and rows without any run, and why"
-    reach, there = read_reach(), with_runs(frame, "column")
-    labels: dict[str, list[str]] = {}  # by why
+    reach = read_reach()
+    columns = with_runs(frame, "column")
+    names: dict[str, list[str]] = {}  # by why
     for column in spec.tier_columns(tier):
-        if column.label not in there:
-            labels.setdefault(why_no_run(spec, tier, column, reach), []).append(column.label)
-    out = [f"{why}: {'; '.join(names)}" for why, names in labels.items()]
-    gone = [r for r in dict.fromkeys(frame.row) if there and r not in with_runs(frame, "row")]
-    rows = {
-        "rows not run": [r for r in gone if r in spec.rows],
-        "rows that the spec does not have": [r for r in gone if r not in spec.rows],
-    }
-    return out + [f"{word}: {'; '.join(names)}" for word, names in rows.items() if names]
+        if column.label not in columns:
+            names.setdefault(why_no_run(spec, tier, column, reach), []).append(column.label)
+    rows = with_runs(frame, "row")
+    for row in dict.fromkeys(frame.row):
+        if rows and row not in rows:
+            known = row in spec.rows
+            why = "rows not run" if known else "rows that the spec does not have"
+            names.setdefault(why, []).append(row)
+    return [f"{why}: {'; '.join(of)}" for why, of in names.items()]
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #05de03d5
 def value_in_words(value) -> str:
@@ -609,10 +646,14 @@ def reduced(spec: Spec, tier: str) -> str:
         if value == paper:
             continue
         words = f"{key.replace('_', ' ')} {value_in_words(value)} (paper {value_in_words(paper)})"
-        where.setdefault(words, []).extend([] if place == "base" else [place])
-    changes = [
-        words + (f" of {', '.join(places)}" if places else "") for words, places in where.items()
-    ]
+        places_of = where.setdefault(words, [])
+        if place != "base":
+            places_of.append(place)
+    changes = []
+    for words, places_of in where.items():
+        if places_of:
+            words += f" of {', '.join(places_of)}"
+        changes.append(words)
     changed = "; ".join(changes) or "the setting"
     return f"not comparable with the published numbers, which are context only. Changed: {changed}"
 
@@ -644,9 +685,9 @@ def about(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
         lines.append(
             f"Difference: {first.name} minus {second.name}, points, run by run of the same seed"
         )
-    targets = [c.target for c in spec.tier_columns(tier) if c.target]
-    if targets:
-        goals = dict.fromkeys(f"{target.value:g} ({target.source})" for target in targets)
+    columns = spec.tier_columns(tier)
+    goals = dict.fromkeys(f"{c.target.value:g} ({c.target.source})" for c in columns if c.target)
+    if goals:
         lines.append(
             f"Target: {'; '.join(goals)}. Counted is the first evaluated round that reaches it, or at "
             "which the mean of 5 does; > T: not in T rounds, and then there is no mean"
@@ -655,7 +696,7 @@ def about(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
         lines.append(f"Processors: {frame.processors.iloc[0] or 'none yet'}")
     if spec.published is not None:
         lines.append(f"Tier {tier}: {reduced(spec, tier)}")
-    alone = {c.label: c.unpublished for c in spec.tier_columns(tier) if c.unpublished}
+    alone = {column.label: column.unpublished for column in columns if column.unpublished}
     alone |= {row.name: row.unpublished for row in spec.rows.values() if row.unpublished}
     return lines + [f"No published number beside {name}: {why}" for name, why in alone.items()]
 
@@ -673,19 +714,21 @@ def divergences(frame: pd.DataFrame) -> list[str]:
 
 def verdict_count(spec: Spec, frame: pd.DataFrame) -> str:
     "How many verdicts of each kind a table has, and which numbers are not counted"
-    kinds = frame.same_runs.map(kind_of)
-    twins = (kinds == Kind.SAME_ROW) & frame.verdict.isin(VERDICTS)
-    again = (kinds == Kind.SAME_TABLE) & (frame.n > 0)
-    repeated = int((again | twins).sum())
     alone = frame if spec.difference else frame[frame.same_runs.isna()]
-    count = alone.verdict[alone.verdict.isin([*VERDICTS, "diverged"])].value_counts()
-    words = ", ".join(f"{n} {word}" for word, n in count.items()) or "none yet"
-    if spec.difference and len(count):
-        judges = " and ".join(part.table for part in spec.difference)
+    counted = alone.verdict[alone.verdict.isin([*VERDICTS, "diverged"])].value_counts()
+    words = "Verdicts: "
+    words += ", ".join(f"{n} {word}" for word, n in counted.items()) or "none yet"
+    if spec.difference and len(counted):
+        first, second = spec.difference
+        judges = f"{first.table} and {second.table}"
         words += f"; not counted, each is the difference of two numbers that tables {judges} judge"
+    kinds = frame.same_runs.map(kind_of)
+    of_a_row = (kinds == Kind.SAME_ROW) & frame.verdict.isin(VERDICTS)
+    of_a_table = (kinds == Kind.SAME_TABLE) & (frame.n > 0)
+    repeated = int((of_a_row | of_a_table).sum())
     if repeated:
         words += f"; not counted, another table's or row's runs: {repeated}"
-    return f"Verdicts: {words}"
+    return words
 
 
 def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
@@ -707,30 +750,32 @@ def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
 # %% ../../nbs/08_verdicts/03_tables.ipynb #d83ddba1
 def mixed_processors(frame: pd.DataFrame) -> list[str]:
     "Which processors the runs of one cell were computed on, where they are several"
-    cells, mixed = frame[frame.seeds != ""], frame[frame.cpus.str.contains("; ")]
+    cells = frame[frame.seeds != ""]
+    mixed = frame[frame.cpus.str.contains("; ")]
     several = cells.column.nunique() > 1
     out = []
     for cpus, part in mixed.groupby("cpus", sort=False):
-        names = dict.fromkeys(
-            f"{r.row}, {r.column}" if several else r.row for r in part.itertuples()
-        )
+        names = part.row + ", " + part.column if several else part.row
+        chips = " and ".join(cpus.split("; "))
         out.append(
-            f"Processors differ within {len(part)} of {len(cells)} cells ({' and '.join(cpus.split('; '))}): "
-            + "; ".join(names)
+            f"Processors differ within {len(part)} of {len(cells)} cells ({chips}): "
+            + "; ".join(dict.fromkeys(names))
         )
     return out
 
 
 def margins(spec: Spec, frame: pd.DataFrame) -> str:
     "The margins of the cells with a verdict, and whether the published spread is used"
-    used = sorted({f"{m:.3g}" for m in frame.margin if not math.isnan(m)}, key=float)
-    error = {"pooled": "pooled error", "welch": "Welch's error"}[spec.pairing]
-    theirs = (
-        f"{error}, published std over {spec.trials} trials"
-        if spec.spread == "trials"
-        else ("the published std is no spread over trials and is not used")
-    )
-    return f"Margin: {' to '.join(dict.fromkeys([*used[:1], *used[-1:]])) or 'none yet'}; {theirs}"
+    used = frame.margin.dropna().astype(float)
+    words = "none yet"
+    if len(used):
+        ends_of = [f"{margin:.3g}" for margin in (used.min(), used.max())]
+        words = " to ".join(dict.fromkeys(ends_of))
+    theirs = "the published std is no spread over trials and is not used"
+    if spec.spread == "trials":
+        error = {"pooled": "pooled error", "welch": "Welch's error"}[spec.pairing]
+        theirs = f"{error}, published std over {spec.trials} trials"
+    return f"Margin: {words}; {theirs}"
 
 
 def title(spec: Spec) -> str:
@@ -740,11 +785,11 @@ def title(spec: Spec) -> str:
 
 def settings_in_words(values: dict) -> str:
     "Settings with their values, but for the seeds and what is off"
-    return ", ".join(
-        f"{k.replace('_', ' ')} {value_in_words(v.value)}"
-        for k, v in values.items()
-        if k != "seeds" and v.value is not None
-    )
+    words = []
+    for key, setting in values.items():
+        if key != "seeds" and setting.value is not None:
+            words.append(f"{key.replace('_', ' ')} {value_in_words(setting.value)}")
+    return ", ".join(words)
 
 
 def own_settings(spec: Spec, tier: str) -> str:
@@ -754,16 +799,21 @@ def own_settings(spec: Spec, tier: str) -> str:
 
 def row_settings(spec: Spec) -> list[str]:
     "What the rows of a table set themselves"
-    own = {row.name: settings_in_words(row.values) for row in spec.rows.values()}
-    return [f"{name}: {values}" for name, values in own.items() if values]
+    lines = []
+    for row in spec.rows.values():
+        own = settings_in_words(row.values)
+        if own:
+            lines.append(f"{row.name}: {own}")
+    return lines
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #c15dc64d
 def best_tier(spec: Spec, results: str | Path | None = None) -> str:
     "The tier nearest to the paper that has a stored run; the cheapest without any"
-    order = [t for t in ("paper", "small") if t in spec.tiers] + [
-        t for t in spec.tiers if t not in ("paper", "small")
-    ]
-    return next((t for t in order if stored_runs(spec, t, results)), order[-1])
+    order = sorted(spec.tiers, key=lambda tier: (tier != "paper", tier != "small"))
+    for tier in order:
+        if stored_runs(spec, tier, results):
+            return tier
+    return order[-1]
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #e316f795
 @dataclass(frozen=True)

@@ -24,11 +24,14 @@ def standard_error(s, n, s0=None, n0: int = 0, pairing: str = "welch") -> tuple[
     if np.all(n == 1):
         return s0 * np.sqrt(1 / n0 + 1), n0 - 1
     if pairing == "pooled":
-        return np.sqrt(
-            ((n0 - 1) * s0**2 + (n - 1) * s**2) / (n0 + n - 2) * (1 / n0 + 1 / n)
-        ), n0 + n - 2
-    theirs, ours = s0**2 / n0, s**2 / n
-    return np.sqrt(theirs + ours), (theirs + ours) ** 2 / (theirs**2 / (n0 - 1) + ours**2 / (n - 1))
+        df = n0 + n - 2
+        variance = ((n0 - 1) * s0**2 + (n - 1) * s**2) / df
+        return np.sqrt(variance * (1 / n0 + 1 / n)), df
+    theirs = s0**2 / n0
+    ours = s**2 / n
+    both = theirs + ours
+    df = both**2 / (theirs**2 / (n0 - 1) + ours**2 / (n - 1))
+    return np.sqrt(both), df
 
 # %% ../../nbs/08_verdicts/02_verdicts.ipynb #efb694ae
 def default_margin(
@@ -37,8 +40,14 @@ def default_margin(
     """delta in the metric's unit for a published `mean` (%, or a ratio); `declared` by the spec replaces the default
 
     `gap` is the difference of two published means that the cell is about; 0 or nan: none."""
-    usual = 0.05 if ratio else 1.0 if mean >= 50 else max(0.02 * mean, 0.3)
-    margin = usual if declared is None else declared
+    if declared is not None:
+        margin = declared
+    elif ratio:
+        margin = 0.05
+    elif mean >= 50:
+        margin = 1.0
+    else:
+        margin = max(0.02 * mean, 0.3)
     return min(margin, abs(gap) / 2) if abs(gap) > 0 else margin
 
 # %% ../../nbs/08_verdicts/02_verdicts.ipynb #0db9bfeb
@@ -116,21 +125,25 @@ def verdict(
     """Our trials `values` against a published `mean` with `std` over `trials`; `step` is the unit of std's last digit
 
     A `std` that is nan, or with 0 `trials` no spread over trials, is not used. `pairing` is "pooled" or "welch"."""
-    v, n = np.asarray(values, float), len(values)
-    s, used = float(v.std(ddof=1)) if n > 1 else math.nan, trials > 1 and not math.isnan(std)
+    n = len(values)
+    v = np.asarray(values, float)
+    s = float(v.std(ddof=1)) if n > 1 else math.nan
+    used = trials > 1 and not math.isnan(std)
     s0 = max(std, step / 2) if used else None
     gap = round(float(v.mean()) - mean, 9)  # 68.81 - 67.81 is 1, not 1.0000000000000053
+    needed = math.nan
     with np.errstate(invalid="ignore", divide="ignore"):
-        se, df = (float(x) for x in standard_error(s, n, s0, trials, pairing))
-        interval, reach = special.stdtrit(df, 0.975) * se, abs(gap) + special.stdtrit(df, 0.95) * se
+        se, df = map(float, standard_error(s, n, s0, trials, pairing))
+        interval = float(special.stdtrit(df, 0.975) * se)
+        reach = float(abs(gap) + special.stdtrit(df, 0.95) * se)
         word = str(verdict_words(gap, se, df, margin, n))
-        p = float(2 * special.stdtr(df, -abs(gap) / se)) if se != 0 else float(gap == 0)
-        more = (
-            seeds_needed(gap, s, n, s0, trials, margin, pairing)
-            if word == "undecided"
-            else math.nan
-        )
-    return Verdict(word, gap, se, df, float(interval), float(reach), margin, p, more)
+        if se == 0:
+            p = float(gap == 0)
+        else:
+            p = float(2 * special.stdtr(df, -abs(gap) / se))
+        if word == "undecided":
+            needed = seeds_needed(gap, s, n, s0, trials, margin, pairing)
+    return Verdict(word, gap, se, df, interval, reach, margin, p, needed)
 
 # %% ../../nbs/08_verdicts/02_verdicts.ipynb #b3121922
 def false_discovery(ps: Sequence[float]) -> list[float]:
