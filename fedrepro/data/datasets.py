@@ -12,7 +12,7 @@ import copy, hashlib, inspect, io, pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from pathlib import Path
 import numpy as np
 import torch
@@ -364,11 +364,8 @@ class Dataset:
 # %% ../../nbs/02_data/07_datasets.ipynb #390a524a
 def _digits() -> dict:
     "The parts of the digits data set: the first 1,437 for training, the last 360 for testing"
-    package = find_spec("sklearn")
-    assert package and package.origin
-    table = np.loadtxt(
-        Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=","
-    )
+    file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    table = np.loadtxt(str(file), delimiter=",")
     x = torch.from_numpy(table[:, :64].astype(np.uint8)).reshape(-1, 1, 8, 8)
     y = torch.from_numpy(table[:, 64].astype(np.int64))
     return dict(
