@@ -36,7 +36,7 @@ def follow_variance(
         mean[n] = beta1 * old + (1 - beta1) * params[n]
     moved = squared_norm(gap) / sum(v.numel() for v in gap.values())
     variance = beta2 * server["variance"] + (1 - beta2) * moved
-    growth = 1.0
+    growth: float | Tensor = 1.0
     if t > 1:
         before = corrected(server["variance"], beta2, t - 1)
         growth = corrected(variance, beta2, t) / before

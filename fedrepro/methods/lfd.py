@@ -118,7 +118,7 @@ class LfD(FedAvg):
         ce = batch.mean(F.nll_loss(log_sigma, batch.y, reduction="none"))
         if self.weight == 0:
             return ce
-        weight = self.weight
+        weight: float | Tensor = self.weight
         if self.first == "skip":
             weight = weight * self.known(client).to(z.dtype)
         fit_to_label = (self.label(client, batch.x) * second).sum(1)
