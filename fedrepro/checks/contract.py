@@ -32,7 +32,7 @@ from ..engine.checkpoints import load_snapshot, save_snapshot
 from ..engine.client import ChangedInPlace, Client, client_round
 from ..engine.declarations import Messages, declared_bytes, law_of, law_text, shape_bytes
 from ..engine.rows import in_words
-from ..engine.evaluation import eval_models, evaluate, sorts
+from ..engine.evaluation import eval_models, evaluate, model_suffixes
 from ..engine.federation import Federation
 from ..engine.method import HOOKS, METHODS, FedAvg
 from ..engine.rounds import begin, next_round, sequential
@@ -143,7 +143,7 @@ def whole_models(case: Case) -> Iterator[Finding]:
     models = [
         m
         for at in shots
-        for s in sorts(method)
+        for s in model_suffixes(method)
         for m in eval_models(method, case.federation, at, s)
     ]
     odd = [
