@@ -488,8 +488,6 @@ def keep_spec(spec: Spec, files: tuple):
     plain = json.loads(json.dumps({"spec": asdict(spec), "known": known}, default=str))
     if revived(Spec, plain["spec"]) == spec and plain["known"] == known:  # json has no tuple, say
         write_cache("specs", spec.path.resolve(), plain, (code_digest(), spec.path, files))
-        for part, settings in zip((spec, *spec.difference), known):
-            part.known.update(settings)  # this process, too, has computed them once
 
 
 def _has_own_code(settings: dict) -> bool:
