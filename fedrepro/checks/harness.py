@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import cycle
+from itertools import cycle, islice
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,11 @@ HOLDINGS = (
 def deal_samples(labels: np.ndarray, holdings) -> list[list[int]]:
     "Positions in `labels` for each client; `holdings`: (classes, number of samples) of each, classes in turn"
     piles = [iter(np.flatnonzero(labels == c)) for c in range(10)]
-    return [[next(piles[c]) for _, c in zip(range(n), cycle(classes))] for classes, n in holdings]
+    dealt = []
+    for classes, n in holdings:
+        in_turn = islice(cycle(classes), n)
+        dealt.append([next(piles[c]) for c in in_turn])
+    return dealt
 
 
 def tiny_network() -> Network:
@@ -84,14 +88,15 @@ class RecordedRun:
 
     def message(self) -> dict:
         "Server and client states and uploads in one nested dict"
-        return {
-            f"round {t}": {
-                "server": s.server,
-                "client": dict(enumerate(s.states)),
-                "upload": dict(enumerate(u)),
+        rounds = {}
+        for t, uploads in enumerate(self.uploads, 1):
+            snapshot = self.snapshots[t]
+            rounds[f"round {t}"] = {
+                "server": snapshot.server,
+                "client": dict(enumerate(snapshot.states)),
+                "upload": dict(enumerate(uploads)),
             }
-            for t, (s, u) in enumerate(zip(self.snapshots[1:], self.uploads), 1)
-        }
+        return rounds
 
 
 def play(
@@ -123,11 +128,10 @@ def flat(message, at: str = "") -> dict:
     "Everything inside nested dicts, by its path"
     if not isinstance(message, dict):
         return {at: message}
-    return {
-        n: leaf
-        for key, part in message.items()
-        for n, leaf in flat(part, f"{at} {key}".strip()).items()
-    }
+    leaves = {}
+    for key, part in message.items():
+        leaves |= flat(part, f"{at} {key}".strip())
+    return leaves
 
 
 def apart(a, b) -> float:
@@ -139,19 +143,25 @@ def apart(a, b) -> float:
     if same_bits(a, b):
         return 0.0
     same = (a == b) | (a.isnan() & b.isnan())
-    return float(
-        (a.double() - b.double()).abs().nan_to_num(nan=math.inf).masked_fill(same, 0).max()
-    )
+    differences = (a.double() - b.double()).abs().nan_to_num(nan=math.inf)
+    return float(differences.masked_fill(same, 0).max())
 
 
 def gap(a, b) -> tuple[float, str]:
     "The largest difference between two nested messages, and where it is"
-    x, y = flat(a), flat(b)
-    if odd := [n for n in (x | y) if n not in x or n not in y]:
-        return math.inf, f"{odd[0]}: in one of two only"
-    sizes = {n: apart(x[n], y[n]) for n in x}
-    worst = max(sizes, key=sizes.__getitem__, default="")
-    return (sizes[worst], worst) if sizes and sizes[worst] else (0.0, "")
+    ours = flat(a)
+    theirs = flat(b)
+    for path in ours | theirs:
+        if path not in ours or path not in theirs:
+            return math.inf, f"{path}: in one of two only"
+    largest = 0.0
+    where = ""
+    for path in ours:
+        size = apart(ours[path], theirs[path])
+        if size > largest:
+            largest = size
+            where = path
+    return largest, where
 
 
 def copied(message):

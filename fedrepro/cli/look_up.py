@@ -7,6 +7,7 @@ __all__ = ['MethodArgument', 'JudgedOption', 'method_lines', 'source_lines', 'da
            'datasets_command', 'tables_command', 'scoreboard_command', 'claims_command']
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #2a2beab1
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 import typer
@@ -31,27 +32,23 @@ def method_lines(whole: bool = False) -> list[dict]:
     import dataclasses
     from fedrepro.engine.method import load_methods
 
-    lines: list[dict] = [
-        dict(
+    lines: list[dict] = []
+    for name, method in sorted(load_methods().items()):
+        line = dict(
             name=name,
-            paper=m.paper,
-            about=(m.__doc__ or "").split("\n")[0],
-            module=m.__module__,
-            version=m.version,
-            personal=m.personal,
-            fields={f.name: getattr(m, f.name, None) for f in dataclasses.fields(m)},
+            paper=method.paper,
+            about=(method.__doc__ or "").split("\n")[0],
+            module=method.__module__,
+            version=method.version,
+            personal=method.personal,
+            fields={f.name: getattr(method, f.name, None) for f in dataclasses.fields(method)},
         )
-        for name, m in sorted(load_methods().items())
-    ]
-    if not whole:
-        return lines
-    from fedrepro.checks.contract import describe_method
+        if whole and method.__module__.startswith("fedrepro."):
+            from fedrepro.checks.contract import describe_method
 
-    ours = [line["module"].startswith("fedrepro.") for line in lines]
-    return [
-        line | (describe_method(load_methods()[line["name"]]) if own else {})
-        for line, own in zip(lines, ours)
-    ]
+            line |= describe_method(method)
+        lines.append(line)
+    return lines
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #cc933628
 def source_lines() -> list[dict]:
@@ -59,33 +56,29 @@ def source_lines() -> list[dict]:
     from fedrepro.data.datasets import SOURCES
     from fedrepro.data.transforms import dataset_names
 
-    made = dict(
-        folder="", files={}, pack=""
-    )  # digits come with scikit-learn, synthetic data with the package
-    found = {name: dict(folder=s.folder, files=s.files, pack=s.pack) for name, s in SOURCES.items()}
-    return [dict(name=name) | found.get(name, made) for name in dataset_names()]
+    lines = []
+    for name in dataset_names():
+        line = dict(name=name, folder="", files={}, pack="")
+        if name in SOURCES:  # digits come with scikit-learn, synthetic data with the package
+            source = SOURCES[name]
+            line |= dict(folder=source.folder, files=source.files, pack=source.pack)
+        lines.append(line)
+    return lines
 
 
 def dataset_lines(data: Path | None = None) -> list[dict]:
     "Every data set: name, whether its files are there, its folder"
     lines = []
     for source in cached_answer(["sources"], [], source_lines):
+        name = source["name"]
+        if not source["folder"]:
+            lines.append(dict(name=name, present=True, folder="(nothing to download)"))
+            continue
         folder = data_dir(data) / source["folder"]
-        whole = all(
-            (folder / file).is_file() for file in source["files"]
-        )  # or all of them packed in one
-        present = (
-            not source["folder"]
-            or whole
-            or bool(source["pack"] and (folder / source["pack"]).is_file())
-        )
-        lines.append(
-            dict(
-                name=source["name"],
-                present=present,
-                folder=str(folder) if source["folder"] else "(nothing to download)",
-            )
-        )
+        present = all((folder / file).is_file() for file in source["files"])
+        if source["pack"]:  # or all of them packed in one
+            present = present or (folder / source["pack"]).is_file()
+        lines.append(dict(name=name, present=present, folder=str(folder)))
     return lines
 
 
@@ -97,18 +90,14 @@ def table_lines() -> list[dict]:
     lines = []
     for name, path in find_specs().items():
         spec = load_spec(path)
-        found = {
-            t: (
-                {h["run_id"] for h in load_headers(spec.results / t)},
-                {r.run_id for r in spec.runs(t)},
-            )
-            for t in spec.tiers
-        }
-        tiers = {
-            t: dict(finished=len(done & asked), runs=len(asked))
-            for t, (done, asked) in found.items()
-        }
-        finished = ", ".join(f"{t} {n['finished']}/{n['runs']}" for t, n in tiers.items())
+        tiers = {}
+        counts = []
+        for tier in spec.tiers:
+            stored = {head["run_id"] for head in load_headers(spec.results / tier)}
+            asked = {run.run_id for run in spec.runs(tier)}
+            done = len(stored & asked)
+            tiers[tier] = dict(finished=done, runs=len(asked))
+            counts.append(f"{tier} {done}/{len(asked)}")
         lines.append(
             dict(
                 name=name,
@@ -118,7 +107,7 @@ def table_lines() -> list[dict]:
                 metric=spec.metric,
                 file=str(path),
                 tiers=tiers,
-                finished=finished,
+                finished=", ".join(counts),
             )
         )
     return lines
@@ -135,22 +124,17 @@ MethodArgument = Annotated[
 @app.command("methods", rich_help_panel=LOOK_UP)
 def methods_command(name: MethodArgument = None, as_json: JsonOption = False) -> None:
     "List the methods, or show one with its fields; as JSON with their fields, hooks and messages."
-    lines = method_lines if not as_json else lambda: method_lines(whole=True)
-    found = cached_answer(["methods", as_json], [], lines)
+    found = cached_answer(["methods", as_json], [], partial(method_lines, whole=as_json))
     if name is not None:
         choice(name, [line["name"] for line in found], "method")
         found = [line for line in found if line["name"] == name]
     if name is None or as_json:
         return show(found, ["name", "paper", "about"], as_json)
     (method,) = found
-    typer.echo(
-        f"{name} ({method['paper']}), {method['module']}, version {method['version']}\n{method['about']}\n"
-    )
-    show(
-        [{"field": k, "default": v} for k, v in method["fields"].items()],
-        ["field", "default"],
-        False,
-    )
+    typer.echo(f"{name} ({method['paper']}), {method['module']}, version {method['version']}")
+    typer.echo(f"{method['about']}\n")
+    fields = [{"field": field, "default": value} for field, value in method["fields"].items()]
+    show(fields, ["field", "default"], False)
 
 
 @app.command("datasets", rich_help_panel=LOOK_UP)
@@ -176,7 +160,8 @@ def scoreboard_command(results: ResultsOption = None, format: FormatOption = "te
     def make():
         from fedrepro.verdicts.scoreboard import board_sheet, scoreboard
 
-        board = scoreboard(folder := folder_given(results))
+        folder = folder_given(results)
+        board = scoreboard(folder)
         return board_sheet(board, folder), board
 
     print_table(["scoreboard", results], format, make, results)
@@ -199,7 +184,9 @@ def claims_command(
     def make():
         from fedrepro.verdicts.claims import claims_sheet, headlines, verdicts
 
-        found = verdicts(tier, folder := folder_given(results))
-        return claims_sheet(found, tier, headlines(folder) if tier == "paper" else []), found
+        folder = folder_given(results)
+        found = verdicts(tier, folder)
+        first = headlines(folder) if tier == "paper" else []
+        return claims_sheet(found, tier, first), found
 
     print_table(["claims", tier, results], format, make, results)

@@ -45,16 +45,15 @@ def place(text: str | Path) -> Path:
 # %% ../../nbs/11_cli/00_options.ipynb #366029be
 def method_names() -> list[str]:
     "The package's methods, read from the text of its modules"
-    texts = [f.read_text(encoding="utf-8") for f in (PACKAGE / "methods").glob("*.py")]
-    classes = [
-        found for text in texts for found in re.findall(r"^class (\w+)\(([\w, =]+)\):", text, re.M)
-    ]
+    classes: list[tuple[str, str]] = []
+    for file in (PACKAGE / "methods").glob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        classes += re.findall(r"^class (\w+)\(([\w, =]+)\):", text, re.M)
     names = {"FedAvg"}
     for _ in classes:
         names |= {name for name, bases in classes if names & set(bases.split(", "))}
-    return sorted(
-        names - {name for name, bases in classes if "listed=False" in bases}, key=str.lower
-    )
+    stages = {name for name, bases in classes if "listed=False" in bases}
+    return sorted(names - stages, key=str.lower)
 
 
 DATASETS = (
@@ -90,12 +89,13 @@ def specs_and_files(incomplete: str) -> list[str]:
         there = sorted(Path(folder or ".").glob("*"))
     except OSError:
         there = []
-    files = [
-        p
-        for p in there
-        if p.name.startswith(start) and (p.suffix == ".toml" or (folder and p.is_dir()))
-    ]
-    return one(find_specs)(incomplete) + [f"{p}/" if p.is_dir() else str(p) for p in files]
+    names = one(find_specs)(incomplete)
+    for path in there:
+        if not path.name.startswith(start):
+            continue
+        if path.suffix == ".toml" or (folder and path.is_dir()):
+            names.append(f"{path}/" if path.is_dir() else str(path))
+    return names
 
 # %% ../../nbs/11_cli/00_options.ipynb #5141f193
 START, REPRODUCE, OWN, LOOK_UP = PANELS = "Start here", "Reproduce", "Your own", "Look up"

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SOURCES', 'MADE', 'NEEDED', 'SHAPES', 'not_a_tensor', 'real_tensor', 'pixels', 'class_numbers', 'class_names',
-           'agree', 'fitting', 'shortened', 'Dataset', 'Texts', 'read_idx', 'read_batch', 'read_cifar', 'read_parts',
-           'download', 'load', 'add_data_set', 'stand_in']
+           'agree', 'fitting', 'shortened', 'Dataset', 'Texts', 'read_idx', 'read_batch', 'read_cifar', 'made_samples',
+           'read_parts', 'download', 'load', 'add_data_set', 'stand_in']
 
 # %% ../../nbs/02_data/07_datasets.ipynb #e1e2f770
 import copy, hashlib, inspect, io, pickle
@@ -623,6 +623,11 @@ MADE = {
 }  # data sets without files: name -> function that returns its parts
 for table in (SOURCES, MADE):
     note_package("data set", table)
+
+
+def made_samples(name: str) -> int | None:
+    "Training samples of a data set without files, where they are known before it is made; else None"
+    return 1437 if MADE.get(name) is _digits else None
 
 # %% ../../nbs/02_data/07_datasets.ipynb #b1d2c011
 NEEDED = ("train_x", "train_y", "test_x", "test_y", "class_names")  # what a reader has to return

@@ -181,9 +181,9 @@ def load_message(path: Path, device: str = "cpu"):
     raise Damaged(f"checkpoint {path.name}: tensors are damaged")
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #d7effcd7
-def snapshot_parts(at: Snapshot) -> dict:
+def snapshot_parts(snapshot: Snapshot) -> dict:
     "The fields of a snapshot, not copied"
-    return {f.name: getattr(at, f.name) for f in fields(at)}
+    return {f.name: getattr(snapshot, f.name) for f in fields(snapshot)}
 
 
 def snapshot_of(parts: dict, federation: Federation) -> Snapshot:
@@ -191,9 +191,9 @@ def snapshot_of(parts: dict, federation: Federation) -> Snapshot:
     return Snapshot(**parts | {"states": park_states(federation, parts["states"])})
 
 
-def save_snapshot(path: Path, at: Snapshot):
+def save_snapshot(path: Path, snapshot: Snapshot):
     "Keep a snapshot under `path` (two files, without suffix): a callback of `rounds.run` may. Raises InputError"
-    save_message(path, {"round": at.round}, snapshot_parts(at))
+    save_message(path, {"round": snapshot.round}, snapshot_parts(snapshot))
 
 
 def load_snapshot(path: Path, federation: Federation) -> Snapshot:

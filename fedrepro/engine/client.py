@@ -112,27 +112,27 @@ class Client:
         "Augmentation decisions for `size` samples from the client's stream, (size, 4); None if nothing is augmented"
         return self.data.draw(size, self.rng)
 
-    def batch(self, rows: np.ndarray, draws: np.ndarray | None = None) -> Batch:
-        "The samples at positions `rows` (of 0..n-1), augmented by `draws`, normalised and padded by `pad` rows"
+    def batch(self, positions: np.ndarray, draws: np.ndarray | None = None) -> Batch:
+        "The samples at `positions` (of 0..n-1), augmented by `draws`, normalised and padded by `pad` rows"
         device = self.y.device
-        padded = np.concatenate([rows, np.zeros(self.pad, dtype=np.int64)])
-        where = torch.as_tensor(padded, device=device)
-        w = torch.ones(len(where), dtype=self.dtype, device=device)
+        padded = np.concatenate([positions, np.zeros(self.pad, dtype=np.int64)])
+        chosen = torch.as_tensor(padded, device=device)
+        w = torch.ones(len(chosen), dtype=self.dtype, device=device)
         if self.pad:
-            w[len(rows) :] = 0
-        how = None
+            w[len(positions) :] = 0
+        augmentation = None
         if draws is not None:
             if self.pad:
                 draws = np.concatenate([draws, np.repeat(draws[:1], self.pad, axis=0)])
-            how = torch.as_tensor(draws, device=device)
-        x = self.data.batch(self.data.train_x[self.rows[where]], how, self.dtype)
-        return Batch(x, self.y[where], w)
+            augmentation = torch.as_tensor(draws, device=device)
+        x = self.data.batch(self.data.train_x[self.rows[chosen]], augmentation, self.dtype)
+        return Batch(x, self.y[chosen], w)
 
     def chunks(self, size: int = 500, augment: bool = True) -> Iterator[Batch]:
         "All samples in stored order, in batches of at most `size`: for statistics that need one pass over the data"
         for i in range(0, self.n, size):
-            rows = np.arange(i, min(i + size, self.n))
-            yield self.batch(rows, self.draw(len(rows)) if augment else None)
+            positions = np.arange(i, min(i + size, self.n))
+            yield self.batch(positions, self.draw(len(positions)) if augment else None)
 
     def test_chunks(self, size: int = 500) -> Iterator[Batch]:
         "The client's own test share in batches of at most `size`, never augmented; none where it has no such share"
@@ -231,12 +231,12 @@ def plan_batches(client: Client, phase: Phase) -> list[list[tuple[np.ndarray, np
     for pool in pools:
         order = np.asarray(pool, dtype=np.int64)[client.rng.permutation(len(pool))]
         parts = split_batches(order, phase.batch_size or len(pool), two)
-        if two and any(len(rows) == 1 for rows in parts):
+        if two and any(len(part) == 1 for part in parts):
             raise InputError(
                 f"client {client.id}: {client.net.name} cannot be trained on one sample, which batches of "
                 f"{phase.batch_size} leave it; expected a larger batch_size"
             )
-        epochs.append([(rows, client.draw(len(rows))) for rows in parts])
+        epochs.append([(part, client.draw(len(part))) for part in parts])
     return epochs
 
 # %% ../../nbs/04_engine/01_client.ipynb #a59c4801
@@ -292,13 +292,13 @@ class Step:
     moving: Tree  # those that the step changes, in place
     memory: Any = None  # what the phase's last step returned beside its loss; None before the first
 
-    def grad(self, at: Tree | None = None) -> tuple[Tensor, Tree]:
-        "Loss of the batch and its adjusted, clipped gradient, at `params`, or with the tensors `at` in their place"
+    def grad(self, instead: Tree | None = None) -> tuple[Tensor, Tree]:
+        "Loss of the batch and its adjusted, clipped gradient, at `params`, or with the tensors `instead` in their place"
         params = self.params
         moving = self.moving
-        if at is not None:
-            params = params | at
-            moving = at
+        if instead is not None:
+            params = params | instead
+            moving = instead
         loss = self.phase.loss(self.client, params, self.batch)
         if not isinstance(loss, Tensor) or loss.dim():
             got = tuple(loss.shape) if isinstance(loss, Tensor) else short(loss)
@@ -318,13 +318,6 @@ class Step:
         "A step of SGD along `grads`; returns the momentum buffer, the next step's `memory`"
         buffer = sgd_step(self.moving, grads, self.memory, self.phase.sgd)
         return buffer if self.phase.sgd.momentum else []
-
-    def take(self) -> tuple[Tensor, Any]:
-        "The phase's own step, or a plain one: loss, and what the next step gets as `memory`"
-        if self.phase.step is not None:
-            return self.phase.step(self)
-        loss, grads = self.grad()
-        return loss, self.sgd(grads)
 
 # %% ../../nbs/04_engine/01_client.ipynb #32202d3a
 def movable(net, phase: Phase, params: Tree) -> tuple[Tree, Tree]:
@@ -349,9 +342,9 @@ def train(client: Client, phase: Phase, params: Tree) -> PhaseResult:
     memory = state = None
     with client.chance():
         for e, epoch in enumerate(plan_batches(client, phase), 1):
-            for rows, draws in epoch:
-                step = Step(client, phase, client.batch(rows, draws), own, moving, memory)
-                if phase.step is None:  # as `step.take`, two calls nearer to the network
+            for positions, draws in epoch:
+                step = Step(client, phase, client.batch(positions, draws), own, moving, memory)
+                if phase.step is None:
                     loss, grads = step.grad()
                     memory = step.sgd(grads)
                 else:
@@ -359,9 +352,9 @@ def train(client: Client, phase: Phase, params: Tree) -> PhaseResult:
                 total = total + loss
                 steps += 1
             if phase.monitor is not None:
-                now = {n: t.detach() for n, t in own.items()}
-                more, state = phase.monitor(client, now, e, state)
-                if not more:
+                current = {n: t.detach() for n, t in own.items()}
+                goes_on, state = phase.monitor(client, current, e, state)
+                if not goes_on:
                     break
     ends = {n: t.detach() for n, t in own.items()}
     return PhaseResult(ends, total / max(steps, 1), memory, state, steps)
@@ -415,11 +408,11 @@ Trainer = Callable[
 
 def in_turn(clients: list[Client], phases: list[Phase], starts: list[Tree]) -> list[PhaseResult]:
     "The trainer that all others are compared with: one client after the other"
-    found = []
+    results = []
     for client, phase, start in zip(clients, phases, starts):
         with client.profiler.span(phase.span):
-            found.append(train(client, phase, start))
-    return found
+            results.append(train(client, phase, start))
+    return results
 
 # %% ../../nbs/04_engine/01_client.ipynb #a7d46028
 def start_phase(client: Client, phase: Phase, results: Results) -> Tree:
@@ -452,15 +445,15 @@ def client_rounds(
         for result, phase, end in zip(results, together, ends):
             result.pop(phase.name, None)  # the latest stands last
             result[phase.name] = end
-    found = []
+    answers = []
     for client, result, marked in zip(clients, results, before):
         last = list(result.values())[-1]
         with client.chance():
             answer = method.client_result(client, last.params, result)
         upload, state = checked_result(method, client, answer)
         refuse_writes(method, client, marked)
-        found.append((upload, state, last.loss if last.steps else None))
-    return found
+        answers.append((upload, state, last.loss if last.steps else None))
+    return answers
 
 
 def local_phases(method, client: Client) -> list[Phase]:

@@ -18,7 +18,13 @@ from ..core.errors import InputError, short
 from ..core.trees import Tree, moved, nbytes
 from .client import ChangedInPlace, Client, client_rounds, write_marks
 from .declarations import refuse_untrained
-from .divergence import Diverged, client_diverged, limit, record, server_diverged
+from fedrepro.engine.divergence import (
+    Diverged,
+    client_diverged,
+    largest_norm,
+    record,
+    server_diverged,
+)
 from .federation import BEGIN, CLOSE, JUDGE, OPEN, Federation
 from .method import Exchange, Survey
 from .probes import OFF, Profiler, measured, timed
@@ -160,10 +166,12 @@ def ask(survey: Survey, clients: list[Client]) -> list[dict]:
     return answers
 
 
-def open_round(method, federation: Federation, at: Snapshot, profiler: Profiler = OFF) -> OpenRound:
+def open_round(
+    method, federation: Federation, snapshot: Snapshot, profiler: Profiler = OFF
+) -> OpenRound:
     "Choose the cohort and send the broadcast; where the method has a survey, take the answers and send what follows"
-    with federation.chance(OPEN, at.round):
-        return _opened(method, federation, at, profiler)
+    with federation.chance(OPEN, snapshot.round):
+        return _opened(method, federation, snapshot, profiler)
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #8f8ab360
 def refuse_cohort(method, cohort: list[int], federation: Federation, t: int):
@@ -177,25 +185,25 @@ def refuse_cohort(method, cohort: list[int], federation: Federation, t: int):
     )
 
 
-def _opened(method, federation: Federation, at: Snapshot, profiler: Profiler) -> OpenRound:
-    message = method.broadcast(at.server)
-    cohort = method.select_clients(at.server, federation, at.round)
-    refuse_cohort(method, cohort, federation, at.round)
-    states = moved([at.states[k] for k in cohort], federation.device)
+def _opened(method, federation: Federation, snapshot: Snapshot, profiler: Profiler) -> OpenRound:
+    message = method.broadcast(snapshot.server)
+    cohort = method.select_clients(snapshot.server, federation, snapshot.round)
+    refuse_cohort(method, cohort, federation, snapshot.round)
+    states = moved([snapshot.states[k] for k in cohort], federation.device)
     clients = []
     for k, state in zip(cohort, states):
-        clients.append(federation.client(k, at.round, message, state, profiler=profiler))
-    now = OpenRound(at.server, clients, 0, len(cohort) * nbytes(message))
+        clients.append(federation.client(k, snapshot.round, message, state, profiler=profiler))
+    opened = OpenRound(snapshot.server, clients, 0, len(cohort) * nbytes(message))
     survey = method.survey()
     if survey is None:
-        return now
+        return opened
     answers = ask(survey, clients)
-    now.server, replies = survey.assign(at.server, _exchange(clients, federation, answers))
+    opened.server, replies = survey.assign(snapshot.server, _exchange(clients, federation, answers))
     for client, more in zip(clients, replies, strict=True):
         client.received = client.received | more
-    now.bytes_up = nbytes(answers)
-    now.bytes_down += nbytes(replies)
-    return now
+    opened.bytes_up = nbytes(answers)
+    opened.bytes_down += nbytes(replies)
+    return opened
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #ab1b39dd
 def in_numbers(losses: Iterable[Tensor | None]) -> list[float | None]:
@@ -223,23 +231,23 @@ def cohort_loss(losses: list[float | None], sizes: list[int]) -> float:
 def _server_answer(
     method,
     federation: Federation,
-    at: Snapshot,
-    now: OpenRound,
+    snapshot: Snapshot,
+    opened: OpenRound,
     exchange: Exchange,
     results: list[tuple],
     mean_losses: list[float | None],
 ) -> tuple:
     "(server state, next broadcast, replies or None, how the run has diverged or None); nothing is aggregated once it has"
-    t = at.round + 1
+    t = snapshot.round + 1
     buffers = federation.net.buffers
-    max_norm = limit(federation.initial, buffers)
+    max_norm = largest_norm(federation.initial, buffers)
     losses = [0.0 if loss is None else loss for loss in mean_losses]
     diverged = client_diverged(t, exchange.cohort, results, losses, max_norm, buffers)
     if diverged:
-        return at.server, method.broadcast(at.server), None, diverged
+        return snapshot.server, method.broadcast(snapshot.server), None, diverged
     refuse_uploads(method, federation.initial, exchange)
-    received = now.clients[0].received
-    server = aggregated(method, now.server, exchange, received, federation.initial)
+    received = opened.clients[0].received
+    server = aggregated(method, opened.server, exchange, received, federation.initial)
     server = with_frozen(server, federation.frozen)
     broadcast = method.broadcast(server)
     diverged = server_diverged(t, broadcast, max_norm, buffers)
@@ -252,48 +260,48 @@ def _server_answer(
 def close_round(
     method,
     federation: Federation,
-    at: Snapshot,
-    now: OpenRound,
+    snapshot: Snapshot,
+    opened: OpenRound,
     results: list[tuple],
     measures: tuple[str, ...] = (),
 ) -> Snapshot:
     "Aggregate the clients' `results` (upload, state, loss), reply, count, and measure what is asked for"
-    with federation.chance(CLOSE, at.round):
-        return _closed(method, federation, at, now, results, measures)
+    with federation.chance(CLOSE, snapshot.round):
+        return _closed(method, federation, snapshot, opened, results, measures)
 
 
 def _closed(
     method,
     federation: Federation,
-    at: Snapshot,
-    now: OpenRound,
+    snapshot: Snapshot,
+    opened: OpenRound,
     results: list[tuple],
     measures: tuple[str, ...],
 ) -> Snapshot:
     uploads, own_states, losses = zip(*results)
     client_states = list(own_states)
-    exchange = _exchange(now.clients, federation, uploads)
+    exchange = _exchange(opened.clients, federation, uploads)
     mean_losses = in_numbers(losses)
-    answer = _server_answer(method, federation, at, now, exchange, results, mean_losses)
+    answer = _server_answer(method, federation, snapshot, opened, exchange, results, mean_losses)
     server, broadcast, replies, diverged = answer
     measurements = {}
     if not diverged:
-        measurements = measured(measures, federation, at.server, server, exchange)
+        measurements = measured(measures, federation, snapshot.server, server, exchange)
     if replies is not None:
         client_states = [own | reply for own, reply in zip(own_states, replies, strict=True)]
-    states = list(at.states)
-    last_broadcasts = list(at.last_broadcasts)
+    states = list(snapshot.states)
+    last_broadcasts = list(snapshot.last_broadcasts)
     parked = park_states(federation, client_states)
     for k, state in zip(exchange.cohort, parked, strict=True):
         states[k] = state
         last_broadcasts[k] = broadcast
     return Snapshot(
-        round=at.round + 1,
+        round=snapshot.round + 1,
         server=server,
         states=states,
         last_broadcasts=last_broadcasts,
-        bytes_up=at.bytes_up + now.bytes_up + nbytes(exchange.uploads),
-        bytes_down=at.bytes_down + now.bytes_down + nbytes(replies),
+        bytes_up=snapshot.bytes_up + opened.bytes_up + nbytes(exchange.uploads),
+        bytes_down=snapshot.bytes_down + opened.bytes_down + nbytes(replies),
         train_loss=cohort_loss(mean_losses, exchange.sizes),
         diverged=diverged,
         measured=measurements,
@@ -303,13 +311,15 @@ def _closed(
 def next_round(
     method,
     federation: Federation,
-    at: Snapshot,
+    snapshot: Snapshot,
     executor: Callable = sequential,
     measures: tuple[str, ...] = (),
 ) -> Snapshot:
-    "One round: from the snapshot after `at.round` rounds to the next; nothing in `at` is changed"
-    now = open_round(method, federation, at, Profiler(timed(measures)))
-    return close_round(method, federation, at, now, executor(method, now.clients), measures)
+    "One round: from the snapshot after `snapshot.round` rounds to the next; nothing in `snapshot` is changed"
+    opened = open_round(method, federation, snapshot, Profiler(timed(measures)))
+    return close_round(
+        method, federation, snapshot, opened, executor(method, opened.clients), measures
+    )
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #70a86fe4
 @dataclass
@@ -358,7 +368,7 @@ def is_due(t: int, rounds: int, every: int, last: int = 1) -> bool:
 # %% ../../nbs/04_engine/05_rounds.ipynb #55727117
 def note_round(
     history: History,
-    now: Snapshot,
+    snapshot: Snapshot,
     method,
     federation: Federation,
     rounds: int,
@@ -367,17 +377,21 @@ def note_round(
     last: int = 1,
 ):
     "Enter a completed round of a run of `rounds` rounds, with its metrics where they are due: see `run`"
-    history.snapshot = now
-    if evaluate is None or now.diverged or not is_due(now.round, rounds, every, last):
+    history.snapshot = snapshot
+    if evaluate is None or snapshot.diverged or not is_due(snapshot.round, rounds, every, last):
         return
     try:
-        with federation.chance(JUDGE, now.round):
-            metrics = evaluate(method, federation, now, now.round == rounds)
+        with federation.chance(JUDGE, snapshot.round):
+            metrics = evaluate(method, federation, snapshot, snapshot.round == rounds)
     except Diverged as why:
-        history.snapshot = replace(now, diverged=record(now.round, why.client, why.norm))
+        history.snapshot = replace(snapshot, diverged=record(snapshot.round, why.client, why.norm))
         return
-    cost = {"train_loss": now.train_loss, "bytes_up": now.bytes_up, "bytes_down": now.bytes_down}
-    history.rows.append({"round": now.round} | metrics | cost)
+    cost = {
+        "train_loss": snapshot.train_loss,
+        "bytes_up": snapshot.bytes_up,
+        "bytes_down": snapshot.bytes_down,
+    }
+    history.rows.append({"round": snapshot.round} | metrics | cost)
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #b575a0ff
 def run(
@@ -399,13 +413,13 @@ def run(
     `probes.MEASURES`."""
     if method.pooled:
         federation = federation.pooled()
-    now = start or begin(method, federation)
-    history = History(snapshot=now)
+    snapshot = start or begin(method, federation)
+    history = History(snapshot=snapshot)
     callbacks = list(callbacks)
     over = False
-    while now.round < rounds and not history.diverged and not over:
-        now = next_round(method, federation, now, executor, measures)
-        note_round(history, now, method, federation, rounds, evaluate, every, last)
+    while snapshot.round < rounds and not history.diverged and not over:
+        snapshot = next_round(method, federation, snapshot, executor, measures)
+        note_round(history, snapshot, method, federation, rounds, evaluate, every, last)
         for callback in callbacks:
             if callback.after_round(history) is True:
                 over = True

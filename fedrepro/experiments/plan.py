@@ -24,7 +24,7 @@ from ..core.errors import InputError, brief, choice, number, short
 from ..core.files import read_cache, same_folder, write_atomic, write_cache
 from ..core.folders import paper_files
 from ..core.trees import nbytes, select, tensors
-from ..data.datasets import MADE, SHAPES, SOURCES, data_dir, stand_in
+from ..data.datasets import MADE, SHAPES, SOURCES, data_dir, made_samples, stand_in
 from ..engine.client import Client, client_round, train
 from ..engine.evaluation import final_phases
 from ..engine.federation import Federation
@@ -205,6 +205,9 @@ def train_samples(settings: dict, data=None) -> int:
         return s["train_samples"]
     if s["name"] in SOURCES and SOURCES[s["name"]].sizes[0]:
         return SOURCES[s["name"]].sizes[0]
+    made = made_samples(s["name"])
+    if made is not None:
+        return made
     folder = None if data is None else str(data)
     return len(load_data(s["name"], folder, s["recipe"], "cpu").train_y)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from ..core.errors import InputError
 from ..core.trees import moved
 from ..engine.client import Client
-from ..engine.divergence import limit, record
+from ..engine.divergence import largest_norm, record
 from ..engine.evaluation import Evaluator, evaluate
 from ..engine.forks import ActiveRun
 from ..engine.method import FedAvg
@@ -144,7 +144,7 @@ def client_study(run: PlannedRun, active: ActiveRun) -> tuple[list[dict], dict |
     study = run.settings["study"]
     method, client = the_client(run, active)
     look = {"local": local_rows, "slice": slice_rows}[study["name"]]
-    most = limit(client.initial, client.net.buffers)
+    most = largest_norm(client.initial, client.net.buffers)
     rows: list[dict] = []
     for row in look(method, active.federation, client, study["samples"]):
         if not abs(row["drift_norm"]) <= most:

@@ -16,7 +16,6 @@ from ..core.errors import InputError, number
 from ..core.trees import Tree, squared_norm
 from ..engine.client import Batch, Client, Phase, Results, Step, cross_entropy, sgd_step
 from ..engine.method import Exchange, FedAvg
-from .memory import no_memory
 from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/07_adaptive.ipynb #fe542c77
@@ -36,7 +35,7 @@ def follow_variance(
         mean[n] = beta1 * old + (1 - beta1) * params[n]
     moved = squared_norm(gap) / sum(v.numel() for v in gap.values())
     variance = beta2 * server["variance"] + (1 - beta2) * moved
-    growth: float | Tensor = 1.0
+    growth = torch.ones_like(variance)
     if t > 1:
         before = corrected(server["variance"], beta2, t - 1)
         growth = corrected(variance, beta2, t) / before
@@ -66,7 +65,7 @@ class AdaptiveFedAvg(FedAvg):
         zero = next(iter(params.values())).new_zeros(())
         return {
             "params": params,
-            "mean": no_memory(federation),
+            "mean": federation.zeros,
             "variance": zero,
             "ratio": zero,
             "rate": zero + 1,
@@ -227,7 +226,7 @@ class Flash(StopsEarly):
 
     def init_server(self, federation) -> dict:
         "`params`; `m`, `v`, `d`: trees like its trained part"
-        zeros = no_memory(federation)
+        zeros = federation.zeros
         v = {n: torch.full_like(t, self.tau**2) for n, t in zeros.items()}
         return super().init_server(federation) | {"m": zeros, "d": zeros, "v": v}
 

@@ -19,7 +19,7 @@ from ..core.errors import InputError
 from ..core.trees import Tree, scale, select, squared_norm, sub, weighted_mean
 from ..engine.client import SGD, Batch, Client, Phase, Results, Step, cross_entropy, sgd_step
 from ..engine.method import Exchange, FedAvg
-from .memory import local_steps, no_memory
+from .memory import local_steps
 from .server import SlowMo
 from ..engine.declarations import Messages, law
 
@@ -57,7 +57,7 @@ class EmbeddedMomentum(FedAvg, listed=False):
 
     def init_server(self, federation) -> dict:
         "`params`; `m`, the momentum in units of a gradient, zeros"
-        return super().init_server(federation) | {"m": no_memory(federation)}
+        return super().init_server(federation) | {"m": federation.zeros}
 
     def broadcast(self, server: dict) -> dict:
         "Model and momentum"

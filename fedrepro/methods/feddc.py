@@ -12,7 +12,7 @@ import torch
 from ..core.trees import Tree, add, distance, scale, weighted_mean, zeros_like
 from ..engine.client import Client, Phase, Results
 from ..engine.method import Exchange
-from .memory import FedDyn, follow_changes, local_steps, no_memory
+from .memory import FedDyn, follow_changes, local_steps
 from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/11_feddc.ipynb #46e9ebb4
@@ -64,11 +64,11 @@ class FedDC(DriftVariables):
 
     def init_server(self, federation) -> dict:
         "FedDyn's `params`, `selected`, `h`, `clients`; `g`, the global gradient memory, zeros"
-        return super().init_server(federation) | {"g": no_memory(federation)}
+        return super().init_server(federation) | {"g": federation.zeros}
 
     def init_client(self, federation, k: int) -> dict:
         "FedDyn's `h`, `relative`; `g`: gradient memory, zeros; for the released code's H, `mean_steps`"
-        start = super().init_client(federation, k) | {"g": no_memory(federation)}
+        start = super().init_client(federation, k) | {"g": federation.zeros}
         if not self.compat_eta0:
             return start
         steps = local_steps(self, federation.samples / federation.clients)

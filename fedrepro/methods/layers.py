@@ -17,7 +17,6 @@ from ..core.trees import Tree, moved, weighted_mean
 from ..engine.client import Client, Results
 from ..engine.method import Exchange, FedAvg
 from .clustered import mean_losses
-from .memory import no_memory
 from ..engine.declarations import Messages, everybody, law
 
 # %% ../../nbs/06_methods/09_layers.ipynb #24e7a97a
@@ -174,7 +173,7 @@ class FedCDA(FedAvg):
             )
         start = super().init_server(federation)
         picked = torch.full((federation.clients,), -1)
-        origin = {n: start["params"][n].cpu() for n in no_memory(federation)}
+        origin = {n: start["params"][n].cpu() for n in federation.zeros}
         return start | {"cache": {}, "picked": picked, "origin": origin}
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:

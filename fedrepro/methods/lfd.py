@@ -118,11 +118,10 @@ class LfD(FedAvg):
         ce = batch.mean(F.nll_loss(log_sigma, batch.y, reduction="none"))
         if self.weight == 0:
             return ce
-        weight: float | Tensor = self.weight
-        if self.first == "skip":
-            weight = weight * self.known(client).to(z.dtype)
-        fit_to_label = (self.label(client, batch.x) * second).sum(1)
-        return ce - weight * batch.mean(fit_to_label)
+        fit_to_label = batch.mean((self.label(client, batch.x) * second).sum(1))
+        if self.first == "uniform":
+            return ce - self.weight * fit_to_label
+        return ce - self.weight * self.known(client).to(z.dtype) * fit_to_label
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model (upload 1) and keeps it, if it took a step"

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from ..core.trees import Tree, squared_norm, sub, weighted_mean
 from ..engine.method import Exchange, FedAvg
-from .memory import no_memory
 from ..engine.declarations import equal_shares, law
 
 # %% ../../nbs/06_methods/03_server.ipynb #305660b1
@@ -27,7 +26,7 @@ class FedAvgM(FedAvg):
 
     def init_server(self, federation) -> dict:
         "`params`; `v`, the momentum, zeros"
-        return super().init_server(federation) | {"v": no_memory(federation)}
+        return super().init_server(federation) | {"v": federation.zeros}
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Momentum $v$ of the mean move by size, and a step along it"
@@ -54,7 +53,7 @@ class SlowMo(FedAvg):
 
     def init_server(self, federation) -> dict:
         "`params`; `m`, the momentum, zeros"
-        return super().init_server(federation) | {"m": no_memory(federation)}
+        return super().init_server(federation) | {"m": federation.zeros}
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
         "Momentum $m$ of the unweighted mean move over $\\eta_t$, and a step along it"
@@ -95,7 +94,7 @@ class FedExP(FedAvg):
         """`params`; `before`, the trained parameters one round earlier; `average`, the mean of these two; `server_lr`,
         $\\eta_g$ of the last round"""
         start = super().init_server(federation)
-        before = {n: start["params"][n] for n in no_memory(federation)}
+        before = {n: start["params"][n] for n in federation.zeros}
         rate = torch.ones((), dtype=federation.dtype, device=federation.device)
         return start | {"before": before, "average": start["params"], "server_lr": rate}
 

@@ -15,7 +15,7 @@ from fedrepro.engine import divergence
 from fedrepro.engine.client import SGD
 from fedrepro.engine.divergence import (
     client_diverged,
-    limit,
+    largest_norm,
     record,
     refuse_diverged,
     server_diverged,
@@ -272,14 +272,16 @@ def test_a_sane_run_stays_five_orders_below(name):
     def watched(method, clients):
         results = EXECUTORS["sequential"]()(method, clients)
         largest.extend(
-            max(float(sizes(up)[1]), float(sizes(kept)[1])) / limit(federation.initial)
+            max(float(sizes(up)[1]), float(sizes(kept)[1])) / largest_norm(federation.initial)
             for up, kept, _ in results
         )
         largest.extend(abs(float(loss)) / EXPLODED for _, _, loss in results)
         return results
 
     def watch(at):
-        largest.append(float(sizes(method.broadcast(at.server))[1]) / limit(federation.initial))
+        largest.append(
+            float(sizes(method.broadcast(at.server))[1]) / largest_norm(federation.initial)
+        )
 
     assert (
         run(method, federation, 3, callbacks=[AfterRound(watch)], executor=watched).status
