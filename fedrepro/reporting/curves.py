@@ -289,8 +289,8 @@ def partition_words(part: dict) -> str:
     return PARTITION_WORDS.get(part["recipe"], part["recipe"])
 
 
-def setting(run: PlannedRun, tier: str, without_drift: str = "no drift", space: str = " ") -> str:
-    "A panel's title: the run's setting in words, `without_drift` for a run that has none; `space` before the tier's name"
+def setting(run: PlannedRun, without_drift: str = "no drift") -> str:
+    "A panel's title: the run's setting in words, `without_drift` for a run that has none"
     drift_words = without_drift
     if run.settings["drift"]["name"] != "none":
         drift_words = f"{run.settings['drift']['name']} drift"
@@ -298,7 +298,7 @@ def setting(run: PlannedRun, tier: str, without_drift: str = "no drift", space: 
     for word in (partition_words(run.settings["partition"]), drift_words):
         if word and word not in run.column:
             words.append(word)
-    return ", ".join([*words, f"tier{space}{tier}"])
+    return ", ".join(words)
 
 
 def axis_label(metric: str) -> str:
@@ -476,7 +476,7 @@ def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) ->
             ours = {r: s for r, s in styles.items() if r in rows and s.colour != REST}
             plot_published(ax, spec, column, run.rounds, ours)
         finish_panel(ax, metric, drift_rounds(run))
-        title = setting(run, tier, space="\N{NO-BREAK SPACE}")
+        title = setting(run)
         if len(columns) == 1 < len(metrics):
             fig.suptitle(title, fontsize=9)
         else:

@@ -124,7 +124,7 @@ def against_figure(spec: Spec, tier: str, results: str | Path | None = None) -> 
     run = next(run for run in spec.runs(tier) if (run.row, run.column) in done)
     names = "" if spec.against == "row" else spec.against.replace("_", " ")
     ax.set(xlabel=names, ylabel=f"{axis_label(spec.metric)}, round {run.rounds}")
-    ax.set_title(f"{spec.paper}, {spec.kind} {spec.table}, tier {tier}", fontsize=9)
+    ax.set_title(f"{spec.paper}, {spec.kind} {spec.table}", fontsize=9)
     add_notes(fig, diverged_notes(found))
     look: dict = {"frameon": False, "fontsize": 9, "title_fontsize": 9}
     fig.legend(loc="outside right center", title=over_seeds(found), **look)
@@ -159,7 +159,7 @@ def bubbles_figure(spec: Spec, tier: str, data: str | Path | None = None) -> Fig
         plot_partition(federation.partition, federation.data.train_y, ax, shown)
         if len(shown) < federation.clients:
             some = f"{len(shown)} of {federation.clients} clients"
-        ax.set_title(setting(run, tier, without_drift=some), fontsize=9)
+        ax.set_title(setting(run, without_drift=some), fontsize=9)
     return fig
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #1d1569a4
@@ -204,7 +204,7 @@ def distances_figure(spec: Spec, tier: str, results: str | Path | None = None) -
         plot_matrix(ax, clients, matrix, swapped)
         where = ", ".join(map(str, swapped)) or "no client"
         ax.set_title(textwrap.fill(f"class {c}, swapped at {where}", 60), fontsize=9)
-    title = f"{planned.row}, {setting(planned, tier)}, round {planned.rounds}, seed {planned.seed}"
+    title = f"{planned.row}, {setting(planned)}, round {planned.rounds}, seed {planned.seed}"
     fig.suptitle(title, fontsize=9)
     return fig
 
@@ -241,9 +241,7 @@ def panels_of(planned: dict[str, PlannedRun]) -> dict[str, PlannedRun]:
     return {column: planned[column] for column in first.values()}
 
 
-def finish_figure(
-    fig: Figure, planned: dict[str, PlannedRun], tier: str, notes: Iterable[str] = ()
-) -> Figure:
+def finish_figure(fig: Figure, planned: dict[str, PlannedRun], notes: Iterable[str] = ()) -> Figure:
     "`fig` with data, partition and client of the study above, and below it, small, which runs diverged"
     settings = []
     for run in planned.values():
@@ -251,7 +249,7 @@ def finish_figure(
         where = partition_words(run.settings["partition"])
         settings.append(f"{run.settings['data']['name']}, {where}, {who}")
     title = "; ".join(dict.fromkeys(settings))
-    fig.suptitle(textwrap.fill(f"{title}, tier {tier}", 150), fontsize=9)
+    fig.suptitle(textwrap.fill(title, 150), fontsize=9)
     add_notes(fig, list(notes))
     return fig
 
@@ -285,7 +283,7 @@ def epochs_figure(spec: Spec, tier: str, results: str | Path | None = None) -> F
         ax.locator_params(axis="x", integer=True)
         ax.set_title(column, fontsize=9)
     add_legend(fig, long, styles)
-    return finish_figure(fig, planned, tier, notes)
+    return finish_figure(fig, planned, notes)
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #eb9bd80d
 def class_gaps(run: pd.DataFrame) -> pd.DataFrame:
@@ -345,7 +343,7 @@ def classes_figure(spec: Spec, tier: str, results: str | Path | None = None) -> 
         if len(planned) > 1:
             ax.set_title(column, fontsize=9)
     one_legend(fig)
-    return finish_figure(fig, planned, tier, notes)
+    return finish_figure(fig, planned, notes)
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #78cc5d37
 def plot_slice(bars: Axes, lines: Axes, long: pd.DataFrame, styles: dict[str, Style]) -> None:
@@ -381,7 +379,7 @@ def slice_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Fi
         plot_slice(bars, lines, long[long.column == column], styles)
         if len(planned) > 1:
             bars.set_title(column, fontsize=9)
-    return finish_figure(fig, planned, tier, notes)
+    return finish_figure(fig, planned, notes)
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #2a8f6010
 def one_run(
@@ -423,7 +421,7 @@ def scatter(
             f"{title}client of {len(last)} samples, round {last['round'].iloc[0]:.0f}", fontsize=9
         )
     one_legend(fig)
-    return finish_figure(fig, planned, tier)
+    return finish_figure(fig, planned)
 
 
 samples_figure = partial(scatter, y="uncertainty", ylabel="uncertainty", ylim=(-0.03, 1.03))
@@ -456,7 +454,7 @@ def sorted_figure(spec: Spec, tier: str, results: str | Path | None = None) -> F
     for ax, (title, part) in zip(axes, panels):
         plot_sorted(ax, part)
         ax.set_title(title, fontsize=9)
-    return finish_figure(fig, planned, tier)
+    return finish_figure(fig, planned)
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #8d30e9c9
 def listing(names) -> str:

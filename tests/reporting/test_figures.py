@@ -91,6 +91,8 @@ def test_labelled_lines_of_a_stored_figure_have_colours_apart(paper):
                 continue
             figure = draw(of, tier)
             found = labelled(figure)
+            titles = [figure.get_suptitle(), *(ax.get_title() for ax in figure.axes)]
+            assert "tier" not in " ".join(titles), "the caption says it"
             plt.close(figure)
             most = max(most, len(found))
             for (one, a), (other, b) in itertools.combinations(found.items(), 2):
