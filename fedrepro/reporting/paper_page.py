@@ -586,8 +586,6 @@ def picture(spec: Spec, tier: str, specs: list[Spec], results=None) -> tuple:
     except InputError as error:
         return (f"{said(error)}\n",)
     plt.close(figure)  # a page shows it once, by itself
-    # after it was closed, which would undo it; a page has room for 900 pixels
-    figure.set_dpi(min(72, 900 / figure.get_size_inches()[0]))
     words = figure_in_words(spec, tier, results)
     return f"*Figure, tier {tier}.* {said(words)}\n", Drawing(figure, f"{spec.title}. {words}")
 
