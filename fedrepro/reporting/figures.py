@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -32,7 +31,6 @@ from fedrepro.reporting.curves import (
     DASHES,
     PALETTE,
     REST,
-    STYLE,
     Style,
     accuracy_figure,
     add_legend,
@@ -49,6 +47,7 @@ from fedrepro.reporting.curves import (
     row_styles,
     schedule_of,
     setting,
+    styled,
 )
 from ..verdicts.summaries import seed_values, stored_runs
 from ..verdicts.tables import to
@@ -571,7 +570,7 @@ def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) ->
     )
 
 
-@plt.rc_context(STYLE)
+@styled
 def draw(
     spec: Spec, tier: str, results: str | Path | None = None, data: str | Path | None = None
 ) -> Figure:

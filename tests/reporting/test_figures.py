@@ -27,7 +27,7 @@ from fedrepro.executors.stacks import Stacked
 from fedrepro.experiments.jobs import active_run
 from fedrepro.experiments.rules import Value
 from fedrepro.experiments.specs import PLOTS, load_spec
-from fedrepro.reporting.curves import OWN, axis_label, colour_distance, own_rows
+from fedrepro.reporting.curves import ACCENT, axis_label, colour_distance, own_rows
 from fedrepro.reporting.figures import FIGURES, distances_figure, draw, figure_in_words, points
 from fedrepro.reporting.paper_page import specs_of, started
 from fedrepro.verdicts.tables import render, table
@@ -98,7 +98,7 @@ def test_labelled_lines_of_a_stored_figure_have_colours_apart(paper):
             for (one, a), (other, b) in itertools.combinations(found.items(), 2):
                 assert colour_distance(a, b) > 20, (of.name, tier, one, other)
             own = own_rows(of) & set(found)
-            assert not own or OWN in {found[row] for row in own}, of.name
+            assert not own or ACCENT in {found[row] for row in own}, of.name
     assert most > 3
 
 
