@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SOURCE', 'ROUND_FIELDS', 'PUBLISHED_ROUNDS', 'OWN_TIER', 'NETWORKS', 'OWN_NETWORKS', 'FEW_SAMPLES', 'OPTIMISER',
-           'COMMON', 'COMPARED_METRICS', 'literal', 'method_named', 'listed', 'rows_of', 'scaled', 'compared_metrics',
-           'usual_network', 'Setting', 'split_of', 'drift_of', 'base_of', 'label_of', 'own_defaults',
-           'with_own_optimiser', 'refuse_excluded', 'toml_value', 'as_toml', 'toml_lines', 'written', 'checked',
-           'differences', 'ComparedTable', 'compare']
+           'COMMON', 'COMPARED_METRICS', 'literal', 'method_named', 'labelled_rows', 'rows_of', 'scaled',
+           'compared_metrics', 'usual_network', 'Setting', 'split_of', 'drift_of', 'base_of', 'label_of',
+           'own_defaults', 'with_own_optimiser', 'refuse_excluded', 'toml_value', 'as_toml', 'toml_lines', 'written',
+           'checked', 'differences', 'ComparedTable', 'compare']
 
 # %% ../../nbs/09_reporting/04_compare.ipynb #a4dbd5d5
 import inspect, json, re
@@ -55,7 +55,7 @@ def method_named(text: str) -> dict[str, Any]:
     return {"class": name} | {key.strip(): literal(value) for key, _, value in pairs}
 
 
-def listed(methods: Iterable) -> list[tuple[str, Any]]:
+def labelled_rows(methods: Iterable) -> list[tuple[str, Any]]:
     "(label, class and values) of each of `methods`, a dict of them, texts, or one text; raises InputError"
     if isinstance(methods, dict):
         return list(methods.items())
@@ -68,7 +68,7 @@ def rows_of(methods: Iterable) -> dict[str, dict]:
     "Label -> class and values, from a dict of them or from texts; raises InputError"
     rows: dict[str, dict] = {}
     twice = ""
-    for label, values in listed(methods):
+    for label, values in labelled_rows(methods):
         twice = twice or (label if label in rows else "")
         rows[label] = {"class": label} | toml_table(values, f"compare: method {short(label)}")
     if not rows:

@@ -47,6 +47,7 @@ from fedrepro.reporting.curves import (
     row_styles,
     schedule_of,
     setting,
+    styled,
 )
 from ..verdicts.summaries import seed_values, stored_runs
 from ..verdicts.tables import to
@@ -124,9 +125,9 @@ def against_figure(spec: Spec, tier: str, results: str | Path | None = None) -> 
     run = next(run for run in spec.runs(tier) if (run.row, run.column) in done)
     names = "" if spec.against == "row" else spec.against.replace("_", " ")
     ax.set(xlabel=names, ylabel=f"{axis_label(spec.metric)}, round {run.rounds}")
-    ax.set_title(f"{spec.paper}, {spec.kind} {spec.table}, tier {tier}", fontsize=9)
+    ax.set_title(f"{spec.paper}, {spec.kind} {spec.table}")
     add_notes(fig, diverged_notes(found))
-    look: dict = {"frameon": False, "fontsize": 9, "title_fontsize": 9}
+    look: dict = {"frameon": False}
     fig.legend(loc="outside right center", title=over_seeds(found), **look)
     return fig
 
@@ -152,14 +153,14 @@ def bubbles_figure(spec: Spec, tier: str, data: str | Path | None = None) -> Fig
             f"fedrepro table {spec.name} --tier {tier}"
         )
     fig, axes = grid(len(runs))
-    fig.set_size_inches(7.0 * min(len(runs), 2), 3.2 * math.ceil(len(runs) / 2))
+    fig.set_size_inches(4.2 * min(len(runs), 2), 2.1 * math.ceil(len(runs) / 2))
     for ax, run in zip(axes, runs):
         _, federation, _ = build(run, data)
         shown, some = shown_clients(run), ""
         plot_partition(federation.partition, federation.data.train_y, ax, shown)
         if len(shown) < federation.clients:
             some = f"{len(shown)} of {federation.clients} clients"
-        ax.set_title(setting(run, tier, without_drift=some), fontsize=9)
+        ax.set_title(setting(run, without_drift=some))
     return fig
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #1d1569a4
@@ -177,7 +178,7 @@ def plot_matrix(ax: Axes, clients: list[int], matrix, bold: list[int]) -> None:
     "Distances between clients as colours, with a key; the numbers of `bold` clients are bold"
     image = ax.imshow(matrix, cmap="viridis", vmin=0)
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_ticks(range(len(clients)), list(map(str, clients)), fontsize=7)
+        axis.set_ticks(range(len(clients)), list(map(str, clients)))
         for client, text in zip(clients, axis.get_ticklabels()):
             text.set_fontweight("bold" if client in bold else "normal")
     ax.set(xlabel="client", ylabel="client")
@@ -197,15 +198,15 @@ def distances_figure(spec: Spec, tier: str, results: str | Path | None = None) -
             f'{spec.name}: its runs hold no distances; measures = ["distances_class_1"] asks'
         )
     fig, axes = grid(len(found))
-    fig.set_size_inches(5.0 * min(len(found), 2), 4.3 * math.ceil(len(found) / 2))
+    fig.set_size_inches(3.4 * min(len(found), 2), 2.9 * math.ceil(len(found) / 2))
     maps = schedule_of(planned).label_maps(planned.rounds - 1)
     for ax, (c, (clients, matrix)) in zip(axes, found.items()):
         swapped = np.flatnonzero(maps[:, c] != c).tolist()  # another label there
         plot_matrix(ax, clients, matrix, swapped)
         where = ", ".join(map(str, swapped)) or "no client"
-        ax.set_title(textwrap.fill(f"class {c}, swapped at {where}", 60), fontsize=9)
-    title = f"{planned.row}, {setting(planned, tier)}, round {planned.rounds}, seed {planned.seed}"
-    fig.suptitle(title, fontsize=9)
+        ax.set_title(textwrap.fill(f"class {c}, swapped at {where}", 60))
+    title = f"{planned.row}, {setting(planned)}, round {planned.rounds}, seed {planned.seed}"
+    fig.suptitle(title)
     return fig
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #b7e571c2
@@ -241,9 +242,7 @@ def panels_of(planned: dict[str, PlannedRun]) -> dict[str, PlannedRun]:
     return {column: planned[column] for column in first.values()}
 
 
-def finish_figure(
-    fig: Figure, planned: dict[str, PlannedRun], tier: str, notes: Iterable[str] = ()
-) -> Figure:
+def finish_figure(fig: Figure, planned: dict[str, PlannedRun], notes: Iterable[str] = ()) -> Figure:
     "`fig` with data, partition and client of the study above, and below it, small, which runs diverged"
     settings = []
     for run in planned.values():
@@ -251,7 +250,7 @@ def finish_figure(
         where = partition_words(run.settings["partition"])
         settings.append(f"{run.settings['data']['name']}, {where}, {who}")
     title = "; ".join(dict.fromkeys(settings))
-    fig.suptitle(textwrap.fill(f"{title}, tier {tier}", 150), fontsize=9)
+    fig.suptitle(textwrap.fill(title, 150))
     add_notes(fig, list(notes))
     return fig
 
@@ -283,9 +282,9 @@ def epochs_figure(spec: Spec, tier: str, results: str | Path | None = None) -> F
         plot_curves(ax, here.assign(round=here.epoch), metrics[column], styles)
         ax.set(xlabel="local epoch", ylabel=textwrap.fill(axis_label(metrics[column]), 30))
         ax.locator_params(axis="x", integer=True)
-        ax.set_title(column, fontsize=9)
+        ax.set_title(column)
     add_legend(fig, long, styles)
-    return finish_figure(fig, planned, tier, notes)
+    return finish_figure(fig, planned, notes)
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #eb9bd80d
 def class_gaps(run: pd.DataFrame) -> pd.DataFrame:
@@ -310,9 +309,9 @@ def plot_classes(ax: Axes, gaps: dict[str, pd.DataFrame], styles: dict[str, Styl
     ax.axhline(0, color="black", linewidth=0.8)
     ax.axvline(major - 0.5, color=".35", linewidth=1, linestyle=(0, (4, 3)))
     place: dict = {"transform": ax.get_xaxis_transform(), "va": "top"}
-    ax.text(major - 0.4, 0.99, "minority →", fontsize=8, color=".25", **place)
+    ax.text(major - 0.4, 0.99, "minority →", color=".25", **place)
     ticks = [f"{c}\n{counts[c]:.0f}" for c in order]
-    ax.set_xticks(range(len(order)), ticks, fontsize=8)
+    ax.set_xticks(range(len(order)), ticks)
     ax.set(xlabel="class, and how many samples of it the client has", ylabel="change of confidence")
 
 
@@ -322,7 +321,7 @@ def one_legend(fig: Figure) -> None:
     for ax in fig.axes:
         for handle, text in zip(*ax.get_legend_handles_labels()):
             found[text] = handle
-    fig.legend(found.values(), found, loc="outside right center", frameon=False, fontsize=9)
+    fig.legend(found.values(), found, loc="outside right center", frameon=False)
 
 
 def mean_gaps(here: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -339,13 +338,13 @@ def classes_figure(spec: Spec, tier: str, results: str | Path | None = None) -> 
     planned, long, notes = study_rows(spec, tier, results)
     planned = panels_of(planned)
     fig, axes = grid(len(planned), wide=1)
-    fig.set_size_inches(9.0, 3.2 * len(planned))
+    fig.set_size_inches(6.0, 2.1 * len(planned))
     for ax, column in zip(axes, planned):
         plot_classes(ax, mean_gaps(long[long.column == column]), row_styles(spec, long.row))
         if len(planned) > 1:
-            ax.set_title(column, fontsize=9)
+            ax.set_title(column)
     one_legend(fig)
-    return finish_figure(fig, planned, tier, notes)
+    return finish_figure(fig, planned, notes)
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #78cc5d37
 def plot_slice(bars: Axes, lines: Axes, long: pd.DataFrame, styles: dict[str, Style]) -> None:
@@ -380,8 +379,8 @@ def slice_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Fi
         bars, lines = axes[2 * k : 2 * k + 2]
         plot_slice(bars, lines, long[long.column == column], styles)
         if len(planned) > 1:
-            bars.set_title(column, fontsize=9)
-    return finish_figure(fig, planned, tier, notes)
+            bars.set_title(column)
+    return finish_figure(fig, planned, notes)
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #2a8f6010
 def one_run(
@@ -419,11 +418,9 @@ def scatter(
             )
         ax.axvline(last.loss[last.biased == 0].max(), color="black", linestyle="--", linewidth=1)
         ax.set(xlabel="loss (nats)", **labels)
-        ax.set_title(
-            f"{title}client of {len(last)} samples, round {last['round'].iloc[0]:.0f}", fontsize=9
-        )
+        ax.set_title(f"{title}client of {len(last)} samples, round {last['round'].iloc[0]:.0f}")
     one_legend(fig)
-    return finish_figure(fig, planned, tier)
+    return finish_figure(fig, planned)
 
 
 samples_figure = partial(scatter, y="uncertainty", ylabel="uncertainty", ylim=(-0.03, 1.03))
@@ -455,8 +452,8 @@ def sorted_figure(spec: Spec, tier: str, results: str | Path | None = None) -> F
     fig, axes = grid(len(panels))
     for ax, (title, part) in zip(axes, panels):
         plot_sorted(ax, part)
-        ax.set_title(title, fontsize=9)
-    return finish_figure(fig, planned, tier)
+        ax.set_title(title)
+    return finish_figure(fig, planned)
 
 # %% ../../nbs/09_reporting/01_figures.ipynb #8d30e9c9
 def listing(names) -> str:
@@ -573,6 +570,7 @@ def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) ->
     )
 
 
+@styled
 def draw(
     spec: Spec, tier: str, results: str | Path | None = None, data: str | Path | None = None
 ) -> Figure:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PAPER_LINKS', 'NO_RUNS', 'ORDER', 'X_SERVER', 'X_CLIENT', 'PaperLinks', 'links_line', 'main_table',
-           'setting_in_words', 'Text', 'Picture', 'small_picture', 'headline', 'parts_of', 'round_steps',
+           'setting_in_words', 'Text', 'Picture', 'small_picture', 'headline', 'shapes_in_words', 'round_steps',
            'message_figure', 'overridden', 'refuse_untrue', 'hook_in_words', 'algorithm_table', 'stored_numbers',
            'deviation_table']
 
@@ -168,7 +168,7 @@ ORDER = {
 X_SERVER, X_CLIENT = 0.2, 0.8  # where the two sides stand in the picture, as shares of its width
 
 
-def parts_of(shapes: dict[str, str]) -> str:
+def shapes_in_words(shapes: dict[str, str]) -> str:
     "The parts of a message with their shapes, in words"
     words = []
     for name, shape in shapes.items():
@@ -181,7 +181,7 @@ def round_steps(messages: Messages, client: str, server: str) -> list[tuple[str,
     "(name, direction, text) of the messages that a round has, and of the work between them, in order"
     work, steps = {"client": client, "server": server}, []
     for name, direction in ORDER.items():
-        text = work[name] if name in work else parts_of(getattr(messages, name))
+        text = work[name] if name in work else shapes_in_words(getattr(messages, name))
         if text:
             steps.append((name, direction, text))
     return steps

@@ -13,7 +13,7 @@ from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.curves import (
     FOIL,
     METHOD_COLOURS,
-    OWN,
+    ACCENT,
     PALETTE,
     REST,
     accuracy_figure,
@@ -62,7 +62,7 @@ def test_mean_and_band(spec, tmp_path):
     lines = {
         to_hex(line.get_color()): line.get_ydata() for line in ax.lines if len(line.get_ydata()) > 2
     }
-    assert np.allclose(lines[FOIL], 62) and np.allclose(lines[OWN], 80.5)
+    assert np.allclose(lines[FOIL], 62) and np.allclose(lines[ACCENT], 80.5)
     band = next(b for b in ax.collections if to_hex(b.get_facecolor()[0]) == FOIL)
     y = band.get_paths()[0].vertices[:, 1]
     assert np.isclose(
@@ -162,7 +162,7 @@ def test_only_what_has_runs_has_its_published_value(spec, tmp_path):
         for line in accuracy_figure(spec, "paper", tmp_path).axes[0].lines
         if line.get_marker() == "D"
     ]
-    assert [to_hex(line.get_color()) for line in marks] == [OWN]
+    assert [to_hex(line.get_color()) for line in marks] == [ACCENT]
     legend = accuracy_figure(replace(spec, published=None), "paper", tmp_path).legends[0]
     assert [t.get_text() for t in legend.get_texts()] == ["FedCCFA"]
 
@@ -177,7 +177,7 @@ def test_rows_of_one_method_differ(spec):
         and styles["FedCCFA"].dashes != styles["again"].dashes
     )
     assert len({styles[row].colour for row in ("FedAvg", "FedCCFA", "again", "mine")}) == 4
-    assert {s.colour for r, s in styles.items() if r in spec.rows} == {OWN, FOIL, REST}
+    assert {s.colour for r, s in styles.items() if r in spec.rows} == {ACCENT, FOIL, REST}
     assert styles["FedCCFA"].line["zorder"] == max(
         s.line["zorder"] for s in styles.values()
     )  # the paper's own is on top, and thick

@@ -27,7 +27,7 @@ from fedrepro.executors.stacks import Stacked
 from fedrepro.experiments.jobs import active_run
 from fedrepro.experiments.rules import Value
 from fedrepro.experiments.specs import PLOTS, load_spec
-from fedrepro.reporting.curves import OWN, axis_label, colour_distance, own_rows
+from fedrepro.reporting.curves import ACCENT, axis_label, colour_distance, own_rows
 from fedrepro.reporting.figures import FIGURES, distances_figure, draw, figure_in_words, points
 from fedrepro.reporting.paper_page import specs_of, started
 from fedrepro.verdicts.tables import render, table
@@ -91,12 +91,14 @@ def test_labelled_lines_of_a_stored_figure_have_colours_apart(paper):
                 continue
             figure = draw(of, tier)
             found = labelled(figure)
+            titles = [figure.get_suptitle(), *(ax.get_title() for ax in figure.axes)]
+            assert "tier" not in " ".join(titles), "the caption says it"
             plt.close(figure)
             most = max(most, len(found))
             for (one, a), (other, b) in itertools.combinations(found.items(), 2):
                 assert colour_distance(a, b) > 20, (of.name, tier, one, other)
             own = own_rows(of) & set(found)
-            assert not own or OWN in {found[row] for row in own}, of.name
+            assert not own or ACCENT in {found[row] for row in own}, of.name
     assert most > 3
 
 

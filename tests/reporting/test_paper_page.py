@@ -156,7 +156,7 @@ def test_a_deviation_touches_rows_that_have_a_value_of_each_limit():
     def who(tier="small", **limits):
         rows = []
         for row in spec.rows.values():
-            values = paper_page.values_of(spec, row, tier)
+            values = paper_page.values_touched(spec, row, tier)
             if paper_page.touched({"touches": limits}, values):
                 rows.append(row.name)
         return rows

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fedrepro.core.errors import InputError
 from fedrepro.reporting.notebook import read_ledger
-from fedrepro.reporting.paper_page import specs_of, values_of
+from fedrepro.reporting.paper_page import specs_of, values_touched
 
 LEDGERS = sorted(Path(__file__).parents[2].glob("papers/*/deviations.toml"))
 KEYS = ["name", "paper", "code", "link", "ours", "cells", "touches", "switch"]
@@ -55,7 +55,7 @@ def test_what_an_entry_touches_is_there(path):
     for spec in specs_of(path.parent.name):
         for tier in spec.tiers:
             for row in spec.rows.values():
-                for key, values in values_of(spec, row, tier).items():
+                for key, values in values_touched(spec, row, tier).items():
                     there.setdefault(key, set()).update(values)
     for entry in tomllib.loads(path.read_text())["deviation"]:
         for key, values in entry.get("touches", {}).items():
