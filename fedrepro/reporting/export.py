@@ -21,6 +21,7 @@ from .curves import refuse_empty
 from ..verdicts.summaries import stored_runs
 from fedrepro.verdicts.tables import (
     STATISTIC_WORDS,
+    has_runs,
     measured,
     plus_minus,
     published_setting,
@@ -134,7 +135,7 @@ def texts(part: pd.DataFrame, statistic: str) -> dict[str, list[str]]:
 # %% ../../nbs/09_reporting/02_export.ipynb #d01ab1a3
 def table_notes(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     "What the marks and words of a table mean: those that it has"
-    n = to(sorted({len(s.split()) for s in frame.seeds} - {0}))
+    n = to(sorted({len(seeds) for seeds in frame.seeds} - {0}))
     out = [
         rf"Mean $\pm$ sample standard deviation over seeds ($n$ = {n}), {STATISTIC_WORDS[spec.statistic]}."
     ]
@@ -157,7 +158,7 @@ def table_notes(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
 def latex(spec: Spec, tier: str, results: str | Path | None = None) -> str:
     "The table as LaTeX for a document that uses `booktabs`, two settings a float; raises InputError without any run"
     frame, labels = table(spec, tier, results), [c.label for c in spec.tier_columns(tier)]
-    if not (frame.seeds != "").any():
+    if not has_runs(frame).any():
         refuse_empty(spec, tier, results)
     name = re.sub(r"[^A-Za-z0-9-]+", "-", f"{spec.name}-{tier}")
     notes = " ".join(

@@ -51,9 +51,10 @@ from fedrepro.verdicts.claims import (
     verdicts,
 )
 from ..verdicts.scoreboard import ALIAS, independent, scoreboard
-from ..verdicts.summaries import stored_runs
+from ..verdicts.summaries import each_run, stored_runs
 from fedrepro.verdicts.tables import (
     half_width,
+    has_runs,
     mean_std,
     table,
     table_parts,
@@ -314,12 +315,12 @@ def run_lines(spec: Spec, tier: str, frame: pd.DataFrame, link: Callable[[str], 
 
     def cell(line):
         return f'<span id="{anchor(spec, tier, line)}"></span>{said(line["row"])} ' + " ".join(
-            map(link, line["runs"].split())
+            map(link, each_run(line["runs"]))
         )
 
     return [
         f"- {said(column)}: " + "; ".join(map(cell, part.to_dict("records")))
-        for column, part in frame[frame.seeds != ""].groupby("column", sort=False)
+        for column, part in frame[has_runs(frame)].groupby("column", sort=False)
     ]
 
 
@@ -353,7 +354,9 @@ def raw_runs(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=None
         )
     heads = {h["run_id"]: h for h in load_headers(Path(results or spec.results) / tier)}
     commits = Counter(
-        (heads[run].get("git_commit") or "unknown")[:9] for run in " ".join(frame.runs).split()
+        (heads[run].get("git_commit") or "unknown")[:9]
+        for trials in frame.runs
+        for run in each_run(trials)
     )
 
     def link(run):
@@ -363,7 +366,7 @@ def raw_runs(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=None
     mine = [
         r
         for r in frame.row.drop_duplicates()
-        if r in spec.rows and (frame.seeds[frame.row == r] != "").any()
+        if r in spec.rows and has_runs(frame[frame.row == r]).any()
     ]
     return "\n".join(
         [
@@ -377,7 +380,8 @@ def raw_runs(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=None
 
 def anchor(spec: Spec, tier: str, line: dict) -> str:
     "Where the raw runs of a number stand on its page: by the id of its first run and its row"
-    return f"{place_of(spec)}-{tier}-{list(spec.rows).index(line['row'])}-{line['runs'][:6]}"
+    first = each_run(line["runs"])[0]
+    return f"{place_of(spec)}-{tier}-{list(spec.rows).index(line['row'])}-{first[:6]}"
 
 
 def place_of(spec: Spec) -> str:
@@ -726,7 +730,7 @@ def effects(paper: str, tier: str, results=None, root=None) -> pd.DataFrame:
                         "points": mean_std(gaps)[0],
                         "half": half_width(gaps),
                         "gone": str(found.why) if found.diverged else "",
-                        "runs": " ".join(runs),
+                        "runs": tuple(runs),
                     }
                 )
     names = ["deviation", "what", "tier", "n", "points", "half", "gone", "runs"]
@@ -774,7 +778,7 @@ def entry_in_words(entry: dict, measured: pd.DataFrame) -> str:
             where = f" ({lines})" if lines and key == "code" else ""
             text = f"`{entry[key]}`" if key == "switch" else entry[key]
             parts.append(f"*{name}{where}:* {text}")
-    runs = dict.fromkeys(" ".join(measured.runs).split())
+    runs = dict.fromkeys(link for links in measured.runs for link in links)
     if runs:
         parts.append(f"*Runs:* {' '.join(runs)}")
     return " ".join(parts)
