@@ -189,7 +189,8 @@ def code_prints(spec: Spec, trials: list[dict]) -> str:
 
 def arrived(done: list[dict]) -> dict[str, object]:
     "Rounds to a target over the finished trials, for each of `WINDOWS`"
-    out, last = {}, max((int(trial["rounds"]) for trial in done), default=0)
+    out: dict[str, object] = {}
+    last = max((int(trial["rounds"]) for trial in done), default=0)
     for name in WINDOWS:
         there = Arrivals(tuple(t[name] for t in done if not math.isnan(t[name])), last)
         out[name] = there.mean
