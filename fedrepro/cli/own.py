@@ -180,7 +180,7 @@ def compare_command(
     if report.interrupted:
         raise typer.Exit(report.exit_code)
     print_sheet(found.sheet())
-    if len(found.summary.query("seeds != ''")):
+    if any(found.summary.seeds):
         typer.echo(f"\n{save_figure(found.plot(), out or found.spec.path.with_suffix('.png'))}")
     if not quiet:
         say(f"as LaTeX: fedrepro export {found.spec.path} --to latex")

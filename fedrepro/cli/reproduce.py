@@ -114,8 +114,8 @@ def shown_tier(
 def without_twins(frame, asked: set[str]):
     "The lines of a table but those of rows that nobody `asked` for and that show the runs of a row asked for"
     mine = frame.row.isin(asked)
-    theirs = set(frame.runs[mine]) - {""}
-    return frame[mine | ~frame.runs.isin(theirs)]
+    theirs = set(frame.runs[mine]) - {()}
+    return frame[mine | ~frame.runs.map(theirs.__contains__)]
 
 
 def set_words(own: list[str] | None) -> list[str]:

@@ -21,6 +21,7 @@ from .curves import refuse_empty
 from ..verdicts.summaries import stored_runs
 from fedrepro.verdicts.tables import (
     STATISTIC_WORDS,
+    has_runs,
     measured,
     plus_minus,
     published_setting,
@@ -142,8 +143,7 @@ def texts(part: pd.DataFrame, statistic: str) -> dict[str, list[str]]:
 # %% ../../nbs/09_reporting/02_export.ipynb #d01ab1a3
 def table_notes(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     "What the marks and words of a table mean: those that it has"
-    seeds = frame.seeds.str.split().str.len()
-    n = to(sorted(set(seeds) - {0}))
+    n = to(sorted({len(seeds) for seeds in frame.seeds} - {0}))
     said = STATISTIC_WORDS[spec.statistic]
     out = [rf"Mean $\pm$ sample standard deviation over seeds ($n$ = {n}), {said}."]
     if metric_named(spec.metric).higher_is_better:
@@ -168,7 +168,7 @@ def latex(spec: Spec, tier: str, results: str | Path | None = None) -> str:
     "The table as LaTeX for a document that uses `booktabs`, two settings a float; raises InputError without any run"
     frame = table(spec, tier, results)
     labels = [column.label for column in spec.tier_columns(tier)]
-    if not (frame.seeds != "").any():
+    if not has_runs(frame).any():
         refuse_empty(spec, tier, results)
     name = re.sub(r"[^A-Za-z0-9-]+", "-", f"{spec.name}-{tier}")
     first = escape(f"{title(spec)}. {measured(spec, tier)}.")

@@ -55,9 +55,10 @@ from fedrepro.verdicts.claims import (
     verdicts,
 )
 from ..verdicts.scoreboard import ALIAS, independent, scoreboard
-from ..verdicts.summaries import stored_runs
+from ..verdicts.summaries import each_run, stored_runs
 from fedrepro.verdicts.tables import (
     half_width,
+    has_runs,
     mean_std,
     table,
     table_parts,
@@ -334,11 +335,11 @@ def deviation_links(spec: Spec, tier: str, rows: list[str], root=None) -> str:
 def run_lines(spec: Spec, tier: str, frame: pd.DataFrame, link: Callable[[str], str]) -> list[str]:
     "The runs of every number, a line a column; `link`: the id of a run -> a link to its file"
     lines = []
-    for column, part in frame[frame.seeds != ""].groupby("column", sort=False):
+    for column, part in frame[has_runs(frame)].groupby("column", sort=False):
         cells = []
         for line in part.to_dict("records"):
             target = f'<span id="{anchor(spec, tier, line)}"></span>'
-            links = " ".join(map(link, line["runs"].split()))
+            links = " ".join(map(link, each_run(line["runs"])))
             cells.append(f"{target}{said(line['row'])} {links}")
         lines.append(f"- {said(column)}: " + "; ".join(cells))
     return lines
@@ -379,14 +380,14 @@ def raw_runs(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=None
     def commit(run):
         return (heads[run].get("git_commit") or "unknown")[:9]
 
-    commits = Counter(map(commit, " ".join(frame.runs).split()))
+    commits = Counter(commit(run) for trials in frame.runs for run in each_run(trials))
 
     def link(run):
         where = f"../../papers/{spec.folder}/results/{tier}/{heads[run]['file']}"
         mark = f" `{commit(run)}`" if len(commits) > 1 else ""
         return f"[{run[:8]}]({where}){mark}"
 
-    done = set(frame.row[frame.seeds != ""]) & set(spec.rows)
+    done = set(frame.row[has_runs(frame)]) & set(spec.rows)
     rows = [row for row in frame.row.drop_duplicates() if row in done]
     plural = "s" if len(commits) > 1 else ""
     lines = [
@@ -399,7 +400,8 @@ def raw_runs(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=None
 
 def anchor(spec: Spec, tier: str, line: dict) -> str:
     "Where the raw runs of a number stand on its page: by the id of its first run and its row"
-    return f"{place_of(spec)}-{tier}-{list(spec.rows).index(line['row'])}-{line['runs'][:6]}"
+    first = each_run(line["runs"])[0]
+    return f"{place_of(spec)}-{tier}-{list(spec.rows).index(line['row'])}-{first[:6]}"
 
 
 def place_of(spec: Spec) -> str:
@@ -787,7 +789,7 @@ def effects(paper: str, tier: str, results=None, root=None) -> pd.DataFrame:
                         "points": mean_std(gaps)[0],
                         "half": half_width(gaps),
                         "gone": str(found.why) if found.diverged else "",
-                        "runs": " ".join(runs),
+                        "runs": tuple(runs),
                     }
                 )
     names = ["deviation", "what", "tier", "n", "points", "half", "gone", "runs"]
@@ -839,7 +841,7 @@ def entry_in_words(entry: dict, measured: pd.DataFrame) -> str:
         if key == "switch":
             text = f"`{text}`"
         parts.append(f"*{name}:* {text}")
-    runs = dict.fromkeys(" ".join(measured.runs).split())
+    runs = dict.fromkeys(link for links in measured.runs for link in links)
     if runs:
         parts.append(f"*Runs:* {' '.join(runs)}")
     return " ".join(parts)

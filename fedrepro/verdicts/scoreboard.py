@@ -31,7 +31,7 @@ from fedrepro.verdicts.independent import (
     read_reach,
     same_runs,
 )
-from .summaries import PAIR
+from .summaries import each_run
 from .tables import JUDGED, SAME_NUMBER, cell_margin, table
 from .verdicts import DECIDED, VERDICTS, decidable, false_discovery
 
@@ -378,8 +378,8 @@ def speed(
     alone = independent(board[board.tier == "paper"])
     mine = alone.dropna(subset=["runs"])
     runs: set[str] = set()
-    for ids in mine.runs:
-        runs |= set(ids.replace(PAIR, " ").split())
+    for trials in mine.runs:
+        runs.update(each_run(trials))
     papers = set(mine.folder) if runs else set()
     folders = set()
     for name, path in find_specs(root).items():

@@ -6,12 +6,13 @@
 __all__ = ['STATISTIC_WORDS', 'JUDGED', 'UNKNOWN_VALUE', 'SAME_NUMBER', 'EXCLUDES', 'LETTERS', 'VERDICT_TONES', 'MEANING',
            'DIVERGED', 'HARDWARE', 'NOT_JUDGED', 'mean_std', 'plus_minus', 'half_width', 'why_no_verdict',
            'published_cell', 'table_rows', 'judgement', 'trial_texts', 'code_prints', 'arrived', 'cell_line',
-           'gap_about', 'cell_margin', 'same_rounds', 'traces', 'Above', 'cell_processors', 'Beside', 'published_lines',
-           'table', 'q_values', 'small', 'judged_in_words', 'signed', 'judged_grid', 'ours_in_words', 'with_runs',
-           'published_setting', 'heading', 'verdict_cell', 'paper_grid', 'statistics_grid', 'target_grid',
-           'target_grids', 'why_no_run', 'waiting', 'value_in_words', 'reduced', 'to', 'measured', 'counted', 'about',
-           'divergences', 'verdict_count', 'ends', 'mixed_processors', 'margins', 'title', 'settings_in_words',
-           'own_settings', 'row_settings', 'best_tier', 'TableParts', 'table_parts', 'table_sheet', 'render']
+           'gap_about', 'cell_margin', 'same_rounds', 'traces', 'Above', 'Processors', 'cell_processors', 'Beside',
+           'published_lines', 'table', 'q_values', 'small', 'judged_in_words', 'signed', 'judged_grid', 'ours_in_words',
+           'has_runs', 'with_runs', 'published_setting', 'heading', 'verdict_cell', 'paper_grid', 'statistics_grid',
+           'target_grid', 'target_grids', 'why_no_run', 'waiting', 'value_in_words', 'reduced', 'to', 'measured',
+           'counted', 'about', 'divergences', 'verdict_count', 'ends', 'mixed_processors', 'margins', 'title',
+           'settings_in_words', 'own_settings', 'row_settings', 'best_tier', 'TableParts', 'table_parts', 'table_sheet',
+           'render']
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #976c4c21
 import math
@@ -39,10 +40,12 @@ from fedrepro.verdicts.independent import (
     same_runs,
 )
 from fedrepro.verdicts.summaries import (
-    PAIR,
     WINDOWS,
+    Arrivals,
+    Joined,
+    RunIds,
     arrival_text,
-    arrivals,
+    each_run,
     mixed_cells,
     processors,
     ratios,
@@ -160,8 +163,8 @@ def judgement(
     return dict(verdict=said.word) | {name: getattr(said, name) for name in JUDGED}
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #d52c6693
-def trial_texts(trials: list[dict], statistic: str) -> dict[str, str]:
-    "Seeds, runs, values and where they diverged, of trials in the order of their seeds"
+def trial_texts(trials: list[dict], statistic: str) -> dict[str, Joined | str]:
+    "Seeds and runs; as text values and where they diverged, of trials in the order of their seeds"
     values, gone = [], []
     for trial in trials:
         whole = trial["status"] == "complete"
@@ -169,8 +172,8 @@ def trial_texts(trials: list[dict], statistic: str) -> dict[str, str]:
         if trial["status"] == "diverged":
             gone.append(f"seed {trial['seed']}: {trial['diverged']}")
     return {
-        "seeds": " ".join(str(trial["seed"]) for trial in trials),
-        "runs": " ".join(trial["run_id"] for trial in trials),
+        "seeds": Joined(trial["seed"] for trial in trials),
+        "runs": Joined(trial["run_ids"] for trial in trials),
         "values": " ".join(values),
         "diverged_runs": "; ".join(gone),
     }
@@ -186,13 +189,14 @@ def code_prints(spec: Spec, trials: list[dict]) -> str:
 
 def arrived(done: list[dict]) -> dict[str, object]:
     "Rounds to a target over the finished trials, for each of `WINDOWS`"
-    out, last = {}, max((int(trial["rounds"]) for trial in done), default=0)
+    out: dict[str, object] = {}
+    last = max((int(trial["rounds"]) for trial in done), default=0)
     for name in WINDOWS:
-        there = [trial[name] for trial in done if not math.isnan(trial[name])]
-        reached = arrivals(there, last)
-        out[name] = reached["mean"]
-        for part in ("std", "reached", "each"):
-            out[f"{name}_{part}"] = reached[part]
+        there = Arrivals(tuple(t[name] for t in done if not math.isnan(t[name])), last)
+        out[name] = there.mean
+        out[f"{name}_std"] = there.std
+        out[f"{name}_reached"] = there.reached
+        out[f"{name}_each"] = there
     return out
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #26b6c403
@@ -291,11 +295,18 @@ SAME_NUMBER = "same number"  # the verdict is at another row or table, which `sa
 class Above:
     "The rows of one column so far"
 
-    runs: dict[str, str] = field(default_factory=dict)  # runs -> the first row that shows them
+    runs: dict[tuple | str, str] = field(
+        default_factory=dict
+    )  # runs -> the first row that shows them
     rounds: dict[str, dict[int, str]] = field(default_factory=dict)  # row -> `traces` of its runs
 
     def origin(
-        self, row: str, owner: str, repeat: Reason | None, runs: str, rounds: dict[int, str] | None
+        self,
+        row: str,
+        owner: str,
+        repeat: Reason | None,
+        runs: tuple,
+        rounds: dict[int, str] | None,
     ) -> Reason | None:
         """Whose the evidence of `row` is; None: its own
 
@@ -312,13 +323,16 @@ class Above:
         return found
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #e686497b
-def cell_processors(runs: pd.DataFrame, chips: dict[str, set[str]]) -> list[str]:
+class Processors(Joined):
+    between = "; "
+
+
+def cell_processors(runs: pd.DataFrame, chips: dict[str, set[str]]) -> Processors:
     "The processors of the runs of a cell, by `chips`, run -> its processors, as `run_processors` says"
     found: set[str] = set()
-    for run_id in runs.run_id:
-        for one in run_id.split(PAIR):  # of a difference, both
-            found |= chips.get(one, set())
-    return sorted(found)
+    for run in each_run(runs.run_ids):
+        found |= chips.get(run, set())
+    return Processors(sorted(found))
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #af62bea7
 @dataclass(frozen=True)
@@ -387,12 +401,12 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
             line |= numbers
             line["untuned"] = spec.rows[row].untuned if row in spec.rows else ""
             line["same_runs"] = origin
-            line["cpus"] = "; ".join(cell_processors(mine, chips))
+            line["cpus"] = cell_processors(mine, chips)
             lines.append(line)
     frame = pd.DataFrame(lines)
     if metric_named(spec.metric).hardware:
-        chips_of_all = processors(spec, tier, results, runs.run_id)
-        frame = frame.assign(processors="; ".join(chips_of_all))
+        chips_of_all = processors(spec, tier, results, each_run(runs.run_ids))
+        frame["processors"] = "; ".join(chips_of_all)
     return frame
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #8ff2b088
@@ -502,9 +516,14 @@ def ours_in_words(line, statistic: str = "", n: bool = True) -> str:
     return plus_minus(line[statistic], line[f"{statistic}_std"], line["n"] if n else None)
 
 
+def has_runs(frame: pd.DataFrame) -> pd.Series:
+    "Of each line of a long form, whether any run of it is stored"
+    return frame.seeds.map(len) > 0
+
+
 def with_runs(frame: pd.DataFrame, axis: str) -> list[str]:
     "The rows or columns of a long form that have any stored run, in order"
-    there = set(frame[axis][frame.seeds != ""])
+    there = set(frame[axis][has_runs(frame)])
     return [name for name in dict.fromkeys(frame[axis]) if name in there]
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #3e394437
@@ -563,7 +582,7 @@ def statistics_grid(frame: pd.DataFrame, statistic: str) -> Grid:
     if metric_named(frame.metric.iloc[0]).higher_is_better:
         names += [name for name in STATISTIC_WORDS if name != statistic]
     rows: list[list[str | Cell]] = []
-    for line in frame[frame.seeds != ""].to_dict("records"):
+    for line in frame[has_runs(frame)].to_dict("records"):
         cells = [Cell(ours_in_words(line, name, n=name == statistic)) for name in names]
         rows.append([line["row"], *cells])
     first, *others = [name.replace("_", " ") for name in names]
@@ -575,9 +594,9 @@ def target_grid(found: pd.DataFrame, name: str, window: int) -> Grid:
     words = {}
     counted = set()
     for line in found.to_dict("records"):
-        reached = {key: line[f"{name}_{key}"] for key in ("std", "reached", "each")}
-        words[line["row"], line["column"]] = arrival_text({"mean": line[name]} | reached)
-        if line[f"{name}_each"]:
+        each = line[f"{name}_each"]
+        words[line["row"], line["column"]] = arrival_text(each)
+        if each.rounds:
             counted.add(line["column"])
     columns = [column for column in with_runs(found, "column") if column in counted]
     rows: list[list[str | Cell]] = []
@@ -592,10 +611,11 @@ def target_grid(found: pd.DataFrame, name: str, window: int) -> Grid:
 
 def target_grids(frame: pd.DataFrame) -> list[Grid]:
     "Rounds to the target of each column, and to a mean of five rounds"
-    found = frame[frame.seeds != ""]
+    found = frame[has_runs(frame)]
     grids = []
     for name, window in WINDOWS.items():
-        if f"{name}_each" in found and (found[f"{name}_each"] != "").any():
+        each = found.get(f"{name}_each", ())
+        if any(cell.rounds for cell in each):
             grids.append(target_grid(found, name, window))
     return grids
 
@@ -750,15 +770,14 @@ def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
 # %% ../../nbs/08_verdicts/03_tables.ipynb #d83ddba1
 def mixed_processors(frame: pd.DataFrame) -> list[str]:
     "Which processors the runs of one cell were computed on, where they are several"
-    cells = frame[frame.seeds != ""]
-    mixed = frame[frame.cpus.str.contains("; ")]
+    cells = frame[has_runs(frame)]
+    mixed = frame[frame.cpus.map(len) > 1]
     several = cells.column.nunique() > 1
     out = []
     for cpus, part in mixed.groupby("cpus", sort=False):
         names = part.row + ", " + part.column if several else part.row
-        chips = " and ".join(cpus.split("; "))
         out.append(
-            f"Processors differ within {len(part)} of {len(cells)} cells ({chips}): "
+            f"Processors differ within {len(part)} of {len(cells)} cells ({' and '.join(cpus)}): "
             + "; ".join(dict.fromkeys(names))
         )
     return out
@@ -849,7 +868,7 @@ def table_parts(
 
     `link`: a line of the long form -> its address on a page, which shows the paper's shape always. `asked`: the tier as
     a command line names it, with the settings of one's own."""
-    if not (frame.seeds != "").any():
+    if not has_runs(frame).any():
         how = f"No run yet. To run it: fedrepro run {spec.name} {asked or f'--tier {tier}'}"
         idle = waiting(spec, tier, frame)
         return TableParts(None, [], None, [how], idle, [], about(spec, tier, frame))

@@ -176,7 +176,7 @@ def test_effects_are_differences_over_seeds(some):
     done = found[found.n > 0].set_index("deviation")
     rate, stale = done.loc["Adaptive learning rate of AdapFedAvg"], done.loc["Stale bodies"]
     assert (rate.n, rate.points) == (2, 3.0) and "rate used" in rate.what
-    assert rate.runs.count(
+    assert " ".join(rate.runs).count(
         "](../../papers/fedccfa/results/paper/"
     ) == 4 and "*Runs:* [" in paper_page.ledger("fedccfa", some)
     assert stale.points == 2.5 and math.isclose(stale.half, 12.706 * 0.5, rel_tol=1e-3)

@@ -238,7 +238,12 @@ def test_processors_that_differ_within_a_cell_are_named():
     }
     assert processors_of(dict(cpu="A", device="H100")) == {"A, H100"}
     frame = pd.DataFrame(
-        dict(row=["x", "y", "z"], column="C", seeds=["0 1", "0 1", ""], cpus=["A; B", "A", ""])
+        dict(
+            row=["x", "y", "z"],
+            column="C",
+            seeds=[(0, 1), (0, 1), ()],
+            cpus=[("A", "B"), ("A",), ()],
+        )
     )
     assert mixed_processors(frame) == ["Processors differ within 1 of 2 cells (A and B): x"]
 

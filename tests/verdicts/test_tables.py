@@ -110,7 +110,7 @@ def test_table(spec):
         70.0,
         71.0,
         "69.00 70.00 71.00",
-        "0 1 2",
+        (0, 1, 2),
     )
     assert math.isclose(avg.mean_last_10, 70.0)
     assert long.loc[ONE, "prox"].verdict == "undecided" and math.isnan(long.loc[ONE, "prox"]["std"])
