@@ -64,8 +64,9 @@ class FedFM(FedAvg):
     def aligned(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\lambda\\ell_{align}$"
         features = client.net.features(params, batch.x, train=True)
-        fit = cross_entropy(client.net.classify(params, features), batch)
+        # built first: the order of terms decides the last bits of their gradients
         align = alignment_loss(features, batch.y, client.received["anchors"], self.tau)
+        fit = cross_entropy(client.net.classify(params, features), batch)
         return fit + self.weight * batch.mean(align)
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
@@ -177,9 +178,9 @@ class FedPAC(FedRep):
         exists = (anchors != 0).any(1, keepdim=True)
         targets = torch.where(exists, anchors, own)
         features = client.net.features(params, batch.x, train=True)
-        fit = cross_entropy(client.net.classify(params, features), batch)
         gap = (features - targets[batch.y]).square().mean(1)
         align = exists.any() * batch.mean(gap)
+        fit = cross_entropy(client.net.classify(params, features), batch)
         return fit + self.weight * align
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:

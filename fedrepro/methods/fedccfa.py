@@ -303,8 +303,9 @@ class Algorithm1(BalancedHeads, listed=False):
     def aligned(self, client: Client, params: Tree, batch: Batch) -> Tensor:
         "Cross-entropy plus $\\omega_k\\ell_{align}$: the objective of eq. 9"
         features = client.net.features(params, batch.x, train=True)
-        fit = cross_entropy(client.net.classify(params, features), batch)
+        # built first: the order of terms decides the last bits of their gradients
         align = batch.mean(alignment_loss(features, batch.y, client.state["anchors"], self.tau))
+        fit = cross_entropy(client.net.classify(params, features), batch)
         return fit + self.weight(client.counts) * align
 
     def weight(self, counts: Tensor) -> Tensor | float:
