@@ -451,7 +451,7 @@ class FedCCFA(Switched):
         return [*phases, tune]
 
     def reply(self, server: dict, exchange: Exchange) -> list[dict]:
-        "As Algorithm 1; `as_published` with the released code's sum, which it has for uniform weights and clusters"
+        "As Algorithm 1; `as_published` adds as the released server does, for uniform weights and clusters"
         published = self.variant == "as_published"
         if published and self.aggregation == "uniform" and self.anchors == "clustered":
             exchange = replace(exchange, uploads=summed_in_place(exchange.uploads))

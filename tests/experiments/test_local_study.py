@@ -442,7 +442,7 @@ def test_a_ratio_is_judged_by_its_own_margin():
         [
             dict(
                 seed=s,
-                run_id=str(s),
+                run_ids=(str(s),),
                 status="complete",
                 diverged="",
                 last=v,
