@@ -7,6 +7,7 @@ import re
 import pytest
 
 from fedrepro.reporting import method_page
+from fedrepro.reporting.curves import ACCENT, FOIL, REST
 from fedrepro.reporting.method_page import PAPER_LINKS
 from pages import ROOT, cells
 from toy import OURS
@@ -160,6 +161,18 @@ def test_sentences_about_released_code_lead_to_its_lines():
     said = [s for s in statements() if "could find" not in s[1]]
     alone = [s for s in said if not PLACE.search(s[1])]
     assert len(said) > 25 and len(alone) <= 0.2 * len(said), alone
+
+
+COLOURS = re.compile(r"\b(?:black|gr[ae]y|orange|blue|red|green|violet|purple|pink|yellow)\b")
+
+
+@pytest.mark.parametrize("paper", FIVE)
+def test_an_opening_names_only_the_colours_that_every_figure_has(paper):
+    "FedAvg is black, the paper's method orange, unlabelled rows grey; what the others get is chosen for each picture"
+    assert (FOIL, ACCENT, REST) == ("#000000", "#d55e00", "#bbbbbb")
+    opening = cells(FIVE[paper], "markdown")[:2]
+    words = {word for cell in opening for word in COLOURS.findall(cell["source"])}
+    assert words <= {"black", "orange", "grey"}, words
 
 
 @pytest.mark.parametrize("paper", FIVE)
