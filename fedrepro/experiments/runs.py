@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['PROTOCOL', 'run_id', 'package_methods', 'make_method', 'method_settings', 'method_part', 'other_parts',
-           'data_entries', 'study_part', 'check_study_values', 'run_settings', 'data_part', 'optional_parts', 'seeded',
-           'PlannedRun', 'load_data', 'data_state', 'input_fingerprint', 'first', 'unchecked', 'weights_fingerprint',
-           'own_weights', 'fingerprints', 'forget_data', 'forget_own_data', 'pick_device', 'check_sources', 'build',
-           'partition_of']
+           'data_entries', 'has_own_code', 'registered', 'study_part', 'check_study_values', 'run_settings',
+           'data_part', 'optional_parts', 'seeded', 'PlannedRun', 'load_data', 'data_state', 'input_fingerprint',
+           'first', 'unchecked', 'weights_fingerprint', 'own_weights', 'fingerprints', 'forget_data', 'forget_own_data',
+           'pick_device', 'check_sources', 'build', 'partition_of']
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #8f35dde5
 import dataclasses, hashlib, json
@@ -18,7 +18,7 @@ import numpy as np
 from ..core.errors import InputError, brief, choice, own_line
 from ..core.files import stamped
 from ..core.fingerprints import alike, own_digest
-from ..core.registries import of_package, pages_share_process, replaced
+from ..core.registries import TABLES, of_package, pages_share_process, replaced
 from ..data import concept_drift, partition
 from fedrepro.experiments.rules import (
     DEFAULTS,
@@ -140,6 +140,28 @@ def data_entries(name: str) -> tuple:
         s = SOURCES[name]
         files = s.read, s.train, s.test, s.meta, s.sizes, s.class_names
     return files, MADE.get(name), PIXEL_STATISTICS.get(name)
+
+# %% ../../nbs/07_experiments/03_runs.ipynb #7fac2773
+def has_own_code(settings: dict) -> bool:
+    "Whether a run uses code that is not the package's"
+    start = settings.get("study", {}).get("start", {})
+    return "sources" in settings or "source" in settings["method"] or "source" in start
+
+
+def registered() -> list:
+    "The names of all methods, networks, data sets, recipes and partitions, and what they stand for now"
+    from fedrepro.engine.method import SHADOWED
+
+    objects = []
+    for table in (method_classes(), SHADOWED, *(table for _, table, _ in TABLES)):
+        for name, entry in table.items():
+            objects.append(name)
+            if isinstance(entry, dict):
+                objects.extend(entry)
+                objects.extend(entry.values())
+            else:
+                objects.append(entry)
+    return objects
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #0d0312d5
 def study_part(method, v: dict, where: str) -> dict:

@@ -38,7 +38,7 @@ from fedrepro.experiments.rules import (
     typed,
 )
 from .rules import line_finder, read_published_csv, read_values, toml_table
-from .runs import PlannedRun, make_method, run_settings, seeded
+from .runs import PlannedRun, has_own_code, make_method, run_settings, seeded
 from .spec_files import read_spec
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #92cccac6
@@ -279,6 +279,11 @@ class Spec:
         "Settings of runs that `kept_spec` gave it, by tier, column and row; a spec that was read, or changed, has none"
         return {}
 
+    @cached_property
+    def stored(self) -> dict:
+        "What `stored_runs` has read for it, by tier and folder; a changed copy begins with nothing"
+        return {}
+
     @property
     def results(self) -> Path:
         "Where results are kept unless told otherwise: beside the spec; below the working folder if it is installed"
@@ -355,6 +360,19 @@ class Spec:
             found = first.runs(tier, methods, seeds) + second.runs(tier, methods, seeds)
         order = list(dict.fromkeys(r.seed for r in found))
         return sorted(found, key=lambda r: order.index(r.seed))
+
+    def seeds(self, tier: str) -> set[int]:
+        "All seeds that the runs of a tier have, of both tables for a difference; raises InputError"
+        if self.difference:
+            first, second = self.difference
+            return first.seeds(tier) | second.seeds(tier)
+        found: set[int] = set()
+        for column in self.tier_columns(tier):
+            if column.missing or self.plot == "bubbles":
+                continue
+            for row in self.rows:
+                found.update(self.values(tier, row, column)["seeds"].value)
+        return found
 
     def grid(
         self, tier: str, methods=None, seeds: int | list[int] | None = None
@@ -481,19 +499,13 @@ def keep_spec(spec: Spec, files: tuple):
         settings = {}
         for tier in part.tiers:
             for r in part.grid(tier, seeds=1):
-                if _has_own_code(r.settings):
+                if has_own_code(r.settings):
                     return  # it may be edited at any time
                 settings[json.dumps([tier, r.column, r.row])] = r.settings
         known.append(settings)
     plain = json.loads(json.dumps({"spec": asdict(spec), "known": known}, default=str))
     if revived(Spec, plain["spec"]) == spec and plain["known"] == known:  # json has no tuple, say
         write_cache("specs", spec.path.resolve(), plain, (code_digest(), spec.path, files))
-
-
-def _has_own_code(settings: dict) -> bool:
-    "Whether a run uses code that is not the package's"
-    start = settings.get("study", {}).get("start", {})
-    return "sources" in settings or "source" in settings["method"] or "source" in start
 
 
 @lru_cache(256)
