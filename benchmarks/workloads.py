@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedrepro.core.trees import tensors
 from fedrepro.data import partition
 from fedrepro.data.datasets import Dataset
-from fedrepro.data.transforms import recipe_for
+from fedrepro.data.datasets import recipe_for
 from fedrepro.engine.evaluation import Predictor
 from fedrepro.engine.federation import TRAIN, Federation, in_precision
 from fedrepro.engine.method import FedAvg

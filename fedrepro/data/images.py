@@ -14,7 +14,8 @@ from zipfile import ZipFile
 import numpy as np
 import torch
 from .download import Archive, reading
-from .sources import Source, idx_array, with_pack
+from .sources import DataCard, Source, idx_array, with_pack
+from .transforms import CROP_FLIP
 
 # %% ../../nbs/02_data/04_images.ipynb #06f61bf3
 def picture(content: bytes, size: int) -> np.ndarray:
@@ -218,54 +219,97 @@ _NIST = _one(
 )
 
 PICTURES = (
-    Source(
+    DataCard(
         "CINIC-10",
-        "CINIC-10",
-        read_cinic,
-        sizes=(90_000, 90_000),
-        class_names=_TEN,
-        pack="CINIC-10.npz",
-        **_one(
-            "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
-            "6ee4d0c996905fe93221de577967a372",
-            "https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+        Source(
+            "CINIC-10",
+            "CINIC-10",
+            read_cinic,
+            sizes=(90_000, 90_000),
+            class_names=_TEN,
+            pack="CINIC-10.npz",
+            **_one(
+                "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+                "6ee4d0c996905fe93221de577967a372",
+                "https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+            ),
         ),
+        (  # its README's
+            (0.47889522, 0.47227842, 0.43047404),
+            (0.24205776, 0.23828046, 0.25874835),
+        ),
+        shape=(3, 32, 32),
+        classes=10,
+        network="fedccfa_cifar",
+        recipes={
+            "FedCCFA": CROP_FLIP,
+            "LfD": dict(
+                pad="reflect", **CROP_FLIP
+            ),  # decided: as CIFAR-10, with its own mean and deviation
+        },
     ),
-    Source(
+    DataCard(
         "EMNIST-letters",
-        "EMNIST/raw",
-        read_letters,
-        sizes=(124_800, 20_800),
-        pack="EMNIST-letters.npz",
-        class_names=tuple("abcdefghijklmnopqrstuvwxyz"),
-        **_NIST,
-    ),
-    Source(
-        "EMNIST-letters-10",
-        "EMNIST/raw",
-        read_letters,
-        sizes=(48_000, 8_000),
-        pack="EMNIST-letters-10.npz",
-        class_names=tuple("abcdefghij"),
-        **_NIST,
-    ),
-    Source(
-        "Tiny-ImageNet",
-        "tiny-imagenet-200",
-        read_tiny,
-        sizes=(100_000, 10_000),
-        pack="Tiny-ImageNet.npz",
-        **_one(
-            "http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"
+        Source(
+            "EMNIST-letters",
+            "EMNIST/raw",
+            read_letters,
+            sizes=(124_800, 20_800),
+            pack="EMNIST-letters.npz",
+            class_names=tuple("abcdefghijklmnopqrstuvwxyz"),
+            **_NIST,
         ),
+        shape=(1, 28, 28),
+        classes=26,
+        network="fedccfa_fmnist",
     ),
-    Source(
+    DataCard(
+        "EMNIST-letters-10",
+        Source(
+            "EMNIST-letters-10",
+            "EMNIST/raw",
+            read_letters,
+            sizes=(48_000, 8_000),
+            pack="EMNIST-letters-10.npz",
+            class_names=tuple("abcdefghij"),
+            **_NIST,
+        ),
+        shape=(1, 28, 28),
+        classes=10,
+        network="fedccfa_fmnist",
+        recipes={"FedDC": {}},
+    ),
+    DataCard(
+        "Tiny-ImageNet",
+        Source(
+            "Tiny-ImageNet",
+            "tiny-imagenet-200",
+            read_tiny,
+            sizes=(100_000, 10_000),
+            pack="Tiny-ImageNet.npz",
+            **_one(
+                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                "90528d7ca1a48142e341f4ef8d21d0de",
+            ),
+        ),
+        shape=(3, 64, 64),
+        classes=200,
+        network="resnet18",
+    ),
+    DataCard(
         "DomainNet",
-        "DomainNet",
-        read_domains,
-        sizes=(0, 0),
-        class_names=_FEDBSS,
-        pack="DomainNet.npz",
-        **_domains(),
+        Source(
+            "DomainNet",
+            "DomainNet",
+            read_domains,
+            sizes=(0, 0),
+            class_names=_FEDBSS,
+            pack="DomainNet.npz",
+            **_domains(),
+        ),
+        shape=(3, 64, 64),
+        classes=10,
+        network="resnet18",
+        recipes={"FedBSS": CROP_FLIP},
     ),
 )

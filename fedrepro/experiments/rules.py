@@ -130,13 +130,13 @@ def names(kind: str) -> Callable:
     "A function that returns what may stand for a setting of this `kind`, loaded when it is asked for"
 
     def accepted():
-        from fedrepro.data import transforms
+        from fedrepro.data import datasets
         from fedrepro.engine import federation, probes
         from fedrepro.models import networks
 
         return {
-            "dataset": transforms.dataset_names,
-            "recipe": transforms.data_recipe_names,
+            "dataset": datasets.dataset_names,
+            "recipe": datasets.data_recipe_names,
             "network": networks.network_names,
             "cohorts": lambda: federation.COHORTS,
             "precision": lambda: federation.PRECISIONS,

@@ -100,7 +100,7 @@ def method_part(method) -> dict:
 # %% ../../nbs/07_experiments/03_runs.ipynb #3c316c76
 def other_parts(v: dict, where: str) -> dict:
     "Digests of the sources of network, data and partition, where these are not the package's; raises InputError"
-    from fedrepro.data.transforms import RECIPES
+    from fedrepro.data.datasets import RECIPES
     from fedrepro.models.networks import ARCHITECTURES
 
     named = {
@@ -132,14 +132,14 @@ def other_parts(v: dict, where: str) -> dict:
 
 def data_entries(name: str) -> tuple:
     "All that is registered of a data set: its files and their reader, or the function that makes it; its statistics"
-    from fedrepro.data.datasets import MADE, SOURCES
-    from fedrepro.data.transforms import PIXEL_STATISTICS
+    from fedrepro.data.datasets import DATA_CARDS
 
+    card = DATA_CARDS[name]
     files = None
-    if name in SOURCES:
-        s = SOURCES[name]
+    if card.source:
+        s = card.source
         files = s.read, s.train, s.test, s.meta, s.sizes, s.class_names
-    return files, MADE.get(name), PIXEL_STATISTICS.get(name)
+    return files, None if files else card.read, card.statistics
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #0d0312d5
 def study_part(method, v: dict, where: str) -> dict:
@@ -314,18 +314,16 @@ def _loaded_data(name: str, data, recipe: str, device: str, state: tuple) -> Any
 
 def data_state(name: str, data, recipe: str) -> tuple:
     "What a data set is read from, cheaply: the entries of its name, and size, place and times of its files"
-    from fedrepro.data import datasets, transforms
+    from fedrepro.data import datasets
 
-    source = datasets.SOURCES.get(name)
+    card = datasets.DATA_CARDS.get(name)
     files = []
-    if source is not None:
-        folder = datasets.data_dir(data) / source.folder
-        files = [folder / file for file in source.files]
-        if source.pack:
-            files.append(folder / source.pack)
-    made = datasets.MADE.get(name)
-    statistics = transforms.PIXEL_STATISTICS.get(name)
-    entries = repr((source, made, statistics, transforms.RECIPES.get(recipe)))
+    if card and card.source:
+        folder = datasets.data_dir(data) / card.source.folder
+        files = [folder / file for file in card.source.files]
+        if card.source.pack:
+            files.append(folder / card.source.pack)
+    entries = repr((card, datasets.RECIPES.get(recipe)))
     return entries, tuple(map(tuple, stamped(files)))
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #f3a08f35
@@ -347,9 +345,10 @@ def first(d, train: int | None, test: int | None) -> Any:
 
 def unchecked(name: str) -> bool:
     "Whether a data set has files without a checksum: they may be others tomorrow"
-    from fedrepro.data.datasets import SOURCES
+    from fedrepro.data.datasets import DATA_CARDS
 
-    return name in SOURCES and not all(SOURCES[name].files.values())
+    source = DATA_CARDS[name].source
+    return source is not None and not all(source.files.values())
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #79703a92
 def weights_fingerprint(params: dict) -> str:

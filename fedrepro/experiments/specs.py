@@ -1000,18 +1000,17 @@ def with_settings(spec: Spec, tier: str, given: Mapping[str, Any]) -> tuple[Spec
 # %% ../../nbs/07_experiments/04_specs.ipynb #564832ab
 def check_fit(runs: list[PlannedRun]):
     "Raises InputError for a network that cannot take the images of its data set, where their shape is known"
-    from fedrepro.data.datasets import SHAPES
+    from fedrepro.data.datasets import DATA_CARDS
     from fedrepro.models.networks import network
 
-    shapes = SHAPES | {"digits": (1, 8, 8, 10)}
     for data, net in dict.fromkeys(
         (r.settings["data"]["name"], r.settings["network"]) for r in runs
     ):
-        if data not in shapes:
+        card = DATA_CARDS[data]
+        if not card.shape:
             continue
-        *shape, classes = shapes[data]
         try:
-            network(net, classes, tuple(shape))
+            network(net, card.classes, card.shape)
         except InputError as error:
             raise InputError(f"set: {data}: {error}; set network too, or choose columns") from None
 

@@ -14,7 +14,7 @@ from fedrepro.data import datasets, texts
 from fedrepro.data.datasets import Texts
 from fedrepro.data.partition import partition
 from fedrepro.data.sources import Source
-from fedrepro.data.transforms import recipe_for
+from fedrepro.data.datasets import recipe_for
 from fedrepro.engine.evaluation import eval_models, evaluate
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.rounds import run, sequential
