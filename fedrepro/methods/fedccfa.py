@@ -124,6 +124,7 @@ class SharedHeads(FedRep, listed=False):
 
     eps: float = 0.1  # largest MADD between neighbours in a cluster
     positive = {"eps"}
+    distances: ClassVar[str] = "madd"
 
     def init_server(self, federation) -> dict:
         "FedRep's body; raises InputError for cohorts of fewer than 3, in which MADD is not defined"
@@ -288,6 +289,7 @@ class Algorithm1(BalancedHeads, listed=False):
     gamma: float = 20.0  # divides the entropy in the alignment weight, eq. 9
     tau: float = 0.1  # temperature of the alignment, eq. 8
     align_from: int = 20  # index of the first round with alignment
+    waits = {"align_from"}
     paper: ClassVar[str] = "Chen et al. 2024"
     positive = {"gamma", "tau"}
     check_settings: ClassVar[dict] = {"align_from": 1}
