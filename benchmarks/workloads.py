@@ -260,7 +260,7 @@ def plain_parts(work: Work, device: str, dtype=torch.float32) -> dict:
     f = work.federation(device, dtype)
     x, y = f.data.batch(f.data.train_x, None, dtype), f.data.train_y
     return dict(
-        shares=[(x[rows], y[rows]) for rows in f.rows],
+        shares=[(x[rows], y[rows]) for rows in f.indices],
         w=f.initial,
         t=0,
         n=len(y),

@@ -184,8 +184,10 @@ def agree(data: "Dataset"):
 def fitting(recipe: Recipe, x: Tensor, scale: float, name: str) -> Recipe:
     "`recipe` for the training samples `x`, measured where it states no mean; raises InputError if it does not fit them"
     if not recipe.mean:
-        found = pixel_statistics(x, scale)
-        recipe = replace(recipe, mean=found["mean"], std=tuple(s or 1.0 for s in found["std"]))
+        measured = pixel_statistics(x, scale)
+        recipe = replace(
+            recipe, mean=measured["mean"], std=tuple(s or 1.0 for s in measured["std"])
+        )
     of = f"{name}: recipe {recipe.name!r}"
     require(
         len(recipe.mean) in (1, x.shape[1]),
@@ -248,10 +250,10 @@ class Dataset:
         named = isinstance(self.name, str) and self.name
         require(named, f"name of a data set: expected a text, got {short(self.name)}")
         names = class_names(self.class_names, self.name)
-        found: dict = {"class_names": names}
+        checked: dict = {"class_names": names}
         for part in ("train", "test"):
             x = pixels(getattr(self, f"{part}_x"), f"{self.name}: {part}_x")
-            found |= {
+            checked |= {
                 f"{part}_x": x,
                 f"{part}_y": class_numbers(
                     getattr(self, f"{part}_y"), f"{self.name}: {part}_y", len(x), len(names)
@@ -259,10 +261,10 @@ class Dataset:
             }
             groups = getattr(self, f"{part}_groups")
             if groups is not None:
-                found[f"{part}_groups"] = class_numbers(
+                checked[f"{part}_groups"] = class_numbers(
                     groups, f"{self.name}: {part}_groups", len(x)
                 ).cpu()
-        for key, value in found.items():
+        for key, value in checked.items():
             object.__setattr__(self, key, value)
         agree(self)
         self._prepare()

@@ -28,32 +28,32 @@ def picture(content: bytes, size: int) -> np.ndarray:
 
 
 def _labelled(
-    found: Collection[tuple], pictures: Iterable[np.ndarray], names: Iterable[str], size: int
+    entries: Collection[tuple], pictures: Iterable[np.ndarray], names: Iterable[str], size: int
 ) -> tuple:
-    "Pictures (N, 3, size, size) and labels (N,) of the (class, file) in `found`, in that order"
+    "Pictures (N, 3, size, size) and labels (N,) of the (class, file) in `entries`, in that order"
     number = {name: i for i, name in enumerate(names)}
-    x = np.empty((len(found), 3, size, size), np.uint8)
+    x = np.empty((len(entries), 3, size, size), np.uint8)
     for row, content in zip(x, pictures):
         row[:] = content
-    return x, np.array([number[name] for name, _ in found], np.int64)
+    return x, np.array([number[name] for name, _ in entries], np.int64)
 
 # %% ../../nbs/02_data/04_images.ipynb #660287b3
 @with_pack
 def read_cinic(source: Source, folder: Path) -> dict:
     "Training and test pictures of 32x32, class by class, then by file name"
     archive = folder / next(iter(source.files))
-    found = {"train": {}, "test": {}}
+    by_part = {"train": {}, "test": {}}
     with reading(archive), tarfile.open(archive, "r|gz") as packed:
         for info in packed:
             match PurePosixPath(info.name).parts:
                 case (part, name, file) if (
-                    part in found and name in source.class_names and file.endswith(".png")
+                    part in by_part and name in source.class_names and file.endswith(".png")
                 ):
                     opened = packed.extractfile(info)
                     if opened:
-                        found[part][name, file] = picture(opened.read(), 32)
+                        by_part[part][name, file] = picture(opened.read(), 32)
     parts = {}
-    for part, pictures in found.items():
+    for part, pictures in by_part.items():
         keys = sorted(pictures)
         parts[f"{part}_x"], parts[f"{part}_y"] = _labelled(
             keys, map(pictures.pop, keys), source.class_names, 32
@@ -90,16 +90,16 @@ def read_tiny(source: Source, folder: Path) -> dict:
 
         ids = sorted(lines("wnids.txt"))
         words = dict(line.split("\t", 1) for line in lines("words.txt"))
-        found = {"train": {}, "test": {}}
+        by_part = {"train": {}, "test": {}}
         names = set(ids)
         for name in packed.namelist():
             match PurePosixPath(name).parts:
                 case (_, "train", wnid, "images", file) if wnid in names:
-                    found["train"][wnid, file] = name
+                    by_part["train"][wnid, file] = name
         for file, wnid in (line.split("\t")[:2] for line in lines("val/val_annotations.txt")):
-            found["test"][wnid, file] = f"{top}/val/images/{file}"
+            by_part["test"][wnid, file] = f"{top}/val/images/{file}"
         parts = {"class_names": np.array([words[wnid].split(",")[0] for wnid in ids])}
-        for part, files in found.items():
+        for part, files in by_part.items():
             keys = sorted(files)
             pictures = (picture(packed.read(files[key]), 64) for key in keys)
             parts[f"{part}_x"], parts[f"{part}_y"] = _labelled(keys, pictures, ids, 64)

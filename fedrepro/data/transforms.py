@@ -100,16 +100,16 @@ def _shifted(channel: Tensor) -> tuple[float, float]:
 
 def pixel_statistics(x: Tensor, scale: float = 255.0) -> dict[str, tuple[float, ...]]:
     "Mean and standard deviation (of all, divided by n) per channel of `x` / scale; `x` is (N, C, H, W) or (N, C)"
-    found: dict[str, tuple[float, ...]] = {"mean": (), "std": ()}
+    statistics: dict[str, tuple[float, ...]] = {"mean": (), "std": ()}
     for channel in x.to(WIDER.get(x.dtype, x.dtype)).unbind(1):
         small = (
             not channel.is_floating_point()
             and -(2**16) < int(channel.min()) <= int(channel.max()) < 2**16
         )
         mean, std = _exact(channel) if small else _shifted(channel)
-        found["mean"] += (mean / scale,)
-        found["std"] += (std / scale,)
-    return found
+        statistics["mean"] += (mean / scale,)
+        statistics["std"] += (std / scale,)
+    return statistics
 
 # %% ../../nbs/02_data/01_transforms.ipynb #523af418
 @cache

@@ -185,9 +185,9 @@ def law_text(law: Law, cls: type, known: dict[str, type], **local) -> str:
 
 def law_of(cls: type) -> Law | None:
     "The law that `cls` itself declares: what is true of a method need not be true of those that build on it"
-    found = vars(cls).get("limit")
-    if found is None or isinstance(found, Law):
-        return found
+    limit = vars(cls).get("limit")
+    if limit is None or isinstance(limit, Law):
+        return limit
     raise InputError(
-        f"{cls.__name__}.limit = {found!r}: expected a law, as in `limit = law(mu=0.)`"
+        f"{cls.__name__}.limit = {limit!r}: expected a law, as in `limit = law(mu=0.)`"
     )

@@ -80,11 +80,11 @@ class Stacked:
         groups: dict[tuple, list[int]] = {}
         for i, client in enumerate(clients):
             groups.setdefault(kind(method, client), []).append(i)
-        found: dict[int, tuple] = {}
+        answers: dict[int, tuple] = {}
         for group in groups.values():
             results = client_rounds(method, [clients[i] for i in group], self.train)
-            found |= zip(group, results)
-        return [found[i] for i in range(len(clients))]
+            answers |= zip(group, results)
+        return [answers[i] for i in range(len(clients))]
 
 # %% ../../nbs/05_executors/03_executors.ipynb #087f9e31
 EXECUTORS: dict[str, Callable[[], Callable]] = {  # those that need no processes

@@ -92,8 +92,8 @@ def stack_step(
     if not moving:
         return losses.detach(), []
     tensors = list(moving.values())
-    found = torch.autograd.grad(losses.sum(), tensors, materialize_grads=True)
-    grads = dict(zip(moving, found))
+    slopes = torch.autograd.grad(losses.sum(), tensors, materialize_grads=True)
+    grads = dict(zip(moving, slopes))
     if phase.adjust is not None:
         grads = stack.each(n, phase.adjust, params, grads)
     grads = stack.each(n, lambda _, g: bounded(g, phase.sgd), grads)
@@ -109,9 +109,14 @@ def train_stack(
         client.noise.integers(2**62)  # as `client.train`, so that what is drawn later is the same
         plans.append(list(chain.from_iterable(plan_batches(client, phase))))
     order = sorted(range(len(clients)), key=lambda k: -len(plans[k]))
-    longest_first = [[given[k] for k in order] for given in (clients, plans, starts)]
-    results = dict(zip(order, train_longest_first(phases[0], *longest_first)))
-    return [results[k] for k in range(len(clients))]
+    results = train_longest_first(
+        phases[0],
+        [clients[k] for k in order],
+        [plans[k] for k in order],
+        [starts[k] for k in order],
+    )
+    by_client = dict(zip(order, results))
+    return [by_client[k] for k in range(len(clients))]
 
 
 def train_longest_first(

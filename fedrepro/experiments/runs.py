@@ -78,12 +78,12 @@ def make_method(name: str, values: dict, where: str):
 # %% ../../nbs/07_experiments/03_runs.ipynb #f312cbbb
 def method_settings(method) -> dict:
     "The fields of a method that name its runs: all, but for those marked `neutral` that stand at their default"
-    found = {}
+    settings = {}
     for f in dataclasses.fields(method):
         value = getattr(method, f.name)
         if f.init and not (f.metadata.get("neutral") and value == f.default):
-            found[f.name] = value
-    return found
+            settings[f.name] = value
+    return settings
 
 
 def method_part(method) -> dict:
@@ -353,10 +353,10 @@ def unchecked(name: str) -> bool:
 # %% ../../nbs/07_experiments/03_runs.ipynb #79703a92
 def weights_fingerprint(params: dict) -> str:
     "sha256 (hex) of the parameters and statistics of a model"
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, t in params.items():
-        found.update(f"{name} {tuple(t.shape)}".encode() + t.cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {tuple(t.shape)}".encode() + t.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def own_weights(run: PlannedRun, net) -> dict[str, str]:
@@ -375,11 +375,11 @@ def fingerprints(run: PlannedRun, data=None, device: str = "cpu") -> dict[str, s
         s.get("train_samples"),
         s.get("test_samples"),
     )
-    found = {"data_fingerprint": d.fingerprint, "inputs": input_fingerprint(d)}
+    digests = {"data_fingerprint": d.fingerprint, "inputs": input_fingerprint(d)}
     if "network" in run.settings.get("sources", {}):
         net = networks.network(run.settings["network"], classes=d.classes, shape=d.shape)
-        found |= own_weights(run, net)
-    return found
+        digests |= own_weights(run, net)
+    return digests
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #1bded7de
 def forget_data():

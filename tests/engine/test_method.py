@@ -202,7 +202,7 @@ def test_a_network_that_needs_two_samples_gets_them(normed):
         return [
             len(rows)
             for rows, _ in plan_batches(
-                replace(normed.client(0, 0, {}, {}), net=net, rows=torch.arange(n)), phase
+                replace(normed.client(0, 0, {}, {}), net=net, indices=torch.arange(n)), phase
             )[0]
         ]
 
