@@ -56,7 +56,7 @@ class LoaderLoop(PlainLoop):
                 work.batch_size,
                 shuffle=True,
             )
-            for r in f.rows
+            for r in f.indices
         ]
         return built | {"loaders": loaders}
 

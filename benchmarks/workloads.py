@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedrepro.core.trees import tensors
 from fedrepro.data import partition
 from fedrepro.data.datasets import Dataset
-from fedrepro.data.transforms import recipe_for
+from fedrepro.data.datasets import recipe_for
 from fedrepro.engine.evaluation import Predictor
 from fedrepro.engine.federation import TRAIN, Federation, in_precision
 from fedrepro.engine.method import FedAvg
@@ -260,7 +260,7 @@ def plain_parts(work: Work, device: str, dtype=torch.float32) -> dict:
     f = work.federation(device, dtype)
     x, y = f.data.batch(f.data.train_x, None, dtype), f.data.train_y
     return dict(
-        shares=[(x[rows], y[rows]) for rows in f.rows],
+        shares=[(x[rows], y[rows]) for rows in f.indices],
         w=f.initial,
         t=0,
         n=len(y),

@@ -10,9 +10,8 @@ if TYPE_CHECKING:
     from .core.errors import InputError as InputError
     from .core.folders import find_specs as find_specs
     from .data.concept_drift import DriftSchedule as DriftSchedule, Swap as Swap, drift as drift
-    from .data.datasets import Dataset as Dataset, load as load
+    from .data.datasets import Dataset as Dataset, dataset_names as dataset_names, load as load
     from .data.partition import partition as partition
-    from .data.transforms import dataset_names as dataset_names
     from .engine.client import Phase as Phase
     from .engine.evaluation import evaluate as evaluate
     from .engine.federation import Federation as Federation
@@ -30,9 +29,8 @@ _HOMES = {
     "core.errors": ("InputError",),
     "core.folders": ("find_specs",),
     "data.concept_drift": ("DriftSchedule", "Swap", "drift"),
-    "data.datasets": ("Dataset", "load"),
+    "data.datasets": ("Dataset", "dataset_names", "load"),
     "data.partition": ("partition",),
-    "data.transforms": ("dataset_names",),
     "engine.client": ("Phase",),
     "engine.evaluation": ("evaluate",),
     "engine.federation": ("Federation",),

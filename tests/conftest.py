@@ -9,13 +9,12 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from fedrepro.data.datasets import MADE, SOURCES
-from fedrepro.data.transforms import PIXEL_STATISTICS
+from fedrepro.data.datasets import DATA_CARDS, RECIPES
 from fedrepro.engine.method import load_methods
 from fedrepro.models.networks import ARCHITECTURES
 
 METHODS = load_methods()
-REGISTRIES = (METHODS, MADE, SOURCES, PIXEL_STATISTICS, ARCHITECTURES)
+REGISTRIES = (METHODS, DATA_CARDS, RECIPES, ARCHITECTURES)
 torch.set_num_threads(1)  # tests run side by side, and the kept numbers are those of one thread
 
 

@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from fedrepro.data.transforms import Recipe, recipe_for
+from fedrepro.data.datasets import recipe_for
+from fedrepro.data.transforms import Recipe
 
 MEASURED = Recipe("own", (), ())
 

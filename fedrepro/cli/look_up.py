@@ -53,14 +53,13 @@ def method_lines(whole: bool = False) -> list[dict]:
 # %% ../../nbs/11_cli/04_look_up.ipynb #cc933628
 def source_lines() -> list[dict]:
     "Every data set: its name, its folder (empty: nothing to download), its files with checksums, its pack"
-    from fedrepro.data.datasets import SOURCES
-    from fedrepro.data.transforms import dataset_names
+    from fedrepro.data.datasets import DATA_CARDS
 
     lines = []
-    for name in dataset_names():
+    for name, card in DATA_CARDS.items():
         line = dict(name=name, folder="", files={}, pack="")
-        if name in SOURCES:  # digits come with scikit-learn, synthetic data with the package
-            source = SOURCES[name]
+        source = card.source
+        if source:  # digits come with scikit-learn, synthetic data with the package
             line |= dict(folder=source.folder, files=source.files, pack=source.pack)
         lines.append(line)
     return lines

@@ -161,31 +161,31 @@ def read_cache(kind: str, question, state=None) -> Any:
     "What was written for the same `question` in the same `state`, as `repr` prints them; None without any, or damaged"
     try:
         file, now = _entry(kind, question, state)
-        found = json.loads(read_regular(file))
-        return found["value"] if found["state"] == now else None
+        entry = json.loads(read_regular(file))
+        return entry["value"] if entry["state"] == now else None
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
 
 # %% ../../nbs/01_core/02_files.ipynb #96d4218e
 def stamped(files: Iterable[Path]) -> list[tuple]:
     "Name, size, inode and times (ns: of its inode, of its content) of those of `files` that are there, sorted"
-    found = []
+    stamps = []
     for file in files:
         with suppress(OSError):
             s = os.stat(file)  # of what a link leads to
-            found.append((str(file), s.st_size, s.st_ino, s.st_ctime_ns, s.st_mtime_ns))
-    return sorted(found)
+            stamps.append((str(file), s.st_size, s.st_ino, s.st_ctime_ns, s.st_mtime_ns))
+    return sorted(stamps)
 
 
 def stamp(files: Iterable[Path]) -> list[tuple] | None:
     "As `stamped`; None if the content of one changed in the last two seconds"
-    found = stamped(files)
-    return None if any(time.time_ns() - at < 2e9 for *_, at in found) else found
+    stamps = stamped(files)
+    return None if any(time.time_ns() - at < 2e9 for *_, at in stamps) else stamps
 
 
 def files_below(folder: Path, ends: Iterable[str]) -> set[Path]:
     "The files in a folder and all below it, links followed, whose names end in one of `ends`"
-    found, seen, waiting = set(), set(), [Path(folder)]
+    below, seen, waiting = set(), set(), [Path(folder)]
     while waiting:
         place = waiting.pop()
         if (real := os.path.realpath(place)) in seen:
@@ -196,8 +196,8 @@ def files_below(folder: Path, ends: Iterable[str]) -> set[Path]:
                 if entry.is_dir():
                     waiting.append(Path(entry.path))
                 elif entry.name.endswith(tuple(ends)):
-                    found.add(Path(entry.path))
-    return found
+                    below.add(Path(entry.path))
+    return below
 
 
 def cached_by_folder(make: Callable[[Path], Any]) -> Callable[[Path], Any]:

@@ -31,20 +31,20 @@ def paper_folders(root: str | Path | None = None) -> list[Path]:
 
 def paper_files(pattern: str, root: str | Path | None = None) -> dict[str, Path]:
     "Files below `root`, or below the folders `papers`, by their path there; the working folder's counts before another"
-    found = {}
+    by_path = {}
     for folder in paper_folders(root):
         for p in sorted(folder.glob(pattern)):
             if p.is_file():
-                found.setdefault(p.relative_to(folder).as_posix(), p)
-    return found
+                by_path.setdefault(p.relative_to(folder).as_posix(), p)
+    return by_path
 
 
 def find_specs(root: str | Path | None = None) -> dict[str, Path]:
     "Every spec by its name `paper/table`, found as `paper_files` are"
-    found = paper_files("*/*.toml", root).items()
+    specs = paper_files("*/*.toml", root).items()
     return {
         name.removesuffix(".toml"): p
-        for name, p in found
+        for name, p in specs
         if p.stem not in ("deviations", "claims") and not p.stem.startswith(("_", "."))
     }
 

@@ -74,18 +74,18 @@ def pages_share_process() -> bool:
 # %% ../../nbs/01_core/07_registries.ipynb #2794f486
 def _attributes() -> dict[tuple[Any, str], Any]:
     "(module or class, name) -> each function and class of the package, and each method of its classes"
-    found: dict[tuple[Any, str], Any] = {}
+    attributes: dict[tuple[Any, str], Any] = {}
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] != "fedrepro" or module is None:
             continue
         for key, value in list(vars(module).items()):
             if callable(value):
-                found[module, key] = value
+                attributes[module, key] = value
             if isinstance(value, type) and value.__module__ == name:
                 for attribute, member in vars(value).items():
                     if inspect.isroutine(member):
-                        found[value, attribute] = member
-    return found
+                        attributes[value, attribute] = member
+    return attributes
 
 
 def _restore_switches(before: dict[str, Any]) -> list[str]:

@@ -119,10 +119,10 @@ class DriftSchedule:
     @cached_property
     def concept_maps(self) -> np.ndarray:
         "All different label maps (Q, C) in order of appearance; row 0 is the identity, a row's number is its concept"
-        found = {}  # in order
+        positions = {}  # in order
         for _, maps in self.history:
-            found |= dict.fromkeys(map(tuple, maps.tolist()))
-        return np.array(list(found))
+            positions |= dict.fromkeys(map(tuple, maps.tolist()))
+        return np.array(list(positions))
 
     def label_maps(self, t: int) -> np.ndarray:
         "The current label of each original label for every client in round t, (K, C)"

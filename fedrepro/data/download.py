@@ -175,11 +175,11 @@ def bring(archives: Iterable[Archive], folder: Path, digests: dict[str, str]):
                 unpack(path, space / "unpacked", wanted)
             for file in wanted.values() or [archive.name]:
                 new = space / "unpacked" / file if wanted else path
-                found = checksum(new, digests[file])
+                actual = checksum(new, digests[file])
                 expected = digests[file]
-                if found != expected:
+                if actual != expected:
                     raise InputError(
-                        f"{archive.name}: the checksum of {file} in it is {found}, expected {expected}"
+                        f"{archive.name}: the checksum of {file} in it is {actual}, expected {expected}"
                     )
                 with writing(folder / file):
                     (folder / file).parent.mkdir(parents=True, exist_ok=True)

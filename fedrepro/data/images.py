@@ -14,7 +14,8 @@ from zipfile import ZipFile
 import numpy as np
 import torch
 from .download import Archive, reading
-from .sources import Source, idx_array, with_pack
+from .sources import DataCard, Source, idx_array, with_pack
+from .transforms import CROP_FLIP
 
 # %% ../../nbs/02_data/04_images.ipynb #06f61bf3
 def picture(content: bytes, size: int) -> np.ndarray:
@@ -27,32 +28,32 @@ def picture(content: bytes, size: int) -> np.ndarray:
 
 
 def _labelled(
-    found: Collection[tuple], pictures: Iterable[np.ndarray], names: Iterable[str], size: int
+    entries: Collection[tuple], pictures: Iterable[np.ndarray], names: Iterable[str], size: int
 ) -> tuple:
-    "Pictures (N, 3, size, size) and labels (N,) of the (class, file) in `found`, in that order"
+    "Pictures (N, 3, size, size) and labels (N,) of the (class, file) in `entries`, in that order"
     number = {name: i for i, name in enumerate(names)}
-    x = np.empty((len(found), 3, size, size), np.uint8)
+    x = np.empty((len(entries), 3, size, size), np.uint8)
     for row, content in zip(x, pictures):
         row[:] = content
-    return x, np.array([number[name] for name, _ in found], np.int64)
+    return x, np.array([number[name] for name, _ in entries], np.int64)
 
 # %% ../../nbs/02_data/04_images.ipynb #660287b3
 @with_pack
 def read_cinic(source: Source, folder: Path) -> dict:
     "Training and test pictures of 32x32, class by class, then by file name"
     archive = folder / next(iter(source.files))
-    found = {"train": {}, "test": {}}
+    by_part = {"train": {}, "test": {}}
     with reading(archive), tarfile.open(archive, "r|gz") as packed:
         for info in packed:
             match PurePosixPath(info.name).parts:
                 case (part, name, file) if (
-                    part in found and name in source.class_names and file.endswith(".png")
+                    part in by_part and name in source.class_names and file.endswith(".png")
                 ):
                     opened = packed.extractfile(info)
                     if opened:
-                        found[part][name, file] = picture(opened.read(), 32)
+                        by_part[part][name, file] = picture(opened.read(), 32)
     parts = {}
-    for part, pictures in found.items():
+    for part, pictures in by_part.items():
         keys = sorted(pictures)
         parts[f"{part}_x"], parts[f"{part}_y"] = _labelled(
             keys, map(pictures.pop, keys), source.class_names, 32
@@ -89,16 +90,16 @@ def read_tiny(source: Source, folder: Path) -> dict:
 
         ids = sorted(lines("wnids.txt"))
         words = dict(line.split("\t", 1) for line in lines("words.txt"))
-        found = {"train": {}, "test": {}}
+        by_part = {"train": {}, "test": {}}
         names = set(ids)
         for name in packed.namelist():
             match PurePosixPath(name).parts:
                 case (_, "train", wnid, "images", file) if wnid in names:
-                    found["train"][wnid, file] = name
+                    by_part["train"][wnid, file] = name
         for file, wnid in (line.split("\t")[:2] for line in lines("val/val_annotations.txt")):
-            found["test"][wnid, file] = f"{top}/val/images/{file}"
+            by_part["test"][wnid, file] = f"{top}/val/images/{file}"
         parts = {"class_names": np.array([words[wnid].split(",")[0] for wnid in ids])}
-        for part, files in found.items():
+        for part, files in by_part.items():
             keys = sorted(files)
             pictures = (picture(packed.read(files[key]), 64) for key in keys)
             parts[f"{part}_x"], parts[f"{part}_y"] = _labelled(keys, pictures, ids, 64)
@@ -218,54 +219,97 @@ _NIST = _one(
 )
 
 PICTURES = (
-    Source(
+    DataCard(
         "CINIC-10",
-        "CINIC-10",
-        read_cinic,
-        sizes=(90_000, 90_000),
-        class_names=_TEN,
-        pack="CINIC-10.npz",
-        **_one(
-            "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
-            "6ee4d0c996905fe93221de577967a372",
-            "https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+        Source(
+            "CINIC-10",
+            "CINIC-10",
+            read_cinic,
+            sizes=(90_000, 90_000),
+            class_names=_TEN,
+            pack="CINIC-10.npz",
+            **_one(
+                "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+                "6ee4d0c996905fe93221de577967a372",
+                "https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+            ),
         ),
+        (  # its README's
+            (0.47889522, 0.47227842, 0.43047404),
+            (0.24205776, 0.23828046, 0.25874835),
+        ),
+        shape=(3, 32, 32),
+        classes=10,
+        network="fedccfa_cifar",
+        recipes={
+            "FedCCFA": CROP_FLIP,
+            "LfD": dict(
+                pad="reflect", **CROP_FLIP
+            ),  # decided: as CIFAR-10, with its own mean and deviation
+        },
     ),
-    Source(
+    DataCard(
         "EMNIST-letters",
-        "EMNIST/raw",
-        read_letters,
-        sizes=(124_800, 20_800),
-        pack="EMNIST-letters.npz",
-        class_names=tuple("abcdefghijklmnopqrstuvwxyz"),
-        **_NIST,
-    ),
-    Source(
-        "EMNIST-letters-10",
-        "EMNIST/raw",
-        read_letters,
-        sizes=(48_000, 8_000),
-        pack="EMNIST-letters-10.npz",
-        class_names=tuple("abcdefghij"),
-        **_NIST,
-    ),
-    Source(
-        "Tiny-ImageNet",
-        "tiny-imagenet-200",
-        read_tiny,
-        sizes=(100_000, 10_000),
-        pack="Tiny-ImageNet.npz",
-        **_one(
-            "http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"
+        Source(
+            "EMNIST-letters",
+            "EMNIST/raw",
+            read_letters,
+            sizes=(124_800, 20_800),
+            pack="EMNIST-letters.npz",
+            class_names=tuple("abcdefghijklmnopqrstuvwxyz"),
+            **_NIST,
         ),
+        shape=(1, 28, 28),
+        classes=26,
+        network="fedccfa_fmnist",
     ),
-    Source(
+    DataCard(
+        "EMNIST-letters-10",
+        Source(
+            "EMNIST-letters-10",
+            "EMNIST/raw",
+            read_letters,
+            sizes=(48_000, 8_000),
+            pack="EMNIST-letters-10.npz",
+            class_names=tuple("abcdefghij"),
+            **_NIST,
+        ),
+        shape=(1, 28, 28),
+        classes=10,
+        network="fedccfa_fmnist",
+        recipes={"FedDC": {}},
+    ),
+    DataCard(
+        "Tiny-ImageNet",
+        Source(
+            "Tiny-ImageNet",
+            "tiny-imagenet-200",
+            read_tiny,
+            sizes=(100_000, 10_000),
+            pack="Tiny-ImageNet.npz",
+            **_one(
+                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                "90528d7ca1a48142e341f4ef8d21d0de",
+            ),
+        ),
+        shape=(3, 64, 64),
+        classes=200,
+        network="resnet18",
+    ),
+    DataCard(
         "DomainNet",
-        "DomainNet",
-        read_domains,
-        sizes=(0, 0),
-        class_names=_FEDBSS,
-        pack="DomainNet.npz",
-        **_domains(),
+        Source(
+            "DomainNet",
+            "DomainNet",
+            read_domains,
+            sizes=(0, 0),
+            class_names=_FEDBSS,
+            pack="DomainNet.npz",
+            **_domains(),
+        ),
+        shape=(3, 64, 64),
+        classes=10,
+        network="resnet18",
+        recipes={"FedBSS": CROP_FLIP},
     ),
 )

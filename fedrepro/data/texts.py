@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from ..core.errors import InputError
 from .download import Archive
-from .sources import Source, intact
+from .sources import DataCard, Source, intact
 
 # %% ../../nbs/02_data/06_texts.ipynb #afe057ee
 _APART = str.maketrans({c: f" {c} " for c in "'.,()!?"} | {'"': None} | dict.fromkeys(";:\\", " "))
@@ -152,50 +152,76 @@ _NEWS = {
 }
 _TOPICS, _BINDS = ("World", "Sports", "Business", "Sci/Tech"), ("does not bind", "binds")
 
+_AS_IT_IS = ((0.0,), (1.0,))  # token numbers are not normalised
+
 TEXTS = (
-    Source(
+    DataCard(
         "AG News",
-        "ag_news_csv",
-        partial(read_news, length=64, least=5, most=20_000),
-        {"train.csv": _NEWS["train.csv"]},
-        {"test.csv": _NEWS["test.csv"]},
-        (120_000, 7_600),
-        tuple(Archive((_CHAR_CNN + file,), md5) for file, md5 in _NEWS.items()),
-        class_names=_TOPICS,
+        Source(
+            "AG News",
+            "ag_news_csv",
+            partial(read_news, length=64, least=5, most=20_000),
+            {"train.csv": _NEWS["train.csv"]},
+            {"test.csv": _NEWS["test.csv"]},
+            (120_000, 7_600),
+            tuple(Archive((_CHAR_CNN + file,), md5) for file, md5 in _NEWS.items()),
+            class_names=_TOPICS,
+        ),
+        _AS_IT_IS,
+        classes=4,
+        network="text_cnn",
     ),
-    Source(
+    DataCard(
         "AG News (partial)",
-        "ag_news_partial",
-        partial(read_news, length=32, least=5, most=5_000),
-        {"train_sample_9993.csv": "d4f80ffaa27303b4256ec40d8adae084"},
-        {"test.csv": _NEWS["test.csv"]},
-        (9_993, 7_600),
-        (),
-        class_names=_TOPICS,
+        Source(
+            "AG News (partial)",
+            "ag_news_partial",
+            partial(read_news, length=32, least=5, most=5_000),
+            {"train_sample_9993.csv": "d4f80ffaa27303b4256ec40d8adae084"},
+            {"test.csv": _NEWS["test.csv"]},
+            (9_993, 7_600),
+            (),
+            class_names=_TOPICS,
+        ),
+        _AS_IT_IS,
+        classes=4,
+        network="text_cnn",
     ),
-    Source(
+    DataCard(
         "BindingDB",
-        "bindingdb",
-        partial(read_pairs, lengths=(100, 1000)),
-        {"train.csv": ""},
-        {"test.csv": ""},
-        (0, 0),
-        (),
-        class_names=_BINDS,
-        origin="the files of DrugBAN's datasets/bindingdb/random",
+        Source(
+            "BindingDB",
+            "bindingdb",
+            partial(read_pairs, lengths=(100, 1000)),
+            {"train.csv": ""},
+            {"test.csv": ""},
+            (0, 0),
+            (),
+            class_names=_BINDS,
+            origin="the files of DrugBAN's datasets/bindingdb/random",
+        ),
+        _AS_IT_IS,
+        classes=2,
+        network="dta_cnn",
     ),
-    Source(
+    DataCard(
         "BindingDB (partial)",
-        "bindingdb_partial",
-        partial(read_union, lengths=(80, 256)),
-        {
-            "bindingdb_union_pairs.csv": "987d6045589fb1c738a1689707799847",
-            "bindingdb_union_drugs.txt": "760a651720c013883b44dbd2a4048ba4",
-            "bindingdb_union_proteins.txt": "cdef4c28be8ee4d8cf74d80210550a81",
-        },
-        {"bindingdb_random_val.csv": "9d4dafe2c4e598f43b87d210719566cd"},
-        (10_798, 4_920),
-        (),
-        class_names=_BINDS,
+        Source(
+            "BindingDB (partial)",
+            "bindingdb_partial",
+            partial(read_union, lengths=(80, 256)),
+            {
+                "bindingdb_union_pairs.csv": "987d6045589fb1c738a1689707799847",
+                "bindingdb_union_drugs.txt": "760a651720c013883b44dbd2a4048ba4",
+                "bindingdb_union_proteins.txt": "cdef4c28be8ee4d8cf74d80210550a81",
+            },
+            {"bindingdb_random_val.csv": "9d4dafe2c4e598f43b87d210719566cd"},
+            (10_798, 4_920),
+            (),
+            class_names=_BINDS,
+        ),
+        _AS_IT_IS,
+        classes=2,
+        network="dta_cnn",
     ),
 )

@@ -149,13 +149,13 @@ def read_description(path: Path) -> dict:
     if digest(body.encode()) != seal.strip():
         raise Damaged(f"checkpoint {path.name}: json is damaged")
     try:
-        found = json.loads(body)
-        if found["format"] != CHECKPOINT_FORMAT:
+        description = json.loads(body)
+        if description["format"] != CHECKPOINT_FORMAT:
             raise Foreign(
-                f"checkpoint {path.name}: format {short(found['format'])}, not {CHECKPOINT_FORMAT}"
+                f"checkpoint {path.name}: format {short(description['format'])}, not {CHECKPOINT_FORMAT}"
             )
-        if all(type(n) is int for n in found.get("rounds", {}).values()):
-            return found
+        if all(type(n) is int for n in description.get("rounds", {}).values()):
+            return description
     except Foreign:
         raise
     except MALFORMED:
@@ -165,8 +165,8 @@ def read_description(path: Path) -> dict:
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #0cdb89f0
 def load_message(path: Path, device: str = "cpu"):
     "The message in the two files; raises Damaged unless they are whole, and belong together"
-    found = read_description(path)
-    most = found.get("bytes", math.inf)  # older ones do not say it
+    description = read_description(path)
+    most = description.get("bytes", math.inf)  # older ones do not say it
     if not isinstance(most, int | float):
         raise Damaged(f"checkpoint {path.name}: json is malformed")
     try:
@@ -174,8 +174,8 @@ def load_message(path: Path, device: str = "cpu"):
     except OSError as e:
         raise Damaged(f"checkpoint {path.name}: cannot be read ({e.strerror})") from None
     try:
-        if digest(content) == found["sha256"]:
-            return filled(found["message"], from_bytes(content, found["axes"], device))
+        if digest(content) == description["sha256"]:
+            return filled(description["message"], from_bytes(content, description["axes"], device))
     except MALFORMED:
         raise Damaged(f"checkpoint {path.name}: malformed") from None
     raise Damaged(f"checkpoint {path.name}: tensors are damaged")

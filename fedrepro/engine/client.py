@@ -62,7 +62,7 @@ class Client:
     round: int  # index of the round, from 0
     net: Net  # the network as a function of parameters
     data: Dataset  # images on the device, as uint8
-    rows: Tensor  # (n,) int64: this client's rows of `data.train_x`
+    indices: Tensor  # (n,) int64: this client's samples in `data.train_x`
     labels: np.ndarray  # (n,) int64, on the host: their labels under the client's present concept
     received: dict  # the server's broadcast of this round
     state: dict  # what this client kept from its last participation
@@ -75,8 +75,8 @@ class Client:
     constants: dict = field(
         default_factory=dict
     )  # tensors that the phases so far computed, see `Phase.constants`
-    test_rows: Tensor | None = (
-        None  # (m,) int64: this client's rows of `data.test_x`, where the test set is divided
+    test_indices: Tensor | None = (
+        None  # (m,) int64: this client's samples in `data.test_x`, where the test set is divided
     )
     test_labels: np.ndarray | None = (
         None  # (m,) int64: their labels under the client's present concept
@@ -93,12 +93,12 @@ class Client:
     @property
     def n(self) -> int:
         "Number of samples $n_k$"
-        return len(self.rows)
+        return len(self.indices)
 
     @cached_property
     def y(self) -> Tensor:
         "(n,) int64 labels on the device"
-        return torch.as_tensor(self.labels, device=self.rows.device)
+        return torch.as_tensor(self.labels, device=self.indices.device)
 
     @cached_property
     def counts(self) -> Tensor:
@@ -125,7 +125,7 @@ class Client:
             if self.pad:
                 draws = np.concatenate([draws, np.repeat(draws[:1], self.pad, axis=0)])
             augmentation = torch.as_tensor(draws, device=device)
-        x = self.data.batch(self.data.train_x[self.rows[chosen]], augmentation, self.dtype)
+        x = self.data.batch(self.data.train_x[self.indices[chosen]], augmentation, self.dtype)
         return Batch(x, self.y[chosen], w)
 
     def chunks(self, size: int = 500, augment: bool = True) -> Iterator[Batch]:
@@ -136,10 +136,10 @@ class Client:
 
     def test_chunks(self, size: int = 500) -> Iterator[Batch]:
         "The client's own test share in batches of at most `size`, never augmented; none where it has no such share"
-        if self.test_rows is None or self.test_labels is None:
+        if self.test_indices is None or self.test_labels is None:
             return
-        for i in range(0, len(self.test_rows), size):
-            samples = self.data.test_x[self.test_rows[i : i + size]]
+        for i in range(0, len(self.test_indices), size):
+            samples = self.data.test_x[self.test_indices[i : i + size]]
             labels = self.test_labels[i : i + size]
             x = self.data.batch(samples, None, self.dtype)
             y = torch.as_tensor(labels, device=x.device)

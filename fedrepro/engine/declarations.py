@@ -24,8 +24,8 @@ class Messages:
     """What one participant receives and sends in a round: by message, the shape of each part.
 
     A shape is a product such as "C x d" of: "model", "body", "head" (all parameters of it, batch norm's statistics
-    included), "trained" (a model without these), C classes, d features, M models that the server holds, N numbers that
-    it has given out; "1" is a single number. A type other than the federation's follows a colon: "1: int64"."""
+    included), "trained" (a model without these), C classes, d features, "#models" (how many entries the
+    part `models` of the server's state has); "1" is a single number. A type other than the federation's follows a colon: "1: int64"."""
 
     broadcast: dict[str, str] = field(
         default_factory=lambda: {"params": "model"}
@@ -62,20 +62,17 @@ def shape_bytes(shape: str, federation: Federation, server: dict) -> int:
         "body": nbytes(select(model, "body.")),
         "head": nbytes(select(model, "head.")),
     }
-    sizes = {
-        "C": federation.net.classes,
-        "d": federation.net.feature_dim,
-        "1": 1,
-        "M": len(server.get("models", ())),
-        "N": len(server.get("now", ())),
-    }
+    sizes = {"C": federation.net.classes, "d": federation.net.feature_dim, "1": 1}
     entry = federation.dtype
     if kind:
         entry = getattr(torch, choice(kind, ("int64", "bool"), "type of a message's entries"))
     total = 1
-    factors = [choice(f, parts | sizes, "shape of a message") for f in product.split(" x ")]
+    factors = product.split(" x ")
     for factor in factors:
-        total *= parts[factor] if factor in parts else sizes[factor]
+        if factor.startswith("#"):
+            total *= len(server[choice(factor[1:], server, "part of the server's state")])
+        else:
+            total *= (parts | sizes)[choice(factor, parts | sizes, "shape of a message")]
     return total if parts.keys() & set(factors) else total * entry.itemsize
 
 
@@ -188,9 +185,9 @@ def law_text(law: Law, cls: type, known: dict[str, type], **local) -> str:
 
 def law_of(cls: type) -> Law | None:
     "The law that `cls` itself declares: what is true of a method need not be true of those that build on it"
-    found = vars(cls).get("limit")
-    if found is None or isinstance(found, Law):
-        return found
+    limit = vars(cls).get("limit")
+    if limit is None or isinstance(limit, Law):
+        return limit
     raise InputError(
-        f"{cls.__name__}.limit = {found!r}: expected a law, as in `limit = law(mu=0.)`"
+        f"{cls.__name__}.limit = {limit!r}: expected a law, as in `limit = law(mu=0.)`"
     )

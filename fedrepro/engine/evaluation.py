@@ -25,13 +25,13 @@ from .rows import METRICS
 def digests(models: Iterable[Tree]) -> list[dict[str, bytes]]:
     "Of each model, by tensor: 16 bytes that are equal exactly where name, type, shape and numbers are"
     known: dict[int, bytes] = {}  # by tensor, while the models are held: many share theirs
-    found = []
+    by_model = []
     for params in models:
         for name, t in params.items():
             if id(t) not in known:
                 known[id(t)] = tensor_digest(name, t)
-        found.append({name: known[id(t)] for name, t in params.items()})
-    return found
+        by_model.append({name: known[id(t)] for name, t in params.items()})
+    return by_model
 
 
 def tensor_digest(name: str, t: Tensor) -> bytes:
@@ -189,14 +189,14 @@ def _score(
 def own_metrics(method, server: dict, taken: Iterable[str]) -> dict[str, float]:
     "A method's `extra_metrics`; raises InputError for what is no number, and for names that a row has already"
     taken = {*taken, "round", "train_loss", "bytes_up", "bytes_down"}
-    found = method.extra_metrics(server)
-    for name, value in found.items():
+    metrics = method.extra_metrics(server)
+    for name, value in metrics.items():
         what = f"{type(method).__name__}.extra_metrics: {name!r}"
         if name in taken:
             raise InputError(f"{what} is in every row of results already; choose another name")
         if type(value) not in (int, float):
             raise InputError(f"{what}: expected an int or a float, got {short(value)}")
-    return found
+    return metrics
 
 # %% ../../nbs/04_engine/06_evaluation.ipynb #49d3a2f1
 class Evaluator:
@@ -225,12 +225,12 @@ class Evaluator:
         for models in sets.values():
             everything += models
         predicted = iter(self.predict(federation, everything))
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for suffix, models in sets.items():
             theirs = list(islice(predicted, len(models)))
-            found |= _score(federation, theirs, max(snapshot.round - 1, 0), suffix)
-        found |= snapshot.measured
-        return found | own_metrics(method, snapshot.server, found)
+            metrics |= _score(federation, theirs, max(snapshot.round - 1, 0), suffix)
+        metrics |= snapshot.measured
+        return metrics | own_metrics(method, snapshot.server, metrics)
 
 
 def evaluate(

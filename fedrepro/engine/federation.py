@@ -154,8 +154,8 @@ class Federation:
         return zeros_like({n: t for n, t in self.initial.items() if n not in self.net.buffers})
 
     @cached_property
-    def rows(self) -> list[Tensor]:
-        "Each client's training rows, on the device"
+    def indices(self) -> list[Tensor]:
+        "Each client's samples in `data.train_x`, on the device"
         return [torch.as_tensor(rows, device=self.device) for rows in self.partition.train]
 
     @cached_property
@@ -165,13 +165,13 @@ class Federation:
         return [labels[rows] for rows in self.partition.train]
 
     @cached_property
-    def test_rows(self) -> list[Tensor]:
-        "Each client's rows of the test set, on the device"
+    def test_indices(self) -> list[Tensor]:
+        "Each client's samples in `data.test_x`, on the device"
         return [torch.as_tensor(rows, device=self.device) for rows in self.partition.test or ()]
 
     @cached_property
     def test_originals(self) -> list[np.ndarray]:
-        "The labels of these rows before any concept drift, on the host"
+        "The labels of these samples before any concept drift, on the host"
         return [self.data.test_y.cpu().numpy()[rows] for rows in self.partition.test or ()]
 
     @cached_property
@@ -238,14 +238,17 @@ class Federation:
         test = (
             {}
             if self.partition.test is None
-            else {"test_rows": self.test_rows[k], "test_labels": concept[self.test_originals[k]]}
+            else {
+                "test_indices": self.test_indices[k],
+                "test_labels": concept[self.test_originals[k]],
+            }
         )
         return Client(
             k,
             t,
             self.client_net,
             self.data,
-            self.rows[k],
+            self.indices[k],
             concept[self.originals[k]],
             received,
             state,

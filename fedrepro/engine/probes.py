@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OFF', 'MEASURES', 'timed', 'clock', 'Profiler', 'collaboration_seconds', 'bodies', 'update_norm', 'class_distances',
-           'distance_matrix', 'measured']
+           'distance_matrix', 'measurements']
 
 # %% ../../nbs/04_engine/00_probes.ipynb #094a13ac
 import math, time
@@ -48,7 +48,9 @@ class Profiler:
 OFF = Profiler(on=False)  # of every round that nobody times
 
 # %% ../../nbs/04_engine/00_probes.ipynb #604c13ea
-def collaboration_seconds(federation, before: dict, after: dict, exchange) -> dict[str, float]:
+def collaboration_seconds(
+    method, federation, before: dict, after: dict, exchange
+) -> dict[str, float]:
     "Seconds of a round's classifier collaboration (FedCCFA, Table 12): of all participants, of the server, and the sum"
     client = exchange.profiler.seconds.get("collaboration_client", math.nan)
     server = exchange.profiler.seconds.get("collaboration_server", math.nan)
@@ -70,7 +72,7 @@ def bodies(federation, trees: list[Tree]) -> list[Tree]:
     return extractors
 
 
-def update_norm(federation, before: dict, after: dict, exchange) -> dict[str, float]:
+def update_norm(method, federation, before: dict, after: dict, exchange) -> dict[str, float]:
     "Euclidean length of the extractor's update (FedCCFA, Figure 1): of the server's model, and the participants' mean"
     trees = [s.get("params", {}) for s in (before, after, *exchange.uploads)]
     old, new, *local = bodies(federation, trees)
@@ -81,10 +83,10 @@ def update_norm(federation, before: dict, after: dict, exchange) -> dict[str, fl
 def class_distances(c: int) -> Callable:
     "The measure of class `c`: the distances between its classifiers at the participants, from the server's state"
 
-    def measure(federation, before: dict, after: dict, exchange) -> dict[str, float]:
-        if "madd" not in after:
+    def measure(method, federation, before: dict, after: dict, exchange) -> dict[str, float]:
+        if method.distances not in after:
             raise InputError(f"distances_class_{c}: this method's server keeps no distances")
-        rows = dict(zip(exchange.cohort, after["madd"][c].tolist()))
+        rows = dict(zip(exchange.cohort, after[method.distances][c].tolist()))
         distances = {}
         for i, row in rows.items():
             for j, distance in zip(exchange.cohort, row):
@@ -112,18 +114,18 @@ def distance_matrix(row: dict, c: int) -> tuple[list[int], list[list[float]]]:
 # %% ../../nbs/04_engine/00_probes.ipynb #faf420f3
 MEASURES: dict[
     str, Callable
-] = {  # name in a spec -> (federation, server before, server after, exchange) -> numbers
+] = {  # name in a spec -> (method, federation, server before, server after, exchange) -> numbers
     "collaboration_seconds": collaboration_seconds,
     "update_norm": update_norm,
     **{f"distances_class_{c}": class_distances(c) for c in range(10)},
 }
 
 
-def measured(
-    names: tuple[str, ...], federation, before: dict, after: dict, exchange
+def measurements(
+    names: tuple[str, ...], method, federation, before: dict, after: dict, exchange
 ) -> dict[str, float]:
     "What the measures of these names say of a round; raises InputError for a method that has no such thing"
     numbers = {}
     for name in names:
-        numbers |= MEASURES[name](federation, before, after, exchange)
+        numbers |= MEASURES[name](method, federation, before, after, exchange)
     return numbers

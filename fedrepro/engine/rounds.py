@@ -27,7 +27,7 @@ from fedrepro.engine.divergence import (
 )
 from .federation import BEGIN, CLOSE, JUDGE, OPEN, Federation
 from .method import Exchange, Survey
-from .probes import OFF, Profiler, measured, timed
+from .probes import OFF, Profiler, measurements, timed
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #61243bc7
 @dataclass(frozen=True)
@@ -284,9 +284,9 @@ def _closed(
     mean_losses = in_numbers(losses)
     answer = _server_answer(method, federation, snapshot, opened, exchange, results, mean_losses)
     server, broadcast, replies, diverged = answer
-    measurements = {}
+    measured = {}
     if not diverged:
-        measurements = measured(measures, federation, snapshot.server, server, exchange)
+        measured = measurements(measures, method, federation, snapshot.server, server, exchange)
     if replies is not None:
         client_states = [own | reply for own, reply in zip(own_states, replies, strict=True)]
     states = list(snapshot.states)
@@ -304,7 +304,7 @@ def _closed(
         bytes_down=snapshot.bytes_down + opened.bytes_down + nbytes(replies),
         train_loss=cohort_loss(mean_losses, exchange.sizes),
         diverged=diverged,
-        measured=measurements,
+        measured=measured,
     )
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #2ea94820

@@ -255,14 +255,14 @@ def rounds_to_target(rows: list[dict], metric: str, target: float, window: int =
 EXPLODED = 1e6  # times the initial model's norm (at least 1), or a mean training loss: beyond it a run has diverged
 
 
-def in_words(found: dict | None) -> str:
+def in_words(record: dict | None) -> str:
     "`round 3, client 2, norm 1.2e+30` from a record; a record that is missing or of another make says so"
-    found = found or {}
-    if "round" not in found:
+    record = record or {}
+    if "round" not in record:
         return "where is not recorded"
-    who = "server" if found.get("client") is None else f"client {found['client']}"
+    who = "server" if record.get("client") is None else f"client {record['client']}"
     try:
-        norm = f"{float(found['norm']):.3g}"
+        norm = f"{float(record['norm']):.3g}"
     except (KeyError, TypeError, ValueError):
         norm = "unknown"
-    return f"round {found['round']}, {who}, norm {norm}"
+    return f"round {record['round']}, {who}, norm {norm}"

@@ -16,8 +16,8 @@ from torch import Tensor
 # %% ../../nbs/05_executors/01_messages.ipynb #c25a8484
 def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     "A tensor without gaps, to be filled"
-    found = torch.empty(shape, dtype=dtype)
-    return found if found.stride() == stride else found.as_strided(shape, stride)
+    tensor = torch.empty(shape, dtype=dtype)
+    return tensor if tensor.stride() == stride else tensor.as_strided(shape, stride)
 
 
 def _bytes(t: Tensor) -> memoryview:
@@ -26,9 +26,9 @@ def _bytes(t: Tensor) -> memoryview:
 
 
 def _tensor(content: bytes, *what) -> Tensor:
-    found = _empty(*what)
-    _bytes(found)[:] = content
-    return found
+    tensor = _empty(*what)
+    _bytes(tensor)[:] = content
+    return tensor
 
 
 def _usual(value) -> bool:
@@ -46,8 +46,8 @@ LARGE = 1 << 16  # bytes
 
 
 def _identity(file: int) -> tuple[int, int]:
-    found = os.fstat(file)
-    return found.st_dev, found.st_ino
+    status = os.fstat(file)
+    return status.st_dev, status.st_ino
 
 
 class SharedBuffer(AbstractContextManager):
@@ -84,15 +84,15 @@ class SharedBuffer(AbstractContextManager):
 
     def get(self, start: int, *what) -> Tensor:
         "A copy of what lies there"
-        found = _empty(*what)
-        content = _bytes(found)
+        tensor = _empty(*what)
+        content = _bytes(tensor)
         while content:
             done = os.preadv(self.file, [content], start)
             if not done:
                 raise EOFError(f"{len(content)} bytes of a tensor are missing")
             content = content[done:]
             start = start + done
-        return found
+        return tensor
 
     def close(self):
         file = self.file

@@ -114,11 +114,11 @@ TRIES = 3  # how often a task is tried whose worker dies
 def portable(error: BaseException) -> BaseException:
     "An error as it can travel, with its traceback as a note"
     try:
-        found = loads(dumps(error))
+        travelling = loads(dumps(error))
     except Exception:
-        found = RuntimeError(f"{type(error).__name__}: {error}")
-    found.add_note(traceback.format_exc())
-    return found
+        travelling = RuntimeError(f"{type(error).__name__}: {error}")
+    travelling.add_note(traceback.format_exc())
+    return travelling
 
 
 def answer_to(message: bytes) -> tuple[bytes, bool]:

@@ -109,17 +109,17 @@ def outcomes(future, job: Job) -> list[Outcome]:
 # %% ../../nbs/07_experiments/11_cluster.ipynb #302b0756
 def within(seconds: float, ask: Callable, message: str):
     "What `ask()` returns; raises InputError(message) when that takes longer"
-    found: queue.SimpleQueue = queue.SimpleQueue()
+    answers: queue.SimpleQueue = queue.SimpleQueue()
 
     def answer():
         try:
-            found.put((ask(), None))
+            answers.put((ask(), None))
         except BaseException as error:
-            found.put((None, error))
+            answers.put((None, error))
 
     threading.Thread(target=answer, daemon=True).start()
     try:
-        value, error = found.get(timeout=seconds)
+        value, error = answers.get(timeout=seconds)
     except queue.Empty:
         raise InputError(message) from None
     if error is not None:

@@ -271,10 +271,10 @@ def run_rounds(
 ) -> list[dict]:
     "Compute the active runs to their ends, from where they were kept; returns what each has cost"
     started = time.perf_counter()
-    found = kept.find(actives[0].federation.device)
+    checkpoints = kept.find(actives[0].federation.device)
     before: list[dict] = []
     for r, active in zip(todo, actives):
-        kept_run = found.get(r.run_id)
+        kept_run = checkpoints.get(r.run_id)
         if kept_run is None:
             before.append({"started": store.utc_now(), "wall_seconds": 0.0, "resumed": []})
             continue

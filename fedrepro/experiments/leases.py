@@ -71,10 +71,10 @@ def lease_of(path: Path) -> Path:
 def holder(lease: Path) -> dict:
     "What a lease says; empty when it cannot be read"
     try:
-        found = json.loads(read_regular(lease, most=10_000))
+        content = json.loads(read_regular(lease, most=10_000))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def fingerprint(lease: Path) -> tuple[int, int] | None:

@@ -53,13 +53,13 @@ def steps(rows: list[dict]) -> list[tuple[int, dict[str, float]]]:
     "(round, its metrics) for each row; rows are counted where rounds come again, as in studies of one client"
     rounds = [row["round"] for row in rows]
     unique = len(set(rounds)) == len(rounds)
-    found = []
+    numbered = []
     for i, row in enumerate(rows, 1):
         metrics = {key: value for key, value in row.items() if value is not None}
         if unique:
             i = metrics.pop("round")
-        found.append((i, metrics))
-    return found
+        numbered.append((i, metrics))
+    return numbered
 
 # %% ../../nbs/07_experiments/12_loggers.ipynb #7b4b536c
 class Loggers:
@@ -73,23 +73,23 @@ class Loggers:
     @classmethod
     def of(cls, asked: Iterable | None) -> "Loggers":
         "Those in `asked`: texts KIND:WHERE, and functions. Raises InputError before anything is computed"
-        found: dict[str, Logger] = {}
+        loggers: dict[str, Logger] = {}
         for given in asked or ():
             if not isinstance(given, str):
                 name = getattr(given, "__name__", type(given).__name__)
-                found[f"{name} {len(found) + 1}" if name in found else name] = given
+                loggers[f"{name} {len(loggers) + 1}" if name in loggers else name] = given
                 continue
             kind, _, where = given.partition(":")
             make = LOGGERS[choice(kind, LOGGERS, "--log: kind")]
             if not where.strip():
                 raise InputError(f"--log {given}: where? {make.__doc__}")
             try:
-                found[given] = make(where)
+                loggers[given] = make(where)
             except InputError:
                 raise
             except Exception as error:
                 raise InputError(f"--log {given}: {brief(error)[:300]}") from None
-        return cls(found)
+        return cls(loggers)
 
     def __call__(self, run: PlannedRun, header: dict, rows: list[dict]) -> None:
         "Send a run that has ended, unless it was sent before"

@@ -24,7 +24,7 @@ from ..core.errors import InputError, brief, choice, number, short
 from ..core.files import read_cache, same_folder, write_atomic, write_cache
 from ..core.folders import paper_files
 from ..core.trees import nbytes, select, tensors
-from ..data.datasets import MADE, SHAPES, SOURCES, data_dir, made_samples, stand_in
+from ..data.datasets import DATA_CARDS, data_dir, stand_in
 from ..engine.client import Client, client_round, train
 from ..engine.evaluation import final_phases
 from ..engine.federation import Federation
@@ -203,11 +203,9 @@ def train_samples(settings: dict, data=None) -> int:
     s = settings["data"]
     if s.get("train_samples"):
         return s["train_samples"]
-    if s["name"] in SOURCES and SOURCES[s["name"]].sizes[0]:
-        return SOURCES[s["name"]].sizes[0]
-    made = made_samples(s["name"])
-    if made is not None:
-        return made
+    known = DATA_CARDS[s["name"]].train_samples
+    if known:
+        return known
     folder = None if data is None else str(data)
     return len(load_data(s["name"], folder, s["recipe"], "cpu").train_y)
 
@@ -365,7 +363,8 @@ def like_runs(run: PlannedRun) -> tuple:
 
 def size_is_known(name: str, data=None) -> bool:
     "Whether a plan can say how many samples a data set has: by its official size, or because it is here"
-    return name in SHAPES or name in MADE or SOURCES[name].present(data_dir(data))
+    card = DATA_CARDS[name]
+    return card.source is None or card.has_stand_in or card.source.present(data_dir(data))
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #0a1e78ed
 def amount(value: float, unit: str) -> str:

@@ -130,13 +130,13 @@ def names(kind: str) -> Callable:
     "A function that returns what may stand for a setting of this `kind`, loaded when it is asked for"
 
     def accepted():
-        from fedrepro.data import transforms
+        from fedrepro.data import datasets
         from fedrepro.engine import federation, probes
         from fedrepro.models import networks
 
         return {
-            "dataset": transforms.dataset_names,
-            "recipe": transforms.data_recipe_names,
+            "dataset": datasets.dataset_names,
+            "recipe": datasets.data_recipe_names,
             "network": networks.network_names,
             "cohorts": lambda: federation.COHORTS,
             "precision": lambda: federation.PRECISIONS,
@@ -156,14 +156,14 @@ CLIENT_PATTERN = re.compile(r"client (\d{1,6})|classes (\d{1,4})-(\d{1,4})")
 
 def parse_client(client: str, where: str = "client") -> tuple[int | None, range]:
     "`client 3` as (3, nothing), `classes 0-4` as (None, range(5)); raises InputError"
-    found = CLIENT_PATTERN.fullmatch(client)
-    if not found:
+    match = CLIENT_PATTERN.fullmatch(client)
+    if not match:
         raise InputError(f"{where}: {client!r} is neither like 'client 3' nor like 'classes 0-4'")
-    if found[1]:
-        return int(found[1]), range(0)
-    if int(found[2]) > int(found[3]):
-        raise InputError(f"{where}: {client!r}: {found[2]} comes after {found[3]}")
-    return None, range(int(found[2]), int(found[3]) + 1)
+    if match[1]:
+        return int(match[1]), range(0)
+    if int(match[2]) > int(match[3]):
+        raise InputError(f"{where}: {client!r}: {match[2]} comes after {match[3]}")
+    return None, range(int(match[2]), int(match[3]) + 1)
 
 
 STUDY_SAMPLES = ("all", "smaller losses", "larger losses")
@@ -362,22 +362,22 @@ def typed_value(text: str):
     "What `text` says: a number, true, false or a list, as TOML has them; else `text` itself"
     number = f"0{text}" if re.fullmatch(r"\.\d+([eE][+-]?\d+)?", text) else text
     try:
-        found = tomllib.loads(f"value = {number}")
+        parsed = tomllib.loads(f"value = {number}")
     except (ValueError, RecursionError):
         return text
-    return found["value"] if list(found) == ["value"] else text
+    return parsed["value"] if list(parsed) == ["value"] else text
 
 
 def typed_settings(texts: Sequence[str], where: str = "--set") -> dict[str, Any]:
     "The texts `KEY=VALUE` and `ROW.KEY=VALUE` as a dict; raises InputError"
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for text in texts:
         parts = re.fullmatch(r"((?:.+?\.)??[^\W\d]\w*)=(.*)", text, re.DOTALL)
         if not parts:
             raise InputError(
                 f"{where} {short(text)}: expected KEY=VALUE, as rounds=50 or FedProx.mu=0.1"
             )
-        if parts[1] in found:
+        if parts[1] in settings:
             raise InputError(f"{where} {short(text)}: {parts[1]} is set twice")
-        found[parts[1]] = typed_value(parts[2])
-    return found
+        settings[parts[1]] = typed_value(parts[2])
+    return settings

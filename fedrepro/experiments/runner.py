@@ -313,14 +313,14 @@ def compare_data(
             except (Exception, SystemExit) as error:
                 say(f"{name}: finished runs cannot be compared with the data ({brief(error)})")
                 now[key(r)] = {}
-        for what, found in now[key(r)].items():
-            if head.get(what) not in (None, found) and what == "weights":
+        for what, digest in now[key(r)].items():
+            if head.get(what) not in (None, digest) and what == "weights":
                 raise InputError(
                     f"{path}: network {r.settings['network']} started from other weights than it has now; "
                     "was a file that it reads changed? Move the result away, or choose another folder "
                     "with --results"
                 )
-            if head.get(what) not in (None, found):
+            if head.get(what) not in (None, digest):
                 raise InputError(
                     f"{path}: was computed on other data {name} than are there now, or normalised "
                     "otherwise (a reader that draws random numbers needs a seed); move it away, or choose another "

@@ -78,12 +78,12 @@ def make_method(name: str, values: dict, where: str):
 # %% ../../nbs/07_experiments/03_runs.ipynb #f312cbbb
 def method_settings(method) -> dict:
     "The fields of a method that name its runs: all, but for those marked `neutral` that stand at their default"
-    found = {}
+    settings = {}
     for f in dataclasses.fields(method):
         value = getattr(method, f.name)
         if f.init and not (f.metadata.get("neutral") and value == f.default):
-            found[f.name] = value
-    return found
+            settings[f.name] = value
+    return settings
 
 
 def method_part(method) -> dict:
@@ -100,7 +100,7 @@ def method_part(method) -> dict:
 # %% ../../nbs/07_experiments/03_runs.ipynb #3c316c76
 def other_parts(v: dict, where: str) -> dict:
     "Digests of the sources of network, data and partition, where these are not the package's; raises InputError"
-    from fedrepro.data.transforms import RECIPES
+    from fedrepro.data.datasets import RECIPES
     from fedrepro.models.networks import ARCHITECTURES
 
     named = {
@@ -132,14 +132,14 @@ def other_parts(v: dict, where: str) -> dict:
 
 def data_entries(name: str) -> tuple:
     "All that is registered of a data set: its files and their reader, or the function that makes it; its statistics"
-    from fedrepro.data.datasets import MADE, SOURCES
-    from fedrepro.data.transforms import PIXEL_STATISTICS
+    from fedrepro.data.datasets import DATA_CARDS
 
+    card = DATA_CARDS[name]
     files = None
-    if name in SOURCES:
-        s = SOURCES[name]
+    if card.source:
+        s = card.source
         files = s.read, s.train, s.test, s.meta, s.sizes, s.class_names
-    return files, MADE.get(name), PIXEL_STATISTICS.get(name)
+    return files, None if files else card.read, card.statistics
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #7fac2773
 def has_own_code(settings: dict) -> bool:
@@ -336,18 +336,16 @@ def _loaded_data(name: str, data, recipe: str, device: str, state: tuple) -> Any
 
 def data_state(name: str, data, recipe: str) -> tuple:
     "What a data set is read from, cheaply: the entries of its name, and size, place and times of its files"
-    from fedrepro.data import datasets, transforms
+    from fedrepro.data import datasets
 
-    source = datasets.SOURCES.get(name)
+    card = datasets.DATA_CARDS.get(name)
     files = []
-    if source is not None:
-        folder = datasets.data_dir(data) / source.folder
-        files = [folder / file for file in source.files]
-        if source.pack:
-            files.append(folder / source.pack)
-    made = datasets.MADE.get(name)
-    statistics = transforms.PIXEL_STATISTICS.get(name)
-    entries = repr((source, made, statistics, transforms.RECIPES.get(recipe)))
+    if card and card.source:
+        folder = datasets.data_dir(data) / card.source.folder
+        files = [folder / file for file in card.source.files]
+        if card.source.pack:
+            files.append(folder / card.source.pack)
+    entries = repr((card, datasets.RECIPES.get(recipe)))
     return entries, tuple(map(tuple, stamped(files)))
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #f3a08f35
@@ -369,17 +367,18 @@ def first(d, train: int | None, test: int | None) -> Any:
 
 def unchecked(name: str) -> bool:
     "Whether a data set has files without a checksum: they may be others tomorrow"
-    from fedrepro.data.datasets import SOURCES
+    from fedrepro.data.datasets import DATA_CARDS
 
-    return name in SOURCES and not all(SOURCES[name].files.values())
+    source = DATA_CARDS[name].source
+    return source is not None and not all(source.files.values())
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #79703a92
 def weights_fingerprint(params: dict) -> str:
     "sha256 (hex) of the parameters and statistics of a model"
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, t in params.items():
-        found.update(f"{name} {tuple(t.shape)}".encode() + t.cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {tuple(t.shape)}".encode() + t.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def own_weights(run: PlannedRun, net) -> dict[str, str]:
@@ -398,11 +397,11 @@ def fingerprints(run: PlannedRun, data=None, device: str = "cpu") -> dict[str, s
         s.get("train_samples"),
         s.get("test_samples"),
     )
-    found = {"data_fingerprint": d.fingerprint, "inputs": input_fingerprint(d)}
+    digests = {"data_fingerprint": d.fingerprint, "inputs": input_fingerprint(d)}
     if "network" in run.settings.get("sources", {}):
         net = networks.network(run.settings["network"], classes=d.classes, shape=d.shape)
-        found |= own_weights(run, net)
-    return found
+        digests |= own_weights(run, net)
+    return digests
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #1bded7de
 def forget_data():

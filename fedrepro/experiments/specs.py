@@ -190,11 +190,11 @@ def read_row(name: str, raw, where: str) -> Row:
 
 def read_methods(raw: dict, rows: dict[str, Row], where: str) -> dict[str, dict[str, Value]]:
     "The optional key `methods` of a column or a tier: row -> values that it has there. Raises InputError"
-    found = {}
+    by_row = {}
     for row, given in toml_table(raw.get("methods", {}), f"{where}.methods").items():
         method = method_classes()[rows[choice(row, rows, f"{where}.methods: row")].method]
-        found[row] = read_values(given, SETTINGS | field_rules(method), f"{where}.methods.{row}")
-    return found
+        by_row[row] = read_values(given, SETTINGS | field_rules(method), f"{where}.methods.{row}")
+    return by_row
 
 
 def read_tier(name: str, raw, rules: dict, base: dict, rows: dict[str, Row], where: str) -> Tier:
@@ -220,12 +220,12 @@ def changed_values(
     for key, value in mine.items():
         if key not in theirs or theirs[key].value != value.value:
             edited[key] = value
-    found: list[tuple[str, str, object, object]] = []
+    changes: list[tuple[str, str, object, object]] = []
     for key, value in (edited | more).items():
         if key not in tier.own.get("", {}) and key not in tier.own.get(name, {}):
             old = theirs[key].value if key in theirs else None
-            found.append((name, key, value.value, old))
-    return found
+            changes.append((name, key, value.value, old))
+    return changes
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #c5ba70cb
 @dataclass(frozen=True)
@@ -308,43 +308,45 @@ class Spec:
         "Every value of a run with its source"
         row = column.same_as.get(row, row)
         t = self.tier(tier)
-        found = self.base | t.base | column.values
-        found |= self.rows[row].values | column.methods.get(row, {}) | t.methods.get(row, {})
-        return found | t.own.get("", {}) | t.own.get(row, {})
+        values = self.base | t.base | column.values
+        values |= self.rows[row].values | column.methods.get(row, {}) | t.methods.get(row, {})
+        return values | t.own.get("", {}) | t.own.get(row, {})
 
     def reductions(self, tier: str) -> list[tuple[str, str, object, object]]:
         'What a tier, a copy or a user changes: ("base", a row or a column, key, the new value, the paper\'s)'
         t = self.tier(tier)
         first = self.origin or self
-        found = changed_values("base", self.base, first.base, t, t.base)
+        changes = changed_values("base", self.base, first.base, t, t.base)
         for name, row in self.rows.items():
             theirs = first.rows.get(name, row).values  # a new row changes nothing
             changed = t.methods.get(name, {})
-            found += changed_values(name, first.base | row.values, first.base | theirs, t, changed)
+            changes += changed_values(
+                name, first.base | row.values, first.base | theirs, t, changed
+            )
         if self.origin and not t.columns:
             for column in self.columns:
                 for there in first.columns:
                     if there.identity == column.identity:
-                        found += changed_values(column.label, column.values, there.values, t, {})
+                        changes += changed_values(column.label, column.values, there.values, t, {})
                         break
         for name, new in t.own.items():
             rows = [name] if name else list(first.rows)
             for key, value in new.items():
                 old = first.printed_value(key, rows)
-                found.append((name or "base", key, value.value, old))
-        return found
+                changes.append((name or "base", key, value.value, old))
+        return changes
 
     def printed_value(self, key: str, rows: list[str]) -> object:
         "The value that `rows` have of a setting at tier paper, in words where there are several; None without any"
-        found = {}
+        different = {}
         for column in self.columns:
             for row in rows:
                 values = self.values("paper", row, column) if row in self.rows else {}
                 if key in values:
-                    found[repr(values[key].value)] = values[key].value
-        if len(found) > 1:
-            return ", ".join(map(str, found.values()))
-        return next(iter(found.values()), None)
+                    different[repr(values[key].value)] = values[key].value
+        if len(different) > 1:
+            return ", ".join(map(str, different.values()))
+        return next(iter(different.values()), None)
 
     def runs(
         self, tier: str, methods=None, seeds: int | list[int] | None = None
@@ -352,14 +354,14 @@ class Spec:
         """The runs of a tier, seed by seed: `methods` are row names (None = all), `seeds` a list or how many.
 
         Those of both tables for a difference, none for a picture of partitions. Raises InputError."""
-        found = self.grid(tier, methods, seeds)
+        runs = self.grid(tier, methods, seeds)
         if self.plot == "bubbles":
             return []
         if self.difference:
             first, second = self.difference
-            found = first.runs(tier, methods, seeds) + second.runs(tier, methods, seeds)
-        order = list(dict.fromkeys(r.seed for r in found))
-        return sorted(found, key=lambda r: order.index(r.seed))
+            runs = first.runs(tier, methods, seeds) + second.runs(tier, methods, seeds)
+        order = list(dict.fromkeys(r.seed for r in runs))
+        return sorted(runs, key=lambda r: order.index(r.seed))
 
     def seeds(self, tier: str) -> set[int]:
         "All seeds that the runs of a tier have, of both tables for a difference; raises InputError"
@@ -380,7 +382,7 @@ class Spec:
         "Every row in every column, as `runs` but in this order and whether it is run or not; raises InputError"
         names = dict.fromkeys(self.rows if methods is None else methods)
         rows = [choice(name, self.rows, f"{self.path}: method") for name in names]
-        found = []
+        runs = []
         for column in self.tier_columns(tier):
             if column.missing:
                 continue
@@ -393,10 +395,10 @@ class Spec:
                     settings = run_settings(make_method(name, values, where), values, 0, where)
                 for seed in pick_seeds(values["seeds"], seeds, f"{where}: seeds"):
                     own = seeded(settings, values, seed)
-                    found.append(
+                    runs.append(
                         PlannedRun(self.folder, tier, row, column.label, seed, own, self.name)
                     )
-        return found
+        return runs
 
     def axis(self, run: PlannedRun):
         "Where `run` stands in a plot against a setting: its value of it, or its row's name; raises InputError"
@@ -582,10 +584,10 @@ def load_spec(spec: str | Path, root: str | Path | None = None) -> Spec:
 
 @lru_cache(256)
 def _loaded_spec(path: Path, there: Path, files: tuple, methods: tuple, spare: bool) -> Spec:
-    found = spec_from(read_spec(path), path)
+    spec = spec_from(read_spec(path), path)
     if spare:
-        keep_spec(found, files)
-    return found
+        keep_spec(spec, files)
+    return spec
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #5b5326b7
 def spec_from(raw: dict, path: Path) -> Spec:
@@ -624,12 +626,12 @@ def read_top(raw: dict, path: Path) -> dict[str, Any]:
     for key in TOP:
         if key not in top:
             raise InputError(f"{path}: {key} is not given")
-    found = raw.get("published")
-    if found is not None:
-        found = path.parent / found
-        if not found.is_file():
-            raise InputError(f"{path}: published: {found} does not exist")
-    return top | {"published": found}
+    published = raw.get("published")
+    if published is not None:
+        published = path.parent / published
+        if not published.is_file():
+            raise InputError(f"{path}: published: {published} does not exist")
+    return top | {"published": published}
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #04dfc5a2
 def read_gap(top: dict, rows: dict[str, Row], path: Path) -> tuple[str, ...]:
@@ -687,12 +689,12 @@ def unclaimed_rows(paper: DataFrame, lines: Callable, filters: list[dict]) -> li
     claimed = np.full(len(paper), False)
     for row in filters:
         claimed |= lines(row)
-    found = []
+    unclaimed = []
     for line in paper[keys].drop_duplicates().to_dict("records"):
         named = {key: value for key, value in line.items() if isinstance(value, str)}
         if not (lines(named) & claimed).any():
-            found.append(named)
-    return found
+            unclaimed.append(named)
+    return unclaimed
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #4df7cf14
 def check_spec(spec: Spec) -> Spec:
@@ -779,7 +781,7 @@ def _same_lines(table: Path | None, published: Path) -> bool:
 def printed_cells(spec: Spec) -> dict[tuple, set[str]]:
     "What stands beside a line of the published csv, or else in a row and column -> ids of the runs, seed 0"
     columns = {c.label: c for c in spec.columns}
-    found: dict[tuple, set[str]] = {}
+    ids: dict[tuple, set[str]] = {}
     if spec.published is not None:
         paper = read_published_csv(spec.published)
         lines = line_finder(paper, str(spec.published))
@@ -791,8 +793,8 @@ def printed_cells(spec: Spec) -> dict[tuple, set[str]]:
             if printed.empty:
                 continue
             where = tuple(printed.iloc[0].astype(str))
-        found.setdefault(where, set()).add(run.run_id)
-    return found
+        ids.setdefault(where, set()).add(run.run_id)
+    return ids
 
 
 def differing(spec: Spec, first: Spec) -> list[str] | None:
@@ -856,7 +858,7 @@ def own_values(spec: Spec, given: Mapping[str, Any]) -> dict[str, dict[str, Valu
         rules[name] = SETTINGS | fields
         rules[""] |= fields
     rules[""] |= SETTINGS
-    found: dict[str, dict[str, Value]] = {}
+    by_row: dict[str, dict[str, Value]] = {}
     for name, value in given.items():
         row, _, key = str(name).rpartition(".")
         what = "set: key"
@@ -865,8 +867,8 @@ def own_values(spec: Spec, given: Mapping[str, Any]) -> dict[str, dict[str, Valu
             what = f"set: {row}: key"
         rule = rules[row][choice(key, rules[row], what)]
         checked = rule("none" if value is None else value, f"set {name}")
-        found.setdefault(row, {})[key] = Value(checked, "guess: set by the user")
-    return found
+        by_row.setdefault(row, {})[key] = Value(checked, "guess: set by the user")
+    return by_row
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #9a75f5e3
 def as_given(own: Mapping[str, Mapping[str, Value]]) -> dict[str, Any]:
@@ -894,11 +896,11 @@ def own_tier(tier: str, own: Mapping[str, Mapping[str, Value]]) -> str:
 # %% ../../nbs/07_experiments/04_specs.ipynb #b65cf033
 def settings_of(spec: Spec, tier: str) -> dict[tuple, dict]:
     "The settings of every run of a tier with seed 0, by table, row and column"
-    found = {}
+    settings = {}
     for part in spec.difference or (spec,):
         for r in part.grid(tier, seeds=[0]):
-            found[r.table, r.row, r.column] = r.settings
-    return found
+            settings[r.table, r.row, r.column] = r.settings
+    return settings
 
 
 def with_own(spec: Spec, tier: str, name: str, given: Mapping[str, Any]) -> Spec:
@@ -918,12 +920,12 @@ def with_own(spec: Spec, tier: str, name: str, given: Mapping[str, Any]) -> Spec
 
 def planned_values(spec: Spec, tier: str) -> list[dict[str, Value]]:
     "The values of every run of a tier"
-    found = []
+    values = []
     for part in spec.difference or (spec,):
         for column in part.tier_columns(tier):
             if not column.missing:
-                found += [part.values(tier, row, column) for row in part.rows]
-    return found
+                values += [part.values(tier, row, column) for row in part.rows]
+    return values
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #a3ce67ec
 def check_effect(spec: Spec, tier: str, name: str, given: Mapping[str, Any]):
@@ -1012,18 +1014,17 @@ def with_settings(spec: Spec, tier: str, given: Mapping[str, Any]) -> tuple[Spec
 # %% ../../nbs/07_experiments/04_specs.ipynb #564832ab
 def check_fit(runs: list[PlannedRun]):
     "Raises InputError for a network that cannot take the images of its data set, where their shape is known"
-    from fedrepro.data.datasets import SHAPES
+    from fedrepro.data.datasets import DATA_CARDS
     from fedrepro.models.networks import network
 
-    shapes = SHAPES | {"digits": (1, 8, 8, 10)}
     for data, net in dict.fromkeys(
         (r.settings["data"]["name"], r.settings["network"]) for r in runs
     ):
-        if data not in shapes:
+        card = DATA_CARDS[data]
+        if not card.shape:
             continue
-        *shape, classes = shapes[data]
         try:
-            network(net, classes, tuple(shape))
+            network(net, card.classes, card.shape)
         except InputError as error:
             raise InputError(f"set: {data}: {error}; set network too, or choose columns") from None
 
@@ -1055,8 +1056,8 @@ def own_runs(
                 "same run; choose rows or columns"
             )
     rows = list(dict.fromkeys(r.row for r in runs))
-    found = changed.runs(name, rows, seeds)
-    found = [r for r in found if (r.table, r.row, r.column) in asked]
+    changed_runs = changed.runs(name, rows, seeds)
+    changed_runs = [r for r in changed_runs if (r.table, r.row, r.column) in asked]
     if name != tier:
-        check_fit(found)
-    return changed, name, found
+        check_fit(changed_runs)
+    return changed, name, changed_runs

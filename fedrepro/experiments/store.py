@@ -489,13 +489,13 @@ def load_runs(folder: str | Path) -> list[tuple[Path, dict, list[dict]]]:
     files = {}
     for place in reversed(tier_folders(folder)):
         files |= {path.name: path for path in place.glob("*.jsonl")}
-    found = []
+    results = []
     for name in sorted(files):
         result = read_or_set_aside(files[name])
         if result is not None:
             header, rows = result
-            found.append((files[name], header, rows))
-    return found
+            results.append((files[name], header, rows))
+    return results
 
 # %% ../../nbs/07_experiments/07_store.ipynb #e9b53674
 LOADED = {}  # folder -> (its files, their contents, frames): a page of tables asks for the same files again and again

@@ -54,29 +54,29 @@ class Step:
 def chosen_specs(names: list[str], specs: dict[str, Spec], where: str) -> dict[str, Spec]:
     "Those of `specs` that `names` has, by themselves or by their folder; raises InputError for none, and others"
     folders = {spec.folder for spec in specs.values()}
-    found = {}
+    chosen = {}
     for name in names:
         choice(name, [*specs, *folders], f"{where}.specs: spec")
         for known, spec in specs.items():
             if name in (known, spec.folder):
-                found[known] = spec
-    if not found:
+                chosen[known] = spec
+    if not chosen:
         raise InputError(f"{where}: specs is not given")
-    return found
+    return chosen
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #8671b474
 def accepted_names(specs: list[Spec]) -> dict[str, set[str]]:
     "What the keys of a step of `specs` may name"
-    found: dict[str, set[str]] = {"methods": set(), "places": set(), "tiers": set()}
+    accepted: dict[str, set[str]] = {"methods": set(), "places": set(), "tiers": set()}
     for spec in specs:
-        found["methods"] |= spec.rows.keys()
-        found["tiers"] |= spec.tiers.keys()
+        accepted["methods"] |= spec.rows.keys()
+        accepted["tiers"] |= spec.tiers.keys()
         for tier in spec.tiers:
             for column in spec.tier_columns(tier):
-                found["places"].add(column.label)
+                accepted["places"].add(column.label)
                 if "dataset" in column.values:
-                    found["places"].add(column.values["dataset"].value)
-    return found
+                    accepted["places"].add(column.values["dataset"].value)
+    return accepted
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #6f0533b0
 def read_step(raw, specs: dict[str, Spec], where: str) -> Step:

@@ -42,6 +42,7 @@ class FedFM(FedAvg):
     weight: float = 1.0  # lambda; FedCCFA's tuned value, the original's default is 50
     tau: float = 0.1  # temperature of the alignment, both codes
     align_from: int = 20  # index of the first round with alignment, both codes
+    waits = {"align_from"}
     paper: ClassVar[str] = "Ye et al. 2023"
     positive = {"tau"}
     limit = law(weight=0.0, align_from=0)

@@ -104,7 +104,9 @@ class IFCA(FedAvg):
 
     def communication(self) -> Messages:
         "All models down, one and its number up"
-        return Messages({"models": "M x model"}, upload={"params": "model", "cluster": "1: int64"})
+        return Messages(
+            {"models": "#models x model"}, upload={"params": "model", "cluster": "1: int64"}
+        )
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #0be6afe6
 def concept_history(federation, k: int) -> dict:
@@ -328,8 +330,8 @@ class FedDrift(IFCA):
     def communication(self) -> Messages:
         "Before the training losses and a choice go up; a number, whether it is new, and shares of the models come back"
         return Messages(
-            {"models": "M x model", "now": "N: int64"},
-            {"losses": "M", "cluster": "1: int64"},
-            {"cluster": "1: int64", "drifted": "1: bool", "mix": "M"},
+            {"models": "#models x model", "now": "#now: int64"},
+            {"losses": "#models", "cluster": "1: int64"},
+            {"cluster": "1: int64", "drifted": "1: bool", "mix": "#models"},
             {"params": "model", "cluster": "1: int64"},
         )

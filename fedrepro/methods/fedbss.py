@@ -102,6 +102,7 @@ class AddedByEpoch(UnbiasedOnly, listed=False):
     selection: Literal["cosine", "linear", "filter"] = (
         "cosine"  # biased samples, eq. 6; others: ablations
     )
+    waits = {"warm_up"}
 
     def select(self, client: Client) -> list[np.ndarray]:
         "Positions of the samples of each epoch, ascending"

@@ -124,6 +124,7 @@ class SharedHeads(FedRep, listed=False):
 
     eps: float = 0.1  # largest MADD between neighbours in a cluster
     positive = {"eps"}
+    distances: ClassVar[str] = "madd"
 
     def init_server(self, federation) -> dict:
         "FedRep's body; raises InputError for cohorts of fewer than 3, in which MADD is not defined"
@@ -247,6 +248,10 @@ class BalancedHeads(SharedHeads, listed=False):
         "The samples of the balanced head"
         return balanced_rows(client.labels, self.balanced_samples, client.rng)
 
+    def balanced_head(self, results: Results) -> dict:
+        "The part `balanced` of an upload"
+        return {"balanced": select(results["balanced"].params, "head.")}
+
     def communication(self) -> Messages:
         "The balanced head is uploaded too"
         said = super().communication()
@@ -255,7 +260,7 @@ class BalancedHeads(SharedHeads, listed=False):
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads body, head and balanced head; keeps the head, if it took a step"
         upload, kept = super().client_result(client, params, results)
-        upload["balanced"] = select(results["balanced"].params, "head.")
+        upload = upload | self.balanced_head(results)
         if not steps_taken(results):
             return upload, client.state
         return upload, kept | {"seen": torch.ones_like(client.state["seen"])}
@@ -284,6 +289,7 @@ class Algorithm1(BalancedHeads, listed=False):
     gamma: float = 20.0  # divides the entropy in the alignment weight, eq. 9
     tau: float = 0.1  # temperature of the alignment, eq. 8
     align_from: int = 20  # index of the first round with alignment
+    waits = {"align_from"}
     paper: ClassVar[str] = "Chen et al. 2024"
     positive = {"gamma", "tau"}
     check_settings: ClassVar[dict] = {"align_from": 1}
@@ -312,6 +318,10 @@ class Algorithm1(BalancedHeads, listed=False):
         "$\\omega_k=H_k/\\gamma$ of eq. 9"
         return label_entropy(counts) / self.gamma
 
+    def local_anchors(self, client: Client, params: Tree) -> dict:
+        "The part `anchors` of an upload: eq. 6"
+        return {"anchors": class_means(client, params)}
+
     def communication(self) -> Messages:
         "Anchors go up, and those of the clusters come back"
         said = super().communication()
@@ -321,20 +331,24 @@ class Algorithm1(BalancedHeads, listed=False):
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads also local anchors (eq. 6), which are kept if the client took a step"
         upload, kept = super().client_result(client, params, results)
-        anchors = {"anchors": class_means(client, params)}
+        anchors = self.local_anchors(client, params)
         if not steps_taken(results):
             return upload | anchors, client.state
-        return upload | anchors, kept | anchors
+        return upload | anchors, kept | {"anchors": client.state["anchors"]} | anchors
 
     def anchor_groups(self, server: dict) -> Tensor:
         "(C, n) participants with the same number share anchors: the clusters"
         return server["clusters"]
 
+    def anchor_replies(self, server: dict, exchange: Exchange) -> list[dict]:
+        "To each participant the mean anchors of its clusters: eq. 7"
+        weights = self.shares(exchange.counts) * (exchange.counts > 0)  # of those who have samples
+        return shared_anchors(exchange.uploads, self.anchor_groups(server), weights)
+
     def reply(self, server: dict, exchange: Exchange) -> list[dict]:
         "To each participant the mean class classifiers (eq. 5) and anchors (eq. 7) of its clusters"
         heads = super().reply(server, exchange)
-        weights = self.shares(exchange.counts) * (exchange.counts > 0)  # of those who have samples
-        anchors = shared_anchors(exchange.uploads, self.anchor_groups(server), weights)
+        anchors = self.anchor_replies(server, exchange)
         return [head | anchor for head, anchor in zip(heads, anchors)]
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #805f57be
@@ -382,18 +396,13 @@ class Switched(Algorithm1, listed=False):
         "$\\omega_k$ of eq. 9, or the fixed one"
         return super().weight(counts) if self.fixed_weight is None else self.fixed_weight
 
-    def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
-        "As Algorithm 1, without what a switch makes unnecessary"
-        upload, kept = SharedHeads.client_result(self, client, params, results)
-        anchors = client.state["anchors"]
-        if self.clustering != "local":
-            upload["balanced"] = select(results["balanced"].params, "head.")
-        if self.anchors != "none":
-            anchors = class_means(client, params)
-            upload["anchors"] = anchors
-        if not steps_taken(results):
-            return upload, client.state
-        return upload, kept | {"seen": torch.ones_like(client.state["seen"]), "anchors": anchors}
+    def balanced_head(self, results: Results) -> dict:
+        "None where nobody trained it"
+        return {} if self.clustering == "local" else super().balanced_head(results)
+
+    def local_anchors(self, client: Client, params: Tree) -> dict:
+        "None where nobody needs them"
+        return {} if self.anchors == "none" else super().local_anchors(client, params)
 
     def compared(self, upload: dict) -> Tree:
         "The balanced head, or the own one"
@@ -415,11 +424,11 @@ class Switched(Algorithm1, listed=False):
         groups = super().anchor_groups(server)
         return torch.zeros_like(groups) if self.anchors == "global" else groups
 
-    def reply(self, server: dict, exchange: Exchange) -> list[dict]:
-        "As Algorithm 1, or without anchors"
+    def anchor_replies(self, server: dict, exchange: Exchange) -> list[dict]:
+        "As Algorithm 1, or none"
         if self.anchors == "none":
-            return SharedHeads.reply(self, server, exchange)
-        return super().reply(server, exchange)
+            return [{} for _ in exchange.uploads]
+        return super().anchor_replies(server, exchange)
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #e92571b2
 def summed_in_place(uploads: list[dict]) -> list[dict]:

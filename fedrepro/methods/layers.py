@@ -158,6 +158,7 @@ class FedCDA(FedAvg):
     batches: int = 3  # B, in which participants are taken one after the other
     warmup: int = 50  # R_0, rounds of FedAvg at the beginning
     smooth: float = 1.0  # L, weight of the spread
+    waits = {"warmup"}
     paper: ClassVar[str] = "Wang et al. 2024"
     positive = {"models", "batches"}
     limit = law(where=everybody, models=1, warmup=0)

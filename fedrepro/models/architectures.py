@@ -43,14 +43,14 @@ class Network(nn.Module):
 # %% ../../nbs/03_models/00_architectures.ipynb #da6132f3
 def places_of(module: nn.Module) -> dict[str, tuple[Tensor, list[str]]]:
     "Every parameter and buffer by its name, in the order of the modules: the tensor, and all places that hold it"
-    names, found = dict[int, str](), dict[str, tuple[Tensor, list[str]]]()
+    names, places = dict[int, str](), dict[str, tuple[Tensor, list[str]]]()
     for path, part in module.named_modules():
         for key, t in [*part._parameters.items(), *part._buffers.items()]:
             if t is None:
                 continue
             place = f"{path}.{key}" if path else key
-            found.setdefault(names.setdefault(id(t), place), (t, []))[1].append(place)
-    return found
+            places.setdefault(names.setdefault(id(t), place), (t, []))[1].append(place)
+    return places
 
 # %% ../../nbs/03_models/00_architectures.ipynb #eb650424
 def buffer_kinds(module: nn.Module) -> tuple[list[str], list[str]]:
@@ -112,12 +112,12 @@ class Net:
             raise InputError(f"network {name}: {e}") from e
         if why := unusable(module):
             raise InputError(f"network {name}: {why}")
-        found, (statistics, constant) = places_of(module), buffer_kinds(module)
+        by_name, (statistics, constant) = places_of(module), buffer_kinds(module)
         self.trained = tuple(n for n, p in module.named_parameters() if p.requires_grad)
         self.frozen = tuple(n for n, p in module.named_parameters() if not p.requires_grad)
         self.buffers = (*statistics, *self.frozen)  # what no gradient moves
         self.by_batch = bool(statistics) or any(isinstance(m, _BatchNorm) for m in module.modules())
-        self.constants = {n: found[n][0].detach().clone() for n in constant}
+        self.constants = {n: by_name[n][0].detach().clone() for n in constant}
         self.feature_dim, self.classes = module.head.in_features, module.head.out_features
         if constant:
             self._refuse_random_constants()
@@ -125,10 +125,13 @@ class Net:
         self.module = _without_memory(module)
         tree = {*self.trained, *self.buffers}
         self._places = [
-            (n, *self._place(at)) for n, (_, places) in found.items() if n in tree for at in places
+            (n, *self._place(at))
+            for n, (_, places) in by_name.items()
+            if n in tree
+            for at in places
         ]
         self._body_places = [place for place in self._places if place[0].startswith("body.")]
-        self._constant_places = [(n, *self._place(at)) for n in constant for at in found[n][1]]
+        self._constant_places = [(n, *self._place(at)) for n in constant for at in by_name[n][1]]
         self._names, self._body_names = (
             {n for n, *_ in some} for some in (self._places, self._body_places)
         )
@@ -159,14 +162,14 @@ class Net:
         """Initial parameters and statistics, PyTorch's own initialisation; drawn in float32 whatever `dtype`.
 
         Raises InputError for tensors that are neither of `dtype` nor float32."""
-        found, tree = places_of(self._fresh(seed)), {*self.trained, *self.buffers}
-        for name, (t, _) in found.items():
+        places, tree = places_of(self._fresh(seed)), {*self.trained, *self.buffers}
+        for name, (t, _) in places.items():
             if t.is_floating_point() and t.dtype not in (torch.float32, dtype):
                 raise InputError(
                     f"network {self.name}: {name} is {t.dtype}, but the run computes in {dtype}; "
                     f"expected torch.float32 or {dtype}"
                 )
-        return {n: t.detach().to(dtype) for n, (t, _) in found.items() if n in tree}
+        return {n: t.detach().to(dtype) for n, (t, _) in places.items() if n in tree}
 
     def __call__(
         self, params: Tree, x: Tensor, train: bool = False, features: bool = False
@@ -313,41 +316,41 @@ def _observed(net: Net, x: Tensor, start: Tree) -> tuple[str | None, Behaviour]:
     try:
         net(_to_train(net, start), x[:1].clone(), train=True)
     except ValueError:
-        found = Behaviour(True, draws)
+        behaviour = Behaviour(True, draws)
     else:
-        found = Behaviour(False, draws)
+        behaviour = Behaviour(False, draws)
     if z.shape != (2, net.classes):
         return (
             f"it makes {tuple(z.shape)} of a batch of {tuple(x.shape)}; expected {(2, net.classes)}",
-            found,
+            behaviour,
         )
     if not torch.equal(given, x):
-        return "its first layer changes its input in place; expected inplace=False", found
+        return "its first layer changes its input in place; expected inplace=False", behaviour
     sparse = [n for n, g in _gradients(net, z, w).items() if g is not None and g.is_sparse]
     if sparse:
-        return f"{sparse[0]} has sparse gradients; expected sparse=False", found
+        return f"{sparse[0]} has sparse gradients; expected sparse=False", behaviour
     before = torch.get_rng_state()
     whole = net(at_rest, x.clone())
     changed = [n for n, t in start.items() if not torch.equal(t, at_rest[n])]
     if changed:
         return (
             f"its forward changes {changed[0]} in eval mode too; expected that only training does",
-            found,
+            behaviour,
         )
     unused = [n for n, g in _gradients(net, whole, at_rest).items() if g is None]
     if unused:
         return (
             f"its output does not depend on {unused[0]}; expected requires_grad=False for it",
-            found,
+            behaviour,
         )
     torch.set_rng_state(before)
     parts = net.classify(start, net.features(start, x.clone()))
     if not torch.allclose(whole, parts, rtol=1e-2, atol=1e-3):
         return (
             "its output is not what its head makes of its body's; expected the forward of Network",
-            found,
+            behaviour,
         )
-    return None, found
+    return None, behaviour
 
 # %% ../../nbs/03_models/00_architectures.ipynb #cea356bd
 class ChannelsLast(nn.Module):

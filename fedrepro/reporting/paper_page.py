@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 from ..core.errors import InputError, choice, short
 from ..core.folders import find_specs, paper_files
 from ..core.grids import Cell, Grid, grid_html, grid_of, pieces
-from ..data.datasets import SHAPES
+from ..data.datasets import DATA_CARDS
 from ..engine.declarations import law_of, law_text
 from ..engine.method import load_methods
 from ..engine.rows import METRICS
@@ -470,9 +470,8 @@ def best_stored(method: str, results=None, root=None) -> str:
 def chance_level(spec: Spec, tier: str, row: str, column: Column) -> float:
     "The accuracy of guessing in percent; 0 for a data set whose number of classes is not known"
     data = spec.values(tier, row, column)["dataset"].value
-    if data == "digits":
-        return 10.0
-    return 100 / SHAPES[data][-1] if data in SHAPES else 0.0
+    classes = DATA_CARDS[data].classes
+    return 100 / classes if classes else 0.0
 
 
 def why_right(method: str, results=None, root=None) -> str:

@@ -120,7 +120,7 @@ class Dirties(FedAvg):
     "Changes the data that it is shown: whatever runs next in this process starts from others"
 
     def local_phases(self, client):
-        client.data.train_x[client.rows[:1]] = 0
+        client.data.train_x[client.indices[:1]] = 0
         return super().local_phases(client)
 
 

@@ -25,7 +25,7 @@ from fedrepro.checks import contract
 from fedrepro.cli import app, main
 from fedrepro.core import folders
 from fedrepro.core.errors import InputError, choice
-from fedrepro.data import concept_drift, datasets, transforms
+from fedrepro.data import concept_drift, datasets
 from fedrepro.data.concept_drift import DriftSchedule, Swap, drift, drift_names, flip_labels
 from fedrepro.data.partition import partition, recipe_names, recipe_settings
 from fedrepro.executors import executors
@@ -842,7 +842,7 @@ def own(tmp_path, monkeypatch):
     monkeypatch.setattr(
         datasets,
         "download",
-        lambda name, folder=None: choice(name, transforms.dataset_names(), "data set"),
+        lambda name, folder=None: choice(name, datasets.dataset_names(), "data set"),
     )
     return done
 

@@ -34,9 +34,7 @@ def files(tmp_path, monkeypatch):
         for t in (
             method.METHODS,
             ARCHITECTURES,
-            datasets.SOURCES,
-            datasets.MADE,
-            transforms.PIXEL_STATISTICS,
+            datasets.DATA_CARDS,
         )
     ]
     known = set(sys.modules)
@@ -62,9 +60,7 @@ def files(tmp_path, monkeypatch):
         (
             method.METHODS,
             ARCHITECTURES,
-            datasets.SOURCES,
-            datasets.MADE,
-            transforms.PIXEL_STATISTICS,
+            datasets.DATA_CARDS,
         ),
         tables,
     ):

@@ -10,8 +10,9 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from fedrepro.core.errors import InputError
-from fedrepro.data import datasets, sources
+from fedrepro.data import datasets, sources, transforms
 from fedrepro.data.download import Archive
+from fedrepro.models.networks import network_names
 from test_download import md5, quick, served, tar_gz  # noqa: F401 (fixtures)
 from toy import one_line
 
@@ -243,3 +244,35 @@ def test_download_delivers_the_wrong_bytes(whole, tmp_path):
         datasets._present(wanted, tmp_path)
     after = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     assert {p: c for p, c in after.items() if p.suffix != ".gz"} == before
+
+
+@pytest.mark.parametrize("name", datasets.DATA_CARDS)
+def test_every_data_set_is_one_card(name):
+    "Its parts agree with each other, and whoever asks for one of them finds it there"
+    card = datasets.DATA_CARDS[name]
+    assert card.name == name and (card.source is None or card.source.name == name)
+    mean, std = card.statistics
+    channels = card.shape[:1] or (1,)
+    assert len(mean) == len(std) and len(mean) in (0, *channels)
+    assert card.network in network_names() and card.classes > 1
+    for paper, differs in card.recipes.items():
+        recipe = datasets.recipe_for(paper, name)
+        assert recipe.name == paper and all(getattr(recipe, k) == v for k, v in differs.items())
+    if card.source and card.source.class_names:
+        assert len(card.source.class_names) == card.classes
+
+
+def test_tables_of_older_files_are_fields_of_the_cards():
+    made = datasets.MADE["digits"]
+    datasets.MADE["own5"] = made
+    transforms.PIXEL_STATISTICS["own5"] = ((0.5,), (0.25,))
+    card = datasets.DATA_CARDS["own5"]
+    assert (card.read, card.statistics) == (made, ((0.5,), (0.25,)))
+    assert "own5" in datasets.dataset_names() and "own5" not in datasets.SOURCES
+    assert {*datasets.MADE} == {"digits", "synthetic", "own5"}
+    assert len(datasets.MADE) + len(datasets.SOURCES) == len(transforms.PIXEL_STATISTICS)
+    del datasets.MADE["own5"]
+    assert "own5" not in datasets.DATA_CARDS and "own5" not in transforms.PIXEL_STATISTICS
+    assert transforms.RECIPES is datasets.RECIPES
+    with pytest.raises(AttributeError, match="has no attribute 'PIXELS'"):
+        transforms.PIXELS

@@ -19,7 +19,8 @@ from fedrepro.data import datasets, images
 from fedrepro.data.images import DOMAINS, picture
 from fedrepro.data.partition import partition
 from fedrepro.data.sources import complete
-from fedrepro.data.transforms import pixel_statistics, recipe_for
+from fedrepro.data.datasets import recipe_for
+from fedrepro.data.transforms import pixel_statistics
 from test_download import md5, names, tar_gz
 from toy import one_line
 

@@ -14,11 +14,11 @@ from fedrepro.data import datasets, texts
 from fedrepro.data.datasets import Texts
 from fedrepro.data.partition import partition
 from fedrepro.data.sources import Source
-from fedrepro.data.transforms import recipe_for
+from fedrepro.data.datasets import recipe_for
 from fedrepro.engine.evaluation import eval_models, evaluate
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.rounds import run, sequential
-from fedrepro.executors.stacks import Stacked
+from fedrepro.executors.executors import Stacked
 from fedrepro.models.networks import network
 from toy import OURS as METHODS
 

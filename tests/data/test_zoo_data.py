@@ -11,7 +11,8 @@ from fedrepro.core.trees import same_bits
 from fedrepro.data import datasets, transforms
 from fedrepro.data.datasets import Dataset, Texts, shortened
 from fedrepro.data.partition import Partition, partition
-from fedrepro.data.transforms import Recipe, pixel_statistics, recipe_for
+from fedrepro.data.datasets import recipe_for
+from fedrepro.data.transforms import Recipe, pixel_statistics
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import FedAvg

@@ -12,8 +12,8 @@ from fedrepro.core.trees import same_bits, tensors
 from fedrepro.engine.client import SGD, sgd_step
 from fedrepro.engine.method import METHODS, FedAvg
 from fedrepro.engine.rounds import begin, close_round, open_round, run, sequential
-from fedrepro.executors import stacks
-from fedrepro.executors.stacks import Stacked
+from fedrepro.executors import executors
+from fedrepro.executors.executors import Stacked
 from fedrepro.models.architectures import Net, Network
 from toy import OURS, few
 
@@ -74,9 +74,9 @@ def test_unequal_clients_with_every_setting_of_the_local_optimiser(settings):
 
 def test_all_clients_of_a_kind_share_one_stack(monkeypatch):
     sizes = []
-    usual = stacks.train_stack
+    usual = executors.train_stack
     monkeypatch.setattr(
-        stacks,
+        executors,
         "train_stack",
         lambda clients, *more: sizes.append(len(clients)) or usual(clients, *more),
     )

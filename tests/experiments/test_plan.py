@@ -9,7 +9,7 @@ import torch
 
 from fedrepro.core.errors import InputError
 from fedrepro.core.folders import data_dir
-from fedrepro.data.datasets import SHAPES, SOURCES, load, stand_in
+from fedrepro.data.datasets import DATA_CARDS, load, stand_in
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.rounds import run
 from fedrepro.experiments import plan as costs, store
@@ -108,13 +108,12 @@ def test_what_is_judged_is_what_a_run_judges(row, every, last):
     )  # models that nobody chose stay
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [n for n, card in DATA_CARDS.items() if card.has_stand_in])
 def test_stand_ins_have_the_sizes_of_the_data_sets(name):
     "Against what the source declares; against the files, where they are"
-    blank, source = stand_in(name), SOURCES[name]
-    assert (len(blank.train_y), len(blank.test_y)) == source.sizes and blank.classes == SHAPES[
-        name
-    ][-1]
+    blank, card = stand_in(name), DATA_CARDS[name]
+    source = card.source
+    assert (len(blank.train_y), len(blank.test_y)) == source.sizes and blank.classes == card.classes
     assert blank.batch(blank.train_x[:2]).shape == (2, *blank.shape)
     if source.class_names:
         assert blank.class_names == source.class_names and len(source.class_names) == blank.classes

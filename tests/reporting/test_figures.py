@@ -23,7 +23,7 @@ from fedrepro.engine.method import load_methods
 from fedrepro.engine.probes import MEASURES, distance_matrix
 from fedrepro.engine.rows import METRICS, TIMES
 from fedrepro.engine.rounds import run
-from fedrepro.executors.stacks import Stacked
+from fedrepro.executors.executors import Stacked
 from fedrepro.experiments.jobs import active_run
 from fedrepro.experiments.rules import Value
 from fedrepro.experiments.specs import PLOTS, load_spec
