@@ -2,7 +2,7 @@
 # make test   everything that must pass before a change is kept; the demo is its last step
 # make chaos SEED=1..20   sweeps whose workers, drivers, disk and files are attacked at random; every run must come out whole
 # make site               the documentation under out/site, by quarto, which must be installed
-# make results            the pages of results, the landing page and the README again, from the runs that are stored
+# make results            the pages of results, the landing page, the README and the shipped answers again, from the runs that are stored
 # make smoke              every table and figure at tier smoke, one seed: run, printed and drawn under out/smoke
 # make peers              an environment of their own for other simulators: .venv-peers/bin/python -m benchmarks --peers
 # make bench              samples a second of every executor, a plain loop, other simulators
@@ -149,9 +149,10 @@ peers: $(READY)
 	@$(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["peers"], sep="\n")' > $(PEERS)/peers.txt
 	$(PEERS)/bin/python -m pip install -qq --no-input -r $(PEERS)/peers.txt
 
-# build/ would keep modules that are gone
+# build/ would keep modules that are gone; the shipped answers are those of this code
 dist: $(READY)
 	@rm -rf build dist
+	$(PY) tools/answers.py
 	$(PY) -m build
 
 # a copy of the tree, so that nothing here changes; torch and the like come from .venv, by a path file
@@ -177,6 +178,7 @@ results: $(READY)
 	$(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --inplace nbs/12_results/*.ipynb nbs/index.ipynb
 	$(BIN)/nbdev_clean
 	$(PY) tools/readme.py
+	$(PY) tools/answers.py
 
 # README.md is nbs/index.ipynb
 readme: $(READY)

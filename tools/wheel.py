@@ -10,6 +10,7 @@ CARRIED = (
     "papers/*.toml",
     "papers/*.py",
     "papers/*.csv",
+    "papers/*.json",
     "papers/*/*.toml",
     "papers/*/*.csv",
     "papers/*/results/*/*.jsonl",

@@ -4,15 +4,17 @@
 
 # %% auto #0
 __all__ = ['MethodArgument', 'JudgedOption', 'method_lines', 'source_lines', 'dataset_lines', 'table_lines', 'methods_command',
-           'datasets_command', 'tables_command', 'scoreboard_command', 'claims_command']
+           'datasets_command', 'tables_command', 'counted', 'compared', 'scoreboard_command', 'claims_command',
+           'first_answers']
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #2a2beab1
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from ..core.errors import choice
 from ..core.folders import data_dir, find_specs, paper_folders
+from ..core.grids import Sheet
 from .app import app, cached_answer, folder_given, print_table, show
 from fedrepro.cli.options import (
     LOOK_UP,
@@ -23,6 +25,9 @@ from fedrepro.cli.options import (
     method_names,
     one,
 )
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #628af49e
 def method_lines(whole: bool = False) -> list[dict]:
@@ -82,7 +87,7 @@ def dataset_lines(data: Path | None = None) -> list[dict]:
 
 
 def table_lines() -> list[dict]:
-    "Every spec found: name, title, paper, table, metric, file, and the runs finished and asked for in each tier"
+    "Every spec found: name, title, paper, table, metric, and the runs finished and asked for in each tier"
     from fedrepro.experiments.specs import load_spec
     from fedrepro.experiments.store import load_headers
 
@@ -104,7 +109,6 @@ def table_lines() -> list[dict]:
                 paper=spec.paper,
                 table=spec.table,
                 metric=spec.metric,
-                file=str(path),
                 tiers=tiers,
                 finished=", ".join(counts),
             )
@@ -145,25 +149,35 @@ def datasets_command(data: DataOption = None, as_json: JsonOption = False) -> No
 @app.command("tables", rich_help_panel=LOOK_UP)
 def tables_command(as_json: JsonOption = False) -> None:
     "List the tables and figures, with the number of finished runs by tier."
-    show(
-        cached_answer(["tables"], paper_folders(), table_lines),
-        ["name", "title", "finished"],
-        as_json,
-    )
+    files = find_specs()
+    lines = cached_answer(["tables"], paper_folders(), table_lines)
+    lines = [line | {"file": str(files[line["name"]])} for line in lines]
+    show(lines, ["name", "title", "finished"], as_json)
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #a12eca37
+def counted(results: Path | None) -> tuple[Sheet, "DataFrame"]:
+    "The scoreboard as a sheet and as a frame; raises InputError for a folder that does not exist"
+    from fedrepro.verdicts.scoreboard import board_sheet, scoreboard
+
+    folder = folder_given(results)
+    board = scoreboard(folder)
+    return board_sheet(board, folder), board
+
+
+def compared(tier: str, results: Path | None) -> tuple[Sheet, "DataFrame"]:
+    "The papers' claims as a sheet and as a frame; raises InputError for a folder that does not exist"
+    from fedrepro.verdicts.claims import claims_sheet, headlines, verdicts
+
+    folder = folder_given(results)
+    found = verdicts(tier, folder)
+    first = headlines(folder) if tier == "paper" else []
+    return claims_sheet(found, tier, first), found
+
+# %% ../../nbs/11_cli/04_look_up.ipynb #0f6dccff
 @app.command("scoreboard", rich_help_panel=LOOK_UP)
 def scoreboard_command(results: ResultsOption = None, format: FormatOption = "text") -> None:
     "Count the published numbers by status: not reachable, runnable, run, or with a verdict."
-
-    def make():
-        from fedrepro.verdicts.scoreboard import board_sheet, scoreboard
-
-        folder = folder_given(results)
-        board = scoreboard(folder)
-        return board_sheet(board, folder), board
-
-    print_table(["scoreboard", results], format, make, results)
+    print_table(["scoreboard", results], format, partial(counted, results), results)
 
 
 JudgedOption = Annotated[
@@ -179,13 +193,15 @@ def claims_command(
     tier: JudgedOption = "paper", results: ResultsOption = None, format: FormatOption = "text"
 ) -> None:
     "Print what the papers claim in their texts, beside the stored runs."
+    print_table(["claims", tier, results], format, partial(compared, tier, results), results)
 
-    def make():
-        from fedrepro.verdicts.claims import claims_sheet, headlines, verdicts
-
-        folder = folder_given(results)
-        found = verdicts(tier, folder)
-        first = headlines(folder) if tier == "paper" else []
-        return claims_sheet(found, tier, first), found
-
-    print_table(["claims", tier, results], format, make, results)
+# %% ../../nbs/11_cli/04_look_up.ipynb #43739272
+def first_answers() -> dict[str, Any]:
+    "The answers that the package ships, computed now (half a minute), as plain JSON"
+    return {
+        "methods False": method_lines(),
+        "sources": source_lines(),
+        "tables": table_lines(),
+        "scoreboard None text": counted(None)[0].as_dict(),
+        "claims paper None text": compared("paper", None)[0].as_dict(),
+    }

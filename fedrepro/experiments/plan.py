@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['TRIAL_SAMPLES', 'BASE', 'MEASURE', 'SCRIPT', 'LEAST', 'Trial', 'few_samples', 'trial', 'bodies_judged', 'Cost',
-           'judged_bodies', 'run_cost', 'work_key', 'trial_of', 'train_samples', 'passes', 'stored_paces', 'rough_cost',
-           'shared_rounds', 'Plan', 'attempted', 'time_source', 'plan', 'like_runs', 'size_is_known', 'amount',
-           'plan_row', 'sbatch', 'commands']
+           'judged_bodies', 'run_cost', 'work_key', 'trial_of', 'train_samples', 'passes', 'stamped_heads',
+           'stored_paces', 'rough_cost', 'shared_rounds', 'Plan', 'attempted', 'time_source', 'plan', 'like_runs',
+           'size_is_known', 'amount', 'plan_row', 'sbatch', 'commands']
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #d7f326fa
 import json, math, re, shlex, statistics, time
@@ -14,14 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 from .. import __version__
 from ..core.errors import InputError, brief, choice, number, short
-from ..core.files import read_cache, same_folder, write_atomic, write_cache
+from ..core.files import read_cache, same_folder, stamped, write_atomic, write_cache
 from ..core.folders import paper_files
 from ..core.trees import nbytes, select, tensors
 from ..data.datasets import DATA_CARDS, data_dir, stand_in
@@ -71,6 +70,8 @@ def few_samples(federation: Federation, samples: int = TRIAL_SAMPLES) -> Federat
 # %% ../../nbs/07_experiments/14_plan.ipynb #3a813c0d
 def trial(run: PlannedRun, data=None, device: str = "cpu") -> Trial:
     "What one client of a run's first round has to do; raises InputError as `build`"
+    from torch.utils.flop_counter import FlopCounterMode
+
     method, federation, _ = build(run, data, device, stand_in)
     stored = federation.data
     with one_thread(), FlopCounterMode(display=False) as forward:
@@ -217,6 +218,12 @@ def passes(settings: dict, data=None) -> float:
     return share * train_samples(settings, data) * epochs
 
 
+@lru_cache(1)
+def stamped_heads(stamps: tuple[tuple, ...]) -> list[dict]:
+    "The headers of the files that `stamped` has described, read once for all tiers of a command"
+    return list(store.first_lines(Path(name) for name, *_ in stamps))
+
+
 def stored_paces(
     runs: Iterable[PlannedRun], results: Path, device: str = "cpu", data=None
 ) -> dict[tuple, float]:
@@ -226,7 +233,7 @@ def stored_paces(
     networks = {r.settings["network"] for r in runs}
     files = {*paper_files("*/results/*/*.jsonl").values(), *Path(results).glob("*/*.jsonl")}
     took: dict[tuple, list[float]] = {}
-    for head in store.first_lines(sorted(files)):
+    for head in stamped_heads(tuple(stamped(files))):
         s = head["settings"]
         seconds = head["wall_seconds"]
         if seconds and head["device"] == device and s["network"] in networks and "study" not in s:
@@ -309,11 +316,16 @@ def plan(
     folder = spec.results if results is None else results
     trials = {} if trials is None else trials
     runs = list({r.run_id: r for r in runs}.values())  # several cells of a table may show one run
-    missing = [r for r in runs if not store.is_complete(store.run_path(folder, r))]
+    missing, finished = [], []
+    for r in runs:
+        result = store.read_or_set_aside(store.run_path(folder, r))
+        if result is None:
+            missing.append(r)
+        elif device == "cpu":
+            finished.append((r, result[0]))
     counted = [r for r in missing if size_is_known(r.settings["data"]["name"], data)]
     groups = make_jobs(counted)
-    finished = [r for r in runs if r not in missing and device == "cpu"]
-    took = mean_seconds(((r, store.run_path(folder, r)) for r in finished), like_runs)
+    took = mean_seconds(finished, like_runs)
     paces = stored_paces(counted, folder, device, data)
     total = Cost()
     counts: Counter = Counter()

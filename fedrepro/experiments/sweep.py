@@ -215,24 +215,24 @@ def compute_part(
     whole.add(report)
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #21dad889
-def mean_seconds(runs: Iterable[tuple[PlannedRun, Path]], kind: Callable) -> dict:
-    "`kind(run)` -> mean seconds of those of `runs`, with their files, that are finished"
+def mean_seconds(runs: Iterable[tuple[PlannedRun, dict]], kind: Callable) -> dict:
+    "`kind(run)` -> mean seconds of finished `runs`, each with the header of its file"
     took: dict[Any, list[float]] = {}
-    for run, path in runs:
-        result = store.read_or_set_aside(path)
-        if result is not None:
-            header, _ = result
-            took.setdefault(kind(run), []).append(header.get("wall_seconds") or 0.0)
+    for run, header in runs:
+        took.setdefault(kind(run), []).append(header.get("wall_seconds") or 0.0)
     return {key: sum(seconds) / len(seconds) for key, seconds in took.items()}
 
 
 def outlook(steps: list[Step], planned: list[list[SweepPart]]) -> Iterator[dict]:
     "A line for each step with missing runs: how many, and how long they may take by what like runs have taken"
-    files = []
+    finished = []
     for parts in planned:
         for part in parts:
-            files += [(r, store.run_path(part.folder, r)) for r in part.runs]
-    took = mean_seconds(files, pace)
+            for r in part.runs:
+                result = store.read_or_set_aside(store.run_path(part.folder, r))
+                if result is not None:
+                    finished.append((r, result[0]))
+    took = mean_seconds(finished, pace)
     for i, (step, parts) in enumerate(zip(steps, planned), 1):
         missing = []
         for part in parts:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedrepro
+from fedrepro.cli import app, look_up
 from fedrepro.cli.app import EXAMPLES
 from fedrepro.cli.own import page_files
 from fedrepro.core import folders
@@ -270,6 +271,88 @@ def test_what_was_answered_once_is_answered_without_torch(tmp_path):
     assert ask("torch pandas matplotlib scipy", *TORCHLESS) == first
     shutil.rmtree(tmp_path / "fedrepro" / "answers")
     assert ask("torch", *TORCHLESS[:3]) + ask("", *TORCHLESS[3:]) == first
+
+
+# --- the answers that are shipped
+
+PAPERS = folders.PROJECT / "papers"
+
+
+@pytest.fixture
+def ship(tmp_path, monkeypatch):
+    "Ships one answer, made from the package as it is, to a person with an empty cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(app, "SHIPPED", tmp_path / "answers.json")
+
+    def ship(text=None, **changed):
+        whole = {"made_from": app.made_from(), "answers": {"what 1": ["shipped"]}} | changed
+        app.SHIPPED.write_text(json.dumps(whole) if text is None else text)
+
+    ship()
+    return ship
+
+
+def answered(question=("what", 1), places=(PAPERS,)):
+    return app.cached_answer([*question], places, lambda: ["computed"])[0]
+
+
+def test_a_first_answer_is_the_shipped_one(ship, tmp_path):
+    assert answered() == "shipped"
+    assert answered(places=[None, tmp_path / "none", PAPERS]) == "shipped"
+    link = tmp_path / "papers"
+    link.symlink_to(PAPERS)
+    assert answered(places=[link]) == "shipped"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_shipped_answer_rests_on_the_package_alone(ship, tmp_path, monkeypatch):
+    (tmp_path / "papers").mkdir()
+    assert answered(places=[PAPERS, tmp_path / "papers"]) == "computed"
+    assert answered(question=("what", 2)) == "computed"
+    monkeypatch.setenv("FEDREPRO_METHODS", "mine.py")
+    assert answered() == "computed"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"made_from": ""}', '{"answers": {"what 1": [1]}}'])
+def test_a_damaged_file_of_answers_is_none(ship, text):
+    ship(text)
+    assert answered() == "computed"
+
+
+def test_a_shipped_answer_is_not_used_once_a_file_has_changed(ship, tmp_path, monkeypatch):
+    "A line of code, a spec, a result more: each is another digest; what is no source is not"
+    tree = tmp_path / "tree"
+    package = tree / "fedrepro"
+    for name in ("fedrepro/a.py", "papers/p/t.toml", "papers/p/results/smoke/r.jsonl"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("1")
+    monkeypatch.setattr(app, "PACKAGE", package)
+    monkeypatch.setattr(app, "PROJECT", tree)
+    first = app.made_from()
+    for name in ("fedrepro/_modidx.py", "fedrepro/a.pyc", "papers/answers.json", "b.py"):
+        (tree / name).write_text("2")
+    assert app.made_from() == first
+    seen = {first}
+    for name in ("fedrepro/a.py", "papers/p/t.toml", "papers/p/results/smoke/s.jsonl"):
+        (tree / name).write_text("2")
+        seen.add(app.made_from())
+    assert len(seen) == 4
+    (tree / "papers").rename(package / "papers")  # as a wheel has it
+    monkeypatch.setattr(app, "PROJECT", package)
+    assert app.made_from() in seen
+
+
+def test_the_shipped_answers_say_what_is_computed():
+    "Where one does not, `python tools/answers.py` writes them again; scoreboard and claims rest on the same runs"
+    kept = json.loads(app.SHIPPED.read_text())["answers"]
+    mine = [m for m in look_up.method_lines() if m["module"].startswith("fedrepro.")]
+    now = {
+        "methods False": mine,
+        "sources": look_up.source_lines(),
+        "tables": look_up.table_lines(),
+    }
+    assert {question: kept[question] for question in now} == json.loads(json.dumps(now))
+    assert {*kept} == {*now, "scoreboard None text", "claims paper None text"}
 
 
 def test_a_plan_needs_no_data_and_has_a_line_a_tier(said, write, spec, tmp_path, monkeypatch):

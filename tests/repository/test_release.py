@@ -95,7 +95,7 @@ def expected() -> set[str]:
     "What a wheel must hold: modules, specs, published numbers, ledgers, committed results, a template, the papers' pages and a guide"
     names = [n for n in known_to_git() if n.startswith("fedrepro/") and n != "fedrepro/_modidx.py"]
     data, pages = (
-        r"papers/([a-z]+/)?[^/]+\.(toml|csv)|papers/new_method\.py|papers/[a-z]+/results/[a-z]+/[^/]+\.jsonl",
+        r"papers/([a-z]+/)?[^/]+\.(toml|csv)|papers/answers\.json|papers/new_method\.py|papers/[a-z]+/results/[a-z]+/[^/]+\.jsonl",
         r"nbs/06_methods/1[0-4]_[^/]+\.ipynb",
     )
     carried = [
