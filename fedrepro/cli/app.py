@@ -19,7 +19,7 @@ from .. import __version__
 from ..core.errors import InputError, choice, own_line
 from ..core.files import files_below, read_cache, same_folder, stamp, write_cache
 from ..core.folders import PACKAGE, paper_folders
-from ..core.grids import FORMATS, Cell, Grid, Sheet, as_sheet, as_text, shown
+from ..reporting.grids import FORMATS, Cell, Grid, Sheet, as_sheet, as_text, shown
 from .options import place
 
 # %% ../../nbs/11_cli/01_app.ipynb #46a5c4b4

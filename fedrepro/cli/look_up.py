@@ -158,7 +158,8 @@ def scoreboard_command(results: ResultsOption = None, format: FormatOption = "te
     "Count the published numbers by status: not reachable, runnable, run, or with a verdict."
 
     def make():
-        from fedrepro.verdicts.scoreboard import board_sheet, scoreboard
+        from fedrepro.reporting.printed_claims import board_sheet
+        from fedrepro.verdicts.scoreboard import scoreboard
 
         folder = folder_given(results)
         board = scoreboard(folder)
@@ -182,11 +183,12 @@ def claims_command(
     "Print what the papers claim in their texts, beside the stored runs."
 
     def make():
-        from fedrepro.verdicts.claims import claims_sheet, headlines, verdicts
+        from fedrepro.reporting.printed_claims import claims_in_words, claims_sheet
+        from fedrepro.verdicts.claims import headlines, verdicts
 
         folder = folder_given(results)
         found = verdicts(tier, folder)
         first = headlines(folder) if tier == "paper" else []
-        return claims_sheet(found, tier, first), found
+        return claims_sheet(found, tier, first), claims_in_words(found)
 
     print_table(["claims", tier, results], format, make, results)

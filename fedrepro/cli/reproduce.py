@@ -166,7 +166,8 @@ def run_command(
     from fedrepro.experiments.loggers import Loggers, log_stored
     from fedrepro.experiments.runner import compute_runs
     from fedrepro.experiments.sweep import budget
-    from fedrepro.verdicts.tables import table, table_sheet
+    from fedrepro.reporting.printed_tables import table_sheet
+    from fedrepro.verdicts.tables import table
 
     loggers = Loggers.of(log)
     code = 0
@@ -278,7 +279,8 @@ def table_command(
 
     def make():
         from fedrepro.experiments.specs import load_spec
-        from fedrepro.verdicts.tables import table, table_sheet
+        from fedrepro.reporting.printed_tables import table_sheet, written_frame
+        from fedrepro.verdicts.tables import table
 
         folder = folder_given(results)
         loaded, shown = shown_tier(load_spec(spec), tier, own, folder)
@@ -290,7 +292,7 @@ def table_command(
         if format == "text" and sheet.grids and not tier and len(loaded.tiers) > 1:
             note = f"Shown is tier {shown}, the one nearest to the paper that has runs; --tier names another"
             sheet = replace(sheet, notes=[*sheet.notes, note])
-        return sheet, frame
+        return sheet, written_frame(frame)
 
     beside = Path(spec).parent if Path(spec).is_file() else None
     print_table(["table", spec, tier, own, results], format, make, results, beside)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WINDOWS', 'parts_of_seeds', 'stored_runs', 'Joined', 'RunIds', 'each_run', 'metric_rows', 'to_target', 'run_swing',
-           'trace', 'seed_values', 'paired', 'Arrivals', 'arrival_text', 'group_ratios', 'asked_of', 'start_note',
-           'start_notes', 'left_out', 'processors_of', 'run_processors', 'processors', 'mixed_cells', 'ratios']
+           'trace', 'seed_values', 'paired', 'Arrivals', 'group_ratios', 'asked_of', 'start_note', 'start_notes',
+           'left_out', 'processors_of', 'run_processors', 'processors', 'mixed_cells', 'ratios']
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #a7b0ca2c
 import hashlib, math
@@ -211,20 +211,6 @@ class Arrivals:
 
     def __str__(self) -> str:
         return ", ".join(f"{v:g}" if math.isfinite(v) else f"> {self.last}" for v in self.rounds)
-
-
-def arrival_text(found: Arrivals) -> str:
-    "mean ± std (n) if all runs reach the target, else the different ones and how many do; a dash without runs"
-    n = len(found.rounds)
-    if not n:
-        return "–"
-    if found.reached < n:
-        different = Arrivals(tuple(dict.fromkeys(found.rounds)), found.last)
-        return f"{different} ({found.reached} of {n} reached)"
-    words = f"{found.mean:.1f}"
-    if n > 1:
-        words += f" ± {found.std:.1f}"
-    return f"{words} ({n})"
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #8e2eb96a
 def group_ratios(run: pd.DataFrame) -> pd.DataFrame:

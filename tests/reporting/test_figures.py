@@ -30,7 +30,8 @@ from fedrepro.experiments.specs import PLOTS, load_spec
 from fedrepro.reporting.curves import ACCENT, axis_label, colour_distance, own_rows
 from fedrepro.reporting.figures import FIGURES, distances_figure, draw, figure_in_words, points
 from fedrepro.reporting.paper_page import specs_of, started
-from fedrepro.verdicts.tables import render, table
+from fedrepro.reporting.printed_tables import render
+from fedrepro.verdicts.tables import table
 from toy import ROOT
 
 
