@@ -159,11 +159,12 @@ def scoreboard_command(results: ResultsOption = None, format: FormatOption = "te
 
     def make():
         from fedrepro.reporting.printed_claims import board_sheet
+        from fedrepro.reporting.printed_tables import written_frame
         from fedrepro.verdicts.scoreboard import scoreboard
 
         folder = folder_given(results)
         board = scoreboard(folder)
-        return board_sheet(board, folder), board
+        return board_sheet(board, folder), written_frame(board)
 
     print_table(["scoreboard", results], format, make, results)
 

@@ -6,12 +6,14 @@
 __all__ = ['LETTERS', 'VERDICT_TONES', 'EXCLUDES', 'MEANING', 'DIVERGED', 'HARDWARE', 'NOT_JUDGED', 'WRITTEN', 'ours_in_words',
            'published_setting', 'heading', 'verdict_cell', 'paper_grid', 'statistics_grid', 'target_grid',
            'target_grids', 'judged_in_words', 'judged_grid', 'why_no_run', 'waiting', 'reduced', 'measured', 'counted',
-           'about', 'divergences', 'verdict_count', 'ends', 'mixed_processors', 'margins', 'title', 'own_settings',
-           'row_settings', 'TableParts', 'table_parts', 'written_frame', 'table_sheet', 'render']
+           'about', 'side_by_side', 'runs_in_words', 'diverged_in_words', 'asked_in_words', 'start_in_words',
+           'start_notes', 'ratio_in_words', 'divergences', 'verdict_count', 'ends', 'mixed_processors', 'margins',
+           'title', 'own_settings', 'row_settings', 'TableParts', 'table_parts', 'written_frame', 'table_sheet',
+           'render']
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #ef276a87
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 import pandas as pd
@@ -30,11 +32,13 @@ from fedrepro.reporting.words import (
 from ..verdicts.independent import Kind, kind_of, out_of_reach, read_reach
 from fedrepro.verdicts.summaries import (
     WINDOWS,
+    Start,
+    TimeRatio,
     mixed_cells,
-    ratios,
     seed_values,
-    start_notes,
+    starts,
     stored_runs,
+    time_ratios,
 )
 from ..verdicts.tables import SAME_NUMBER, has_runs, q_values, table, with_runs
 from ..verdicts.verdicts import VERDICTS
@@ -270,12 +274,61 @@ def about(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
             "which the mean of 5 does; > T: not in T rounds, and then there is no mean"
         )
     if "processors" in frame:
-        lines.append(f"Processors: {frame.processors.iloc[0] or 'none yet'}")
+        lines.append(f"Processors: {'; '.join(frame.processors.iloc[0]) or 'none yet'}")
     if spec.published is not None:
         lines.append(f"Tier {tier}: {reduced(spec, tier)}")
     alone = {column.label: column.unpublished for column in columns if column.unpublished}
     alone |= {row.name: row.unpublished for row in spec.rows.values() if row.unpublished}
     return lines + [f"No published number beside {name}: {why}" for name, why in alone.items()]
+
+# %% ../../nbs/09_reporting/02_printed_tables.ipynb #ef0218ae
+def side_by_side(values: Iterable, between: str = " ") -> str:
+    "The values of one cell in words, numbers with two decimals"
+    return between.join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in values)
+
+
+def runs_in_words(trials: Iterable[Iterable[str]]) -> str:
+    "The runs of a cell: 'a b', or 'a - b c - d' where each number is a difference of two"
+    return " ".join(" - ".join(ids) for ids in trials)
+
+
+def diverged_in_words(runs: Iterable[tuple[int, str]]) -> str:
+    "(seed, where) of each run of a cell that diverged: 'seed 1: round 2, client 0, norm inf'"
+    return "; ".join(f"seed {seed}: {where}" for seed, where in runs)
+
+# %% ../../nbs/09_reporting/02_printed_tables.ipynb #b11aa1fb
+def asked_in_words(start: Start) -> str:
+    "The accuracy that a study asks of its starting models"
+    words = f"{start.asked:g} %"
+    if start.asked_of_each:
+        words += f" and {start.asked_of_each:g} % on every class"
+    return words
+
+
+def start_in_words(start: Start) -> str:
+    "Accuracy and round of a starting model, and what its ratios leave out"
+    words = f"{start.row}, seed {start.seed}: {start.accuracy:.1f} % after {start.round} rounds"
+    if not start.reached:
+        words += ", not reached"
+    for group, n in start.left_out.items():
+        words += f", {n} {group} class{'es' * (n > 1)} left out of LP"
+    return words
+
+
+def start_notes(found: list[Start]) -> list[str]:
+    "The starting models of a table of studies, a line for each accuracy that is asked"
+    notes: dict[str, list[str]] = {}
+    for start in found:
+        notes.setdefault(asked_in_words(start), []).append(start_in_words(start))
+    return [f"starting models, asked for {asked}: {'; '.join(of)}" for asked, of in notes.items()]
+
+
+def ratio_in_words(ratio: TimeRatio) -> str:
+    "'FedPAC takes 3.00 times as long as FedCCFA on A; published 2.70'"
+    words = f"{ratio.first} takes {ratio.ours:.2f} times as long as {ratio.other} on {ratio.column}"
+    if not math.isnan(ratio.published):
+        words += f"; published {ratio.published:.2f}"
+    return words
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #4f056c34
 MEANING = {
@@ -301,7 +354,8 @@ def divergences(frame: pd.DataFrame) -> list[str]:
     "Which runs diverged and where, and what the authors' code would print for them"
     out = []
     for line in frame[frame.diverged > 0].itertuples():
-        out.append(f"diverged: {line.row}, {line.column}, {line.diverged_runs}")
+        where = diverged_in_words(line.diverged_runs)
+        out.append(f"diverged: {line.row}, {line.column}, {where}")
     for line in frame[frame.as_code_prints.notna()].itertuples():
         code = f"{line.row}, {line.column}, {plus_minus(*line.as_code_prints)}"
         out.append(f"as the authors' code would print it: {code}")
@@ -332,7 +386,7 @@ def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     out = divergences(frame)
     hardware = metric_named(spec.metric).hardware
     if hardware:
-        out += ratios(frame)
+        out += map(ratio_in_words, time_ratios(frame))
         out += [HARDWARE] if tier == "paper" else []
     if tier != "paper" or hardware or spec.published is None:
         return out
@@ -438,8 +492,10 @@ def table_parts(
     q = q_values(spec, results) if (frame.verdict == "contradicted").any() else {}
     first = [spec.tier(tier).caption] if spec.tier(tier).caption else []
     if "study" in spec.base:
-        first += start_notes(stored_runs(spec, tier, results))
-    first += mixed_cells(spec, tier, results, seed_values(spec, tier, results))
+        first += start_notes(starts(stored_runs(spec, tier, results)))
+    differ = mixed_cells(spec, tier, results, seed_values(spec, tier, results))
+    for key, (n, of) in differ.items():
+        first.append(f"runs of one cell differ in their {key}: {n} of {of} cells")
     return TableParts(
         main=main,
         targets=target_grids(frame),
@@ -451,15 +507,23 @@ def table_parts(
     )
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #2b1191a2
-WRITTEN: dict[str, Callable] = {  # column of a frame -> its values as csv has them
-    "as_code_prints": lambda mean: "" if mean is None else plus_minus(*mean),
+WRITTEN: dict[str, Callable] = {  # column of a frame whose cells hold several values -> its words
+    "seeds": side_by_side,
+    "runs": runs_in_words,
+    "values": side_by_side,
+    "diverged_runs": diverged_in_words,
+    "as_code_prints": lambda mean: plus_minus(*mean),
+    "cpus": "; ".join,
+    "processors": "; ".join,
 }
 
 
 def written_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    "A frame as csv has it: what a cell holds in words"
-    words = {name: frame[name].map(word) for name, word in WRITTEN.items() if name in frame}
-    return frame.assign(**words)
+    "A frame as csv has it: what a cell holds side by side"
+    columns = {}
+    for name in set(WRITTEN) & set(frame):
+        columns[name] = [WRITTEN[name](v) if isinstance(v, tuple) else "" for v in frame[name]]
+    return frame.assign(**columns)
 
 
 def table_sheet(

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['JUDGED', 'UNKNOWN_VALUE', 'SAME_NUMBER', 'mean_std', 'half_width', 'why_no_verdict', 'published_cell', 'table_rows',
-           'judgement', 'trial_texts', 'code_prints', 'arrived', 'cell_line', 'gap_about', 'cell_margin', 'same_rounds',
-           'traces', 'Above', 'Processors', 'cell_processors', 'Beside', 'published_lines', 'table', 'q_values',
+           'judgement', 'trial_values', 'code_prints', 'arrived', 'cell_line', 'gap_about', 'cell_margin',
+           'same_rounds', 'traces', 'Above', 'cell_processors', 'Beside', 'published_lines', 'table', 'q_values',
            'has_runs', 'with_runs', 'best_tier']
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #976c4c21
@@ -33,8 +33,6 @@ from fedrepro.verdicts.independent import (
 from fedrepro.verdicts.summaries import (
     WINDOWS,
     Arrivals,
-    Joined,
-    RunIds,
     each_run,
     processors,
     run_processors,
@@ -131,19 +129,20 @@ def judgement(
     return dict(verdict=said.word) | {name: getattr(said, name) for name in JUDGED}
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #d52c6693
-def trial_texts(trials: list[dict], statistic: str) -> dict[str, Joined | str]:
-    "Seeds and runs; as text values and where they diverged, of trials in the order of their seeds"
-    values, gone = [], []
+def trial_values(trials: list[dict], statistic: str) -> dict[str, tuple]:
+    "Seeds, runs and values of trials in the order of their seeds, and (seed, where) of those that diverged"
+    values: list[float | str] = []
+    gone = []
     for trial in trials:
         whole = trial["status"] == "complete"
-        values.append(f"{trial[statistic]:.2f}" if whole else trial["status"])
+        values.append(trial[statistic] if whole else trial["status"])
         if trial["status"] == "diverged":
-            gone.append(f"seed {trial['seed']}: {trial['diverged']}")
+            gone.append((trial["seed"], trial["diverged"]))
     return {
-        "seeds": Joined(trial["seed"] for trial in trials),
-        "runs": Joined(trial["run_ids"] for trial in trials),
-        "values": " ".join(values),
-        "diverged_runs": "; ".join(gone),
+        "seeds": tuple(trial["seed"] for trial in trials),
+        "runs": tuple(trial["run_ids"] for trial in trials),
+        "values": tuple(values),
+        "diverged_runs": tuple(gone),
     }
 
 
@@ -199,7 +198,7 @@ def cell_line(
     for name in STATISTICS:
         line[name], line[f"{name}_std"] = mean_of(name)
     line["swing"], _ = mean_of("swing")
-    line |= trial_texts(trials, spec.statistic)
+    line |= trial_values(trials, spec.statistic)
     line["as_code_prints"] = None
     if tier == "paper" and diverged:
         line["as_code_prints"] = code_prints(spec, trials)
@@ -291,16 +290,12 @@ class Above:
         return found
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #e686497b
-class Processors(Joined):
-    between = "; "
-
-
-def cell_processors(runs: pd.DataFrame, chips: dict[str, set[str]]) -> Processors:
+def cell_processors(runs: pd.DataFrame, chips: dict[str, set[str]]) -> tuple[str, ...]:
     "The processors of the runs of a cell, by `chips`, run -> its processors, as `run_processors` says"
     found: set[str] = set()
     for run in each_run(runs.run_ids):
         found |= chips.get(run, set())
-    return Processors(sorted(found))
+    return tuple(sorted(found))
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #af62bea7
 @dataclass(frozen=True)
@@ -373,8 +368,8 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
             lines.append(line)
     frame = pd.DataFrame(lines)
     if metric_named(spec.metric).hardware:
-        chips_of_all = processors(spec, tier, results, each_run(runs.run_ids))
-        frame["processors"] = "; ".join(chips_of_all)
+        chips_of_all = tuple(processors(spec, tier, results, each_run(runs.run_ids)))
+        frame["processors"] = [chips_of_all] * len(frame)
     return frame
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #8ff2b088

@@ -15,6 +15,7 @@ from fedrepro.reporting.printed_claims import (
     speed_in_words,
     verdict_in_words,
 )
+from fedrepro.reporting.printed_tables import written_frame
 from fedrepro.verdicts.claims import headlines, paper_headline, verdicts
 from fedrepro.verdicts.scoreboard import scoreboard
 
@@ -119,7 +120,7 @@ def test_what_a_number_costs_in_words():
 def test_formats(board, format):
     toy_board.put(board, "FedAvg", [70.0, 70.5])
     found = scoreboard(root=board)
-    out = shown(board_sheet(found, root=board), format, found)
+    out = shown(board_sheet(found, root=board), format, written_frame(found))
     assert "consistent" in out and "nobody has the data" in out
     if format != "csv":
         assert "5 in 2 tables" in out

@@ -51,7 +51,7 @@ def test_table(spec):
     assert (avg["last"], avg.best, avg["values"], avg.seeds) == (
         70.0,
         71.0,
-        "69.00 70.00 71.00",
+        (69.0, 70.0, 71.0),
         (0, 1, 2),
     )
     assert math.isclose(avg.mean_last_10, 70.0)
@@ -71,7 +71,7 @@ def test_a_diverged_trial_is_not_averaged_away(spec):
     put(spec, "paper", "FedAvg", ONE, [69, None, 71])
     avg = table(spec, "paper").set_index(["column", "row"]).loc[ONE, "FedAvg"]
     assert math.isnan(avg["mean"]) and (avg.n, avg.diverged, avg.verdict) == (2, 1, "diverged")
-    assert all(math.isnan(avg[s]) for s in STATISTICS) and avg["values"] == "69.00 diverged 71.00"
+    assert all(math.isnan(avg[s]) for s in STATISTICS) and avg["values"] == (69.0, "diverged", 71.0)
 
 
 def test_a_run_without_the_metric_is_not_left_out(spec):
@@ -129,3 +129,7 @@ def test_a_run_says_where_it_diverged(spec, tier, record, words):
     put(spec, tier, "FedAvg", ONE, [69.0, record, None])
     run = seed_values(spec, tier).set_index(["row", "seed"]).loc["FedAvg"]
     assert run.diverged.tolist() == ["", words, "round 2, client 0, norm inf"]
+    long = table(spec, tier).set_index(["column", "row"])
+    line = long.loc[ONE, "FedAvg"]
+    assert line.diverged_runs == ((1, words), (2, "round 2, client 0, norm inf"))
+    assert line.diverged == 2 and not any(long.drop(index=(ONE, "FedAvg")).diverged_runs)
