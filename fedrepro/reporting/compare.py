@@ -29,7 +29,7 @@ from ..experiments.spec_files import resolved
 from ..experiments.specs import Spec, spec_from
 from ..models import networks
 from .notebook import StoredTable
-from .printed_tables import own_settings, table_parts, written_frame
+from .printed_tables import table_parts, written_frame
 from .words import value_in_words
 from ..verdicts.tables import table
 
@@ -354,15 +354,11 @@ class ComparedTable(StoredTable):
             spec = replace(self.spec, metric=metric)
             frame = table(spec, self.tier, self.results)
             parts = table_parts(spec, self.tier, frame, self.results)
-            own = []
             if parts.main:
                 grids.append(replace(parts.main, heading=metric.replace("_", " ")))
-                own = [own_settings(spec, self.tier)]
-            for note in [*parts.notes, *own]:
-                if note not in notes:
-                    notes.append(note)
+            notes += [*parts.notes, *parts.settings]
         title = f"{', '.join(self.spec.rows)}: {self.spec.columns[0].label}"
-        return Sheet(title, grids, [*notes, *differences(self.spec)])
+        return Sheet(title, grids, [*dict.fromkeys(notes), *differences(self.spec)])
 
     def show(self, format: str = "text") -> str:
         "`sheet` as text, md or html, or the summary as csv; raises InputError"

@@ -518,31 +518,30 @@ def table_part(
 
     Notes that stand `above` on the page are left out; the others are added to it."""
     above = set() if above is None else above
-    frame, judged = table(spec, tier, results), tier == "paper"
+    judged = tier == "paper"
 
     def link(line):
         if spec.difference:
             return f"#{place_of(spec)}-{tier}-runs"
         return f"#{anchor(spec, tier, line)}"
 
-    shown = table_parts(spec, tier, frame, results, link)
+    parts = table_parts(spec, tier, table(spec, tier, results), results, link)
     says = "Published setting." if judged else f"Tier {tier}: reduced, not comparable, not judged."
-    first = [spec.tier(tier).caption, *at_chance(spec, tier, frame, results)]
-    parts = [f"*{said(says)}* {said(' '.join(filter(None, first)))}".strip()]
-    notes = [note for note in [*shown.ends, *shown.about] if note not in above]
+    first = [parts.caption, *at_chance(spec, tier, parts.frame, results)]
+    notes = [note for note in [*parts.ends, *parts.about] if note not in above]
     above.update(notes)
+    below = {  # summary -> what opens when it is clicked, if there is any
+        "Each judged number in words": grids_html([parts.judged]),
+        "Rounds to the target": grids_html(parts.targets),
+        "What has no run yet, and why": bullets(parts.waiting),
+        "Raw runs, command, commit, deviations": raw_runs(spec, tier, parts.frame, results, root),
+    }
+    texts = [f"*{said(says)}* {said(' '.join(filter(None, first)))}".strip()]
     if notes:
-        parts.append(folded("What is measured, and what the tier changes", bullets(notes)))
-    parts.append(grids_html([shown.main], key_to(spec, judged)))
-    if shown.judged:
-        parts.append(folded("Each judged number in words", grids_html([shown.judged])))
-    if shown.targets:
-        parts.append(folded("Rounds to the target", grids_html(shown.targets)))
-    if shown.waiting:
-        parts.append(folded("What has no run yet, and why", bullets(shown.waiting)))
-    runs = raw_runs(spec, tier, frame, results, root)
-    parts.append(folded("Raw runs, command, commit, deviations", runs))
-    return "\n\n".join(filter(None, parts)) + "\n"
+        texts.append(folded("What is measured, and what the tier changes", bullets(notes)))
+    texts.append(grids_html([parts.main], key_to(spec, judged)))
+    texts += [folded(summary, text) for summary, text in below.items() if text]
+    return "\n\n".join(filter(None, texts)) + "\n"
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,13 +8,13 @@ __all__ = ['LETTERS', 'VERDICT_TONES', 'EXCLUDES', 'MEANING', 'DIVERGED', 'HARDW
            'target_grids', 'judged_in_words', 'judged_grid', 'why_no_run', 'waiting', 'reduced', 'measured', 'counted',
            'about', 'side_by_side', 'runs_in_words', 'diverged_in_words', 'asked_in_words', 'start_in_words',
            'start_notes', 'ratio_in_words', 'divergences', 'verdict_count', 'ends', 'mixed_processors', 'margins',
-           'title', 'own_settings', 'row_settings', 'TableParts', 'table_parts', 'written_frame', 'table_sheet',
-           'render']
+           'title', 'own_settings', 'row_settings', 'TableParts', 'run_notes', 'idle_parts', 'table_parts',
+           'written_frame', 'table_sheet', 'render']
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #ef276a87
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 import pandas as pd
 from ..engine.rows import EXPLODED, metric_named
@@ -449,15 +449,20 @@ def row_settings(spec: Spec) -> list[str]:
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #e316f795
 @dataclass(frozen=True)
 class TableParts:
-    "What is shown of a table at a tier"
+    "All that can be shown of a table at a tier"
 
-    main: Grid | None  # None: nothing is run
-    targets: list[Grid]  # rounds to a target
-    judged: Grid | None  # every verdict in words
-    first: list[str]  # what a reader must know before the numbers
+    title: str
+    caption: str  # of the tier
+    frame: pd.DataFrame  # its long form
+    runs: list[str]  # where they start, and what differs in a cell; without any, how to make them
     waiting: list[str]  # what has no run, and why
-    ends: list[str]  # which runs diverged, what the letters mean
     about: list[str]  # what is measured, and what the tier changes
+    main: Grid | None = None  # None: nothing is run
+    targets: list[Grid] = field(default_factory=list)  # rounds to a target
+    judged: Grid | None = None  # every verdict in words
+    ends: list[str] = field(default_factory=list)  # which runs diverged, what the letters mean
+    settings: list[str] = field(default_factory=list)  # of a table that no paper has: of all rows
+    rows: list[str] = field(default_factory=list)  # and those that a row sets itself
 
     @property
     def grids(self) -> list[Grid]:
@@ -465,7 +470,36 @@ class TableParts:
 
     @property
     def notes(self) -> list[str]:
-        return [*self.first, *self.waiting, *self.ends, *self.about]
+        first = [self.caption] if self.main and self.caption else []
+        return [*first, *self.runs, *self.waiting, *self.ends, *self.about]
+
+# %% ../../nbs/09_reporting/02_printed_tables.ipynb #e316f796
+def run_notes(spec: Spec, tier: str, results: str | Path | None = None) -> list[str]:
+    "Where the runs of a table of studies start, and what differs, besides the seed, in the runs of one cell"
+    notes = []
+    if "study" in spec.base:
+        notes += start_notes(starts(stored_runs(spec, tier, results)))
+    differ = mixed_cells(spec, tier, results, seed_values(spec, tier, results))
+    for key, (n, of) in differ.items():
+        notes.append(f"runs of one cell differ in their {key}: {n} of {of} cells")
+    return notes
+
+
+def idle_parts(spec: Spec, tier: str, frame: pd.DataFrame, asked: str) -> TableParts:
+    "The parts of a table without any run: how to make them; `asked` as in `table_parts`"
+    trained = spec.plot != "bubbles"
+    tier_asked = asked or f"--tier {tier}"
+    how = f"Nothing is trained. To draw it: fedrepro figure {spec.name} {tier_asked}"
+    if trained:
+        how = f"No run yet. To run it: fedrepro run {spec.name} {tier_asked}"
+    return TableParts(
+        title=f"{title(spec)} [tier {tier}]",
+        caption=spec.tier(tier).caption,
+        frame=frame,
+        runs=[how],
+        waiting=waiting(spec, tier, frame) if trained else [],
+        about=about(spec, tier, frame) if trained else [],
+    )
 
 
 def table_parts(
@@ -480,30 +514,27 @@ def table_parts(
 
     `link`: a line of the long form -> its address on a page, which shows the paper's shape always. `asked`: the tier as
     a command line names it, with the settings of one's own."""
-    if not has_runs(frame).any():
-        how = f"No run yet. To run it: fedrepro run {spec.name} {asked or f'--tier {tier}'}"
-        idle = waiting(spec, tier, frame)
-        return TableParts(None, [], None, [how], idle, [], about(spec, tier, frame))
-    alone = link is None and spec.published is None and len(spec.tier_columns(tier)) == 1
-    if alone:
+    if spec.plot == "bubbles" or not has_runs(frame).any():
+        return idle_parts(spec, tier, frame, asked)
+    own = spec.published is None
+    if own and link is None and len(spec.tier_columns(tier)) == 1:
         main = statistics_grid(frame, spec.statistic)
     else:
         main = paper_grid(spec, tier, frame, link or (lambda line: ""))
     q = q_values(spec, results) if (frame.verdict == "contradicted").any() else {}
-    first = [spec.tier(tier).caption] if spec.tier(tier).caption else []
-    if "study" in spec.base:
-        first += start_notes(starts(stored_runs(spec, tier, results)))
-    differ = mixed_cells(spec, tier, results, seed_values(spec, tier, results))
-    for key, (n, of) in differ.items():
-        first.append(f"runs of one cell differ in their {key}: {n} of {of} cells")
     return TableParts(
+        title=f"{title(spec)} [tier {tier}]",
+        caption=spec.tier(tier).caption,
+        frame=frame,
         main=main,
         targets=target_grids(frame),
         judged=judged_grid(frame, q),
-        first=first,
+        runs=run_notes(spec, tier, results),
         waiting=waiting(spec, tier, frame),
         ends=ends(spec, tier, frame),
         about=about(spec, tier, frame),
+        settings=[own_settings(spec, tier)] if own else [],
+        rows=row_settings(spec) if own else [],
     )
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #2b1191a2
@@ -526,28 +557,12 @@ def written_frame(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(**columns)
 
 
-def table_sheet(
-    spec: Spec,
-    tier: str,
-    frame: pd.DataFrame,
-    results: str | Path | None = None,
-    asked: str = "",
-) -> Sheet:
-    """The table in the paper's shape, from its long form `frame`; raises InputError
-
-    `asked`: the tier as a command line names it, with the settings of one's own."""
-    name = f"{title(spec)} [tier {tier}]"
-    if spec.plot == "bubbles":
-        how = f"fedrepro figure {spec.name} {asked or f'--tier {tier}'}"
-        return Sheet(name, [], [f"Nothing is trained. To draw it: {how}"])
-    parts = table_parts(spec, tier, frame, results, asked=asked)
-    own = []
-    if parts.main and spec.published is None:
-        own = [own_settings(spec, tier), *row_settings(spec)]
-    return Sheet(name, parts.grids, [*parts.notes, *own])
+def table_sheet(parts: TableParts) -> Sheet:
+    "A table as a command prints it: all of its parts"
+    return Sheet(parts.title, parts.grids, [*parts.notes, *parts.settings, *parts.rows])
 
 
 def render(spec: Spec, tier: str, format: str = "text", results: str | Path | None = None) -> str:
     "The table as `format` text | md | csv (long form, with every trial) | html; raises InputError for another one"
-    frame = table(spec, tier, results)
-    return shown(table_sheet(spec, tier, frame, results), format, written_frame(frame))
+    parts = table_parts(spec, tier, table(spec, tier, results), results)
+    return shown(table_sheet(parts), format, written_frame(parts.frame))

@@ -12,7 +12,7 @@ import pytest
 
 from fedrepro.core.errors import InputError
 from fedrepro.reporting.grids import Cell, as_text
-from fedrepro.reporting.printed_tables import mixed_processors, render, table_sheet
+from fedrepro.reporting.printed_tables import mixed_processors, render, table_parts, table_sheet
 from fedrepro.verdicts.tables import table
 from toy_tables import ONE, put, spec
 
@@ -21,7 +21,7 @@ def test_the_papers_own_shape(spec):
     "Methods down, columns across, ours above published with a letter; what has no run is folded into a sentence"
     put(spec, "paper", "FedAvg", ONE, [69, 70, 71])
     put(spec, "paper", "prox", ONE, [74.0, 74.1, 73.9])
-    sheet = table_sheet(spec, "paper", table(spec, "paper"))
+    sheet = table_sheet(table_parts(spec, "paper", table(spec, "paper")))
     main, judged = sheet.grids
     assert main.columns == ["method", ONE] and [row[0] for row in main.rows] == [
         "prox",
@@ -56,7 +56,7 @@ def test_the_papers_own_shape(spec):
 def test_a_terminal_of_any_width_gets_whole_numbers(spec):
     put(spec, "paper", "FedAvg", ONE, [69, 70, 71])
     put(spec, "paper", "FedAvg", "digits, 4 clients", [69, 70, 71])
-    sheet = table_sheet(spec, "paper", table(spec, "paper"))
+    sheet = table_sheet(table_parts(spec, "paper", table(spec, "paper")))
     for width in (40, 80, 200):
         text = as_text(sheet, width)
         assert max(map(len, text.splitlines())) <= width and text.count("70.00 ± 1.00 (3)") == 2
