@@ -6,10 +6,10 @@
 __all__ = ['LETTERS', 'VERDICT_TONES', 'EXCLUDES', 'MEANING', 'DIVERGED', 'HARDWARE', 'NOT_JUDGED', 'WRITTEN', 'ours_in_words',
            'published_setting', 'heading', 'verdict_cell', 'paper_grid', 'statistics_grid', 'target_grid',
            'target_grids', 'judged_in_words', 'judged_grid', 'why_no_run', 'waiting', 'reduced', 'measured', 'counted',
-           'about', 'side_by_side', 'runs_in_words', 'diverged_in_words', 'asked_in_words', 'start_in_words',
-           'start_notes', 'ratio_in_words', 'divergences', 'verdict_count', 'ends', 'mixed_processors', 'margins',
-           'title', 'own_settings', 'row_settings', 'TableParts', 'run_notes', 'idle_parts', 'table_parts',
-           'written_frame', 'table_sheet', 'render']
+           'about', 'joined', 'runs_in_words', 'diverged_in_words', 'asked_in_words', 'start_in_words', 'start_notes',
+           'ratio_in_words', 'divergences', 'verdict_count', 'ends', 'mixed_processors', 'margins', 'title',
+           'own_settings', 'row_settings', 'TableParts', 'run_notes', 'idle_parts', 'table_parts', 'written_frame',
+           'table_sheet', 'render']
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #ef276a87
 import math
@@ -282,7 +282,7 @@ def about(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     return lines + [f"No published number beside {name}: {why}" for name, why in alone.items()]
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #ef0218ae
-def side_by_side(values: Iterable, between: str = " ") -> str:
+def joined(values: Iterable, between: str = " ") -> str:
     "The values of one cell in words, numbers with two decimals"
     return between.join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in values)
 
@@ -539,9 +539,9 @@ def table_parts(
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #2b1191a2
 WRITTEN: dict[str, Callable] = {  # column of a frame whose cells hold several values -> its words
-    "seeds": side_by_side,
+    "seeds": joined,
     "runs": runs_in_words,
-    "values": side_by_side,
+    "values": joined,
     "diverged_runs": diverged_in_words,
     "as_code_prints": lambda mean: plus_minus(*mean),
     "cpus": "; ".join,
