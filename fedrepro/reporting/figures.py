@@ -7,8 +7,7 @@ __all__ = ['SHOWN', 'COLOURS', 'samples_figure', 'pushes_figure', 'FIGURES', 'po
            'against_figure', 'shown_clients', 'bubbles_figure', 'matrices_of', 'plot_matrix', 'distances_figure',
            'study_rows', 'panels_of', 'finish_figure', 'study_styles', 'epochs_figure', 'class_gaps', 'plot_classes',
            'one_legend', 'mean_gaps', 'classes_figure', 'plot_slice', 'slice_figure', 'one_run', 'scatter',
-           'plot_sorted', 'sorted_figure', 'listing', 'best_of', 'coloured', 'rounds_in_words', 'figure_in_words',
-           'draw']
+           'plot_sorted', 'sorted_figure', 'best_of', 'coloured', 'rounds_in_words', 'figure_in_words', 'draw']
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #3787ee98
 import math, textwrap
@@ -49,7 +48,7 @@ from fedrepro.reporting.curves import (
     setting,
     styled,
 )
-from .words import to
+from .words import listing, to
 from ..verdicts.summaries import seed_values, stored_runs
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #182cc43d
@@ -456,14 +455,6 @@ def sorted_figure(spec: Spec, tier: str, results: str | Path | None = None) -> F
     return finish_figure(fig, planned)
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #8d30e9c9
-def listing(names) -> str:
-    "Names in words: 'a', 'a and b', 'a, b and c'"
-    names = list(map(str, names))
-    if len(names) < 2:
-        return names[0] if names else "nothing"
-    return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 def best_of(found: pd.DataFrame, metric: str) -> str:
     """Who is highest by `y` in lines of `points`, and before whom; of several columns, in how many. Else nothing
 

@@ -37,7 +37,7 @@ from ..experiments.rules import Value
 from ..experiments.specs import Column, Row, Spec, load_spec
 from ..experiments.store import load_headers, machine_hours
 from .curves import own_rows, small_png
-from .figures import draw, figure_in_words, listing
+from .figures import draw, figure_in_words
 from .notebook import LEDGER, code_links, read_ledger
 from fedrepro.reporting.printed_claims import (
     HOW,
@@ -46,7 +46,7 @@ from fedrepro.reporting.printed_claims import (
     side_in_words,
 )
 from .printed_tables import table_parts
-from .words import signed
+from .words import listing, signed
 from fedrepro.verdicts.claims import (
     Comparison,
     StoredRuns,

@@ -282,9 +282,9 @@ def about(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     return lines + [f"No published number beside {name}: {why}" for name, why in alone.items()]
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #ef0218ae
-def joined(values: Iterable, between: str = " ") -> str:
+def joined(values: Iterable) -> str:
     "The values of one cell in words, numbers with two decimals"
-    return between.join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in values)
+    return " ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in values)
 
 
 def runs_in_words(trials: Iterable[Iterable[str]]) -> str:
