@@ -43,7 +43,7 @@ SEED    ?= 1
 
 CANARY  := .venv-nbdev3
 # what nbdev 3.3 is tried on: plain functions, a method's class, pictures
-TRIED   := nbs/01_core/01_trees.ipynb nbs/06_methods/00_objective.ipynb nbs/09_reporting/00_curves.ipynb
+TRIED   := nbs/01_core/01_trees.ipynb nbs/06_methods/00_objective.ipynb nbs/09_reporting/04_curves.ipynb
 
 step = @printf '\n== %s  %s\n' "$$(date +%H:%M:%S)" "$(1)"
 

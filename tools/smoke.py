@@ -15,7 +15,8 @@ from fedrepro.experiments.runner import compute_runs
 from fedrepro.experiments.specs import Spec, load_spec
 from fedrepro.reporting.curves import save_figure
 from fedrepro.reporting.figures import draw
-from fedrepro.verdicts.tables import render, table
+from fedrepro.reporting.printed_tables import render
+from fedrepro.verdicts.tables import table
 
 TIER = "smoke"
 

@@ -27,7 +27,7 @@ from fedrepro.core.files import (
     write_cache,
 )
 from ..core.folders import PACKAGE, PROJECT, paper_folders
-from ..core.grids import FORMATS, Cell, Grid, Sheet, as_sheet, as_text, shown
+from ..reporting.grids import FORMATS, Cell, Grid, Sheet, as_sheet, as_text, shown
 from .options import place
 
 # %% ../../nbs/11_cli/01_app.ipynb #46a5c4b4

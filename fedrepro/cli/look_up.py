@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from ..core.errors import choice
 from ..core.folders import data_dir, find_specs, paper_folders
-from ..core.grids import Sheet
+from ..reporting.grids import Sheet
 from .app import app, cached_answer, folder_given, print_table, show
 from fedrepro.cli.options import (
     LOOK_UP,
@@ -157,21 +157,24 @@ def tables_command(as_json: JsonOption = False) -> None:
 # %% ../../nbs/11_cli/04_look_up.ipynb #a12eca37
 def counted(results: Path | None) -> tuple[Sheet, "DataFrame"]:
     "The scoreboard as a sheet and as a frame; raises InputError for a folder that does not exist"
-    from fedrepro.verdicts.scoreboard import board_sheet, scoreboard
+    from fedrepro.reporting.printed_claims import board_sheet
+    from fedrepro.reporting.printed_tables import written_frame
+    from fedrepro.verdicts.scoreboard import scoreboard
 
     folder = folder_given(results)
     board = scoreboard(folder)
-    return board_sheet(board, folder), board
+    return board_sheet(board, folder), written_frame(board)
 
 
 def compared(tier: str, results: Path | None) -> tuple[Sheet, "DataFrame"]:
     "The papers' claims as a sheet and as a frame; raises InputError for a folder that does not exist"
-    from fedrepro.verdicts.claims import claims_sheet, headlines, verdicts
+    from fedrepro.reporting.printed_claims import claims_in_words, claims_sheet
+    from fedrepro.verdicts.claims import headlines, verdicts
 
     folder = folder_given(results)
     found = verdicts(tier, folder)
     first = headlines(folder) if tier == "paper" else []
-    return claims_sheet(found, tier, first), found
+    return claims_sheet(found, tier, first), claims_in_words(found)
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #0f6dccff
 @app.command("scoreboard", rich_help_panel=LOOK_UP)

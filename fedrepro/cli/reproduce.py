@@ -166,7 +166,8 @@ def run_command(
     from fedrepro.experiments.loggers import Loggers, log_stored
     from fedrepro.experiments.runner import compute_runs
     from fedrepro.experiments.sweep import budget
-    from fedrepro.verdicts.tables import table, table_sheet
+    from fedrepro.reporting.printed_tables import table_parts, table_sheet
+    from fedrepro.verdicts.tables import table
 
     loggers = Loggers.of(log)
     code = 0
@@ -203,7 +204,7 @@ def run_command(
         if i:
             typer.echo()
         frame = without_twins(table(s, t, results), {r.row for r in planned})
-        print_sheet(table_sheet(s, t, frame, results))
+        print_sheet(table_sheet(table_parts(s, t, frame, results)))
     raise typer.Exit(code)
 
 
@@ -278,7 +279,8 @@ def table_command(
 
     def make():
         from fedrepro.experiments.specs import load_spec
-        from fedrepro.verdicts.tables import table, table_sheet
+        from fedrepro.reporting.printed_tables import table_parts, table_sheet, written_frame
+        from fedrepro.verdicts.tables import table
 
         folder = folder_given(results)
         loaded, shown = shown_tier(load_spec(spec), tier, own, folder)
@@ -286,11 +288,11 @@ def table_command(
         asked = ""
         if own:
             asked = f"--tier {loaded.tier(shown).of or shown} {shlex.join(set_words(own))}"
-        sheet = table_sheet(loaded, shown, frame, folder, asked)
+        sheet = table_sheet(table_parts(loaded, shown, frame, folder, asked=asked))
         if format == "text" and sheet.grids and not tier and len(loaded.tiers) > 1:
             note = f"Shown is tier {shown}, the one nearest to the paper that has runs; --tier names another"
             sheet = replace(sheet, notes=[*sheet.notes, note])
-        return sheet, frame
+        return sheet, written_frame(frame)
 
     beside = Path(spec).parent if Path(spec).is_file() else None
     print_table(["table", spec, tier, own, results], format, make, results, beside)

@@ -4,23 +4,23 @@
 
 # %% auto #0
 __all__ = ['BOARD_TIERS', 'ALIAS', 'NOT_DECIDABLE', 'STATUSES', 'STATUS_WORDS', 'WHY', 'OURS', 'BOARD_COLUMNS', 'UNREACHABLE',
-           'WIDE', 'HEADINGS', 'NOTE', 'published_tables', 'status', 'too_wide', 'why_not_runnable', 'stored_cells',
-           'spec_lines', 'guesses', 'lost_settings', 'board_lines', 'scoreboard', 'independent', 'judged_lines',
-           'totals', 'missing_lines', 'claim_totals', 'blank', 'papers_across', 'speed', 'board_sheet']
+           'published_tables', 'status', 'too_wide', 'why_not_runnable', 'stored_cells', 'spec_lines', 'guesses',
+           'lost_settings', 'board_lines', 'scoreboard', 'independent', 'judged_lines', 'totals', 'claim_totals',
+           'speed']
 
 # %% ../../nbs/08_verdicts/06_scoreboard.ipynb #eb35e327
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 import numpy as np
 import pandas as pd
 from ..core.folders import find_specs, paper_files
-from ..core.grids import Sheet, grid_of
 from ..engine.rows import metric_named
 from ..experiments.rules import line_finder, read_published_csv
 from ..experiments.specs import Column, Row, Spec, load_spec
 from ..experiments.store import load_headers, tier_folders
-from .claims import CLAIM_WORDS, verdicts
+from .claims import CLAIM_WORDS
 from fedrepro.verdicts.independent import (
     REACH,
     Kind,
@@ -319,21 +319,6 @@ def totals(board: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(out, columns=names)
 
 
-WIDE = "three seeds cannot decide them: the published spread alone is too wide"
-
-
-def missing_lines(board: pd.DataFrame) -> pd.DataFrame:
-    "Why independent numbers are missing or out of reach: tier, paper, tables, reason, how many"
-    gone = independent(board[board.status.isin(UNREACHABLE)])
-    gone = gone.assign(why=gone.why.mask(gone.status == NOT_DECIDABLE, WIDE))
-    lines = []
-    for (tier, paper, why), part in gone.groupby(["tier", "paper", "why"], sort=False):
-        tables = ", ".join(dict.fromkeys(part.table))
-        lines.append(dict(tier=tier, paper=paper, tables=tables, why=why, numbers=len(part)))
-    names = ["tier", "paper", "tables", "why", "numbers"]
-    return pd.DataFrame(lines, columns=names).sort_values("tier", kind="stable")
-
-
 def claim_totals(claims: pd.DataFrame) -> pd.DataFrame:
     "How many listed claims of each paper have each verdict, without its reason"
     listed = claims[claims.listed]
@@ -345,36 +330,10 @@ def claim_totals(claims: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(out)
 
 # %% ../../nbs/08_verdicts/06_scoreboard.ipynb #b1812bbf
-def blank(frame: pd.DataFrame) -> pd.DataFrame:
-    "Counts as text, 0 as a blank; columns of zeros are dropped"
-    out = frame.map(lambda v: "" if v == 0 else str(v))
-    return out[[c for c in out if (out[c] != "").any()]]
-
-
-def papers_across(counts: pd.DataFrame) -> pd.DataFrame:
-    "A line a count and a column a paper: one status more is a line more, and no heading is squeezed"
-    return counts.set_index("paper").T.rename_axis(None, axis=1).reset_index(names="")
-
-
-HEADINGS = {
-    "paper": "Published numbers, the published setting (tier paper): judged",
-    "small": "Published numbers, reduced settings (tier small): run, not judged",
-}
-NOTE = (
-    "numbers: printed; independent: without dashes, repeats and differences of two others, and only these "
-    "are counted below; missing: cannot be run yet, for the reason named; not comparable: its setting is "
-    "not known, a run lacks the metric, or it is a time; no data here, beyond a CPU: fedrepro run would "
-    "compute it, but not on the machines where these runs are made; not decidable: the published spread alone is "
-    "too wide for three seeds; runnable: it would, and they could decide; reproduced to "
-    "contradicted: by the rule of the page on verdicts, from the seeds run so far; another row's runs: equal by "
-    "construction, judged there and counted once; decided: with a verdict other than undecided"
-)
-
-
 def speed(
     board: pd.DataFrame, results: str | Path | None = None, root: str | Path | None = None
-) -> str:
-    "Published numbers decided per hour of a process, from the wall times in the stored runs, each run once"
+) -> tuple[int, float]:
+    "(numbers decided at tier paper, hours of processes that their runs took, each once; nan: the files hold no times)"
     alone = independent(board[board.tier == "paper"])
     mine = alone.dropna(subset=["runs"])
     runs: set[str] = set()
@@ -391,34 +350,4 @@ def speed(
             seconds[head["run_id"]] = head.get("wall_seconds") or 0.0
     decided = int(alone.status.isin(DECIDED).sum())
     hours = sum(seconds.get(run, 0.0) for run in runs) / 3600
-    if not decided:
-        return "Published numbers decided per hour: none decided yet at tier paper"
-    if not hours:
-        return f"Published numbers decided: {decided}; their runs hold no times"
-    return (
-        f"Published numbers decided per hour of a process: {decided / hours:.1f} ({decided} in {hours:.1f} hours; "
-        "which of them ran side by side is not stored)"
-    )
-
-
-def board_sheet(
-    board: pd.DataFrame, results: str | Path | None = None, root: str | Path | None = None
-) -> Sheet:
-    "Totals by tier, claims, what is missing, decided numbers per hour"
-    claims = verdicts("paper", results, root)
-    grids = []
-    for tier, part in totals(board).groupby("tier", sort=False):
-        counts = blank(part.drop(columns="tier"))
-        grids.append(grid_of(papers_across(counts), HEADINGS[tier]))
-    if len(claims):
-        grids.append(grid_of(blank(claim_totals(claims)), "Claims in the texts, tier paper"))
-    gone = missing_lines(board)
-    if len(gone):
-        grids.append(grid_of(gone, "What is missing or out of reach"))
-    numbers = board.groupby(["folder", "table"]).line.nunique()
-    alone = independent(board).drop_duplicates(["folder", "table", "line"])
-    count = (
-        f"numbers: {numbers.sum()} in {len(numbers)} tables, {len(alone)} of them independent; "
-        f"claims: {int(claims.listed.sum()) if len(claims) else 0} with a number in the text"
-    )
-    return Sheet("Scoreboard", grids, [speed(board, results, root), count, NOTE])
+    return decided, hours or math.nan

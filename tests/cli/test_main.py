@@ -448,7 +448,7 @@ def test_our_own_mistakes_are_not_hidden(said, spec, monkeypatch):
     def broken(*_):
         raise ValueError("a bug")
 
-    monkeypatch.setattr("fedrepro.verdicts.tables.table_sheet", broken)
+    monkeypatch.setattr("fedrepro.reporting.printed_tables.table_sheet", broken)
     with pytest.raises(ValueError, match="a bug"):
         said("table", spec)
 

@@ -22,7 +22,7 @@ from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.experiments import runner, runs, store
 from fedrepro.experiments.specs import load_spec
 from fedrepro.models.architectures import ARCHITECTURES
-from fedrepro.verdicts.tables import render
+from fedrepro.reporting.printed_tables import render
 from toy import ROOT, SMALL, one_line, written
 
 

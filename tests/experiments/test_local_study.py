@@ -38,7 +38,8 @@ from fedrepro.experiments.studies import check_study, conclude, prelude
 from fedrepro.methods.fedbss import rate_samples, split
 from fedrepro.models import networks
 from fedrepro.reporting.figures import draw
-from fedrepro.verdicts.summaries import start_notes
+from fedrepro.reporting.printed_tables import start_notes
+from fedrepro.verdicts.summaries import starts
 from fedrepro.verdicts.tables import UNKNOWN_VALUE, cell_line, table
 from toy import stored
 from test_resume import Killed, killing, run_job
@@ -386,7 +387,9 @@ def test_the_federation_goes_on_until_it_knows_every_class(tmp_path):
         and before[-1] == pytest.approx(least[0.01])
     )
     long = store.load_results(tmp_path / "smoke")
-    notes = "; ".join(start_notes([(r, long[long.run_id == r.run_id]) for r in asked.values()]))
+    notes = "; ".join(
+        start_notes(starts([(r, long[long.run_id == r.run_id]) for r in asked.values()]))
+    )
     assert (
         "asked for 1 % and 0.01 % on every class" in notes
         and "asked for 1 % and 99.9 % on every class" in notes

@@ -22,7 +22,8 @@ from fedrepro.experiments.specs import (
 from fedrepro.models.architectures import ARCHITECTURES
 from fedrepro.reporting.notebook import FailedRuns, planned_table
 from fedrepro.verdicts.scoreboard import scoreboard
-from fedrepro.verdicts.tables import render, table
+from fedrepro.reporting.printed_tables import render
+from fedrepro.verdicts.tables import table
 
 PAPERS = PROJECT / "papers"
 CSV = (

@@ -18,7 +18,7 @@ from fedrepro.experiments.rules import (
 )
 from fedrepro.experiments.runs import build, pick_device, run_id
 from fedrepro.experiments.specs import NOTHING, Column, Spec, keep_spec, kept_spec, load_spec
-from fedrepro.verdicts.tables import render
+from fedrepro.reporting.printed_tables import render
 from toy import BASE, ROOT, TOY, one_line, written
 
 SPECS = find_specs(ROOT / "papers")

@@ -461,9 +461,7 @@ def test_runs_of_one_cell_are_compared(tmp_path):
         store.write(store.run_path(tmp_path, run), head(run, code=code, data_fingerprint="x"), ROWS)
     values = seed_values(SPEC, "smoke", tmp_path)
     cells = len(values) // 2  # two columns share these runs
-    assert mixed_cells(SPEC, "smoke", tmp_path, values) == [
-        f"runs of one cell differ in their code: {cells} of {cells} cells"
-    ]
+    assert mixed_cells(SPEC, "smoke", tmp_path, values) == {"code": (cells, cells)}
     store.write(store.run_path(tmp_path, second), head(second, data_fingerprint="y"), ROWS)
     with pytest.raises(InputError, match="different data"):
         mixed_cells(SPEC, "smoke", tmp_path, values)

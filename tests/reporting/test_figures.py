@@ -30,7 +30,8 @@ from fedrepro.experiments.specs import PLOTS, load_spec
 from fedrepro.reporting.curves import ACCENT, axis_label, colour_distance, own_rows
 from fedrepro.reporting.figures import FIGURES, distances_figure, draw, figure_in_words, points
 from fedrepro.reporting.paper_page import specs_of, started
-from fedrepro.verdicts.tables import render, table
+from fedrepro.reporting.printed_tables import render
+from fedrepro.verdicts.tables import table
 from toy import ROOT
 
 
@@ -227,7 +228,7 @@ def test_table_8_is_table_2_minus_table_1_run_by_run(tmp_path):
     )
     avg = frame.loc["FedAvg"]
     assert (avg["values"], avg.n, avg.seeds, avg["mean"], avg["std"]) == (
-        "-23.00 -22.00",
+        (-23.0, -22.0),
         2,
         (0, 1),
         -22.5,

@@ -214,6 +214,29 @@ def test_a_public_name_means_one_thing():
     assert not within and len(anywhere) <= SHARED, anywhere
 
 
+# --- verdicts are values
+
+
+PRINTS = re.compile(r"_(in_words|sheet|grids?|notes?|html)$")  # ends of names: what a person reads
+
+
+def printers(root):
+    "What makes text for a person in the package verdicts, whose values reporting prints: (module, name)"
+    grids = {
+        (a, b) for a, b in imports(root) if a.startswith("verdicts.") and b.startswith("reporting")
+    }
+    named = set()
+    for path in sorted((root / "fedrepro/verdicts").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and PRINTS.search(node.name):
+                named.add((module(path, root), node.name))
+    return grids | named
+
+
+def test_verdicts_print_nothing():
+    assert not printers(ROOT)
+
+
 # --- each of these tests finds what it is for
 
 
@@ -258,6 +281,23 @@ USUAL = {
 )
 def test_an_upward_import_is_found(tmp_path, a, b, c, found):
     assert upward(house(tmp_path, USUAL, {"core/a.py": a, "core/b.py": b, "data/c.py": c})) == found
+
+
+@pytest.mark.parametrize(
+    "code, found",
+    [
+        ("def table(spec): pass", set()),
+        ("def gain_in_words(gain): pass", {("verdicts.a", "gain_in_words")}),
+        ("class Board:\n    def as_sheet(self): pass", {("verdicts.a", "as_sheet")}),
+        (
+            "def f():\n    from ..reporting import grids",
+            {("verdicts.a", "reporting"), ("verdicts.a", "reporting.grids")},
+        ),
+    ],
+)
+def test_a_verdict_that_prints_is_found(tmp_path, code, found):
+    pages = {"00_verdicts/00_a.ipynb": "verdicts.a", "01_reporting/00_g.ipynb": "reporting.g"}
+    assert printers(house(tmp_path, pages, {"verdicts/a.py": code})) == found
 
 
 @pytest.mark.parametrize(

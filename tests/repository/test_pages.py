@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import website
-from fedrepro.core.grids import TONES
+from fedrepro.reporting.grids import TONES
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.paper_page import at_chance, folded, heading_of, papers, specs_of
 from fedrepro.verdicts.claims import read_claims

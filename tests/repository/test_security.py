@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from fedrepro.core.errors import InputError
-from fedrepro.core.grids import FORMATS
+from fedrepro.reporting.grids import FORMATS
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
-from fedrepro.verdicts.tables import render
+from fedrepro.reporting.printed_tables import render
 
 ROOT = Path(__file__).resolve().parents[2]
 RUFF = [Path(sys.executable).with_name("ruff"), "check", "--no-cache", "--output-format", "json"]

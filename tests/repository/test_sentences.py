@@ -8,7 +8,8 @@ from pathlib import Path
 from fedrepro.engine import evaluation
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.notebook import COPIES, code_links, read_ledger
-from fedrepro.verdicts.claims import NOT_TESTED, headline_sentences, headlines
+from fedrepro.reporting.printed_claims import headline_sentences
+from fedrepro.verdicts.claims import NOT_TESTED, headlines
 from fedrepro.verdicts.scoreboard import totals
 
 ROOT = Path(__file__).resolve().parents[2]

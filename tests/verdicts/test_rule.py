@@ -6,17 +6,13 @@ import pandas as pd
 import pytest
 
 from fedrepro.experiments.specs import load_spec
+from fedrepro.reporting.printed_tables import EXCLUDES, MEANING, ends, judged_in_words
 from fedrepro.verdicts import scoreboard as sb
 from fedrepro.verdicts.independent import read_published
 from fedrepro.verdicts.scoreboard import scoreboard, totals
 from fedrepro.verdicts.summaries import processors_of, trace
 from fedrepro.verdicts.tables import (
-    EXCLUDES,
-    MEANING,
     cell_margin,
-    ends,
-    judged_in_words,
-    mixed_processors,
     published_cell,
     same_rounds,
     table,
@@ -228,27 +224,12 @@ def test_differences_are_shown_and_not_called_none():
     assert letters == said > 0 and "tables 2 and 1 judge" in note
 
 
-# --- processors and hours
+# --- processors
 
 
-def test_processors_that_differ_within_a_cell_are_named():
+def test_a_run_has_the_processors_of_all_its_parts():
     assert processors_of(dict(cpu="A", device="cpu", resumed=[dict(cpu="B", round=3)])) == {
         "A",
         "B",
     }
     assert processors_of(dict(cpu="A", device="H100")) == {"A, H100"}
-    frame = pd.DataFrame(
-        dict(
-            row=["x", "y", "z"],
-            column="C",
-            seeds=[(0, 1), (0, 1), ()],
-            cpus=[("A", "B"), ("A",), ()],
-        )
-    )
-    assert mixed_processors(frame) == ["Processors differ within 1 of 2 cells (A and B): x"]
-
-
-def test_hours_are_said_to_be_those_of_processes(board):
-    assert "hour of a process" in sb.speed(board) and "side by side is not stored" in sb.speed(
-        board
-    )

@@ -15,7 +15,8 @@ from fedrepro.experiments.rules import read_published_csv
 from fedrepro.experiments.specs import load_spec
 from fedrepro.verdicts.independent import own_table, read_reach, same_runs
 from fedrepro.verdicts.scoreboard import ALIAS, independent, judged_lines, scoreboard, totals
-from fedrepro.verdicts.tables import ends, render, table
+from fedrepro.reporting.printed_tables import ends, render
+from fedrepro.verdicts.tables import table
 from fedrepro.verdicts.verdicts import (
     VERDICTS,
     default_margin,

@@ -1,0 +1,126 @@
+"Claims, headlines and the scoreboard in words, in every format"
+
+import pytest
+import toy_board
+import toy_claims
+from toy_claims import claim, only, put
+
+from fedrepro.reporting.grids import shown
+from fedrepro.reporting.printed_claims import (
+    board_sheet,
+    claims_in_words,
+    claims_sheet,
+    headline_sentences,
+    interval,
+    speed_in_words,
+    verdict_in_words,
+)
+from fedrepro.reporting.printed_tables import written_frame
+from fedrepro.verdicts.claims import headlines, paper_headline, verdicts
+from fedrepro.verdicts.scoreboard import scoreboard
+
+demo, board = toy_claims.demo, toy_board.demo
+
+
+def words(demo, tier="paper"):
+    "The one claim as csv has it"
+    return claims_in_words(verdicts(tier, root=demo)).iloc[0]
+
+
+# --- claims
+
+
+def test_the_words_of_a_claim(demo):
+    assert words(demo).verdict == "not tested yet"
+    put(demo, FedAvg=[70.0, 70.4, 69.8], FedCCFA=[75.0, 75.2, 74.7])
+    found = words(demo)
+    assert found.verdict == "cannot be tested yet: IFCA is missing" and found.why == "not run: IFCA"
+    put(demo, IFCA=[72.0, 72.1, 71.9])
+    assert words(demo).verdict == "supported"
+    assert verdict_in_words(only(demo)).startswith("supported (p < 0.001")
+    put(demo, FedCCFA=[70.3, 71.0, 69.9])  # above FedAvg, below IFCA
+    assert verdict_in_words(only(demo)).startswith("contradicted (p = 0.0")
+    put(demo, FedCCFA=[75.0, 71.0, 72.3])
+    assert words(demo).verdict.startswith("undecided (p = 0.")
+
+
+def test_a_claim_says_who_diverged(demo):
+    put(demo, FedAvg=[70.0, 70.4, 69.8], IFCA=[72.0, None, 71.9], FedCCFA=[75.0, 75.2, 74.7])
+    assert words(demo).why == "diverged: IFCA (1 of 3 seeds)"
+    put(demo, FedCCFA=[75.0, None, 74.7])
+    assert words(demo).verdict == "cannot be tested yet: FedCCFA diverged (1 of 3 seeds)"
+
+
+def test_one_seed_and_equal_seeds_have_no_test(demo):
+    put(demo, FedCCFA=[90.0], FedAvg=[50.0], IFCA=[60.0])
+    assert words(demo).verdict == "cannot be tested yet: one seed"
+    assert interval(only(demo)) == "+30.00 (1)"
+    put(demo, FedCCFA=[90.0, 90.0], FedAvg=[50.0, 50.0], IFCA=[60.0, 60.0])
+    assert words(demo).verdict == "cannot be tested yet: no spread over seeds"
+    put(demo, tier="small", FedCCFA=[90.0, 90.3], FedAvg=[50.0, 50.3], IFCA=[60.0, 60.3])
+    assert words(demo, "small").verdict == "not judged (reduced)"
+
+
+@pytest.mark.parametrize("format", ["text", "md", "html", "csv"])
+def test_every_format_has_every_claim(demo, format):
+    def printed(root):
+        found = verdicts("paper", root=root)
+        return shown(claims_sheet(found, "paper"), format, claims_in_words(found))
+
+    out = printed(demo)
+    assert "best of all" in out and "not tested yet" in out
+    empty = printed(demo / "nothing")
+    assert empty.strip() and "best of all" not in empty
+
+
+# --- headlines
+
+
+def test_a_headline_in_a_sentence(demo):
+    "the numbers are those of test_claims.py"
+    text = claim(headline='"FedCCFA leads"', caveat='"Made up."')
+    (demo / "demo/claims.toml").write_text(text)
+    idle = paper_headline("demo", root=demo)
+    assert headline_sentences(idle) == "FedCCFA leads (text 1): not tested yet (A). Made up."
+    put(demo, FedAvg=[60.0, 60.4, None], FedCCFA=[75.0, 75.2, 74.7, 99.0])
+    half = headline_sentences(paper_headline("demo", root=demo))
+    assert "cannot be tested yet: IFCA is missing. Of its 2 comparisons 1 are run" in half
+    put(demo, IFCA=[70.0, 70.4, 69.8])
+    found = paper_headline("demo", root=demo)
+    assert headline_sentences(found) == (
+        "FedCCFA leads (text 1): supported on A: 74.97 against IFCA's 70.07, gain +4.90 [4.65, 5.15] over "
+        "3 seeds, published +0.00. FedAvg diverged in 1 of 3 seeds and is compared over the others. Made up."
+    )
+
+
+def test_a_paper_may_have_further_headlines(demo):
+    "Each is printed; the first is the one that its page opens with"
+    further = claim(headline='"FedCCFA leads again"', says='"again"')
+    (demo / "demo/claims.toml").write_text(claim(headline='"FedCCFA leads"') + further)
+    found = headlines(root=demo)
+    assert [h.claim for h in found] == ["FedCCFA leads", "FedCCFA leads again"]
+    assert paper_headline("demo", root=demo).claim == "FedCCFA leads"
+    frame = verdicts("paper", root=demo)
+    sheet = shown(claims_sheet(frame, "paper", found), "text", frame)
+    assert all(f"{h.claim} (" in " ".join(sheet.split()) for h in found)
+
+
+# --- the scoreboard
+
+
+def test_what_a_number_costs_in_words():
+    assert "none decided yet" in speed_in_words(0, 3.0)
+    assert speed_in_words(2, float("nan")).endswith("2; their runs hold no times")
+    words = speed_in_words(1, 0.5)
+    assert words.endswith("2.0 (1 in 0.5 hours; which of them ran side by side is not stored)")
+    assert "hour of a process" in words
+
+
+@pytest.mark.parametrize("format", ["text", "md", "html", "csv"])
+def test_formats(board, format):
+    toy_board.put(board, "FedAvg", [70.0, 70.5])
+    found = scoreboard(root=board)
+    out = shown(board_sheet(found, root=board), format, written_frame(found))
+    assert "consistent" in out and "nobody has the data" in out
+    if format != "csv":
+        assert "5 in 2 tables" in out

@@ -1,0 +1,157 @@
+"How a table is printed: its shape, its words, and every format"
+
+import html
+import io
+import math
+import os
+import re
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from fedrepro.core.errors import InputError
+from fedrepro.reporting.grids import Cell, as_text
+from fedrepro.reporting.printed_tables import mixed_processors, render, table_parts, table_sheet
+from fedrepro.verdicts.tables import table
+from toy_tables import ONE, put, spec
+
+
+def test_the_papers_own_shape(spec):
+    "Methods down, columns across, ours above published with a letter; what has no run is folded into a sentence"
+    put(spec, "paper", "FedAvg", ONE, [69, 70, 71])
+    put(spec, "paper", "prox", ONE, [74.0, 74.1, 73.9])
+    sheet = table_sheet(table_parts(spec, "paper", table(spec, "paper")))
+    main, judged = sheet.grids
+    assert main.columns == ["method", ONE] and [row[0] for row in main.rows] == [
+        "prox",
+        "FedAvg",
+        "twin",
+    ]
+    assert (
+        main.rows[1][1] == Cell("70.00 ± 1.00 (3)", "70.00 ± 0.60 C", "fair")
+        and main.rows[0][1].tone == "bad"
+    )
+    assert (
+        judged.rows[0][3].startswith("contradicted, p")
+        and "q" in judged.rows[0][3]
+        and judged.rows[1][3] == "consistent"
+    )
+    text = " ".join(render(spec, "paper").split())
+    for said in [
+        "FedCCFA, table 2: A small one",
+        "generalised_accuracy: %, mean over all clients",
+        "last evaluated round",
+        "Tier paper: the published setting",
+        "(no loader): CINIC-10, 5 clients",
+        "not run yet: digits, 4 clients",
+        "rows that the spec does not have: IFCA",
+        "1 consistent",
+        "95 % prediction interval",
+        "X contradicted",
+    ]:
+        assert said in text, said
+
+
+def test_a_terminal_of_any_width_gets_whole_numbers(spec):
+    put(spec, "paper", "FedAvg", ONE, [69, 70, 71])
+    put(spec, "paper", "FedAvg", "digits, 4 clients", [69, 70, 71])
+    sheet = table_sheet(table_parts(spec, "paper", table(spec, "paper")))
+    for width in (40, 80, 200):
+        text = as_text(sheet, width)
+        assert max(map(len, text.splitlines())) <= width and text.count("70.00 ± 1.00 (3)") == 2
+    assert "\x1b[" in as_text(sheet, 80, colours=True) and "\x1b[" not in text
+
+
+RECORDS = [
+    (dict(round=2, client=2, norm="1.5e+30"), "round 2, client 2, norm 1.5e+30"),
+    (dict(round=12, client=None, norm="nan"), "round 12, server, norm nan"),
+]
+
+
+@pytest.mark.parametrize("tier", ["smoke", "paper"])
+@pytest.mark.parametrize("record, words", RECORDS)
+def test_every_format_says_who_diverged_where(spec, tier, record, words):
+    record = record | dict(round=min(record["round"], spec.runs(tier)[0].rounds))
+    words = words.replace("round 12", f"round {record['round']}")
+    put(spec, tier, "FedAvg", ONE, [69.0, record, None])
+    said = f"seed 1: {words}; seed 2: round 2, client 0, norm inf"
+    note = f"diverged: FedAvg, {ONE}, {said}"
+    for format in ("text", "md", "html"):
+        out = html.unescape(" ".join(render(spec, tier, format).split()))
+        assert (
+            out.count(note) == 1
+            and out.count("A run has diverged when") == 1
+            and "diverged (2 of 3)" in out
+        )
+    assert f"\n\n{note}\n\n" in render(spec, tier, "md")  # a paragraph of its own
+    csv = pd.read_csv(io.StringIO(render(spec, tier, "csv")), keep_default_na=False).set_index(
+        ["column", "row"]
+    )
+    assert csv.loc[ONE, "FedAvg"].diverged_runs == said and csv.loc[ONE, "FedAvg"]["mean"] == ""
+
+
+def test_markdown_and_html_are_escaped(spec):
+    put(spec, "paper", "prox", ONE, [69, 70, 71])
+    changed = replace(spec, rows={"<script>|x": replace(spec.rows["prox"], name="<script>|x")})
+    md, page = render(changed, "paper", "md"), render(changed, "paper", "html")
+    assert "| <script>\\|x |" in md and "<script>" not in page and "&lt;script&gt;&#124;x" in page
+    rows = [line for line in md.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", r)) for r in rows} == {3, 7}
+
+
+def test_without_runs_it_says_how_to_make_them(spec):
+    assert "fedrepro run demo/t --tier paper" in render(spec, "paper")
+    with pytest.raises(InputError, match="'pdf'.*csv, html, md, text"):
+        render(spec, "paper", "pdf")
+    with pytest.raises(InputError, match="'big'.*paper, smoke"):
+        render(spec, "big")
+
+
+def test_an_answer_that_is_kept_sees_a_new_result(spec, tmp_path, said, monkeypatch):
+    "That it is kept, and given without torch: test_main.py"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+    put(spec, "paper", "FedAvg", ONE, [69.0, 70.0])
+    for p in spec.path.parent.rglob("*.*"):
+        os.utime(p, (1e9, 1e9))
+    argv = ["table", str(spec.path), "--tier", "paper"]
+    assert said(*argv) == said(*argv) and "69.50 ± 0.71 (2)" in said(*argv)[1]
+    put(spec, "paper", "FedAvg", ONE, [69.0, 70.0, 71.0])
+    assert "70.00 ± 1.00 (3)" in said(*argv)[1]
+
+
+def test_a_mean_over_the_runs_that_did_not_diverge_is_not_printed(spec):
+    put(spec, "paper", "FedAvg", ONE, [69, None, 71])
+    assert "diverged (1 of 3)" in render(spec, "paper")
+
+
+def test_a_run_without_the_metric_is_no_missing_run(spec):
+    put(spec, "smoke", "FedAvg", ONE, [math.nan])
+    assert "no run yet" not in render(spec, "smoke") and "To run it" not in render(spec, "smoke")
+
+
+def test_a_reduced_tier_says_what_it_changes_and_judges_nothing(spec):
+    put(spec, "smoke", "FedAvg", ONE, [70, 70, 70])
+    text = render(spec, "smoke")
+    assert "rounds 3 (paper 12)" in text and "not comparable with the published numbers" in text
+    assert "reproduced" not in text
+    put(spec, "smoke", "prox", ONE, [70])
+    both = replace(
+        spec,
+        rows=spec.rows
+        | {"twin": replace(spec.rows["twin"], published=spec.rows["prox"].published)},
+    )
+    assert "Judged" not in render(both, "smoke")
+
+
+def test_processors_that_differ_within_a_cell_are_named():
+    frame = pd.DataFrame(
+        dict(
+            row=["x", "y", "z"],
+            column="C",
+            seeds=[(0, 1), (0, 1), ()],
+            cpus=[("A", "B"), ("A",), ()],
+        )
+    )
+    assert mixed_processors(frame) == ["Processors differ within 1 of 2 cells (A and B): x"]
