@@ -105,11 +105,11 @@ PARTITIONS: dict[str, Callable] = {}
 def recipe(name: str):
     "Makes a function (per_class (C,), clients, rng, *, settings) -> counts (K, C) the recipe `name`"
 
-    def register(table):
-        @wraps(table)
+    def register(count):
+        @wraps(count)
         def dealt(labels, test_labels, clients, classes, seed, **settings):
             rng = np.random.default_rng(seed)
-            counts = table(np.bincount(labels, minlength=classes), clients, rng, **settings)
+            counts = count(np.bincount(labels, minlength=classes), clients, rng, **settings)
             train = deal(labels, counts, rng)
             if test_labels is None:
                 return train, None
@@ -122,7 +122,7 @@ def recipe(name: str):
             return train, deal(test_labels, like, rng)
 
         PARTITIONS[name] = dealt
-        return table
+        return count
 
     return register
 

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'torch_seeded', 'Client', 'SGD', 'Phase', 'PhaseResult', 'two_samples',
-           'needs_two', 'draws', 'plan_batches', 'split_batches', 'clipped', 'bounded', 'sgd_step', 'Step', 'movable',
-           'train', 'ChangedInPlace', 'write_marks', 'refuse_writes', 'checked_result', 'in_turn', 'start_phase',
-           'steps_taken', 'client_rounds', 'local_phases', 'client_round', 'class_means']
+           'needs_two', 'draws_numbers', 'plan_batches', 'split_batches', 'clipped', 'bounded', 'sgd_step', 'Step',
+           'movable', 'train', 'ChangedInPlace', 'write_marks', 'refuse_writes', 'checked_result', 'in_turn',
+           'start_phase', 'steps_taken', 'client_rounds', 'local_phases', 'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 from collections.abc import Callable, Iterator
@@ -216,7 +216,7 @@ def needs_two(client: Client) -> bool:
     )
 
 
-def draws(client: Client) -> bool:
+def draws_numbers(client: Client) -> bool:
     "Whether the client's network draws random numbers while it is trained"
     return tried(client.net, two_samples(client.data, client.dtype), client.dtype).draws
 

@@ -186,6 +186,7 @@ def refuse_cohort(method, cohort: list[int], federation: Federation, t: int):
 
 
 def _opened(method, federation: Federation, snapshot: Snapshot, profiler: Profiler) -> OpenRound:
+    "As `open_round`, whatever torch's global generators hold"
     message = method.broadcast(snapshot.server)
     cohort = method.select_clients(snapshot.server, federation, snapshot.round)
     refuse_cohort(method, cohort, federation, snapshot.round)
@@ -278,6 +279,7 @@ def _closed(
     results: list[tuple],
     measures: tuple[str, ...],
 ) -> Snapshot:
+    "As `close_round`, whatever torch's global generators hold"
     uploads, own_states, losses = zip(*results)
     client_states = list(own_states)
     exchange = _exchange(opened.clients, federation, uploads)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 from ..core.errors import InputError, choice, say
 from ..core.trees import Tree
-from ..engine.client import Client, Phase, PhaseResult, client_rounds, draws, in_turn
+from ..engine.client import Client, Phase, PhaseResult, client_rounds, draws_numbers, in_turn
 from ..engine.federation import BF16Net, Federation
 from ..engine.probes import timed
 from ..engine.rounds import sequential
@@ -39,7 +39,7 @@ def why_in_turn(client: Client, phase: Phase) -> str:
     "Why clients cannot be trained side by side in `phase`; empty where nothing is known"
     if client.net.by_batch:
         return "its network looks at the whole batch"
-    if draws(client):
+    if draws_numbers(client):
         return "its network draws random numbers"
     if phase.step is not None:
         return "it has a step of its own"

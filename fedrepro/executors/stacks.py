@@ -80,7 +80,7 @@ def side_by_side(clients: list[Client], batches: list[tuple]) -> Batch:
 def stack_step(
     stack: Stack, phase: Phase, batch: Batch, params: Tree, moving: Tree, buffer: list | None
 ) -> tuple[Tensor, list]:
-    "A step of SGD of the first clients of a stack, as `Step.take`: their losses (n,), and the momentum buffer"
+    "A step of SGD of the first clients of a stack, as `Step.grad` and `Step.sgd`: their losses (n,), and the momentum buffer"
     n = len(batch.y)
 
     def loss(client, params: Tree, x: Tensor, y: Tensor, w: Tensor) -> Tensor:

@@ -196,7 +196,7 @@ def run_ours(job: Job, callbacks: list[Callback], ours: Held):
     name = type(actives[0].method).__name__
     checks = RoundChecks(name, ours)
     with executor(how, federation, job.workers) as train:
-        kept = CheckpointWriter(
+        writer = CheckpointWriter(
             job.folder / "checkpoints",
             [r.run_id for r in job.runs],
             checkpoint_fingerprint(actives[0], job.device, how),
@@ -204,7 +204,7 @@ def run_ours(job: Job, callbacks: list[Callback], ours: Held):
             say,
             until=job.until,
         )
-        cost = run_rounds(job.runs, actives, kept, train, [checks, *callbacks])
+        cost = run_rounds(job.runs, actives, writer, train, [checks, *callbacks])
         checks.check_state()
         if data.digest() != data.fingerprint:  # of the same tensors, computed again
             forget_data()
@@ -215,7 +215,7 @@ def run_ours(job: Job, callbacks: list[Callback], ours: Held):
             more |= {"executor": how, "together": len(job.runs)}
             ours.check(job.path(r))
             store.write(job.path(r), run_header(r, active, job.device, **more), active.history.rows)
-    kept.clear(lambda run_id: store.has_run(job.folder, run_id))
+    writer.clear(lambda run_id: store.has_run(job.folder, run_id))
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #fb6c5973
 @dataclass
@@ -242,7 +242,7 @@ class Keeping:
     "Keeps all runs of a job from time to time, and stops when the job's time is up"
 
     active: dict[str, ActiveRun]  # by run id
-    kept: CheckpointWriter
+    writer: CheckpointWriter
     costs: Callable[[], list[dict]]  # of each run so far
     computed: int = 0  # rounds, in this process
 
@@ -250,14 +250,14 @@ class Keeping:
         "Raises TimeUp before a round that would end too late"
         self.computed += 1
         going = not all(active.ended for active in self.active.values())
-        over = self.kept.over() and going
-        if self.kept.due(self.computed) or (over and self.kept.every != 0):
+        over = self.writer.over() and going
+        if self.writer.due(self.computed) or (over and self.writer.every != 0):
             states = {}
             rounds = {}
             for (run_id, active), cost in zip(self.active.items(), self.costs()):
                 states[run_id] = active.kept() | {"cost": cost}
                 rounds[run_id] = active.at.round
-            self.kept.keep(states, rounds)
+            self.writer.keep(states, rounds)
         if over:
             raise TimeUp
 
@@ -265,13 +265,13 @@ class Keeping:
 def run_rounds(
     todo: list[PlannedRun],
     actives: list[ActiveRun],
-    kept: CheckpointWriter,
+    writer: CheckpointWriter,
     train: Callable,
     callbacks: list[Callback],
 ) -> list[dict]:
     "Compute the active runs to their ends, from where they were kept; returns what each has cost"
     started = time.perf_counter()
-    checkpoints = kept.find(actives[0].federation.device)
+    checkpoints = writer.find(actives[0].federation.device)
     before: list[dict] = []
     for r, active in zip(todo, actives):
         kept_run = checkpoints.get(r.run_id)
@@ -293,7 +293,7 @@ def run_rounds(
     for active in actives:
         active.callbacks = callbacks
     ids = [r.run_id for r in todo]
-    run_forked(actives, train, [Keeping(dict(zip(ids, actives)), kept, costs)])
+    run_forked(actives, train, [Keeping(dict(zip(ids, actives)), writer, costs)])
     for r, active in zip(todo, actives):
         studies.conclude(r, active)
     return costs()

@@ -16,10 +16,10 @@ from fedrepro.engine.client import SGD
 from fedrepro.engine.divergence import (
     client_diverged,
     largest_norm,
+    norms,
     record,
     refuse_diverged,
     server_diverged,
-    sizes,
     surely_finite,
 )
 from fedrepro.engine.rows import EXPLODED, in_words
@@ -272,7 +272,7 @@ def test_a_sane_run_stays_five_orders_below(name):
     def watched(method, clients):
         results = EXECUTORS["sequential"]()(method, clients)
         largest.extend(
-            max(float(sizes(up)[1]), float(sizes(kept)[1])) / largest_norm(federation.initial)
+            max(float(norms(up)[1]), float(norms(kept)[1])) / largest_norm(federation.initial)
             for up, kept, _ in results
         )
         largest.extend(abs(float(loss)) / EXPLODED for _, _, loss in results)
@@ -280,7 +280,7 @@ def test_a_sane_run_stays_five_orders_below(name):
 
     def watch(at):
         largest.append(
-            float(sizes(method.broadcast(at.server))[1]) / largest_norm(federation.initial)
+            float(norms(method.broadcast(at.server))[1]) / largest_norm(federation.initial)
         )
 
     assert (
