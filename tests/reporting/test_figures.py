@@ -228,7 +228,7 @@ def test_table_8_is_table_2_minus_table_1_run_by_run(tmp_path):
     )
     avg = frame.loc["FedAvg"]
     assert (avg["values"], avg.n, avg.seeds, avg["mean"], avg["std"]) == (
-        "-23.00 -22.00",
+        (-23.0, -22.0),
         2,
         (0, 1),
         -22.5,
