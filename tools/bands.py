@@ -24,7 +24,7 @@ import torch
 import fedrepro
 from fedrepro.core.errors import InputError, choice
 from fedrepro.core.files import write_atomic
-from fedrepro.executors.stacks import Stacked
+from fedrepro.executors.executors import Stacked
 from fedrepro.experiments.store import processor
 
 BANDS = Path(__file__).resolve().parents[1] / "tests" / "bands.json"

@@ -22,6 +22,7 @@ from ..core.errors import InputError, choice, number, require, short
 from ..core.folders import data_dir
 from ..core.registries import note_package, of_package
 from ..core.torch_state import one_chance
+from . import transforms
 from .download import Archive, bring
 from .images import PICTURES
 from .sources import DataCard, Source, complete, idx_array, intact
@@ -872,6 +873,8 @@ class CardField(MutableMapping):
 SOURCES = CardField("read", lambda read: isinstance(read, Source))
 MADE = CardField("read", callable)
 PIXEL_STATISTICS = CardField("statistics", lambda _: True)
+for place in ("PIXEL_STATISTICS", "RECIPES", "recipe_for", "dataset_names"):
+    setattr(transforms, place, globals()[place])  # where they stood
 
 # %% ../../nbs/02_data/07_datasets.ipynb #c5045c2b
 def stand_in(name: str, data=None, recipe: str | None = None, device="cpu") -> Dataset:

@@ -57,15 +57,6 @@ class Recipe:
 # %% ../../nbs/02_data/01_transforms.ipynb #88621c42
 CROP_FLIP = dict(crop=4, flip=True)
 
-
-def __getattr__(name: str):
-    "What others' files import from here and now stands in `fedrepro.data.datasets`, beside the cards"
-    if name not in ("PIXEL_STATISTICS", "RECIPES", "recipe_for", "dataset_names"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fedrepro.data import datasets
-
-    return getattr(datasets, name)
-
 # %% ../../nbs/02_data/01_transforms.ipynb #113c74df
 WIDER = {
     torch.uint16: torch.int32,
