@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['METHOD_COLOURS', 'DASHES', 'PLAIN', 'METHOD_MARKERS', 'PALETTE', 'ACCENT', 'FOIL', 'OTHER', 'REST', 'STYLE', 'NAMED',
-           'FEW', 'PARTITION_WORDS', 'PANEL', 'LEGEND', 'styled', 'lab', 'colour_distance', 'Style', 'own_rows',
-           'row_colours', 'row_styles', 'untuned', 'curves', 'plot_seeds', 'plot_mean', 'plot_curves', 'mark_drift',
-           'schedule_of', 'drift_rounds', 'partition_words', 'setting', 'axis_label', 'plot_published', 'grid',
-           'diverged_notes', 'over_seeds', 'add_notes', 'add_legend', 'best_first', 'highlighted', 'refuse_empty',
-           'share_scale', 'finish_panel', 'panels_in_line', 'accuracy_figure', 'save_figure', 'small_png']
+           'FEW', 'PARTITION_WORDS', 'PANEL', 'LEGEND', 'SETTLED', 'AXIS', 'styled', 'lab', 'colour_distance', 'Style',
+           'own_rows', 'row_colours', 'page_colours', 'row_styles', 'untuned', 'curves', 'plot_seeds', 'plot_mean',
+           'plot_curves', 'mark_drift', 'schedule_of', 'drift_rounds', 'partition_words', 'setting', 'axis_label',
+           'plot_published', 'grid', 'diverged_notes', 'over_seeds', 'add_notes', 'add_legend', 'best_first',
+           'highlighted', 'refuse_empty', 'share_scale', 'axis_start', 'finish_panel', 'panels_in_line',
+           'accuracy_figure', 'save_figure', 'small_png']
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #c0866378
 import io, math, textwrap
@@ -105,17 +106,18 @@ ACCENT, FOIL = PALETTE["vermillion"], PALETTE["black"]  # the paper's own method
 OTHER = "#767676"  # colour of a method that is not in METHOD_COLOURS
 REST = "#bbbbbb"  # colour of the rows that a plot does not label
 
-# one look for every figure: no text under 9 pixels, also where a page of 900 pixels shrinks four panels; a page of
-# fifteen pictures stays under 400 KB at this resolution, and a file gets more (`save_figure`)
+# one look for every figure: text of 12 pixels, 9 where a page of 900 pixels shrinks four panels
 STYLE: dict = {
-    "figure.dpi": 120,
-    "font.size": 7,
+    "figure.dpi": 150,
+    "font.size": 6,
     "axes.titlesize": "medium",
     "figure.titlesize": "medium",
     "figure.labelsize": "medium",
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
+    "axes.linewidth": 0.5,
+    "xtick.major.width": 0.5,
+    "ytick.major.width": 0.5,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
 }
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -153,7 +155,7 @@ class Style:
     colour: str
     dashes: tuple | str = ""  # line widths on, off, ...; empty: solid
     marker: str = ""
-    width: float = 1.2  # points
+    width: float = 1.0  # points
 
     @property
     def line(self) -> dict:
@@ -163,7 +165,7 @@ class Style:
             linewidth=self.width,
             linestyle=(0, self.dashes) if self.dashes else "-",
             marker=self.marker or None,
-            markersize=2.5,
+            markersize=2,
             zorder=2 + self.width / 10,
         )
 
@@ -198,6 +200,12 @@ def row_colours(spec: Spec, rows: list[str], fixed: dict[str, str]) -> dict[str,
     return found
 
 
+def page_colours(own: str, *others: str) -> dict[str, str]:
+    "name -> colour for the lessons of a page: `own` and FedAvg as in every figure, the `others` in the palette's order"
+    spare = [colour for colour in PALETTE.values() if colour not in (ACCENT, FOIL)]
+    return {own: ACCENT, "FedAvg": FOIL, **dict(zip(others, cycle(spare)))}
+
+
 def row_styles(
     spec: Spec, labelled: Iterable[str], fixed: dict[str, str] | None = None
 ) -> dict[str, Style]:
@@ -209,14 +217,14 @@ def row_styles(
     styles = {}
     for row in spec.rows.values():
         if row.name not in colours:
-            styles[row.name] = Style(REST, width=0.9)
+            styles[row.name] = Style(REST, width=0.7)
             continue
         k = seen[row.method]
         seen[row.method] += 1
         dashes = patterns[k % len(patterns)]
         if any(name in row.name for name in NAMED):
             dashes = ""
-        width = 2.0 if row.name in mine and k == 0 else 1.2
+        width = 1.6 if row.name in mine and k == 0 else 1.0
         marker = METHOD_MARKERS.get(row.method, "")
         styles[row.name] = Style(colours[row.name], dashes, marker, width)
     return styles
@@ -337,31 +345,34 @@ def axis_label(metric: str) -> str:
 
 def plot_published(
     ax: Axes, spec: Spec, column: Column, last: int, styles: dict[str, Style]
-) -> None:
-    "Published mean ± std of the rows in `styles` as an open diamond at the `last` round"
+) -> list[float]:
+    "Published mean ± std of the rows in `styles` as an open diamond at the `last` round; the means"
     paper = read_published(spec)
+    means = []
     for name, style in styles.items():
         mean, std = published_cell(paper, {**spec.rows[name].published, **column.published})
+        means.append(mean)
         ax.errorbar(
             last,
             mean,
             std,
             fmt="D",
-            markersize=5,
+            markersize=4,
             markerfacecolor="white",
             color=style.colour,
-            capsize=2,
+            capsize=1.6,
             zorder=5,
         )
+    return means
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #5ebe0f18
 PANEL = {
-    1: (3.2, 2.1),
-    2: (3.2, 2.1),
-    3: (2.5, 2.0),
-    4: (2.0, 1.8),
+    1: (2.5, 1.65),
+    2: (2.5, 1.65),
+    3: (2.0, 1.6),
+    4: (1.6, 1.45),
 }  # panels in a line -> inches of one
-LEGEND = 1.3  # inches beside the panels
+LEGEND = 1.1  # inches beside the panels
 
 
 def grid(panels: int, wide: int | None = None) -> tuple[Figure, list[Axes]]:
@@ -417,7 +428,7 @@ def add_legend(
         else:
             lines.append(line(row, **style.line))
     if rest:
-        lines.append(line(f"{rest} other methods", REST, linewidth=0.9))
+        lines.append(line(f"{rest} other methods", REST, linewidth=0.7))
     notes = diverged_notes(long)
     if notes:
         lines.append(line("every seed, x = diverged", linewidth=0.8, marker="x"))
@@ -459,12 +470,38 @@ def refuse_empty(spec: Spec, tier: str, results: str | Path | None):
     )
 
 
-def share_scale(axes: list[Axes]) -> None:
-    "One vertical scale for panels of one metric"
+def share_scale(axes: list[Axes], start: float = -math.inf) -> None:
+    "One vertical scale for panels of one metric, which starts at `start` where that is above their lowest value"
     low = min(ax.get_ylim()[0] for ax in axes)
     high = max(ax.get_ylim()[1] for ax in axes)
+    if start > low:
+        low, top = start, max(ax.dataLim.y1 for ax in axes)
+        high = top + (top - low) / 20
     for ax in axes:
         ax.set_ylim(low, high)
+        if len(axes) > 1 and not ax.get_subplotspec().is_first_col():
+            ax.yaxis.label.set_visible(False)  # it is that of the first in the line
+            ax.tick_params(labelleft=False)
+
+
+SETTLED = 1 / 3  # of the rounds, after which a line shows how a method ends
+AXIS = "The axis starts just below the lowest value of a labelled line after a third of the rounds."
+
+
+def axis_start(spec: Spec, long: pd.DataFrame, styles: dict[str, Style]) -> float:
+    """Where the vertical axis of a spec's curves starts, so that their ends are told apart: see `AXIS`.
+
+    -inf, so that nothing is cut, where the highest of its metric is not the best, or a labelled run diverged."""
+    metric = spec.metric
+    named = [row for row, style in styles.items() if style.colour != REST]
+    here = long[long.row.isin(named)]
+    if not metric_named(metric).higher_is_better or (here.status == "diverged").any():
+        return -math.inf
+    late = here[here["round"] > SETTLED * here.groupby("column")["round"].transform("max")]
+    means = late.groupby(["row", "column", "round"])[metric].mean()
+    if means.isna().all():
+        return -math.inf
+    return float(means.min() - (means.max() - means.min()) / 20)
 
 
 def finish_panel(ax: Axes, metric: str, drifts: tuple[int, ...]) -> None:
@@ -496,6 +533,7 @@ def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) ->
     if not len(long):
         refuse_empty(spec, tier, results)
     styles = highlighted(spec, long)
+    start = axis_start(spec, long, styles)
     metrics, there = [spec.metric, *spec.beside], set(long.column)
     columns = [column for column in spec.tier_columns(tier) if column.label in there]
     panels = list(product(metrics, columns))
@@ -507,17 +545,18 @@ def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) ->
         if judged and metric == spec.metric:
             rows = set(here.row)
             ours = {r: s for r, s in styles.items() if r in rows and s.colour != REST}
-            plot_published(ax, spec, column, run.rounds, ours)
+            start = min([start, *plot_published(ax, spec, column, run.rounds, ours)])
         finish_panel(ax, metric, drift_rounds(run))
         title = setting(run)
         if len(columns) == 1 < len(metrics):
             fig.suptitle(title)
         else:
             pad = 16 if drift_rounds(run) else 6  # the drift's label stands between
-            title = textwrap.fill(title, 78 if len(axes) < 3 else 52)
+            room = {1: 78, 2: 54, 3: 44}.get(ax.get_gridspec().ncols, 34)
+            title = textwrap.fill(title, room)
             ax.set_title(title, pad=pad)
-    for k in range(0, len(panels), len(columns)):
-        share_scale(axes[k : k + len(columns)])
+    for k, metric in zip(range(0, len(panels), len(columns)), metrics):
+        share_scale(axes[k : k + len(columns)], start if metric == spec.metric else -math.inf)
     add_legend(fig, long, styles, judged)
     return fig
 

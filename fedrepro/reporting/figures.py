@@ -7,7 +7,8 @@ __all__ = ['SHOWN', 'COLOURS', 'samples_figure', 'pushes_figure', 'FIGURES', 'po
            'against_figure', 'shown_clients', 'bubbles_figure', 'matrices_of', 'plot_matrix', 'distances_figure',
            'study_rows', 'panels_of', 'finish_figure', 'study_styles', 'epochs_figure', 'class_gaps', 'plot_classes',
            'one_legend', 'mean_gaps', 'classes_figure', 'plot_slice', 'slice_figure', 'one_run', 'scatter',
-           'plot_sorted', 'sorted_figure', 'best_of', 'coloured', 'rounds_in_words', 'figure_in_words', 'draw']
+           'plot_sorted', 'sorted_figure', 'best_of', 'coloured', 'axis_in_words', 'rounds_in_words', 'figure_in_words',
+           'draw']
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #3787ee98
 import math, textwrap
@@ -27,6 +28,7 @@ from ..experiments.rules import STUDY_SAMPLES
 from ..experiments.runs import PlannedRun, build
 from ..experiments.specs import Spec
 from fedrepro.reporting.curves import (
+    AXIS,
     DASHES,
     PALETTE,
     REST,
@@ -35,6 +37,7 @@ from fedrepro.reporting.curves import (
     add_legend,
     add_notes,
     axis_label,
+    axis_start,
     curves,
     diverged_notes,
     grid,
@@ -180,6 +183,8 @@ def plot_matrix(ax: Axes, clients: list[int], matrix, bold: list[int]) -> None:
         axis.set_ticks(range(len(clients)), list(map(str, clients)))
         for client, text in zip(clients, axis.get_ticklabels()):
             text.set_fontweight("bold" if client in bold else "normal")
+            text.set_fontsize("small")
+    ax.xaxis.set_tick_params(rotation=90)
     ax.set(xlabel="client", ylabel="client")
     ax.figure.colorbar(image, ax=ax, label="distance (MADD)")
 
@@ -197,7 +202,7 @@ def distances_figure(spec: Spec, tier: str, results: str | Path | None = None) -
             f'{spec.name}: its runs hold no distances; measures = ["distances_class_1"] asks'
         )
     fig, axes = grid(len(found))
-    fig.set_size_inches(3.4 * min(len(found), 2), 2.9 * math.ceil(len(found) / 2))
+    fig.set_size_inches(2.9 * min(len(found), 2), 2.5 * math.ceil(len(found) / 2))
     maps = schedule_of(planned).label_maps(planned.rounds - 1)
     for ax, (c, (clients, matrix)) in zip(axes, found.items()):
         swapped = np.flatnonzero(maps[:, c] != c).tolist()  # another label there
@@ -525,6 +530,14 @@ def coloured(
     named = [row for row in rows if styles[row].colour != REST]
     grey = len(rows) - len(named)
     return [*named, f"{grey} others in grey"] if grey else named
+
+
+def axis_in_words(spec: Spec, tier: str, results: str | Path | None = None) -> str:
+    "The sentence that says where the vertical axis of curves starts; empty where all values are in view"
+    if spec.plot != "curves":
+        return ""
+    long = curves(spec, tier, results)
+    return AXIS if axis_start(spec, long, highlighted(spec, long)) > -math.inf else ""
 
 
 def rounds_in_words(spec: Spec, tier: str, columns: set[str]) -> str:

@@ -21,8 +21,8 @@ from ..engine.declarations import Messages, declared_bytes
 from ..engine.federation import Federation
 from ..engine.method import HOOKS, FedAvg
 from ..experiments.specs import Spec, load_spec
-from .curves import small_png
-from .figures import draw
+from .curves import small_png, styled
+from .figures import axis_in_words, draw
 from .notebook import code_links, read_ledger
 from .paper_page import anchor, folded, grids_html, said, started
 from .printed_tables import paper_grid
@@ -153,8 +153,9 @@ def headline(
     if spec.table.isdigit():
         words = f"{spec.kind.capitalize()} {spec.table}: {words}"
     caption = f"*{words}.* {setting_in_words(spec, tier)} {said(spec.tier(tier).caption)}"
+    caption = f"{caption.strip()} {axis_in_words(spec, tier, results)}".strip()
     figure = draw(spec, tier, results)
-    return [small_picture(figure, colours), Text(caption.strip())]
+    return [small_picture(figure, colours), Text(caption)]
 
 # %% ../../nbs/09_reporting/10_method_page.ipynb #7e1d6f8e
 ORDER = {
@@ -188,13 +189,14 @@ def round_steps(messages: Messages, client: str, server: str) -> list[tuple[str,
     return steps
 
 
+@styled
 def message_figure(method: FedAvg, client: str, server: str, federation: Federation) -> Figure:
     """A round of `method` as messages between server and participant, from what it declares; bytes beside FedAvg's
 
     `client`, `server`: what each computes, in words."""
     messages, name = method.communication(), type(method).__name__
     steps = round_steps(messages, client, server)
-    fig, ax = plt.subplots(figsize=(8, 0.62 * len(steps) + 0.9), layout="constrained")
+    fig, ax = plt.subplots(figsize=(5.4, 0.42 * len(steps) + 0.6), layout="constrained")
     ax.set(xlim=(0, 1), ylim=(len(steps) + 0.1, -0.9))
     ax.axis("off")
     for x, side in ((X_SERVER, "server"), (X_CLIENT, "each participant")):
@@ -207,9 +209,9 @@ def message_figure(method: FedAvg, client: str, server: str, federation: Federat
                 "",
                 (head, y),
                 (tail, y),
-                arrowprops={"arrowstyle": "-|>", "color": "black", "linewidth": 1.4},
+                arrowprops={"arrowstyle": "-|>", "color": "black", "linewidth": 1},
             )
-            ax.text(0.5, y - 0.06, f"{step}   {text}", ha="center", va="bottom", fontsize=9)
+            ax.text(0.5, y - 0.06, f"{step}   {text}", ha="center", va="bottom")
         else:
             box = {"boxstyle": "round", "facecolor": "#e8eef5", "edgecolor": "#56789a"}
             ax.text(
@@ -218,7 +220,6 @@ def message_figure(method: FedAvg, client: str, server: str, federation: Federat
                 textwrap.fill(text, 36),
                 ha="center",
                 va="center",
-                fontsize=8.5,
                 bbox=box,
             )
     server_start, model = method.init_server(federation), nbytes(federation.initial)
@@ -228,7 +229,6 @@ def message_figure(method: FedAvg, client: str, server: str, federation: Federat
     )
     ax.set_title(
         f"One round of {name}: {down:.2f} models down and {up:.2f} up (FedAvg: 1 and 1)",
-        fontsize=10,
     )
     return fig
 

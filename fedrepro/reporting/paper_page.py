@@ -37,7 +37,7 @@ from ..experiments.rules import Value
 from ..experiments.specs import Column, Row, Spec, load_spec
 from ..experiments.store import load_headers, machine_hours
 from .curves import own_rows, small_png
-from .figures import draw, figure_in_words
+from .figures import axis_in_words, draw, figure_in_words
 from .notebook import LEDGER, code_links, read_ledger
 from fedrepro.reporting.printed_claims import (
     HOW,
@@ -586,7 +586,8 @@ def picture(spec: Spec, tier: str, specs: list[Spec], results=None) -> tuple:
         return (f"{said(error)}\n",)
     plt.close(figure)  # a page shows it once, by itself
     words = figure_in_words(spec, tier, results)
-    return f"*Figure, tier {tier}.* {said(words)}\n", Drawing(figure, f"{spec.title}. {words}")
+    caption = f"{said(words)} {axis_in_words(spec, tier, results)}".strip()
+    return f"*Figure, tier {tier}.* {caption}\n", Drawing(figure, f"{spec.title}. {words}")
 
 
 def headline_tables(root=None) -> set[str]:

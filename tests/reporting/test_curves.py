@@ -16,14 +16,20 @@ from fedrepro.reporting.curves import (
     ACCENT,
     PALETTE,
     REST,
+    SETTLED,
+    STYLE,
+    PANEL,
+    LEGEND,
     accuracy_figure,
+    axis_start,
     diverged_notes,
     drift_rounds,
     over_seeds,
+    page_colours,
     row_styles,
     save_figure,
 )
-from fedrepro.reporting.figures import draw
+from fedrepro.reporting.figures import axis_in_words, draw
 
 
 @pytest.fixture
@@ -116,6 +122,68 @@ def test_a_diverged_run_is_apart(spec, tmp_path):
         fig.get_supxlabel()
         == "diverged: FedAvg, digits, 20 clients, seed 1: round 5, client 2, norm inf"
     )
+
+
+def rising(start, end, rounds):
+    "A curve that has come half way by a third of the rounds, and is straight from there"
+    settled = int(SETTLED * rounds)
+    middle = (start + end) / 2
+    first = np.linspace(start, middle, settled, endpoint=False)
+    return [*first, *np.linspace(middle, end, rounds - settled)]
+
+
+def test_the_axis_starts_where_the_lines_have_settled(spec, tmp_path):
+    "So that ends are told apart; grey lines do not count, published values stay in view"
+    rounds = spec.runs("smoke")[0].rounds
+    curves = {"FedAvg": rising(10, 84, rounds), "FedCCFA": rising(12, 90, rounds)}
+    toy.put(
+        spec, "smoke", "FedAvg", [curves["FedAvg"]], spec.tier_columns("smoke")[0].label, tmp_path
+    )
+    toy.put(
+        spec, "smoke", "FedCCFA", [curves["FedCCFA"]], spec.tier_columns("smoke")[0].label, tmp_path
+    )
+    low, high = accuracy_figure(spec, "smoke", tmp_path).axes[0].get_ylim()
+    assert 40 < low < 47 and 90 < high < 93
+    assert "a third of the rounds" in axis_in_words(spec, "smoke", tmp_path)
+    long = pd.DataFrame(
+        [
+            dict(row=row, column="c", seed=0, status="complete", round=t, generalised_accuracy=v)
+            for row, values in {
+                "FedAvg": [0, 0, 60, 70, 80, 80],
+                "IFCA": [0, 0, 1, 1, 1, 1],
+            }.items()
+            for t, v in enumerate(values, 1)
+        ]
+    )
+    assert axis_start(spec, long, row_styles(spec, ["FedAvg"])) == 60 - 20 / 20
+    assert axis_start(spec, long, row_styles(spec, ["FedAvg", "IFCA"])) < 1
+    ended = long.assign(status="diverged")
+    assert axis_start(spec, ended, row_styles(spec, ["FedAvg"])) == -np.inf
+    lower = replace(spec, metric="train_loss")
+    assert axis_start(lower, long, row_styles(lower, ["FedAvg"])) == -np.inf
+
+
+def test_a_published_value_is_in_view(spec, tmp_path):
+    "67.81 +- 1.12 of FedAvg, below all of our lines"
+    put(spec, "paper", tmp_path, dict(FedAvg=[88, 90, 92], FedCCFA=[90, 91, 92]))
+    low, _ = accuracy_figure(spec, "paper", tmp_path).axes[0].get_ylim()
+    assert low < 67.81
+
+
+def test_text_is_large_enough_where_a_page_shrinks_a_figure():
+    "At least 9 pixels on a page of 900, for as many panels as stand in a line"
+    text = STYLE["font.size"] / 72 * STYLE["figure.dpi"]
+    for panels, (width, _) in PANEL.items():
+        pixels = (panels * width + LEGEND) * STYLE["figure.dpi"]
+        assert text * min(1, 900 / pixels) >= 9, panels
+
+
+def test_colours_of_a_page():
+    "A page's own method and FedAvg as in the figures; nobody else has their colours, however many there are"
+    found = page_colours("FedBSS", *map(str, range(9)))
+    assert (found["FedBSS"], found["FedAvg"]) == (ACCENT, FOIL)
+    assert not {ACCENT, FOIL} & {found[str(k)] for k in range(9)}
+    assert len({found[str(k)] for k in range(7)}) == 7
 
 
 def test_many_diverged_runs_are_counted():

@@ -263,6 +263,24 @@ def test_what_is_wide_scrolls_by_itself():
     assert any(rule.get("overflow-wrap") == "anywhere" for rule in code)
 
 
+def test_print_has_the_text_alone():
+    "As wide as the sheet: without quarto's columns, and nothing is cut where a screen would scroll"
+    sheet = STYLES[STYLES.index("@media print") :]
+    rules = {}
+    for many, body in re.findall(r"([^{};]+)\{([^{}]*)\}", sheet):
+        for selector in many.split(","):
+            found = dict(re.findall(r"([\w-]+):\s*([^;]+);", body))
+            rules[selector.strip()] = rules.get(selector.strip(), {}) | found
+    assert rules["body.docked #quarto-content.page-columns"]["display"] == "block"
+    assert rules["body.docked #quarto-content main.content"]["max-width"] == "none"
+    for part in ("#quarto-header", "#quarto-sidebar", "#quarto-margin-sidebar", ".page-navigation"):
+        assert rules[part]["display"] == "none !important"
+    scrolls = {selector for selector, rule in RULES if rule.get("overflow-x") == "auto"}
+    for part in ("main.content table", ".cell-output-display"):
+        assert part in scrolls and rules[part]["overflow"] == "visible"
+    assert rules["main.content pre"]["white-space"] == "pre-wrap"
+
+
 def test_contrast_is_that_of_wcag():
     assert contrast("#000000", "#ffffff") == pytest.approx(21) and contrast(
         "#808080", "#ffffff"
