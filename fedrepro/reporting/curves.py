@@ -7,7 +7,7 @@ __all__ = ['METHOD_COLOURS', 'DASHES', 'PLAIN', 'METHOD_MARKERS', 'PALETTE', 'AC
            'FEW', 'PARTITION_WORDS', 'PANEL', 'LEGEND', 'SETTLED', 'AXIS', 'styled', 'lab', 'colour_distance', 'Style',
            'own_rows', 'row_colours', 'page_colours', 'row_styles', 'untuned', 'curves', 'plot_seeds', 'plot_mean',
            'plot_curves', 'mark_drift', 'schedule_of', 'drift_rounds', 'partition_words', 'setting', 'axis_label',
-           'plot_published', 'grid', 'diverged_notes', 'over_seeds', 'add_notes', 'add_legend', 'best_first',
+           'plot_published', 'grid', 'diverged_notes', 'over_seeds', 'add_notes', 'widen', 'add_legend', 'best_first',
            'highlighted', 'refuse_empty', 'share_scale', 'axis_start', 'finish_panel', 'panels_in_line',
            'accuracy_figure', 'save_figure', 'small_png']
 
@@ -26,6 +26,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from ..core.errors import InputError, choice
@@ -411,6 +412,14 @@ def add_notes(fig: Figure, notes: list[str]) -> None:
         fig.supxlabel("\n".join(notes), x=0.01, ha="left")
 
 
+def widen(fig: Figure, legend: Legend) -> None:
+    "Make a figure wider where its legend needs more than `LEGEND`, so that long names take nothing from the panels"
+    needed = legend.get_window_extent().width / fig.dpi
+    if needed > LEGEND:
+        width, height = fig.get_size_inches()
+        fig.set_size_inches(width + needed - LEGEND, height)
+
+
 def add_legend(
     fig: Figure, long: pd.DataFrame, styles: dict[str, Style], judged: bool = False
 ) -> None:
@@ -436,7 +445,8 @@ def add_legend(
         lines.append(line("published ± std", linestyle="", marker="D", markerfacecolor="white"))
     add_notes(fig, notes)
     look: dict = {"frameon": False}
-    fig.legend(handles=lines, loc="outside right center", title=over_seeds(long), **look)
+    legend = fig.legend(handles=lines, loc="outside right center", title=over_seeds(long), **look)
+    widen(fig, legend)
 
 
 def best_first(spec: Spec, long: pd.DataFrame) -> list[str]:
@@ -479,13 +489,14 @@ def share_scale(axes: list[Axes], start: float = -math.inf) -> None:
         high = top + (top - low) / 20
     for ax in axes:
         ax.set_ylim(low, high)
-        if len(axes) > 1 and not ax.get_subplotspec().is_first_col():
+        place = ax.get_subplotspec()
+        if len(axes) > 1 and place is not None and not place.is_first_col():
             ax.yaxis.label.set_visible(False)  # it is that of the first in the line
             ax.tick_params(labelleft=False)
 
 
 SETTLED = 1 / 3  # of the rounds, after which a line shows how a method ends
-AXIS = "The axis starts just below the lowest value of a labelled line after a third of the rounds."
+AXIS = "The axis starts just below the lowest published value, and value of a labelled line after a third of the rounds."
 
 
 def axis_start(spec: Spec, long: pd.DataFrame, styles: dict[str, Style]) -> float:
@@ -499,7 +510,7 @@ def axis_start(spec: Spec, long: pd.DataFrame, styles: dict[str, Style]) -> floa
         return -math.inf
     late = here[here["round"] > SETTLED * here.groupby("column")["round"].transform("max")]
     means = late.groupby(["row", "column", "round"])[metric].mean()
-    if means.isna().all():
+    if means.isna().all() or means.max() == means.min():
         return -math.inf
     return float(means.min() - (means.max() - means.min()) / 20)
 
@@ -534,6 +545,7 @@ def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) ->
         refuse_empty(spec, tier, results)
     styles = highlighted(spec, long)
     start = axis_start(spec, long, styles)
+    published: list[float] = []
     metrics, there = [spec.metric, *spec.beside], set(long.column)
     columns = [column for column in spec.tier_columns(tier) if column.label in there]
     panels = list(product(metrics, columns))
@@ -545,16 +557,20 @@ def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) ->
         if judged and metric == spec.metric:
             rows = set(here.row)
             ours = {r: s for r, s in styles.items() if r in rows and s.colour != REST}
-            start = min([start, *plot_published(ax, spec, column, run.rounds, ours)])
+            published += plot_published(ax, spec, column, run.rounds, ours)
         finish_panel(ax, metric, drift_rounds(run))
         title = setting(run)
         if len(columns) == 1 < len(metrics):
             fig.suptitle(title)
         else:
             pad = 16 if drift_rounds(run) else 6  # the drift's label stands between
-            room = {1: 78, 2: 54, 3: 44}.get(ax.get_gridspec().ncols, 34)
+            places = ax.get_gridspec()
+            room = {1: 78, 2: 54, 3: 44}.get(places.ncols if places else 1, 34)
             title = textwrap.fill(title, room)
             ax.set_title(title, pad=pad)
+    lowest = min(published, default=math.inf)
+    if lowest < start:
+        start = lowest - (long[spec.metric].max() - lowest) / 20  # published values stay in view
     for k, metric in zip(range(0, len(panels), len(columns)), metrics):
         share_scale(axes[k : k + len(columns)], start if metric == spec.metric else -math.inf)
     add_legend(fig, long, styles, judged)

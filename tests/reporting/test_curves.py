@@ -85,7 +85,7 @@ def test_of_many_lines_five_are_stressed_the_papers_own_fedavg_and_the_best(spec
         for line in fig.axes[0].lines
         if len(line.get_ydata()) > 2 and to_hex(line.get_color()) == REST
     ]
-    assert len(grey) == len(values) - 5 and {line.get_linewidth() for line in grey} == {0.9}
+    assert len(grey) == len(values) - 5 and {line.get_linewidth() for line in grey} == {0.7}
     assert [t.get_text() for t in fig.legends[0].get_texts()] == [
         "FedAvg",
         *others,

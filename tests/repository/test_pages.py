@@ -234,7 +234,7 @@ def test_the_api_shows_docstrings_as_they_are_written():
 STYLES = re.sub(r"/\*.*?\*/", "", (ROOT / "nbs/styles.scss").read_text(), flags=re.S)
 RULES = [
     (selector.strip(), dict(re.findall(r"([\w-]+):\s*([^;]+);", body)))
-    for many, body in re.findall(r"([^{};]+)\{([^{}]*)\}", STYLES)
+    for many, body in re.findall(r"([^{};]+)\{([^{}]*)\}", STYLES[: STYLES.index("@media print")])
     for selector in re.split(r",(?![^(]*\))", many)
 ]
 PAPER = {"light": "#ffffff", "dark": "#222222"}  # of the themes cosmo and darkly
