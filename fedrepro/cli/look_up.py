@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['MethodArgument', 'JudgedOption', 'method_lines', 'source_lines', 'dataset_lines', 'table_lines', 'methods_command',
-           'datasets_command', 'tables_command', 'counted', 'compared', 'scoreboard_command', 'claims_command',
-           'first_answers']
+           'datasets_command', 'tables_command', 'scoreboard_answer', 'claims_answer', 'scoreboard_command',
+           'claims_command', 'first_answers']
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #2a2beab1
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 import typer
 from ..core.errors import choice
 from ..core.folders import data_dir, find_specs, paper_folders
@@ -25,9 +25,6 @@ from fedrepro.cli.options import (
     method_names,
     one,
 )
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #628af49e
 def method_lines(whole: bool = False) -> list[dict]:
@@ -155,7 +152,7 @@ def tables_command(as_json: JsonOption = False) -> None:
     show(lines, ["name", "title", "finished"], as_json)
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #a12eca37
-def counted(results: Path | None) -> tuple[Sheet, "DataFrame"]:
+def scoreboard_answer(results: Path | None) -> tuple[Sheet, Any]:
     "The scoreboard as a sheet and as a frame; raises InputError for a folder that does not exist"
     from fedrepro.reporting.printed_claims import board_sheet
     from fedrepro.reporting.printed_tables import written_frame
@@ -166,7 +163,7 @@ def counted(results: Path | None) -> tuple[Sheet, "DataFrame"]:
     return board_sheet(board, folder), written_frame(board)
 
 
-def compared(tier: str, results: Path | None) -> tuple[Sheet, "DataFrame"]:
+def claims_answer(tier: str, results: Path | None) -> tuple[Sheet, Any]:
     "The papers' claims as a sheet and as a frame; raises InputError for a folder that does not exist"
     from fedrepro.reporting.printed_claims import claims_in_words, claims_sheet
     from fedrepro.verdicts.claims import headlines, verdicts
@@ -180,7 +177,7 @@ def compared(tier: str, results: Path | None) -> tuple[Sheet, "DataFrame"]:
 @app.command("scoreboard", rich_help_panel=LOOK_UP)
 def scoreboard_command(results: ResultsOption = None, format: FormatOption = "text") -> None:
     "Count the published numbers by status: not reachable, runnable, run, or with a verdict."
-    print_table(["scoreboard", results], format, partial(counted, results), results)
+    print_table(["scoreboard", results], format, partial(scoreboard_answer, results), results)
 
 
 JudgedOption = Annotated[
@@ -196,7 +193,7 @@ def claims_command(
     tier: JudgedOption = "paper", results: ResultsOption = None, format: FormatOption = "text"
 ) -> None:
     "Print what the papers claim in their texts, beside the stored runs."
-    print_table(["claims", tier, results], format, partial(compared, tier, results), results)
+    print_table(["claims", tier, results], format, partial(claims_answer, tier, results), results)
 
 # %% ../../nbs/11_cli/04_look_up.ipynb #43739272
 def first_answers() -> dict[str, Any]:
@@ -205,6 +202,6 @@ def first_answers() -> dict[str, Any]:
         "methods False": method_lines(),
         "sources": source_lines(),
         "tables": table_lines(),
-        "scoreboard None text": counted(None)[0].as_dict(),
-        "claims paper None text": compared("paper", None)[0].as_dict(),
+        "scoreboard None text": scoreboard_answer(None)[0].as_dict(),
+        "claims paper None text": claims_answer("paper", None)[0].as_dict(),
     }
