@@ -7,13 +7,13 @@ __all__ = ['SIGNS', 'FIRST_KINDS', 'WAITS', 'TARGET', 'EFFECT', 'COPY', 'HEADERS
            'place_among', 'specs_of', 'started', 'accuracies', 'leads', 'how_often', 'decided_sentence',
            'judged_sentences', 'reduced_in_words', 'box', 'all_boxes', 'small_sentence', 'effect_sentence',
            'claims_sentence', 'opening', 'values_touched', 'touched', 'links_to', 'deviation_links', 'run_lines',
-           'reduced_runs', 'difference_runs', 'raw_runs', 'anchor', 'place_of', 'heading_of', 'html_of', 'grids_html',
-           'key_to', 'best_stored', 'chance_level', 'why_right', 'at_chance', 'bullets', 'table_part', 'Drawing',
-           'drawn_alike', 'worth_drawing', 'picture', 'headline_tables', 'not_run', 'other_tiers', 'sections', 'claims',
-           'label', 'run_links', 'measure', 'effect_rows', 'check_effect', 'effects', 'effects_of', 'copy_in_words',
-           'effect_in_words', 'entry_in_words', 'ledger_opening', 'ledger', 'headers', 'cost_line', 'paper_cost',
-           'all_values', 'sources', 'guessed', 'easy_lines', 'hard_lines', 'easy_and_hard', 'papers', 'paper_lines',
-           'summary']
+           'how_to_print', 'reduced_runs', 'difference_runs', 'raw_runs', 'anchor', 'place_of', 'heading_of', 'html_of',
+           'grids_html', 'key_to', 'best_stored', 'chance_level', 'why_right', 'at_chance', 'bullets', 'table_part',
+           'Drawing', 'drawn_alike', 'worth_drawing', 'picture', 'headline_tables', 'not_run', 'tiers_in_order',
+           'other_tiers', 'sections', 'claims', 'label', 'run_links', 'measure', 'effect_rows', 'check_effect',
+           'effects', 'effects_of', 'copy_in_words', 'effect_in_words', 'entry_in_words', 'ledger_opening', 'ledger',
+           'headers', 'cost_line', 'paper_cost', 'all_values', 'sources', 'guessed', 'easy_lines', 'hard_lines',
+           'easy_and_hard', 'papers', 'paper_lines', 'summary']
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #d25de4bf
 import re
@@ -344,10 +344,15 @@ def run_lines(spec: Spec, tier: str, frame: pd.DataFrame, link: Callable[[str], 
     return lines
 
 
+def how_to_print(spec: Spec, tier: str) -> str:
+    "That there are runs at a tier that the page does not show, and the command that prints them"
+    kind = "the published setting" if tier == "paper" else "a reduced setting"
+    return f"There are runs at {kind} too: `fedrepro {spec.kind} {spec.name} --tier {tier}`.\n"
+
+
 def reduced_runs(spec: Spec, tier: str, results=None) -> str:
     "The runs of a headline's table at a tier that its page does not show, folded below how to print it"
-    how = f"`fedrepro {spec.kind} {spec.name} --tier {tier}`"
-    words = f"There are runs at a reduced setting too: {how}.\n"
+    words = how_to_print(spec, tier)
     if spec.difference:
         return words
     files = {h["run_id"]: h["file"] for h in load_headers(Path(results or spec.results) / tier)}
@@ -613,6 +618,20 @@ def not_run(specs: list[Spec]) -> Iterator[tuple]:
         yield (f"**Drawn from partitions alone:** {', '.join(bubbles)}: {how}.\n",)
 
 
+def tiers_in_order(spec: Spec, tiers: Iterable[str], results=None) -> list[str]:
+    """Those of `tiers` with runs, the one that a page shows first: the published setting, as a rule
+
+    While no run of the paper's own method is there, it stands after a reduced one that has some: a table and a picture
+    without the method that the paper is about would take the place of a whole one."""
+    done = [tier for tier in tiers if started(spec, tier, results)]
+    own = own_rows(spec)
+
+    def lacks_own(tier: str) -> bool:
+        return not own & {planned.row for planned, _ in stored_runs(spec, tier, results)}
+
+    return sorted(done, key=lacks_own) if own else done
+
+
 def other_tiers(spec: Spec, tiers: list[str], whole: bool, results=None) -> list[str]:
     "How to print the table of `spec` at `tiers` that its page does not show; the `whole` list of runs, or the command alone"
     lines = []
@@ -620,22 +639,21 @@ def other_tiers(spec: Spec, tiers: list[str], whole: bool, results=None) -> list
         if whole:
             lines.append(reduced_runs(spec, tier, results))
         else:
-            how = f"`fedrepro {spec.kind} {spec.name} --tier {tier}`"
-            lines.append(f"There are runs at a reduced setting too: {how}.\n")
+            lines.append(how_to_print(spec, tier))
     return lines
 
 
 def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> Iterator[tuple]:
     """(text, drawing) of every spec with runs, (text,) without a picture; last, what has no run yet
 
-    The first of `tiers` with runs is shown; of the others a line says how to print them."""
+    One of `tiers` is shown (`tiers_in_order`); of the others a line says how to print them."""
     specs, above = specs_of(paper, root), set[str]()
     apart = reduced_in_words(paper, results, root)
     compared = effect_rows(paper, root)
     main = headline_tables(root)
     idle, below = [], []
     for spec in specs:
-        done = [tier for tier in tiers if started(spec, tier, results)]
+        done = tiers_in_order(spec, tiers, results)
         if not done:
             idle.append(spec)
             continue

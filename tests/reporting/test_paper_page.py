@@ -302,3 +302,22 @@ def test_a_page_can_be_read(path):
         re.findall(r'id="([^"]+)"', text)
     )
     assert all(table.count("<tr>") > 1 for table in text.split("<table")[1:]) and "<table" in text
+
+
+def test_a_reduced_table_stays_until_the_papers_method_has_a_published_one(tmp_path):
+    "Begun runs of others at the published setting are named below it"
+    spec = load_spec("feddc/comparison")
+
+    def order():
+        return paper_page.tiers_in_order(spec, ("paper", "small"), tmp_path)
+
+    place = "MNIST, IID, share 0.15"
+    put(spec, "paper", "FedAvg", [[90.0] * 300], place, tmp_path)
+    assert order() == ["paper"]
+    put(spec, "small", "FedAvg", [[80.0] * 40], place, tmp_path)
+    assert order() == ["paper", "small"]
+    put(spec, "small", "FedDC", [[81.0] * 40], place, tmp_path)
+    assert order() == ["small", "paper"]
+    assert "the published setting too" in paper_page.how_to_print(spec, "paper")
+    put(spec, "paper", "FedDC", [[91.0] * 300], place, tmp_path)
+    assert order() == ["paper", "small"]
