@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['BOARD_TIERS', 'ALIAS', 'NOT_DECIDABLE', 'STATUSES', 'STATUS_WORDS', 'WHY', 'OURS', 'BOARD_COLUMNS', 'UNREACHABLE',
-           'published_tables', 'status', 'too_wide', 'why_not_runnable', 'stored_cells', 'spec_lines', 'guesses',
-           'lost_settings', 'board_lines', 'scoreboard', 'independent', 'judged_lines', 'totals', 'claim_totals',
-           'speed']
+           'published_tables', 'status', 'too_wide', 'why_not_runnable', 'guesses', 'lost_settings', 'stored_cells',
+           'spec_lines', 'board_lines', 'independent', 'judged_lines', 'scoreboard', 'totals', 'claim_totals', 'speed']
 
 # %% ../../nbs/08_verdicts/06_scoreboard.ipynb #eb35e327
 import math
@@ -89,18 +88,7 @@ def status(cell, tier: str) -> tuple[str, str]:
         return "run", f"diverged: {cell.diverged} of {cell.diverged + cell.n} runs"
     return "run", ""
 
-
-OURS = (
-    "metric",
-    "runs",
-    "n",
-    "mean",
-    "std",
-    "difference",
-    *JUDGED,
-)  # columns of a table's long form
-
-
+# %% ../../nbs/08_verdicts/06_scoreboard.ipynb #9e59ddfc
 def too_wide(spec: Spec, paper: pd.DataFrame, line: int, row: str, column: Column) -> str:
     "Why three seeds cannot decide a published `line`; empty if they can"
     printed = paper.loc[line]
@@ -129,6 +117,41 @@ def why_not_runnable(
         return str(far.kind), far.because
     wide = too_wide(spec, paper, line, row, column) if tier == "paper" else ""
     return (NOT_DECIDABLE, wide) if wide else None
+
+# %% ../../nbs/08_verdicts/06_scoreboard.ipynb #6d78c93f
+def guesses(found: Iterable[Row | Column]) -> str:
+    "Why there is no published number beside those rows or columns whose lost setting is guessed"
+    return "; ".join(dict.fromkeys(one.unpublished for one in found if one.guessed))
+
+
+def lost_settings(spec: Spec, paper: pd.DataFrame, tier: str) -> dict[int, Reason]:
+    "Line -> why no cell can stand beside it, where the spec says that the text lost its setting and ours is a guess"
+    find = line_finder(paper, str(spec.published))
+    columns = spec.tier_columns(tier)
+    of_a_row = np.zeros(len(paper), bool)
+    for row in spec.rows.values():
+        if not row.unpublished:
+            of_a_row |= find(row.published)
+    of_columns = guesses(columns)
+    of_rows = guesses(spec.rows.values())
+    at = places(spec, columns)
+    lost = {}
+    for i in range(len(paper)):
+        why = of_columns if of_a_row[i] else of_rows
+        if why and i not in at:
+            lost[i] = Reason(Kind.GUESSED, because=why)
+    return lost
+
+# %% ../../nbs/08_verdicts/06_scoreboard.ipynb #491823c2
+OURS = (
+    "metric",
+    "runs",
+    "n",
+    "mean",
+    "std",
+    "difference",
+    *JUDGED,
+)  # columns of a table's long form
 
 
 def stored_cells(spec: Spec, tier: str, results: str | Path | None) -> dict[tuple[str, str], Any]:
@@ -182,31 +205,7 @@ def spec_lines(
         out.append(line)
     return out
 
-
-def guesses(found: Iterable[Row | Column]) -> str:
-    "Why there is no published number beside those rows or columns whose lost setting is guessed"
-    return "; ".join(dict.fromkeys(one.unpublished for one in found if one.guessed))
-
-
-def lost_settings(spec: Spec, paper: pd.DataFrame, tier: str) -> dict[int, Reason]:
-    "Line -> why no cell can stand beside it, where the spec says that the text lost its setting and ours is a guess"
-    find = line_finder(paper, str(spec.published))
-    columns = spec.tier_columns(tier)
-    of_a_row = np.zeros(len(paper), bool)
-    for row in spec.rows.values():
-        if not row.unpublished:
-            of_a_row |= find(row.published)
-    of_columns = guesses(columns)
-    of_rows = guesses(spec.rows.values())
-    at = places(spec, columns)
-    lost = {}
-    for i in range(len(paper)):
-        why = of_columns if of_a_row[i] else of_rows
-        if why and i not in at:
-            lost[i] = Reason(Kind.GUESSED, because=why)
-    return lost
-
-
+# %% ../../nbs/08_verdicts/06_scoreboard.ipynb #baaddd7c
 BOARD_COLUMNS = [
     "paper",
     "folder",
@@ -251,6 +250,16 @@ def board_lines(
     return out
 
 
+def independent(board: pd.DataFrame) -> pd.DataFrame:
+    "The lines of a scoreboard whose number is printed, and not already in another table"
+    return board[board.same_runs.isna()]
+
+
+def judged_lines(board: pd.DataFrame) -> pd.DataFrame:
+    "The independent lines at tier paper that have a verdict, or diverged"
+    return independent(board[(board.tier == "paper") & board.status.isin([*VERDICTS, "diverged"])])
+
+
 def scoreboard(
     results: str | Path | None = None,
     root: str | Path | None = None,
@@ -277,16 +286,6 @@ def scoreboard(
     for _, part in judged_lines(board).groupby("folder"):
         board.loc[part.index, "q"] = false_discovery(part.p.astype(float))
     return board
-
-
-def independent(board: pd.DataFrame) -> pd.DataFrame:
-    "The lines of a scoreboard whose number is printed, and not already in another table"
-    return board[board.same_runs.isna()]
-
-
-def judged_lines(board: pd.DataFrame) -> pd.DataFrame:
-    "The independent lines at tier paper that have a verdict, or diverged"
-    return independent(board[(board.tier == "paper") & board.status.isin([*VERDICTS, "diverged"])])
 
 # %% ../../nbs/08_verdicts/06_scoreboard.ipynb #0aa9b69f
 UNREACHABLE = ("missing", "not comparable", *REACH.values(), NOT_DECIDABLE)
