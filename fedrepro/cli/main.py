@@ -23,7 +23,6 @@ from . import look_up, own, reproduce  # they register their commands
 ClickError: type[Any] = next(
     c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"
 )
-
 LISTS = {
     "SPEC": "`fedrepro tables` lists them",
     "METHOD": "`fedrepro methods` lists them",
@@ -45,7 +44,7 @@ def shorter(error: Exception) -> str:
     listing = {"spec": LISTS["SPEC"], "page": "`fedrepro notebook` lists them"}.get(kind)
     return error.start + listing if listing else str(error)
 
-
+# %% ../../nbs/11_cli/05_main.ipynb #91fe030a
 def imports_first(argv: list[str]) -> list[str]:
     "`argv` with every `--import FILE` before the command, where typer expects the options of the program"
     front = []
@@ -65,7 +64,7 @@ def imports_first(argv: list[str]) -> list[str]:
             rest.append(word)
     return front + rest
 
-
+# %% ../../nbs/11_cli/05_main.ipynb #a7882c28
 def long_options(command: Any) -> list[str]:
     "The options of a command that begin with two dashes"
     options = []
@@ -97,7 +96,7 @@ def usage_line(error: Any) -> str:
             hint = f"did you mean {near!r}? "
     return f"{line}; {hint}accepted: {', '.join(accepted)}"
 
-
+# %% ../../nbs/11_cli/05_main.ipynb #b701da6f
 def without_types(command: Any) -> Any:
     "`command`, whose help and those of its commands show no type beside a flag"
     for each in (command, *command.commands.values()):
@@ -143,7 +142,7 @@ def answer(argv: list[str] | None) -> tuple[int, str]:
             return 2, f"{e.filename or 'output'}: {e.strerror or e}"
         raise
 
-
+# %% ../../nbs/11_cli/05_main.ipynb #3e8180e1
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
     "The signals received: the first interrupts as Ctrl-C does, the second ends the process at once"
@@ -170,7 +169,7 @@ def interrupts() -> Iterator[list[int]]:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-
+# %% ../../nbs/11_cli/05_main.ipynb #81f3a648
 GRACE = 3.0  # seconds that a thread of a user's has to end after the command
 
 
@@ -199,7 +198,7 @@ def leave_threads(threads: set[threading.Thread], code: int):
     if left:
         threading.Thread(target=watch, daemon=True).start()
 
-
+# %% ../../nbs/11_cli/05_main.ipynb #3f0ec1f0
 def panel_position(command: Any) -> int:
     "The position of a command's panel in the help; one without a panel comes last"
     panels = [*PANELS, command.rich_help_panel]

@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['SIGNS', 'FIRST_KINDS', 'WAITS', 'TARGET', 'EFFECT', 'COPY', 'HEADERS', 'said', 'mark_of', 'one_line', 'folded',
            'place_among', 'specs_of', 'started', 'accuracies', 'leads', 'how_often', 'decided_sentence',
-           'judged_sentences', 'reduced_in_words', 'box', 'all_boxes', 'small_sentence', 'effect_sentence',
-           'claims_sentence', 'opening', 'values_touched', 'touched', 'links_to', 'deviation_links', 'run_lines',
-           'how_to_print', 'reduced_runs', 'difference_runs', 'raw_runs', 'anchor', 'place_of', 'heading_of', 'html_of',
-           'grids_html', 'key_to', 'best_stored', 'chance_level', 'why_right', 'at_chance', 'bullets', 'table_part',
-           'Drawing', 'drawn_alike', 'worth_drawing', 'picture', 'headline_tables', 'not_run', 'tiers_in_order',
-           'other_tiers', 'sections', 'claims', 'label', 'run_links', 'measure', 'effect_rows', 'check_effect',
-           'effects', 'effects_of', 'copy_in_words', 'effect_in_words', 'entry_in_words', 'ledger_opening', 'ledger',
-           'headers', 'cost_line', 'paper_cost', 'all_values', 'sources', 'guessed', 'easy_lines', 'hard_lines',
-           'easy_and_hard', 'papers', 'paper_lines', 'summary']
+           'judged_sentences', 'small_sentence', 'effect_sentence', 'claims_sentence', 'reduced_in_words', 'opening',
+           'box', 'all_boxes', 'values_touched', 'touched', 'links_to', 'deviation_links', 'run_lines', 'how_to_print',
+           'reduced_runs', 'difference_runs', 'raw_runs', 'anchor', 'place_of', 'heading_of', 'html_of', 'grids_html',
+           'key_to', 'best_stored', 'chance_level', 'why_right', 'at_chance', 'bullets', 'table_part', 'Drawing',
+           'drawn_alike', 'worth_drawing', 'picture', 'headline_tables', 'not_run', 'tiers_in_order', 'other_tiers',
+           'sections', 'claims', 'label', 'run_links', 'measure', 'effect_rows', 'check_effect', 'effects',
+           'effects_of', 'copy_in_words', 'effect_in_words', 'entry_in_words', 'ledger_opening', 'ledger', 'headers',
+           'cost_line', 'paper_cost', 'all_values', 'sources', 'guessed', 'easy_lines', 'hard_lines', 'easy_and_hard',
+           'papers', 'paper_lines', 'summary']
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #d25de4bf
 import re
@@ -147,7 +147,7 @@ def leads(paper: str, tier: str = "small", results=None, root=None) -> tuple[int
             there += part.row[part.published_mean.idxmax()] in mine
     return columns, here, there
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #c58397bd
 WAITS = {
     "runnable": "not run yet",
     "not decidable": "not decidable by three seeds",
@@ -191,40 +191,7 @@ def judged_sentences(name: str, alone: pd.DataFrame) -> list[str]:
         sentences.append(f"The others: {', '.join(rest)}.")
     return sentences
 
-
-def reduced_in_words(paper: str, results=None, root=None) -> str:
-    "Where the paper's method leads less often in reduced runs than in print: that they do not show it; else nothing"
-    columns, here, there = leads(paper, "small", results, root)
-    if here >= there:
-        return ""
-    name = specs_of(paper, root)[0].paper
-    return (
-        f"Runs at the reduced setting (tier small) do not show what the paper is about: {name} leads in {here} of "
-        f"{columns} settings there, in the paper in {there}. They are folded below."
-    )
-
-
-def box(paper: str, results=None, root=None) -> str:
-    "What a paper is about and what the runs of the published setting say of it, as a quotation"
-    first = paper_headline(paper, results, root)
-    lines = [f"**What the paper is about.** {said(headline_sentences(first))}"]
-    if first.ours:
-        sides = [side_in_words(side) for side in (first.ours, first.theirs) if side]
-        lines.append(f"Mean ± half of the 95 % interval (seeds): {' and '.join(sides)}.")
-    for other in headlines(results, root, paper)[1:]:
-        lines.append(f"**Also.** {said(headline_sentences(other))}")
-    lines.append(reduced_in_words(paper, results, root))
-    return "\n>\n".join(f"> {line}" for line in lines if line) + "\n"
-
-
-def all_boxes(results=None, root=None) -> str:
-    "The headlines of all papers, a line each, as a quotation"
-    lines = []
-    for headline in headlines(results, root):
-        lines.append(f"> - **{headline.paper}.** {said(headline_sentences(headline))}")
-    return "\n".join(lines) + "\n"
-
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #c60126c9
 def small_sentence(numbers: int, columns: int, here: int, there: int) -> str:
     "How many `numbers` have runs at the reduced setting, and what `leads` says of them"
     have = "there are runs, without published numbers beside them"
@@ -259,6 +226,18 @@ def claims_sentence(found: pd.DataFrame) -> str:
     )
 
 
+def reduced_in_words(paper: str, results=None, root=None) -> str:
+    "Where the paper's method leads less often in reduced runs than in print: that they do not show it; else nothing"
+    columns, here, there = leads(paper, "small", results, root)
+    if here >= there:
+        return ""
+    name = specs_of(paper, root)[0].paper
+    return (
+        f"Runs at the reduced setting (tier small) do not show what the paper is about: {name} leads in {here} of "
+        f"{columns} settings there, in the paper in {there}. They are folded below."
+    )
+
+
 def opening(paper: str, results=None, root=None) -> str:
     "What is decided and what is not, counted in five sentences"
     board = scoreboard(results, root, paper=paper)
@@ -279,6 +258,27 @@ def opening(paper: str, results=None, root=None) -> str:
     entries = len(read_ledger(paper, root))
     sentences.append(effect_sentence(effects_of(paper, results, root), entries))
     return said(" ".join(sentences)) + "\n"
+
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #3a5d01e0
+def box(paper: str, results=None, root=None) -> str:
+    "What a paper is about and what the runs of the published setting say of it, as a quotation"
+    first = paper_headline(paper, results, root)
+    lines = [f"**What the paper is about.** {said(headline_sentences(first))}"]
+    if first.ours:
+        sides = [side_in_words(side) for side in (first.ours, first.theirs) if side]
+        lines.append(f"Mean ± half of the 95 % interval (seeds): {' and '.join(sides)}.")
+    for other in headlines(results, root, paper)[1:]:
+        lines.append(f"**Also.** {said(headline_sentences(other))}")
+    lines.append(reduced_in_words(paper, results, root))
+    return "\n>\n".join(f"> {line}" for line in lines if line) + "\n"
+
+
+def all_boxes(results=None, root=None) -> str:
+    "The headlines of all papers, a line each, as a quotation"
+    lines = []
+    for headline in headlines(results, root):
+        lines.append(f"> - **{headline.paper}.** {said(headline_sentences(headline))}")
+    return "\n".join(lines) + "\n"
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #7ffbdac3
 def values_touched(spec: Spec, row: Row, tier: str) -> dict[str, set]:
@@ -762,7 +762,7 @@ def measure(given: dict, tier: str, results=None, root=None) -> list[tuple[Compa
             out.append((found, list(dict.fromkeys(links))))
     return out
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #3bb65933
 def effect_rows(paper: str, root=None) -> dict[str, set[str]]:
     "Spec -> its rows that some `[[effect]]` of a paper compares with each other"
     found: dict[str, set[str]] = {}
@@ -818,7 +818,7 @@ def effects_of(paper: str, results=None, root=None) -> pd.DataFrame:
     done = set(found[0].deviation[found[0].n > 0])
     return pd.concat([found[0], found[1][~found[1].deviation.isin(done)]], ignore_index=True)
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #7a902050
 COPY = "wenwenwenwenti/FedCCFA"  # a copy of the code that Chen-Junbao/FedCCFA releases
 
 
