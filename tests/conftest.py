@@ -14,7 +14,7 @@ from fedrepro.engine.method import load_methods
 from fedrepro.models.networks import ARCHITECTURES
 
 METHODS = load_methods()
-REGISTRIES = (METHODS, DATA_CARDS, RECIPES, ARCHITECTURES)
+REGISTRIES = (METHODS, DATA_CARDS, RECIPES, *RECIPES.values(), ARCHITECTURES)
 torch.set_num_threads(1)  # tests run side by side, and the kept numbers are those of one thread
 
 
