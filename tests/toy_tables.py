@@ -52,3 +52,22 @@ def put(spec, tier, row, column, values):
 
 
 ONE = "digits, 3 clients"
+
+
+@pytest.fixture(
+    params=[
+        (tier, *record)
+        for tier in ("smoke", "paper")
+        for record in (
+            (dict(round=2, client=2, norm="1.5e+30"), "round 2, client 2, norm 1.5e+30"),
+            (dict(round=12, client=None, norm="nan"), "round 12, server, norm nan"),
+        )
+    ]
+)
+def diverged(request, spec):
+    "(tier, words): three runs of FedAvg at a tier, of which the last two diverged, and where the second one did"
+    tier, record, words = request.param
+    last = spec.runs(tier)[0].rounds
+    record = record | dict(round=min(record["round"], last))
+    put(spec, tier, "FedAvg", ONE, [69.0, record, None])
+    return tier, words.replace("round 12", f"round {record['round']}")

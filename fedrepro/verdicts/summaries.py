@@ -64,19 +64,20 @@ def stored_runs(
     before = spec.stored.get((tier, folder))
     if before is not None and before.found is found and same_objects(before.names, names):
         return list(before.runs)
-    runs = match_runs(spec, tier, folder, found)
-    if not any(has_own_code(planned.settings) for planned, _ in runs):
+    planned = []
+    for seeds in parts_of_seeds(spec, tier, found.values()):
+        planned += spec.runs(tier, seeds=seeds)
+    runs = match_runs(spec, tier, folder, [run for run in planned if run.run_id in found])
+    if not any(has_own_code(run.settings) for run in planned):
         spec.stored[tier, folder] = StoredBefore(found, names, runs)
     return list(runs)
 
 
 def match_runs(
-    spec: Spec, tier: str, folder: Path, found: dict[str, pd.DataFrame]
+    spec: Spec, tier: str, folder: Path, planned: list[PlannedRun]
 ) -> list[tuple[PlannedRun, pd.DataFrame]]:
-    "The planned runs of `spec` among the runs `found` in a tier's `folder`; raises InputError if they lack the metric"
-    planned = []
-    for seeds in parts_of_seeds(spec, tier, found.values()):
-        planned += [run for run in spec.runs(tier, seeds=seeds) if run.run_id in found]
+    "The `planned` runs, all in a tier's `folder`, each with its rows; raises InputError if they lack the metric"
+    found = load_by_run(folder)
     mine = {run.run_id for run in planned}
     same_data([head for head in load_headers(folder) if head["run_id"] in mine])
     kept = [(run, group_ratios(found[run.run_id].copy())) for run in planned]

@@ -14,7 +14,7 @@ from fedrepro.core.errors import InputError
 from fedrepro.reporting.grids import Cell, as_text
 from fedrepro.reporting.printed_tables import mixed_processors, render, table_parts, table_sheet
 from fedrepro.verdicts.tables import table
-from toy_tables import ONE, put, spec
+from toy_tables import ONE, diverged, put, spec
 
 
 def test_the_papers_own_shape(spec):
@@ -63,18 +63,8 @@ def test_a_terminal_of_any_width_gets_whole_numbers(spec):
     assert "\x1b[" in as_text(sheet, 80, colours=True) and "\x1b[" not in text
 
 
-RECORDS = [
-    (dict(round=2, client=2, norm="1.5e+30"), "round 2, client 2, norm 1.5e+30"),
-    (dict(round=12, client=None, norm="nan"), "round 12, server, norm nan"),
-]
-
-
-@pytest.mark.parametrize("tier", ["smoke", "paper"])
-@pytest.mark.parametrize("record, words", RECORDS)
-def test_every_format_says_who_diverged_where(spec, tier, record, words):
-    record = record | dict(round=min(record["round"], spec.runs(tier)[0].rounds))
-    words = words.replace("round 12", f"round {record['round']}")
-    put(spec, tier, "FedAvg", ONE, [69.0, record, None])
+def test_every_format_says_who_diverged_where(spec, diverged):
+    tier, words = diverged
     said = f"seed 1: {words}; seed 2: round 2, client 0, norm inf"
     note = f"diverged: FedAvg, {ONE}, {said}"
     for format in ("text", "md", "html"):

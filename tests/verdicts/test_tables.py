@@ -10,7 +10,7 @@ from fedrepro.verdicts.independent import read_published
 from fedrepro.verdicts.summaries import seed_values
 from fedrepro.verdicts.tables import q_values, table, table_rows
 from toy import written
-from toy_tables import CSV, ONE, RAW, put, spec
+from toy_tables import CSV, ONE, RAW, diverged, put, spec
 
 
 @pytest.mark.parametrize(
@@ -115,18 +115,8 @@ def test_another_tables_rows_are_not_borrowed(spec):
     )
 
 
-RECORDS = [
-    (dict(round=2, client=2, norm="1.5e+30"), "round 2, client 2, norm 1.5e+30"),
-    (dict(round=12, client=None, norm="nan"), "round 12, server, norm nan"),
-]
-
-
-@pytest.mark.parametrize("tier", ["smoke", "paper"])
-@pytest.mark.parametrize("record, words", RECORDS)
-def test_a_run_says_where_it_diverged(spec, tier, record, words):
-    record = record | dict(round=min(record["round"], spec.runs(tier)[0].rounds))
-    words = words.replace("round 12", f"round {record['round']}")
-    put(spec, tier, "FedAvg", ONE, [69.0, record, None])
+def test_a_run_says_where_it_diverged(spec, diverged):
+    tier, words = diverged
     run = seed_values(spec, tier).set_index(["row", "seed"]).loc["FedAvg"]
     assert run.diverged.tolist() == ["", words, "round 2, client 0, norm inf"]
     long = table(spec, tier).set_index(["column", "row"])
