@@ -496,7 +496,7 @@ def share_scale(axes: list[Axes], start: float = -math.inf) -> None:
 
 
 SETTLED = 1 / 3  # of the rounds, after which a line shows how a method ends
-AXIS = "The axis starts just below the lowest published value, and value of a labelled line after a third of the rounds."
+AXIS = "The axis starts just below the lowest value of a labelled line after a third of the rounds"
 
 
 def axis_start(spec: Spec, long: pd.DataFrame, styles: dict[str, Style]) -> float:

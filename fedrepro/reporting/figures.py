@@ -537,7 +537,10 @@ def axis_in_words(spec: Spec, tier: str, results: str | Path | None = None) -> s
     if spec.plot != "curves":
         return ""
     long = curves(spec, tier, results)
-    return AXIS if axis_start(spec, long, highlighted(spec, long)) > -math.inf else ""
+    if axis_start(spec, long, highlighted(spec, long)) == -math.inf:
+        return ""
+    published = tier == "paper" and spec.published is not None
+    return f"{AXIS}, or lower to show a published value." if published else f"{AXIS}."
 
 
 def rounds_in_words(spec: Spec, tier: str, columns: set[str]) -> str:
