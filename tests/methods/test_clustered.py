@@ -35,7 +35,7 @@ def federation(drift="sudden", participation=0.5, recipe="iid-class"):
 
 
 def mean_loss(fed, params, k, labels):
-    x = fed.data.batch(fed.data.train_x[fed.rows[k]], None, fed.dtype)
+    x = fed.data.batch(fed.data.train_x[fed.indices[k]], None, fed.dtype)
     with torch.no_grad():
         return float(F.cross_entropy(fed.net(params, x), torch.as_tensor(labels)))
 
@@ -75,7 +75,7 @@ def merge(trees, identity, cohort, losses, sizes, delta):
 
 def released(fed, rounds, delta, keep_previous):
     "Yields (models, positions of all clients) after each round; `keep_previous`: absent clients keep previous labels"
-    trees, identity, sizes = [fed.initial], [0] * K, [len(rows) for rows in fed.rows]
+    trees, identity, sizes = [fed.initial], [0] * K, [len(rows) for rows in fed.indices]
     labels = lambda t: [fed.client(k, t, {}, {}).labels for k in range(K)]
     previous = labels(0)
     for t in range(rounds):

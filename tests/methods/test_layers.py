@@ -100,7 +100,7 @@ def plain_fedcda(m, fed, rounds):
         if t < m.warmup:
             kept |= fresh
             params = weighted_mean(
-                [fresh[k][2] for k in cohort], [len(fed.rows[k]) for k in cohort]
+                [fresh[k][2] for k in cohort], [len(fed.indices[k]) for k in cohort]
             )
         else:
             kept = {k: v for k, v in kept.items() if k not in cohort}

@@ -29,7 +29,7 @@ def module(fed, w) -> nn.Module:
 
 
 def batch(fed, k):
-    rows = fed.rows[k]
+    rows = fed.indices[k]
     return fed.data.batch(fed.data.train_x[rows], None, torch.float64), fed.data.train_y[rows]
 
 
