@@ -4,17 +4,18 @@
 
 # %% auto #0
 __all__ = ['METHOD_COLOURS', 'DASHES', 'PLAIN', 'METHOD_MARKERS', 'PALETTE', 'ACCENT', 'FOIL', 'OTHER', 'REST', 'STYLE', 'NAMED',
-           'FEW', 'PARTITION_WORDS', 'PANEL', 'LEGEND', 'SETTLED', 'AXIS', 'styled', 'lab', 'colour_distance', 'Style',
-           'own_rows', 'row_colours', 'page_colours', 'row_styles', 'untuned', 'curves', 'plot_seeds', 'plot_mean',
-           'plot_curves', 'mark_drift', 'schedule_of', 'drift_rounds', 'partition_words', 'setting', 'axis_label',
-           'plot_published', 'grid', 'diverged_notes', 'over_seeds', 'add_notes', 'widen', 'add_legend', 'best_first',
-           'highlighted', 'refuse_empty', 'share_scale', 'axis_start', 'finish_panel', 'panels_in_line',
-           'accuracy_figure', 'save_figure', 'small_png']
+           'PARTITION_WORDS', 'PANEL', 'LEGEND', 'FEW', 'SETTLED', 'AXIS', 'LABEL', 'FAR', 'LONG', 'lab',
+           'colour_distance', 'styled', 'Style', 'own_rows', 'row_colours', 'row_styles', 'page_colours', 'untuned',
+           'curves', 'plot_seeds', 'plot_mean', 'plot_curves', 'mark_drift', 'schedule_of', 'drift_rounds',
+           'partition_words', 'setting', 'axis_label', 'plot_published', 'grid', 'best_first', 'highlighted',
+           'axis_start', 'share_scale', 'spread', 'line_ends', 'label_ends', 'diverged_notes', 'over_seeds',
+           'add_notes', 'widen', 'add_legend', 'refuse_empty', 'finish_panel', 'title_panel', 'panels_in_line',
+           'first_runs', 'published_values', 'accuracy_figure', 'save_figure', 'small_png']
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #c0866378
 import io, math, textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from itertools import cycle, product
@@ -28,6 +29,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from ..core.errors import InputError, choice
 from ..data.concept_drift import drift
@@ -107,6 +109,21 @@ ACCENT, FOIL = PALETTE["vermillion"], PALETTE["black"]  # the paper's own method
 OTHER = "#767676"  # colour of a method that is not in METHOD_COLOURS
 REST = "#bbbbbb"  # colour of the rows that a plot does not label
 
+# %% ../../nbs/09_reporting/04_curves.ipynb #4971bf23
+def lab(colour: str) -> np.ndarray:
+    "A colour as lightness and two hues (CIELAB under daylight); a distance of 2 is just visible"
+    rgb = np.array(to_rgb(colour))
+    light = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = [[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0178, 0.1095, 0.8729]]
+    x, y, z = np.cbrt(to_xyz @ light)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def colour_distance(one: str, other: str) -> float:
+    "How far two colours are apart (CIELAB, 1976)"
+    return float(np.linalg.norm(lab(one) - lab(other)))
+
+# %% ../../nbs/09_reporting/04_curves.ipynb #1a7f767a
 # one look for every figure: text of 12 pixels, 9 where a page of 900 pixels shrinks four panels
 STYLE: dict = {
     "figure.dpi": 150,
@@ -134,20 +151,6 @@ def styled(make: Callable[_P, _R]) -> Callable[_P, _R]:
 
     return drawn
 
-
-def lab(colour: str) -> np.ndarray:
-    "A colour as lightness and two hues (CIELAB under daylight); a distance of 2 is just visible"
-    rgb = np.array(to_rgb(colour))
-    light = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    to_xyz = [[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0178, 0.1095, 0.8729]]
-    x, y, z = np.cbrt(to_xyz @ light)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-def colour_distance(one: str, other: str) -> float:
-    "How far two colours are apart (CIELAB, 1976)"
-    return float(np.linalg.norm(lab(one) - lab(other)))
-
 # %% ../../nbs/09_reporting/04_curves.ipynb #9f1de6a8
 @dataclass(frozen=True)
 class Style:
@@ -170,7 +173,7 @@ class Style:
             zorder=2 + self.width / 10,
         )
 
-
+# %% ../../nbs/09_reporting/04_curves.ipynb #98e33feb
 # rows that a paper names by the colours of its lines
 NAMED = {", blue": PALETTE["blue"], ", red": PALETTE["vermillion"]}
 
@@ -200,13 +203,7 @@ def row_colours(spec: Spec, rows: list[str], fixed: dict[str, str]) -> dict[str,
             found[row] = next(left)
     return found
 
-
-def page_colours(own: str, *others: str) -> dict[str, str]:
-    "name -> colour for the lessons of a page: `own` and FedAvg as in every figure, the `others` in the palette's order"
-    spare = [colour for colour in PALETTE.values() if colour not in (ACCENT, FOIL)]
-    return {own: ACCENT, "FedAvg": FOIL, **dict(zip(others, cycle(spare)))}
-
-
+# %% ../../nbs/09_reporting/04_curves.ipynb #76dc31ad
 def row_styles(
     spec: Spec, labelled: Iterable[str], fixed: dict[str, str] | None = None
 ) -> dict[str, Style]:
@@ -230,6 +227,12 @@ def row_styles(
         styles[row.name] = Style(colours[row.name], dashes, marker, width)
     return styles
 
+# %% ../../nbs/09_reporting/04_curves.ipynb #4aa6fe65
+def page_colours(own: str, *others: str) -> dict[str, str]:
+    "name -> colour for the lessons of a page: `own` and FedAvg as in every figure, the `others` in the palette's order"
+    spare = [colour for colour in PALETTE.values() if colour not in (ACCENT, FOIL)]
+    return {own: ACCENT, "FedAvg": FOIL, **dict(zip(others, cycle(spare)))}
+
 # %% ../../nbs/09_reporting/04_curves.ipynb #2d762eb9
 def untuned(run: pd.DataFrame, metric: str) -> pd.Series:
     "A metric's values before a final fine-tuning: a curve is of one kind of model"
@@ -251,9 +254,6 @@ def curves(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataF
     return pd.concat(kept, ignore_index=True)[names]
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #07c64313
-FEW = 5  # so many rows of a plot have labels
-
-
 def plot_seeds(ax: Axes, found: pd.DataFrame, metric: str, colour: str) -> None:
     "A thin line for every seed; one whose run diverged ends in a cross"
     for _, run in found.groupby("seed"):
@@ -262,7 +262,7 @@ def plot_seeds(ax: Axes, found: pd.DataFrame, metric: str, colour: str) -> None:
             end = {"marker": "x", "markevery": [-1]}
         ax.plot(run["round"], run[metric], color=colour, linewidth=0.8, **end)
 
-
+# %% ../../nbs/09_reporting/04_curves.ipynb #063625b4
 def plot_mean(ax: Axes, found: pd.DataFrame, metric: str, style: Style) -> None:
     "The mean over seeds, and a band of their standard deviation where there are several"
     at = found.groupby("round")[metric].agg(["mean", "std"])
@@ -273,7 +273,7 @@ def plot_mean(ax: Axes, found: pd.DataFrame, metric: str, style: Style) -> None:
     band: dict = {"alpha": 0.15, "linewidth": 0.4, "zorder": 1}
     ax.fill_between(at.index, low, high, color=style.colour, **band)
 
-
+# %% ../../nbs/09_reporting/04_curves.ipynb #8452659b
 def plot_curves(ax: Axes, long: pd.DataFrame, metric: str, styles: dict[str, Style]) -> None:
     "Mean line and band over seeds for every row in `long` (of `curves`); every seed for one with a diverged run"
     for row, style in styles.items():
@@ -283,7 +283,7 @@ def plot_curves(ax: Axes, long: pd.DataFrame, metric: str, styles: dict[str, Sty
         elif len(found):
             plot_mean(ax, found, metric, style)
 
-
+# %% ../../nbs/09_reporting/04_curves.ipynb #b6869b87
 def mark_drift(ax: Axes, rounds: tuple[int, ...]) -> None:
     "A dashed vertical line where labels change: after the first t rounds, t in `rounds`; the first has a label"
     for t in rounds:
@@ -343,7 +343,7 @@ def axis_label(metric: str) -> str:
     "A metric in words with its unit, for an axis"
     return metric_named(metric).label
 
-
+# %% ../../nbs/09_reporting/04_curves.ipynb #2b378e51
 def plot_published(
     ax: Axes, spec: Spec, column: Column, last: int, styles: dict[str, Style]
 ) -> list[float]:
@@ -388,7 +388,121 @@ def grid(panels: int, wide: int | None = None) -> tuple[Figure, list[Axes]]:
         ax.axis("off")
     return fig, list(axes.flat[:panels])
 
+# %% ../../nbs/09_reporting/04_curves.ipynb #5f5b6fcc
+FEW = 5  # so many rows of a plot have labels
 
+
+def best_first(spec: Spec, long: pd.DataFrame) -> list[str]:
+    "The rows with a complete run, by their metric at the end, in the settings that have most rows"
+    here = long[long.status == "complete"]
+    last = here.groupby(["row", "column", "seed"])["round"].transform("max")
+    ends = here[here["round"] == last]
+    rows = ends.groupby("column").row.nunique()
+    fullest = rows.index[rows == rows.max()]
+    mean = ends[ends.column.isin(fullest)].groupby("row")[spec.metric].mean()
+    return list(mean.sort_values(ascending=False, kind="stable").index)
+
+# %% ../../nbs/09_reporting/04_curves.ipynb #baa9f87b
+def highlighted(spec: Spec, long: pd.DataFrame) -> dict[str, Style]:
+    """row -> style, grey but for `FEW` rows: the best of the paper's own, FedAvg, and the best others at the end
+
+    All of `long` are labelled where rows are few, or where the highest of the metric is not the best."""
+    if long.row.nunique() <= FEW or not metric_named(spec.metric).higher_is_better:
+        return row_styles(spec, long.row)
+    order, mine = best_first(spec, long), own_rows(spec)
+    own = [row for row in order if row in mine]
+    foil = [row for row in order if row == "FedAvg"]
+    return row_styles(spec, list(dict.fromkeys(own[:2] + foil + order))[:FEW])
+
+# %% ../../nbs/09_reporting/04_curves.ipynb #9a16a85a
+SETTLED = 1 / 3  # of the rounds, after which a line shows how a method ends
+AXIS = "The axis starts just below the lowest value of a labelled line after a third of the rounds"
+
+
+def axis_start(spec: Spec, long: pd.DataFrame, styles: dict[str, Style]) -> float:
+    """Where the vertical axis of a spec's curves starts, so that their ends are told apart: see `AXIS`.
+
+    -inf, so that nothing is cut, where the highest of its metric is not the best, or a labelled run diverged."""
+    metric = spec.metric
+    named = [row for row, style in styles.items() if style.colour != REST]
+    here = long[long.row.isin(named)]
+    if not metric_named(metric).higher_is_better or (here.status == "diverged").any():
+        return -math.inf
+    late = here[here["round"] > SETTLED * here.groupby("column")["round"].transform("max")]
+    means = late.groupby(["row", "column", "round"])[metric].mean()
+    if means.isna().all() or means.max() == means.min():
+        return -math.inf
+    return float(means.min() - (means.max() - means.min()) / 20)
+
+# %% ../../nbs/09_reporting/04_curves.ipynb #c1abbb31
+def share_scale(axes: list[Axes], start: float = -math.inf) -> None:
+    "One vertical scale for panels of one metric, which starts at `start` where that is above their lowest value"
+    low = min(ax.get_ylim()[0] for ax in axes)
+    high = max(ax.get_ylim()[1] for ax in axes)
+    if start > low:
+        low, top = start, max(ax.dataLim.y1 for ax in axes)
+        high = top + (top - low) / 20
+    for ax in axes:
+        ax.set_ylim(low, high)
+        place = ax.get_subplotspec()
+        if len(axes) > 1 and place is not None and not place.is_first_col():
+            ax.yaxis.label.set_visible(False)  # it is that of the first in the line
+            ax.tick_params(labelleft=False)
+
+# %% ../../nbs/09_reporting/04_curves.ipynb #77b6063d
+def spread(heights: list[float], gap: float) -> list[float]:
+    "Ascending `heights` moved apart to at least `gap`, none above 1, by the least squares that this takes"
+    from sklearn.isotonic import isotonic_regression  # here: few figures need it
+
+    steps = gap * np.arange(len(heights))
+    lowered = np.asarray(heights) - steps  # without the steps, apart by `gap` is: never falling
+    return list(isotonic_regression(lowered, y_max=1 - steps[-1]) + steps)
+
+# %% ../../nbs/09_reporting/04_curves.ipynb #94270f7f
+LABEL = 0.1  # height of a label, as a share of a panel's
+FAR = (
+    0.25  # a label further from its line's end than this share of the panel is not read as its own
+)
+LONG = 16  # letters of a label that is better read in a legend
+
+
+def line_ends(ax: Axes, long: pd.DataFrame, metric: str, styles: dict[str, Style]) -> dict:
+    "row -> height of its line's end, as a share of the panel's, ascending; the rows that have a colour and a mean"
+    low, high = ax.get_ylim()
+    ends = {}
+    for row, style in styles.items():
+        found = long[long.row == row]
+        if style.colour == REST or not len(found) or (found.status == "diverged").any():
+            continue
+        last = found[found["round"] == found["round"].max()]
+        ends[row] = (last[metric].mean() - low) / (high - low)
+    return dict(sorted(ends.items(), key=lambda item: item[1]))
+
+# %% ../../nbs/09_reporting/04_curves.ipynb #0612847c
+def label_ends(ax: Axes, long: pd.DataFrame, metric: str, styles: dict[str, Style]) -> list[Text]:
+    "Write rows beside the ends of their lines, right of `ax`: all, or none where they do not fit; what was written"
+    ends = line_ends(ax, long, metric, styles)
+    if not ends:
+        return []
+    places = spread(list(ends.values()), LABEL)
+    moves = [abs(place - end) for place, end in zip(places, ends.values())]
+    if max(moves) > FAR or max(map(len, ends)) > LONG:
+        return []
+    labels: list[Text] = []
+    for row, place in zip(ends, places):
+        label = ax.annotate(
+            row,
+            (1, place),
+            xycoords="axes fraction",
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center",
+            color=styles[row].colour,
+        )
+        labels.append(label)
+    return labels
+
+# %% ../../nbs/09_reporting/04_curves.ipynb #012e4f6d
 def diverged_notes(long: pd.DataFrame, most: int = 6) -> list[str]:
     "Which runs in `long` (of `curves`) diverged where: at most `most` lines, and how many are left out"
     runs = long[long.status == "diverged"].drop_duplicates(["row", "column", "seed"])
@@ -411,19 +525,25 @@ def add_notes(fig: Figure, notes: list[str]) -> None:
     if notes:
         fig.supxlabel("\n".join(notes), x=0.01, ha="left")
 
-
-def widen(fig: Figure, legend: Legend) -> None:
-    "Make a figure wider where its legend needs more than `LEGEND`, so that long names take nothing from the panels"
+# %% ../../nbs/09_reporting/04_curves.ipynb #1c71d74a
+def widen(fig: Figure, legend: Legend, labels: Sequence[Text] = ()) -> None:
+    "Make a figure wider where legend and labels need more than `LEGEND`, so that they take nothing from the panels"
     needed = legend.get_window_extent().width / fig.dpi
+    needed += max((label.get_window_extent().width / fig.dpi for label in labels), default=0.0)
     if needed > LEGEND:
         width, height = fig.get_size_inches()
         fig.set_size_inches(width + needed - LEGEND, height)
 
-
+# %% ../../nbs/09_reporting/04_curves.ipynb #eab62bd2
 def add_legend(
-    fig: Figure, long: pd.DataFrame, styles: dict[str, Style], judged: bool = False
+    fig: Figure,
+    long: pd.DataFrame,
+    styles: dict[str, Style],
+    judged: bool = False,
+    labels: Sequence[Text] = (),
 ) -> None:
-    "One legend right of the panels: the rows, a diverged run, a published value; below them, who diverged"
+    "One legend right of the panels: rows without `labels`, a diverged run, a published value; below, who diverged"
+    labelled = {label.get_text() for label in labels}
 
     def line(label, color="0.3", **more):
         return Line2D([], [], label=label, color=color, **more)
@@ -434,44 +554,22 @@ def add_legend(
             continue
         if style.colour == REST:
             rest += 1
-        else:
+        elif row not in labelled:
             lines.append(line(row, **style.line))
     if rest:
-        lines.append(line(f"{rest} other methods", REST, linewidth=0.7))
+        methods = "method" if rest == 1 else "methods"
+        lines.append(line(f"{rest} other {methods}", REST, linewidth=0.7))
     notes = diverged_notes(long)
     if notes:
         lines.append(line("every seed, x = diverged", linewidth=0.8, marker="x"))
     if judged:
         lines.append(line("published ± std", linestyle="", marker="D", markerfacecolor="white"))
     add_notes(fig, notes)
-    look: dict = {"frameon": False}
+    look: dict = {"frameon": False, "alignment": "left"}
     legend = fig.legend(handles=lines, loc="outside right center", title=over_seeds(long), **look)
-    widen(fig, legend)
+    widen(fig, legend, labels)
 
-
-def best_first(spec: Spec, long: pd.DataFrame) -> list[str]:
-    "The rows with a complete run, by their metric at the end, in the settings that have most rows"
-    here = long[long.status == "complete"]
-    last = here.groupby(["row", "column", "seed"])["round"].transform("max")
-    ends = here[here["round"] == last]
-    rows = ends.groupby("column").row.nunique()
-    fullest = rows.index[rows == rows.max()]
-    mean = ends[ends.column.isin(fullest)].groupby("row")[spec.metric].mean()
-    return list(mean.sort_values(ascending=False, kind="stable").index)
-
-
-def highlighted(spec: Spec, long: pd.DataFrame) -> dict[str, Style]:
-    """row -> style, grey but for `FEW` rows: the best of the paper's own, FedAvg, and the best others at the end
-
-    All of `long` are labelled where rows are few, or where the highest of the metric is not the best."""
-    if long.row.nunique() <= FEW or not metric_named(spec.metric).higher_is_better:
-        return row_styles(spec, long.row)
-    order, mine = best_first(spec, long), own_rows(spec)
-    own = [row for row in order if row in mine]
-    foil = [row for row in order if row == "FedAvg"]
-    return row_styles(spec, list(dict.fromkeys(own[:2] + foil + order))[:FEW])
-
-
+# %% ../../nbs/09_reporting/04_curves.ipynb #0a547a26
 def refuse_empty(spec: Spec, tier: str, results: str | Path | None):
     "Raises InputError: no finished run, and what to type"
     raise InputError(
@@ -479,42 +577,7 @@ def refuse_empty(spec: Spec, tier: str, results: str | Path | None):
         f"make them with: fedrepro run {spec.name} --tier {tier}"
     )
 
-
-def share_scale(axes: list[Axes], start: float = -math.inf) -> None:
-    "One vertical scale for panels of one metric, which starts at `start` where that is above their lowest value"
-    low = min(ax.get_ylim()[0] for ax in axes)
-    high = max(ax.get_ylim()[1] for ax in axes)
-    if start > low:
-        low, top = start, max(ax.dataLim.y1 for ax in axes)
-        high = top + (top - low) / 20
-    for ax in axes:
-        ax.set_ylim(low, high)
-        place = ax.get_subplotspec()
-        if len(axes) > 1 and place is not None and not place.is_first_col():
-            ax.yaxis.label.set_visible(False)  # it is that of the first in the line
-            ax.tick_params(labelleft=False)
-
-
-SETTLED = 1 / 3  # of the rounds, after which a line shows how a method ends
-AXIS = "The axis starts just below the lowest value of a labelled line after a third of the rounds"
-
-
-def axis_start(spec: Spec, long: pd.DataFrame, styles: dict[str, Style]) -> float:
-    """Where the vertical axis of a spec's curves starts, so that their ends are told apart: see `AXIS`.
-
-    -inf, so that nothing is cut, where the highest of its metric is not the best, or a labelled run diverged."""
-    metric = spec.metric
-    named = [row for row, style in styles.items() if style.colour != REST]
-    here = long[long.row.isin(named)]
-    if not metric_named(metric).higher_is_better or (here.status == "diverged").any():
-        return -math.inf
-    late = here[here["round"] > SETTLED * here.groupby("column")["round"].transform("max")]
-    means = late.groupby(["row", "column", "round"])[metric].mean()
-    if means.isna().all() or means.max() == means.min():
-        return -math.inf
-    return float(means.min() - (means.max() - means.min()) / 20)
-
-
+# %% ../../nbs/09_reporting/04_curves.ipynb #eedc32e4
 def finish_panel(ax: Axes, metric: str, drifts: tuple[int, ...]) -> None:
     "Axes in words, whole rounds, and where labels change"
     mark_drift(ax, drifts)
@@ -525,6 +588,14 @@ def finish_panel(ax: Axes, metric: str, drifts: tuple[int, ...]) -> None:
         ax.set_ylim(bottom=0)
 
 
+def title_panel(ax: Axes, run: PlannedRun) -> None:
+    "The run's setting above its panel, in lines as long as the panel is wide"
+    pad = 16 if drift_rounds(run) else 6  # the drift's label stands between
+    places = ax.get_gridspec()
+    letters = {1: 78, 2: 54, 3: 44}.get(places.ncols if places else 1, 34)
+    ax.set_title(textwrap.fill(setting(run), letters), pad=pad)
+
+# %% ../../nbs/09_reporting/04_curves.ipynb #ef5bc268
 def panels_in_line(metrics: int, columns: int) -> int | None:
     "Of several metrics each has a line of its own, unless there is one column; None: as `grid` has it"
     if metrics == 1:
@@ -532,6 +603,35 @@ def panels_in_line(metrics: int, columns: int) -> int | None:
     return columns if columns > 1 else metrics
 
 
+def first_runs(spec: Spec, tier: str, long: pd.DataFrame) -> list[PlannedRun]:
+    "Of each column in `long` (of `curves`) the first planned run, in the spec's order of columns"
+    first: dict[str, PlannedRun] = {}
+    for run in spec.runs(tier):
+        first.setdefault(run.column, run)
+    there = set(long.column)
+    return [first[column.label] for column in spec.tier_columns(tier) if column.label in there]
+
+# %% ../../nbs/09_reporting/04_curves.ipynb #38e2d395
+def published_values(
+    axes: list[Axes],
+    spec: Spec,
+    runs: list[PlannedRun],
+    long: pd.DataFrame,
+    styles: dict[str, Style],
+) -> list[float]:
+    "Published values of the coloured rows with runs in the panels of `runs`, drawn at the last round; their means"
+    columns = {column.label: column for column in spec.tier_columns("paper")}
+    means = []
+    for ax, run in zip(axes, runs):
+        there = set(long.row[long.column == run.column])
+        ours = {}
+        for row, style in styles.items():
+            if row in there and style.colour != REST:
+                ours[row] = style
+        means += plot_published(ax, spec, columns[run.column], run.rounds, ours)
+    return means
+
+# %% ../../nbs/09_reporting/04_curves.ipynb #2a170c9e
 @styled
 def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     """Metrics over rounds from the store: a panel for each setting with runs, a line for each row
@@ -540,40 +640,32 @@ def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) ->
     spec). Raises InputError without any run."""
     if spec.difference:
         raise InputError(f"{spec.name} is a difference of tables: it has no curves of its own")
-    long, judged = curves(spec, tier, results), tier == "paper" and spec.published is not None
+    long = curves(spec, tier, results)
     if not len(long):
         refuse_empty(spec, tier, results)
     styles = highlighted(spec, long)
-    start = axis_start(spec, long, styles)
-    published: list[float] = []
-    metrics, there = [spec.metric, *spec.beside], set(long.column)
-    columns = [column for column in spec.tier_columns(tier) if column.label in there]
-    panels = list(product(metrics, columns))
-    fig, axes = grid(len(panels), panels_in_line(len(metrics), len(columns)))
-    for ax, (metric, column) in zip(axes, panels):
-        run = next(r for r in spec.runs(tier) if r.column == column.label)
-        here = long[long.column == column.label]
-        plot_curves(ax, here, metric, styles)
-        if judged and metric == spec.metric:
-            rows = set(here.row)
-            ours = {r: s for r, s in styles.items() if r in rows and s.colour != REST}
-            published += plot_published(ax, spec, column, run.rounds, ours)
+    judged = tier == "paper" and spec.published is not None
+    metrics = [spec.metric, *spec.beside]
+    runs = first_runs(spec, tier, long)
+    panels = list(product(metrics, runs))
+    fig, axes = grid(len(panels), panels_in_line(len(metrics), len(runs)))
+    for ax, (metric, run) in zip(axes, panels):
+        plot_curves(ax, long[long.column == run.column], metric, styles)
         finish_panel(ax, metric, drift_rounds(run))
-        title = setting(run)
-        if len(columns) == 1 < len(metrics):
-            fig.suptitle(title)
+        if len(runs) > 1 or len(metrics) == 1:
+            title_panel(ax, run)
         else:
-            pad = 16 if drift_rounds(run) else 6  # the drift's label stands between
-            places = ax.get_gridspec()
-            room = {1: 78, 2: 54, 3: 44}.get(places.ncols if places else 1, 34)
-            title = textwrap.fill(title, room)
-            ax.set_title(title, pad=pad)
+            fig.suptitle(setting(run))
+    published = published_values(axes, spec, runs, long, styles) if judged else []
+    start = axis_start(spec, long, styles)
     lowest = min(published, default=math.inf)
     if lowest < start:
         start = lowest - (long[spec.metric].max() - lowest) / 20  # published values stay in view
-    for k, metric in zip(range(0, len(panels), len(columns)), metrics):
-        share_scale(axes[k : k + len(columns)], start if metric == spec.metric else -math.inf)
-    add_legend(fig, long, styles, judged)
+    share_scale(axes[: len(runs)], start)
+    for k in range(len(runs), len(panels), len(runs)):
+        share_scale(axes[k : k + len(runs)])
+    labels = label_ends(axes[0], long, spec.metric, styles) if len(panels) == 1 else []
+    add_legend(fig, long, styles, judged, labels)
     return fig
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #3a152805

@@ -20,10 +20,13 @@ from fedrepro.reporting.curves import (
     STYLE,
     PANEL,
     LEGEND,
+    Style,
     accuracy_figure,
     axis_start,
+    curves,
     diverged_notes,
     drift_rounds,
+    label_ends,
     over_seeds,
     page_colours,
     row_styles,
@@ -100,7 +103,7 @@ def test_drift_stands_between_the_rounds(spec, tmp_path):
     (at,) = drift_rounds(spec.runs("smoke")[0])
     ax = accuracy_figure(spec, "smoke", tmp_path).axes[0]
     assert [line.get_xdata() for line in ax.lines if len(line.get_xdata()) == 2] == [[at + 0.5] * 2]
-    assert [t.get_text() for t in ax.texts] == ["concept drift"]
+    assert [t.get_text() for t in ax.texts] == ["concept drift", "FedAvg"]
     assert "sudden drift" in ax.get_title()
     assert ax.get_ylabel() == "generalised accuracy (%)" and ax.get_xlabel() == "round"
 
@@ -231,8 +234,9 @@ def test_only_what_has_runs_has_its_published_value(spec, tmp_path):
         if line.get_marker() == "D"
     ]
     assert [to_hex(line.get_color()) for line in marks] == [ACCENT]
-    legend = accuracy_figure(replace(spec, published=None), "paper", tmp_path).legends[0]
-    assert [t.get_text() for t in legend.get_texts()] == ["FedCCFA"]
+    figure = accuracy_figure(replace(spec, published=None), "paper", tmp_path)
+    assert not figure.legends[0].get_texts()
+    assert [t.get_text() for t in figure.axes[0].texts] == ["concept drift", "FedCCFA"]
 
 
 def test_rows_of_one_method_differ(spec):
@@ -269,6 +273,57 @@ def test_files(spec, tmp_path):
     with pytest.raises(InputError, match="cannot write"):
         draw("file/a.png")
     assert not plt.get_fignums()
+
+
+def test_names_stand_at_the_ends_of_their_lines(spec, tmp_path):
+    "In the line's colour, beside its last value, apart from each other and below the panel's top"
+    ends = dict(FedAvg=68.0, FedRep=87.6, IFCA=88.0, FedCCFA=89.0)
+    put(spec, "smoke", tmp_path, {row: [end, end] for row, end in ends.items()})
+    fig = accuracy_figure(spec, "smoke", tmp_path)
+    ax = fig.axes[0]
+    names = {text.get_text(): text for text in ax.texts if text.get_text() in ends}
+    low, high = ax.get_ylim()
+    places = {row: low + names[row].xy[1] * (high - low) for row in ends}
+    assert np.isclose(places["FedAvg"], 68.0), "one that is alone stays where its line ends"
+    heights = [names[row].xy[1] for row in sorted(ends, key=ends.get)]
+    assert min(np.diff(heights)) > 0.099 and max(heights) <= 1
+    assert to_hex(names["FedCCFA"].get_color()) == ACCENT
+    assert not fig.legends[0].get_texts(), "no name stands twice"
+
+
+def test_names_stand_in_the_legend_where_they_do_not_fit(spec, tmp_path):
+    "Four lines that all end at the top, and names of many letters"
+    rows = list(spec.rows)[:4]
+    put(spec, "smoke", tmp_path, {row: [50.0, 90.0] for row in rows})
+    long = curves(spec, "smoke", tmp_path)
+    styles = row_styles(spec, rows)
+    crowded, ax = plt.subplots()
+    ax.set_ylim(0, 70)
+    assert not label_ends(ax, long, spec.metric, styles)
+    ax.set_ylim(60, 80)
+    renamed = long.replace({"row": {rows[0]: "a name of more letters than fit"}})
+    assert not label_ends(
+        ax, renamed, spec.metric, {"a name of more letters than fit": Style(FOIL)}
+    )
+    assert [
+        t.get_text() for t in label_ends(ax, long, spec.metric, {rows[0]: Style(FOIL)})
+    ] == rows[:1]
+    plt.close(crowded)
+
+
+def test_what_single_runs_differ_by_looks_no_larger_than_it_is(tmp_path):
+    "One seed a setting: points that no line joins, on an axis of at least five points"
+    of = load_spec("fedccfa/figure5")
+    for k, run in enumerate(of.runs("smoke", seeds=1)):
+        rows = [{"round": t, of.metric: 64.5 + 0.2 * k} for t in range(1, run.rounds + 1)]
+        toy.stored(run, rows, tmp_path)
+    ax = draw(of, "smoke", tmp_path).axes[0]
+    (bars,) = ax.containers
+    assert bars.lines[0].get_linestyle() == "None"
+    low, high = ax.get_ylim()
+    assert high - low >= 5 - 1e-9 and low < 64.5 and high > 65.3
+    assert ax.get_title() == "digits, 20 clients, one seed" and not ax.figure.legends
+    assert "\n" in ax.get_ylabel(), "an axis' words fit beside it"
 
 
 def test_one_seed_has_no_error_bar(tmp_path):

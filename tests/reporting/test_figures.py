@@ -399,7 +399,8 @@ def test_a_metric_against_a_setting(tmp_path, name, lines, x):
     assert list(dict.fromkeys(found.x)) == x and sorted(set(found.line)) == sorted(lines or of.rows)
     ax = draw(of, "smoke", tmp_path).axes[0]
     assert (
-        [t.get_text() for t in ax.get_xticklabels()] == [str(v) for v in x]
+        [" ".join(t.get_text().split("\n")).replace("- ", "-") for t in ax.get_xticklabels()]
+        == [str(v) for v in x]
         if isinstance(x[0], str)
         else list(ax.get_xticks()) == x
     )
