@@ -12,7 +12,6 @@ from fedrepro.core.errors import InputError
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.curves import (
     FOIL,
-    METHOD_COLOURS,
     ACCENT,
     PALETTE,
     REST,
@@ -55,7 +54,7 @@ def put(spec, tier, results, values, columns=1):
 
 def test_colours_show_on_white_paper():
     "Contrast with white (WCAG) of at least 2.2, so that thin lines survive a print"
-    for colour in [*METHOD_COLOURS.values(), *PALETTE.values()]:
+    for colour in PALETTE.values():
         c = np.array(to_rgb(colour))
         light = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) @ [
             0.2126,
