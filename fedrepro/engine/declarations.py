@@ -130,7 +130,7 @@ class Law:
         second = with_hooks(other(**values), hooks)
         return with_hooks(cls(**local | self.settings), self.hooks), second
 
-
+# %% ../../nbs/04_engine/09_declarations.ipynb #6f6cbfc5
 def law(
     other: type | str = "FedAvg",
     where: Callable | None = None,
