@@ -132,7 +132,7 @@ def is_own(file: str) -> bool:
     ) or whole.startswith(LIBRARY)
     return not (file.startswith("<") or libraries or whole.startswith(PACKAGE_FOLDER))
 
-
+# %% ../../nbs/01_core/00_errors.ipynb #b45d89b9
 def own_line(error: BaseException | None) -> str:
     "`reader.py:7`, the innermost line of a user's that an error passed; empty without one"
     if error is None:

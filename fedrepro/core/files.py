@@ -26,7 +26,7 @@ def writing(path: Path):
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
 
-
+# %% ../../nbs/01_core/02_files.ipynb #124142a8
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     "A file to be written in binary: all of it appears under `path` when the block ends, nothing if the block fails"
@@ -182,7 +182,7 @@ def stamp(files: Iterable[Path]) -> list[tuple] | None:
     stamps = stamped(files)
     return None if any(time.time_ns() - at < 2e9 for *_, at in stamps) else stamps
 
-
+# %% ../../nbs/01_core/02_files.ipynb #42444a6b
 def files_below(folder: Path, ends: Iterable[str]) -> set[Path]:
     "The files in a folder and all below it, links followed, whose names end in one of `ends`"
     below, seen, waiting = set(), set(), [Path(folder)]
@@ -199,7 +199,7 @@ def files_below(folder: Path, ends: Iterable[str]) -> set[Path]:
                     below.add(Path(entry.path))
     return below
 
-
+# %% ../../nbs/01_core/02_files.ipynb #54ff5505
 def cached_by_folder(make: Callable[[Path], Any]) -> Callable[[Path], Any]:
     "`make(folder)`, made again only when a file in the folder has changed"
     known: dict[Path, tuple] = {}

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MADE_BY_PYTHON', 'MADE_BY_DATACLASS', 'BY_REPR', 'code_key', 'names_in', 'made_by_dataclass', 'written_attributes',
-           'known_elsewhere', 'Description', 'components_of', 'own_digest', 'alike']
+           'known_elsewhere', 'components_of', 'Description', 'own_digest', 'alike']
 
 # %% ../../nbs/01_core/08_fingerprints.ipynb #559f4f34
 import functools, hashlib, inspect, re, sys
@@ -68,9 +68,42 @@ def known_elsewhere(module: str) -> bool:
     return not own_file(module, file_of(module)) and hasattr(sys.modules[module], "__spec__")
 
 # %% ../../nbs/01_core/08_fingerprints.ipynb #278ccd67
+def components_of(value) -> tuple | None:
+    "A word for a container or a wrapped function, and the values in it; None for anything else"
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, *value
+    if isinstance(value, dict):
+        flat = []
+        for pair in value.items():
+            flat += pair
+        return "dict", *flat
+    if isinstance(value, (set, frozenset)):
+        return "set", *sorted(value, key=repr)
+    if isinstance(value, functools.partial):
+        return "partial", value.func, value.args, value.keywords
+    if isinstance(value, MethodType):
+        return "method", value.__func__, value.__self__
+    if isinstance(value, (staticmethod, classmethod)):
+        return type(value).__name__, value.__func__
+    if isinstance(value, property):
+        return "property", value.fget, value.fset
+    if isinstance(value, functools.cached_property):
+        return "property", value.func
+    return None
+
+
 BY_REPR = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 
+# %% ../../nbs/01_core/08_fingerprints.ipynb #620c407e
+def _is_filled(cell) -> bool:
+    "Whether a variable of an enclosing function has a value yet"
+    try:
+        cell.cell_contents
+    except ValueError:
+        return False
+    return True
 
+# %% ../../nbs/01_core/08_fingerprints.ipynb #44eacdac
 class Description:
     "Collects what a value consists of: `lines`, and the `modules` of a person's that belong to it"
 
@@ -181,40 +214,7 @@ class Description:
             lines += changed_constants(name)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
-
-def components_of(value) -> tuple | None:
-    "A word for a container or a wrapped function, and the values in it; None for anything else"
-    if isinstance(value, (list, tuple)):
-        return type(value).__name__, *value
-    if isinstance(value, dict):
-        flat = []
-        for pair in value.items():
-            flat += pair
-        return "dict", *flat
-    if isinstance(value, (set, frozenset)):
-        return "set", *sorted(value, key=repr)
-    if isinstance(value, functools.partial):
-        return "partial", value.func, value.args, value.keywords
-    if isinstance(value, MethodType):
-        return "method", value.__func__, value.__self__
-    if isinstance(value, (staticmethod, classmethod)):
-        return type(value).__name__, value.__func__
-    if isinstance(value, property):
-        return "property", value.fget, value.fset
-    if isinstance(value, functools.cached_property):
-        return "property", value.func
-    return None
-
-
-def _is_filled(cell) -> bool:
-    "Whether a variable of an enclosing function has a value yet"
-    try:
-        cell.cell_contents
-    except ValueError:
-        return False
-    return True
-
-
+# %% ../../nbs/01_core/08_fingerprints.ipynb #6c6b9657
 def own_digest(value, mine: bool = False) -> str:
     "16 hexadecimal digits of all that `value` consists of; empty where nothing is a person's, unless it is `mine`"
     description = Description()

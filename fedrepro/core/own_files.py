@@ -75,27 +75,6 @@ def edited(path: Path) -> bool:
     return _family_edited(name) or family_digest(name) != digest
 
 # %% ../../nbs/01_core/07_own_files.ipynb #7e4fd7fa
-def import_file(path: Path):
-    "Import a Python file, or the folder of a package, once, and again after it was edited; raises InputError"
-    path = path.absolute()
-    outdated: set[str] = set()
-    if str(path) in OWN_MODULES.imported and OWN_MODULES.imported[str(path)][0] in sys.modules:
-        if OWN_MODULES.computations or not edited(path):
-            return
-        before = OWN_MODULES.imported[str(path)][0]
-        outdated = {before} | {member for member in family(before) if _family_edited(member)}
-    name, folder = module_name(path)
-    top = name.partition(".")[0]
-    if not outdated:
-        _check_name_is_free(path, name, folder)
-        OWN_MODULES.source_overrides.pop(name, None)
-    OWN_MODULES.root_folders[top] = str(folder)
-    if str(path.parent) not in OWN_MODULES.search_path:
-        OWN_MODULES.search_path.append(str(path.parent))
-    _execute(path, name, outdated)
-    OWN_MODULES.imported[str(path)] = name, family_digest(name)
-
-
 def _same(file: str | None, other: Path) -> bool:
     return file is not None and Path(file).resolve() == other.resolve()
 
@@ -113,7 +92,17 @@ def _check_name_is_free(path: Path, name: str, folder: Path):
             f"methods file {path}: a module is called {top!r} already; rename the file"
         )
 
+# %% ../../nbs/01_core/07_own_files.ipynb #304e8f1d
+def _check_family(path: Path, name: str):
+    "Raises InputError where a module of the family beside `path` is another one than that of the same name here"
+    for member in family(name):
+        beside = path.parent / f"{member}.py"
+        if beside.is_file() and not _same(file_of(member), beside):
+            raise InputError(
+                f"it imports {member}, and that is {file_of(member)} here; rename one of the two files"
+            )
 
+# %% ../../nbs/01_core/07_own_files.ipynb #d6fe540f
 def _execute(path: Path, name: str, outdated: set[str]):
     "Import the module `name`, and those of `outdated` anew; raises InputError, with the modules as before"
     modules = {n: sys.modules.pop(n) for n in outdated if n in sys.modules}
@@ -133,15 +122,26 @@ def _execute(path: Path, name: str, outdated: set[str]):
             said = f"{type(error).__name__}: {said}"
         raise InputError(f"methods file {path}: {said}") from error
 
-
-def _check_family(path: Path, name: str):
-    "Raises InputError where a module of the family beside `path` is another one than that of the same name here"
-    for member in family(name):
-        beside = path.parent / f"{member}.py"
-        if beside.is_file() and not _same(file_of(member), beside):
-            raise InputError(
-                f"it imports {member}, and that is {file_of(member)} here; rename one of the two files"
-            )
+# %% ../../nbs/01_core/07_own_files.ipynb #3fb4fbb6
+def import_file(path: Path):
+    "Import a Python file, or the folder of a package, once, and again after it was edited; raises InputError"
+    path = path.absolute()
+    outdated: set[str] = set()
+    if str(path) in OWN_MODULES.imported and OWN_MODULES.imported[str(path)][0] in sys.modules:
+        if OWN_MODULES.computations or not edited(path):
+            return
+        before = OWN_MODULES.imported[str(path)][0]
+        outdated = {before} | {member for member in family(before) if _family_edited(member)}
+    name, folder = module_name(path)
+    top = name.partition(".")[0]
+    if not outdated:
+        _check_name_is_free(path, name, folder)
+        OWN_MODULES.source_overrides.pop(name, None)
+    OWN_MODULES.root_folders[top] = str(folder)
+    if str(path.parent) not in OWN_MODULES.search_path:
+        OWN_MODULES.search_path.append(str(path.parent))
+    _execute(path, name, outdated)
+    OWN_MODULES.imported[str(path)] = name, family_digest(name)
 
 # %% ../../nbs/01_core/07_own_files.ipynb #f5a3ae06
 def own_texts() -> dict:

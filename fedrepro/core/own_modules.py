@@ -172,6 +172,13 @@ def _import_base(node: ast.ImportFrom, package: str) -> str:
     above = parts[: len(parts) - node.level + 1]
     return ".".join([*above, node.module] if node.module else above)
 
+# %% ../../nbs/01_core/05_own_modules.ipynb #65e1e74b
+def _in_package(module: str, file: str | None, top: str) -> bool:
+    "Whether a module is of the package `top`, which a person may have installed"
+    if not file or not file.endswith(".py") or top == "fedrepro":
+        return False
+    return module.split(".")[0] == top
+
 
 def family(module: str) -> list[str]:
     "A person's module and all of the person's modules that belong to it, sorted"
@@ -198,14 +205,7 @@ def family(module: str) -> list[str]:
             waiting.append(package)
     return sorted(members)
 
-
-def _in_package(module: str, file: str | None, top: str) -> bool:
-    "Whether a module is of the package `top`, which a person may have installed"
-    if not file or not file.endswith(".py") or top == "fedrepro":
-        return False
-    return module.split(".")[0] == top
-
-
+# %% ../../nbs/01_core/05_own_modules.ipynb #718df594
 def family_digest(module: str) -> str:
     "sha256 (hex) of the texts of a module's family"
     return hashlib.sha256("\n".join(source_digests(family(module))).encode()).hexdigest()

@@ -72,6 +72,34 @@ def pages_share_process() -> bool:
     return "execnb.shell" in sys.modules and not (kernel and kernel.initialized())
 
 # %% ../../nbs/01_core/06_registries.ipynb #2794f486
+def _restore_switches(before: dict[str, Any]) -> list[str]:
+    "Set PyTorch's switches as before, and what is wrong; a run has one thread, whatever a file says"
+    from fedrepro.core.torch_state import (
+        changed_switch,
+        put,
+    )  # PyTorch, which a stored table does not need
+
+    watched = {name: value for name, value in before.items() if name != "number of threads"}
+    changed = changed_switch(watched)
+    put(before)
+    if changed is None:
+        return []
+    name, now = changed
+    return [f"it sets torch's {name} to {now} for all runs; leave that out"]
+
+# %% ../../nbs/01_core/06_registries.ipynb #5e6406c2
+def _restore_tables(before: list[dict]) -> list[str]:
+    "Put the package's entries back into its tables, and what is wrong"
+    wrong = []
+    for (what, table, ours), entries in zip(TABLES, before):
+        for name, entry in ours.items():
+            if _fits(table.get(name), entry) or not _fits(entries.get(name), entry):
+                continue
+            table[name] = entries[name]
+            wrong.append(f"{name} is a {what} of the package; choose another name")
+    return wrong
+
+# %% ../../nbs/01_core/06_registries.ipynb #c9d994e5
 def _attributes() -> dict[tuple[Any, str], Any]:
     "(module or class, name) -> each function and class of the package, and each method of its classes"
     attributes: dict[tuple[Any, str], Any] = {}
@@ -88,34 +116,6 @@ def _attributes() -> dict[tuple[Any, str], Any]:
     return attributes
 
 
-def _restore_switches(before: dict[str, Any]) -> list[str]:
-    "Set PyTorch's switches as before, and what is wrong; a run has one thread, whatever a file says"
-    from fedrepro.core.torch_state import (
-        changed_switch,
-        put,
-    )  # PyTorch, which a stored table does not need
-
-    watched = {name: value for name, value in before.items() if name != "number of threads"}
-    changed = changed_switch(watched)
-    put(before)
-    if changed is None:
-        return []
-    name, now = changed
-    return [f"it sets torch's {name} to {now} for all runs; leave that out"]
-
-
-def _restore_tables(before: list[dict]) -> list[str]:
-    "Put the package's entries back into its tables, and what is wrong"
-    wrong = []
-    for (what, table, ours), entries in zip(TABLES, before):
-        for name, entry in ours.items():
-            if _fits(table.get(name), entry) or not _fits(entries.get(name), entry):
-                continue
-            table[name] = entries[name]
-            wrong.append(f"{name} is a {what} of the package; choose another name")
-    return wrong
-
-
 def _restore_attributes(before: dict[tuple[Any, str], Any]) -> list[str]:
     "Put functions, classes and methods of the package back, and what is wrong"
     wrong = []
@@ -127,7 +127,7 @@ def _restore_attributes(before: dict[tuple[Any, str], Any]) -> list[str]:
         wrong.append(f"it replaces {key} of {name}, which is the package's")
     return wrong
 
-
+# %% ../../nbs/01_core/06_registries.ipynb #95658a84
 @contextmanager
 def package_unchanged() -> Iterator[None]:
     """Puts back what the block has changed of the package or of PyTorch's switches, however the block ends

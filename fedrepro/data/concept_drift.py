@@ -66,7 +66,7 @@ class Swap:
             f"swap in round {self.round}: expected two labels, got {short(self.labels)}",
         )
 
-
+# %% ../../nbs/02_data/00_concept_drift.ipynb #9fc01135
 @dataclass(frozen=True)
 class DriftSchedule:
     "The labels of each client by round; swaps of one round act in the order given; InputError if one does not fit"
@@ -167,15 +167,15 @@ def drift(
     return DriftSchedule(name, clients, classes, tuple(swaps))
 
 # %% ../../nbs/02_data/00_concept_drift.ipynb #7445c55e
+def _moves(label_map) -> str:
+    "A label map in words: `1↔2` for a swap, `0→2` for each label of a longer cycle"
+    moves = [(c, m, "↔" if label_map[m] == c else "→") for c, m in enumerate(label_map)]
+    return ", ".join(f"{c}{sign}{m}" for c, m, sign in moves if sign == "→" or c < m) or "original"
+
+# %% ../../nbs/02_data/00_concept_drift.ipynb #801bf56d
 def plot_timeline(schedule: DriftSchedule, rounds: int, ax=None):
     "Concepts over time: one row for each client, `rounds` on x, colour and grey level = label map"
     import matplotlib.pyplot as plt  # here: training never draws, and a worker starts faster without
-
-    def words(label_map) -> str:  # '1↔2' for a swap, '0→2' for each label of a longer cycle
-        moves = [(c, m, "↔" if label_map[m] == c else "→") for c, m in enumerate(label_map)]
-        return (
-            ", ".join(f"{c}{sign}{m}" for c, m, sign in moves if sign == "→" or c < m) or "original"
-        )
 
     grid = np.stack(
         [schedule.concepts(t) for t in range(number("rounds", rounds, 1, kind=int))], axis=1
@@ -196,7 +196,7 @@ def plot_timeline(schedule: DriftSchedule, rounds: int, ax=None):
     if schedule.clients <= 40:
         ax.hlines(np.arange(schedule.clients - 1) + 0.5, 0, rounds, color="white", linewidth=0.8)
     for q in np.unique(grid):
-        ax.bar([0], [0], color=colours[q], label=words(schedule.concept_maps[q]))
+        ax.bar([0], [0], color=colours[q], label=_moves(schedule.concept_maps[q]))
     ax.legend(title="labels", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     ax.set(xlabel="round", ylabel="client", title=f"{schedule.name} drift", xlim=(0, rounds))
     ax.set_ylim(schedule.clients - 0.5, -0.5)

@@ -73,10 +73,8 @@ def real_tensor(values, what: str) -> Tensor:
     return values.detach().to(WIDER.get(values.dtype, values.dtype))
 
 # %% ../../nbs/02_data/07_datasets.ipynb #b1d2c005
-def pixels(values, what: str) -> Tensor:
-    "Pictures (N, C, H, W) or a table (N, features), finite in float32; raises InputError, naming `what`"
-    x = real_tensor(values, what)
-    shape = tuple(x.shape)
+def _refuse_shape(shape: tuple[int, ...], what: str):
+    "Raises InputError unless a tensor of `shape` can be pictures with their channels first, or a table"
     hint = {
         1: "; a table of one column is x[:, None]",
         3: "; grey pictures need an axis for their channel, x[:, None]",
@@ -95,6 +93,12 @@ def pixels(values, what: str) -> Tensor:
             f"{what}: shape {shape} looks like pictures with their channels last, expected (samples, "
             "channels, height, width): x.permute(0, 3, 1, 2)",
         )
+
+# %% ../../nbs/02_data/07_datasets.ipynb #7e88c581
+def pixels(values, what: str) -> Tensor:
+    "Pictures (N, C, H, W) or a table (N, features), finite in float32; raises InputError, naming `what`"
+    x = real_tensor(values, what)
+    _refuse_shape(tuple(x.shape), what)
     if x.is_floating_point():
         bad = (
             torch.cat([~part.float().isfinite().flatten(1).all(1) for part in x.split(1000)])
@@ -110,6 +114,27 @@ def pixels(values, what: str) -> Tensor:
     return x
 
 # %% ../../nbs/02_data/07_datasets.ipynb #b1d2c008
+def _refuse_range(y: Tensor, what: str, classes: int):
+    "Raises InputError unless class numbers are from 0 to classes - 1"
+    low = int(y.min())
+    high = int(y.max())
+    hint = ""
+    if 0 <= low and high < classes:
+        return
+    if low == -1:
+        hint = f"; {int((y == -1).sum())} are -1: samples without a label must be left out"
+    elif low == 1 and high == classes:
+        hint = "; subtract 1 from each"
+    elif high >= classes and low >= 0:
+        hint = "; class_names needs a name for each class"
+    there = (
+        f"0 to {classes - 1} for {classes} class name{'s' * (classes > 1)}"
+        if classes < 10**9
+        else "numbers from 0"
+    )
+    raise InputError(f"{what}: labels from {low} to {high}, expected {there}{hint}")
+
+# %% ../../nbs/02_data/07_datasets.ipynb #d1ec3b19
 def class_numbers(values, what: str, samples: int, classes: int = 10**9) -> Tensor:
     "`values` if they are int64 (samples,) from 0 to classes - 1; raises InputError, naming `what`"
     y = real_tensor(values, what)
@@ -132,25 +157,10 @@ def class_numbers(values, what: str, samples: int, classes: int = 10**9) -> Tens
         f"{what}: expected whole numbers of type int64, as PyTorch's losses do, got "
         f"{str(y.dtype).removeprefix('torch.')} {short(y[:3].tolist(), 40)}{hint}",
     )
-    low = int(y.min())
-    high = int(y.max())
-    hint = ""
-    if 0 <= low and high < classes:
-        return y
-    if low == -1:
-        hint = f"; {int((y == -1).sum())} are -1: samples without a label must be left out"
-    elif low == 1 and high == classes:
-        hint = "; subtract 1 from each"
-    elif high >= classes and low >= 0:
-        hint = "; class_names needs a name for each class"
-    there = (
-        f"0 to {classes - 1} for {classes} class name{'s' * (classes > 1)}"
-        if classes < 10**9
-        else "numbers from 0"
-    )
-    raise InputError(f"{what}: labels from {low} to {high}, expected {there}{hint}")
+    _refuse_range(y, what, classes)
+    return y
 
-
+# %% ../../nbs/02_data/07_datasets.ipynb #b6b46a23
 def class_names(given, name: str) -> tuple[str, ...]:
     "The names of the classes as a tuple of texts; raises InputError, naming the data set `name`"
     good = isinstance(given, (tuple, list, np.ndarray)) and len(given) > 0
@@ -181,7 +191,7 @@ def agree(data: "Dataset"):
         f"{data.name}: recipe: expected a Recipe, like recipe_for('plain', 'MNIST'), got {short(data.recipe)}",
     )
 
-
+# %% ../../nbs/02_data/07_datasets.ipynb #860ce1a9
 def fitting(recipe: Recipe, x: Tensor, scale: float, name: str) -> Recipe:
     "`recipe` for the training samples `x`, measured where it states no mean; raises InputError if it does not fit them"
     if not recipe.mean:
@@ -471,7 +481,7 @@ def read_batch(path: Path, md5: str, name: str) -> dict:
             f"{path} is refused: {' '.join(str(e).split()) or type(e).__name__}"
         ) from e
 
-
+# %% ../../nbs/02_data/07_datasets.ipynb #6acb4955
 def read_cifar(source: Source, root: Path) -> dict:
     "The parts of a data set kept as CIFAR's pickles, poured into one array"
     folder = root / source.folder
@@ -492,6 +502,52 @@ def read_cifar(source: Source, root: Path) -> dict:
     return parts | {"class_names": tuple(name.decode() for name in names)}
 
 # %% ../../nbs/02_data/07_datasets.ipynb #813d9aa6
+def _each_gz(mirrors: tuple[str, ...], **digests: str) -> tuple[Archive, ...]:
+    "An archive for every file of an MNIST, from the MD5s of the compressed files (train_images and so on)"
+    archives = []
+    for part, md5 in digests.items():
+        axes = 3 if part.endswith("images") else 1
+        file = f"{part.replace('_', '-')}-idx{axes}-ubyte"
+        urls = tuple(f"{mirror}{file}.gz" for mirror in mirrors)
+        archives.append(Archive(urls, md5, {file: file}))
+    return tuple(archives)
+
+# %% ../../nbs/02_data/07_datasets.ipynb #fa8f8967
+_MNIST = DataCard(
+    "MNIST",
+    Source(
+        "MNIST",
+        "MNIST/raw",
+        read_idx,
+        {
+            "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+            "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        },
+        {
+            "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+            "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+        },
+        (60_000, 10_000),
+        _each_gz(
+            (
+                "https://ossci-datasets.s3.amazonaws.com/mnist/",
+                "http://yann.lecun.com/exdb/mnist/",
+            ),
+            train_images="f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            train_labels="d53e105ee54ea40749a09fcbcd1e9432",
+            t10k_images="9fb629c4189551a2d022fa330f9573f3",
+            t10k_labels="ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+        class_names=tuple("0123456789"),
+    ),
+    ((0.1307,), (0.3081,)),
+    shape=(1, 28, 28),
+    classes=10,
+    network="fedccfa_fmnist",
+    recipes={"FedDC": {}},
+)
+
+# %% ../../nbs/02_data/07_datasets.ipynb #be855dad
 _CLOTHES = (
     "T-shirt/top",
     "Trouser",
@@ -504,87 +560,40 @@ _CLOTHES = (
     "Bag",
     "Ankle boot",
 )
-
-
-def _each_gz(mirrors: tuple[str, ...], **digests: str) -> tuple[Archive, ...]:
-    "An archive for every file of an MNIST, from the MD5s of the compressed files (train_images and so on)"
-    archives = []
-    for part, md5 in digests.items():
-        axes = 3 if part.endswith("images") else 1
-        file = f"{part.replace('_', '-')}-idx{axes}-ubyte"
-        urls = tuple(f"{mirror}{file}.gz" for mirror in mirrors)
-        archives.append(Archive(urls, md5, {file: file}))
-    return tuple(archives)
-
-
-_MNISTS = (
-    DataCard(
-        "MNIST",
-        Source(
-            "MNIST",
-            "MNIST/raw",
-            read_idx,
-            {
-                "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-                "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-            },
-            {
-                "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-                "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-            },
-            (60_000, 10_000),
-            _each_gz(
-                (
-                    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-                    "http://yann.lecun.com/exdb/mnist/",
-                ),
-                train_images="f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                train_labels="d53e105ee54ea40749a09fcbcd1e9432",
-                t10k_images="9fb629c4189551a2d022fa330f9573f3",
-                t10k_labels="ec29112dd5afa0611ce80d1b7f02629c",
-            ),
-            class_names=tuple("0123456789"),
-        ),
-        ((0.1307,), (0.3081,)),
-        shape=(1, 28, 28),
-        classes=10,
-        network="fedccfa_fmnist",
-        recipes={"FedDC": {}},
-    ),
-    DataCard(
+_FASHION_MNIST = DataCard(
+    "Fashion-MNIST",
+    Source(
         "Fashion-MNIST",
-        Source(
-            "Fashion-MNIST",
-            "FashionMNIST/raw",
-            read_idx,
-            {
-                "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-                "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-            },
-            {
-                "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-                "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
-            },
-            (60_000, 10_000),
-            _each_gz(
-                ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-                train_images="8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                train_labels="25c81989df183df01b3e8a0aad5dffbe",
-                t10k_images="bef4ecab320f06d8554ea6380940ec79",
-                t10k_labels="bb300cfdad3c16e7a12a480ee83cd310",
-            ),
-            class_names=_CLOTHES,
-        ),
-        ((0.2860,), (0.3530,)),
-        shape=(1, 28, 28),
-        classes=10,
-        network="fedccfa_fmnist",
-        recipes={
-            "FedCCFA": dict(mean=(0.1307,), std=(0.3081,)),  # the numbers of MNIST, as in its code
-            "FedBSS": {},
+        "FashionMNIST/raw",
+        read_idx,
+        {
+            "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+            "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
         },
+        {
+            "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+            "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+        },
+        (60_000, 10_000),
+        _each_gz(
+            ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+            train_images="8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            train_labels="25c81989df183df01b3e8a0aad5dffbe",
+            t10k_images="bef4ecab320f06d8554ea6380940ec79",
+            t10k_labels="bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+        class_names=_CLOTHES,
     ),
+    ((0.2860,), (0.3530,)),
+    shape=(1, 28, 28),
+    classes=10,
+    network="fedccfa_fmnist",
+    recipes={
+        "FedCCFA": dict(mean=(0.1307,), std=(0.3081,)),  # the numbers of MNIST, as in its code
+        "FedBSS": {},
+    },
 )
+_MNISTS = (_MNIST, _FASHION_MNIST)
 
 # %% ../../nbs/02_data/07_datasets.ipynb #facc1c50
 def _cifar_tar(name: str, md5: str, folder: str, *files: str) -> tuple[Archive]:
@@ -595,87 +604,87 @@ def _cifar_tar(name: str, md5: str, folder: str, *files: str) -> tuple[Archive]:
 
 _FEDDC_CROP = dict(pad="mean", crop_probability=0.5, **CROP_FLIP)
 
-_CIFARS = (
-    DataCard(
+# %% ../../nbs/02_data/07_datasets.ipynb #9d888f11
+_CIFAR_10 = DataCard(
+    "CIFAR-10",
+    Source(
         "CIFAR-10",
-        Source(
-            "CIFAR-10",
+        "cifar-10-batches-py",
+        read_cifar,
+        {
+            "data_batch_1": "c99cafc152244af753f735de768cd75f",
+            "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+            "data_batch_4": "634d18415352ddfa80567beed471001a",
+            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        },
+        {"test_batch": "40351d587109b95175f43aff81a1287e"},
+        (50_000, 10_000),
+        _cifar_tar(
+            "cifar-10-python.tar.gz",
+            "c58f30108f718f92721af3b95e74349a",
             "cifar-10-batches-py",
-            read_cifar,
-            {
-                "data_batch_1": "c99cafc152244af753f735de768cd75f",
-                "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-                "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-                "data_batch_4": "634d18415352ddfa80567beed471001a",
-                "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-            },
-            {"test_batch": "40351d587109b95175f43aff81a1287e"},
-            (50_000, 10_000),
-            _cifar_tar(
-                "cifar-10-python.tar.gz",
-                "c58f30108f718f92721af3b95e74349a",
-                "cifar-10-batches-py",
-                *(f"data_batch_{i}" for i in range(1, 6)),
-                "test_batch",
-                "batches.meta",
-            ),
-            {"batches.meta": "5ff9c542aee3614f3951f8cda6e48888"},
+            *(f"data_batch_{i}" for i in range(1, 6)),
+            "test_batch",
+            "batches.meta",
         ),
-        ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-        shape=(3, 32, 32),
-        classes=10,
-        network="fedccfa_cifar",
-        recipes={
-            "FedCCFA": dict(std=(0.2023, 0.1994, 0.2010), **CROP_FLIP),
-            "LfD": dict(
-                pad="reflect",
-                **CROP_FLIP,
-                mean=(125.3 / 255, 123.0 / 255, 113.9 / 255),
-                std=(63.0 / 255, 62.1 / 255, 66.7 / 255),
-            ),
-            "FedDC": dict(**_FEDDC_CROP, mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262)),
-            "FedBSS": CROP_FLIP,
-            "FedADC": CROP_FLIP,
-        },
+        {"batches.meta": "5ff9c542aee3614f3951f8cda6e48888"},
     ),
-    DataCard(
-        "CIFAR-100",
-        Source(
-            "CIFAR-100",
-            "cifar-100-python",
-            read_cifar,
-            {"train": "16019d7e3df5f24257cddd939b257f8d"},
-            {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
-            (50_000, 10_000),
-            _cifar_tar(
-                "cifar-100-python.tar.gz",
-                "eb9058c3a382ffc7106e4002c42a8d85",
-                "cifar-100-python",
-                "train",
-                "test",
-                "meta",
-            ),
-            {"meta": "7973b15100ade9c7d40fb424638fde48"},
+    ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    shape=(3, 32, 32),
+    classes=10,
+    network="fedccfa_cifar",
+    recipes={
+        "FedCCFA": dict(std=(0.2023, 0.1994, 0.2010), **CROP_FLIP),
+        "LfD": dict(
+            pad="reflect",
+            **CROP_FLIP,
+            mean=(125.3 / 255, 123.0 / 255, 113.9 / 255),
+            std=(63.0 / 255, 62.1 / 255, 66.7 / 255),
         ),
-        ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-        shape=(3, 32, 32),
-        classes=100,
-        network="fedccfa_cifar",
-        recipes={
-            "LfD": dict(
-                rotate=15.0,
-                **CROP_FLIP,
-                mean=(0.5070751592371323, 0.48654887331495095, 0.4409178433670343),
-                std=(0.2673342858792401, 0.2564384629170883, 0.27615047132568404),
-            ),
-            "FedDC": dict(
-                **_FEDDC_CROP, mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761)
-            ),
-            "FedBSS": CROP_FLIP,
-            "FedADC": CROP_FLIP,
-        },
-    ),
+        "FedDC": dict(**_FEDDC_CROP, mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262)),
+        "FedBSS": CROP_FLIP,
+        "FedADC": CROP_FLIP,
+    },
 )
+
+# %% ../../nbs/02_data/07_datasets.ipynb #68ade83f
+_CIFAR_100 = DataCard(
+    "CIFAR-100",
+    Source(
+        "CIFAR-100",
+        "cifar-100-python",
+        read_cifar,
+        {"train": "16019d7e3df5f24257cddd939b257f8d"},
+        {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+        (50_000, 10_000),
+        _cifar_tar(
+            "cifar-100-python.tar.gz",
+            "eb9058c3a382ffc7106e4002c42a8d85",
+            "cifar-100-python",
+            "train",
+            "test",
+            "meta",
+        ),
+        {"meta": "7973b15100ade9c7d40fb424638fde48"},
+    ),
+    ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    shape=(3, 32, 32),
+    classes=100,
+    network="fedccfa_cifar",
+    recipes={
+        "LfD": dict(
+            rotate=15.0,
+            **CROP_FLIP,
+            mean=(0.5070751592371323, 0.48654887331495095, 0.4409178433670343),
+            std=(0.2673342858792401, 0.2564384629170883, 0.27615047132568404),
+        ),
+        "FedDC": dict(**_FEDDC_CROP, mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761)),
+        "FedBSS": CROP_FLIP,
+        "FedADC": CROP_FLIP,
+    },
+)
+_CIFARS = (_CIFAR_10, _CIFAR_100)
 
 # %% ../../nbs/02_data/07_datasets.ipynb #9b84e92c
 _DIGITS = DataCard(
@@ -778,7 +787,7 @@ def _present(source: Source, root: Path):
         ) from e
     _check(source, root)
 
-
+# %% ../../nbs/02_data/07_datasets.ipynb #c3e61c8a
 def _reader(name: str) -> Source | Callable[[], dict]:
     "The files of data set `name`, or the function that makes it; raises InputError where neither is known"
     read = DATA_CARDS[choice(name, DATA_CARDS, "data set")].read
@@ -797,7 +806,7 @@ def download(name: str, data: str | Path | None = None) -> Path:
     _present(read, data_dir(data))
     return data_dir(data) / read.folder
 
-
+# %% ../../nbs/02_data/07_datasets.ipynb #c08f03f6
 def load(
     name: str,
     data: str | Path | None = None,

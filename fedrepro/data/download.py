@@ -7,7 +7,7 @@ __all__ = ['TIMEOUT', 'PACE', 'RETRIES', 'Archive', 'download_file', 'reading', 
 
 # %% ../../nbs/02_data/02_download.ipynb #72a9aa61
 import gzip, os, shutil, sys, tarfile, time, warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,47 +43,81 @@ class _Refused(Exception):
     "An address does not deliver the file, and another try would not help"
 
 
+def _announced(url: str, answer) -> int:
+    "The bytes that an answer announces, 0 if it does not; raises for an answer that is no file"
+    code = answer.status_code
+    if 400 <= code < 500 and code not in (408, 429):
+        raise _Refused(f"{url}: HTTP {code} {answer.reason}")
+    answer.raise_for_status()
+    return int(answer.headers.get("Content-Length", 0))
+
+# %% ../../nbs/02_data/02_download.ipynb #aad03961
+def _blocks(url: str, answer) -> Iterator[bytes]:
+    "What an answer brings, as it comes; raises a ConnectionError where it breaks off, a Timeout where it is too slow"
+    import requests, urllib3
+
+    began = time.monotonic()
+    got = 0
+    while True:
+        try:
+            block = answer.raw.read1(1 << 16)
+        except urllib3.exceptions.HTTPError as e:
+            raise requests.ConnectionError(f"{url}: {e}") from e
+        if not block:
+            return
+        yield block
+        got = got + len(block)
+        seconds = time.monotonic() - began
+        if seconds > TIMEOUT and got < PACE * seconds:
+            raise requests.Timeout(f"{url}: timed out, only {got} bytes came in {seconds:.0f} s")
+
+# %% ../../nbs/02_data/02_download.ipynb #b8d34ad2
+class _Progress:
+    "Says on a terminal how much of a file has come, once a second; nothing elsewhere"
+
+    def __init__(self, name: str, total: int):
+        self.name = name
+        self.total = total  # bytes; 0 = unknown
+        self.began = self.shown = time.monotonic()
+
+    def say(self, got: int):
+        now = time.monotonic()
+        if sys.stderr.isatty() and (got == self.total or now - self.shown > 1):
+            self.shown = now
+            of = f" of {self.total / 1e6:.0f}" if self.total else ""
+            said = f"\rfedrepro: {self.name}: {got / 1e6:.0f}{of} MB"
+            print(said, end="", file=sys.stderr, flush=True)
+
+    def end(self):
+        if self.shown > self.began:
+            print(file=sys.stderr, flush=True)
+
+# %% ../../nbs/02_data/02_download.ipynb #8bb89916
 def _transfer(url: str, path: str, _, name: str, limit: int):
     "Pooch's downloader: writes what `url` answers to `path`, with progress on a terminal"
-    import requests, urllib3
+    import requests
 
     headers = {"User-Agent": "fedrepro", "Accept-Encoding": "identity"}
     with (
         requests.get(url, stream=True, timeout=TIMEOUT, headers=headers) as answer,
         open(path, "wb") as file,
     ):
-        code = answer.status_code
-        total = int(answer.headers.get("Content-Length", 0))
+        total = _announced(url, answer)
+        too_large = _Refused(f"{url}: more than the {limit} bytes expected at most")
+        if total > limit:
+            raise too_large
         got = 0
-        if 400 <= code < 500 and code not in (408, 429):
-            raise _Refused(f"{url}: HTTP {code} {answer.reason}")
-        answer.raise_for_status()
-        began = shown = time.monotonic()
-        of = f" of {total / 1e6:.0f}" if total else ""
+        progress = _Progress(name, total)
         try:
-            while max(got, total) <= limit:
-                try:
-                    block = answer.raw.read1(1 << 16)
-                except urllib3.exceptions.HTTPError as e:
-                    raise requests.ConnectionError(f"{url}: {e}") from e
-                if not block:
-                    return
+            for block in _blocks(url, answer):
                 got = got + file.write(block)
-                now = time.monotonic()
-                if now - began > TIMEOUT and got < PACE * (now - began):
-                    raise requests.Timeout(
-                        f"{url}: timed out, only {got} bytes came in {now - began:.0f} s"
-                    )
-                if sys.stderr.isatty() and (got == total or now - shown > 1):
-                    shown = now
-                    said = f"\rfedrepro: {name}: {got / 1e6:.0f}{of} MB"
-                    print(said, end="", file=sys.stderr, flush=True)
-            raise _Refused(f"{url}: more than the {limit} bytes expected at most")
+                progress.say(got)
+                if got > limit:
+                    raise too_large
         finally:
-            if shown > began:
-                print(file=sys.stderr, flush=True)
+            progress.end()
 
-
+# %% ../../nbs/02_data/02_download.ipynb #da54020f
 def download_file(urls: Iterable[str], path: Path, digest: str, limit: int = 1 << 30) -> Path:
     """Get `path` from the first of `urls` that delivers the bytes of `digest` (MD5 or sha256, hex), `limit` at most.
 
@@ -148,7 +182,17 @@ def unpack(archive: Path, into: Path, members: dict[str, str]):
     if missing:
         raise InputError(f"{archive}: these members are missing: {', '.join(sorted(missing))}")
 
+# %% ../../nbs/02_data/02_download.ipynb #2db018dc
+def _take(new: Path, file: Path, expected: str, what: str):
+    "Move a new file to its place if its checksum agrees; else raises InputError, and what stands there stays"
+    actual = checksum(new, expected)
+    if actual != expected:
+        raise InputError(f"{what} is {actual}, expected {expected}")
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(new, file)
 
+# %% ../../nbs/02_data/02_download.ipynb #0b05740b
 def bring(archives: Iterable[Archive], folder: Path, digests: dict[str, str]):
     """Make the files of `digests` (name -> MD5 or sha256) whole in `folder`, from `archives`; one process at a time.
 
@@ -163,10 +207,10 @@ def bring(archives: Iterable[Archive], folder: Path, digests: dict[str, str]):
             file for file, digest in digests.items() if checksum(folder / file, digest) != digest
         }
         for archive in archives:
-            path = folder / archive.name
             wanted = {m: f for m, f in archive.members.items() if f in bad}
             if not wanted and archive.name not in bad:
                 continue
+            path = folder / archive.name
             if checksum(path, archive.digest) != archive.digest:
                 path = download_file(
                     archive.urls, space / archive.name, archive.digest, archive.limit
@@ -175,12 +219,9 @@ def bring(archives: Iterable[Archive], folder: Path, digests: dict[str, str]):
                 unpack(path, space / "unpacked", wanted)
             for file in wanted.values() or [archive.name]:
                 new = space / "unpacked" / file if wanted else path
-                actual = checksum(new, digests[file])
-                expected = digests[file]
-                if actual != expected:
-                    raise InputError(
-                        f"{archive.name}: the checksum of {file} in it is {actual}, expected {expected}"
-                    )
-                with writing(folder / file):
-                    (folder / file).parent.mkdir(parents=True, exist_ok=True)
-                    os.replace(new, folder / file)
+                _take(
+                    new,
+                    folder / file,
+                    digests[file],
+                    f"{archive.name}: the checksum of {file} in it",
+                )

@@ -124,7 +124,7 @@ def _listed(path: Path, domain: int, names: tuple[str, ...], most: int) -> list[
             seen[name] += 1
     return rows
 
-
+# %% ../../nbs/02_data/04_images.ipynb #c3997b54
 @with_pack
 def read_domains(source: Source, folder: Path) -> dict:
     "Pictures of 64x64, classes and domains in turns, and the domain of each (`train_groups`, `test_groups`)"
@@ -151,7 +151,96 @@ def _one(url: str, digest: str, *mirrors: str) -> dict:
     archive = Archive((url, *mirrors), digest)
     return {"train": {archive.name: digest}, "test": {}, "archives": (archive,)}
 
+# %% ../../nbs/02_data/04_images.ipynb #2f5fa3b6
+_TEN = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CINIC_10 = DataCard(
+    "CINIC-10",
+    Source(
+        "CINIC-10",
+        "CINIC-10",
+        read_cinic,
+        sizes=(90_000, 90_000),
+        class_names=_TEN,
+        pack="CINIC-10.npz",
+        **_one(
+            "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+            "6ee4d0c996905fe93221de577967a372",
+            "https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+        ),
+    ),
+    (  # its README's
+        (0.47889522, 0.47227842, 0.43047404),
+        (0.24205776, 0.23828046, 0.25874835),
+    ),
+    shape=(3, 32, 32),
+    classes=10,
+    network="fedccfa_cifar",
+    recipes={
+        "FedCCFA": CROP_FLIP,
+        "LfD": dict(
+            pad="reflect", **CROP_FLIP
+        ),  # decided: as CIFAR-10, with its own mean and deviation
+    },
+)
 
+# %% ../../nbs/02_data/04_images.ipynb #5a49cbfe
+_NIST = _one(
+    "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"
+)
+_LETTERS = DataCard(
+    "EMNIST-letters",
+    Source(
+        "EMNIST-letters",
+        "EMNIST/raw",
+        read_letters,
+        sizes=(124_800, 20_800),
+        pack="EMNIST-letters.npz",
+        class_names=tuple("abcdefghijklmnopqrstuvwxyz"),
+        **_NIST,
+    ),
+    shape=(1, 28, 28),
+    classes=26,
+    network="fedccfa_fmnist",
+)
+
+# %% ../../nbs/02_data/04_images.ipynb #407e6d3c
+_TEN_LETTERS = DataCard(
+    "EMNIST-letters-10",
+    Source(
+        "EMNIST-letters-10",
+        "EMNIST/raw",
+        read_letters,
+        sizes=(48_000, 8_000),
+        pack="EMNIST-letters-10.npz",
+        class_names=tuple("abcdefghij"),
+        **_NIST,
+    ),
+    shape=(1, 28, 28),
+    classes=10,
+    network="fedccfa_fmnist",
+    recipes={"FedDC": {}},
+)
+
+# %% ../../nbs/02_data/04_images.ipynb #46c02eac
+_TINY_IMAGENET = DataCard(
+    "Tiny-ImageNet",
+    Source(
+        "Tiny-ImageNet",
+        "tiny-imagenet-200",
+        read_tiny,
+        sizes=(100_000, 10_000),
+        pack="Tiny-ImageNet.npz",
+        **_one(
+            "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            "90528d7ca1a48142e341f4ef8d21d0de",
+        ),
+    ),
+    shape=(3, 64, 64),
+    classes=200,
+    network="resnet18",
+)
+
+# %% ../../nbs/02_data/04_images.ipynb #b267d1c9
 _BU = "http://csr.bu.edu/ftp/visda/2019/multi-source/"
 _DOMAIN_FILES = {  # domain -> sha256 of its pictures, its training list, its test list
     "clipart": (
@@ -186,7 +275,7 @@ _DOMAIN_FILES = {  # domain -> sha256 of its pictures, its training list, its te
     ),
 }
 
-
+# %% ../../nbs/02_data/04_images.ipynb #59490754
 def _domains() -> dict:
     "The parts of DomainNet's source: its cleaned version"
     urls = {}
@@ -200,8 +289,7 @@ def _domains() -> dict:
     )
     return {"train": {a.name: a.digest for a in archives}, "test": {}, "archives": archives}
 
-
-_TEN = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+# %% ../../nbs/02_data/04_images.ipynb #4d291fd0
 _FEDBSS = (
     "airplane",
     "clock",
@@ -214,102 +302,22 @@ _FEDBSS = (
     "pizza",
     "bracelet",
 )
-_NIST = _one(
-    "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"
+_DOMAINNET = DataCard(
+    "DomainNet",
+    Source(
+        "DomainNet",
+        "DomainNet",
+        read_domains,
+        sizes=(0, 0),
+        class_names=_FEDBSS,
+        pack="DomainNet.npz",
+        **_domains(),
+    ),
+    shape=(3, 64, 64),
+    classes=10,
+    network="resnet18",
+    recipes={"FedBSS": CROP_FLIP},
 )
 
-PICTURES = (
-    DataCard(
-        "CINIC-10",
-        Source(
-            "CINIC-10",
-            "CINIC-10",
-            read_cinic,
-            sizes=(90_000, 90_000),
-            class_names=_TEN,
-            pack="CINIC-10.npz",
-            **_one(
-                "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
-                "6ee4d0c996905fe93221de577967a372",
-                "https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
-            ),
-        ),
-        (  # its README's
-            (0.47889522, 0.47227842, 0.43047404),
-            (0.24205776, 0.23828046, 0.25874835),
-        ),
-        shape=(3, 32, 32),
-        classes=10,
-        network="fedccfa_cifar",
-        recipes={
-            "FedCCFA": CROP_FLIP,
-            "LfD": dict(
-                pad="reflect", **CROP_FLIP
-            ),  # decided: as CIFAR-10, with its own mean and deviation
-        },
-    ),
-    DataCard(
-        "EMNIST-letters",
-        Source(
-            "EMNIST-letters",
-            "EMNIST/raw",
-            read_letters,
-            sizes=(124_800, 20_800),
-            pack="EMNIST-letters.npz",
-            class_names=tuple("abcdefghijklmnopqrstuvwxyz"),
-            **_NIST,
-        ),
-        shape=(1, 28, 28),
-        classes=26,
-        network="fedccfa_fmnist",
-    ),
-    DataCard(
-        "EMNIST-letters-10",
-        Source(
-            "EMNIST-letters-10",
-            "EMNIST/raw",
-            read_letters,
-            sizes=(48_000, 8_000),
-            pack="EMNIST-letters-10.npz",
-            class_names=tuple("abcdefghij"),
-            **_NIST,
-        ),
-        shape=(1, 28, 28),
-        classes=10,
-        network="fedccfa_fmnist",
-        recipes={"FedDC": {}},
-    ),
-    DataCard(
-        "Tiny-ImageNet",
-        Source(
-            "Tiny-ImageNet",
-            "tiny-imagenet-200",
-            read_tiny,
-            sizes=(100_000, 10_000),
-            pack="Tiny-ImageNet.npz",
-            **_one(
-                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-                "90528d7ca1a48142e341f4ef8d21d0de",
-            ),
-        ),
-        shape=(3, 64, 64),
-        classes=200,
-        network="resnet18",
-    ),
-    DataCard(
-        "DomainNet",
-        Source(
-            "DomainNet",
-            "DomainNet",
-            read_domains,
-            sizes=(0, 0),
-            class_names=_FEDBSS,
-            pack="DomainNet.npz",
-            **_domains(),
-        ),
-        shape=(3, 64, 64),
-        classes=10,
-        network="resnet18",
-        recipes={"FedBSS": CROP_FLIP},
-    ),
-)
+# %% ../../nbs/02_data/04_images.ipynb #4b0d133a
+PICTURES = (_CINIC_10, _LETTERS, _TEN_LETTERS, _TINY_IMAGENET, _DOMAINNET)

@@ -19,14 +19,14 @@ from ..core.registries import note_package
 from .concept_drift import MAX_CLASSES, as_labels
 
 # %% ../../nbs/02_data/08_partition.ipynb #0543bd0e
-MAX_SAMPLES = (
-    10**12
-)  # a client is promised no more: a larger number is a slip, and may be too long to print
-
-
 def class_counts(lists, labels, classes: int) -> np.ndarray:
     "How many samples of each class each client holds, (K, C); `lists` as in `Partition`"
     return np.stack([np.bincount(labels[mine], minlength=classes) for mine in lists])
+
+# %% ../../nbs/02_data/08_partition.ipynb #db29f9cd
+MAX_SAMPLES = (
+    10**12
+)  # a client is promised no more: a larger number is a slip, and may be too long to print
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,7 +126,7 @@ def recipe(name: str):
 
     return register
 
-
+# %% ../../nbs/02_data/08_partition.ipynb #aa1b8546
 def recipe_names() -> list[str]:
     return sorted(PARTITIONS)
 
@@ -141,7 +141,7 @@ def recipe_settings(name: str) -> dict:
     ).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
-
+# %% ../../nbs/02_data/08_partition.ipynb #4335e7d3
 def partition(
     recipe: str,
     train_labels,
@@ -283,7 +283,7 @@ def reserve_and_draw(labels, clients, classes, seed, alpha, per_class) -> list:
         order.shuffle(part)
     return parts
 
-
+# %% ../../nbs/02_data/08_partition.ipynb #b5cc7107
 def dirichlet_class_5(
     labels, test_labels, clients, classes, seed, *, alpha=0.5, per_class=5, per_class_test=2
 ):
@@ -343,7 +343,7 @@ def hand_out(blocks, clients, rng) -> np.ndarray:
     "Counts (K, C): the rows of `blocks` (K * s, C) in random order, s to each client"
     return rng.permutation(blocks).reshape(clients, -1, blocks.shape[1]).sum(1)
 
-
+# %% ../../nbs/02_data/08_partition.ipynb #31f31fc0
 @recipe("sort")
 def sort(per_class, clients, rng, *, shards=2):
     "FedADC's: single-class blocks, `shards` per client, so at most that many classes each (the paper's s = 2, 3, 4)"
@@ -364,7 +364,7 @@ def sort(per_class, clients, rng, *, shards=2):
         blocks[rows, c] = cut(np.ones(len(rows)), per_class[c])
     return hand_out(blocks, clients, rng)
 
-
+# %% ../../nbs/02_data/08_partition.ipynb #99957a8d
 @recipe("shards")
 def shards(per_class, clients, rng, *, shards=2):
     "FedBSS's (and McMahan's): the sorted file in equal blocks, `shards` per client (the paper's S = 2, 4, 8)"

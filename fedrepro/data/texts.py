@@ -102,7 +102,7 @@ def _pairs(source: Source, root: Path, file: str, digest: str) -> list[tuple[str
     lines = table[names].itertuples(index=False)
     return [(drug, protein, int(float(y))) for drug, protein, y in lines]
 
-
+# %% ../../nbs/02_data/06_texts.ipynb #2bb65cc3
 def _encoded(
     source: Source, train: list[tuple], test: list[tuple], lengths: tuple[int, int]
 ) -> dict:
@@ -150,78 +150,84 @@ _NEWS = {
     "train.csv": "b1a00f826fdfbd249f79597b59e1dc12",
     "test.csv": "d52ea96a97a2d943681189a97654912d",
 }
-_TOPICS, _BINDS = ("World", "Sports", "Business", "Sci/Tech"), ("does not bind", "binds")
-
+_TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 _AS_IT_IS = ((0.0,), (1.0,))  # token numbers are not normalised
-
-TEXTS = (
-    DataCard(
+_AG_NEWS = DataCard(
+    "AG News",
+    Source(
         "AG News",
-        Source(
-            "AG News",
-            "ag_news_csv",
-            partial(read_news, length=64, least=5, most=20_000),
-            {"train.csv": _NEWS["train.csv"]},
-            {"test.csv": _NEWS["test.csv"]},
-            (120_000, 7_600),
-            tuple(Archive((_CHAR_CNN + file,), md5) for file, md5 in _NEWS.items()),
-            class_names=_TOPICS,
-        ),
-        _AS_IT_IS,
-        classes=4,
-        network="text_cnn",
+        "ag_news_csv",
+        partial(read_news, length=64, least=5, most=20_000),
+        {"train.csv": _NEWS["train.csv"]},
+        {"test.csv": _NEWS["test.csv"]},
+        (120_000, 7_600),
+        tuple(Archive((_CHAR_CNN + file,), md5) for file, md5 in _NEWS.items()),
+        class_names=_TOPICS,
     ),
-    DataCard(
-        "AG News (partial)",
-        Source(
-            "AG News (partial)",
-            "ag_news_partial",
-            partial(read_news, length=32, least=5, most=5_000),
-            {"train_sample_9993.csv": "d4f80ffaa27303b4256ec40d8adae084"},
-            {"test.csv": _NEWS["test.csv"]},
-            (9_993, 7_600),
-            (),
-            class_names=_TOPICS,
-        ),
-        _AS_IT_IS,
-        classes=4,
-        network="text_cnn",
-    ),
-    DataCard(
-        "BindingDB",
-        Source(
-            "BindingDB",
-            "bindingdb",
-            partial(read_pairs, lengths=(100, 1000)),
-            {"train.csv": ""},
-            {"test.csv": ""},
-            (0, 0),
-            (),
-            class_names=_BINDS,
-            origin="the files of DrugBAN's datasets/bindingdb/random",
-        ),
-        _AS_IT_IS,
-        classes=2,
-        network="dta_cnn",
-    ),
-    DataCard(
-        "BindingDB (partial)",
-        Source(
-            "BindingDB (partial)",
-            "bindingdb_partial",
-            partial(read_union, lengths=(80, 256)),
-            {
-                "bindingdb_union_pairs.csv": "987d6045589fb1c738a1689707799847",
-                "bindingdb_union_drugs.txt": "760a651720c013883b44dbd2a4048ba4",
-                "bindingdb_union_proteins.txt": "cdef4c28be8ee4d8cf74d80210550a81",
-            },
-            {"bindingdb_random_val.csv": "9d4dafe2c4e598f43b87d210719566cd"},
-            (10_798, 4_920),
-            (),
-            class_names=_BINDS,
-        ),
-        _AS_IT_IS,
-        classes=2,
-        network="dta_cnn",
-    ),
+    _AS_IT_IS,
+    classes=4,
+    network="text_cnn",
 )
+
+# %% ../../nbs/02_data/06_texts.ipynb #d5a20f8d
+_AG_NEWS_PARTIAL = DataCard(
+    "AG News (partial)",
+    Source(
+        "AG News (partial)",
+        "ag_news_partial",
+        partial(read_news, length=32, least=5, most=5_000),
+        {"train_sample_9993.csv": "d4f80ffaa27303b4256ec40d8adae084"},
+        {"test.csv": _NEWS["test.csv"]},
+        (9_993, 7_600),
+        (),
+        class_names=_TOPICS,
+    ),
+    _AS_IT_IS,
+    classes=4,
+    network="text_cnn",
+)
+
+# %% ../../nbs/02_data/06_texts.ipynb #9f9d5779
+_BINDS = ("does not bind", "binds")
+_BINDINGDB = DataCard(
+    "BindingDB",
+    Source(
+        "BindingDB",
+        "bindingdb",
+        partial(read_pairs, lengths=(100, 1000)),
+        {"train.csv": ""},
+        {"test.csv": ""},
+        (0, 0),
+        (),
+        class_names=_BINDS,
+        origin="the files of DrugBAN's datasets/bindingdb/random",
+    ),
+    _AS_IT_IS,
+    classes=2,
+    network="dta_cnn",
+)
+
+# %% ../../nbs/02_data/06_texts.ipynb #ecbed448
+_BINDINGDB_PARTIAL = DataCard(
+    "BindingDB (partial)",
+    Source(
+        "BindingDB (partial)",
+        "bindingdb_partial",
+        partial(read_union, lengths=(80, 256)),
+        {
+            "bindingdb_union_pairs.csv": "987d6045589fb1c738a1689707799847",
+            "bindingdb_union_drugs.txt": "760a651720c013883b44dbd2a4048ba4",
+            "bindingdb_union_proteins.txt": "cdef4c28be8ee4d8cf74d80210550a81",
+        },
+        {"bindingdb_random_val.csv": "9d4dafe2c4e598f43b87d210719566cd"},
+        (10_798, 4_920),
+        (),
+        class_names=_BINDS,
+    ),
+    _AS_IT_IS,
+    classes=2,
+    network="dta_cnn",
+)
+
+# %% ../../nbs/02_data/06_texts.ipynb #9d8344a8
+TEXTS = (_AG_NEWS, _AG_NEWS_PARTIAL, _BINDINGDB, _BINDINGDB_PARTIAL)

@@ -58,12 +58,6 @@ class Recipe:
 CROP_FLIP = dict(crop=4, flip=True)
 
 # %% ../../nbs/02_data/01_transforms.ipynb #113c74df
-WIDER = {
-    torch.uint16: torch.int32,
-    torch.uint32: torch.int64,
-}  # PyTorch computes with few of its unsigned types
-
-
 def _exact(channel: Tensor) -> tuple[float, float]:
     "Mean and standard deviation of whole numbers below 2**16, from exact sums, a thousand samples at a time"
     n = channel.numel()
@@ -87,6 +81,12 @@ def _shifted(channel: Tensor) -> tuple[float, float]:
     for part in channel.split(1000):
         squares += float(((part.double() - start - mean) ** 2).sum())
     return float(start) + mean, (squares / n) ** 0.5
+
+# %% ../../nbs/02_data/01_transforms.ipynb #a7adf70f
+WIDER = {
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+}  # PyTorch computes with few of its unsigned types
 
 
 def pixel_statistics(x: Tensor, scale: float = 255.0) -> dict[str, tuple[float, ...]]:
@@ -158,7 +158,7 @@ def _fold(i: Tensor, n: int) -> Tensor:
     "Indices outside 0..n-1 reflected at the edge pixels, which are not repeated"
     return n - 1 - (n - 1 - i.abs()).abs()
 
-
+# %% ../../nbs/02_data/01_transforms.ipynb #e8ad6ce0
 def augment(x: Tensor, draws: Tensor | None, recipe: Recipe) -> Tensor:
     """`x` (..., C, H, W), of any type, changed by `draws` (..., 4). Outside is 0, past a border what `recipe.pad` says.
 

@@ -25,17 +25,6 @@ from .federation import Federation
 from .rounds import Snapshot, park_states
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #aa5065d4
-MALFORMED = (
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    RecursionError,
-    RuntimeError,
-    SafetensorError,
-)
-
-
 def outline(message, tensors: dict[int, tuple[int, Tensor | np.ndarray]]):
     """`message` (nested dicts, lists, tuples of tensors, arrays, text and numbers) as plain json.
 
@@ -59,7 +48,7 @@ def outline(message, tensors: dict[int, tuple[int, Tensor | np.ndarray]]):
         f"checkpoint: a {kind} cannot be kept; expected tensors, numbers, text, dicts, lists"
     )
 
-
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #09e99115
 def filled(shape, tensors: list[Tensor]):
     "The message of an outline; the inverse of `outline`"
     inner = lambda part: filled(part, tensors)
@@ -110,6 +99,17 @@ def from_bytes(content: bytes, order: list[list[int]], device: str = "cpu") -> l
         tensors.append(named[str(i)].permute(back).to(device))
     return tensors
 
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #14cfe9a7
+MALFORMED = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    RuntimeError,
+    SafetensorError,
+)
+
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #78899e05
 CHECKPOINT_FORMAT = 2  # of the files
 
@@ -139,7 +139,7 @@ def save_message(path: Path, about: dict, message) -> Path:
     write_atomic(path.with_name(path.name + ".json"), f"{body}\n{digest(body.encode())}\n".encode())
     return path
 
-
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #819e72a1
 def read_description(path: Path) -> dict:
     "What `path`.json says, with its outline; raises Damaged unless it is whole and ours"
     try:

@@ -6,7 +6,7 @@
 __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'torch_seeded', 'Client', 'SGD', 'Phase', 'PhaseResult', 'two_samples',
            'needs_two', 'draws_numbers', 'plan_batches', 'split_batches', 'clipped', 'bounded', 'sgd_step', 'Step',
            'movable', 'train', 'ChangedInPlace', 'write_marks', 'refuse_writes', 'checked_result', 'in_turn',
-           'start_phase', 'steps_taken', 'client_rounds', 'local_phases', 'client_round', 'class_means']
+           'start_phase', 'steps_taken', 'local_phases', 'client_rounds', 'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 from collections.abc import Callable, Iterator
@@ -191,7 +191,7 @@ class Phase:
     )
     span: str = ""  # what its seconds count as, in a round that is timed
 
-
+# %% ../../nbs/04_engine/01_client.ipynb #183b5978
 @dataclass
 class PhaseResult:
     "What a phase leaves behind"
@@ -333,7 +333,7 @@ def movable(net, phase: Phase, params: Tree) -> tuple[Tree, Tree]:
             moving[name] = own[name]
     return own, moving
 
-
+# %% ../../nbs/04_engine/01_client.ipynb #40679333
 def train(client: Client, phase: Phase, params: Tree) -> PhaseResult:
     "Run one phase from `params`, which are left as they are"
     own, moving = movable(client.net, phase, params)
@@ -385,7 +385,7 @@ def refuse_writes(method, client: Client, before: tuple[list, list]):
                 "as in `t + 1` or `state | {...}`"
             )
 
-
+# %% ../../nbs/04_engine/01_client.ipynb #87d9a93e
 def checked_result(method, client: Client, result) -> tuple[dict, dict]:
     "What `client_result` returned, if it is (upload, next state); raises InputError"
     if (
@@ -430,6 +430,16 @@ def steps_taken(results: Results) -> int:
     return sum(result.steps for result in results.values())
 
 # %% ../../nbs/04_engine/01_client.ipynb #bb5dcf22
+def local_phases(method, client: Client) -> list[Phase]:
+    "The phases of a client's round; raises InputError where there is none"
+    phases = [phase for phase in method.local_phases(client) if not phase.final]
+    if not phases:
+        raise InputError(
+            f"{type(method).__name__}.local_phases: expected at least one phase that is not final"
+        )
+    return phases
+
+# %% ../../nbs/04_engine/01_client.ipynb #39b8f7f2
 def client_rounds(
     method, clients: list[Client], trainer: Trainer = in_turn
 ) -> list[tuple[dict, dict, Tensor | None]]:
@@ -454,16 +464,6 @@ def client_rounds(
         refuse_writes(method, client, marked)
         answers.append((upload, state, last.loss if last.steps else None))
     return answers
-
-
-def local_phases(method, client: Client) -> list[Phase]:
-    "The phases of a client's round; raises InputError where there is none"
-    phases = [phase for phase in method.local_phases(client) if not phase.final]
-    if not phases:
-        raise InputError(
-            f"{type(method).__name__}.local_phases: expected at least one phase that is not final"
-        )
-    return phases
 
 
 def client_round(method, client: Client) -> tuple[dict, dict, Tensor | None]:

@@ -69,7 +69,7 @@ def surely_finite(results: list[tuple], losses: list[float], most: float) -> boo
     norm = float(get_total_norm(t for up, kept, _ in results for _, t in named_tensors((up, kept))))
     return norm <= most / 2 and all(abs(loss) <= EXPLODED for loss in losses)
 
-
+# %% ../../nbs/04_engine/03_divergence.ipynb #7c11305b
 def client_diverged(
     rounds: int,
     cohort: list[int],
@@ -95,7 +95,7 @@ def client_diverged(
             return record(rounds, k, norm)
     return None
 
-
+# %% ../../nbs/04_engine/03_divergence.ipynb #c2e2f307
 def server_diverged(
     rounds: int, message, most: float, buffers: Collection[str] = ()
 ) -> dict | None:

@@ -137,7 +137,7 @@ def model_suffixes(method) -> list[str]:
         suffixes.append("_fresh")
     return list(dict.fromkeys(suffixes))
 
-
+# %% ../../nbs/04_engine/06_evaluation.ipynb #926c083a
 def final_phases(method, client: Client) -> list[Phase]:
     "The phases that fine-tune a model after the last round"
     return [phase for phase in method.local_phases(client) if phase.final]
@@ -232,7 +232,7 @@ class Evaluator:
         metrics |= snapshot.measured
         return metrics | own_metrics(method, snapshot.server, metrics)
 
-
+# %% ../../nbs/04_engine/06_evaluation.ipynb #043408b8
 def evaluate(
     method, federation: Federation, snapshot: Snapshot, final: bool = False
 ) -> dict[str, float]:

@@ -61,6 +61,8 @@ TRAIN, COHORT, INIT, HEAD, TUNE, NOISE = range(1, 7)  # which random stream a nu
 BEGIN, OPEN, CLOSE, JUDGE = range(
     7, 11
 )  # and in NOISE, beside those of clients: what the server does
+
+# %% ../../nbs/04_engine/02_federation.ipynb #aec92f9e
 COHORTS = ("uniform", "fedccfa-code")  # how a round's participants are drawn
 MAPS = 8  # rounds of which a federation remembers the label maps
 
@@ -234,15 +236,6 @@ class Federation:
     ) -> Client:
         "Client k as it sees itself in round t"
         concept = self.label_maps(t)[k]
-        rng = np.random.default_rng([self.seed, stream, t, k])
-        test = (
-            {}
-            if self.partition.test is None
-            else {
-                "test_indices": self.test_indices[k],
-                "test_labels": concept[self.test_originals[k]],
-            }
-        )
         return Client(
             k,
             t,
@@ -253,12 +246,21 @@ class Federation:
             received,
             state,
             self.initial,
-            rng,
+            np.random.default_rng([self.seed, stream, t, k]),
             self.dtype,
             profiler=profiler,
             noise=self.noise(stream, t, k),
-            **test,
+            **self._test_samples(k, concept),
         )
+
+    def _test_samples(self, k: int, concept: np.ndarray) -> dict:
+        "Client k's share of the test set, with its present labels; empty where the test set is not split"
+        if self.partition.test is None:
+            return {}
+        return {
+            "test_indices": self.test_indices[k],
+            "test_labels": concept[self.test_originals[k]],
+        }
 
     def pooled(self) -> "Federation":
         "All samples at one client, in stored order. Raises InputError if clients disagree on what labels mean"

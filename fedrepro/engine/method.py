@@ -58,6 +58,19 @@ SHADOWED: dict[
 ] = {}  # those of a notebook or script that have the name of a method of the package
 
 
+def _register(cls: type["FedAvg"]):
+    "Enter a method under its class name"
+    taken = METHODS.get(
+        cls.__name__
+    )  # a page that is run does not replace the package's method, which workers use
+    if cls.__module__ != "__main__" or not (taken and taken.__module__.startswith("fedrepro.")):
+        METHODS[cls.__name__] = cls
+        if taken and taken.__module__ == "__main__" and cls.__module__.startswith("fedrepro."):
+            SHADOWED[cls.__name__] = taken  # it was there before the package's methods were loaded
+    else:
+        SHADOWED[cls.__name__] = cls
+
+# %% ../../nbs/04_engine/04_method.ipynb #f9fb1061
 def declared(cls: type, what: str) -> set[str]:
     "The names in a class attribute, `positive`, `fractions` or `waits`, of a method and of all its bases"
     names: set[str] = set()
@@ -66,6 +79,27 @@ def declared(cls: type, what: str) -> set[str]:
     return names
 
 
+def _check_fields(method: "FedAvg"):
+    "Raises InputError for a field of a method that is out of its range, or that is set without effect"
+    positive = declared(type(method), "positive")
+    fractions = declared(type(method), "fractions")
+    for f in fields(method):
+        value = getattr(method, f.name)
+        where = f"{type(method).__name__} {f.name}"
+        said = getattr(type(method), f.name, f.default)
+        if said is not f.default:
+            raise InputError(
+                f"{where} = {said!r}: changes nothing; expected @dataclass above the class, and a "
+                f"type, as in `{f.name}: {getattr(f.type, '__name__', f.type)} = {said!r}`"
+            )
+        if get_origin(f.type) is Literal:
+            choice(value, get_args(f.type), where)
+        elif f.type in (int, float) or isinstance(value, Real) and not isinstance(value, bool):
+            most = 1 if f.name in fractions else math.inf
+            kind = int if f.type is int else float
+            number(where, value, 0, most, kind, 0 if f.name in positive else None)
+
+# %% ../../nbs/04_engine/04_method.ipynb #d324e1f1
 @dataclass
 class FedAvg:
     """Clients train the server's model on their own data; the server averages (McMahan et al. 2017, Algorithm 1).
@@ -107,38 +141,11 @@ class FedAvg:
     def __init_subclass__(cls, listed: bool = True, **kw):
         "`listed=False`: a base of methods, which is none itself"
         super().__init_subclass__(**kw)
-        if not listed:
-            return
-        taken = METHODS.get(
-            cls.__name__
-        )  # a page that is run does not replace the package's method, which workers use
-        if cls.__module__ != "__main__" or not (taken and taken.__module__.startswith("fedrepro.")):
-            METHODS[cls.__name__] = cls
-            if taken and taken.__module__ == "__main__" and cls.__module__.startswith("fedrepro."):
-                SHADOWED[cls.__name__] = (
-                    taken  # it was there before the package's methods were loaded
-                )
-        else:
-            SHADOWED[cls.__name__] = cls
+        if listed:
+            _register(cls)
 
     def __post_init__(self):
-        positive = declared(type(self), "positive")
-        fractions = declared(type(self), "fractions")
-        for f in fields(self):
-            value = getattr(self, f.name)
-            where = f"{type(self).__name__} {f.name}"
-            said = getattr(type(self), f.name, f.default)
-            if said is not f.default:
-                raise InputError(
-                    f"{where} = {said!r}: changes nothing; expected @dataclass above the class, and a "
-                    f"type, as in `{f.name}: {getattr(f.type, '__name__', f.type)} = {said!r}`"
-                )
-            if get_origin(f.type) is Literal:
-                choice(value, get_args(f.type), where)
-            elif f.type in (int, float) or isinstance(value, Real) and not isinstance(value, bool):
-                most = 1 if f.name in fractions else math.inf
-                kind = int if f.type is int else float
-                number(where, value, 0, most, kind, 0 if f.name in positive else None)
+        _check_fields(self)
 
     # who takes part, what is remembered, and what is sent
     def init_server(self, federation: Federation) -> dict:
@@ -226,7 +233,7 @@ class FedAvg:
         }
         return Phase(name, **(usual | changes))
 
-
+# %% ../../nbs/04_engine/04_method.ipynb #500a0f32
 METHODS["FedAvg"] = FedAvg
 HOOKS = tuple(
     n

@@ -103,7 +103,7 @@ def refuse_params(params, like: Tree, where: str, names: Iterable[str] = ()):
                 f"{where}: {n!r} has the shape {tuple(t.shape)}, expected {tuple(like[n].shape)}"
             )
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #4d08b54a
 def refuse_uploads(method, initial: Tree, exchange: Exchange):
     "Raises InputError for `params` of a shape that the model has not, or without a name that others sent"
     sent = [upload.get("params") for upload in exchange.uploads]
@@ -115,7 +115,7 @@ def refuse_uploads(method, initial: Tree, exchange: Exchange):
         where = f"client {k}, round {exchange.round + 1}: {type(method).__name__}'s upload"
         refuse_params(params, initial, where, names)
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #326ebc85
 def aggregated(method, server: dict, exchange: Exchange, received: dict, initial: Tree) -> dict:
     "The server's next state; raises InputError for what is no dict, or for a model that lost a part"
     where = f"round {exchange.round + 1}: {type(method).__name__}.aggregate"
@@ -258,19 +258,14 @@ def _server_answer(
     return server, broadcast, replies, server_diverged(t, replies, max_norm, buffers)
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #539fec7f
-def close_round(
-    method,
-    federation: Federation,
-    snapshot: Snapshot,
-    opened: OpenRound,
-    results: list[tuple],
-    measures: tuple[str, ...] = (),
-) -> Snapshot:
-    "Aggregate the clients' `results` (upload, state, loss), reply, count, and measure what is asked for"
-    with federation.chance(CLOSE, snapshot.round):
-        return _closed(method, federation, snapshot, opened, results, measures)
+def _replaced(of_all: list, cohort: list[int], new: list) -> list:
+    "A list of all clients in which those of the cohort have `new` entries"
+    replaced = list(of_all)
+    for k, entry in zip(cohort, new, strict=True):
+        replaced[k] = entry
+    return replaced
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #a661322a
 def _closed(
     method,
     federation: Federation,
@@ -291,23 +286,32 @@ def _closed(
         measured = measurements(measures, method, federation, snapshot.server, server, exchange)
     if replies is not None:
         client_states = [own | reply for own, reply in zip(own_states, replies, strict=True)]
-    states = list(snapshot.states)
-    last_broadcasts = list(snapshot.last_broadcasts)
     parked = park_states(federation, client_states)
-    for k, state in zip(exchange.cohort, parked, strict=True):
-        states[k] = state
-        last_broadcasts[k] = broadcast
+    cohort = exchange.cohort
     return Snapshot(
         round=snapshot.round + 1,
         server=server,
-        states=states,
-        last_broadcasts=last_broadcasts,
+        states=_replaced(snapshot.states, cohort, parked),
+        last_broadcasts=_replaced(snapshot.last_broadcasts, cohort, [broadcast] * len(cohort)),
         bytes_up=snapshot.bytes_up + opened.bytes_up + nbytes(exchange.uploads),
         bytes_down=snapshot.bytes_down + opened.bytes_down + nbytes(replies),
         train_loss=cohort_loss(mean_losses, exchange.sizes),
         diverged=diverged,
         measured=measured,
     )
+
+# %% ../../nbs/04_engine/05_rounds.ipynb #e35fc075
+def close_round(
+    method,
+    federation: Federation,
+    snapshot: Snapshot,
+    opened: OpenRound,
+    results: list[tuple],
+    measures: tuple[str, ...] = (),
+) -> Snapshot:
+    "Aggregate the clients' `results` (upload, state, loss), reply, count, and measure what is asked for"
+    with federation.chance(CLOSE, snapshot.round):
+        return _closed(method, federation, snapshot, opened, results, measures)
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #2ea94820
 def next_round(

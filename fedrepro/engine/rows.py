@@ -195,6 +195,8 @@ STUDY_METRICS += (
         "Spearman's rank correlation, over the client's samples, of loss and norm of its gradient",
     ),
 )
+
+# %% ../../nbs/04_engine/10_rows.ipynb #7cde45d3
 for _metric in STUDY_METRICS:
     keep_metric(_metric)
 PACKAGE_METRICS = frozenset(METRICS)

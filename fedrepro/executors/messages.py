@@ -49,7 +49,7 @@ def _identity(file: int) -> tuple[int, int]:
     status = os.fstat(file)
     return status.st_dev, status.st_ino
 
-
+# %% ../../nbs/05_executors/01_messages.ipynb #2dfff2a8
 class SharedBuffer(AbstractContextManager):
     """Memory that other processes of this machine can open by its `place`. Close it, or use it in a `with`.
 
@@ -137,7 +137,7 @@ class Unpickler(pickle.Unpickler):
             self.found[where] = self.shared.get(*where)
         return self.found[where]
 
-
+# %% ../../nbs/05_executors/01_messages.ipynb #0b50ecfb
 def dumps(value, shared: SharedBuffer | None = None) -> bytes:
     "Pickled, for another process of this program"
     out = io.BytesIO()

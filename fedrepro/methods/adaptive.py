@@ -139,7 +139,7 @@ def held_out(n: int, one_in: int) -> np.ndarray:
     "Positions of the validation samples among n, the same in every round: each `one_in`-th in stored order; 0 = none"
     return np.arange(one_in - 1, n, one_in) if one_in else np.arange(0)
 
-
+# %% ../../nbs/06_methods/07_adaptive.ipynb #08175048
 @dataclass
 class StopsEarly(FedAvg, listed=False):
     "FedAvg whose clients stop when an epoch gains little (Panchal et al. 2023): eq. 2"

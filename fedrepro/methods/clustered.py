@@ -206,7 +206,7 @@ def merged_models(
         models[str(numbers[i])] = trees[i] if alone else weighted_mean(trees, mix[i].tolist())
     return models
 
-
+# %% ../../nbs/06_methods/06_clustered.ipynb #d45c2859
 def assignment(
     server: dict, exchange: Exchange, delta: float, numbering
 ) -> tuple[dict, list[dict]]:
@@ -232,7 +232,7 @@ def assignment(
     message = {name: t.to(device) for name, t in message.items()}
     return server | {"models": models, "now": now, "identity": identity}, unstack(message)
 
-
+# %% ../../nbs/06_methods/06_clustered.ipynb #d4fa2ed7
 def new_model(client: Client) -> Tree:
     "A random draw of the network, which leaves the client's own random stream as it was"
     seed = int(client.rng.spawn(1)[0].integers(2**62))

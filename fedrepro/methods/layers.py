@@ -149,7 +149,7 @@ def remember(cache: dict, exchange: Exchange, most: int) -> dict:
         new[str(k)] = {str(i): old for i, old in enumerate(uploads[-most:])}
     return cache | new
 
-
+# %% ../../nbs/06_methods/09_layers.ipynb #81c6849b
 @dataclass
 class FedCDA(FedAvg):
     "The server averages one cached model of each client, chosen to lie close together (Wang et al. 2024)"

@@ -27,7 +27,7 @@ GLOBAL = {
     "personal": False,
 }  # of a method evaluated by the global model, for laws
 
-
+# %% ../../nbs/06_methods/04_personal.ipynb #ec545d32
 @dataclass
 class FedRep(FedAvg):
     "A shared body, an own head for every client (Collins et al. 2021)"

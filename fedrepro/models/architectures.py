@@ -98,6 +98,73 @@ def unusable(module: nn.Module) -> str | None:
     return None
 
 # %% ../../nbs/03_models/00_architectures.ipynb #7fb791d8
+def _slots(
+    module: nn.Module, places: dict[str, list[str]]
+) -> list[tuple[str, dict, str, Tensor | None]]:
+    "Where `module` stores the tensors: for each place of each name (name, dict, key, what is there between two calls)"
+    found = []
+    for name, paths in places.items():
+        for place in paths:
+            path, _, key = place.rpartition(".")
+            part = module.get_submodule(path)
+            held: dict = part._parameters if key in part._parameters else part._buffers
+            found.append((name, held, key, held[key]))
+    return found
+
+# %% ../../nbs/03_models/00_architectures.ipynb #a7824f46
+class _Constants:
+    "The constant buffers of a network, by name: the same in every model"
+
+    def __init__(self, network: str, values: Tree):
+        self.network, self.values = network, values
+        self._held: dict[tuple, Tree] = {}  # by device and type
+
+    def refuse_others(self, module: nn.Module):
+        "Raises InputError where `module`, drawn with another seed, has other ones"
+        again = places_of(module)
+        for name, t in self.values.items():
+            if not torch.equal(t, again[name][0]):
+                raise InputError(
+                    f"network {self.network}: the buffer {name} is drawn at random, but is no statistic that "
+                    "travels; expected the same values whatever the seed, or saved floats"
+                )
+
+    def like(self, t: Tensor) -> Tree:
+        "The constants on the device of `t`, floats in its type"
+        kind = t.device, t.dtype
+        if kind not in self._held:
+            self._held[kind] = {
+                n: c.clone().to(t.device, t.dtype if c.is_floating_point() else c.dtype)
+                for n, c in self.values.items()
+            }
+        return self._held[kind]
+
+    def refuse_changed(self, found: list[tuple[str, Tensor]], t: Tensor):
+        "Raises InputError where a (name, tensor) that was `found` after a call is no longer what `like(t)` had put there"
+        given = self.like(t)
+        changed = []
+        for name, new in found:
+            if new is given[name] and not new._version:
+                continue  # nothing was written to it
+            if not torch.equal(new.to(self.values[name]), self.values[name]):
+                changed.append(name)
+        if changed:
+            self._held.clear()
+            raise InputError(
+                f"network {self.network}: its forward changes the buffer {changed[0]}, which is not saved or "
+                "no float; expected a saved float buffer, which travels with the model"
+            )
+
+# %% ../../nbs/03_models/00_architectures.ipynb #d49611de
+def _without_memory(module: nn.Module) -> nn.Module:
+    "A copy of `module` in eval mode on the device meta; a builder may give the same layers again and again"
+    try:
+        module = deepcopy(module)
+    except RuntimeError:
+        pass  # weights that were computed from parameters cannot be copied
+    return module.eval().to("meta")
+
+# %% ../../nbs/03_models/00_architectures.ipynb #f6d6e8a8
 class Net:
     "A network as a function of its parameters; one instance serves any number of models, but one thread at a time"
 
@@ -117,46 +184,25 @@ class Net:
         self.frozen = tuple(n for n, p in module.named_parameters() if not p.requires_grad)
         self.buffers = (*statistics, *self.frozen)  # what no gradient moves
         self.by_batch = bool(statistics) or any(isinstance(m, _BatchNorm) for m in module.modules())
-        self.constants = {n: by_name[n][0].detach().clone() for n in constant}
         self.feature_dim, self.classes = module.head.in_features, module.head.out_features
+        self.constants = {n: by_name[n][0].detach().clone() for n in constant}
+        self._beside = _Constants(name, self.constants)
         if constant:
-            self._refuse_random_constants()
-        self._held: dict[tuple, Tree] = {}  # the constants by device and type
+            self._beside.refuse_others(self._fresh(1))
         self.module = _without_memory(module)
         tree = {*self.trained, *self.buffers}
-        self._places = [
-            (n, *self._place(at))
-            for n, (_, places) in by_name.items()
-            if n in tree
-            for at in places
-        ]
+        self._places = _slots(self.module, {n: p for n, (_, p) in by_name.items() if n in tree})
         self._body_places = [place for place in self._places if place[0].startswith("body.")]
-        self._constant_places = [(n, *self._place(at)) for n in constant for at in by_name[n][1]]
+        self._constant_places = _slots(self.module, {n: by_name[n][1] for n in constant})
         self._names, self._body_names = (
             {n for n, *_ in some} for some in (self._places, self._body_places)
         )
-
-    def _place(self, place: str) -> tuple[dict, str, Tensor | None]:
-        "Where the module stores a tensor: (dict, key, its value between two calls)"
-        path, _, key = place.rpartition(".")
-        module = self.module.get_submodule(path)
-        held: dict = module._parameters if key in module._parameters else module._buffers
-        return held, key, held[key]
 
     def _fresh(self, seed: int) -> Network:
         "A new module initialised with `seed`; the state of the global generator is restored"
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             return self.make()
-
-    def _refuse_random_constants(self):
-        again = places_of(self._fresh(1))
-        for name, t in self.constants.items():
-            if not torch.equal(t, again[name][0]):
-                raise InputError(
-                    f"network {self.name}: the buffer {name} is drawn at random, but is no statistic that "
-                    "travels; expected the same values whatever the seed, or saved floats"
-                )
 
     def init(self, seed: int, dtype=torch.float32) -> Tree:
         """Initial parameters and statistics, PyTorch's own initialisation; drawn in float32 whatever `dtype`.
@@ -196,7 +242,7 @@ class Net:
         for name, held, key, _ in places:
             held[key] = params[name]
         if self._constant_places:
-            constants = self._constants_like(next(iter(params.values())))
+            constants = self._beside.like(next(iter(params.values())))
             for name, held, key, _ in self._constant_places:
                 held[key] = constants[name]
 
@@ -208,33 +254,11 @@ class Net:
                 with torch.no_grad():
                     params[name].copy_(new)
         if self._constant_places:
-            self._leave_constants(self._constants_like(next(iter(params.values()))))
-
-    def _constants_like(self, t: Tensor) -> Tree:
-        "The constants on the device of `t`, floats in its type"
-        kind = t.device, t.dtype
-        if kind not in self._held:
-            self._held[kind] = {
-                n: c.clone().to(t.device, t.dtype if c.is_floating_point() else c.dtype)
-                for n, c in self.constants.items()
-            }
-        return self._held[kind]
-
-    def _leave_constants(self, constants: Tree):
-        "Take them out; raises InputError where the module has changed one"
-        changed = []
-        for name, held, key, empty in self._constant_places:
-            new, held[key] = held[key], empty
-            if new is constants[name] and not new._version:
-                continue  # nothing was written to it
-            if not torch.equal(new.to(self.constants[name]), self.constants[name]):
-                changed.append(name)
-        if changed:
-            self._held.clear()
-            raise InputError(
-                f"network {self.name}: its forward changes the buffer {changed[0]}, which is not saved or "
-                "no float; expected a saved float buffer, which travels with the model"
-            )
+            found = []
+            for name, held, key, empty in self._constant_places:
+                new, held[key] = held[key], empty
+                found.append((name, new))
+            self._beside.refuse_changed(found, next(iter(params.values())))
 
     def features(self, params: Tree, x: Tensor, train: bool = False) -> Tensor:
         "Features (n, feature_dim) of `x`, the input of the head; uses only body.* of `params`"
@@ -258,15 +282,6 @@ class Net:
     def __repr__(self):
         return f"{self.name}: {self.count():,} parameters, {self.feature_dim} features, {self.classes} classes"
 
-
-def _without_memory(module: nn.Module) -> nn.Module:
-    "A copy of `module` in eval mode on the device meta; a builder may give the same layers again and again"
-    try:
-        module = deepcopy(module)
-    except RuntimeError:
-        pass  # weights that were computed from parameters cannot be copied
-    return module.eval().to("meta")
-
 # %% ../../nbs/03_models/00_architectures.ipynb #9ac0a2e6
 @dataclass(frozen=True)
 class Behaviour:
@@ -274,26 +289,6 @@ class Behaviour:
 
     needs_two: bool  # it cannot be trained on one sample: its batch norm finds no variance
     draws: bool  # it draws random numbers while it is trained
-
-
-def tried(net: Net, x: Tensor, dtype: torch.dtype = torch.float32) -> Behaviour:
-    """What `net`, with parameters of `dtype`, does with two samples `x` (2, *shape) on the CPU.
-
-    Raises InputError for a network that cannot compute them, or that changes what it should not."""
-    kind, known = (tuple(x.shape), x.dtype, dtype), net.__dict__.setdefault("_trials", {})
-    if kind in known:
-        return known[kind]
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        try:
-            why, known[kind] = _observed(net, x, net.init(0, dtype))
-        except InputError:
-            raise
-        except Exception as e:
-            why = f"it cannot compute a batch of {tuple(x.shape)}: {type(e).__name__}: {' '.join(str(e).split())}"
-    if not why:
-        return known[kind]
-    known.pop(kind, None)
-    raise InputError(f"network {net.name}: {why}")
 
 
 def _to_train(net: Net, start: Tree) -> Tree:
@@ -306,10 +301,10 @@ def _gradients(net: Net, z: Tensor, params: Tree) -> dict[str, Tensor | None]:
     trained = [params[name] for name in net.trained]
     return dict(zip(net.trained, torch.autograd.grad(z.sum(), trained, allow_unused=True)))
 
-
-def _observed(net: Net, x: Tensor, start: Tree) -> tuple[str | None, Behaviour]:
-    "(what is wrong with it, how it behaves)"
-    w, at_rest = _to_train(net, start), _to_train(net, start)
+# %% ../../nbs/03_models/00_architectures.ipynb #3dfc882e
+def _in_training(net: Net, x: Tensor, start: Tree) -> tuple[str | None, Behaviour]:
+    "(what is wrong with it in training, how it behaves there)"
+    w = _to_train(net, start)
     given, before = x.clone(), torch.get_rng_state()
     z = net(w, given, train=True)
     draws = not torch.equal(before, torch.get_rng_state())
@@ -320,37 +315,59 @@ def _observed(net: Net, x: Tensor, start: Tree) -> tuple[str | None, Behaviour]:
     else:
         behaviour = Behaviour(False, draws)
     if z.shape != (2, net.classes):
-        return (
-            f"it makes {tuple(z.shape)} of a batch of {tuple(x.shape)}; expected {(2, net.classes)}",
-            behaviour,
+        why = (
+            f"it makes {tuple(z.shape)} of a batch of {tuple(x.shape)}; expected {(2, net.classes)}"
         )
+        return why, behaviour
     if not torch.equal(given, x):
         return "its first layer changes its input in place; expected inplace=False", behaviour
     sparse = [n for n, g in _gradients(net, z, w).items() if g is not None and g.is_sparse]
-    if sparse:
-        return f"{sparse[0]} has sparse gradients; expected sparse=False", behaviour
+    why = f"{sparse[0]} has sparse gradients; expected sparse=False" if sparse else None
+    return why, behaviour
+
+# %% ../../nbs/03_models/00_architectures.ipynb #a50acee3
+def _at_rest(net: Net, x: Tensor, start: Tree) -> str | None:
+    "What is wrong with it in eval mode; None if nothing is"
+    w = _to_train(net, start)
     before = torch.get_rng_state()
-    whole = net(at_rest, x.clone())
-    changed = [n for n, t in start.items() if not torch.equal(t, at_rest[n])]
+    whole = net(w, x.clone())
+    changed = [n for n, t in start.items() if not torch.equal(t, w[n])]
     if changed:
         return (
-            f"its forward changes {changed[0]} in eval mode too; expected that only training does",
-            behaviour,
+            f"its forward changes {changed[0]} in eval mode too; expected that only training does"
         )
-    unused = [n for n, g in _gradients(net, whole, at_rest).items() if g is None]
+    unused = [n for n, g in _gradients(net, whole, w).items() if g is None]
     if unused:
-        return (
-            f"its output does not depend on {unused[0]}; expected requires_grad=False for it",
-            behaviour,
-        )
+        return f"its output does not depend on {unused[0]}; expected requires_grad=False for it"
     torch.set_rng_state(before)
     parts = net.classify(start, net.features(start, x.clone()))
     if not torch.allclose(whole, parts, rtol=1e-2, atol=1e-3):
         return (
-            "its output is not what its head makes of its body's; expected the forward of Network",
-            behaviour,
+            "its output is not what its head makes of its body's; expected the forward of Network"
         )
-    return None, behaviour
+    return None
+
+# %% ../../nbs/03_models/00_architectures.ipynb #fd2e101c
+def tried(net: Net, x: Tensor, dtype: torch.dtype = torch.float32) -> Behaviour:
+    """What `net`, with parameters of `dtype`, does with two samples `x` (2, *shape) on the CPU.
+
+    Raises InputError for a network that cannot compute them, or that changes what it should not."""
+    kind, known = (tuple(x.shape), x.dtype, dtype), net.__dict__.setdefault("_trials", {})
+    if kind in known:
+        return known[kind]
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        try:
+            start = net.init(0, dtype)
+            why, known[kind] = _in_training(net, x, start)
+            why = why or _at_rest(net, x, start)
+        except InputError:
+            raise
+        except Exception as e:
+            why = f"it cannot compute a batch of {tuple(x.shape)}: {type(e).__name__}: {' '.join(str(e).split())}"
+    if not why:
+        return known[kind]
+    known.pop(kind, None)
+    raise InputError(f"network {net.name}: {why}")
 
 # %% ../../nbs/03_models/00_architectures.ipynb #cea356bd
 class ChannelsLast(nn.Module):
@@ -367,7 +384,7 @@ _SMALL = (
     8  # up to this width, one channel: no gain; and the results of runs on digits keep their bits
 )
 
-
+# %% ../../nbs/03_models/00_architectures.ipynb #7105f3fb
 def convolutions(
     shape, convs, activation=nn.ReLU, pool=partial(nn.MaxPool2d, 2)
 ) -> tuple[dict[str, nn.Module], int]:
@@ -391,7 +408,7 @@ def convolutions(
         c = out
     return layers | {"flatten": nn.Flatten()}, c * h * w
 
-
+# %% ../../nbs/03_models/00_architectures.ipynb #7d2c6251
 def dense(widths, activation=nn.ReLU) -> dict[str, nn.Module]:
     "Named linear layers from each of `widths` to the next, each followed by the activation"
     layers = {}
@@ -543,7 +560,7 @@ def _resnet(
         layers.pop("maxpool")
     return layers | {"flatten": nn.Flatten()}, features
 
-
+# %% ../../nbs/03_models/00_architectures.ipynb #044ca106
 @architecture(3, 32, 32)
 def resnet18_cifar(classes, shape):
     "ResNet-18 with CIFAR's stem and MOON's header (LfD on CIFAR-100 and CINIC-10, inferred)"
@@ -580,7 +597,7 @@ def resnet18(classes, shape):
     "FedBSS on DomainNet: torchvision's ResNet-18"
     return _network(*_resnet(18, shape, small=False), classes)
 
-
+# %% ../../nbs/03_models/00_architectures.ipynb #808b81c8
 @architecture(3, 32, 32)
 def fedadc_resnet18(classes, shape):
     "FedADC on CIFAR-100: CIFAR's stem (assumed), GroupNorm of 32 groups"

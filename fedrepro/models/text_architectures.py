@@ -69,7 +69,7 @@ class Stretches(nn.Module):
             [tower(part) for tower, part in zip(self.children(), x.split(self.lengths, 1))], 1
         )
 
-
+# %% ../../nbs/03_models/01_text_architectures.ipynb #c1e9f76e
 def tower(length: int, tokens: int, kernels: tuple[int, int], pool: int) -> nn.Module:
     "Letters (n, length) -> (n, 64): two convolutions with pooling between them; raises InputError for short texts"
     first, second = kernels
@@ -89,7 +89,7 @@ def tower(length: int, tokens: int, kernels: tuple[int, int], pool: int) -> nn.M
     }
     return nn.Sequential(OrderedDict(layers))
 
-
+# %% ../../nbs/03_models/01_text_architectures.ipynb #68e737c2
 @architecture(100, 40, 1000, 24)
 def dta_cnn(classes, shape):
     "Our decision for LfD on BindingDB: DeepDTA with fewer layers and channels than published"
