@@ -6,7 +6,7 @@
 __all__ = ['TRIAL_SAMPLES', 'BASE', 'MEASURE', 'TALLIED', 'SCRIPT', 'LEAST', 'Trial', 'few_samples', 'with_flops', 'seconds_of',
            'tune', 'bodies_judged', 'trial', 'Cost', 'judged_bodies', 'run_cost', 'work_key', 'trial_of',
            'train_samples', 'passes', 'stamped_heads', 'stored_paces', 'rough_cost', 'shared_rounds', 'Plan',
-           'attempted', 'time_source', 'by_result', 'size_is_known', 'trial_in', 'own_share', 'Tally', 'like_runs',
+           'attempted', 'time_source', 'by_result', 'like_runs', 'size_is_known', 'trial_in', 'own_share', 'Tally',
            'plan', 'amount', 'plan_row', 'check_directives', 'workers_that_fit', 'array_size', 'sbatch', 'commands']
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #d7f326fa
@@ -327,6 +327,11 @@ def by_result(
     return missing, finished
 
 
+def like_runs(run: PlannedRun) -> tuple:
+    "Equal for runs of which a finished one says how long another takes"
+    return pace(run), run.row
+
+
 def size_is_known(name: str, data=None) -> bool:
     "Whether a plan can say how many samples a data set has: by its official size, or because it is here"
     card = DATA_CARDS[name]
@@ -383,11 +388,6 @@ class Tally:
         return " to ".join(sorted({min(self.days), max(self.days)})) if self.days else ""
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #8f38a84f
-def like_runs(run: PlannedRun) -> tuple:
-    "Equal for runs of which a finished one says how long another takes"
-    return pace(run), run.row
-
-
 def plan(
     spec: Spec,
     runs: list[PlannedRun],

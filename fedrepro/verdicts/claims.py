@@ -495,7 +495,7 @@ CLAIM_WORDS = (
     "not judged",
 )  # the states of a claim
 
-
+# %% ../../nbs/08_verdicts/04_claims.ipynb #900f068b
 def state_before_test(
     claim: Claim, runs: StoredRuns, found: list[Comparison]
 ) -> tuple[str, tuple[Reason, ...]]:
@@ -769,7 +769,7 @@ AS_IN_CLAIM = (
     "caveat",
 )  # of a Headline: as in its line of `claim_lines`
 
-
+# %% ../../nbs/08_verdicts/04_claims.ipynb #6e339b34
 def headline_of(line: dict, results: str | Path | None, root: str | Path | None) -> Headline:
     "The headline that a line of `claim_lines` is"
     spec = load_spec(line["spec"], root)
