@@ -44,7 +44,7 @@ def deal_samples(labels: np.ndarray, holdings) -> list[list[int]]:
         dealt.append([next(piles[c]) for c in in_turn])
     return dealt
 
-
+# %% ../../nbs/10_checks/00_harness.ipynb #b3481ecf
 def tiny_network() -> Network:
     "64 pixels, 12, 6 features, 10 classes"
     layers = (
@@ -98,7 +98,7 @@ class RecordedRun:
             }
         return rounds
 
-
+# %% ../../nbs/10_checks/00_harness.ipynb #0784b203
 def play(
     method: FedAvg,
     federation: Federation,
@@ -118,7 +118,7 @@ def play(
         out.snapshots.append(next_round(method, federation, out.snapshots[-1], recorded))
     return out
 
-
+# %% ../../nbs/10_checks/00_harness.ipynb #747a2ca9
 def padded(rows: int) -> Callable:
     "The sequential executor, with `rows` rows of padding in every batch, which must not change the result"
     return lambda method, clients: sequential(method, [replace(c, pad=rows) for c in clients])
@@ -146,7 +146,7 @@ def apart(a, b) -> float:
     differences = (a.double() - b.double()).abs().nan_to_num(nan=math.inf)
     return float(differences.masked_fill(same, 0).max())
 
-
+# %% ../../nbs/10_checks/00_harness.ipynb #9cd7ad48
 def gap(a, b) -> tuple[float, str]:
     "The largest difference between two nested messages, and where it is"
     ours = flat(a)

@@ -55,7 +55,7 @@ def unfit(order: DriverTicket) -> str:
         return "has other code than the driver"
     return "" if held(order.flag) else f"does not see {order.flag.parent}, or the driver has gone"
 
-
+# %% ../../nbs/07_experiments/11_cluster.ipynb #c4477437
 @dataclass
 class DriverReporter:
     "A callback of runs on a worker: the driver is sent how far they are, and they end when it has gone"
@@ -74,7 +74,7 @@ class DriverReporter:
         if not held(self.flag):
             raise Stopped("the driver has gone")
 
-
+# %% ../../nbs/07_experiments/11_cluster.ipynb #412ca41a
 def work_there(job: Job, order: DriverTicket) -> list[Outcome]:
     "A worker's part: `runner.attempt`, with a `DriverReporter`"
     worker = dask().get_worker()
@@ -169,20 +169,26 @@ class Pool:
                 order = DriverTicket(code_digest(), flag, more, own_texts())
                 self.check(order)
                 self.client.subscribe_topic(TOPIC, lambda event: heard.put(event[1]))
-                for i, job in enumerate(jobs):
-                    name = f"run-{job.runs[0].run_id}-{flag.name[-8:]}"
-                    future = self.client.submit(
-                        work_there, job, order, key=name, pure=False, priority=-i
-                    )
-                    futures[name] = future, job
-                    future.add_done_callback(lambda future: heard.put(future.key))
+                self.submit(jobs, order, heard, futures)
                 self.listen(heard, futures, report, progress, ours)
             finally:
-                for future, _ in futures.values():
-                    with suppress(Exception):
-                        future.cancel()
-                with suppress(Exception):
-                    self.client.unsubscribe_topic(TOPIC)
+                self.cancel(futures)
+
+    def submit(self, jobs: list[Job], order: DriverTicket, heard: queue.SimpleQueue, futures: dict):
+        "Hand out the jobs, the first with the highest priority; enters in `futures` task name -> (future, job)"
+        for i, job in enumerate(jobs):
+            name = f"run-{job.runs[0].run_id}-{order.flag.name[-8:]}"
+            future = self.client.submit(work_there, job, order, key=name, pure=False, priority=-i)
+            futures[name] = future, job
+            future.add_done_callback(lambda future: heard.put(future.key))
+
+    def cancel(self, futures: dict):
+        "Take back what is left, and listen no longer; a scheduler that has gone needs neither"
+        for future, _ in futures.values():
+            with suppress(Exception):
+                future.cancel()
+        with suppress(Exception):
+            self.client.unsubscribe_topic(TOPIC)
 
     def listen(
         self,
@@ -222,7 +228,7 @@ def connect(address: str, patience: float = 10.0):
     except Exception as error:
         raise InputError(f"{where} ({type(error).__name__})") from None
 
-
+# %% ../../nbs/07_experiments/11_cluster.ipynb #fccdd27b
 def local_cluster(workers: int):
     "Worker processes on this machine; raises InputError when one dies as it starts, three times"
     for left in (2, 1, 0):
@@ -240,7 +246,7 @@ def local_cluster(workers: int):
             if not left:
                 raise InputError(why) from None
 
-
+# %% ../../nbs/07_experiments/11_cluster.ipynb #d8a33c96
 def usual_workers(device: str, scheduler: str | None = None) -> int:
     "Processes of this machine when nobody says how many: one a GPU, or one a core; raises InputError"
     if (scheduler or os.environ.get("FEDREPRO_SCHEDULER") or "local") != "local":

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COMPUTING', 'Job', 'peak_memory_mb', 'run_header', 'refuse_taken', 'shared_key', 'active_run',
-           'checkpoint_fingerprint', 'TimeUp', 'run_job', 'run_ours', 'RoundChecks', 'Keeping', 'run_rounds',
-           'make_jobs', 'prepare']
+           'checkpoint_fingerprint', 'TimeUp', 'run_job', 'check_data', 'writer_of', 'run_ours', 'RoundChecks',
+           'Keeping', 'go_on', 'run_rounds', 'make_jobs', 'prepare']
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #4e58d535
 import json, math, os, sys, time
@@ -68,7 +68,7 @@ def peak_memory_mb(device: str) -> float | None:
         2**20 if sys.platform == "darwin" else 2**10
     )
 
-
+# %% ../../nbs/07_experiments/09_jobs.ipynb #6759f343
 def run_header(run: PlannedRun, active: ActiveRun, device: str, **cost) -> dict:
     "The first line of the result file: what was run, with what, and what it cost"
     history = active.history
@@ -182,6 +182,27 @@ def run_job(job: Job, callbacks: Iterable[Callback] = ()) -> list[Path | None]:
         return paths
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #0b2c90a7
+def check_data(data, name: str):
+    "Raises RuntimeError where a data set has changed while the method `name` ran; it is loaded anew the next time"
+    if data.digest() != data.fingerprint:  # of the same tensors, computed again
+        forget_data()
+        raise RuntimeError(
+            f"the data {data.name} were changed while {name} ran; its result is void"
+        )
+
+
+def writer_of(job: Job, active: ActiveRun, how: str) -> CheckpointWriter:
+    "What keeps the runs of a job beside their results, to be resumed with the same code, device and executor `how`"
+    return CheckpointWriter(
+        job.folder / "checkpoints",
+        [r.run_id for r in job.runs],
+        checkpoint_fingerprint(active, job.device, how),
+        job.every,
+        say,
+        until=job.until,
+    )
+
+# %% ../../nbs/07_experiments/09_jobs.ipynb #ab4ad50e
 def run_ours(job: Job, callbacks: list[Callback], ours: Held):
     "Compute a job that nobody else computes; raises Lost if somebody does, RuntimeError if the data were changed"
     for r in job.runs:
@@ -196,21 +217,10 @@ def run_ours(job: Job, callbacks: list[Callback], ours: Held):
     name = type(actives[0].method).__name__
     checks = RoundChecks(name, ours)
     with executor(how, federation, job.workers) as train:
-        writer = CheckpointWriter(
-            job.folder / "checkpoints",
-            [r.run_id for r in job.runs],
-            checkpoint_fingerprint(actives[0], job.device, how),
-            job.every,
-            say,
-            until=job.until,
-        )
+        writer = writer_of(job, actives[0], how)
         cost = run_rounds(job.runs, actives, writer, train, [checks, *callbacks])
         checks.check_state()
-        if data.digest() != data.fingerprint:  # of the same tensors, computed again
-            forget_data()
-            raise RuntimeError(
-                f"the data {data.name} were changed while {name} ran; its result is void"
-            )
+        check_data(data, name)
         for r, active, more in zip(job.runs, actives, cost):
             more |= {"executor": how, "together": len(job.runs)}
             ours.check(job.path(r))
@@ -262,6 +272,16 @@ class Keeping:
             raise TimeUp
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #50fc68b4
+def go_on(active: ActiveRun, kept_run: dict | None) -> dict:
+    "Set an active run to where it was kept; returns what it had cost by then, and where it was resumed"
+    if kept_run is None:
+        return {"started": store.utc_now(), "wall_seconds": 0.0, "resumed": []}
+    active.go_on(kept_run)
+    cost = dict(kept_run["cost"])
+    resumed = {"round": active.at.round, "cpu": cost["cpu"]}
+    return cost | {"resumed": [*cost["resumed"], resumed]}
+
+# %% ../../nbs/07_experiments/09_jobs.ipynb #1b464f6e
 def run_rounds(
     todo: list[PlannedRun],
     actives: list[ActiveRun],
@@ -275,15 +295,10 @@ def run_rounds(
     before: list[dict] = []
     for r, active in zip(todo, actives):
         kept_run = checkpoints.get(r.run_id)
-        if kept_run is None:
-            before.append({"started": store.utc_now(), "wall_seconds": 0.0, "resumed": []})
-            continue
-        active.go_on(kept_run)
-        cost = dict(kept_run["cost"])
-        resumed = {"round": active.at.round, "cpu": cost["cpu"]}
-        before.append(cost | {"resumed": [*cost["resumed"], resumed]})
-        for callback in callbacks:
-            callback.after_round(active.history)
+        before.append(go_on(active, kept_run))
+        if kept_run is not None:
+            for callback in callbacks:
+                callback.after_round(active.history)
 
     def costs() -> list[dict]:
         seconds = (time.perf_counter() - started) / len(todo)

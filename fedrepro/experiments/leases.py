@@ -76,7 +76,7 @@ def holder(lease: Path) -> dict:
         return {}
     return content if isinstance(content, dict) else {}
 
-
+# %% ../../nbs/07_experiments/06_leases.ipynb #9ef9c4e1
 def fingerprint(lease: Path) -> tuple[int, int] | None:
     "Changes with every sign of life; None when there is no such file"
     try:

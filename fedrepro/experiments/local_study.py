@@ -124,7 +124,7 @@ def chosen(client: Client, samples: str) -> np.ndarray:
         order = order[::-1]
     return np.sort(np.resize(order[: max(1, client.n // 2)], client.n))
 
-
+# %% ../../nbs/07_experiments/00_local_study.ipynb #d95af8b9
 def the_phase(method, client: Client, samples: str = "all") -> Phase:
     "The only phase of the method's local training, on some of the samples. Raises InputError if there are several"
     phases = [p for p in method.local_phases(client) if not p.final]
@@ -181,6 +181,20 @@ class DriftMeter:
         gaps = {n: (params[n] - self.received[n]).double() for n in self.federation.net.trained}
         return float(norm(gaps))
 
+    def of_groups(self, accuracy: Tensor) -> dict[str, float]:
+        "Accuracy and learning performance on the classes that the client has, and on those that it has not"
+        counts = self.client.counts
+        before = class_accuracy(self.before, self.federation.data.test_y)
+        out: dict[str, float] = {}
+        for name, group in (("existing", counts > 0), ("absent", counts == 0)):
+            lp, left_out = learning_performance(accuracy, before, group)
+            out |= {
+                f"accuracy_{name}": float(accuracy[group].mean()),
+                f"lp_{name}": lp,
+                f"left_out_{name}": left_out,
+            }
+        return out
+
     def row(self, params: Tree) -> dict[str, float]:
         "All measures of a model; accuracies in percent, of groups: the mean over their classes"
         y = self.federation.data.test_y
@@ -199,13 +213,7 @@ class DriftMeter:
             "gap_majority": float(gap[major].mean()),
             "gap_minority": float(gap[~major].mean()),
         }
-        for name, group in (("existing", counts > 0), ("absent", counts == 0)):
-            lp, left_out = learning_performance(accuracy, class_accuracy(self.before, y), group)
-            out |= {
-                f"accuracy_{name}": float(accuracy[group].mean()),
-                f"lp_{name}": lp,
-                f"left_out_{name}": left_out,
-            }
+        out |= self.of_groups(accuracy)
         for c, n in enumerate(counts):
             out |= {
                 f"accuracy_{c}": float(accuracy[c]),
@@ -263,7 +271,7 @@ def pushes(client: Client) -> list[float]:
         out.append(float(norm(dict(zip(client.net.trained, grads)))))
     return out
 
-
+# %% ../../nbs/07_experiments/00_local_study.ipynb #230c0e81
 def sample_rows(client: Client) -> list[dict]:
     """A row a sample, from small to large loss: loss, uncertainty, biased (1) or not (0), push.
 

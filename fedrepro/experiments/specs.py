@@ -6,11 +6,11 @@
 __all__ = ['SENTENCE', 'NOTHING', 'SEEDS', 'STATISTICS', 'PLOTS', 'TOP', 'SPREADS', 'PAIRINGS', 'MAY', 'PARTS', 'BARE',
            'OWN_PAPER', 'CHECKS', 'JUDGED_BY', 'Column', 'Row', 'Tier', 'read_filter', 'read_texts', 'usual_label',
            'read_column', 'read_columns', 'read_row', 'read_methods', 'read_tier', 'changed_values', 'Spec',
-           'pick_seeds', 'spec_path', 'keep_spec', 'kept_spec', 'revived', 'check_tuning', 'rests_on', 'load_spec',
-           'spec_from', 'read_top', 'read_gap', 'parts_of', 'check_published', 'unclaimed_rows', 'check_spec',
-           'check_alike', 'original', 'printed_cells', 'differing', 'marked_copy', 'as_typed', 'own_values', 'as_given',
+           'pick_seeds', 'spec_path', 'revived', 'keep_spec', 'kept_spec', 'check_tuning', 'rests_on', 'load_spec',
+           'read_top', 'spec_from', 'read_gap', 'parts_of', 'unclaimed_rows', 'check_published', 'check_alike',
+           'check_spec', 'original', 'printed_cells', 'differing', 'marked_copy', 'as_typed', 'own_values', 'as_given',
            'own_tier', 'settings_of', 'with_own', 'planned_values', 'check_effect', 'relabelled', 'with_changes',
-           'with_labels', 'with_seeds', 'with_settings', 'check_fit', 'own_runs']
+           'with_labels', 'with_seeds', 'with_settings', 'check_fit', 'refuse_twins', 'own_runs']
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #2155c2c7
 import hashlib, json, os, re, sys
@@ -66,7 +66,7 @@ class Column:
         "Equal for a column and its copy in a changed copy of the table"
         return self.published or self.label
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #f10c4bf6
 @dataclass(frozen=True)
 class Row:
     "One row of a table: a method and its own values"
@@ -79,7 +79,7 @@ class Row:
     unpublished: str = ""  # why no published number stands beside it; empty when one may
     guessed: bool = False  # that is because the text lost its setting, and ours is a guess
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #364816b9
 @dataclass(frozen=True)
 class Tier:
     "The same table at another cost"
@@ -126,7 +126,7 @@ def usual_label(values: Mapping[str, Value]) -> str:
     known = {key: values[key].value if key in values else None for key in ("dataset", "clients")}
     return f"{known['dataset']}, {known['clients']} clients"
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #dd2f72a8
 def read_column(
     raw, rules: dict, base: dict[str, Value], where: str, rows: dict[str, "Row"]
 ) -> Column:
@@ -447,6 +447,8 @@ TOP = {
     "metric": Rule(str, names=lambda: METRICS),
     "statistic": Rule(str, names=lambda: STATISTICS),
 }
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #8fb54fb6
 SPREADS = (
     "trials",
     "last rounds",
@@ -466,6 +468,8 @@ MAY = {
     "margin": Rule(float, 0, 1e6, above=True),
     "nan_model": Rule(float, 0, 100),
 }  # how it is judged
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #eb5674f5
 PARTS = ("base", "columns", "methods", "tiers", "tuning")
 
 
@@ -492,6 +496,24 @@ BARE = (
 )  # this process began without PyTorch, and is spared it where it can be
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #7dea6efd
+def revived(kind: Any, plain: Any) -> Any:
+    "An object of the type `kind` from what json made of it"
+    if isinstance(kind, type) and is_dataclass(kind):
+        types = type_hints(kind)
+        return kind(**{name: revived(types[name], plain[name]) for name in types})
+    origin = get_origin(kind)
+    if origin is UnionType:  # with None
+        inner = get_args(kind)[0]
+        return None if plain is None else revived(inner, plain)
+    if origin is tuple:
+        inner = get_args(kind)[0]
+        return tuple(revived(inner, x) for x in plain)
+    if origin is dict:
+        inner = get_args(kind)[1]
+        return {name: revived(inner, x) for name, x in plain.items()}
+    return Path(plain) if kind is Path else plain
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #f6013b5f
 def keep_spec(spec: Spec, files: tuple):
     """Keep `spec` and the settings of its runs, unless a method of it is not the package's, or json changes a value.
 
@@ -521,24 +543,6 @@ def kept_spec(path: Path, files: tuple) -> Spec | None:
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
     return spec
-
-
-def revived(kind: Any, plain: Any) -> Any:
-    "An object of the type `kind` from what json made of it"
-    if isinstance(kind, type) and is_dataclass(kind):
-        types = type_hints(kind)
-        return kind(**{name: revived(types[name], plain[name]) for name in types})
-    origin = get_origin(kind)
-    if origin is UnionType:  # with None
-        inner = get_args(kind)[0]
-        return None if plain is None else revived(inner, plain)
-    if origin is tuple:
-        inner = get_args(kind)[0]
-        return tuple(revived(inner, x) for x in plain)
-    if origin is dict:
-        inner = get_args(kind)[1]
-        return {name: revived(inner, x) for name, x in plain.items()}
-    return Path(plain) if kind is Path else plain
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #f1642424
 def check_tuning(raw, where: str):
@@ -590,6 +594,24 @@ def _loaded_spec(path: Path, there: Path, files: tuple, methods: tuple, spare: b
     return spec
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #5b5326b7
+def read_top(raw: dict, path: Path) -> dict[str, Any]:
+    "The keys `TOP` and `MAY` of a spec, `published` as the path of a file that is there; raises InputError"
+    top: dict[str, Any] = {}
+    for key, rule in (TOP | MAY).items():
+        value = raw.get(key)
+        if key in raw:  # a Path is the file beside the one that this one extends
+            top[key] = rule(value.name if isinstance(value, Path) else value, f"{path}: {key}")
+    for key in TOP:
+        if key not in top:
+            raise InputError(f"{path}: {key} is not given")
+    published = raw.get("published")
+    if published is not None:
+        published = path.parent / published
+        if not published.is_file():
+            raise InputError(f"{path}: published: {published} does not exist")
+    return top | {"published": published}
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #5cb93b82
 def spec_from(raw: dict, path: Path) -> Spec:
     "The spec that `raw` says, with all it names checked, as if it stood in a file at `path`; raises InputError"
     for key in raw:
@@ -614,24 +636,6 @@ def spec_from(raw: dict, path: Path) -> Spec:
     top["difference"] = parts_of(top.get("difference", []), path)
     spec = Spec(path, **top, base=base, columns=columns, rows=rows, tiers=tiers)
     return check_spec(marked_copy(spec)) if spec.difference else marked_copy(check_spec(spec))
-
-
-def read_top(raw: dict, path: Path) -> dict[str, Any]:
-    "The keys `TOP` and `MAY` of a spec, `published` as the path of a file that is there; raises InputError"
-    top: dict[str, Any] = {}
-    for key, rule in (TOP | MAY).items():
-        value = raw.get(key)
-        if key in raw:  # a Path is the file beside the one that this one extends
-            top[key] = rule(value.name if isinstance(value, Path) else value, f"{path}: {key}")
-    for key in TOP:
-        if key not in top:
-            raise InputError(f"{path}: {key} is not given")
-    published = raw.get("published")
-    if published is not None:
-        published = path.parent / published
-        if not published.is_file():
-            raise InputError(f"{path}: published: {published} does not exist")
-    return top | {"published": published}
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #04dfc5a2
 def read_gap(top: dict, rows: dict[str, Row], path: Path) -> tuple[str, ...]:
@@ -661,6 +665,20 @@ def parts_of(names: list[str], path: Path) -> tuple[Spec, ...]:
     return tuple(map(load_spec, files))
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #1f66df9d
+def unclaimed_rows(paper: DataFrame, lines: Callable, filters: list[dict]) -> list[dict]:
+    "The printed rows, as method and variant, of which no line passes one of `filters`"
+    keys = [key for key in ("method", "variant") if key in paper]
+    claimed = np.full(len(paper), False)
+    for row in filters:
+        claimed |= lines(row)
+    unclaimed = []
+    for line in paper[keys].drop_duplicates().to_dict("records"):
+        named = {key: value for key, value in line.items() if isinstance(value, str)}
+        if not (lines(named) & claimed).any():
+            unclaimed.append(named)
+    return unclaimed
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #76b1baad
 def check_published(spec: Spec):
     "Raises InputError unless every cell of the table is at most one line of the published csv"
     if spec.published is None:
@@ -682,21 +700,20 @@ def check_published(spec: Spec):
                     f"(column {column.label}); name more columns"
                 )
 
-
-def unclaimed_rows(paper: DataFrame, lines: Callable, filters: list[dict]) -> list[dict]:
-    "The printed rows, as method and variant, of which no line passes one of `filters`"
-    keys = [key for key in ("method", "variant") if key in paper]
-    claimed = np.full(len(paper), False)
-    for row in filters:
-        claimed |= lines(row)
-    unclaimed = []
-    for line in paper[keys].drop_duplicates().to_dict("records"):
-        named = {key: value for key, value in line.items() if isinstance(value, str)}
-        if not (lines(named) & claimed).any():
-            unclaimed.append(named)
-    return unclaimed
-
 # %% ../../nbs/07_experiments/04_specs.ipynb #4df7cf14
+def check_alike(spec: Spec, part: Spec):
+    "Raises InputError unless `part` has every row, tier and column of the difference `spec`, and its metric"
+    where = f"{spec.path}: difference: {part.name}"
+    for row in spec.rows:
+        choice(row, part.rows, f"{where}: row")
+    for tier in spec.tiers:
+        theirs = [column.label for column in part.tier_columns(tier)]
+        for column in spec.tier_columns(tier):
+            choice(column.label, theirs, f"{where}: column at tier {tier}")
+    if part.metric != spec.metric:
+        raise InputError(f"{where}: its metric is {part.metric}, not {spec.metric}")
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #04cc2c83
 def check_spec(spec: Spec) -> Spec:
     "`spec` if every tier can be resolved into runs and stands beside its published numbers; raises InputError"
     if "seeds" not in spec.base:
@@ -718,19 +735,6 @@ def check_spec(spec: Spec) -> Spec:
     check_published(spec)
     return spec
 
-
-def check_alike(spec: Spec, part: Spec):
-    "Raises InputError unless `part` has every row, tier and column of the difference `spec`, and its metric"
-    where = f"{spec.path}: difference: {part.name}"
-    for row in spec.rows:
-        choice(row, part.rows, f"{where}: row")
-    for tier in spec.tiers:
-        theirs = [column.label for column in part.tier_columns(tier)]
-        for column in spec.tier_columns(tier):
-            choice(column.label, theirs, f"{where}: column at tier {tier}")
-    if part.metric != spec.metric:
-        raise InputError(f"{where}: its metric is {part.metric}, not {spec.metric}")
-
 # %% ../../nbs/07_experiments/04_specs.ipynb #9119b7a0
 OWN_PAPER = "own-paper"  # the tier of a changed copy that the paper's is in the original
 CHECKS = (
@@ -749,6 +753,19 @@ def _printed() -> dict[bytes, Path]:
     return {content: table for content, table in tables.items() if table.is_file()}
 
 
+def _same_lines(table: Path | None, published: Path) -> bool:
+    "Whether a csv has the lines of the one beside a package's `table`, whatever numbers stand in them"
+    if table is None:
+        return False
+    beside = table.with_name(table.name.replace(".toml", ".published.csv"))
+    if not beside.is_file():
+        return False
+    numbers = ["mean", "std"]
+    mine = read_published_csv(published).drop(columns=numbers, errors="ignore")
+    theirs = read_published_csv(beside).drop(columns=numbers, errors="ignore")
+    return mine.equals(theirs)
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #a56ba159
 def original(spec: Spec) -> Spec | None:
     "The package's table with the published numbers of `spec`, or with its paper and number; None if `spec` is it"
     here = spec.path.resolve()
@@ -763,19 +780,6 @@ def original(spec: Spec) -> Spec | None:
     if file is None or file.resolve() == here:
         return None
     return load_spec(file)
-
-
-def _same_lines(table: Path | None, published: Path) -> bool:
-    "Whether a csv has the lines of the one beside a package's `table`, whatever numbers stand in them"
-    if table is None:
-        return False
-    beside = table.with_name(table.name.replace(".toml", ".published.csv"))
-    if not beside.is_file():
-        return False
-    numbers = ["mean", "std"]
-    mine = read_published_csv(published).drop(columns=numbers, errors="ignore")
-    theirs = read_published_csv(beside).drop(columns=numbers, errors="ignore")
-    return mine.equals(theirs)
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #3f080e5b
 def printed_cells(spec: Spec) -> dict[tuple, set[str]]:
@@ -1028,7 +1032,23 @@ def check_fit(runs: list[PlannedRun]):
         except InputError as error:
             raise InputError(f"set: {data}: {error}; set network too, or choose columns") from None
 
+# %% ../../nbs/07_experiments/04_specs.ipynb #3e7f8d84
+def refuse_twins(spec: Spec, now: dict[tuple, dict], before: dict[tuple, tuple], then: dict):
+    """Raises InputError where two cells with other settings have the same ones `now`
 
+    Both: (table, row, column) -> settings, `now` of the changed copy, `then` of `spec`; `before`: a cell's name then."""
+    first: dict[tuple, tuple] = {}
+    for at, settings in now.items():
+        twin = first.setdefault((at[0], json.dumps(settings, sort_keys=True)), at)
+        if then[before[twin]] != then[before[at]]:
+            _, row, column = before[twin]
+            _, other_row, other_column = before[at]
+            raise InputError(
+                f"set: {row} on {column} and {other_row} on {other_column} of {spec.name} would be the "
+                "same run; choose rows or columns"
+            )
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #0ec3b187
 def own_runs(
     spec: Spec,
     tier: str,
@@ -1045,16 +1065,7 @@ def own_runs(
     before = dict(zip(now, then))  # a table, row and column -> the same before
     cells = {(r.row, r.column) for r in runs}
     asked = [at for at in now if before[at][1:] in cells]
-    first: dict[tuple, tuple] = {}
-    for at in asked:
-        twin = first.setdefault((at[0], json.dumps(now[at], sort_keys=True)), at)
-        if then[before[twin]] != then[before[at]]:
-            _, row, column = before[twin]
-            _, other_row, other_column = before[at]
-            raise InputError(
-                f"set: {row} on {column} and {other_row} on {other_column} of {spec.name} would be the "
-                "same run; choose rows or columns"
-            )
+    refuse_twins(spec, {at: now[at] for at in asked}, before, then)
     rows = list(dict.fromkeys(r.row for r in runs))
     changed_runs = changed.runs(name, rows, seeds)
     changed_runs = [r for r in changed_runs if (r.table, r.row, r.column) in asked]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RESULT_FORMAT', 'NUMBER', 'HEADER', 'ALWAYS', 'STATUS', 'SHAPE', 'ABOUT', 'LONGEST', 'COLUMNS', 'LOADED', 'file_name',
            'run_path', 'git', 'processor', 'utc_now', 'provenance', 'machine_hours', 'demand', 'is_a', 'check_settings',
-           'check_header', 'check_rows', 'position_of', 'in_order', 'check_end', 'check_complete', 'check_diverged',
+           'check_header', 'position_of', 'in_order', 'check_rows', 'check_complete', 'check_diverged', 'check_end',
            'json_line', 'encode', 'write', 'check_writable', 'decode', 'parse_lines', 'content_of', 'read',
            'first_lines', 'set_aside', 'read_or_set_aside', 'is_complete', 'has_run', 'settings_columns',
            'tier_folders', 'load_runs', 'load_headers', 'load_results', 'load_by_run', 'same_data', 'mixed']
@@ -53,7 +53,7 @@ def git(*arguments: str) -> str | None:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
 
-
+# %% ../../nbs/07_experiments/07_store.ipynb #97a07071
 def processor() -> str:
     "The processor's name"
     info = Path("/proc/cpuinfo")
@@ -130,6 +130,8 @@ HEADER = {  # key -> accepted types; all but `ALWAYS` may be null
 }
 ALWAYS = ("format", "run_id", "status", "settings")  # may not be null
 STATUS = ("complete", "diverged")
+
+# %% ../../nbs/07_experiments/07_store.ipynb #a9248695
 SHAPE = {  # what the settings of every run have, as types; "?": may be missing. Other keys may stand beside them
     "protocol": int,
     "method": {"class": str, "version": int, "fields": dict, "source?": str},
@@ -155,6 +157,8 @@ SHAPE = {  # what the settings of every run have, as types; "?": may be missing.
         "rounds?": list,
     },
 }
+
+# %% ../../nbs/07_experiments/07_store.ipynb #ac3239fb
 ABOUT = [
     "run_id",
     "status",
@@ -208,7 +212,7 @@ def check_settings(settings: dict, shape: dict = SHAPE, where: str = "settings")
             if not is_a(value, kind) or (kind is int and value < 0):
                 raise Damaged(f"header: {at} is {short(value)}")
 
-
+# %% ../../nbs/07_experiments/07_store.ipynb #8480ec31
 def check_header(header: dict):
     "Raises Damaged unless `header` has the keys and types of a first line and the run id of its settings"
     demand(
@@ -232,25 +236,6 @@ def check_header(header: dict):
     demand(header["run_id"] == name, "header: the run id is not that of the settings")
 
 # %% ../../nbs/07_experiments/07_store.ipynb #062e69f3
-def check_rows(rows: list[dict], most: int, epochs: int | None = None):
-    """Raises Damaged unless the rows hold numbers or null under names that metrics may have, and an ascending `round`
-    of 1..`most`. Those of a study have a `round` of 0..`most` and an `epoch` of 0..`epochs` that never go back."""
-    last = 0, 0
-    for row in rows:
-        at = position_of(row, last, most, epochs)
-        if at is None:
-            raise Damaged(f"row after {in_order(last, epochs)}: {short(row)}")
-        last = at
-        for (
-            key,
-            value,
-        ) in row.items():  # a million values in a paper's folder: words for wrong ones only
-            if not (value is None or is_a(value, NUMBER)):
-                raise Damaged(f"{in_order(at, epochs)}: {short(key)} is {short(value)}")
-            if key in ABOUT:
-                raise Damaged(f"{in_order(at, epochs)}: {short(key)} is no metric")
-
-
 def position_of(
     row, last: tuple[int, int], most: int, epochs: int | None
 ) -> tuple[int, int] | None:
@@ -269,15 +254,26 @@ def in_order(at: tuple[int, int], epochs: int | None) -> str:
     "Where a row stands, in words"
     return f"round {at[0]}" if epochs is None else f"round {at[0]}, epoch {at[1]}"
 
+# %% ../../nbs/07_experiments/07_store.ipynb #e6bf7d7a
+def check_rows(rows: list[dict], most: int, epochs: int | None = None):
+    """Raises Damaged unless the rows hold numbers or null under names that metrics may have, and an ascending `round`
+    of 1..`most`. Those of a study have a `round` of 0..`most` and an `epoch` of 0..`epochs` that never go back."""
+    last = 0, 0
+    for row in rows:
+        at = position_of(row, last, most, epochs)
+        if at is None:
+            raise Damaged(f"row after {in_order(last, epochs)}: {short(row)}")
+        last = at
+        for (
+            key,
+            value,
+        ) in row.items():  # a million values in a paper's folder: words for wrong ones only
+            if not (value is None or is_a(value, NUMBER)):
+                raise Damaged(f"{in_order(at, epochs)}: {short(key)} is {short(value)}")
+            if key in ABOUT:
+                raise Damaged(f"{in_order(at, epochs)}: {short(key)} is no metric")
+
 # %% ../../nbs/07_experiments/07_store.ipynb #749d1a59
-def check_end(header: dict, rows: list[dict]):
-    "Raises Damaged unless the rows end where the header says that the run did"
-    if header["status"] == "complete":
-        check_complete(header, rows)
-    elif header["diverged"] is not None:
-        check_diverged(header, rows)
-
-
 def check_complete(header: dict, rows: list[dict]):
     "Raises Damaged unless the last row is of the last round, or of a study's last epoch"
     diverged = header["diverged"]
@@ -292,7 +288,7 @@ def check_complete(header: dict, rows: list[dict]):
         last = rows[-1]["round"] if rows else 0
         demand(last == rounds, f"complete, but the last row is of round {last} of {rounds}")
 
-
+# %% ../../nbs/07_experiments/07_store.ipynb #8d871323
 def check_diverged(header: dict, rows: list[dict]):
     "Raises Damaged unless the record of the divergence says a round after the last row, a client and a norm"
     settings = header["settings"]
@@ -306,6 +302,14 @@ def check_diverged(header: dict, rows: list[dict]):
     if client is not None:
         good = good and is_a(client, int) and 0 <= client < settings["partition"]["clients"]
     demand(good, f"header: diverged is {short(diverged)}")
+
+
+def check_end(header: dict, rows: list[dict]):
+    "Raises Damaged unless the rows end where the header says that the run did"
+    if header["status"] == "complete":
+        check_complete(header, rows)
+    elif header["diverged"] is not None:
+        check_diverged(header, rows)
 
 # %% ../../nbs/07_experiments/07_store.ipynb #47f91a8d
 def json_line(record: dict) -> bytes:
@@ -437,7 +441,7 @@ def read_or_set_aside(path: Path) -> tuple[dict, list[dict]] | None:
     except Damaged as error:
         return set_aside(path, error)
 
-
+# %% ../../nbs/07_experiments/07_store.ipynb #d795ad16
 def is_complete(path: str | Path) -> bool:
     "Whether the run at `path` is finished (complete or diverged) and whole; a damaged file is set aside"
     return read_or_set_aside(Path(path)) is not None
@@ -477,7 +481,7 @@ COLUMNS = [
     "bytes_down",
 ]
 
-
+# %% ../../nbs/07_experiments/07_store.ipynb #a555033d
 def tier_folders(folder: str | Path) -> list[Path]:
     "A tier's folder and, in a wheel, the folder of the committed runs that it carries for the same tier"
     carried = INSTALLED and not Path(folder).is_absolute() and (PACKAGE / folder).is_dir()
@@ -535,7 +539,7 @@ def _loaded(folder: str | Path) -> tuple[list[tuple[Path, dict, list[dict]]], di
         LOADED[where] = now, runs, frames  # all of them whole
     return runs, frames
 
-
+# %% ../../nbs/07_experiments/07_store.ipynb #0beb6e12
 def _frames(folder: str | Path) -> dict:
     "The results of a folder as data frames: all in one, and by run"
     runs, frames = _loaded(folder)

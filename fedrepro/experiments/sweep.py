@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SweepStep', 'chosen_specs', 'accepted_names', 'read_step', 'read_order', 'SweepPart', 'plan_steps', 'runs_with_seeds',
-           'everything', 'budget', 'sweep', 'compute_part', 'mean_seconds', 'outlook', 'pace']
+           'everything', 'budget', 'compute_part', 'sweep', 'mean_seconds', 'pace', 'outlook']
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #24d03805
 import re, time
@@ -177,20 +177,6 @@ def budget(text: str) -> float:
     return float(parts[1]) * unit
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #0b37657b
-def sweep(
-    planned: list[list[SweepPart]], seconds: float | None = None, quiet: bool = False, **how
-) -> SweepReport:
-    "Compute what is missing, step by step, for at most `seconds`; `how` are arguments of `runner.compute_runs`"
-    until = float("inf") if seconds is None else time.time() + seconds
-    whole = SweepReport()
-    for i, parts in enumerate(planned, 1):
-        for part in parts:
-            compute_part(part, f"step {i}", whole, until, quiet, how)
-            if whole.interrupted:
-                return whole
-    return whole
-
-
 def compute_part(
     part: SweepPart, name: str, whole: SweepReport, until: float, quiet: bool, how: dict
 ):
@@ -214,6 +200,20 @@ def compute_part(
         return
     whole.add(report)
 
+# %% ../../nbs/07_experiments/13_sweep.ipynb #7c9c0c56
+def sweep(
+    planned: list[list[SweepPart]], seconds: float | None = None, quiet: bool = False, **how
+) -> SweepReport:
+    "Compute what is missing, step by step, for at most `seconds`; `how` are arguments of `runner.compute_runs`"
+    until = float("inf") if seconds is None else time.time() + seconds
+    whole = SweepReport()
+    for i, parts in enumerate(planned, 1):
+        for part in parts:
+            compute_part(part, f"step {i}", whole, until, quiet, how)
+            if whole.interrupted:
+                return whole
+    return whole
+
 # %% ../../nbs/07_experiments/13_sweep.ipynb #21dad889
 def mean_seconds(runs: Iterable[tuple[PlannedRun, dict]], kind: Callable) -> dict:
     "`kind(run)` -> mean seconds of finished `runs`, each with the header of its file"
@@ -223,6 +223,19 @@ def mean_seconds(runs: Iterable[tuple[PlannedRun, dict]], kind: Callable) -> dic
     return {key: sum(seconds) / len(seconds) for key, seconds in took.items()}
 
 
+def pace(run: PlannedRun) -> tuple:
+    "Runs for which this is equal take about as long"
+    s = run.settings
+    return (
+        run.tier,
+        run.method,
+        s["network"],
+        s["rounds"],
+        s["partition"]["clients"],
+        s["participation"],
+    )
+
+# %% ../../nbs/07_experiments/13_sweep.ipynb #17ae459c
 def outlook(steps: list[SweepStep], planned: list[list[SweepPart]]) -> Iterator[dict]:
     "A line for each step with missing runs: how many, and how long they may take by what like runs have taken"
     finished = []
@@ -245,16 +258,3 @@ def outlook(steps: list[SweepStep], planned: list[list[SweepPart]]) -> Iterator[
             expected = f"{duration(sum(guesses))} for {len(guesses)} of them"
         what = step.describe() if i < len(steps) else "all others"
         yield {"step": i, "missing": len(missing), "time": expected, "what": what}
-
-
-def pace(run: PlannedRun) -> tuple:
-    "Runs for which this is equal take about as long"
-    s = run.settings
-    return (
-        run.tier,
-        run.method,
-        s["network"],
-        s["rounds"],
-        s["partition"]["clients"],
-        s["participation"],
-    )

@@ -105,7 +105,7 @@ def printed_number(spec: Spec, paper: pd.DataFrame, line: int, column: Column, r
     spread = str(paper["std"][line])  # as text an unknown one equals another
     return run, column.metric or spec.metric, spec.statistic, paper["mean"][line], spread
 
-
+# %% ../../nbs/08_verdicts/00_independent.ipynb #3b65eb57
 def repeats(specs: list[Spec]) -> dict[str, dict[int, Reason]]:
     "Spec -> line of its published csv -> the table, or tables, of the same paper that the number is from"
     out: dict[str, dict[int, Reason]] = {}

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['BOARD_TIERS', 'ALIAS', 'NOT_DECIDABLE', 'STATUSES', 'STATUS_WORDS', 'WHY', 'OURS', 'BOARD_COLUMNS', 'UNREACHABLE',
            'published_tables', 'status', 'too_wide', 'why_not_runnable', 'guesses', 'lost_settings', 'stored_cells',
-           'spec_lines', 'board_lines', 'independent', 'judged_lines', 'scoreboard', 'totals', 'claim_totals', 'speed']
+           'stored_status', 'spec_lines', 'independent', 'judged_lines', 'board_lines', 'scoreboard', 'totals',
+           'claim_totals', 'speed']
 
 # %% ../../nbs/08_verdicts/06_scoreboard.ipynb #eb35e327
 import math
@@ -59,6 +60,8 @@ STATUSES = (
     ALIAS,
     "not comparable",
 )
+
+# %% ../../nbs/08_verdicts/06_scoreboard.ipynb #087b8346
 # said of a cell
 STATUS_WORDS = {"not run": "runnable"} | dict.fromkeys(
     ("not published", "not measured", "other hardware"), "not comparable"
@@ -162,7 +165,14 @@ def stored_cells(spec: Spec, tier: str, results: str | Path | None) -> dict[tupl
             return {(cell.row, cell.column): cell for cell in found.itertuples()}
     return {}
 
+# %% ../../nbs/08_verdicts/06_scoreboard.ipynb #ea4b426d
+def stored_status(column: Column, cell, tier: str) -> tuple[str, str]:
+    "(status, why) of a number beside a `column`, from its `cell`, a line of `tables.table`, or None"
+    if column.missing:
+        return "missing", column.missing
+    return status(cell, tier) if cell else ("runnable", "")
 
+# %% ../../nbs/08_verdicts/06_scoreboard.ipynb #a2446222
 def spec_lines(
     spec: Spec,
     paper: pd.DataFrame,
@@ -190,12 +200,7 @@ def spec_lines(
             line |= dict(status="missing", why=elsewhere)
         else:
             cell = cells.get((row, column.label))
-            if column.missing:
-                word, why = "missing", column.missing
-            elif cell:
-                word, why = status(cell, tier)
-            else:
-                word, why = "runnable", ""
+            word, why = stored_status(column, cell, tier)
             if word == "runnable":
                 hindered = why_not_runnable(spec, tier, paper, i, row, column, reach)
                 word, why = hindered or (word, why)
@@ -206,26 +211,16 @@ def spec_lines(
     return out
 
 # %% ../../nbs/08_verdicts/06_scoreboard.ipynb #baaddd7c
-BOARD_COLUMNS = [
-    "paper",
-    "folder",
-    "table",
-    "line",
-    "method",
-    "dataset",
-    "tier",
-    "status",
-    "why",
-    "row",
-    "column",
-    "published",
-    "published_std",
-    *OURS,
-    "q",
-    "same_runs",
-]
+def independent(board: pd.DataFrame) -> pd.DataFrame:
+    "The lines of a scoreboard whose number is printed, and not already in another table"
+    return board[board.same_runs.isna()]
 
 
+def judged_lines(board: pd.DataFrame) -> pd.DataFrame:
+    "The independent lines at tier paper that have a verdict, or diverged"
+    return independent(board[(board.tier == "paper") & board.status.isin([*VERDICTS, "diverged"])])
+
+# %% ../../nbs/08_verdicts/06_scoreboard.ipynb #c58e282c
 def board_lines(
     name: str, tier: str, printed: pd.DataFrame, lines: list[dict], spec: Spec | None
 ) -> list[dict]:
@@ -249,17 +244,27 @@ def board_lines(
         out.append(about | found | {"same_runs": origin})
     return out
 
+# %% ../../nbs/08_verdicts/06_scoreboard.ipynb #a9e823ec
+BOARD_COLUMNS = [
+    "paper",
+    "folder",
+    "table",
+    "line",
+    "method",
+    "dataset",
+    "tier",
+    "status",
+    "why",
+    "row",
+    "column",
+    "published",
+    "published_std",
+    *OURS,
+    "q",
+    "same_runs",
+]
 
-def independent(board: pd.DataFrame) -> pd.DataFrame:
-    "The lines of a scoreboard whose number is printed, and not already in another table"
-    return board[board.same_runs.isna()]
-
-
-def judged_lines(board: pd.DataFrame) -> pd.DataFrame:
-    "The independent lines at tier paper that have a verdict, or diverged"
-    return independent(board[(board.tier == "paper") & board.status.isin([*VERDICTS, "diverged"])])
-
-
+# %% ../../nbs/08_verdicts/06_scoreboard.ipynb #1204fc95
 def scoreboard(
     results: str | Path | None = None,
     root: str | Path | None = None,
@@ -317,7 +322,7 @@ def totals(board: pd.DataFrame) -> pd.DataFrame:
     names = ["tier", "paper", "numbers", "independent", "reachable", "decided", *STATUSES]
     return pd.DataFrame(out, columns=names)
 
-
+# %% ../../nbs/08_verdicts/06_scoreboard.ipynb #aed8ed46
 def claim_totals(claims: pd.DataFrame) -> pd.DataFrame:
     "How many listed claims of each paper have each verdict, without its reason"
     listed = claims[claims.listed]

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['JUDGED', 'UNKNOWN_VALUE', 'SAME_NUMBER', 'mean_std', 'half_width', 'why_no_verdict', 'published_cell', 'table_rows',
            'judgement', 'trial_values', 'code_prints', 'arrived', 'cell_line', 'gap_about', 'cell_margin',
-           'same_rounds', 'traces', 'Above', 'cell_processors', 'Beside', 'published_lines', 'table', 'q_values',
-           'has_runs', 'with_runs', 'best_tier']
+           'same_rounds', 'traces', 'Above', 'cell_processors', 'Beside', 'published_lines', 'judged_once', 'table',
+           'q_values', 'has_runs', 'with_runs', 'best_tier']
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #976c4c21
 import math
@@ -145,7 +145,7 @@ def trial_values(trials: list[dict], statistic: str) -> dict[str, tuple]:
         "diverged_runs": tuple(gone),
     }
 
-
+# %% ../../nbs/08_verdicts/03_tables.ipynb #ba9e7679
 def code_prints(spec: Spec, trials: list[dict]) -> tuple[float, float, int] | None:
     "(mean, std, n) of what the authors' code prints for trials of which some diverged; None where that is not known"
     if spec.nan_model is None or spec.difference:
@@ -153,7 +153,7 @@ def code_prints(spec: Spec, trials: list[dict]) -> tuple[float, float, int] | No
     values = [t[spec.statistic] if t["status"] == "complete" else spec.nan_model for t in trials]
     return (*mean_std(values), len(values))
 
-
+# %% ../../nbs/08_verdicts/03_tables.ipynb #5cd3cc29
 def arrived(done: list[dict]) -> dict[str, object]:
     "Rounds to a target over the finished trials, for each of `WINDOWS`"
     out: dict[str, object] = {}
@@ -328,6 +328,17 @@ def published_lines(
     return beside
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #f23b0b0b
+def judged_once(numbers: dict, owned: bool, origin: Reason | None) -> dict:
+    """The `numbers` of a cell, without a verdict where its published number has one elsewhere
+
+    `owned`: whether the published line belongs to the cell's row; `origin`: as `Above.origin` says."""
+    # the same published number, not a difference of two
+    elsewhere = not owned or kind_of(origin) is Kind.SAME_TABLE
+    if elsewhere and numbers["verdict"] in VERDICTS:
+        return numbers | {"verdict": SAME_NUMBER}
+    return numbers
+
+# %% ../../nbs/08_verdicts/03_tables.ipynb #14d805c4
 def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
     """Ours beside the published numbers, one line for each cell, column by column; only tier "paper" has verdicts.
 
@@ -355,10 +366,7 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
                 numbers = cell_line(spec, tier, mine, there.line, metric, gap)
             rounds = traces(mine) if tier == "paper" else None
             origin = above.origin(row, there.owner, there.repeat, numbers["runs"], rounds)
-            # the same published number, not a difference of two
-            elsewhere = there.owner != row or kind_of(origin) is Kind.SAME_TABLE
-            if elsewhere and numbers["verdict"] in VERDICTS:
-                numbers["verdict"] = SAME_NUMBER
+            numbers = judged_once(numbers, there.owner == row, origin)
             line: dict[str, Any] = dict(row=row, column=column.label, tier=tier, metric=metric)
             line["statistic"] = spec.statistic
             line |= numbers

@@ -112,7 +112,7 @@ class Verdict:
     p: float  # two-sided, of D = 0; nan: unknown
     needed: float  # seeds that would decide an undecided cell; inf: none can; nan: it is decided
 
-
+# %% ../../nbs/08_verdicts/02_verdicts.ipynb #b964155b
 def verdict(
     values: Sequence[float],
     mean: float,
