@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EXAMPLES', 'app', 'VersionOption', 'ImportOption', 'SHIPPED', 'ENDINGS', 'own_files', 'import_own_files',
-           'print_sheet', 'in_a_cell', 'show', 'busy', 'watched', 'state_of', 'made_from', 'shipped_answer',
+           'print_sheet', 'in_a_cell', 'show', 'busy', 'watched', 'sum_up', 'state_of', 'made_from', 'shipped_answer',
            'cached_answer', 'print_table', 'folder_given', 'split_names', 'picked', 'in_places', 'asked_for',
            'first_tier', 'with_ids']
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 import typer
 from .. import __version__
-from ..core.errors import InputError, choice, own_line
+from ..core.errors import InputError, choice, own_line, say
 from fedrepro.core.files import (
     files_below,
     read_cache,
@@ -159,6 +159,12 @@ def watched(items: Iterable, what: str) -> Iterable:
     from rich.progress import track
 
     return track(items, what, console=Console(stderr=True), transient=True)
+
+
+def sum_up(report, quiet: bool) -> None:
+    "Say on stderr what a `SweepReport` comes to; one that was interrupted has said so itself"
+    if not (quiet or report.interrupted):
+        say(report.summary())
 
 # %% ../../nbs/11_cli/01_app.ipynb #afd64f4f
 SHIPPED = PROJECT / "papers" / "answers.json"
