@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['EXAMPLES', 'app', 'VersionOption', 'ImportOption', 'SHIPPED', 'ENDINGS', 'own_files', 'import_own_files',
-           'print_sheet', 'in_a_cell', 'show', 'busy', 'watched', 'state_of', 'made_from', 'shipped_answer',
-           'cached_answer', 'print_table', 'folder_given', 'split_names', 'picked', 'in_places', 'asked_for',
-           'first_tier', 'with_ids']
+           'print_sheet', 'in_a_cell', 'show', 'busy', 'watched', 'sum_up', 'state_of', 'made_from', 'shipped_answer',
+           'cached_answer', 'print_table', 'folder_given', 'split_names', 'picked', 'in_places', 'first_tier',
+           'with_ids', 'specs_at', 'asked_for']
 
 # %% ../../nbs/11_cli/01_app.ipynb #3e456385
 import hashlib, json, os, shutil, sys
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 import typer
 from .. import __version__
-from ..core.errors import InputError, choice, own_line
+from ..core.errors import InputError, choice, own_line, say
 from fedrepro.core.files import (
     files_below,
     read_cache,
@@ -63,7 +63,7 @@ def own_files() -> list[str]:
     "The files of --import, or of the variable FEDREPRO_METHODS"
     return list(filter(None, os.environ.get("FEDREPRO_METHODS", "").split(os.pathsep)))
 
-
+# %% ../../nbs/11_cli/01_app.ipynb #3214e4a5
 def import_own_files() -> None:
     """Execute the files of --import, so that their methods, data sets and networks have names; raises InputError.
 
@@ -85,7 +85,7 @@ def import_own_files() -> None:
             raise
         raise InputError(f"{error} ({where})") from error
 
-
+# %% ../../nbs/11_cli/01_app.ipynb #663c60c3
 VersionOption = Annotated[
     bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version")
 ]
@@ -141,7 +141,7 @@ def show(lines: list[dict], columns: list[str], as_json: bool) -> None:
         return print_sheet(sheet)
     typer.echo(as_text(sheet, 10_000), nl=False)
 
-
+# %% ../../nbs/11_cli/01_app.ipynb #aaf65961
 def busy(what: str) -> AbstractContextManager:
     "Says on a terminal's stderr, while the block runs, `what` is done; in a pipe nothing"
     if not sys.stderr.isatty():
@@ -160,6 +160,12 @@ def watched(items: Iterable, what: str) -> Iterable:
 
     return track(items, what, console=Console(stderr=True), transient=True)
 
+
+def sum_up(report, quiet: bool) -> None:
+    "Say on stderr what a `SweepReport` comes to; one that was interrupted has said so itself"
+    if not (quiet or report.interrupted):
+        say(report.summary())
+
 # %% ../../nbs/11_cli/01_app.ipynb #afd64f4f
 SHIPPED = PROJECT / "papers" / "answers.json"
 ENDINGS = (".toml", ".csv", ".jsonl")  # of the files that an answer is made from, besides the code
@@ -175,7 +181,7 @@ def state_of(folders: Iterable[Path]) -> tuple | None:
     stamped = stamp(files)
     return None if stamped is None else (stamped,)
 
-
+# %% ../../nbs/11_cli/01_app.ipynb #aabfd1a7
 def made_from() -> str:
     "sha256 (hex) of what a shipped answer rests on: names and contents of the package's modules, specs, numbers and runs"
     code = set()
@@ -204,7 +210,7 @@ def shipped_answer(question: list, folders: Iterable[Path | None]) -> Any:
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
-
+# %% ../../nbs/11_cli/01_app.ipynb #8633c57a
 def cached_answer(question: list, folders: Iterable[Path | None], make: Callable[[], Any]) -> Any:
     """What `make` returns (text, a list, a sheet): from the cache, if nothing that it rests on has changed.
 
@@ -272,7 +278,7 @@ def picked(asked: str | None, mine, everyones) -> list[str] | None:
         return unknown
     return [name for name in names if name in mine]
 
-
+# %% ../../nbs/11_cli/01_app.ipynb #8952e7ff
 def in_places(planned: list, asked: str | None, tier: str) -> set[str]:
     "The columns and data sets of `planned` that the comma-separated `asked` names; None = all. Raises InputError"
     places: set[str] = set()
@@ -284,36 +290,6 @@ def in_places(planned: list, asked: str | None, tier: str) -> set[str]:
     return {choice(name, places, f"--datasets: at tier {tier},") for name in names}
 
 # %% ../../nbs/11_cli/01_app.ipynb #ad68f87d
-def asked_for(
-    specs: list[str],
-    tier: str | None,
-    methods: str | None,
-    datasets: str | None,
-    seeds: int | None,
-    runs: str | None = None,
-) -> list[tuple]:
-    """(spec, tier, its runs) for each of `specs`, of the rows, places, seeds and run ids asked for; raises InputError
-
-    `tier` None: smoke, or a spec's first one."""
-    from fedrepro.experiments.specs import load_spec
-
-    tables = []
-    rows: set[str] = set()
-    for name in dict.fromkeys(specs):
-        spec = load_spec(name)
-        tables.append((spec, tier or first_tier(spec)))
-        rows |= set(spec.rows)
-    at = " and ".join(dict.fromkeys(tier for _, tier in tables))
-    planned = []
-    for spec, tier in tables:
-        planned.append(spec.runs(tier, picked(methods, spec.rows, rows), seeds))
-    places = in_places(list(chain(*planned)), datasets, at)
-    found = []
-    for (spec, tier), its_runs in zip(tables, planned):
-        found.append((spec, tier, [run for run in its_runs if run.places & places]))
-    return found if runs is None else with_ids(found, runs, f"--runs: at tier {at}, run")
-
-
 def first_tier(spec) -> str:
     "smoke, or the first tier of a spec that has none"
     return "smoke" if "smoke" in spec.tiers else next(iter(spec.tiers))
@@ -329,3 +305,38 @@ def with_ids(found: list[tuple], asked: str, what: str) -> list[tuple]:
     for spec, tier, runs in found:
         chosen.append((spec, tier, [run for run in runs if run.run_id in ids]))
     return chosen
+
+
+def specs_at(specs: list[str], tier: str | None) -> list[tuple]:
+    "(spec, tier) of each of `specs`, once; raises InputError. `tier` None: its `first_tier`"
+    from fedrepro.experiments.specs import load_spec
+
+    tables = []
+    for name in dict.fromkeys(specs):
+        spec = load_spec(name)
+        tables.append((spec, tier or first_tier(spec)))
+    return tables
+
+# %% ../../nbs/11_cli/01_app.ipynb #80ec5b6f
+def asked_for(
+    specs: list[str],
+    tier: str | None,
+    methods: str | None,
+    datasets: str | None,
+    seeds: int | None,
+    runs: str | None = None,
+) -> list[tuple]:
+    """(spec, tier, its runs) for each of `specs`, of the rows, places, seeds and run ids asked for; raises InputError
+
+    `tier` None: smoke, or a spec's first one."""
+    tables = specs_at(specs, tier)
+    rows = set(chain(*(spec.rows for spec, _ in tables)))
+    at = " and ".join(dict.fromkeys(tier for _, tier in tables))
+    planned = []
+    for spec, tier in tables:
+        planned.append(spec.runs(tier, picked(methods, spec.rows, rows), seeds))
+    places = in_places(list(chain(*planned)), datasets, at)
+    found = []
+    for (spec, tier), its_runs in zip(tables, planned):
+        found.append((spec, tier, [run for run in its_runs if run.places & places]))
+    return found if runs is None else with_ids(found, runs, f"--runs: at tier {at}, run")

@@ -115,7 +115,7 @@ def completes_names(argv: list[str]) -> bool:
         return True
     return any(word.endswith("-completion") for word in argv)
 
-
+# %% ../../nbs/11_cli/05_main.ipynb #fa103a51
 def answer(argv: list[str] | None) -> tuple[int, str]:
     "(exit code, what to say on stderr) of a command line"
     try:
@@ -211,7 +211,7 @@ def open_closed_streams():
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode))
 
-
+# %% ../../nbs/11_cli/05_main.ipynb #e0199a66
 def main(argv: list[str] | None = None) -> int:
     """Run the command line `argv` (default: the program's own arguments) and return the exit code
 

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['DATASETS', 'DRIFT_NAMES', 'TIERS', 'START', 'REPRODUCE', 'OWN', 'LOOK_UP', 'PANELS', 'SpecArgument', 'SpecsArgument',
-           'NameArgument', 'BestTierOption', 'ResultsOption', 'DataOption', 'JsonOption', 'MethodsOption',
-           'DatasetsOption', 'SeedsOption', 'DeviceOption', 'WorkersOption', 'ExecutorOption', 'CheckpointOption',
-           'QuietOption', 'BudgetOption', 'SchedulerOption', 'NoWaitOption', 'FormatOption', 'LogOption', 'count',
-           'pause', 'place', 'method_names', 'one', 'specs_and_files']
+           'NameArgument', 'ResultsOption', 'DataOption', 'BestTierOption', 'MethodsOption', 'DatasetsOption',
+           'SeedsOption', 'SetOption', 'DeviceOption', 'WorkersOption', 'ExecutorOption', 'CheckpointOption',
+           'BudgetOption', 'SchedulerOption', 'NoWaitOption', 'JsonOption', 'FormatOption', 'QuietOption', 'LogOption',
+           'count', 'pause', 'place', 'method_names', 'one', 'specs_and_files']
 
 # %% ../../nbs/11_cli/00_options.ipynb #67bc8d29
 import re
@@ -100,6 +100,7 @@ def specs_and_files(incomplete: str) -> list[str]:
 # %% ../../nbs/11_cli/00_options.ipynb #5141f193
 START, REPRODUCE, OWN, LOOK_UP = PANELS = "Start here", "Reproduce", "Your own", "Look up"
 
+# %% ../../nbs/11_cli/00_options.ipynb #b435fad0
 SpecArgument = Annotated[
     str,
     typer.Argument(
@@ -122,14 +123,8 @@ NameArgument = Annotated[
         help="A name that `fedrepro datasets` lists",
     ),
 ]
-BestTierOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="T",
-        autocompletion=one(lambda: TIERS),
-        help="smoke, small or paper; default: the one nearest to the paper that has runs",
-    ),
-]
+
+# %% ../../nbs/11_cli/00_options.ipynb #2d71722d
 ResultsOption = Annotated[
     Path | None,
     typer.Option(
@@ -144,7 +139,16 @@ DataOption = Annotated[
         help="Folder of the data sets; default: $FEDREPRO_DATA, or ~/.cache/fedrepro/data",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
+
+# %% ../../nbs/11_cli/00_options.ipynb #1742bd1a
+BestTierOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="T",
+        autocompletion=one(lambda: TIERS),
+        help="smoke, small or paper; default: the one nearest to the paper that has runs",
+    ),
+]
 MethodsOption = Annotated[
     str | None, typer.Option(metavar="A,B", help="Rows of the table; default: all")
 ]
@@ -154,6 +158,17 @@ DatasetsOption = Annotated[
 SeedsOption = Annotated[
     int | None, typer.Option(metavar="N", parser=count, help="Number of seeds; default: the spec's")
 ]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Another value in every run, as rounds=50, or in one row, as FedProx.mu=0.1; may be repeated. Such "
+        "runs have a folder of their own and are never judged",
+    ),
+]
+
+# %% ../../nbs/11_cli/00_options.ipynb #5cbe3289
 DeviceOption = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute")]
 WorkersOption = Annotated[
     int | None,
@@ -178,7 +193,8 @@ CheckpointOption = Annotated[
         help="Rounds between checkpoints, 0 for none; default: about a minute",
     ),
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", help="Do not report progress")]
+
+# %% ../../nbs/11_cli/00_options.ipynb #50430144
 BudgetOption = Annotated[
     str | None, typer.Option(metavar="TIME", help="Stop cleanly after this time: 90s, 30m, 2.5h")
 ]
@@ -192,12 +208,16 @@ SchedulerOption = Annotated[
 NoWaitOption = Annotated[
     bool, typer.Option("--no-wait", help="Skip runs that another process is computing")
 ]
+
+# %% ../../nbs/11_cli/00_options.ipynb #17ef56a1
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
 FormatOption = Annotated[
     str,
     typer.Option(
         metavar="text|md|csv|html", help="Output format; csv has one line a number, with every seed"
     ),
 ]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Do not report progress")]
 LogOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PAPER_LINKS', 'NO_RUNS', 'ORDER', 'X_SERVER', 'X_CLIENT', 'PaperLinks', 'links_line', 'main_table',
            'setting_in_words', 'Text', 'Picture', 'small_picture', 'headline', 'shapes_in_words', 'round_steps',
-           'message_figure', 'overridden', 'refuse_untrue', 'hook_in_words', 'algorithm_table', 'stored_numbers',
-           'deviation_table']
+           'draw_step', 'message_figure', 'overridden', 'refuse_untrue', 'hook_in_words', 'algorithm_table',
+           'stored_numbers', 'deviation_table']
 
 # %% ../../nbs/09_reporting/10_method_page.ipynb #1713867e
 import re, textwrap
@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from ..core.errors import InputError, choice
 from ..core.trees import nbytes
@@ -41,7 +42,7 @@ class PaperLinks:
     repository: str = ""  # of the authors on GitHub; "" = none was found
     commit: str = ""
 
-
+# %% ../../nbs/09_reporting/10_method_page.ipynb #c24d0dc6
 PAPER_LINKS = {
     "lfd": PaperLinks("2309.07189", "02_lfd", "lfd/table2"),
     "feddc": PaperLinks(
@@ -66,7 +67,7 @@ PAPER_LINKS = {
     ),
 }
 
-
+# %% ../../nbs/09_reporting/10_method_page.ipynb #967813b5
 def links_line(paper: str) -> str:
     "Links to a paper, its released code and our results, for a page in nbs/06_methods; raises InputError"
     at = PAPER_LINKS[choice(paper, PAPER_LINKS, "paper")]
@@ -103,7 +104,7 @@ def setting_in_words(spec: Spec, tier: str) -> str:
         return f"Reduced setting (tier {tier})."
     return f"Reduced setting (tier {tier}): the published numbers are context, not a target."
 
-
+# %% ../../nbs/09_reporting/10_method_page.ipynb #4fb050eb
 NO_RUNS = "The stored results come with the repository and with the installed package; none was found here."
 
 
@@ -138,7 +139,7 @@ def small_picture(figure: Figure, colours: int = 24) -> Picture:
     plt.close(figure)
     return Picture(small_png(figure, colours))
 
-
+# %% ../../nbs/09_reporting/10_method_page.ipynb #184ff8b5
 def headline(
     paper: str, results=None, table: str = "", columns=(), colours: int = 128
 ) -> list[Text | Picture]:
@@ -167,7 +168,6 @@ ORDER = {
     "server": "",
     "reply": "down",
 }
-X_SERVER, X_CLIENT = 0.2, 0.8  # where the two sides stand in the picture, as shares of its width
 
 
 def shapes_in_words(shapes: dict[str, str]) -> str:
@@ -188,6 +188,26 @@ def round_steps(messages: Messages, client: str, server: str) -> list[tuple[str,
             steps.append((name, direction, text))
     return steps
 
+# %% ../../nbs/09_reporting/10_method_page.ipynb #d255430d
+X_SERVER, X_CLIENT = 0.2, 0.8  # where the two sides stand in the picture, as shares of its width
+
+
+def draw_step(ax: Axes, y: float, step: str, way: str, text: str) -> None:
+    "Draw one of `round_steps` at height `y`: a message as an arrow, or work as a box on the side that does it"
+    if way:
+        tail, head = (X_SERVER, X_CLIENT) if way == "down" else (X_CLIENT, X_SERVER)
+        ax.annotate(
+            "",
+            (head, y),
+            (tail, y),
+            arrowprops={"arrowstyle": "-|>", "color": "black", "linewidth": 1},
+        )
+        ax.text(0.5, y - 0.06, f"{step}   {text}", ha="center", va="bottom")
+    else:
+        box = {"boxstyle": "round", "facecolor": "#e8eef5", "edgecolor": "#56789a"}
+        x = X_CLIENT if step == "client" else X_SERVER
+        ax.text(x, y - 0.1, textwrap.fill(text, 36), ha="center", va="center", bbox=box)
+
 
 @styled
 def message_figure(method: FedAvg, client: str, server: str, federation: Federation) -> Figure:
@@ -203,25 +223,7 @@ def message_figure(method: FedAvg, client: str, server: str, federation: Federat
         ax.plot([x, x], [-0.35, len(steps)], color="lightgray", linewidth=2, zorder=0)
         ax.text(x, -0.6, side, ha="center", va="center", fontweight="bold")
     for y, (step, way, text) in enumerate(steps):
-        if way:
-            tail, head = (X_SERVER, X_CLIENT) if way == "down" else (X_CLIENT, X_SERVER)
-            ax.annotate(
-                "",
-                (head, y),
-                (tail, y),
-                arrowprops={"arrowstyle": "-|>", "color": "black", "linewidth": 1},
-            )
-            ax.text(0.5, y - 0.06, f"{step}   {text}", ha="center", va="bottom")
-        else:
-            box = {"boxstyle": "round", "facecolor": "#e8eef5", "edgecolor": "#56789a"}
-            ax.text(
-                X_CLIENT if step == "client" else X_SERVER,
-                y - 0.1,
-                textwrap.fill(text, 36),
-                ha="center",
-                va="center",
-                bbox=box,
-            )
+        draw_step(ax, y, step, way, text)
     server_start, model = method.init_server(federation), nbytes(federation.initial)
     down, up = (
         declared_bytes(shapes, federation, server_start) / model
@@ -258,7 +260,7 @@ def refuse_untrue(cls: type[FedAvg], lines: list[tuple[str, str, str]]) -> None:
             f"left out: {', '.join(left_out) or '-'}"
         )
 
-
+# %% ../../nbs/09_reporting/10_method_page.ipynb #636fa329
 def hook_in_words(hook: str) -> str:
     "Where a line of an algorithm is computed"
     if not hook:
@@ -308,7 +310,7 @@ def stored_numbers(paper: str, results=None) -> str:
     out.append(f"{how}. A number leads to its raw runs. {where}.")
     return "\n\n".join(filter(None, out)) + "\n"
 
-
+# %% ../../nbs/09_reporting/10_method_page.ipynb #f5606fe5
 def deviation_table(paper: str) -> str:
     "The ledger of a paper as a folded table; what the released code does leads to its lines. Raises InputError"
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RUNS', 'NOTHING_SET', 'PARAMETERS', 'LEDGER', 'LIMITS', 'COPIES', 'StoredTable', 'result', 'project_folder',
            'FailedRuns', 'PlannedTable', 'import_given', 'assigned', 'mistyped', 'only_runs', 'skip_lessons',
-           'planned_table', 'read_ledger', 'code_link', 'code_links']
+           'refuse_wrong_types', 'runs_asked_for', 'planned_table', 'read_ledger', 'code_link', 'code_links']
 
 # %% ../../nbs/09_reporting/07_notebook.ipynb #7641e343
 import ast, inspect, os, sys
@@ -66,7 +66,7 @@ class StoredTable:
         "The table's figure, in the colours that methods have everywhere; raises InputError without a finished run"
         return draw(self.spec, self.tier, self.results, self.data)
 
-
+# %% ../../nbs/09_reporting/07_notebook.ipynb #47b7eac9
 def result(spec: str | Path, tier: str = "smoke", results: str | Path | None = None) -> StoredTable:
     "The stored runs of a spec, by its file or its name, at a tier; computes nothing. Raises InputError"
     loaded = load_spec(spec)
@@ -98,7 +98,7 @@ def _folder(name: str, text: str) -> Path | None:
     _require("\0" not in text, name, text, "a folder")
     return path if text else None
 
-
+# %% ../../nbs/09_reporting/07_notebook.ipynb #79e0b87e
 class FailedRuns(RuntimeError):
     "Some runs of a table have failed; a notebook prints its message alone, the lines before it name the runs"
 
@@ -168,7 +168,7 @@ def assigned(cell: str) -> set[str]:
                 names.add(target.id)
     return names
 
-
+# %% ../../nbs/09_reporting/07_notebook.ipynb #e459614a
 def mistyped() -> list[str]:
     "The names that papermill has set in this kernel, by its cell `# Parameters`, and that no cell before it has"
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
@@ -179,7 +179,7 @@ def mistyped() -> list[str]:
         known |= assigned(cell)
     return wrong
 
-
+# %% ../../nbs/09_reporting/07_notebook.ipynb #9e2441bd
 RUNS = "# papermill_description=Runs"  # begins the cell of a page that computes its runs
 
 
@@ -198,7 +198,28 @@ def skip_lessons(skip: bool):
     if skip:
         steps.append(only_runs)
 
+# %% ../../nbs/09_reporting/07_notebook.ipynb #7b77dcc2
+def refuse_wrong_types(texts: dict, seeds, workers, changes, lessons) -> None:
+    "Raises InputError for a parameter that is no text, number, dict or bool where it should be one, or out of range"
+    for name, value in texts.items():
+        _require(type(value) is str, name, value, 'text, or "" for the default')
+    number("parameter seeds", seeds, 0, SEEDS.high, int)  # 0: all
+    number("parameter workers", workers, 1, COUNT.high, int)
+    _require(
+        isinstance(changes, dict), "set", changes, "settings and their values, as {rounds: 50}"
+    )
+    _require(type(lessons) is bool, "lessons", lessons, "true or false")
 
+
+def runs_asked_for(spec: str, tier: str, methods: str, seeds: int, changes: dict) -> tuple:
+    "(spec, tier, runs) that a page's parameters name, with the settings `changes`; raises InputError"
+    file = project_folder() / spec
+    loaded = load_spec(os.path.relpath(file) if os.path.isfile(file) else spec)
+    rows = [name.strip() for name in methods.split(",")] if methods.strip() else None
+    planned = loaded.runs(tier, methods=rows, seeds=seeds or None)
+    return own_runs(loaded, tier, planned, changes, seeds or None)
+
+# %% ../../nbs/09_reporting/07_notebook.ipynb #719142e2
 NOTHING_SET: dict = {}  # a page's parameter `set` unless it is changed
 
 
@@ -225,24 +246,15 @@ def planned_table(
     Raises InputError, naming parameter, value and what is accepted."""
     for name in mistyped():
         choice(name, PARAMETERS, "parameter")
-    for name, value in dict(
-        spec=spec, tier=tier, methods=methods, device=device, data=data, results=results
-    ).items():
-        _require(type(value) is str, name, value, 'text, or "" for the default')
-    number("parameter seeds", seeds, 0, SEEDS.high, int)  # 0: all
-    number("parameter workers", workers, 1, COUNT.high, int)
-    _require(isinstance(set, dict), "set", set, "settings and their values, as {rounds: 50}")
-    _require(type(lessons) is bool, "lessons", lessons, "true or false")
+    texts = dict(spec=spec, tier=tier, methods=methods, device=device, data=data, results=results)
+    refuse_wrong_types(texts, seeds, workers, set, lessons)
     import_given(imports)
     if set or not lessons:
         spec = spec or main
     if not spec:
         return None
-    root, device = project_folder(), pick_device(device)
-    loaded = load_spec(os.path.relpath(root / spec) if os.path.isfile(root / spec) else spec)
-    rows = [m.strip() for m in methods.split(",")] if methods.strip() else None
-    planned = loaded.runs(tier, methods=rows, seeds=seeds or None)
-    loaded, tier, runs = own_runs(loaded, tier, planned, set, seeds or None)
+    device = pick_device(device)
+    loaded, tier, runs = runs_asked_for(spec, tier, methods, seeds, set)
     skip_lessons(not lessons)
     return PlannedTable(
         loaded,
@@ -267,8 +279,6 @@ LEDGER = {
     "cells": "Touches",
     "switch": "Switch",
 }
-
-
 LIMITS = ("experiments", "rows", "methods", "datasets", "clients")  # keys of an entry's `touches`
 
 
@@ -292,7 +302,7 @@ def read_ledger(paper: str, root: str | Path | None = None) -> list[dict]:
             choice(key, LIMITS, f"{where}: touches")
     return entries
 
-
+# %% ../../nbs/09_reporting/07_notebook.ipynb #3aa66422
 COPIES = {"wenwenwenwenti/FedCCFA": "Chen-Junbao/FedCCFA"}  # repository of a copy -> of its authors
 
 

@@ -6,14 +6,14 @@
 __all__ = ['SIGNS', 'FIRST_KINDS', 'WAITS', 'TARGET', 'EFFECT', 'COPY', 'HEADERS', 'said', 'mark_of', 'one_line', 'folded',
            'place_among', 'specs_of', 'started', 'accuracies', 'leads', 'how_often', 'decided_sentence',
            'judged_sentences', 'small_sentence', 'effect_sentence', 'claims_sentence', 'reduced_in_words', 'opening',
-           'box', 'all_boxes', 'values_touched', 'touched', 'links_to', 'deviation_links', 'run_lines', 'how_to_print',
-           'reduced_runs', 'difference_runs', 'raw_runs', 'anchor', 'place_of', 'heading_of', 'html_of', 'grids_html',
-           'key_to', 'best_stored', 'chance_level', 'why_right', 'at_chance', 'bullets', 'table_part', 'Drawing',
-           'drawn_alike', 'worth_drawing', 'picture', 'headline_tables', 'not_run', 'tiers_in_order', 'other_tiers',
-           'sections', 'claims', 'label', 'run_links', 'measure', 'effect_rows', 'check_effect', 'effects',
-           'effects_of', 'copy_in_words', 'effect_in_words', 'entry_in_words', 'ledger_opening', 'ledger', 'headers',
-           'cost_line', 'paper_cost', 'all_values', 'sources', 'guessed', 'easy_lines', 'hard_lines', 'easy_and_hard',
-           'papers', 'paper_lines', 'summary']
+           'box', 'all_boxes', 'values_touched', 'touched', 'place_of', 'heading_of', 'anchor', 'html_of', 'grids_html',
+           'key_to', 'bullets', 'links_to', 'deviation_links', 'run_lines', 'how_to_print', 'reduced_runs',
+           'difference_runs', 'raw_runs', 'best_stored', 'chance_level', 'why_right', 'at_chance', 'table_part',
+           'Drawing', 'drawn_alike', 'worth_drawing', 'picture', 'headline_tables', 'tiers_in_order', 'other_tiers',
+           'not_run', 'section', 'sections', 'claims', 'label', 'run_links', 'measure', 'effect_rows', 'check_effect',
+           'effects', 'effects_of', 'copy_in_words', 'effect_in_words', 'entry_in_words', 'ledger_opening', 'ledger',
+           'headers', 'cost_line', 'paper_cost', 'all_values', 'sources', 'guessed', 'easy_lines', 'hard_lines',
+           'easy_and_hard', 'papers', 'paper_lines', 'summary']
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #d25de4bf
 import re
@@ -92,7 +92,7 @@ def folded(summary: str, text: str, anchor: str = "") -> str:
     where = f' id="{anchor}"' if anchor else ""
     return f"<details{where}><summary>{one_line(summary)}</summary>\n\n{text}\n\n</details>\n"
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #7603aa19
 FIRST_KINDS = ("table", "figure")  # in which order a page shows them; the rest follows
 
 
@@ -165,7 +165,7 @@ def how_often(count: Counter, words: Iterable[str]) -> list[str]:
     "How often each of the `words` that occur does: ['3 reproduced', '1 consistent']"
     return [f"{count[word]} {word}" for word in words if count[word]]
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #dcb9d2de
 def decided_sentence(name: str, alone: pd.DataFrame, none: str) -> str:
     "How many of the independent numbers are decided, how, and in which tables; `none` is added where none is"
     numbers = f"of the {len(alone)} independent published numbers of {name}"
@@ -215,7 +215,7 @@ def effect_sentence(measured: pd.DataFrame, entries: int) -> str:
     count = done.deviation.nunique()
     return f"Runs measure the effect of {count} of {entries} deviations{largest}."
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #9fe5b96e
 def claims_sentence(found: pd.DataFrame) -> str:
     "How many claims a paper's text makes, and what the runs say of them"
     count = Counter(found.state)
@@ -237,7 +237,7 @@ def reduced_in_words(paper: str, results=None, root=None) -> str:
         f"{columns} settings there, in the paper in {there}. They are folded below."
     )
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #603ec251
 def opening(paper: str, results=None, root=None) -> str:
     "What is decided and what is not, counted in five sentences"
     board = scoreboard(results, root, paper=paper)
@@ -304,6 +304,60 @@ def touched(entry: dict, values: dict[str, set]) -> bool:
     return all(values[key] & set(named) for key, named in limits.items())
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #d7db7d19
+def place_of(spec: Spec) -> str:
+    "The id of a spec's section"
+    return spec.path.stem.replace("_", "-")
+
+
+def heading_of(spec: Spec, specs: list[Spec]) -> str:
+    "The heading of a section: the paper's name of the table, with our title where two `specs` share it or none has it"
+    if not re.match(r"[\dIVX]", spec.table):
+        return spec.title  # no table of the paper
+    name = f"{spec.kind.capitalize()} {spec.table}"
+    same = [other for other in specs if (other.kind, other.table) == (spec.kind, spec.table)]
+    return name if len(same) == 1 else f"{name}: {spec.title}"
+
+
+def anchor(spec: Spec, tier: str, line: dict) -> str:
+    "Where the raw runs of a number stand on its page: by the id of its first run and its row"
+    first = each_run(line["runs"])[0]
+    return f"{place_of(spec)}-{tier}-{list(spec.rows).index(line['row'])}-{first[:6]}"
+
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #d21259e2
+def html_of(grid: Grid, caption: str) -> str:
+    "A grid as html under a `caption`; a cell of text that is a number is marked as one"
+    text = grid_html(grid)
+    if not grid.numbers:
+        text = re.sub(r"<td>(?=[-+]?\d[\d,.]*</td>)", '<td class="number">', text)
+    if caption:
+        text = text.replace(">\n<tr>", f"><caption>{said(caption)}</caption>\n<tr>", 1)
+    return text
+
+
+def grids_html(grids, caption: str = "") -> str:
+    "Grids under one `caption`, cut where they are wider than a page"
+    parts = []
+    for grid in grids:
+        if grid:
+            parts.extend(html_of(part, caption) for part in pieces(grid, 130))
+    return "\n\n".join(parts)
+
+
+def key_to(spec: Spec, judged: bool) -> str:
+    "What stands in a cell of the table of `spec`"
+    words = "ours ± standard deviation (number of seeds)"
+    if spec.published is not None:
+        words += "; below, small: published"
+        if judged:
+            words += ", and the letter of the verdict"
+    return words
+
+
+def bullets(lines: list[str]) -> str:
+    "A list of `lines` in Markdown"
+    return "\n".join(f"- {said(line)}" for line in lines)
+
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #732c4763
 def links_to(numbers: list[int]) -> str:
     "Links to deviations, by number"
     return ", ".join(f"[{i}](#deviation-{i})" for i in numbers)
@@ -330,7 +384,7 @@ def deviation_links(spec: Spec, tier: str, rows: list[str], root=None) -> str:
         parts.append(f"{said(', '.join(who))} {links}")
     return "; ".join(parts)
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #298a3938
 def run_lines(spec: Spec, tier: str, frame: pd.DataFrame, link: Callable[[str], str]) -> list[str]:
     "The runs of every number, a line a column; `link`: the id of a run -> a link to its file"
     lines = []
@@ -365,7 +419,7 @@ def reduced_runs(spec: Spec, tier: str, results=None) -> str:
         return words
     return f"{words}\n{folded(f'Raw runs, tier {tier}', chr(10).join(lines))}"
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #d30c6ebf
 def difference_runs(spec: Spec, tier: str) -> str:
     "Where the runs of a difference of tables stand"
     parts = [f"[{part.kind} {part.table}](#{place_of(part)})" for part in spec.difference]
@@ -401,56 +455,7 @@ def raw_runs(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=None
     ]
     return "\n".join(lines + run_lines(spec, tier, frame, link))
 
-
-def anchor(spec: Spec, tier: str, line: dict) -> str:
-    "Where the raw runs of a number stand on its page: by the id of its first run and its row"
-    first = each_run(line["runs"])[0]
-    return f"{place_of(spec)}-{tier}-{list(spec.rows).index(line['row'])}-{first[:6]}"
-
-
-def place_of(spec: Spec) -> str:
-    "The id of a spec's section"
-    return spec.path.stem.replace("_", "-")
-
-
-def heading_of(spec: Spec, specs: list[Spec]) -> str:
-    "The heading of a section: the paper's name of the table, with our title where two `specs` share it or none has it"
-    if not re.match(r"[\dIVX]", spec.table):
-        return spec.title  # no table of the paper
-    name = f"{spec.kind.capitalize()} {spec.table}"
-    same = [other for other in specs if (other.kind, other.table) == (spec.kind, spec.table)]
-    return name if len(same) == 1 else f"{name}: {spec.title}"
-
-
-def html_of(grid: Grid, caption: str) -> str:
-    "A grid as html under a `caption`; a cell of text that is a number is marked as one"
-    text = grid_html(grid)
-    if not grid.numbers:
-        text = re.sub(r"<td>(?=[-+]?\d[\d,.]*</td>)", '<td class="number">', text)
-    if caption:
-        text = text.replace(">\n<tr>", f"><caption>{said(caption)}</caption>\n<tr>", 1)
-    return text
-
-
-def grids_html(grids, caption: str = "") -> str:
-    "Grids under one `caption`, cut where they are wider than a page"
-    parts = []
-    for grid in grids:
-        if grid:
-            parts.extend(html_of(part, caption) for part in pieces(grid, 130))
-    return "\n\n".join(parts)
-
-
-def key_to(spec: Spec, judged: bool) -> str:
-    "What stands in a cell of the table of `spec`"
-    words = "ours ± standard deviation (number of seeds)"
-    if spec.published is not None:
-        words += "; below, small: published"
-        if judged:
-            words += ", and the letter of the verdict"
-    return words
-
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #94411d25
 @cache
 def best_stored(method: str, results=None, root=None) -> str:
     "The highest accuracy of a method at a published setting in the store, in words; empty without any"
@@ -477,7 +482,7 @@ def chance_level(spec: Spec, tier: str, row: str, column: Column) -> float:
     classes = DATA_CARDS[data].classes
     return 100 / classes if classes else 0.0
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #31ae6379
 def why_right(method: str, results=None, root=None) -> str:
     "What shows that a method's code is right: its law, and the best that it reaches in the store"
     methods = load_methods()
@@ -509,12 +514,7 @@ def at_chance(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=Non
             sentences.append(f"{here}: {why}.")
     return sentences
 
-
-def bullets(lines: list[str]) -> str:
-    "A list of `lines` in Markdown"
-    return "\n".join(f"- {said(line)}" for line in lines)
-
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #c04af703
 def table_part(
     spec: Spec, tier: str, results=None, root=None, above: set[str] | None = None
 ) -> str:
@@ -547,7 +547,7 @@ def table_part(
     texts += [folded(summary, text) for summary, text in below.items() if text]
     return "\n\n".join(filter(None, texts)) + "\n"
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #42352a23
 @dataclass(frozen=True, repr=False)
 class Drawing:
     "A figure that notebooks show as a small picture, with what it shows in `words` for those who cannot see it"
@@ -580,7 +580,7 @@ def worth_drawing(spec: Spec, tier: str, specs: list[Spec], results=None) -> boo
     drawn = [drawn_alike(figure, tier) for figure in figures]
     return drawn_alike(spec, tier) not in drawn
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #d4489204
 def picture(spec: Spec, tier: str, specs: list[Spec], results=None) -> tuple:
     "(caption, drawing), (why it cannot be drawn,), () where the table or a figure of the paper says the same"
     if not worth_drawing(spec, tier, specs, results):
@@ -594,7 +594,7 @@ def picture(spec: Spec, tier: str, specs: list[Spec], results=None) -> tuple:
     caption = f"{said(words)} {axis_in_words(spec, tier, results)}".strip()
     return f"*Figure, tier {tier}.* {caption}\n", Drawing(figure, f"{spec.title}. {words}")
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #d8ef8c2f
 def headline_tables(root=None) -> set[str]:
     "The names of the tables that decide the first headline of each paper"
     tables: dict[str, str] = {}
@@ -602,20 +602,6 @@ def headline_tables(root=None) -> set[str]:
         if claim.headline:
             tables.setdefault(claim.paper, claim.spec)
     return set(tables.values())
-
-
-def not_run(specs: list[Spec]) -> Iterator[tuple]:
-    "What is said of specs without a run: how to make one, or that a figure needs none"
-    trained, bubbles = [], []
-    for spec in specs:
-        names = bubbles if spec.plot == "bubbles" else trained
-        names.append(f"`{spec.name}`")
-    if trained:
-        how = "To run one: `fedrepro run NAME --tier small`."
-        yield (f"**No run yet:** {', '.join(trained)}. {how}\n",)
-    if bubbles:
-        how = "`fedrepro figure NAME`"
-        yield (f"**Drawn from partitions alone:** {', '.join(bubbles)}: {how}.\n",)
 
 
 def tiers_in_order(spec: Spec, tiers: Iterable[str], results=None) -> list[str]:
@@ -642,7 +628,47 @@ def other_tiers(spec: Spec, tiers: list[str], whole: bool, results=None) -> list
             lines.append(how_to_print(spec, tier))
     return lines
 
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #f84afc3d
+def not_run(specs: list[Spec]) -> Iterator[tuple]:
+    "What is said of specs without a run: how to make one, or that a figure needs none"
+    trained, bubbles = [], []
+    for spec in specs:
+        names = bubbles if spec.plot == "bubbles" else trained
+        names.append(f"`{spec.name}`")
+    if trained:
+        how = "To run one: `fedrepro run NAME --tier small`."
+        yield (f"**No run yet:** {', '.join(trained)}. {how}\n",)
+    if bubbles:
+        how = "`fedrepro figure NAME`"
+        yield (f"**Drawn from partitions alone:** {', '.join(bubbles)}: {how}.\n",)
 
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #f2010317
+def section(
+    spec: Spec,
+    done: list[str],
+    specs: list[Spec],
+    above: set[str],
+    apart: bool,
+    more: list[str],
+    results=None,
+    root=None,
+) -> tuple:
+    """(text, drawing) of a spec at the first of the tiers `done`, or (text,) without a picture
+
+    apart: reduced runs beside published numbers are folded. specs: those of the page. above, more: notes that it has, and what is said of other tiers."""
+    first = table_part(spec, done[0], results, root, above)
+    words, drawing = "", []
+    if apart and done[0] != "paper" and spec.published is not None:
+        first = folded("Reduced runs, which do not show what the paper is about", first)
+    else:
+        words, *drawing = picture(spec, done[0], specs, results) or ("",)
+    heads = [f"### {said(heading_of(spec, specs))}"]
+    if spec.title not in heads[0]:
+        heads.append(f"**{said(spec.title)}**")
+    parts = [f'<span id="{place_of(spec)}"></span>', *heads, first, *more, words]
+    return ("\n\n".join(parts), *drawing)
+
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #8a0eff1e
 def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> Iterator[tuple]:
     """(text, drawing) of every spec with runs, (text,) without a picture; last, what has no run yet
 
@@ -660,18 +686,8 @@ def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> I
         if spec.published is None and set(spec.rows) <= compared.get(spec.name, set()):
             below.append(f"`{spec.name}`")
             continue
-        first = table_part(spec, done[0], results, root, above)
-        words, drawing = "", []
-        if apart and done[0] != "paper" and spec.published is not None:
-            first = folded("Reduced runs, which do not show what the paper is about", first)
-        else:
-            words, *drawing = picture(spec, done[0], specs, results) or ("",)
-        heads = [f"### {said(heading_of(spec, specs))}"]
-        if spec.title not in heads[0]:
-            heads.append(f"**{said(spec.title)}**")
         more = other_tiers(spec, done[1:], spec.name in main, results)
-        parts = [f'<span id="{place_of(spec)}"></span>', *heads, first, *more, words]
-        yield ("\n\n".join(parts), *drawing)
+        yield section(spec, done, specs, above, bool(apart), more, results, root)
     if below:
         how = "To print one: `fedrepro table NAME`."
         yield (f"**Measured among the deviations:** {', '.join(below)}. {how}\n",)
@@ -727,7 +743,7 @@ def label(given: dict, row: str, theirs: str, metrics: tuple[str, str]) -> str:
         words += f" ({spec} minus {other})"
     return words
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #ff01009d
 def run_links(runs: StoredRuns, row: str, column: str) -> list[str]:
     "A link to each stored run of a cell"
     place = f"../../papers/{runs.spec.folder}/results/{runs.tier}"
@@ -783,7 +799,7 @@ def check_effect(given: dict, path: Path):
         where = f"{path}: effect {short(given['deviation'])}"
         raise InputError(f"{where}: rows and against differ in length")
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #441b25d4
 def effects(paper: str, tier: str, results=None, root=None) -> pd.DataFrame:
     """One line a measurable effect: deviation, what, tier, points ± half of the 95 % interval, n, which side diverged.
 
@@ -861,7 +877,7 @@ def entry_in_words(entry: dict, measured: pd.DataFrame) -> str:
         parts.append(f"*Runs:* {' '.join(runs)}")
     return " ".join(parts)
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #6d1451ed
 def ledger_opening(entries: int, found: pd.DataFrame) -> str:
     "Of how many of the `entries` of a ledger the effect can be measured, and is; `found`: lines of `effects`"
     can, measured = found.deviation.nunique(), found.deviation[found.n > 0].nunique()
@@ -916,7 +932,7 @@ def headers(paper: str, results=None, root=None) -> pd.DataFrame:
                 lines.append({**header, "tier": tier, "asked": known})
     return pd.DataFrame(lines, columns=HEADERS)
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #00cbb1fb
 def cost_line(part: pd.DataFrame) -> dict[str, str]:
     "What the runs of one tier on one machine cost together: heading -> text"
     sent = part.bytes_up.sum() + part.bytes_down.sum()
@@ -977,7 +993,7 @@ def guessed(paper: str, root=None) -> list[str]:
     count = Counter(key for key, *_ in sorted(seen))
     return [key for key, _ in count.most_common()]
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #ddde26f8
 def easy_lines(paper: str, root=None) -> list[str]:
     "What the paper, or code, states"
     count, specs = sources(paper, root), specs_of(paper, root)
@@ -1043,7 +1059,7 @@ def paper_lines(paper: str, results=None, root=None) -> dict[str, str]:
     lines["hours of processes"] = f"{stored.wall_seconds.sum() / 3600:.1f}"
     return lines
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #4f7e532b
 def summary(results=None, root=None) -> str:
     "Every status, a line each, with a column a paper; what is 0 for all of them is left out"
     columns = {}

@@ -107,7 +107,7 @@ def claim_grid(lines: pd.DataFrame, heading: str) -> Grid:
             shown = shown.drop(columns=name)
     return grid_of(shown, heading)
 
-
+# %% ../../nbs/09_reporting/03_printed_claims.ipynb #f8ca87ed
 def claim_grids(found: pd.DataFrame) -> list[Grid]:
     "The listed claims of each paper, then the orders that texts state without a number"
     grids = []
@@ -142,7 +142,7 @@ def caveats(h: Headline) -> list[str]:
         out.append(h.caveat)
     return out
 
-
+# %% ../../nbs/09_reporting/03_printed_claims.ipynb #d7d7cd1a
 def side_in_words(side: Side) -> str:
     "'IFCA 89.14 ± 0.52 (3)'; without an interval below two seeds"
     return f"{side.name} {plus_minus(side.mean, side.half, side.n)}"
@@ -162,7 +162,7 @@ def gain_in_words(h: Headline) -> str:
         words += f", published {h.published:+.2f}"
     return words
 
-
+# %% ../../nbs/09_reporting/03_printed_claims.ipynb #21b3a6d3
 def headline_sentences(h: Headline) -> str:
     "One or two sentences that a reader can quote: claim, word, setting, numbers; then what limits them"
     columns = "; ".join(h.columns)
@@ -226,13 +226,11 @@ def papers_across(counts: pd.DataFrame) -> pd.DataFrame:
     "A line a count and a column a paper: one status more is a line more, and no heading is squeezed"
     return counts.set_index("paper").T.rename_axis(None, axis=1).reset_index(names="")
 
-
+# %% ../../nbs/09_reporting/03_printed_claims.ipynb #2d1cb442
 HEADINGS = {
     "paper": "Published numbers, the published setting (tier paper): judged",
     "small": "Published numbers, reduced settings (tier small): run, not judged",
 }
-
-
 NOTE = (
     "numbers: printed; independent: without dashes, repeats and differences of two others, and only these "
     "are counted below; missing: cannot be run yet, for the reason named; not comparable: its setting is "
@@ -255,7 +253,7 @@ def speed_in_words(decided: int, hours: float) -> str:
         "which of them ran side by side is not stored)"
     )
 
-
+# %% ../../nbs/09_reporting/03_printed_claims.ipynb #4babafb3
 def board_sheet(
     board: pd.DataFrame, results: str | Path | None = None, root: str | Path | None = None
 ) -> Sheet:

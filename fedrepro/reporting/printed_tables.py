@@ -176,7 +176,7 @@ def judged_in_words(cell, q: float = math.nan) -> str:
         words += f" (same runs as {cell.same_runs})"
     return words
 
-
+# %% ../../nbs/09_reporting/02_printed_tables.ipynb #4032a52b
 def judged_grid(frame: pd.DataFrame, q: dict) -> Grid | None:
     "Difference and verdict of every cell that has one, and two readings that are not judged; None without any"
     rows: list = []
@@ -257,7 +257,7 @@ def counted(spec: Spec) -> str:
     below = "" if spec.published is None else "; below: published"
     return f"{ours} over seeds ± sample standard deviation (number of seeds), {end}{below}"
 
-
+# %% ../../nbs/09_reporting/02_printed_tables.ipynb #5cde2dcb
 def about(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     "What is measured, when, over how many seeds, and what the tier changes"
     lines = [counted(spec), measured(spec, tier)]
@@ -361,7 +361,7 @@ def divergences(frame: pd.DataFrame) -> list[str]:
         out.append(f"as the authors' code would print it: {code}")
     return [*out, DIVERGED] if out else []
 
-
+# %% ../../nbs/09_reporting/02_printed_tables.ipynb #18d367b7
 def verdict_count(spec: Spec, frame: pd.DataFrame) -> str:
     "How many verdicts of each kind a table has, and which numbers are not counted"
     alone = frame if spec.difference else frame[frame.same_runs.isna()]
@@ -426,7 +426,7 @@ def margins(spec: Spec, frame: pd.DataFrame) -> str:
         theirs = f"{error}, published std over {spec.trials} trials"
     return f"Margin: {words}; {theirs}"
 
-
+# %% ../../nbs/09_reporting/02_printed_tables.ipynb #9761b062
 def title(spec: Spec) -> str:
     "Paper, number and title of the table, e.g. 'FedCCFA, table 2: Generalised accuracy under ...'"
     return f"{spec.paper}, {spec.kind} {spec.table}: {spec.title}"
@@ -501,7 +501,7 @@ def idle_parts(spec: Spec, tier: str, frame: pd.DataFrame, asked: str) -> TableP
         about=about(spec, tier, frame) if trained else [],
     )
 
-
+# %% ../../nbs/09_reporting/02_printed_tables.ipynb #e3d4b7a3
 def table_parts(
     spec: Spec,
     tier: str,
