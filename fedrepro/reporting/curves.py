@@ -7,7 +7,7 @@ __all__ = ['PALETTE', 'ACCENT', 'FOIL', 'REST', 'MARKERS', 'DASHES', 'STYLE', 'N
            'FEW', 'SETTLED', 'AXIS', 'LABEL', 'FAR', 'LONG', 'lab', 'colour_distance', 'styled', 'Style', 'own_rows',
            'row_colours', 'row_styles', 'page_colours', 'untuned', 'curves', 'plot_seeds', 'plot_mean', 'plot_curves',
            'mark_drift', 'schedule_of', 'drift_rounds', 'partition_words', 'setting', 'axis_label', 'plot_published',
-           'grid', 'best_first', 'highlighted', 'axis_start', 'share_scale', 'spread', 'line_ends', 'label_ends',
+           'grid', 'best_first', 'highlighted', 'axis_start', 'share_scale', 'moved_apart', 'line_ends', 'label_ends',
            'diverged_notes', 'over_seeds', 'add_notes', 'widen', 'add_legend', 'refuse_empty', 'finish_panel',
            'title_panel', 'panels_in_line', 'first_runs', 'published_values', 'accuracy_figure', 'save_figure',
            'small_png']
@@ -409,7 +409,7 @@ def share_scale(axes: list[Axes], start: float = -math.inf) -> None:
             ax.tick_params(labelleft=False)
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #77b6063d
-def spread(heights: list[float], gap: float) -> list[float]:
+def moved_apart(heights: list[float], gap: float) -> list[float]:
     "Ascending `heights` moved apart to at least `gap`, none above 1, by the least squares that this takes"
     from sklearn.isotonic import isotonic_regression  # here: few figures need it
 
@@ -443,7 +443,7 @@ def label_ends(ax: Axes, long: pd.DataFrame, metric: str, styles: dict[str, Styl
     ends = line_ends(ax, long, metric, styles)
     if not ends:
         return []
-    places = spread(list(ends.values()), LABEL)
+    places = moved_apart(list(ends.values()), LABEL)
     moves = [abs(place - end) for place, end in zip(places, ends.values())]
     if max(moves) > FAR or max(map(len, ends)) > LONG:
         return []

@@ -27,6 +27,7 @@ NO_CODE = {"guides", "results", "reference"}  # folders of pages that export not
 FOUND_BY_NAME = {
     ("engine.method", "methods")
 }  # the one place where an earlier package finds a later one while it runs
+CELL = 30  # lines of an exported cell, but for one function or class that is one idea
 PAGES, SHARED = 15, 5  # pages a folder, public names that two packages share, at most
 
 
@@ -231,6 +232,42 @@ def printers(root):
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and PRINTS.search(node.name):
                 named.add((module(path, root), node.name))
     return grids | named
+
+
+def exported_cells(root):
+    "(page, lines of code, syntax tree) of every exported cell"
+    for page in sorted((root / "nbs").glob("*/*.ipynb")):
+        for cell in json.loads(page.read_text())["cells"]:
+            source = "".join(cell["source"])
+            if cell["cell_type"] == "code" and re.search(r"^#\| *exporti?$", source, re.M):
+                lines = [line for line in source.splitlines() if line and not line.startswith("#|")]
+                yield page.relative_to(root / "nbs").as_posix(), len(lines), ast.parse(source)
+
+
+def crowded(root):
+    "Exported cells of more than `CELL` lines that define more than one function or class"
+    found = []
+    for page, lines, tree in exported_cells(root):
+        names = [node.name for node in tree.body if hasattr(node, "name")]
+        if lines > CELL and len(names) > 1:
+            found.append(f"{page}: {', '.join(names)}: {lines} lines")
+    return found
+
+
+def test_a_long_cell_is_one_idea():
+    "Two definitions that a reader cannot see at once want a sentence between them"
+    assert crowded(ROOT) == []
+
+
+def test_a_crowded_cell_is_found(tmp_path):
+    long = "\n".join(["#| export", "def a():", *["    1"] * 30])
+    pages = {"core/00_a": [long], "core/01_b": [long + "\n\n\ndef b():\n    2"]}
+    for page, sources in pages.items():
+        path = tmp_path / "nbs" / f"{page}.ipynb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cells = [{"cell_type": "code", "source": [source]} for source in sources]
+        path.write_text(json.dumps({"cells": cells}))
+    assert crowded(tmp_path) == ["core/01_b.ipynb: a, b: 33 lines"]
 
 
 def test_verdicts_print_nothing():
