@@ -203,7 +203,7 @@ def base_of(setting: Setting, data=None) -> dict[str, Any]:
         **usual,
     }
 
-
+# %% ../../nbs/09_reporting/08_compare.ipynb #39e1f3e3
 def label_of(base: dict[str, Any]) -> str:
     "The setting in words"
     kind, drift = base["partition"], "no drift"

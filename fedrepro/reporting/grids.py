@@ -144,7 +144,7 @@ def rich_table(grid: Grid) -> Any:
         table.add_row(*(Text(lines_of(c), s, no_wrap=grid.numbers) for c, s in zip(row, styles)))
     return table
 
-
+# %% ../../nbs/09_reporting/00_grids.ipynb #0bdd26c3
 def as_text(sheet: Sheet, width: int = 120, colours: bool = False) -> str:
     "The sheet for a terminal of `width` characters, with or without `colours`"
     from rich.console import Console

@@ -208,7 +208,7 @@ def draw_step(ax: Axes, y: float, step: str, way: str, text: str) -> None:
         x = X_CLIENT if step == "client" else X_SERVER
         ax.text(x, y - 0.1, textwrap.fill(text, 36), ha="center", va="center", bbox=box)
 
-
+# %% ../../nbs/09_reporting/10_method_page.ipynb #d6bda36e
 @styled
 def message_figure(method: FedAvg, client: str, server: str, federation: Federation) -> Figure:
     """A round of `method` as messages between server and participant, from what it declares; bytes beside FedAvg's

@@ -750,7 +750,7 @@ def run_links(runs: StoredRuns, row: str, column: str) -> list[str]:
     mine = runs.found.get((row, column), {}).values()
     return [f"[{run.run_id.iloc[0][:8]}]({place}/{run.file.iloc[0]})" for run in mine]
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #e8b810e8
 def measure(given: dict, tier: str, results=None, root=None) -> list[tuple[Comparison, list[str]]]:
     "The differences, seed by seed, of one `[[effect]]` at `tier`, with links to the runs; none without such a column"
     spec = load_spec(given["spec"], root)
@@ -848,7 +848,7 @@ def copy_in_words(text: str) -> str:
         "both agree."
     )
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #f5f07e0f
 def effect_in_words(line) -> str:
     "What a measured effect comes to, as a line of `effects`, and which side of it diverged"
     said = []

@@ -7,7 +7,7 @@ __all__ = ['LETTERS', 'VERDICT_TONES', 'EXCLUDES', 'MEANING', 'DIVERGED', 'HARDW
            'published_setting', 'heading', 'verdict_cell', 'paper_grid', 'statistics_grid', 'target_grid',
            'target_grids', 'judged_in_words', 'judged_grid', 'why_no_run', 'waiting', 'reduced', 'measured', 'counted',
            'about', 'joined', 'runs_in_words', 'diverged_in_words', 'asked_in_words', 'start_in_words', 'start_notes',
-           'ratio_in_words', 'divergences', 'verdict_count', 'ends', 'mixed_processors', 'margins', 'title',
+           'ratio_in_words', 'divergences', 'verdict_count', 'mixed_processors', 'margins', 'ends', 'title',
            'own_settings', 'row_settings', 'TableParts', 'run_notes', 'idle_parts', 'table_parts', 'written_frame',
            'table_sheet', 'render']
 
@@ -380,23 +380,6 @@ def verdict_count(spec: Spec, frame: pd.DataFrame) -> str:
         words += f"; not counted, another table's or row's runs: {repeated}"
     return words
 
-
-def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
-    "Which runs diverged and where, ratios of times, how many verdicts, letters and margins"
-    out = divergences(frame)
-    hardware = metric_named(spec.metric).hardware
-    if hardware:
-        out += map(ratio_in_words, time_ratios(frame))
-        out += [HARDWARE] if tier == "paper" else []
-    if tier != "paper" or hardware or spec.published is None:
-        return out
-    out.append(verdict_count(spec, frame))
-    there = set(frame.verdict)
-    letters = [f"{LETTERS[w]} {w}: {MEANING[w]}" for w in VERDICTS if w in there]
-    if letters:
-        out += [". ".join(letters), NOT_JUDGED]
-    return [*out, margins(spec, frame), *mixed_processors(frame)]
-
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #d83ddba1
 def mixed_processors(frame: pd.DataFrame) -> list[str]:
     "Which processors the runs of one cell were computed on, where they are several"
@@ -425,6 +408,23 @@ def margins(spec: Spec, frame: pd.DataFrame) -> str:
         error = {"pooled": "pooled error", "welch": "Welch's error"}[spec.pairing]
         theirs = f"{error}, published std over {spec.trials} trials"
     return f"Margin: {words}; {theirs}"
+
+# %% ../../nbs/09_reporting/02_printed_tables.ipynb #a7336855
+def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
+    "Which runs diverged and where, ratios of times, how many verdicts, letters and margins"
+    out = divergences(frame)
+    hardware = metric_named(spec.metric).hardware
+    if hardware:
+        out += map(ratio_in_words, time_ratios(frame))
+        out += [HARDWARE] if tier == "paper" else []
+    if tier != "paper" or hardware or spec.published is None:
+        return out
+    out.append(verdict_count(spec, frame))
+    there = set(frame.verdict)
+    letters = [f"{LETTERS[w]} {w}: {MEANING[w]}" for w in VERDICTS if w in there]
+    if letters:
+        out += [". ".join(letters), NOT_JUDGED]
+    return [*out, margins(spec, frame), *mixed_processors(frame)]
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #9761b062
 def title(spec: Spec) -> str:
