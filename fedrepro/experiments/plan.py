@@ -6,8 +6,9 @@
 __all__ = ['TRIAL_SAMPLES', 'BASE', 'MEASURE', 'TALLIED', 'SCRIPT', 'LEAST', 'Trial', 'few_samples', 'with_flops', 'seconds_of',
            'tune', 'bodies_judged', 'trial', 'Cost', 'judged_bodies', 'run_cost', 'work_key', 'trial_of',
            'train_samples', 'passes', 'stamped_heads', 'stored_paces', 'rough_cost', 'shared_rounds', 'Plan',
-           'attempted', 'time_source', 'by_result', 'like_runs', 'size_is_known', 'trial_in', 'own_share', 'Tally',
-           'plan', 'amount', 'plan_row', 'check_directives', 'workers_that_fit', 'array_size', 'sbatch', 'commands']
+           'attempted', 'time_source', 'missing_and_finished', 'like_runs', 'size_is_known', 'trial_in', 'own_share',
+           'Tally', 'plan', 'amount', 'plan_row', 'check_directives', 'workers_that_fit', 'array_size', 'sbatch',
+           'commands']
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #d7f326fa
 import json, math, re, shlex, statistics, time
@@ -313,7 +314,7 @@ def time_source(like: float | None, found: Trial | None, now: Cost) -> str:
     return "rough" if now.seconds else "untimed"
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #e9719a30
-def by_result(
+def missing_and_finished(
     runs: list[PlannedRun], folder: str | Path
 ) -> tuple[list[PlannedRun], list[tuple[PlannedRun, dict]]]:
     "(runs without a result in `folder`, those with one and its header)"
@@ -408,7 +409,7 @@ def plan(
     folder = spec.results if results is None else results
     trials = {} if trials is None else trials
     runs = list({r.run_id: r for r in runs}.values())  # several cells of a table may show one run
-    missing, finished = by_result(runs, folder)
+    missing, finished = missing_and_finished(runs, folder)
     counted = [r for r in missing if size_is_known(r.settings["data"]["name"], data)]
     groups = make_jobs(counted)
     took = mean_seconds(finished if device == "cpu" else [], like_runs)
