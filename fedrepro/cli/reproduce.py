@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RunTierOption', 'RunsOption', 'SweepTierOption', 'OrderOption', 'OnlyPlanOption', 'FigureFileOption', 'ONCE',
            'PlanTierOption', 'ListOption', 'MeasureOption', 'ScriptOption', 'JobsOption', 'HoursOption', 'AtOnceOption',
-           'AccountOption', 'QueueOption', 'set_words', 'changed', 'nearest_last', 'with_own', 'shown_tier',
+           'AccountOption', 'QueueOption', 'set_words', 'changed', 'nearest_last', 'tiers_with', 'shown_tier',
            'without_twins', 'runs_by_folder', 'moment_to_stop', 'compute_options', 'compute_folders', 'print_tables',
            'run_command', 'sweep_command', 'table_answer', 'table_command', 'figure_command', 'option_words',
            'import_words', 'planned_tables', 'missing_commands', 'priced', 'print_plans', 'refuse_beside_list',
@@ -90,7 +90,7 @@ def nearest_last(spec) -> list[str]:
     return others + [name for name in ("small", "paper") if name in spec.tiers]
 
 
-def with_own(spec, own: list[str]) -> list[tuple[Any, str]]:
+def tiers_with(spec, own: list[str]) -> list[tuple[Any, str]]:
     "(`spec` with the settings `own`, tier) of each tier that can have them, `nearest_last`; raises InputError if none can"
     from fedrepro.experiments.rules import typed_settings
     from fedrepro.experiments.specs import with_settings
@@ -120,7 +120,7 @@ def shown_tier(
 
     if not own or tier:
         return with_settings(spec, tier or best_tier(spec, results), typed_settings(own or ()))
-    found = with_own(spec, own)
+    found = tiers_with(spec, own)
     for changed_spec, name in reversed(found):
         if stored_runs(changed_spec, name, results):
             return changed_spec, name

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['TONES', 'MARKDOWN', 'FORMATS', 'Cell', 'Grid', 'Sheet', 'as_sheet', 'grid_of', 'widest', 'lines_of', 'widths',
-           'side_by_side', 'pieces', 'rich_table', 'as_text', 'safe', 'grid_html', 'as_html', 'as_markdown', 'shown']
+           'columns_of_pieces', 'pieces', 'rich_table', 'as_text', 'safe', 'grid_html', 'as_html', 'as_markdown',
+           'shown']
 
 # %% ../../nbs/09_reporting/00_grids.ipynb #7f6745c8
 import io
@@ -105,7 +106,7 @@ def widths(grid: Grid) -> list[int]:
     return found
 
 # %% ../../nbs/09_reporting/00_grids.ipynb #9503c14b
-def side_by_side(wide: list[int], width: int) -> list[list[int]]:
+def columns_of_pieces(wide: list[int], width: int) -> list[list[int]]:
     "Which columns but the first stand beside it in each piece, if columns need the characters `wide` and two between"
     found: list[list[int]] = [[]]
     for i in range(1, len(wide)):
@@ -119,7 +120,7 @@ def pieces(grid: Grid, width: int) -> list[Grid]:
     "The grid cut so that its columns of numbers fit into `width` characters; one of text is left to wrap"
     if not grid.numbers:
         return [grid]
-    out = side_by_side(widths(grid), width)
+    out = columns_of_pieces(widths(grid), width)
     parts = []
     for k, others in enumerate(out, 1):
         kept = (0, *others)
