@@ -315,15 +315,16 @@ def _in_training(net: Net, x: Tensor, start: Tree) -> tuple[str | None, Behaviou
     else:
         behaviour = Behaviour(False, draws)
     if z.shape != (2, net.classes):
-        why = (
-            f"it makes {tuple(z.shape)} of a batch of {tuple(x.shape)}; expected {(2, net.classes)}"
+        return (
+            f"it makes {tuple(z.shape)} of a batch of {tuple(x.shape)}; expected {(2, net.classes)}",
+            behaviour,
         )
-        return why, behaviour
     if not torch.equal(given, x):
         return "its first layer changes its input in place; expected inplace=False", behaviour
     sparse = [n for n, g in _gradients(net, z, w).items() if g is not None and g.is_sparse]
-    why = f"{sparse[0]} has sparse gradients; expected sparse=False" if sparse else None
-    return why, behaviour
+    if sparse:
+        return f"{sparse[0]} has sparse gradients; expected sparse=False", behaviour
+    return None, behaviour
 
 # %% ../../nbs/03_models/00_architectures.ipynb #a50acee3
 def _at_rest(net: Net, x: Tensor, start: Tree) -> str | None:
