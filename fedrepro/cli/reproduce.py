@@ -173,7 +173,7 @@ def compute_options(
     return {
         "device": device,
         "data": data,
-        "how": executor,
+        "executor": executor,
         "every": checkpoint,
         "wait": not no_wait,
     }

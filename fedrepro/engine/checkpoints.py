@@ -248,7 +248,7 @@ class CheckpointWriter:
     runs: list[str]  # run ids
     fingerprint: dict  # what must be the same in the process that goes on: code, versions, device
     every: int | None = None  # rounds between checkpoints; 0 = none, None = about a minute
-    tell: Callable[[str], None] = say
+    warn: Callable[[str], None] = say
     last: float = field(default_factory=time.monotonic)  # when the last one was written
     cost: float = 0.0  # seconds that it took
     until: float = math.inf  # no round may end after it (seconds since 1970)
@@ -281,7 +281,7 @@ class CheckpointWriter:
             save_message(path, {"marks": self.fingerprint, "rounds": rounds}, messages)
             forget([p for p in self.mine() if p.name <= path.name][:-2])
         except InputError as error:
-            self.tell(f"{error}; the run goes on without this checkpoint")
+            self.warn(f"{error}; the run goes on without this checkpoint")
         self.last = time.monotonic()
         self.cost = self.last - started
 
@@ -317,7 +317,7 @@ class CheckpointWriter:
                 ours[path] = head
         usable = {path: head for path, head in ours.items() if head["marks"] == self.fingerprint}
         if ours and not usable:
-            self.tell("checkpoints of other code, versions, data, device or executor are not used")
+            self.warn("checkpoints of other code, versions, data, device or executor are not used")
         return usable
 
     def read(self, path: Path, device: str | None):
@@ -328,10 +328,10 @@ class CheckpointWriter:
             if not path.with_suffix(".json").exists():
                 return None  # another process has just removed it
             if isinstance(error, Foreign):
-                return self.tell(f"{error}; it is not used")
+                return self.warn(f"{error}; it is not used")
             with suppress(OSError):
                 path.with_suffix(".json").rename(path.with_suffix(".json.damaged"))
-            self.tell(f"{error}; it is set aside")
+            self.warn(f"{error}; it is set aside")
 
     def clear(self, finished: Callable[[str], bool] = lambda run_id: False):
         """Remove these runs' checkpoints, those of which all runs are `finished`, and what a kill left half written.
@@ -344,6 +344,6 @@ class CheckpointWriter:
                 with writing(part):
                     part.unlink(missing_ok=True)
         except InputError as error:
-            self.tell(f"{error}; it stays until the next run")
+            self.warn(f"{error}; it stays until the next run")
         with suppress(OSError):
             self.folder.rmdir()  # when it is empty

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'torch_seeded', 'Client', 'SGD', 'Phase', 'PhaseResult', 'two_samples',
            'needs_two', 'draws_numbers', 'plan_batches', 'split_batches', 'clipped', 'bounded', 'sgd_step', 'Step',
-           'movable', 'train', 'ChangedInPlace', 'write_marks', 'refuse_writes', 'checked_result', 'in_turn',
+           'movable', 'train', 'ChangedInPlace', 'version_counters', 'refuse_writes', 'checked_result', 'in_turn',
            'start_phase', 'steps_taken', 'local_phases', 'client_rounds', 'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
@@ -364,21 +364,21 @@ class ChangedInPlace(InputError):
     "A hook wrote into what it was given"
 
 
-def write_marks(message) -> list:
+def version_counters(message) -> list:
     "What differs once somebody writes into a nested message of tensors: keys, tensors and PyTorch's count of writes"
     if isinstance(message, Tensor):
         return [id(message), message._version]
     if isinstance(message, dict):
-        return [[key, *write_marks(part)] for key, part in message.items()]
+        return [[key, *version_counters(part)] for key, part in message.items()]
     if isinstance(message, (list, tuple)):
-        return [write_marks(part) for part in message]
+        return [version_counters(part) for part in message]
     return [repr(message)]
 
 
 def refuse_writes(method, client: Client, before: tuple[list, list]):
-    "Raises ChangedInPlace if `write_marks` of the client's message or state are no longer those `before` its round"
+    "Raises ChangedInPlace if `version_counters` of the client's message or state are no longer those `before` its round"
     for what, old in zip(("received", "state"), before):
-        if write_marks(getattr(client, what)) != old:
+        if version_counters(getattr(client, what)) != old:
             where = f"client {client.id}, round {client.round + 1}: {type(method).__name__}"
             raise ChangedInPlace(
                 f"{where} changed client.{what} in place; expected new tensors and dicts, "
@@ -446,7 +446,7 @@ def client_rounds(
     """The rounds of clients who go through as many phases as each other, side by side.
 
     Of each: its upload, its new state, and the mean loss () of its last phase, None where that took no step."""
-    before = [(write_marks(c.received), write_marks(c.state)) for c in clients]
+    before = [(version_counters(c.received), version_counters(c.state)) for c in clients]
     results: list[Results] = [{} for _ in clients]
     phases = [local_phases(method, client) for client in clients]
     for together in zip(*phases, strict=True):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from ..core.errors import InputError, short
 from ..core.trees import Tree, moved, nbytes
-from .client import ChangedInPlace, Client, client_rounds, write_marks
+from .client import ChangedInPlace, Client, client_rounds, version_counters
 from .declarations import refuse_untrained
 from fedrepro.engine.divergence import (
     Diverged,
@@ -119,13 +119,13 @@ def refuse_uploads(method, initial: Tree, exchange: Exchange):
 def aggregated(method, server: dict, exchange: Exchange, received: dict, initial: Tree) -> dict:
     "The server's next state; raises InputError for what is no dict, or for a model that lost a part"
     where = f"round {exchange.round + 1}: {type(method).__name__}.aggregate"
-    before = write_marks(server)
+    before = version_counters(server)
     after = method.aggregate(server, exchange)
     if not isinstance(after, dict):
         raise InputError(
             f"{where} returned {short(after)}; expected the server's next state, a dict"
         )
-    if write_marks(server) != before:
+    if version_counters(server) != before:
         raise ChangedInPlace(f"{where} changed the server's state in place; expected a new dict")
     if isinstance(received.get("params"), dict) and "params" in after:
         refuse_params(after["params"], initial, where, received["params"])

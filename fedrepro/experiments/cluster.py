@@ -132,7 +132,7 @@ class Pool:
     "In place of processes here: jobs as tasks of the cluster that `client` is connected to"
 
     client: Any  # distributed.Client
-    tell: bool = True  # of workers and the dashboard
+    report: bool = True  # of workers and the dashboard
 
     def check(self, order: DriverTicket):
         "Raises InputError unless each worker has one thread, this code and the folder"
@@ -146,7 +146,7 @@ class Pool:
         for name, why in within(ANSWER, lambda: self.client.run(unfit, order), silent).items():
             if why:
                 raise InputError(f"worker {name} {why}")
-        if self.tell:
+        if self.report:
             say(f"{len(workers)} workers; dashboard: {self.client.dashboard_link}")
 
     def __call__(self, jobs: list[Job], report: SweepReport, progress: Progress):

@@ -37,13 +37,13 @@ from .store import say
 # %% ../../nbs/07_experiments/09_jobs.ipynb #067006c5
 @dataclass(frozen=True)
 class Job:
-    "Runs that are computed together, and how"
+    "Runs that are computed together, and where"
 
     runs: list[PlannedRun]
     results: str | Path  # the folder that holds one folder a tier
     data: str | Path | None = None  # folder of the data sets; None = $FEDREPRO_DATA
     device: str = "cpu"  # cpu, cuda or auto
-    how: str = "sequential"  # the executor
+    executor: str = "sequential"  # a name of `executors`, or auto
     workers: int = 1  # its processes
     every: int | None = None  # rounds between checkpoints; 0 = none, None = about a minute
     until: float = math.inf  # no round may end after it (seconds since 1970)
@@ -141,7 +141,7 @@ COMPUTING = (
 )  # they import none of the others
 
 
-def checkpoint_fingerprint(active: ActiveRun, device: str, how: str = "sequential") -> dict:
+def checkpoint_fingerprint(active: ActiveRun, device: str, executor: str = "sequential") -> dict:
     "What must be equal for a run to go on from a checkpoint"
     return {
         "code": code_digest(*COMPUTING),
@@ -149,7 +149,7 @@ def checkpoint_fingerprint(active: ActiveRun, device: str, how: str = "sequentia
         "device": device,
         "data": input_fingerprint(active.federation.data),
         "weights": weights_fingerprint(active.federation.initial),
-        "executor": "sequential" if how == "processes" else how,
+        "executor": "sequential" if executor == "processes" else executor,
     }  # they have the same bits
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #d09d23b0
@@ -191,12 +191,12 @@ def check_data(data, name: str):
         )
 
 
-def writer_of(job: Job, active: ActiveRun, how: str) -> CheckpointWriter:
-    "What keeps the runs of a job beside their results, to be resumed with the same code, device and executor `how`"
+def writer_of(job: Job, active: ActiveRun, executor: str) -> CheckpointWriter:
+    "What keeps the runs of a job beside their results, to be resumed with the same code, device and `executor`"
     return CheckpointWriter(
         job.folder / "checkpoints",
         [r.run_id for r in job.runs],
-        checkpoint_fingerprint(active, job.device, how),
+        checkpoint_fingerprint(active, job.device, executor),
         job.every,
         say,
         until=job.until,
@@ -213,16 +213,16 @@ def run_ours(job: Job, callbacks: list[Callback], ours: Held):
         torch.cuda.reset_peak_memory_stats()
     federation = actives[0].federation
     data = actives[0].federation.data
-    how = pick_executor(job.how, federation, job.workers, actives[0].measures)
+    chosen = pick_executor(job.executor, federation, job.workers, actives[0].measures)
     name = type(actives[0].method).__name__
     checks = RoundChecks(name, ours)
-    with executor(how, federation, job.workers) as train:
-        writer = writer_of(job, actives[0], how)
+    with executor(chosen, federation, job.workers) as train:
+        writer = writer_of(job, actives[0], chosen)
         cost = run_rounds(job.runs, actives, writer, train, [checks, *callbacks])
         checks.check_state()
         check_data(data, name)
         for r, active, more in zip(job.runs, actives, cost):
-            more |= {"executor": how, "together": len(job.runs)}
+            more |= {"executor": chosen, "together": len(job.runs)}
             ours.check(job.path(r))
             store.write(job.path(r), run_header(r, active, job.device, **more), active.history.rows)
     writer.clear(lambda run_id: store.has_run(job.folder, run_id))

@@ -183,10 +183,10 @@ def run_apart(
 # %% ../../nbs/07_experiments/10_runner.ipynb #c77bd21e
 def run_near(jobs: list[Job], report: SweepReport, progress: Progress, workers: int):
     "Run the jobs in `workers` processes of this machine, each a job, or each a part of a run's clients"
-    how = jobs[0].how
+    executor = jobs[0].executor
     few = len(jobs) < workers
-    split = how == "processes" or (
-        how == "auto" and few and jobs[0].device == "cpu"
+    split = executor == "processes" or (
+        executor == "auto" and few and jobs[0].device == "cpu"
     )  # as `pick_executor` does
     apart = not split and min(workers, len(jobs)) > 1
     jobs = [replace(job, workers=1 if apart else workers) for job in jobs]
@@ -384,7 +384,7 @@ def compute_runs(
     device: str = "cpu",
     workers: int = 1,
     quiet: bool = False,
-    how: str = "auto",
+    executor: str = "auto",
     every: int | None = None,
     until: float = math.inf,
     pool: Callable | None = None,
@@ -393,13 +393,13 @@ def compute_runs(
 ) -> SweepReport:
     """Compute the runs that are not in `results` yet, in `workers` processes; a failing run does not stop the others.
 
-    `data`, `device`, `how`, `every` and `until` are those of each `Job`: at `until` runs stop and are kept, and none
+    `data`, `device`, `executor`, `every` and `until` are those of each `Job`: at `until` runs stop and are kept, and none
     starts. `pool(jobs, report, progress)` computes them in place of processes here. Runs that another
     process is computing are waited for, or skipped (`wait`). `on_done(run, header, rows)` is called in this process
     for each run that is finished. Raises InputError before anything is computed: wrong device or executor, missing
     data, a folder that cannot be written."""
     COUNT(workers, "workers")
-    choice(how, executor_names(), "executor")
+    choice(executor, executor_names(), "executor")
     runs = list({r.run_id: r for r in runs}.values())
     results = Path(results).absolute()
     data = None if data is None else Path(data).absolute()  # a method may move us
@@ -420,7 +420,7 @@ def compute_runs(
                 compare_data(finished, todo, results, data, here)
             while left:
                 jobs = [
-                    Job(group, results, data, device, how, 1, every, until)
+                    Job(group, results, data, device, executor, 1, every, until)
                     for group in make_jobs(left)
                 ]
                 (pool or partial(run_near, workers=workers))(jobs, report, progress)

@@ -178,7 +178,7 @@ def budget(text: str) -> float:
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #0b37657b
 def compute_part(
-    part: SweepPart, name: str, whole: SweepReport, until: float, quiet: bool, how: dict
+    part: SweepPart, name: str, whole: SweepReport, until: float, quiet: bool, options: dict
 ):
     "Compute what is missing of a part of the step `name`, and enter in `whole` what became of it"
     missing = {r.run_id: r for r in part.missing}
@@ -193,7 +193,9 @@ def compute_part(
     if not quiet:
         say(f"{name}: runs on {part.data} for {part.folder}: {len(missing)}")
     try:
-        report = compute_runs(list(missing.values()), part.folder, until=until, quiet=quiet, **how)
+        report = compute_runs(
+            list(missing.values()), part.folder, until=until, quiet=quiet, **options
+        )
     except InputError as error:
         whole.failed |= dict.fromkeys(missing.values(), str(error))
         say(f"{name}: {error}; runs left out: {len(missing)}")
@@ -202,14 +204,14 @@ def compute_part(
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #7c9c0c56
 def sweep(
-    planned: list[list[SweepPart]], seconds: float | None = None, quiet: bool = False, **how
+    planned: list[list[SweepPart]], seconds: float | None = None, quiet: bool = False, **options
 ) -> SweepReport:
-    "Compute what is missing, step by step, for at most `seconds`; `how` are arguments of `runner.compute_runs`"
+    "Compute what is missing, step by step, for at most `seconds`; `options` are arguments of `runner.compute_runs`"
     until = float("inf") if seconds is None else time.time() + seconds
     whole = SweepReport()
     for i, parts in enumerate(planned, 1):
         for part in parts:
-            compute_part(part, f"step {i}", whole, until, quiet, how)
+            compute_part(part, f"step {i}", whole, until, quiet, options)
             if whole.interrupted:
                 return whole
     return whole

@@ -449,7 +449,7 @@ def compare(
         device=device,
         workers=workers,
         quiet=quiet,
-        how=executor,
+        executor=executor,
         on_done=loggers,
     )
     log_stored(loggers, runs, folder / "results")

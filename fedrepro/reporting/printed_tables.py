@@ -190,10 +190,10 @@ def judged_grid(frame: pd.DataFrame, q: dict) -> Grid | None:
                 signed(line.difference, line.interval),
                 judged_in_words(line, q.get((line.row, line.column), math.nan)),
                 signed(line.mean_last_10 - line.published_mean),
-                "" if math.isnan(line.swing) else f"{line.swing:.2f}",
+                "" if math.isnan(line.last_std) else f"{line.last_std:.2f}",
             ]
         )
-    names = ["method", "column", "difference ± 95 %", "verdict", "of the last ten", "swing"]
+    names = ["method", "column", "difference ± 95 %", "verdict", "of the last ten", "std, last 20"]
     return Grid(names, rows, "Judged") if rows else None
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #7af651ed

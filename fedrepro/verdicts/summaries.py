@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WINDOWS', 'PLACE', 'parts_of_seeds', 'match_runs', 'StoredBefore', 'same_objects', 'stored_runs', 'each_run',
-           'metric_rows', 'to_target', 'run_swing', 'trace', 'run_line', 'seed_values', 'paired', 'Arrivals',
+           'metric_rows', 'to_target', 'std_of_last_rounds', 'trace', 'run_line', 'seed_values', 'paired', 'Arrivals',
            'group_ratios', 'Start', 'left_out', 'start', 'starts', 'processors_of', 'run_processors', 'processors',
            'mixed_cells', 'TimeRatio', 'time_ratios']
 
@@ -120,7 +120,7 @@ def to_target(run: pd.DataFrame, metric: str, target: float | None) -> dict[str,
     return out
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #6fb6ec98
-def run_swing(run: pd.DataFrame, metric: str, rounds: int = 20) -> float:
+def std_of_last_rounds(run: pd.DataFrame, metric: str, rounds: int = 20) -> float:
     "Sample standard deviation over the last `rounds` rounds, before a final tuning; nan below two values"
     plain = metric.removesuffix("_untuned")
     values = np.array(series(metric_rows(run, metric), f"{plain}_untuned"))
@@ -151,7 +151,7 @@ def run_line(spec: Spec, column: Column, planned: PlannedRun, run: pd.DataFrame)
         status=run.status.iloc[0],
         diverged=run.diverged.iloc[0],
         **summarise(metric_rows(run, metric), metric),
-        swing=run_swing(run, metric),
+        last_std=std_of_last_rounds(run, metric),
         trace=trace(run, metric),
         rounds=planned.rounds,
         **to_target(run, metric, target),
@@ -159,7 +159,7 @@ def run_line(spec: Spec, column: Column, planned: PlannedRun, run: pd.DataFrame)
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #ef480862
 def seed_values(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
-    """One line a finished run: row, column, seed, run_ids, status, where it diverged, statistics, swing, trace.
+    """One line a finished run: row, column, seed, run_ids, status, where it diverged, statistics, last_std, trace.
 
     For a difference one line a pair. Where a column has a target, also the rounds to it, and the rounds of the run."""
     if spec.difference:
@@ -169,7 +169,7 @@ def seed_values(spec: Spec, tier: str, results: str | Path | None = None) -> pd.
     lines = []
     for planned, run in stored_runs(spec, tier, results):
         lines.append(run_line(spec, columns[planned.column], planned, run))
-    names = [*PLACE, *STATISTICS, "swing", "trace"]
+    names = [*PLACE, *STATISTICS, "last_std", "trace"]
     targets = [column.target.value for column in columns.values() if column.target is not None]
     if any(target is not None for target in targets):
         names += [*WINDOWS, "rounds"]
@@ -183,8 +183,8 @@ def paired(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     both = first.merge(second, on=["row", "column", "seed"], suffixes=("", "_b"))
     for name in STATISTICS:
         both[name] -= both[f"{name}_b"]
-    if "swing" in both:
-        both["swing"] = math.nan  # two runs have no common last rounds
+    if "last_std" in both:
+        both["last_std"] = math.nan  # two runs have no common last rounds
     gone = (both[["status", "status_b"]] == "diverged").any(axis=1)
     both["status"] = np.where(gone, "diverged", "complete")
     both["diverged"] = both.diverged.where(both.diverged != "", both.diverged_b)

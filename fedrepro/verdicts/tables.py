@@ -105,7 +105,7 @@ JUDGED = (
     "se",
     "df",
     "interval",
-    "reach",
+    "far_end",
     "margin",
     "p",
     "needed",
@@ -197,7 +197,7 @@ def cell_line(
     line |= judgement(spec, tier, values, diverged, beside, margin)
     for name in STATISTICS:
         line[name], line[f"{name}_std"] = mean_of(name)
-    line["swing"], _ = mean_of("swing")
+    line["last_std"], _ = mean_of("last_std")
     line |= trial_values(trials, spec.statistic)
     line["as_code_prints"] = None
     if tier == "paper" and diverged:

@@ -58,10 +58,10 @@ DECIDED = tuple(word for word in VERDICTS if word != "undecided")
 def verdict_words(difference, se, df, margin, n):
     "The word for each difference with its SE and degrees of freedom (numbers or arrays); an unknown SE decides nothing"
     gap, interval = np.abs(difference), special.stdtrit(df, 0.975) * se
-    reach = gap + special.stdtrit(df, 0.95) * se
+    far_end = gap + special.stdtrit(df, 0.95) * se
     far = gap > interval  # never where the interval is nan
     return np.select(
-        [(n > 1) & (reach <= margin), ~far & (interval <= 3 * margin), ~far, gap <= margin],
+        [(n > 1) & (far_end <= margin), ~far & (interval <= 3 * margin), ~far, gap <= margin],
         [*VERDICTS[:4]],
         VERDICTS[4],
     )
@@ -107,7 +107,7 @@ class Verdict:
     se: float  # of D; nan: unknown
     df: float  # nu
     interval: float  # PI, half of the 95 % prediction interval
-    reach: float  # E, the far end of the 90 % interval
+    far_end: float  # E, the far end of the 90 % interval
     margin: float  # delta
     p: float  # two-sided, of D = 0; nan: unknown
     needed: float  # seeds that would decide an undecided cell; inf: none can; nan: it is decided
@@ -135,7 +135,7 @@ def verdict(
     with np.errstate(invalid="ignore", divide="ignore"):
         se, df = map(float, standard_error(s, n, s0, trials, pairing))
         interval = float(special.stdtrit(df, 0.975) * se)
-        reach = float(abs(gap) + special.stdtrit(df, 0.95) * se)
+        far_end = float(abs(gap) + special.stdtrit(df, 0.95) * se)
         word = str(verdict_words(gap, se, df, margin, n))
         if se == 0:
             p = float(gap == 0)
@@ -143,7 +143,7 @@ def verdict(
             p = float(2 * special.stdtr(df, -abs(gap) / se))
         if word == "undecided":
             needed = seeds_needed(gap, s, n, s0, trials, margin, pairing)
-    return Verdict(word, gap, se, df, interval, reach, margin, p, needed)
+    return Verdict(word, gap, se, df, interval, far_end, margin, p, needed)
 
 # %% ../../nbs/08_verdicts/02_verdicts.ipynb #b3121922
 def false_discovery(ps: Sequence[float]) -> list[float]:

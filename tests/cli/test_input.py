@@ -826,9 +826,11 @@ def own(tmp_path, monkeypatch):
     )  # few tables: `tables` reads them all
     done = []
 
-    def pretend(runs, results, data=None, device="cpu", workers=1, quiet=False, how="auto", **_):
+    def pretend(
+        runs, results, data=None, device="cpu", workers=1, quiet=False, executor="auto", **_
+    ):
         COUNT(workers, "workers")
-        choice(how, executors.executor_names(), "executor")
+        choice(executor, executors.executor_names(), "executor")
         for t in {r.tier for r in runs}:
             store.check_writable(Path(results) / t)
         done.append(runs)

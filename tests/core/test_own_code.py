@@ -331,7 +331,7 @@ def test_the_source_of_a_network_is_in_the_name(files, tmp_path):
             "FedCCFA is a recipe of the package",
         ),
         (
-            "from fedrepro.data.partition import recipe\n@recipe('iid')\ndef mine(per_class, clients, rng): return 0\n",
+            "from fedrepro.data.partition import partition_recipe\n@partition_recipe('iid')\ndef mine(per_class, clients, rng): return 0\n",
             "iid is a partition recipe of the package",
         ),
         ("from fedrepro import FedAvg\nFedAvg.loss = print\n", "it replaces loss of FedAvg"),
@@ -496,7 +496,7 @@ def test_a_method_that_turns_a_switch_has_no_result_and_changes_no_other(files, 
     )
     turns, avg = planned(tmp_path, methods={"Turns": {}, "FedAvg": {}})
     report = runner.compute_runs(
-        [turns, avg], tmp_path / "r", quiet=True, how=how, workers=1 + (how == "processes")
+        [turns, avg], tmp_path / "r", quiet=True, executor=how, workers=1 + (how == "processes")
     )
     assert "Turns sets torch's default dtype to torch.float64" in report.failed[turns] and [
         *report.failed

@@ -37,7 +37,7 @@ from fedrepro.engine.rows import (
 )
 from fedrepro.methods.fedccfa import cluster_scores, label_entropy, madd
 from fedrepro.reporting.compare import compare
-from fedrepro.verdicts.summaries import run_swing, to_target
+from fedrepro.verdicts.summaries import std_of_last_rounds, to_target
 from fedrepro.verdicts.tables import half_width, mean_std
 from toy import OURS as METHODS
 
@@ -319,8 +319,8 @@ def test_fine_tuned_and_untuned_rounds_are_two_series(values, tuned):
         best = max(values)
         for frame in map(pd.DataFrame, (found, rows)):
             assert to_target(frame, "a_untuned", best)["to_target"] == 1 + values.index(best)
-            assert {str(run_swing(frame, m)) for m in ("a", "a_untuned")} == {
-                str(run_swing(pd.DataFrame(rows), "a"))
+            assert {str(std_of_last_rounds(frame, m)) for m in ("a", "a_untuned")} == {
+                str(std_of_last_rounds(pd.DataFrame(rows), "a"))
             }
         assert to_target(pd.DataFrame(found), "a", tuned)["to_target"] == len(values)
 

@@ -97,7 +97,7 @@ def started(folder, workers):
             made.worker()
         with connect(made.address) as client:
             made.workers(client, workers)
-            made.pool = Pool(client, tell=False)
+            made.pool = Pool(client, report=False)
             yield made
     finally:
         made.end()

@@ -280,7 +280,7 @@ def test_another_executor_starts_anew(fork, forked, stopped, capsys):
         != jobs.checkpoint_fingerprint(active, "cpu", "stacked")
     )
     seen = []
-    paths = run_job(fork, stopped, tell=lambda run, done: seen.append(done), how="stacked")
+    paths = run_job(fork, stopped, tell=lambda run, done: seen.append(done), executor="stacked")
     assert (
         seen[0] == 1
         and {store.read(p)[0]["executor"] for p in paths} == {"stacked"}

@@ -270,7 +270,7 @@ def test_few_jobs_have_a_process_each_unless_their_clients_have(
     seen = []
     monkeypatch.setattr(runner, "run_here", lambda jobs, *_: seen.append((0, jobs[0].workers)))
     monkeypatch.setattr(runner, "run_apart", lambda jobs, n, *_: seen.append((n, jobs[0].workers)))
-    runner.run_near([Job(RUNS, "x", device=device, how=how)] * jobs, None, None, workers)
+    runner.run_near([Job(RUNS, "x", device=device, executor=how)] * jobs, None, None, workers)
     assert seen == [(want, 1 if want else workers)]
 
 

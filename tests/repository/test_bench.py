@@ -116,7 +116,7 @@ def test_precisions_are_compared_seed_by_seed():
     assert (
         found.word == "reproduced"
         and found.margin == 1.0
-        and found.reach == pytest.approx(0.2 + 2.919986 * 0.1 / 3**0.5)
+        and found.far_end == pytest.approx(0.2 + 2.919986 * 0.1 / 3**0.5)
     )
     assert precision.judged([60.0, 70.0, 65.0], [61.9, 72.0, 67.1]).word == "contradicted"
     for network in precision.NETWORKS:

@@ -98,7 +98,7 @@ def test_a_reproduced_whose_interval_excludes_0_says_so():
     assert (
         found.word == "reproduced"
         and round(found.interval, 3) == 0.227
-        and round(found.reach, 3) == 0.674
+        and round(found.far_end, 3) == 0.674
     )
     cell = pd.Series(
         dict(

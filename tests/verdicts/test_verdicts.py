@@ -50,7 +50,7 @@ def test_p_is_scipys(seed, pairing, n, n0):
     low, high = oracle.confidence_interval(0.95)
     assert math.isclose(v.interval, (high - low) / 2, rel_tol=1e-9)
     low, high = oracle.confidence_interval(0.9)
-    assert math.isclose(v.reach, max(abs(low), abs(high)), rel_tol=1e-6)
+    assert math.isclose(v.far_end, max(abs(low), abs(high)), rel_tol=1e-6)
 
 
 def test_a_new_observation_where_the_published_spread_is_not_used():
