@@ -190,7 +190,7 @@ def judged_grid(frame: pd.DataFrame, q: dict) -> Grid | None:
                 signed(line.difference, line.interval),
                 judged_in_words(line, q.get((line.row, line.column), math.nan)),
                 signed(line.mean_last_10 - line.published_mean),
-                "" if math.isnan(line.last_std) else f"{line.last_std:.2f}",
+                "" if math.isnan(line.rounds_std) else f"{line.rounds_std:.2f}",
             ]
         )
     names = ["method", "column", "difference ± 95 %", "verdict", "of the last ten", "std, last 20"]

@@ -151,7 +151,7 @@ def run_line(spec: Spec, column: Column, planned: PlannedRun, run: pd.DataFrame)
         status=run.status.iloc[0],
         diverged=run.diverged.iloc[0],
         **summarise(metric_rows(run, metric), metric),
-        last_std=std_of_last_rounds(run, metric),
+        rounds_std=std_of_last_rounds(run, metric),
         trace=trace(run, metric),
         rounds=planned.rounds,
         **to_target(run, metric, target),
@@ -159,7 +159,7 @@ def run_line(spec: Spec, column: Column, planned: PlannedRun, run: pd.DataFrame)
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #ef480862
 def seed_values(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
-    """One line a finished run: row, column, seed, run_ids, status, where it diverged, statistics, last_std, trace.
+    """One line a finished run: row, column, seed, run_ids, status, where it diverged, statistics, rounds_std, trace.
 
     For a difference one line a pair. Where a column has a target, also the rounds to it, and the rounds of the run."""
     if spec.difference:
@@ -169,7 +169,7 @@ def seed_values(spec: Spec, tier: str, results: str | Path | None = None) -> pd.
     lines = []
     for planned, run in stored_runs(spec, tier, results):
         lines.append(run_line(spec, columns[planned.column], planned, run))
-    names = [*PLACE, *STATISTICS, "last_std", "trace"]
+    names = [*PLACE, *STATISTICS, "rounds_std", "trace"]
     targets = [column.target.value for column in columns.values() if column.target is not None]
     if any(target is not None for target in targets):
         names += [*WINDOWS, "rounds"]
@@ -183,8 +183,8 @@ def paired(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     both = first.merge(second, on=["row", "column", "seed"], suffixes=("", "_b"))
     for name in STATISTICS:
         both[name] -= both[f"{name}_b"]
-    if "last_std" in both:
-        both["last_std"] = math.nan  # two runs have no common last rounds
+    if "rounds_std" in both:
+        both["rounds_std"] = math.nan  # two runs have no common last rounds
     gone = (both[["status", "status_b"]] == "diverged").any(axis=1)
     both["status"] = np.where(gone, "diverged", "complete")
     both["diverged"] = both.diverged.where(both.diverged != "", both.diverged_b)

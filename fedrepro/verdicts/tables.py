@@ -197,7 +197,7 @@ def cell_line(
     line |= judgement(spec, tier, values, diverged, beside, margin)
     for name in STATISTICS:
         line[name], line[f"{name}_std"] = mean_of(name)
-    line["last_std"], _ = mean_of("last_std")
+    line["rounds_std"], _ = mean_of("rounds_std")
     line |= trial_values(trials, spec.statistic)
     line["as_code_prints"] = None
     if tier == "paper" and diverged:

@@ -452,7 +452,7 @@ def test_a_ratio_is_judged_by_its_own_margin():
                 best=v,
                 mean_last_10=v,
                 rounds=100,
-                last_std=0.0,
+                rounds_std=0.0,
             )
             for s, v in enumerate((1.02, 1.03, 1.04))
         ]
