@@ -55,6 +55,7 @@ def test_table(spec):
         (0, 1, 2),
     )
     assert math.isclose(avg.mean_last_10, 70.0)
+    assert avg.last_std == avg.best_std == 1.0, "over seeds; rounds_std is over rounds"
     assert long.loc[ONE, "prox"].verdict == "undecided" and math.isnan(long.loc[ONE, "prox"]["std"])
     assert (
         long.loc[ONE, "IFCA"].verdict
