@@ -34,8 +34,7 @@ def lack_in_words(reason: Reason) -> str:
     if reason.kind is Kind.DIVERGED:
         return f"{names} diverged"
     if reason.kind is Kind.LACKING and len(reason.who) > 3:
-        few, of = reason.seeds or (0, 0)
-        return f"{few} of {of} comparisons are missing"
+        return f"{reason.part} are missing"
     if reason.kind is Kind.LACKING and len(reason.who) == 1:
         return f"{names} is missing"
     if reason.kind is Kind.LACKING:

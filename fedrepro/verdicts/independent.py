@@ -50,13 +50,19 @@ class Reason:
 
     kind: Kind
     who: tuple[str, ...] = ()  # rows, or tables
-    seeds: tuple[int, int] | None = None  # (how many, of how many); None: all
+    seeds: tuple[int, int] | None = (
+        None  # (how many, of how many); of LACKING: comparisons; None: all
+    )
     because: str = ""  # in the words of the file that says so
 
     @property
     def part(self) -> str:
-        "'1 of 3 seeds', or nothing where it is all of them"
-        return "" if self.seeds is None else f"{self.seeds[0]} of {self.seeds[1]} seeds"
+        "'1 of 3 seeds', '4 of 13 comparisons', or nothing where it is all of them"
+        if self.seeds is None:
+            return ""
+        few, of = self.seeds
+        counted = "comparisons" if self.kind is Kind.LACKING else "seeds"
+        return f"{few} of {of} {counted}"
 
     def __str__(self) -> str:
         if self.kind is Kind.GUESSED:
