@@ -82,7 +82,7 @@ class Equivalence:
 
     word: str
     difference: float  # bf16 minus float32, mean over the seeds
-    reach: float  # the far end of its 90 % interval
+    far_end: float  # the far end of its 90 % interval
     margin: float  # below which a difference does not matter
 
 
@@ -90,9 +90,9 @@ def judged(exact: list[float], rough: list[float]) -> Equivalence:
     "The verdict on the differences: both precisions of a seed begin with one model and see the same batches"
     d, n, margin = np.subtract(rough, exact), len(exact), default_margin(float(np.mean(exact)))
     se = float(d.std(ddof=1)) / n**0.5
-    reach = abs(float(d.mean())) + float(stats.t.ppf(0.95, n - 1)) * se
+    far_end = abs(float(d.mean())) + float(stats.t.ppf(0.95, n - 1)) * se
     return Equivalence(
-        str(verdict_words(d.mean(), se, n - 1, margin, n)), float(d.mean()), reach, margin
+        str(verdict_words(d.mean(), se, n - 1, margin, n)), float(d.mean()), far_end, margin
     )
 
 
