@@ -80,7 +80,7 @@ class Reason:
                 words += f" ({self.part})"
         return words
 
-
+# %% ../../nbs/08_verdicts/00_independent.ipynb #abba07a1
 def kind_of(reason: Reason | None) -> Kind | str:
     "The kind of a reason; an empty text where there is none"
     return reason.kind if reason else ""
