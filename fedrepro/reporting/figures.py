@@ -156,7 +156,7 @@ def against_figure(spec: Spec, tier: str, results: str | Path | None = None) -> 
     ax.set(xlabel=names, ylabel=textwrap.fill(height, 30))
     add_notes(fig, diverged_notes(found))
     if len(lines) == 1:
-        ax.set_title(f"{lines[0]}, {over_seeds(found)}".replace("\n", " "))
+        ax.set_title(f"{lines[0]}, {over_seeds(found)}")
     else:
         ax.set_title(f"{spec.paper}, {spec.kind} {spec.table}")
         look: dict = {"frameon": False, "alignment": "left"}
