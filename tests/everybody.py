@@ -48,6 +48,11 @@ if __name__ in ("__main__", "__mp_main__"):  # here and in worker processes
 if __name__ == "__main__":
     folder, workers, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     report = runner.compute_runs(
-        every_run(names=names), folder, workers=workers, quiet=True, executor="sequential", every=1
+        every_run(names=names),
+        folder,
+        workers=workers,
+        quiet=True,
+        executor="sequential",
+        checkpoint_rounds=1,
     )
     sys.exit(report.exit_code)

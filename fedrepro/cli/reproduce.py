@@ -174,7 +174,7 @@ def compute_options(
         "device": device,
         "data": data,
         "executor": executor,
-        "every": checkpoint,
+        "checkpoint_rounds": checkpoint,
         "wait": not no_wait,
     }
 

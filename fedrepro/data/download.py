@@ -27,7 +27,7 @@ class Archive:
     members: dict[str, str] = field(
         default_factory=dict
     )  # name inside -> file; empty: the file is kept as it is
-    limit: int = 1 << 30  # the most bytes that are downloaded
+    max_bytes: int = 1 << 30  # the most bytes that are downloaded
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ class _Progress:
             print(file=sys.stderr, flush=True)
 
 # %% ../../nbs/02_data/02_download.ipynb #8bb89916
-def _transfer(url: str, path: str, _, name: str, limit: int):
+def _transfer(url: str, path: str, _, name: str, max_bytes: int):
     "Pooch's downloader: writes what `url` answers to `path`, with progress on a terminal"
     import requests
 
@@ -103,8 +103,8 @@ def _transfer(url: str, path: str, _, name: str, limit: int):
         open(path, "wb") as file,
     ):
         total = _announced(url, answer)
-        too_large = _Refused(f"{url}: more than the {limit} bytes expected at most")
-        if total > limit:
+        too_large = _Refused(f"{url}: more than the {max_bytes} bytes expected at most")
+        if total > max_bytes:
             raise too_large
         got = 0
         progress = _Progress(name, total)
@@ -112,14 +112,14 @@ def _transfer(url: str, path: str, _, name: str, limit: int):
             for block in _blocks(url, answer):
                 got = got + file.write(block)
                 progress.say(got)
-                if got > limit:
+                if got > max_bytes:
                     raise too_large
         finally:
             progress.end()
 
 # %% ../../nbs/02_data/02_download.ipynb #da54020f
-def download_file(urls: Iterable[str], path: Path, digest: str, limit: int = 1 << 30) -> Path:
-    """Get `path` from the first of `urls` that delivers the bytes of `digest` (MD5 or sha256, hex), `limit` at most.
+def download_file(urls: Iterable[str], path: Path, digest: str, max_bytes: int = 1 << 30) -> Path:
+    """Get `path` from the first of `urls` that delivers the bytes of `digest` (MD5 or sha256, hex), `max_bytes` at most.
 
     An existing file stays until then. Raises InputError: no address delivers, with the reasons, or the disk refuses."""
     with warnings.catch_warnings(action="ignore"):
@@ -132,7 +132,9 @@ def download_file(urls: Iterable[str], path: Path, digest: str, limit: int = 1 <
             path.parent, "", registry=known, urls={path.name: url}, retry_if_failed=RETRIES
         )
         try:
-            store.fetch(path.name, downloader=partial(_transfer, name=path.name, limit=limit))
+            store.fetch(
+                path.name, downloader=partial(_transfer, name=path.name, max_bytes=max_bytes)
+            )
             path.chmod(0o644)
             return path
         except (requests.RequestException, ValueError, _Refused) as e:
@@ -213,7 +215,7 @@ def bring(archives: Iterable[Archive], folder: Path, digests: dict[str, str]):
             path = folder / archive.name
             if checksum(path, archive.digest) != archive.digest:
                 path = download_file(
-                    archive.urls, space / archive.name, archive.digest, archive.limit
+                    archive.urls, space / archive.name, archive.digest, archive.max_bytes
                 )
             if wanted:
                 unpack(path, space / "unpacked", wanted)

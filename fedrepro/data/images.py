@@ -285,7 +285,7 @@ def _domains() -> dict:
             (pictures, f"domainnet/txt/{d}_train.txt", f"domainnet/txt/{d}_test.txt"), digests
         )
     archives = tuple(
-        Archive((_BU + place,), digest, limit=1 << 33) for place, digest in urls.items()
+        Archive((_BU + place,), digest, max_bytes=1 << 33) for place, digest in urls.items()
     )
     return {"train": {a.name: a.digest for a in archives}, "test": {}, "archives": archives}
 

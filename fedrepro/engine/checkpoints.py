@@ -247,7 +247,9 @@ class CheckpointWriter:
     folder: Path
     runs: list[str]  # run ids
     fingerprint: dict  # what must be the same in the process that goes on: code, versions, device
-    every: int | None = None  # rounds between checkpoints; 0 = none, None = about a minute
+    checkpoint_rounds: int | None = (
+        None  # rounds between checkpoints; 0 = none, None = about a minute
+    )
     warn: Callable[[str], None] = say
     last: float = field(default_factory=time.monotonic)  # when the last one was written
     cost: float = 0.0  # seconds that it took
@@ -262,8 +264,8 @@ class CheckpointWriter:
 
     def due(self, rounds: int) -> bool:
         "Whether a checkpoint is to be written after `rounds` rounds of this process"
-        if self.every is not None:
-            return self.every > 0 and rounds % self.every == 0
+        if self.checkpoint_rounds is not None:
+            return self.checkpoint_rounds > 0 and rounds % self.checkpoint_rounds == 0
         return time.monotonic() - self.last >= max(MINUTE, SHARE * self.cost)
 
     def over(self) -> bool:

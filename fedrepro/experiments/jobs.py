@@ -45,7 +45,9 @@ class Job:
     device: str = "cpu"  # cpu, cuda or auto
     executor: str = "sequential"  # a name of `executors`, or auto
     workers: int = 1  # its processes
-    every: int | None = None  # rounds between checkpoints; 0 = none, None = about a minute
+    checkpoint_rounds: int | None = (
+        None  # rounds between checkpoints; 0 = none, None = about a minute
+    )
     until: float = math.inf  # no round may end after it (seconds since 1970)
 
     @property
@@ -197,7 +199,7 @@ def writer_of(job: Job, active: ActiveRun, executor: str) -> CheckpointWriter:
         job.folder / "checkpoints",
         [r.run_id for r in job.runs],
         checkpoint_fingerprint(active, job.device, executor),
-        job.every,
+        job.checkpoint_rounds,
         say,
         until=job.until,
     )
@@ -261,7 +263,7 @@ class Keeping:
         self.computed += 1
         going = not all(active.ended for active in self.active.values())
         over = self.writer.over() and going
-        if self.writer.due(self.computed) or (over and self.writer.every != 0):
+        if self.writer.due(self.computed) or (over and self.writer.checkpoint_rounds != 0):
             states = {}
             rounds = {}
             for (run_id, active), cost in zip(self.active.items(), self.costs()):

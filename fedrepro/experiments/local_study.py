@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LINE', 'position', 'assigned', 'exchanged', 'means_by_class', 'class_accuracy', 'confidence', 'learning_performance',
            'linear_cka', 'kl', 'chosen', 'the_phase', 'train_watched', 'test_logits', 'DriftMeter', 'local_rows',
-           'slice_rows', 'pushes', 'sample_rows']
+           'slice_rows', 'gradient_norms', 'sample_rows']
 
 # %% ../../nbs/07_experiments/00_local_study.ipynb #199b320f
 import math
@@ -257,7 +257,7 @@ def slice_rows(method, federation: Federation, client: Client, samples: str = "a
     return rows
 
 # %% ../../nbs/07_experiments/00_local_study.ipynb #9193b6db
-def pushes(client: Client) -> list[float]:
+def gradient_norms(client: Client) -> list[float]:
     "The norm of the loss's gradient at the received model, for each of the client's samples, in eval mode"
     received = client.received["params"]
     params = {
@@ -273,15 +273,15 @@ def pushes(client: Client) -> list[float]:
 
 # %% ../../nbs/07_experiments/00_local_study.ipynb #230c0e81
 def sample_rows(client: Client) -> list[dict]:
-    """A row a sample, from small to large loss: loss, uncertainty, biased (1) or not (0), push.
+    """A row a sample, from small to large loss: loss, uncertainty, biased (1) or not (0), gradient norm.
 
-    In each of them, of all: the unbiased share, and the rank correlation of loss and push (nan below three samples)."""
+    In each of them, of all: the unbiased share, and the rank correlation of loss and gradient norm (nan below three samples)."""
     from scipy.stats import spearmanr  # here: it takes half a second, and few runs need it
 
     loss, uncertainty = (r.double().cpu().numpy() for r in rate_samples(client))
     unbiased, biased = split(loss, uncertainty)
-    push = np.array(pushes(client))
-    rank = float(spearmanr(loss, push).statistic) if client.n > 2 else float("nan")
+    norms = np.array(gradient_norms(client))
+    rank = float(spearmanr(loss, norms).statistic) if client.n > 2 else float("nan")
     order = np.concatenate([unbiased, biased])
     return [
         {
@@ -289,7 +289,7 @@ def sample_rows(client: Client) -> list[dict]:
             "loss": float(loss[j]),
             "uncertainty": float(uncertainty[j]),
             "biased": int(i >= len(unbiased)),
-            "push": float(push[j]),
+            "gradient_norm": float(norms[j]),
             "unbiased_share": len(unbiased) / client.n,
             "rank_correlation": rank,
         }

@@ -385,7 +385,7 @@ def compute_runs(
     workers: int = 1,
     quiet: bool = False,
     executor: str = "auto",
-    every: int | None = None,
+    checkpoint_rounds: int | None = None,
     until: float = math.inf,
     pool: Callable | None = None,
     wait: bool = True,
@@ -393,7 +393,7 @@ def compute_runs(
 ) -> SweepReport:
     """Compute the runs that are not in `results` yet, in `workers` processes; a failing run does not stop the others.
 
-    `data`, `device`, `executor`, `every` and `until` are those of each `Job`: at `until` runs stop and are kept, and none
+    `data`, `device`, `executor`, `checkpoint_rounds` and `until` are those of each `Job`: at `until` runs stop and are kept, and none
     starts. `pool(jobs, report, progress)` computes them in place of processes here. Runs that another
     process is computing are waited for, or skipped (`wait`). `on_done(run, header, rows)` is called in this process
     for each run that is finished. Raises InputError before anything is computed: wrong device or executor, missing
@@ -420,7 +420,7 @@ def compute_runs(
                 compare_data(finished, todo, results, data, here)
             while left:
                 jobs = [
-                    Job(group, results, data, device, executor, 1, every, until)
+                    Job(group, results, data, device, executor, 1, checkpoint_rounds, until)
                     for group in make_jobs(left)
                 ]
                 (pool or partial(run_near, workers=workers))(jobs, report, progress)

@@ -438,7 +438,14 @@ PLOTS: tuple[str, ...] = (
     "bubbles",
     "distances",
 )  # over rounds, by a setting, of partitions
-PLOTS += ("epochs", "classes", "slice", "samples", "sorted", "pushes")  # of studies of one client
+PLOTS += (
+    "epochs",
+    "classes",
+    "slice",
+    "samples",
+    "sorted",
+    "gradient_norms",
+)  # of studies of one client
 TOP = {
     "title": Rule(str, 1),
     "paper": NAME,

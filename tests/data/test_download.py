@@ -125,7 +125,7 @@ def test_more_than_the_limit(served, tmp_path, length):
     "Announced, or noticed on the way: it stops, and the disk is not filled"
     server = served({"x": BYTES}, length=length)
     with pytest.raises(InputError, match="more than the 100000"):
-        get(server, tmp_path / "x", limit=100_000)
+        get(server, tmp_path / "x", max_bytes=100_000)
     assert names(tmp_path) == [] and len(server.asked) == 1
 
 

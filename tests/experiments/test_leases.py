@@ -38,7 +38,7 @@ import json, sys
 from test_leases import many
 from fedrepro.experiments import runner
 folder, workers, rounds = sys.argv[1:]
-report = runner.compute_runs(many(int(rounds)), folder, workers=int(workers), quiet=True, every=1)
+report = runner.compute_runs(many(int(rounds)), folder, workers=int(workers), quiet=True, checkpoint_rounds=1)
 print(json.dumps([len(report.done), len(report.theirs), len(report.skipped), len(report.failed)]))
 """
 

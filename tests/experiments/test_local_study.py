@@ -218,14 +218,18 @@ def test_sample_rows_are_the_losses_uncertainties_and_gradients_of_plain_torch(t
     loss = F.cross_entropy(toy.net(own, batch.x), batch.y, reduction="none")
     p = toy.net(w, batch.x).softmax(1)
     u = 1 - (p.max(1).values - p.min(1).values)
-    push = [
+    norms = [
         torch.cat(
             [g.flatten() for g in torch.autograd.grad(one, list(own.values()), retain_graph=True)]
         ).norm()
         for one in loss
     ]
     order = np.argsort(loss.detach().numpy(), kind="stable")
-    for key, want in (("loss", loss.detach()), ("uncertainty", u), ("push", torch.stack(push))):
+    for key, want in (
+        ("loss", loss.detach()),
+        ("uncertainty", u),
+        ("gradient_norm", torch.stack(norms)),
+    ):
         assert np.allclose([r[key] for r in rows], want.numpy()[order], atol=1e-10), key
     unbiased, biased = split(loss.detach().numpy(), u.numpy())
     assert [r["biased"] for r in rows] == [0] * len(unbiased) + [1] * len(biased)
@@ -322,7 +326,7 @@ def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, mo
 
     monkeypatch.setattr("fedrepro.experiments.studies.conclude", dies)
     with pytest.raises(Killed):
-        run_job(runs, tmp_path / "killed", every=1)
+        run_job(runs, tmp_path / "killed", checkpoint_rounds=1)
     monkeypatch.undo()
     rounds = []
     again = [
@@ -344,7 +348,7 @@ def test_a_study_that_was_killed_in_its_federation_goes_on(tmp_path):
     planned = small("fedbss/figure3b", rounds=[1, 3])
     _, rows = store.read(run_job([planned], tmp_path / "whole")[0])
     with pytest.raises(Killed):
-        run_job([planned], tmp_path / "killed", every=1, tell=killing(2))
+        run_job([planned], tmp_path / "killed", checkpoint_rounds=1, tell=killing(2))
     head, again = store.read(run_job([planned], tmp_path / "killed")[0])
     assert again == rows and head["resumed"][0]["round"] == 1
     assert {r["round"] for r in rows} == {1, 3} and {r["epoch"] for r in rows} == {0}

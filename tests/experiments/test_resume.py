@@ -217,11 +217,13 @@ def forked(fork, tmp_path_factory):
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_forked_job_goes_on(fork, forked, tmp_path, at, every):
     with pytest.raises(Killed):
-        run_job(fork, tmp_path, every=every, tell=killing(at))
+        run_job(fork, tmp_path, checkpoint_rounds=every, tell=killing(at))
     seen = []
     found = [
         store.read(p)
-        for p in run_job(fork, tmp_path, every=every, tell=lambda run, done: seen.append(done))
+        for p in run_job(
+            fork, tmp_path, checkpoint_rounds=every, tell=lambda run, done: seen.append(done)
+        )
     ]
     assert [rows for _, rows in found] == forked
     last = (at - 1) // every * every
@@ -235,7 +237,7 @@ def test_a_forked_job_goes_on(fork, forked, tmp_path, at, every):
 
 def test_each_run_of_a_job_may_go_on_alone(fork, forked, tmp_path):
     with pytest.raises(Killed):
-        run_job(fork, tmp_path, every=1, tell=killing(4))
+        run_job(fork, tmp_path, checkpoint_rounds=1, tell=killing(4))
     first = store.read(run_job(fork[1:], tmp_path)[0])
     assert first[1] == forked[1] and [r["round"] for r in first[0]["resumed"]] == [2]
     assert (tmp_path / "smoke" / "checkpoints").exists()  # the other still needs it
@@ -249,7 +251,7 @@ def test_each_run_of_a_job_may_go_on_alone(fork, forked, tmp_path):
 @pytest.fixture
 def stopped(fork, tmp_path):
     with pytest.raises(Killed):
-        run_job(fork, tmp_path, every=1, tell=killing(4))
+        run_job(fork, tmp_path, checkpoint_rounds=1, tell=killing(4))
     return tmp_path
 
 
@@ -400,7 +402,7 @@ def test_a_full_disk_does_not_stop_a_run(fork, forked, tmp_path, monkeypatch, ca
         raise InputError(f"{path}: cannot be written (No space left on device)")
 
     monkeypatch.setattr(checkpoints, "write_atomic", full)
-    paths = run_job(fork, tmp_path, every=1)
+    paths = run_job(fork, tmp_path, checkpoint_rounds=1)
     assert [store.read(p)[1] for p in paths] == forked
     assert (
         "No space left on device); the run goes on without this checkpoint"
@@ -441,7 +443,7 @@ def test_checkpoints_that_cannot_be_removed_cost_no_result(
 
     with monkeypatch.context() as m:
         m.setattr(Path, "unlink", refuse)
-        paths = run_job(fork, tmp_path, every=1)
+        paths = run_job(fork, tmp_path, checkpoint_rounds=1)
     assert [store.read(p)[1] for p in paths] == forked
     said = capsys.readouterr().err
     assert "cannot be written (Operation not permitted); it stays until the next run" in said
@@ -450,7 +452,7 @@ def test_checkpoints_that_cannot_be_removed_cost_no_result(
         left and said.count("goes on without this checkpoint") == len(left) // 2 - 2
     )  # from the third on, none could go
     paths[0].unlink()
-    run_job(fork, tmp_path, every=0)
+    run_job(fork, tmp_path, checkpoint_rounds=0)
     assert not (tmp_path / "smoke" / "checkpoints").exists()
 
 
@@ -460,10 +462,10 @@ def test_a_checkpoint_of_a_run_with_a_result_is_removed_when_nothing_is_left_to_
     "What a kill left between the result and the removal, or a folder that was read-only; not that of an unfinished run"
     with monkeypatch.context() as m:
         m.setattr(checkpoints.CheckpointWriter, "clear", lambda self, finished: None)
-        run_job(fork[:1], tmp_path, every=1)
+        run_job(fork[:1], tmp_path, checkpoint_rounds=1)
     kept = tmp_path / "smoke" / "checkpoints"
     with pytest.raises(Killed):
-        run_job(fork[1:2], tmp_path, every=1, tell=killing(3))
+        run_job(fork[1:2], tmp_path, checkpoint_rounds=1, tell=killing(3))
     heads = {
         p: set(checkpoints.read_description(p.with_suffix(""))["rounds"])
         for p in kept.glob("*.json")
@@ -473,13 +475,13 @@ def test_a_checkpoint_of_a_run_with_a_result_is_removed_when_nothing_is_left_to_
     assert {p for p in kept.glob("*.json")} == {
         p for p, runs in heads.items() if runs == {fork[1].run_id}
     }
-    run_job(fork[1:2], tmp_path, every=0)
+    run_job(fork[1:2], tmp_path, checkpoint_rounds=0)
     assert not kept.exists()
 
 
 def test_no_checkpoints_when_none_are_asked_for(fork, tmp_path):
     with pytest.raises(Killed):
-        run_job(fork, tmp_path, every=0, tell=killing(4))
+        run_job(fork, tmp_path, checkpoint_rounds=0, tell=killing(4))
     assert not list(tmp_path.rglob("*.*"))
 
 
@@ -513,7 +515,7 @@ def test_a_diverged_run_beside_others_goes_on_as_diverged(tmp_path):
     )
     reference = [store.read(p) for p in run_job([wild, calm], tmp_path / "a")]
     with pytest.raises(Killed):
-        run_job([wild, calm], tmp_path / "b", every=1, tell=killing(3))
+        run_job([wild, calm], tmp_path / "b", checkpoint_rounds=1, tell=killing(3))
     again = [store.read(p) for p in run_job([wild, calm], tmp_path / "b")]
     assert [head["status"] for head, _ in again] == ["diverged", "complete"] and [
         r["round"] for r in again[1][0]["resumed"]

@@ -85,7 +85,13 @@ def test_labelled_lines_of_a_stored_figure_have_colours_apart(paper):
     "A distance of 20 in CIELAB, where 2 is just visible; and at least one figure of each paper has two lines"
     most = 0
     for of in specs_of(paper, ROOT / "papers"):
-        if of.difference or of.plot in ("bubbles", "distances", "samples", "sorted", "pushes"):
+        if of.difference or of.plot in (
+            "bubbles",
+            "distances",
+            "samples",
+            "sorted",
+            "gradient_norms",
+        ):
             continue
         for tier in of.tiers:
             if not started(of, tier):

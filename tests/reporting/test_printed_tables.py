@@ -30,7 +30,7 @@ def test_the_papers_own_shape(spec):
     ]
     assert (
         main.rows[1][1] == Cell("70.00 ± 1.00 (3)", "70.00 ± 0.60 C", "fair")
-        and main.rows[0][1].tone == "bad"
+        and main.rows[0][1].colour == "bad"
     )
     assert (
         judged.rows[0][3].startswith("contradicted, p")

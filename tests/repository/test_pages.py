@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import website
-from fedrepro.reporting.grids import TONES
+from fedrepro.reporting.grids import CELL_COLOURS
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.paper_page import at_chance, folded, heading_of, papers, specs_of
 from fedrepro.verdicts.claims import read_claims
@@ -298,7 +298,9 @@ def test_text_stands_out(mode):
     assert len(mine) >= 8
     for selector, colour in mine:
         grounds = (
-            [ground for ground, _ in TONES.values()] if "background" in selector else [PAPER[mode]]
+            [ground for ground, _ in CELL_COLOURS.values()]
+            if "background" in selector
+            else [PAPER[mode]]
         )
         assert min(contrast(colour, ground) for ground in grounds) >= 4.5, selector
     named = [s for s, rule in RULES if "color" in rule and not s.startswith(".quarto-")]
