@@ -174,8 +174,9 @@ def headline_sentences(h: Headline) -> str:
     elif h.tested:
         first += f" {where}: {gain_in_words(h)}."
     else:
+        there = where if h.alone else f"on {'; '.join(h.columns_run)}"
         first += (
-            f"{lacks}. Of its {h.comparisons} comparisons {h.compared} are run, {where}; the closest: "
+            f"{lacks}. Of its {h.comparisons} comparisons {h.compared} are run, {there}; the closest: "
             f"{gain_in_words(h)}."
         )
     return " ".join([first, *caveats(h)])

@@ -8,9 +8,9 @@ __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'CANNOT', 'NOT_TESTED', 'CLAIM_
            'best_within', 'first_round', 'Comparison', 'subtract', 'Claim', 'with_tuples', 'claim_tables',
            'listed_line', 'said_in', 'read_claim', 'read_claims', 'columns_at', 'rivals_of', 'rival_pairs', 'gain_over',
            'above', 'rounds_taken', 'fewer_rounds', 'joint', 'effect', 'reasons', 'testable', 'decisive_numbers',
-           'p_values', 'diverged_rows', 'missing', 'state_before_test', 'missing_at', 'examine_claim', 'settle',
-           'check_claim', 'claim_line', 'claim_lines', 'verdicts', 'Side', 'side', 'Headline', 'published_gain',
-           'processors_between', 'headline_of', 'headlines', 'paper_headline']
+           'p_values', 'diverged_rows', 'columns_run', 'missing', 'state_before_test', 'missing_at', 'examine_claim',
+           'settle', 'check_claim', 'claim_line', 'claim_lines', 'verdicts', 'Side', 'side', 'Headline',
+           'published_gain', 'processors_between', 'headline_of', 'headlines', 'paper_headline']
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #411548c9
 import math
@@ -473,14 +473,24 @@ def diverged_rows(claim: Claim, runs: StoredRuns) -> tuple[Reason, ...]:
     return tuple(found.values())
 
 
-def missing(lacks: list[Comparison], of: int) -> Reason:
-    "What is missing for the comparisons `lacks`, out of `of`"
+def columns_run(made: list[Comparison]) -> tuple[str, ...]:
+    "The columns in which comparisons are made"
+    return tuple(dict.fromkeys(c.between[2] for c in made))
+
+
+def missing(lacks: list[Comparison], made: list[Comparison], of: int) -> Reason:
+    "What is missing for the comparisons `lacks`, out of `of`: rows, or columns without a comparison"
     whys = list(dict.fromkeys(c.why for c in lacks if c.why))
     if not any(why.who for why in whys):
         return whys[0]
+    there = columns_run(made)
     names: dict[str, None] = {}
-    for why in whys:
-        names |= dict.fromkeys(why.who or (str(why.kind),))
+    for c in lacks:
+        column = c.between[2]
+        if column and column not in there:
+            names[column] = None
+        elif c.why:
+            names |= dict.fromkeys(c.why.who or (str(c.why.kind),))
     return Reason(Kind.LACKING, tuple(names), (len(lacks), of))
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #e2e402fc
@@ -512,7 +522,7 @@ def state_before_test(
         return "not judged", ()
     lacks = [c for c in found if not c.differences and not c.diverged]
     if lacks:
-        return CANNOT, (missing(lacks, len(found)),)
+        return CANNOT, (missing(lacks, made, len(found)),)
     if min(len(c.differences) for c in made) < 2:
         return CANNOT, (Reason(Kind.ONE_SEED),)
     tests = [paired_test(list(c.differences.values())) for c in made]
@@ -542,7 +552,7 @@ def examine_claim(claim: Claim, runs: StoredRuns) -> dict:
     why = reasons(found) if made or any(c.diverged for c in found) else ()
     state, lacks = state_before_test(claim, runs, found)
     return (
-        dict(comparisons=len(found), compared=len(made))
+        dict(comparisons=len(found), compared=len(made), columns_run=columns_run(made))
         | decisive_numbers(claim, made)
         | p_values(claim, made)
         | dict(reasons=why, state=state, lacks=lacks)
@@ -687,6 +697,7 @@ class Headline:
     source: str  # where the paper says so: "text 5.2"
     spec: str  # "fedccfa/table2"
     columns: tuple[str, ...]  # those of the claim
+    columns_run: tuple[str, ...]  # those with a comparison
     alone: bool  # whether that is the one column run, out of several of its table
     state: str  # one of CLAIM_WORDS
     lacks: tuple[Reason, ...]  # what is missing, where it cannot be tested yet
@@ -759,6 +770,7 @@ AS_IN_CLAIM = (
     "source",
     "spec",
     "columns",
+    "columns_run",
     "state",
     "lacks",
     "half",

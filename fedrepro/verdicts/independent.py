@@ -49,7 +49,7 @@ class Reason:
     "What is the case (`kind`), and of whom"
 
     kind: Kind
-    who: tuple[str, ...] = ()  # rows, or tables
+    who: tuple[str, ...] = ()  # rows, tables or columns
     seeds: tuple[int, int] | None = (
         None  # (how many, of how many); of LACKING: comparisons; None: all
     )

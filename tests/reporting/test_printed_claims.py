@@ -3,7 +3,8 @@
 import pytest
 import toy_board
 import toy_claims
-from toy_claims import claim, only, put
+from toy import written
+from toy_claims import CSV, RAW, claim, only, put
 
 from fedrepro.reporting.grids import shown
 from fedrepro.reporting.printed_claims import (
@@ -91,6 +92,16 @@ def test_a_headline_in_a_sentence(demo):
         "FedCCFA leads (text 1): supported on A: 74.97 against IFCA's 70.07, gain +4.90 [4.65, 5.15] over "
         "3 seeds, published +0.00. FedAvg diverged in 1 of 3 seeds and is compared over the others. Made up."
     )
+
+
+def test_a_headline_of_which_one_column_is_run_names_the_columns(demo):
+    "The one that its comparisons are from, and the other as what is missing, not the paper's own method"
+    b = {"label": "B", "published": {"column": "B"}, "source": "paper 1", "rounds": 5}
+    written(demo, RAW | dict(columns=[RAW["columns"][0], b]), "demo/t", CSV)
+    (demo / "demo/claims.toml").write_text(claim(headline='"FedCCFA leads"', columns='["A", "B"]'))
+    put(demo, FedAvg=[60.0, 60.4], FedCCFA=[75.0, 75.2], IFCA=[70.0, 70.4])
+    said = headline_sentences(paper_headline("demo", root=demo))
+    assert "cannot be tested yet: B is missing. Of its 4 comparisons 2 are run, on A; the" in said
 
 
 def test_a_paper_may_have_further_headlines(demo):
