@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['BEAT', 'PATIENCE', 'HANG', 'WATCHED', 'machine', 'start_time', 'me', 'gone', 'lease_of', 'holder', 'fingerprint',
-           'age', 'odd', 'void', 'held', 'whose', 'new', 'take_over', 'clear', 'take', 'Lost', 'Held', 'leases']
+           'age', 'odd', 'void', 'held', 'whose', 'create', 'new', 'take_over', 'clear', 'take', 'Lost', 'Held',
+           'leases']
 
 # %% ../../nbs/07_experiments/06_leases.ipynb #38cd38ad
-import json, os, platform, stat, tempfile, threading, time
+import json, os, platform, secrets, stat, tempfile, threading, time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -137,17 +138,34 @@ def whose(lease: Path) -> str:
     return f"{words[:80]}, last sign of life {when}, by {lease}"
 
 # %% ../../nbs/07_experiments/06_leases.ipynb #55b53552
-def new(path: Path):
-    "Make a file that is not there yet, with our name in it; raises OSError, FileExistsError when it is there"
+def create(path: Path, content: bytes):
+    "Make a file that is not there yet; raises OSError, FileExistsError when it is there"
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
-        os.write(handle, json.dumps(me()).encode())
-    except OSError:  # a full disk
+        os.write(handle, content)
+    except BaseException:  # a full disk, an interrupt
         with suppress(OSError):
             os.unlink(path)
         raise
     finally:
         os.close(handle)
+
+
+def new(path: Path):
+    "Make a lease that is not there yet, with our name from its first moment; raises OSError, FileExistsError"
+    name = json.dumps(me()).encode()
+    part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    try:
+        create(part, name)
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            create(path, name)
+    finally:
+        with suppress(OSError):
+            os.unlink(part)
 
 # %% ../../nbs/07_experiments/06_leases.ipynb #c9bf90eb
 def take_over(lease: Path) -> bool:

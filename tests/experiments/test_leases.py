@@ -229,6 +229,74 @@ def test_signs_of_life(tmp_path, monkeypatch):
     assert names(tmp_path) == []
 
 
+def at_each_line(look, work):
+    """Do `work()`, with `look()` before each line of leases.py that it executes
+
+    An interrupt at a line, or what others see when the process is killed there, is found by asking at all of them."""
+
+    def trace(frame, event, _):
+        if frame.f_code.co_filename != leases.__file__:
+            return None
+        if event == "line":
+            look()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return work()
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_lease_is_never_there_without_a_name(tmp_path, dead, stale):
+    "Whenever its process is killed, it stands in nobody's way"
+    path, lines = tmp_path / "a.jsonl", []
+    if stale:
+        lease_of(path).write_text(json.dumps(dead))
+
+    def look():
+        lines.append(holder(lease_of(path)))
+        assert lines[-1] or not lease_of(path).exists()
+
+    assert at_each_line(look, lambda: take(path)) and len(lines) > 10
+    assert holder(lease_of(path)) == me()
+
+
+def test_without_hard_links_a_lease_is_taken_as_well(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+
+    def link(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    with block([path]) as ours:
+        assert ours == {path} and holder(lease_of(path)) == me()
+        with block([path]) as theirs:
+            assert theirs == set()
+    assert names(tmp_path) == []
+
+
+def test_an_interrupt_at_any_line_leaves_no_lease(tmp_path):
+    path, lines = tmp_path / "a.jsonl", []
+    me()  # asks once what machine this is
+    whole = block([path])
+    at_each_line(lambda: lines.append(1), whole.__enter__)
+    assert holder(lease_of(path)) == me()
+    whole.__exit__(None, None, None)
+    for stop in range(len(lines)):
+        left = iter(lines[:stop])
+
+        def look():
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            at_each_line(look, block([path]).__enter__)
+        assert not lease_of(path).exists(), stop
+
+
 @pytest.mark.parametrize("step", ["open", "write"])
 def test_without_a_place_for_leases_the_work_goes_on(tmp_path, monkeypatch, step):
     def full(*_):
