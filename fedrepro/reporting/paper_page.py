@@ -219,11 +219,10 @@ def effect_sentence(measured: pd.DataFrame, entries: int) -> str:
 def claims_sentence(found: pd.DataFrame) -> str:
     "How many claims a paper's text makes, and what the runs say of them"
     count = Counter(found.state)
-    yes, no = count["supported"], count["contradicted"]
-    still_open = len(found) - yes - no
-    return (
-        f"Claims in its text: {len(found)}; {yes} supported, {no} contradicted, {still_open} open."
-    )
+    tested = []
+    for state in ("supported", "contradicted", "undecided"):
+        tested.append(f"{count.pop(state, 0)} {state}")
+    return f"Claims in its text: {len(found)}; {', '.join(tested)}, {count.total()} not tested yet."
 
 
 def reduced_in_words(paper: str, results=None, root=None) -> str:

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['HOW', 'WIDE', 'HEADINGS', 'NOTE', 'lack_in_words', 'lacks_in_words', 'state_in_words', 'interval', 'verdict_in_words',
            'claim_grid', 'claim_grids', 'claims_in_words', 'caveats', 'side_in_words', 'gain_in_words',
-           'headline_sentences', 'claims_sheet', 'missing_lines', 'blank', 'papers_across', 'speed_in_words',
-           'board_sheet']
+           'signs_in_words', 'closest_in_words', 'headline_sentences', 'claims_sheet', 'missing_lines', 'blank',
+           'papers_across', 'speed_in_words', 'board_sheet']
 
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #8646c98d
 import math
@@ -162,6 +162,23 @@ def gain_in_words(h: Headline) -> str:
     return words
 
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #21b3a6d3
+def signs_in_words(h: Headline) -> str:
+    "'in 5 of 12 comparisons the 95 % interval of the gain lies above 0, in none below; '; empty for one, or one seed"
+    if h.compared < 2 or math.isnan(h.half):
+        return ""
+    behind = h.behind or "none"
+    return (
+        f"in {h.ahead} of {h.compared} comparisons the 95 % interval of the gain lies above 0, "
+        f"in {behind} below; "
+    )
+
+
+def closest_in_words(h: Headline) -> str:
+    "The comparison that decides, with its column where several are run: 'the closest, on MNIST, D1: 98.39 against ...'"
+    column = f", on {h.closest_column}" if len(h.columns_run) > 1 else ""
+    return f"the closest{column}: {gain_in_words(h)}"
+
+# %% ../../nbs/09_reporting/03_printed_claims.ipynb #5199b7ca
 def headline_sentences(h: Headline) -> str:
     "One or two sentences that a reader can quote: claim, word, setting, numbers; then what limits them"
     columns = "; ".join(h.columns)
@@ -171,13 +188,15 @@ def headline_sentences(h: Headline) -> str:
     first = f"{h.claim} ({h.source}): {word}"
     if h.ours is None:
         first += f"{lacks} ({columns})."
-    elif h.tested:
+    elif h.tested and h.compared == 1:
         first += f" {where}: {gain_in_words(h)}."
+    elif h.tested:
+        first += f" {where}: {signs_in_words(h)}{closest_in_words(h)}."
     else:
         there = where if h.alone else f"on {'; '.join(h.columns_run)}"
         first += (
-            f"{lacks}. Of its {h.comparisons} comparisons {h.compared} are run, {there}; the closest: "
-            f"{gain_in_words(h)}."
+            f"{lacks}. Of its {h.comparisons} comparisons {h.compared} are run, {there}; "
+            f"{signs_in_words(h)}{closest_in_words(h)}."
         )
     return " ".join([first, *caveats(h)])
 

@@ -8,9 +8,9 @@ __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'CANNOT', 'NOT_TESTED', 'CLAIM_
            'best_within', 'first_round', 'Comparison', 'subtract', 'Claim', 'with_tuples', 'claim_tables',
            'listed_line', 'said_in', 'read_claim', 'read_claims', 'columns_at', 'rivals_of', 'rival_pairs', 'gain_over',
            'above', 'rounds_taken', 'fewer_rounds', 'joint', 'effect', 'reasons', 'testable', 'decisive_numbers',
-           'p_values', 'diverged_rows', 'columns_run', 'missing', 'state_before_test', 'missing_at', 'examine_claim',
-           'settle', 'check_claim', 'claim_line', 'claim_lines', 'verdicts', 'Side', 'side', 'Headline',
-           'published_gain', 'processors_between', 'headline_of', 'headlines', 'paper_headline']
+           'clear_signs', 'p_values', 'diverged_rows', 'columns_run', 'missing', 'state_before_test', 'missing_at',
+           'examine_claim', 'settle', 'check_claim', 'claim_line', 'claim_lines', 'verdicts', 'Side', 'side',
+           'Headline', 'published_gain', 'processors_between', 'headline_of', 'headlines', 'paper_headline']
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #411548c9
 import math
@@ -448,7 +448,22 @@ def decisive_numbers(claim: Claim, made: list[Comparison]) -> dict:
         theirs=tuple(chosen.theirs.values()),
     )
 
+# %% ../../nbs/08_verdicts/04_claims.ipynb #78e5bd34
+def clear_signs(made: list[Comparison]) -> dict:
+    "How many comparisons have the 95 % t interval of their mean difference above 0 (`ahead`), and below it (`behind`)"
+    ahead = 0
+    behind = 0
+    for c in made:
+        differences = list(c.differences.values())
+        mean, _ = mean_std(differences)
+        half = half_width(differences)
+        if mean - half > 0:  # nan, of one seed, is neither
+            ahead += 1
+        elif mean + half < 0:
+            behind += 1
+    return dict(ahead=ahead, behind=behind)
 
+# %% ../../nbs/08_verdicts/04_claims.ipynb #f3820024
 def p_values(claim: Claim, made: list[Comparison]) -> dict:
     "p of a claim in its direction and in the opposite one; nan where a comparison cannot be tested"
     tests = [paired_test(list(c.differences.values())) for c in made]
@@ -554,6 +569,7 @@ def examine_claim(claim: Claim, runs: StoredRuns) -> dict:
     return (
         dict(comparisons=len(found), compared=len(made), columns_run=columns_run(made))
         | decisive_numbers(claim, made)
+        | clear_signs(made)
         | p_values(claim, made)
         | dict(reasons=why, state=state, lacks=lacks)
     )
@@ -712,6 +728,9 @@ class Headline:
     p: float  # after Holm's correction, of the word in `state`; nan: not tested
     compared: int  # comparisons that are run
     comparisons: int  # that the claim needs
+    ahead: int  # of those that are run: with the 95 % interval of the gain above 0
+    behind: int  # with the interval below 0
+    closest_column: str  # of the comparison that decides; "": nothing is run
     reasons: tuple[Reason, ...]  # why comparisons lack seeds
     cpus: tuple[str, ...]  # the processors of the runs in the comparison that decides
     caveat: str  # what the claim leaves out, as a sentence of its file
@@ -777,6 +796,8 @@ AS_IN_CLAIM = (
     "unit",
     "compared",
     "comparisons",
+    "ahead",
+    "behind",
     "reasons",
     "caveat",
 )  # of a Headline: as in its line of `claim_lines`
@@ -786,11 +807,12 @@ def headline_of(line: dict, results: str | Path | None, root: str | Path | None)
     "The headline that a line of `claim_lines` is"
     spec = load_spec(line["spec"], root)
     there = {planned.column for planned, _ in stored_runs(spec, "paper", results)}
-    row, rival, _ = line["between"]
+    row, rival, column = line["between"]
     p = {"supported": line["p_holm"], "contradicted": line["p_opposite_holm"]}
     return Headline(
         **{name: line[name] for name in AS_IN_CLAIM},
         claim=line["headline"],
+        closest_column=column,
         alone=there == set(line["columns"]) and len(there) == 1 < len(spec.columns),
         ours=side(row, line["mine"]),
         theirs=side(rival, line["theirs"]),

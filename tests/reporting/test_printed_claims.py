@@ -1,11 +1,13 @@
 "Claims, headlines and the scoreboard in words, in every format"
 
 import pytest
+import toy
 import toy_board
 import toy_claims
 from toy import written
 from toy_claims import CSV, RAW, claim, only, put
 
+from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.grids import shown
 from fedrepro.reporting.printed_claims import (
     board_sheet,
@@ -89,8 +91,8 @@ def test_a_headline_in_a_sentence(demo):
     put(demo, IFCA=[70.0, 70.4, 69.8])
     found = paper_headline("demo", root=demo)
     assert headline_sentences(found) == (
-        "FedCCFA leads (text 1): supported on A: 74.97 against IFCA's 70.07, gain +4.90 [4.65, 5.15] over "
-        "3 seeds, published +0.00. FedAvg diverged in 1 of 3 seeds and is compared over the others. Made up."
+        "FedCCFA leads (text 1): supported on A: in 2 of 2 comparisons the 95 % interval of the gain lies above "
+        "0, in none below; the closest: 74.97 against IFCA's 70.07, gain +4.90 [4.65, 5.15] over 3 seeds, published +0.00. FedAvg diverged in 1 of 3 seeds and is compared over the others. Made up."
     )
 
 
@@ -101,7 +103,26 @@ def test_a_headline_of_which_one_column_is_run_names_the_columns(demo):
     (demo / "demo/claims.toml").write_text(claim(headline='"FedCCFA leads"', columns='["A", "B"]'))
     put(demo, FedAvg=[60.0, 60.4], FedCCFA=[75.0, 75.2], IFCA=[70.0, 70.4])
     said = headline_sentences(paper_headline("demo", root=demo))
-    assert "cannot be tested yet: B is missing. Of its 4 comparisons 2 are run, on A; the" in said
+    assert (
+        "cannot be tested yet: B is missing. Of its 4 comparisons 2 are run, on A; in 2 of 2"
+        in said
+    )
+    spec = load_spec("demo/t", demo)
+    for row, value in dict(FedAvg=60.0, FedCCFA=65.0, IFCA=70.0).items():
+        ends = (value, value + (0.2 if row == "FedCCFA" else 0.4))
+        toy.put(spec, "paper", row, [[end] * 5 for end in ends], "B")
+    said = headline_sentences(paper_headline("demo", root=demo))
+    assert (
+        "contradicted on A; B: in 3 of 4 comparisons the 95 % interval of the gain lies above 0, in 1 below; "
+        "the closest, on B: 65.10 against IFCA's 70.20"
+    ) in said
+
+
+def test_one_seed_says_nothing_of_intervals(demo):
+    (demo / "demo/claims.toml").write_text(claim(headline='"FedCCFA leads"'))
+    put(demo, FedCCFA=[90.0], FedAvg=[50.0], IFCA=[60.0])
+    said = headline_sentences(paper_headline("demo", root=demo))
+    assert "one seed. Of its 2 comparisons 2 are run, on A; the closest: 90.00" in said
 
 
 def test_a_paper_may_have_further_headlines(demo):
