@@ -66,16 +66,19 @@ def test_no_page_promises_more_than_is_tested():
 
 
 def apart(text, printed):
-    "Whether a text about float32 says the largest difference that its page prints"
+    "Whether what a text says of accuracies in float32 holds for the largest difference that its page prints"
     far = re.search(
         r"order of sums, float32\s+([\d.]+)", printed.split("accuracy apart at most (points)")[-1]
     )
-    return bool(far) and f"apart by {far[1]} points at most" in " ".join(text.split())
+    said = re.search(r"accuracies stay less than ([\d.]+) points apart", " ".join(text.split()))
+    return bool(far and said) and float(far[1]) < float(said[1])
 
 
 def test_the_same_bits_page_says_how_far_accuracies_are_apart():
+    "How far depends on the processor, so it is a bound"
     text, printed = page("10_checks/02_same_bits")
-    assert apart(text, printed) and not apart(text.replace("0.56 points", "0.00 points"), printed)
+    assert apart(text, printed)
+    assert not apart(text.replace("less than 2 points", "less than 0.1 points"), printed)
 
 
 def test_the_page_on_speed_says_how_evaluation_cuts_its_images():
