@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HOW', 'WIDE', 'HEADINGS', 'NOTE', 'lack_in_words', 'lacks_in_words', 'state_in_words', 'interval', 'verdict_in_words',
            'claim_grid', 'claim_grids', 'claims_in_words', 'caveats', 'side_in_words', 'gain_in_words',
-           'signs_in_words', 'closest_in_words', 'headline_sentences', 'claims_sheet', 'missing_lines', 'blank',
+           'signs_in_words', 'deciding_in_words', 'headline_sentences', 'claims_sheet', 'missing_lines', 'blank',
            'papers_across', 'speed_in_words', 'board_sheet']
 
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #8646c98d
@@ -173,10 +173,10 @@ def signs_in_words(h: Headline) -> str:
     )
 
 
-def closest_in_words(h: Headline) -> str:
-    "The comparison that decides, with its column where several are run: 'the closest, on MNIST, D1: 98.39 against ...'"
-    column = f", on {h.closest_column}" if len(h.columns_run) > 1 else ""
-    return f"the closest{column}: {gain_in_words(h)}"
+def deciding_in_words(h: Headline) -> str:
+    "The comparison that decides, with its column where several are run: 'the smallest gain, on MNIST, D1: 98.39 ...'"
+    column = f", on {h.deciding_column}" if len(h.columns_run) > 1 else ""
+    return f"the smallest gain{column}: {gain_in_words(h)}"
 
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #5199b7ca
 def headline_sentences(h: Headline) -> str:
@@ -191,12 +191,12 @@ def headline_sentences(h: Headline) -> str:
     elif h.tested and h.compared == 1:
         first += f" {where}: {gain_in_words(h)}."
     elif h.tested:
-        first += f" {where}: {signs_in_words(h)}{closest_in_words(h)}."
+        first += f" {where}: {signs_in_words(h)}{deciding_in_words(h)}."
     else:
         there = where if h.alone else f"on {'; '.join(h.columns_run)}"
         first += (
             f"{lacks}. Of its {h.comparisons} comparisons {h.compared} are run, {there}; "
-            f"{signs_in_words(h)}{closest_in_words(h)}."
+            f"{signs_in_words(h)}{deciding_in_words(h)}."
         )
     return " ".join([first, *caveats(h)])
 

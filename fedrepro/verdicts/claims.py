@@ -730,7 +730,7 @@ class Headline:
     comparisons: int  # that the claim needs
     ahead: int  # of those that are run: with the 95 % interval of the gain above 0
     behind: int  # with the interval below 0
-    closest_column: str  # of the comparison that decides; "": nothing is run
+    deciding_column: str  # of the comparison that decides; "": nothing is run
     reasons: tuple[Reason, ...]  # why comparisons lack seeds
     cpus: tuple[str, ...]  # the processors of the runs in the comparison that decides
     caveat: str  # what the claim leaves out, as a sentence of its file
@@ -812,7 +812,7 @@ def headline_of(line: dict, results: str | Path | None, root: str | Path | None)
     return Headline(
         **{name: line[name] for name in AS_IN_CLAIM},
         claim=line["headline"],
-        closest_column=column,
+        deciding_column=column,
         alone=there == set(line["columns"]) and len(there) == 1 < len(spec.columns),
         ours=side(row, line["mine"]),
         theirs=side(rival, line["theirs"]),

@@ -92,7 +92,7 @@ def test_a_headline_in_a_sentence(demo):
     found = paper_headline("demo", root=demo)
     assert headline_sentences(found) == (
         "FedCCFA leads (text 1): supported on A: in 2 of 2 comparisons the 95 % interval of the gain lies above "
-        "0, in none below; the closest: 74.97 against IFCA's 70.07, gain +4.90 [4.65, 5.15] over 3 seeds, published +0.00. FedAvg diverged in 1 of 3 seeds and is compared over the others. Made up."
+        "0, in none below; the smallest gain: 74.97 against IFCA's 70.07, gain +4.90 [4.65, 5.15] over 3 seeds, published +0.00. FedAvg diverged in 1 of 3 seeds and is compared over the others. Made up."
     )
 
 
@@ -114,7 +114,7 @@ def test_a_headline_of_which_one_column_is_run_names_the_columns(demo):
     said = headline_sentences(paper_headline("demo", root=demo))
     assert (
         "contradicted on A; B: in 3 of 4 comparisons the 95 % interval of the gain lies above 0, in 1 below; "
-        "the closest, on B: 65.10 against IFCA's 70.20"
+        "the smallest gain, on B: 65.10 against IFCA's 70.20"
     ) in said
 
 
@@ -122,7 +122,7 @@ def test_one_seed_says_nothing_of_intervals(demo):
     (demo / "demo/claims.toml").write_text(claim(headline='"FedCCFA leads"'))
     put(demo, FedCCFA=[90.0], FedAvg=[50.0], IFCA=[60.0])
     said = headline_sentences(paper_headline("demo", root=demo))
-    assert "one seed. Of its 2 comparisons 2 are run, on A; the closest: 90.00" in said
+    assert "one seed. Of its 2 comparisons 2 are run, on A; the smallest gain: 90.00" in said
 
 
 def test_a_paper_may_have_further_headlines(demo):
