@@ -152,10 +152,12 @@ def gain_in_words(h: Headline) -> str:
     if h.ours is None:
         return ""
     words = f"{h.ours.mean:.2f}"
+    if h.unit != "points":
+        words += f" {h.unit}"
     if h.theirs:
         words += f" against {h.theirs.name}'s {h.theirs.mean:.2f}, gain"
     else:
-        words += ", against the stated value"
+        words += f" against the stated {h.stated:.2f}, difference"
     words += f" {with_ends(h.gain, h.half)} over {h.ours.n} seed{'s' * (h.ours.n != 1)}"
     if h.theirs and not math.isnan(h.published):
         words += f", published {h.published:+.2f}"

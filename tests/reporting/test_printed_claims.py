@@ -137,6 +137,50 @@ def test_a_paper_may_have_further_headlines(demo):
     assert all(f"{h.claim} (" in " ".join(sheet.split()) for h in found)
 
 
+def test_a_headline_that_states_a_value_names_it(demo):
+    "round 2: 74, 74.2 and 73.7, so 73.97 - 80 = -6.03 ± 4.3027 * 0.2517 / sqrt(3) = 0.63"
+    line = "Demo,Fig5,FedCCFA,A,s,accuracy_pct at round 2,80.0,,"
+    header = "paper,table,method,dataset,setting,metric,mean,std,note"
+    (demo / "claims.csv").write_text(f"{header}\n{line}\n")
+    (demo / "demo/claims.toml").write_text(
+        """
+        [[claim]]
+        listed = {paper = "Demo"}
+        headline = "FedCCFA has 80"
+        kind = "at round"
+        spec = "demo/t"
+        rows = ["FedCCFA"]
+        columns = ["A"]
+        rounds = 2
+        """
+    )
+    put(demo, FedCCFA=[75.0, 75.2, 74.7])
+    assert headline_sentences(paper_headline("demo", root=demo)) == (
+        "FedCCFA has 80 (Figure 5): contradicted on A: 73.97 against the stated 80.00, "
+        "difference -6.03 [-6.66, -5.41] over 3 seeds."
+    )
+
+
+def test_a_headline_about_rounds_counts_each_side_s_own(demo):
+    "FedAvg ends at 70; FedCCFA is there in rounds 2, 3 and 2, IFCA in 5, 5 and 4: 3, 2 and 2 later"
+    text = claim(
+        headline='"FedCCFA is fastest"',
+        kind='"fewer rounds"',
+        against='["FedAvg"]',
+        unit='"rounds"',
+    )
+    (demo / "demo/claims.toml").write_text(text)
+    spec = load_spec("demo/t", demo)
+    late = [40, 50, 60, 65, 69, 70]
+    toy.put(spec, "paper", "FedAvg", [late] * 3, "A")
+    rounds = {"FedCCFA": (2, 3, 2), "IFCA": (5, 5, 4)}
+    for row, first in rounds.items():
+        toy.put(spec, "paper", row, [[50.0] * (r - 1) + [71.0] * (7 - r) for r in first], "A")
+    assert headline_sentences(paper_headline("demo", root=demo)).endswith(
+        "; the smallest gain: 2.33 rounds against IFCA's 4.67, gain +2.33 [0.90, 3.77] over 3 seeds."
+    )
+
+
 # --- the scoreboard
 
 

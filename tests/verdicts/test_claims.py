@@ -288,6 +288,10 @@ def test_fewer_rounds_to_the_references_last_accuracy(demo):
         "FedAvg, A": {4.0},
         "IFCA, A": {5.0},
     }
+    assert {(*c.between, c.mine[0], c.theirs[0]) for c in found} == {
+        ("FedCCFA", "FedAvg", "A", 2.0, 6.0),
+        ("FedCCFA", "IFCA", "A", 2.0, 7.0),
+    }
     examined = examine_claim(claim, load_stored_runs(spec, "paper"))
     assert (examined["state"], examined["lacks"]) == (CANNOT, (Reason(Kind.NO_SPREAD),))
 
