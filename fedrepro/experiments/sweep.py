@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['SweepStep', 'chosen_specs', 'accepted_names', 'read_step', 'read_order', 'SweepPart', 'plan_steps', 'runs_with_seeds',
-           'everything', 'budget', 'compute_part', 'sweep', 'mean_seconds', 'pace', 'outlook']
+           'everything', 'budget', 'compute_part', 'without_pauses', 'sweep', 'mean_seconds', 'pace', 'outlook']
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #24d03805
 import re, time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from ..core.errors import InputError, choice, say, short
@@ -180,7 +180,7 @@ def budget(text: str) -> float:
 def compute_part(
     part: SweepPart, name: str, whole: SweepReport, until: float, quiet: bool, options: dict
 ):
-    "Compute what is missing of a part of the step `name`, and enter in `whole` what became of it"
+    "Compute what is missing of a part, of the steps `name`, and enter in `whole` what became of it"
     missing = {r.run_id: r for r in part.missing}
     for r in part.runs:
         if r.run_id not in missing:
@@ -203,17 +203,37 @@ def compute_part(
     whole.add(report)
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #7c9c0c56
+def without_pauses(planned: list[list[SweepPart]]) -> list[tuple[str, SweepPart]]:
+    "The parts of all steps in their order, with the names of their steps; neighbours of one folder and data set are one"
+    joined: list[SweepPart] = []
+    steps: list[list[int]] = []
+    for i, parts in enumerate(planned, 1):
+        for part in parts:
+            if joined and (joined[-1].folder, joined[-1].data) == (part.folder, part.data):
+                joined[-1].runs += part.runs
+                steps[-1].append(i)
+            else:
+                joined.append(replace(part, runs=part.runs.copy()))
+                steps.append([i])
+    named = []
+    for part, numbers in zip(joined, steps):
+        name = f"step {numbers[0]}"
+        if len(numbers) > 1:
+            name = f"steps {numbers[0]} to {numbers[-1]}"
+        named.append((name, part))
+    return named
+
+
 def sweep(
     planned: list[list[SweepPart]], seconds: float | None = None, quiet: bool = False, **options
 ) -> SweepReport:
-    "Compute what is missing, step by step, for at most `seconds`; `options` are arguments of `runner.compute_runs`"
+    "Compute what is missing, in order, for at most `seconds`; `options` are arguments of `runner.compute_runs`"
     until = float("inf") if seconds is None else time.time() + seconds
     whole = SweepReport()
-    for i, parts in enumerate(planned, 1):
-        for part in parts:
-            compute_part(part, f"step {i}", whole, until, quiet, options)
-            if whole.interrupted:
-                return whole
+    for name, part in without_pauses(planned):
+        compute_part(part, name, whole, until, quiet, options)
+        if whole.interrupted:
+            return whole
     return whole
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #21dad889
