@@ -418,7 +418,8 @@ def compare(
     `alpha`: Dirichlet concentration, None = IID; `drift` at `drift_round` (default: half way);
     `participation` in (0, 1]; `seeds`: how many, or which; `lr` to `clip_norm`: the local optimiser of every row that
     is not given one of its own; None: that of the row's class if it has one, else COMMON; `name` of the file; `folder`
-    keeps spec and runs: what is finished is never computed again; `workers`: processes; `log`: loggers, or
+    keeps spec and runs: what is finished is never computed again; `workers`: processes, which
+    import the script that asks for them: keep this call below `if __name__ == "__main__":` there; `log`: loggers, or
     texts like tensorboard:DIR."""
     load_methods()  # the files of --import may bring data sets too
     optimiser = dict(lr=lr, momentum=momentum, weight_decay=weight_decay)

@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import time
 
@@ -244,6 +245,33 @@ def test_a_worker_that_does_not_start_holds_up_nobody():
             for i, kind, content in workers.work([dumps((pow, (2, n))) for n in range(4)])
         )
     assert heard == [(n, "done", 2**n) for n in range(4)]
+
+
+SCRIPT = """
+from fedrepro.executors.processes import Workers, dumps
+print("once more")
+{guard}:
+    with Workers(2, lambda number: dumps((int, ()))) as workers:
+        print(*workers.work([dumps((pow, (2, 3)))]))
+"""
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_script_may_start_workers_where_they_do_not_import_it(tmp_path, guarded):
+    "Else it is refused in a line, by the first worker, and not started again and again"
+    script = tmp_path / "mine.py"
+    guard = 'if __name__ == "__main__"' if guarded else "if True"
+    script.write_text(SCRIPT.format(guard=guard))
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert ended.stdout.count("once more") == 2
+    if guarded:
+        assert ended.returncode == 0 and "(0, 'done', 8)" in ended.stdout
+        return
+    assert ended.returncode == 1 and "bootstrapping" not in ended.stderr
+    assert ended.stderr.splitlines()[-1].endswith(
+        f"InputError: {script}: it starts worker processes, which import it and would start more; "
+        'put what it runs under if __name__ == "__main__":'
+    )
 
 
 def test_no_more_processes_can_be_started(monkeypatch):
