@@ -28,7 +28,7 @@ from fedrepro.checks.harness import (
     play,
     tiny,
 )
-from ..core.errors import InputError
+from ..core.errors import InputError, instance
 from ..core.trees import nbytes
 from ..engine.checkpoints import load_snapshot, save_snapshot
 from ..engine.client import ChangedInPlace, Client, client_round
@@ -451,7 +451,8 @@ def examine(method: type, federation: Federation | None = None, **settings) -> C
         inspect.signature(method).bind(**given)
     except TypeError as e:
         raise InputError(f"{method.__name__} cannot be made: {e}") from e
-    used = federation or tiny()
+    used = tiny() if federation is None else federation
+    instance("check: federation", used, Federation, "Federation(data, net, partition)")
     # copies of its data: a method that writes into them changes no other check
     used = replace(used, data=replace(used.data, **copied(used.data.tensors)))
     case = Case(method(**given), suited(method, used))

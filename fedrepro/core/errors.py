@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['PACKAGE_FOLDER', 'LIBRARY', 'InputError', 'UnknownName', 'Damaged', 'Foreign', 'say', 'short', 'choice', 'require',
-           'span', 'number', 'listed', 'is_own', 'own_line', 'brief']
+           'span', 'number', 'instance', 'as_path', 'listed', 'is_own', 'own_line', 'brief']
 
 # %% ../../nbs/01_core/00_errors.ipynb #6cd03a1f
-import difflib, math, re, sys, sysconfig, traceback
+import difflib, math, os, re, sys, sysconfig, traceback
 from contextlib import suppress
 from itertools import accumulate
 from numbers import Integral, Real
@@ -108,6 +108,23 @@ def number(name: str, value, low, high=math.inf, kind=float, but=None):
         return kind(value)
     what = "a whole number" if kind is int else "a number"
     raise InputError(f"{name}: expected {what} {span(low, high, but)}, got {short(value)}")
+
+# %% ../../nbs/01_core/00_errors.ipynb #c9d7375b
+def instance(name: str, value, kind: type, how: str):
+    "`value`; raises InputError unless it is an object of the class `kind`; `how` one comes about"
+    if isinstance(value, kind):
+        return value
+    got = short(value)
+    if isinstance(value, type) and issubclass(value, kind):
+        got = f"the class {value.__name__}, not an object of it"
+    raise InputError(f"{name}: expected a {kind.__name__} ({how}), got {got}")
+
+
+def as_path(value, name: str) -> Path:
+    "`value` as a Path; raises InputError unless it is a text or a path"
+    if isinstance(value, (str, os.PathLike)):
+        return Path(value)
+    raise InputError(f"{name}: expected a path, got {short(value)}")
 
 
 def listed(values, name: str) -> tuple:

@@ -9,7 +9,7 @@ __all__ = ['PACKAGE', 'INSTALLED', 'PROJECT', 'roots', 'paper_folders', 'paper_f
 import os
 from pathlib import Path
 import fedrepro
-from .errors import InputError
+from .errors import InputError, as_path
 
 # %% ../../nbs/01_core/03_folders.ipynb #db97ebb1
 PACKAGE = Path(fedrepro.__file__).resolve().parent
@@ -26,7 +26,9 @@ def roots() -> list[Path]:
 
 def paper_folders(root: str | Path | None = None) -> list[Path]:
     "`root` alone, or the folders `papers` of the working folder and of the package"
-    return [r / "papers" for r in roots()] if root is None else [Path(root)]
+    if root is not None:
+        return [as_path(root, "folder of papers")]
+    return [r / "papers" for r in roots()]
 
 
 def paper_files(pattern: str, root: str | Path | None = None) -> dict[str, Path]:
@@ -51,7 +53,8 @@ def find_specs(root: str | Path | None = None) -> dict[str, Path]:
 # %% ../../nbs/01_core/03_folders.ipynb #07cc72da
 def data_dir(data: str | Path | None = None) -> Path:
     "The data folder: `data` (the option --data), else $FEDREPRO_DATA, else ~/.cache/fedrepro/data; raises InputError"
-    asked = Path(data or os.environ.get("FEDREPRO_DATA") or "~/.cache/fedrepro/data")
+    usual = os.environ.get("FEDREPRO_DATA") or "~/.cache/fedrepro/data"
+    asked = as_path(usual if data in (None, "") else data, "data folder")
     try:
         return asked.expanduser()
     except RuntimeError:

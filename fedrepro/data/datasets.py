@@ -350,6 +350,8 @@ class Dataset:
 
     def to(self, device) -> "Dataset":
         "The same data on `device` (groups stay); raises InputError if that cannot be used"
+        if not isinstance(device, (str, torch.device)):
+            raise InputError(f"device {short(device)}: expected a text, like 'cpu' or 'cuda'")
         try:
             moved: dict = {n: t.to(device) for n, t in self.tensors.items()}
         except (RuntimeError, AssertionError) as e:
@@ -818,7 +820,8 @@ def load(
 
     `download` gets missing files. Raises InputError: unknown name, missing or damaged files, unusable device."""
     read = _reader(name)
-    recipe = recipe if isinstance(recipe, Recipe) else recipe_for(recipe or "plain", name)
+    if not isinstance(recipe, Recipe):
+        recipe = recipe_for("plain" if recipe is None else recipe, name)
     if isinstance(read, Source):
         root = data_dir(data)
         if download:
@@ -902,7 +905,7 @@ def stand_in(name: str, data=None, recipe: str | None = None, device="cpu") -> D
         parts[f"{part}_x"] = image.expand(n, *card.shape)
         parts[f"{part}_y"] = torch.arange(n) % card.classes
     names = source.class_names or tuple(map(str, range(card.classes)))
-    own = recipe_for(recipe or "plain", name)
+    own = recipe_for("plain" if recipe is None else recipe, name)
     if not own.mean:
         own = replace(own, **pixel_statistics(image))  # type: ignore[arg-type]
     return Dataset(name, **parts, class_names=names, recipe=own).to(device)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 import numpy as np
 import torch
-from torch import Tensor
-from ..core.errors import InputError, choice, number
+from torch import Tensor, nn
+from ..core.errors import InputError, choice, instance, number, require, short
 from ..core.trees import Tree, zeros_like
 from ..data.concept_drift import DriftSchedule
 from ..data.datasets import Dataset
@@ -67,6 +67,15 @@ COHORTS = ("uniform", "fedccfa-code")  # how a round's participants are drawn
 MAPS = 8  # rounds of which a federation remembers the label maps
 
 
+def _are_labels(labels, data: Dataset) -> bool:
+    "Whether `labels` are a class number for each training sample of `data`"
+    if not isinstance(labels, Tensor) or labels.shape != data.train_y.shape:
+        return False
+    if labels.dtype is torch.bool or labels.is_floating_point() or labels.is_complex():
+        return False
+    return 0 <= int(labels.min()) and int(labels.max()) < data.classes
+
+# %% ../../nbs/04_engine/02_federation.ipynb #56831269
 @dataclass(frozen=True, eq=False)
 class Federation:
     "Everything an experiment fixes before a method is chosen"
@@ -86,9 +95,14 @@ class Federation:
     )
 
     def __post_init__(self):
+        self._check_kinds()
+        if isinstance(self.data, Dataset):
+            self._check_samples()
         number("participation", self.participation, 0, 1, but=0)
         if isinstance(self.cohorts, str) and self.cohorts != COHORTS[1]:
             raise InputError(f"cohorts {self.cohorts!r}: expected a seed, None or {COHORTS[1]!r}")
+        if self.cohorts is not None and not isinstance(self.cohorts, str):
+            number("cohorts", self.cohorts, 0, kind=int)
         if isinstance(self.net, BF16Net) and self.dtype is not torch.float32:
             raise InputError(
                 f"precision bf16: needs float32 parameters, not {str(self.dtype).removeprefix('torch.')}"
@@ -103,8 +117,50 @@ class Federation:
                 f"client {empty[0]} ({len(empty)} of {self.clients} in all) has no training sample: "
                 "every client needs at least one"
             )
-        if isinstance(self.net, Net) and isinstance(self.data, Dataset):
+        if isinstance(self.data, Dataset) and isinstance(self.net, Net):
             self._try_network()
+
+    def _check_kinds(self):
+        "Raises InputError for a part that is something else; what has the attributes of one will do"
+        if not hasattr(self.data, "train_x"):
+            instance("Federation: data", self.data, Dataset, "`load(name)` gives one")
+        if isinstance(self.net, nn.Module) or not hasattr(self.net, "classes"):
+            own = "a module of your own: a function under @architecture returns Network(body, head)"
+            instance("Federation: net", self.net, Net, f"`network(name)` gives one; {own}")
+        if not hasattr(self.partition, "train"):
+            how = (
+                "`partition(recipe, labels, clients=...)` gives one; of your own: Partition(lists)"
+            )
+            instance("Federation: partition", self.partition, Partition, how)
+        if self.drift is not None and not hasattr(self.drift, "label_maps"):
+            how = "`drift(name, clients=..., classes=...)` gives one"
+            instance("Federation: drift", self.drift, DriftSchedule, how)
+        number("Federation: seed", self.seed, 0, kind=int)
+        require(
+            isinstance(self.dtype, torch.dtype) and self.dtype in (torch.float32, torch.float64),
+            f"Federation: dtype: expected torch.float32 or torch.float64, got {short(self.dtype)}",
+        )
+
+    def _check_samples(self):
+        "Raises InputError where partition, labels or drift are not of this data set"
+        data = self.data
+        for part in ("train", "test"):
+            lists = getattr(self.partition, part) or ()
+            last = max((int(rows.max()) for rows in lists if len(rows)), default=-1)
+            there = len(getattr(data, f"{part}_y"))
+            require(
+                last < there,
+                f"Federation: partition: its {part} samples go up to {last}, but {data.name} has {there}",
+            )
+        if isinstance(self.drift, DriftSchedule) and self.drift.classes < data.classes:
+            raise InputError(
+                f"drift schedule for {self.drift.classes} classes, but {data.name} has {data.classes}"
+            )
+        if self.labels is not None and not _are_labels(self.labels, data):
+            raise InputError(
+                f"Federation: labels: expected a tensor ({len(data.train_y)},) of whole numbers below "
+                f"{data.classes}, got {short(self.labels)}"
+            )
 
     def _try_network(self):
         "Raises InputError where the network does not fit the data, or cannot be trained"

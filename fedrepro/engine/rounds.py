@@ -5,16 +5,17 @@
 # %% auto #0
 __all__ = ['STATE_LIMIT', 'Snapshot', 'sequential', 'park_states', 'begin', 'with_frozen', 'refuse_params', 'refuse_uploads',
            'aggregated', 'OpenRound', 'ask', 'open_round', 'refuse_cohort', 'in_numbers', 'cohort_loss', 'close_round',
-           'next_round', 'History', 'Callback', 'AfterRound', 'is_due', 'note_round', 'run']
+           'next_round', 'History', 'Callback', 'AfterRound', 'is_due', 'note_round', 'refuse_settings', 'takes_four',
+           'refuse_followers', 'refuse_start', 'run']
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #bf04f3f5
-import math
+import inspect, math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 import torch
 from torch import Tensor
-from ..core.errors import InputError, short
+from ..core.errors import InputError, choice, instance, listed, number, require, short
 from ..core.trees import Tree, moved, nbytes
 from .client import ChangedInPlace, Client, client_rounds, version_counters
 from .declarations import refuse_untrained
@@ -26,8 +27,8 @@ from fedrepro.engine.divergence import (
     server_diverged,
 )
 from .federation import BEGIN, CLOSE, JUDGE, OPEN, Federation
-from .method import Exchange, Survey
-from .probes import OFF, Profiler, measurements, timed
+from .method import Exchange, FedAvg, Survey
+from .probes import MEASURES, OFF, Profiler, measurements, timed
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #61243bc7
 @dataclass(frozen=True)
@@ -392,12 +393,70 @@ def note_round(
     except Diverged as why:
         history.snapshot = replace(snapshot, diverged=record(snapshot.round, why.client, why.norm))
         return
+    if not isinstance(metrics, dict):
+        raise InputError(
+            f"round {snapshot.round}: evaluate returned {short(metrics)}; expected a dict of metrics"
+        )
     cost = {
         "train_loss": snapshot.train_loss,
         "bytes_up": snapshot.bytes_up,
         "bytes_down": snapshot.bytes_down,
     }
     history.rows.append({"round": snapshot.round} | metrics | cost)
+
+# %% ../../nbs/04_engine/05_rounds.ipynb #83fe42da
+def refuse_settings(rounds: int, every: int, last: int, measures: tuple):
+    "Raises InputError for numbers of rounds that are none, and for measures that nobody knows"
+    number("run: rounds", rounds, 0, kind=int)
+    number("run: every", every, 1, kind=int)
+    number("run: last", last, 0, kind=int)
+    for name in measures:
+        choice(name, MEASURES, "run: measure")
+
+# %% ../../nbs/04_engine/05_rounds.ipynb #df165741
+def takes_four(function: Callable) -> bool:
+    "Whether a function can be called with four values; one whose signature is not known can"
+    try:
+        inspect.signature(function).bind(1, 2, 3, 4)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
+def refuse_followers(evaluate, callbacks: tuple, executor):
+    "Raises InputError for what could not be called after a round, or to compute one"
+    if evaluate is not None and not (callable(evaluate) and takes_four(evaluate)):
+        raise InputError(
+            f"run: evaluate: expected a function of (method, federation, snapshot, final), got {short(evaluate)}"
+        )
+    for callback in callbacks:
+        require(
+            callable(getattr(callback, "after_round", None)),
+            f"run: callbacks: {short(callback)} has no after_round(state); AfterRound(function) has one",
+        )
+    require(
+        callable(executor),
+        f"run: executor: expected one that `fedrepro.executor(name, federation)` gives, got {short(executor)}",
+    )
+
+# %% ../../nbs/04_engine/05_rounds.ipynb #57123519
+def refuse_start(start, federation: Federation):
+    "Raises InputError where a run cannot go on from `start`: it is no snapshot, or one of other clients or another model"
+    instance("run: start", start, Snapshot, "the `snapshot` of an earlier run's history")
+    clients = len(start.states)
+    require(
+        clients == federation.clients,
+        f"run: start: it is of {clients} clients, but the federation has {federation.clients}",
+    )
+    params = start.server.get("params")
+    if not isinstance(params, dict):
+        return
+    refuse_params(params, federation.initial, "run: start: params")
+    for n in params:
+        if n not in federation.initial:
+            raise InputError(f"run: start: {n!r} is no part of {federation.net.name}")
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #b575a0ff
 def run(
@@ -417,11 +476,19 @@ def run(
     `evaluate(method, federation, snapshot, final)` returns a dict of metrics, each `every` rounds and after each of the
     `last` ones. `callbacks` follow each round, and may end the run. `measures`: names of what is recorded besides, see
     `probes.MEASURES`."""
+    callbacks = listed(callbacks, "run: callbacks")
+    measures = listed(measures, "run: measures")
+    instance("run: method", method, FedAvg, "an object of a method, like FedAvg(lr=0.1)")
+    instance("run: federation", federation, Federation, "Federation(data, net, partition)")
+    refuse_settings(rounds, every, last, measures)
+    refuse_followers(evaluate, callbacks, executor)
     if method.pooled:
         federation = federation.pooled()
-    snapshot = start or begin(method, federation)
+    if start is None:
+        start = begin(method, federation)
+    refuse_start(start, federation)
+    snapshot = start
     history = History(snapshot=snapshot)
-    callbacks = list(callbacks)
     over = False
     while snapshot.round < rounds and not history.diverged and not over:
         snapshot = next_round(method, federation, snapshot, executor, measures)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from ..core.errors import InputError, choice, say
+from ..core.errors import InputError, choice, listed, say, short
 from .progress import brief
 from .runs import PlannedRun
 from .store import file_name, read_or_set_aside, run_path, settings_columns
@@ -74,7 +74,9 @@ class Loggers:
     def of(cls, asked: Iterable | None) -> "Loggers":
         "Those in `asked`: texts KIND:WHERE, and functions. Raises InputError before anything is computed"
         loggers: dict[str, Logger] = {}
-        for given in asked or ():
+        for given in listed(() if asked is None else asked, "log"):
+            if not (isinstance(given, str) or callable(given)):
+                raise InputError(f"log: {short(given)} is neither a text KIND:WHERE nor a function")
             if not isinstance(given, str):
                 name = getattr(given, "__name__", type(given).__name__)
                 loggers[f"{name} {len(loggers) + 1}" if name in loggers else name] = given

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 import torch
-from ..core.errors import InputError, choice, say
+from ..core.errors import InputError, as_path, choice, say
 from ..core.files import same_folder
 from ..core.own_files import as_imported, own_texts
 from ..engine.checkpoints import forget_finished, matching
@@ -401,8 +401,9 @@ def compute_runs(
     COUNT(workers, "workers")
     choice(executor, executor_names(), "executor")
     runs = list({r.run_id: r for r in runs}.values())
-    results = Path(results).absolute()
-    data = None if data is None else Path(data).absolute()  # a method may move us
+    results = as_path(results, "folder of results").absolute()
+    if data is not None:
+        data = as_path(data, "data folder").absolute()  # a method may move us
     device, here = pick_devices(device, pool)
     for tier in {r.tier for r in runs}:
         remove_leftovers(store.check_writable(results / tier))

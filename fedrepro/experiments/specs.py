@@ -22,7 +22,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin
 import numpy as np
 from pandas import DataFrame
-from ..core.errors import InputError, choice, short
+from ..core.errors import InputError, as_path, choice, short
 from ..core.files import LARGEST_FILE, cached_by_folder, code_digest, read_cache, write_cache
 from ..core.folders import INSTALLED, PACKAGE, PROJECT, find_specs, roots
 from ..engine.rows import METRICS
@@ -482,6 +482,7 @@ PARTS = ("base", "columns", "methods", "tiers", "tuning")
 
 def spec_path(spec: str | Path, root=None) -> Path:
     "The file of a spec given as a path or as its name; raises InputError"
+    as_path(spec, "spec")
     if os.path.isfile(spec):
         return Path(spec)
     for base in roots():

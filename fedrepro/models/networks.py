@@ -7,7 +7,7 @@ __all__ = ['network_names', 'network']
 
 # %% ../../nbs/03_models/02_networks.ipynb #2306ba89
 from functools import partial
-from ..core.errors import InputError, choice
+from ..core.errors import InputError, choice, listed, number
 from ..core.registries import note_package
 from .architectures import ARCHITECTURES, Net
 from . import text_architectures  # registers the networks for texts
@@ -24,7 +24,9 @@ def network_names() -> list[str]:
 def network(name: str, classes: int = 10, shape: tuple[int, ...] | None = None) -> Net:
     "The network `name` for inputs of `shape` (the paper's if None); raises InputError if it cannot be built"
     build, usual = ARCHITECTURES[choice(name, ARCHITECTURES, "network")]
-    shape = tuple(usual if shape is None else shape)
+    classes = number(f"network {name}: classes", classes, 1, kind=int)
+    shape = usual if shape is None else listed(shape, f"network {name}: shape")
+    shape = tuple(number(f"network {name}: shape", n, 1, kind=int) for n in shape)
     if len(usual) == 3 != len(shape):
         table = "; a table takes tabular_mlp" if len(shape) == 1 else ""
         raise InputError(
@@ -33,10 +35,6 @@ def network(name: str, classes: int = 10, shape: tuple[int, ...] | None = None) 
     if len(shape) in (2, 4) and len(usual) == 1:
         raise InputError(
             f"network {name} is not for texts: the shape {shape} is (length, tokens) of a row's texts"
-        )
-    if classes < 1 or min(shape, default=0) < 1:
-        raise InputError(
-            f"network {name} needs positive numbers, got classes {classes} and shape {shape}"
         )
     net = Net(name, partial(build, classes, shape))
     if net.classes >= classes:

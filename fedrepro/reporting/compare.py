@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
-from ..core.errors import InputError, choice, short
+from ..core.errors import InputError, as_path, choice, listed, short
 from ..core.files import write_atomic
 from ..data.datasets import DATA_CARDS
 from .grids import Sheet, shown
@@ -48,6 +48,10 @@ def literal(text: str):
 
 def method_named(text: str) -> dict[str, Any]:
     "The row of `FedProx:mu=0.1,lr=0.05`: its class and values; raises InputError"
+    if not isinstance(text, str):
+        raise InputError(
+            f"compare: method {short(text)}: expected its name, like 'FedAvg' or 'FedAvg:lr=0.1'"
+        )
     name, _, given = text.partition(":")
     pairs = [pair.partition("=") for pair in given.split(",") if given]
     for key, equals, value in pairs:
@@ -64,7 +68,7 @@ def labelled_rows(methods: Iterable) -> list[tuple[str, Any]]:
         return list(methods.items())
     if isinstance(methods, str):
         methods = [methods]
-    return [(text, method_named(text)) for text in methods]
+    return [(text, method_named(text)) for text in listed(methods, "compare: methods")]
 
 
 def rows_of(methods: Iterable) -> dict[str, dict]:
@@ -155,7 +159,10 @@ class Setting:
 def split_of(setting: Setting, dataset: str) -> dict[str, Any]:
     "How samples are spread over the clients; raises InputError"
     usual = "iid" if setting.alpha is None else "dirichlet-class-5"
-    split: dict[str, Any] = {"partition": setting.partition or usual}
+    recipe = usual
+    if setting.partition is not None:
+        recipe = SETTINGS["partition"](setting.partition, "compare: partition")
+    split: dict[str, Any] = {"partition": recipe}
     if setting.alpha is not None:
         alpha = SETTINGS["alpha_dirichlet"](setting.alpha, "compare: alpha")
         split["alpha_dirichlet"] = alpha
@@ -167,8 +174,10 @@ def split_of(setting: Setting, dataset: str) -> dict[str, Any]:
 def drift_of(setting: Setting, rounds: int) -> dict[str, Any]:
     "When labels change, half way unless it is said; raises InputError"
     kind = SETTINGS["drift"](setting.drift, "compare: drift")
+    at = setting.drift_round
+    at = rounds // 2 if at is None else SETTINGS["drift_round"](at, "compare: drift_round")
     when = {
-        "drift_round": rounds // 2 if setting.drift_round is None else setting.drift_round,
+        "drift_round": at,
         "drift_step": max(1, rounds // 20),
         "drift_back": max(1, rounds // 4),
     }
@@ -185,7 +194,7 @@ def base_of(setting: Setting, data=None) -> dict[str, Any]:
     else:
         seeds = list(range(COUNT(asked, "compare: seeds")))
     split, drift = split_of(setting, dataset), drift_of(setting, rounds)
-    network = setting.network or usual_network(dataset, data)
+    network = usual_network(dataset, data) if setting.network is None else setting.network
     usual = {key: value for key, value in COMMON.items() if setting.optimiser[key] is None}
     return {
         "dataset": dataset,
@@ -255,8 +264,8 @@ def toml_value(value):
     "`value` as a spec holds it; raises InputError for what TOML does not have"
     if value is None:
         return "none"
-    if hasattr(value, "item"):
-        value = value.item()  # of numpy
+    if hasattr(value, "tolist"):
+        value = value.tolist()  # of numpy or PyTorch
     if isinstance(value, dict):
         return {str(k): toml_value(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -321,7 +330,9 @@ def raw_spec(
     setting: Setting, rows: dict[str, dict], base: dict, metric: str, name: str | None
 ) -> dict[str, Any]:
     "A comparison as the file of a spec has it; its `table` is `name`, or one made from its content. Raises InputError"
-    if name and not re.fullmatch(r"[\w.-]{1,80}", name):
+    if name is not None and not isinstance(name, str):
+        raise InputError(f"compare: name {short(name)}: expected a text")
+    if name is not None and not re.fullmatch(r"[\w.-]{1,80}", name):
         raise InputError(
             f"compare: name {short(name)}: expected letters, digits, '-', '_' and '.', at most 80"
         )
@@ -439,7 +450,8 @@ def compare(
         seeds=seeds,
         optimiser=optimiser,
     )
-    base, folder = base_of(setting, data), Path(folder).expanduser()
+    folder = as_path(folder, "compare: folder").expanduser()
+    base = base_of(setting, data)
     raw = raw_spec(setting, compared_rows(methods, optimiser, base), base, metric, name)
     spec, loggers = checked(raw, folder), Loggers.of(log)
     runs = spec.runs(OWN_TIER)

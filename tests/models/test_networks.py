@@ -31,7 +31,7 @@ from fedrepro.models.networks import network, network_names
         (dict(name="feddc_linear", shape=(64, 20000)), "network feddc_linear is not for texts"),
         (
             dict(name="feddc_mlp", classes=0),
-            "network feddc_mlp needs positive numbers, got classes 0",
+            "network feddc_mlp: classes: expected a whole number of at least 1, got 0",
         ),
     ],
 )
