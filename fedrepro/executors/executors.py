@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import replace
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
-from ..core.errors import InputError, choice, say
+from ..core.errors import InputError, choice, instance, number, say
 from ..core.trees import Tree
 from ..engine.client import Client, Phase, PhaseResult, client_rounds, draws_numbers, in_turn
 from ..engine.federation import BF16Net, Federation
@@ -113,10 +113,12 @@ def pick_executor(
         return "sequential"  # the others hide what a client's part takes
     return "processes" if workers > 1 and federation.device == "cpu" else "sequential"
 
-
+# %% ../../nbs/05_executors/03_executors.ipynb #12abde08
 @contextmanager
 def executor(name: str, federation: Federation, workers: int = 1) -> Iterator[Callable]:
     "The executor `name` for runs of `federation`; raises InputError"
+    instance("executor: federation", federation, Federation, "Federation(data, net, partition)")
+    workers = number("executor: workers", workers, 1, kind=int)
     name = pick_executor(name, federation, workers)
     if name != "processes":
         yield EXECUTORS[name]()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
-from ..core.errors import InputError
+from ..core.errors import InputError, number
 from ..core.trees import Tree
 
 # %% ../../nbs/03_models/00_architectures.ipynb #82c20e02
@@ -430,6 +430,8 @@ ARCHITECTURES: dict[
 
 def architecture(*shape: int):
     "Register a builder (classes, shape) -> Network under its name; `shape` of one input where none is given"
+    for n in shape:
+        number("@architecture(shape), as in @architecture(3, 32, 32)", n, 1, kind=int)
 
     def register(build):
         ARCHITECTURES[build.__name__] = build, shape

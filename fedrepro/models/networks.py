@@ -27,6 +27,8 @@ def network(name: str, classes: int = 10, shape: tuple[int, ...] | None = None) 
     classes = number(f"network {name}: classes", classes, 1, kind=int)
     shape = usual if shape is None else listed(shape, f"network {name}: shape")
     shape = tuple(number(f"network {name}: shape", n, 1, kind=int) for n in shape)
+    if not shape:
+        raise InputError(f"network {name} needs a shape, as (channels, height, width)")
     if len(usual) == 3 != len(shape):
         table = "; a table takes tabular_mlp" if len(shape) == 1 else ""
         raise InputError(

@@ -11,10 +11,13 @@ from fedrepro import (
     Federation,
     FedAvg,
     InputError,
+    Network,
+    architecture,
     check,
     compare,
     drift,
     evaluate,
+    executor,
     load,
     load_spec,
     network,
@@ -138,6 +141,24 @@ def test_a_setting_of_a_method_is_a_number_or_none_or_true_or_false():
     assert Choosy(stale=False, least=3).least == 3
 
 
+def test_a_network_of_one_s_own_has_a_usual_shape():
+    with pytest.raises(
+        InputError, match=r"as in @architecture\(3, 32, 32\): expected .* got <func"
+    ):
+
+        @architecture
+        def unregistered(classes, shape):
+            return None
+
+    @architecture()
+    def shapeless(classes, shape):
+        return Network(nn.Flatten(), nn.Linear(64, classes))
+
+    with pytest.raises(InputError, match="network shapeless needs a shape"):
+        network("shapeless")
+    assert network("shapeless", 10, (1, 8, 8)).classes == 10
+
+
 def test_a_comparison_takes_names(tmp_path):
     mistakes = [
         ([FedAvg], "method <class .*FedAvg'>: expected its name, like 'FedAvg'"),
@@ -160,6 +181,12 @@ def test_a_comparison_takes_names(tmp_path):
 
 class Computed(Exception):
     "What was given would be computed"
+
+
+def entered(**given):
+    "An executor, and out of it again"
+    with executor(**given):
+        pass
 
 
 ANYTHING = [
@@ -228,6 +255,7 @@ DOORS = {
         log=None,
         folder="out",
     ),
+    entered: dict(name="sequential", federation=THREE, workers=1),
     load_spec: dict(spec="fedccfa/table2", root=None),
     FedAvg: dict(
         lr=0.1, momentum=0.9, weight_decay=0.0, epochs=1, batch_size=8, lr_decay=1.0, clip_norm=None
