@@ -69,7 +69,7 @@ def test_all_tables_and_figures_are_there():
     assert set(SPECS) == {
         *(
             f"lfd/{n}"
-            for n in "table1 table2 table3 table4 table5 figure1 figure3 figure4 figure5 figure5_epochs readings round22".split()
+            for n in "table1 table2 table3 table4 table5 figure1 figure3 figure4 figure5 figure5_epochs readings round22 round22_plain".split()
         ),
         *(f"feddc/{n}" for n in "thirdparty comparison synthetic readings".split()),
         *(
