@@ -557,7 +557,9 @@ def coloured(
     styles = highlighted(spec, curves(spec, tier, results))
     named = [row for row in rows if styles[row].colour != REST]
     grey = len(rows) - len(named)
-    return [*named, f"{grey} others in grey"] if grey else named
+    if not grey:
+        return named
+    return [*named, f"{grey} {'other' if grey == 1 else 'others'} in grey"]
 
 
 def axis_in_words(spec: Spec, tier: str, results: str | Path | None = None) -> str:
