@@ -442,7 +442,7 @@ def refuse_followers(evaluate, callbacks: tuple, executor):
     )
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #57123519
-def refuse_start(start, federation: Federation):
+def refuse_start(start, method, federation: Federation):
     "Raises InputError where a run cannot go on from `start`: it is no snapshot, or one of other clients or another model"
     instance("run: start", start, Snapshot, "the `snapshot` of an earlier run's history")
     clients = len(start.states)
@@ -450,12 +450,14 @@ def refuse_start(start, federation: Federation):
         clients == federation.clients,
         f"run: start: it is of {clients} clients, but the federation has {federation.clients}",
     )
+    with federation.chance(BEGIN, 0):
+        usual = method.init_server(federation).get("params")
     params = start.server.get("params")
-    if not isinstance(params, dict):
+    if not (isinstance(params, dict) and isinstance(usual, dict)):
         return
-    refuse_params(params, federation.initial, "run: start: params")
+    refuse_params(params, usual, "run: start: params", usual)
     for n in params:
-        if n not in federation.initial:
+        if n not in usual:
             raise InputError(f"run: start: {n!r} is no part of {federation.net.name}")
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #b575a0ff
@@ -486,7 +488,8 @@ def run(
         federation = federation.pooled()
     if start is None:
         start = begin(method, federation)
-    refuse_start(start, federation)
+    else:
+        refuse_start(start, method, federation)
     snapshot = start
     history = History(snapshot=snapshot)
     over = False

@@ -123,6 +123,29 @@ def test_a_run_goes_on_from_a_snapshot_of_its_own_kind():
     assert same_bits(later.snapshot.server, whole.snapshot.server)
 
 
+def test_a_method_goes_on_with_what_it_keeps_beside_the_network():
+    class Counting(FedAvg):
+        def init_server(self, federation):
+            server = super().init_server(federation)
+            return server | {"params": server["params"] | {"rounds": torch.zeros(())}}
+
+        def broadcast(self, server):
+            return {"params": {n: t for n, t in server["params"].items() if n != "rounds"}}
+
+        def aggregate(self, server, exchange):
+            params = super().aggregate(server, exchange)["params"]
+            return server | {"params": params | {"rounds": server["params"]["rounds"] + 1}}
+
+    method = Counting(epochs=1, batch_size=0)
+    first = run(method, THREE, 1).snapshot
+    again = run(method, THREE, 2, start=first).snapshot.server["params"]
+    assert again["rounds"] == 2 and same_bits(
+        again, run(method, THREE, 2).snapshot.server["params"]
+    )
+    with pytest.raises(InputError, match="start: 'rounds' is no part of digits_cnn"):
+        run(ONE_EPOCH, THREE, 2, start=first)
+
+
 def test_a_setting_of_a_method_is_a_number_or_none_or_true_or_false():
     class Choosy(FedAvg):
         __annotations__ = {"stale": bool, "least": int | None}
