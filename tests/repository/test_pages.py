@@ -12,7 +12,7 @@ import yaml
 import website
 from fedrepro.reporting.grids import CELL_COLOURS
 from fedrepro.experiments.specs import load_spec
-from fedrepro.reporting.paper_page import at_chance, folded, heading_of, papers, specs_of
+from fedrepro.reporting.paper_page import at_chance, box, folded, heading_of, papers, specs_of
 from fedrepro.verdicts.claims import read_claims
 from pages import NOTEBOOKS, ROOT, cells
 from test_docs import anchors, texts
@@ -126,6 +126,19 @@ def test_a_page_opens_with_its_headline(path):
     assert re.search(
         "reproduced|supported|contradicted|undecided|not tested yet|cannot be tested yet", text
     )
+
+
+@pytest.mark.parametrize("paper", papers())
+def test_every_page_has_the_box_that_follows_from_the_store(paper):
+    "The results page of a paper, and that of its method"
+    said = box(paper).strip()
+    pages = []
+    for path in NOTEBOOKS:
+        sources = ["".join(cell["source"]) for cell in cells(path, "code") if cell["outputs"]]
+        if any(f'box("{paper}")' in source for source in sources):
+            pages.append(path)
+            assert said in "\n".join(texts(path)), path.name
+    assert {"06_methods", "12_results"} <= {page.parent.name for page in pages}
 
 
 def test_the_summary_and_the_readme_have_every_headline():
