@@ -5,16 +5,17 @@
 # %% auto #0
 __all__ = ['SENTENCE', 'NOTHING', 'SEEDS', 'STATISTICS', 'PLOTS', 'TOP', 'SPREADS', 'PAIRINGS', 'MAY', 'PARTS', 'BARE',
            'OWN_PAPER', 'CHECKS', 'JUDGED_BY', 'Column', 'Row', 'Tier', 'read_filter', 'read_texts', 'usual_label',
-           'read_column', 'read_columns', 'read_row', 'read_methods', 'read_tier', 'changed_values', 'Spec',
-           'pick_seeds', 'spec_path', 'revived', 'keep_spec', 'kept_spec', 'check_tuning', 'rests_on', 'load_spec',
-           'read_top', 'spec_from', 'read_gap', 'parts_of', 'unclaimed_rows', 'check_published', 'check_alike',
-           'check_spec', 'original', 'printed_cells', 'differing', 'marked_copy', 'as_typed', 'own_values', 'as_given',
-           'own_tier', 'settings_of', 'with_own', 'planned_values', 'check_effect', 'relabelled', 'with_changes',
-           'with_labels', 'with_seeds', 'with_settings', 'check_fit', 'refuse_twins', 'own_runs']
+           'read_column', 'read_columns', 'read_row', 'read_methods', 'read_tier', 'Change', 'changed_values',
+           'one_or_words', 'gathered', 'Spec', 'pick_seeds', 'spec_path', 'revived', 'keep_spec', 'kept_spec',
+           'check_tuning', 'rests_on', 'load_spec', 'read_top', 'spec_from', 'read_gap', 'parts_of', 'unclaimed_rows',
+           'check_published', 'check_alike', 'check_spec', 'original', 'printed_cells', 'differing', 'marked_copy',
+           'as_typed', 'own_values', 'as_given', 'own_tier', 'settings_of', 'with_own', 'planned_values',
+           'check_effect', 'relabelled', 'with_changes', 'with_labels', 'with_seeds', 'with_settings', 'check_fit',
+           'refuse_twins', 'own_runs']
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #2155c2c7
 import hashlib, json, os, re, sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -212,20 +213,57 @@ def read_tier(name: str, raw, rules: dict, base: dict, rows: dict[str, Row], whe
     return Tier(name, changed, columns, read_methods(raw, rows, where), caption)
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #9684b5d7
+@dataclass(frozen=True)
+class Change:
+    "A value that a tier, a copy of the table or a user gives to runs in place of the published one"
+
+    key: str
+    new: object
+    paper: object  # the published value, in words where there are several; None: none
+    rows: tuple[str, ...] = ()  # those that have it; empty: all
+    columns: tuple[str, ...] = ()  # labels of those that have it; empty: all
+
+
 def changed_values(
-    name: str, mine: dict[str, Value], theirs: dict[str, Value], tier: Tier, more: dict[str, Value]
-) -> list[tuple[str, str, object, object]]:
-    "Where `mine` differs from `theirs`, and `more`, for `Spec.reductions`; not what the user has set at `tier`"
-    edited = {}
-    for key, value in mine.items():
-        if key not in theirs or theirs[key].value != value.value:
-            edited[key] = value
-    changes: list[tuple[str, str, object, object]] = []
-    for key, value in (edited | more).items():
-        if key not in tier.own.get("", {}) and key not in tier.own.get(name, {}):
-            old = theirs[key].value if key in theirs else None
-            changes.append((name, key, value.value, old))
-    return changes
+    now: dict[str, Value], published: list[dict[str, Value]]
+) -> Iterator[tuple[str, object, object]]:
+    "(key, new value, published value) of what a run has `now` and no run of the `published` settings has"
+    for key, value in now.items():
+        old: list = []
+        for settings in published:
+            there = settings[key].value if key in settings else None
+            if there not in old:
+                old.append(there)
+        if value.value not in old:
+            yield key, value.value, one_or_words(old)
+
+
+def one_or_words(values: list) -> object:
+    "The value that there is; several of them in words; None without any"
+    if len(values) > 1:
+        return ", ".join(map(str, values))
+    return values[0] if values else None
+
+
+def gathered(found: dict[tuple, Change], rows: list[str], columns: list[str]) -> list[Change]:
+    """Equal changes of `found` (by row, column, key) as one with all rows and columns that have it, those of all first
+
+    Rows of other columns make another change."""
+    equal: dict[tuple, dict[str, list[str]]] = {}
+    for (row, column, key), change in found.items():
+        what = (key, repr(change.new), repr(change.paper))
+        equal.setdefault(what, {}).setdefault(column, []).append(row)
+    changes = []
+    for (key, *_), by_column in equal.items():
+        by_rows: dict[tuple[str, ...], list[str]] = {}
+        for column, own in by_column.items():
+            by_rows.setdefault(tuple(own), []).append(column)
+        for own, labels in by_rows.items():
+            change = found[own[0], labels[0], key]
+            some_rows = own if len(own) < len(rows) else ()
+            some_columns = tuple(labels) if len(labels) < len(columns) else ()
+            changes.append(replace(change, rows=some_rows, columns=some_columns))
+    return sorted(changes, key=lambda change: bool(change.rows or change.columns))
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #c5ba70cb
 @dataclass(frozen=True)
@@ -312,41 +350,45 @@ class Spec:
         values |= self.rows[row].values | column.methods.get(row, {}) | t.methods.get(row, {})
         return values | t.own.get("", {}) | t.own.get(row, {})
 
-    def reductions(self, tier: str) -> list[tuple[str, str, object, object]]:
-        'What a tier, a copy or a user changes: ("base", a row or a column, key, the new value, the paper\'s)'
+    def reductions(self, tier: str) -> list[Change]:
+        "What a tier, a copy or a user changes of the published setting, run by run"
         t = self.tier(tier)
         first = self.origin or self
-        changes = changed_values("base", self.base, first.base, t, t.base)
-        for name, row in self.rows.items():
-            theirs = first.rows.get(name, row).values  # a new row changes nothing
-            changed = t.methods.get(name, {})
-            changes += changed_values(
-                name, first.base | row.values, first.base | theirs, t, changed
-            )
-        if self.origin and not t.columns:
-            for column in self.columns:
-                for there in first.columns:
-                    if there.identity == column.identity:
-                        changes += changed_values(column.label, column.values, there.values, t, {})
-                        break
-        for name, new in t.own.items():
-            rows = [name] if name else list(first.rows)
-            for key, value in new.items():
-                old = first.printed_value(key, rows)
-                changes.append((name or "base", key, value.value, old))
+        first = replace(first, rows=self.rows | first.rows)  # a new row changes nothing
+        own = {row: t.own.get("", {}) | t.own.get(row, {}) for row in self.rows}
+        found = {}
+        columns = [replace(column, same_as={}) for column in self.tier_columns(tier)]
+        for column in columns:
+            published = first.published_columns(column)
+            for row in self.rows:
+                theirs = [first.values("paper", row, there) for there in published]
+                for key, new, old in changed_values(self.values(tier, row, column), theirs):
+                    if key not in own[row]:
+                        found[row, column.label, key] = Change(key, new, old)
+        changes = gathered(found, list(self.rows), [column.label for column in columns])
+        for name, given in t.own.items():
+            rows = (name,) if name else ()
+            for key, value in given.items():
+                old = first.published_value(key, rows or tuple(first.rows))
+                changes.append(Change(key, value.value, old, rows))
         return changes
 
-    def printed_value(self, key: str, rows: list[str]) -> object:
+    def published_columns(self, column: Column) -> list[Column]:
+        "The columns that a tier's `column` stands for: that of its label, else those of its published numbers, else all"
+        same = [there for there in self.columns if there.label == column.label]
+        if not same and column.published:
+            same = [there for there in self.columns if there.published == column.published]
+        return [replace(there, same_as={}) for there in same or self.columns]
+
+    def published_value(self, key: str, rows: tuple[str, ...]) -> object:
         "The value that `rows` have of a setting at tier paper, in words where there are several; None without any"
-        different = {}
+        values: list = []
         for column in self.columns:
             for row in rows:
-                values = self.values("paper", row, column) if row in self.rows else {}
-                if key in values:
-                    different[repr(values[key].value)] = values[key].value
-        if len(different) > 1:
-            return ", ".join(map(str, different.values()))
-        return next(iter(different.values()), None)
+                settings = self.values("paper", row, column)
+                if key in settings and settings[key].value not in values:
+                    values.append(settings[key].value)
+        return one_or_words(values)
 
     def runs(
         self, tier: str, methods=None, seeds: int | list[int] | None = None
@@ -840,9 +882,10 @@ def marked_copy(spec: Spec) -> Spec:
             tiers[name] = tier
     copy = replace(spec, origin=first, tiers=tiers)
     changes = []
-    for where, key, new, _ in copy.reductions(OWN_PAPER):
-        start = "" if where == "base" else f"{where}: "
-        changes.append(start + as_typed({key: new}))
+    for change in copy.reductions(OWN_PAPER):
+        where = ", ".join(change.rows + change.columns)
+        start = f"{where}: " if where else ""
+        changes.append(start + as_typed({change.key: change.new}))
     changes += [f"{key} = {getattr(spec, key)}" for key in keys]
     if len(changes) > 6:
         changes[6:] = [f"and {len(changes) - 6} more"]

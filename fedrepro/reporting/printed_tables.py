@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['LETTERS', 'VERDICT_COLOURS', 'EXCLUDES', 'MEANING', 'DIVERGED', 'HARDWARE', 'NOT_JUDGED', 'WRITTEN', 'ours_in_words',
            'published_setting', 'heading', 'verdict_cell', 'paper_grid', 'statistics_grid', 'target_grid',
-           'target_grids', 'judged_in_words', 'judged_grid', 'why_no_run', 'waiting', 'reduced', 'measured', 'counted',
-           'about', 'joined', 'runs_in_words', 'diverged_in_words', 'asked_in_words', 'start_in_words', 'start_notes',
-           'ratio_in_words', 'divergences', 'verdict_count', 'mixed_processors', 'margins', 'ends', 'title',
-           'own_settings', 'row_settings', 'TableParts', 'run_notes', 'idle_parts', 'table_parts', 'written_frame',
-           'table_sheet', 'render']
+           'target_grids', 'judged_in_words', 'judged_grid', 'why_no_run', 'waiting', 'change_in_words',
+           'where_in_words', 'reduced', 'measured', 'counted', 'about', 'joined', 'runs_in_words', 'diverged_in_words',
+           'asked_in_words', 'start_in_words', 'start_notes', 'ratio_in_words', 'divergences', 'verdict_count',
+           'mixed_processors', 'margins', 'ends', 'title', 'own_settings', 'row_settings', 'TableParts', 'run_notes',
+           'idle_parts', 'table_parts', 'written_frame', 'table_sheet', 'render']
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #ef276a87
 import math
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 import pandas as pd
 from ..engine.rows import EXPLODED, metric_named
-from ..experiments.specs import Column, Spec
+from ..experiments.specs import Change, Column, Spec
 from .grids import Cell, Grid, Sheet, shown
 from fedrepro.reporting.words import (
     STATISTIC_WORDS,
@@ -222,25 +222,38 @@ def waiting(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     return [f"{why}: {'; '.join(of)}" for why, of in names.items()]
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #5a2092d8
+def change_in_words(change: Change) -> str:
+    "`epochs 2 (paper 5)`"
+    new, paper = value_in_words(change.new), value_in_words(change.paper)
+    return f"{change.key.replace('_', ' ')} {new} (paper {paper})"
+
+
+def where_in_words(change: Change, rows: list[str]) -> str:
+    "`of all but Ditto on CIFAR-10, 100 clients`: which runs of a table with these `rows` have it; nothing for all"
+    others = [row for row in rows if row not in change.rows]
+    words = []
+    if change.rows and len(others) < len(change.rows):
+        words.append(f"of all but {', '.join(others)}")
+    elif change.rows:
+        words.append(f"of {', '.join(change.rows)}")
+    if change.columns:
+        words.append(f"on {' and '.join(change.columns)}")
+    return " ".join(words)
+
+
 def reduced(spec: Spec, tier: str) -> str:
     "What `tier` changes against the published setting, in words"
     if tier == "paper":
         judged = not metric_named(spec.metric).hardware
         return "the published setting" + "; judged" * judged
-    where: dict[str, list[str]] = {}  # a change -> the rows and columns that have it; none: all
-    for place, key, value, paper in spec.reductions(tier):
-        if value == paper:
-            continue
-        words = f"{key.replace('_', ' ')} {value_in_words(value)} (paper {value_in_words(paper)})"
-        places_of = where.setdefault(words, [])
-        if place != "base":
-            places_of.append(place)
-    changes = []
-    for words, places_of in where.items():
-        if places_of:
-            words += f" of {', '.join(places_of)}"
-        changes.append(words)
-    changed = "; ".join(changes) or "the setting"
+    by_runs: dict[str, list[str]] = {}
+    for change in spec.reductions(tier):
+        runs = where_in_words(change, list(spec.rows))
+        by_runs.setdefault(runs, []).append(change_in_words(change))
+    parts = []
+    for runs, changes in by_runs.items():
+        parts.append(f"{runs}: " * bool(runs) + ", ".join(changes))
+    changed = "; ".join(parts) or "the setting"
     return f"not comparable with the published numbers, which are context only. Changed: {changed}"
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #0a06532a

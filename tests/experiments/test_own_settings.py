@@ -12,6 +12,7 @@ from fedrepro.data.datasets import MADE
 from fedrepro.data.transforms import PIXEL_STATISTICS
 from fedrepro.experiments.rules import typed_settings
 from fedrepro.experiments.specs import (
+    Change,
     CHECKS,
     load_spec,
     own_runs,
@@ -362,12 +363,8 @@ def test_a_changed_copy_has_no_tier_paper_and_its_title_says_why(tmp_path, text,
 
 def test_a_changed_copy_says_at_every_tier_what_differs_from_the_paper(tmp_path):
     spec = copied(tmp_path / "x", '[base]\nalpha_dirichlet = {value = 0.2, source = "guess: x"}')
-    assert ("base", "alpha_dirichlet", 0.2, 0.5) in spec.reductions("small") and (
-        "base",
-        "rounds",
-        40,
-        200,
-    ) in spec.reductions("small")
+    changes = spec.reductions("small")
+    assert Change("alpha_dirichlet", 0.2, 0.5) in changes and Change("rounds", 40, 200) in changes
 
 
 def test_a_copied_folder_that_was_edited_is_no_paper(tmp_path):

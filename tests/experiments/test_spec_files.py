@@ -17,7 +17,8 @@ from fedrepro.experiments.rules import (
     read_published_csv,
 )
 from fedrepro.experiments.runs import build, pick_device, run_id
-from fedrepro.experiments.specs import NOTHING, Column, Spec, keep_spec, kept_spec, load_spec
+from fedrepro.experiments.specs import NOTHING, Change, Column, Spec
+from fedrepro.experiments.specs import keep_spec, kept_spec, load_spec
 from fedrepro.reporting.printed_tables import render
 from toy import BASE, ROOT, TOY, one_line, written
 
@@ -168,6 +169,32 @@ def test_a_new_version_of_a_method_is_a_new_run(monkeypatch):
     assert before.run_id != after.run_id and run_id(before.settings) == before.run_id
 
 
+# --- what a tier changes
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_what_a_tier_is_said_to_change_is_so_in_every_run_and_nothing_is_left_out(name):
+    spec = load_spec(SPECS[name])
+    labels = [column.label for column in spec.columns]
+    for tier in set(spec.tiers) - {"paper"}:
+        changes = spec.reductions(tier)
+        for column in spec.tier_columns(tier):
+            for row in spec.rows:
+                values = spec.values(tier, row, replace(column, same_as={}))
+                said = set()
+                for change in changes:
+                    if row in (change.rows or spec.rows):
+                        if column.label in (change.columns or [column.label]):
+                            assert values[change.key].value == change.new != change.paper
+                            said.add(change.key)
+                if column.label in labels:
+                    there = spec.columns[labels.index(column.label)]
+                    paper = spec.values("paper", row, replace(there, same_as={}))
+                    assert said == {
+                        k for k in values if k not in paper or values[k].value != paper[k].value
+                    }
+
+
 # --- layers, on a written spec
 
 
@@ -204,9 +231,8 @@ def test_layers_from_general_to_special(tmp_path):
     assert fields("paper", "half") == [0.2, 0.6, 7] and fields("smoke", "half") == [0.2, 0.6, 4]
     assert spec.runs("smoke", methods=["half"])[0].settings["partition"]["clients"] == 5
     assert spec.reductions("smoke") == [
-        ("base", "epochs", 3, 1),
-        ("base", "lr", 0.9, 0.1),
-        ("half", "epochs", 4, 1),
+        Change("epochs", 3, 1, rows=("FedAvg",)),
+        Change("epochs", 4, 7, rows=("half",)),  # the rate of both is the column's at every tier
     ]
     wrong = TOY | dict(
         columns=[dict(methods={"hlaf": dict(lr=0.1, source="paper")})],
