@@ -8,8 +8,8 @@ __all__ = ['SENTENCE', 'NOTHING', 'SEEDS', 'STATISTICS', 'PLOTS', 'TOP', 'SPREAD
            'read_column', 'read_columns', 'read_row', 'read_methods', 'read_tier', 'Change', 'changed_values',
            'one_or_words', 'gathered', 'Spec', 'pick_seeds', 'spec_path', 'revived', 'keep_spec', 'kept_spec',
            'check_tuning', 'rests_on', 'load_spec', 'read_top', 'spec_from', 'read_gap', 'parts_of', 'unclaimed_rows',
-           'check_published', 'check_alike', 'check_spec', 'original', 'printed_cells', 'differing', 'marked_copy',
-           'as_typed', 'own_values', 'as_given', 'own_tier', 'settings_of', 'with_own', 'planned_values',
+           'check_margin', 'check_published', 'check_alike', 'check_spec', 'original', 'printed_cells', 'differing',
+           'marked_copy', 'as_typed', 'own_values', 'as_given', 'own_tier', 'settings_of', 'with_own', 'planned_values',
            'check_effect', 'relabelled', 'with_changes', 'with_labels', 'with_seeds', 'with_settings', 'check_fit',
            'refuse_twins', 'own_runs']
 
@@ -26,7 +26,7 @@ from pandas import DataFrame
 from ..core.errors import InputError, as_path, choice, short
 from ..core.files import LARGEST_FILE, cached_by_folder, code_digest, read_cache, write_cache
 from ..core.folders import INSTALLED, PACKAGE, PROJECT, find_specs, roots
-from ..engine.rows import METRICS
+from ..engine.rows import METRICS, metric_named
 from fedrepro.experiments.rules import (
     DEFAULTS,
     NAME,
@@ -729,10 +729,24 @@ def unclaimed_rows(paper: DataFrame, lines: Callable, filters: list[dict]) -> li
     return unclaimed
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #76b1baad
+def check_margin(spec: Spec):
+    "Raises InputError for published numbers of a unit that the rule of verdicts has no margin for, and none is declared"
+    if spec.margin is not None:
+        return
+    for column in spec.columns:
+        metric = metric_named(column.metric or spec.metric)
+        if not (metric.unit == "%" or metric.ratio or metric.hardware):
+            raise InputError(
+                f"{spec.path}: margin: expected the difference that matters, because {metric.name} "
+                "is not in percent"
+            )
+
+
 def check_published(spec: Spec):
-    "Raises InputError unless every cell of the table is at most one line of the published csv"
+    "Raises InputError unless every cell of the table is at most one line of the published csv, and can be judged"
     if spec.published is None:
         return
+    check_margin(spec)
     paper = read_published_csv(spec.published)
     lines = line_finder(paper, f"{spec.path}: published: {spec.published.name}")
     filters = [row.published for row in spec.rows.values()]

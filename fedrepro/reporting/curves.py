@@ -7,10 +7,10 @@ __all__ = ['PALETTE', 'ACCENT', 'FOIL', 'REST', 'MARKERS', 'DASHES', 'STYLE', 'N
            'FEW', 'SETTLED', 'AXIS', 'LABEL', 'FAR', 'LONG', 'lab', 'colour_distance', 'styled', 'Style', 'own_rows',
            'row_colours', 'row_styles', 'page_colours', 'untuned', 'curves', 'plot_seeds', 'plot_mean', 'plot_curves',
            'mark_drift', 'schedule_of', 'drift_rounds', 'partition_words', 'setting', 'axis_label', 'plot_published',
-           'grid', 'best_first', 'highlighted', 'axis_start', 'share_scale', 'moved_apart', 'line_ends', 'label_ends',
-           'diverged_notes', 'over_seeds', 'add_notes', 'widen', 'add_legend', 'refuse_empty', 'finish_panel',
-           'title_panel', 'panels_in_line', 'first_runs', 'published_values', 'accuracy_figure', 'save_figure',
-           'small_png']
+           'grid', 'distinct_rows', 'best_first', 'highlighted', 'axis_start', 'share_scale', 'moved_apart',
+           'line_ends', 'label_ends', 'diverged_notes', 'over_seeds', 'add_notes', 'widen', 'add_legend',
+           'refuse_empty', 'finish_panel', 'title_panel', 'panels_in_line', 'first_runs', 'published_values',
+           'accuracy_figure', 'save_figure', 'small_png']
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #c0866378
 import io, math, textwrap
@@ -38,7 +38,7 @@ from ..experiments.runs import PlannedRun
 from ..experiments.specs import Column, Spec
 from .words import to
 from ..verdicts.independent import read_published
-from ..verdicts.summaries import metric_rows, stored_runs
+from ..verdicts.summaries import metric_rows, stored_runs, trace
 from ..verdicts.tables import published_cell
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #491d8d1d
@@ -199,14 +199,15 @@ def untuned(run: pd.DataFrame, metric: str) -> pd.Series:
 
 
 def curves(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFrame:
-    """One line an evaluated round of every finished run: row, column, seed, status, diverged, round, the spec's metrics
+    """One line an evaluated round of every finished run: row, column, seed, status, diverged, round, metrics, trace
 
     A final fine-tuning is left out: a curve is of one kind of model."""
     metrics = [spec.metric, *spec.beside]
-    names = ["row", "column", "seed", "status", "diverged", "round", *metrics]
+    names = ["row", "column", "seed", "status", "diverged", "round", *metrics, "trace"]
     kept = []
     for planned, run in stored_runs(spec, tier, results):
         values = {metric: untuned(run, metric) for metric in metrics}
+        values["trace"] = trace(run, spec.metric)
         kept.append(run.assign(row=planned.row, column=planned.column, **values))
     if not kept:
         return pd.DataFrame(columns=names)
@@ -351,9 +352,21 @@ def grid(panels: int, wide: int | None = None) -> tuple[Figure, list[Axes]]:
 FEW = 5  # so many rows of a plot have labels
 
 
+def distinct_rows(found: pd.DataFrame) -> list[str]:
+    "The rows of lines of `curves` or `seed_values`, but for one whose rounds are those of a row before it"
+    rows = []
+    seen = []
+    for row, part in found.groupby("row", sort=False):
+        rounds = set(zip(part.column, part.seed, part.trace))
+        if rounds not in seen or (part.trace == "").all():
+            rows.append(str(row))
+        seen.append(rounds)
+    return rows
+
+
 def best_first(spec: Spec, long: pd.DataFrame) -> list[str]:
-    "The rows with a complete run, by their metric at the end, in the settings that have most rows"
-    here = long[long.status == "complete"]
+    "The rows with a complete run, by their metric at the end, in the settings that have most rows; equal runs once"
+    here = long[(long.status == "complete") & long.row.isin(distinct_rows(long))]
     last = here.groupby(["row", "column", "seed"])["round"].transform("max")
     ends = here[here["round"] == last]
     rows = ends.groupby("column").row.nunique()

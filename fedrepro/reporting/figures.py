@@ -39,6 +39,7 @@ from fedrepro.reporting.curves import (
     axis_label,
     axis_start,
     curves,
+    distinct_rows,
     diverged_notes,
     grid,
     highlighted,
@@ -490,12 +491,13 @@ def sorted_figure(spec: Spec, tier: str, results: str | Path | None = None) -> F
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #8d30e9c9
 def best_of(found: pd.DataFrame, metric: str) -> str:
-    """Who is highest by `y` in lines of `points`, and before whom; of several columns, in how many. Else nothing
+    """Who is highest by `y` in lines of `seed_values`, and before whom; of several columns, in how many. Else nothing
 
-    Seeds are averaged; a row with a run that is not complete does not count."""
+    Seeds are averaged; a row with a run that is not complete, or with the runs of another row, does not count."""
     bad = found[(found.status != "complete") | found.y.isna()]
     gone = set(zip(bad.row, bad.column))
-    whole = found[[key not in gone for key in zip(found.row, found.column)]]
+    whole = found[found.row.isin(distinct_rows(found))]
+    whole = whole[[key not in gone for key in zip(whole.row, whole.column)]]
     if not len(whole) or not metric_named(metric).higher_is_better:
         return ""
     mean = whole.groupby(["column", "row"], sort=False).y.mean()
@@ -505,11 +507,15 @@ def best_of(found: pd.DataFrame, metric: str) -> str:
         return f"; the highest is {listing(wins)}"
     column = first.index[0]
     order = mean[column].sort_values(ascending=False)
-    best, *others = order.index
-    shown = others[:2]
+    top = f"{order.iloc[0]:.2f}"
+    best = [row for row in order.index if f"{order[row]:.2f}" == top]
+    others = order.index[len(best) :]
+    shown = list(others[:2])
     if "FedAvg" in others[2:]:
         shown.append("FedAvg")
-    words = f"; the highest is {best} on {column} with {order[best]:.2f} %"
+    verb = "is" if len(best) == 1 else "are"
+    unit = f" {metric_named(metric).unit}".rstrip()
+    words = f"; the highest {verb} {listing(best)} on {column} with {top}{unit}"
     if shown:
         words += f", before {listing([f'{row} with {order[row]:.2f}' for row in shown])}"
     return words

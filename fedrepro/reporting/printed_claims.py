@@ -81,8 +81,8 @@ HOW = (
     "tested claims of a paper. A claim that needs all of its comparisons has the largest of their p and the "
     "smallest of their differences; one that needs any has the smallest p times their number. The interval is the "
     "95 % t interval, without correction. Tested is the direction; how large the difference is stands beside the "
-    "stated one; a difference without a stated gain is one from the stated value. Undecided: tested, neither of the "
-    "two. Not tested yet: no run. Cannot be tested yet: what is named is missing. A seed that diverged is left out "
+    "stated one; a difference without a stated gain is one from the stated value, of which the test takes the margin "
+    "that claims.toml declares. Undecided: tested, and neither of the two is shown. Not tested yet: no run. Cannot be tested yet: what is named is missing. A seed that diverged is left out "
     "and named; if the paper's own method diverged, there is no test"
 )
 
@@ -157,7 +157,10 @@ def gain_in_words(h: Headline) -> str:
     if h.theirs:
         words += f" against {h.theirs.name}'s {h.theirs.mean:.2f}, gain"
     else:
-        words += f" against the stated {h.stated:.2f}, difference"
+        words += f" against the stated {h.stated:.2f}"
+        if h.margin:
+            words += f" (tested: at least {h.stated - h.margin:.2f})"
+        words += ", difference"
     words += f" {with_ends(h.gain, h.half)} over {h.ours.n} seed{'s' * (h.ours.n != 1)}"
     if h.theirs and not math.isnan(h.published):
         words += f", published {h.published:+.2f}"

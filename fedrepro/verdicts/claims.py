@@ -610,6 +610,9 @@ def check_claim(claim: Claim, spec: Spec) -> None:
         raise InputError(f"{where}: against: expected one row, whose last accuracy is the target")
     if claim.kind == "gain over" and len(claim.against) not in (0, 1, len(claim.rows)):
         raise InputError(f"{where}: against: expected one row, or one for each of rows")
+    if claim.margin and claim.kind not in ABOVE_STATED:
+        kinds = " or ".join(ABOVE_STATED)
+        raise InputError(f"{where}: margin: expected a claim of the kind {kinds}, not {claim.kind}")
 
 
 def claim_line(claim: Claim, runs: StoredRuns, tier: str) -> dict:
@@ -726,6 +729,7 @@ class Headline:
     half: float  # half of its 95 % t interval over seeds; nan below two
     published: float  # the published gain; nan: none
     stated: float  # the value that the claim states; nan: it states a gain, or none
+    margin: float  # what the test takes off that value, in its unit
     unit: str  # of the gain
     p: float  # after Holm's correction, of the word in `state`; nan: not tested
     compared: int  # comparisons that are run
@@ -797,6 +801,7 @@ AS_IN_CLAIM = (
     "state",
     "lacks",
     "half",
+    "margin",
     "unit",
     "compared",
     "comparisons",

@@ -168,11 +168,11 @@ def arrived(done: list[dict]) -> dict[str, object]:
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #26b6c403
 def cell_line(
-    spec: Spec, tier: str, runs: pd.DataFrame, beside: dict, metric: str = "", gap: float = math.nan
+    spec: Spec, tier: str, runs: pd.DataFrame, beside: dict, margin: float = math.nan
 ) -> dict:
     """The numbers of one cell from its `runs` (lines of `seed_values`), `beside` a published line or UNKNOWN_VALUE.
 
-    `metric`: the cell's, "" = the spec's; `gap`: the published difference that the cell is about, nan = none."""
+    `margin`: the difference that matters, in the metric's unit, where a published number is there."""
     trials = sorted(runs.to_dict("records"), key=lambda trial: trial["seed"])
     done = [trial for trial in trials if trial["status"] == "complete"]
     diverged = sum(trial["status"] == "diverged" for trial in trials)
@@ -191,8 +191,6 @@ def cell_line(
     line["difference"] = math.nan
     if tier == "paper" and not metric_named(spec.metric).hardware:
         line["difference"] = line["mean"] - published
-    ratio = metric_named(metric or spec.metric).ratio
-    margin = default_margin(published, ratio, spec.margin, gap)
     values = [trial[spec.statistic] for trial in done]
     line |= judgement(spec, tier, values, diverged, beside, margin)
     for name in STATISTICS:
@@ -362,8 +360,8 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
             printed = {f"published_{name}": there.line[name] for name in ("mean", "std")}
             numbers = blank | printed
             if len(mine):
-                gap = gap_about(spec, paper, row, column, there.line["mean"])
-                numbers = cell_line(spec, tier, mine, there.line, metric, gap)
+                margin = cell_margin(spec, paper, row, column, there.line["mean"])
+                numbers = cell_line(spec, tier, mine, there.line, margin)
             rounds = traces(mine) if tier == "paper" else None
             origin = above.origin(row, there.owner, there.repeat, numbers["runs"], rounds)
             numbers = judged_once(numbers, there.owner == row, origin)

@@ -462,7 +462,7 @@ def test_a_ratio_is_judged_by_its_own_margin():
         ]
     )
     words = {
-        p: cell_line(spec, "paper", runs, UNKNOWN_VALUE | {"mean": p}, "lp_existing")["verdict"]
+        p: cell_line(spec, "paper", runs, UNKNOWN_VALUE | {"mean": p}, spec.margin)["verdict"]
         for p in (1.04, 1.05, 1.07, 1.09)
     }
     assert words == {

@@ -9,6 +9,7 @@ import pytest
 from fedrepro.core.errors import InputError
 from fedrepro.core.folders import find_specs
 from fedrepro.engine.method import FedAvg, load_methods
+from fedrepro.engine.rows import METRICS, Metric
 from fedrepro.experiments.rules import (
     SETTINGS,
     SOURCE_KINDS,
@@ -167,6 +168,25 @@ def test_a_new_version_of_a_method_is_a_new_run(monkeypatch):
     monkeypatch.setattr(load_methods()["FedProx"], "version", 2)
     after = load_spec(SPECS["fedccfa/table2"]).runs("smoke", methods=["FedProx"])[0]
     assert before.run_id != after.run_id and run_id(before.settings) == before.run_id
+
+
+# --- what is judged needs a margin
+
+
+@pytest.mark.parametrize("unit, margin", [("%", None), ("", 0.02), ("", None)])
+def test_published_numbers_that_are_not_in_percent_need_a_margin(
+    tmp_path, unit, margin, monkeypatch
+):
+    monkeypatch.setitem(METRICS, "f1", Metric("f1", unit=unit, higher_is_better=True))
+    raw = TOY | dict(metric="f1", published="x.published.csv")
+    if margin:
+        raw["margin"] = margin
+    path = written(tmp_path, raw, csv="method,mean,std\nFedAvg,0.83,0.01\n")
+    if unit or margin:
+        assert load_spec(path).margin == margin
+    else:
+        with one_line("margin: expected the difference that matters, because f1 is not in percent"):
+            load_spec(path)
 
 
 # --- what a tier changes

@@ -28,8 +28,15 @@ from fedrepro.experiments.jobs import active_run
 from fedrepro.experiments.rules import Value
 from fedrepro.experiments.specs import PLOTS, load_spec
 from fedrepro.reporting.curves import ACCENT, axis_label, colour_distance, own_rows
-from fedrepro.reporting.figures import FIGURES, distances_figure, draw, figure_in_words, points
-from fedrepro.reporting.paper_page import specs_of, started
+from fedrepro.reporting.figures import (
+    FIGURES,
+    best_of,
+    distances_figure,
+    draw,
+    figure_in_words,
+    points,
+)
+from fedrepro.reporting.paper_page import leads, specs_of, started
 from fedrepro.reporting.printed_tables import render
 from fedrepro.verdicts.tables import table
 from toy import ROOT
@@ -487,3 +494,28 @@ def test_without_runs_it_says_what_to_type(tmp_path):
         with pytest.raises(InputError, match=f"fedrepro run {name} --tier smoke"):
             draw(spec(name), "smoke", tmp_path)
         assert figure_in_words(spec(name), "smoke", tmp_path).endswith(".")
+
+
+def test_the_same_runs_are_ranked_once_and_equal_values_are_level():
+    def lines(**rows):
+        out = []
+        for row, (y, trace) in rows.items():
+            out.append(dict(row=row, column="A", seed=0, status="complete", y=y, trace=trace))
+        return pd.DataFrame(out)
+
+    same = lines(a=(67.7, "x"), b=(67.7, "x"), c=(60.0, "z"))
+    level = lines(a=(67.701, "x"), b=(67.704, "y"), c=(60.0, "z"))
+    name = "generalised_accuracy"
+    assert best_of(same, name) == "; the highest is a on A with 67.70 %, before c with 60.00"
+    assert (
+        best_of(level, name) == "; the highest are b and a on A with 67.70 %, before c with 60.00"
+    )
+
+
+def test_where_a_method_leads_pooled_training_is_no_rival_and_a_setting_counts_once():
+    columns, here, there = leads("lfd")
+    tables = [load_spec("lfd/table2"), load_spec("lfd/table3")]
+    assert "Union" in tables[0].rows and there <= columns
+    own = {c.label for c in tables[1].tier_columns("small")}
+    assert columns < len(own) + len(tables[0].tier_columns("small"))
+    assert leads("fedbss")[0] == 2  # not the second partition beside the same numbers

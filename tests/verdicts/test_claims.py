@@ -89,6 +89,12 @@ def test_bad_claims_are_refused_in_one_line(demo, change, word):
         read_claims(demo)
 
 
+def test_a_margin_is_refused_where_no_value_is_stated(demo):
+    (demo / "demo/claims.toml").write_text(ONE + "margin = 1.0\n")
+    with one_line("margin: expected a claim of the kind at round or within rounds"):
+        verdicts(root=demo)
+
+
 @pytest.mark.parametrize(
     "change, word",
     [
