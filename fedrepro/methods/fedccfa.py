@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['AT_CLIENT', 'AT_SERVER', 'class_classifiers', 'as_head', 'mixing', 'shared_heads', 'madd', 'cluster', 'true_concepts',
            'cluster_scores', 'SharedHeads', 'balanced_rows', 'common_head', 'own_head', 'BalancedHeads',
-           'shared_anchors', 'label_entropy', 'Algorithm1', 'without', 'Switched', 'summed_in_place', 'FedCCFA']
+           'shared_anchors', 'label_entropy', 'Algorithm1', 'without', 'without_reply', 'Switched', 'summed_in_place',
+           'FedCCFA']
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #ca556be2
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from fedrepro.engine.client import (
 )
 from ..engine.method import Exchange
 from .alignment import alignment_loss
-from .personal import FedRep
+from .personal import FedRep, server_head
 from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #3414b3dd
@@ -209,11 +210,13 @@ def common_head(client: Client, results: Results) -> Tree:
 
 
 def own_head(client: Client, results: Results) -> Tree:
-    "The received body with the own head; at the first participation with the balanced one"
-    balanced = results["balanced"].params
-    start = dict(balanced)
+    "The received body with the own head; at the first participation the balanced one, without one the initial one"
+    first = common_head(client, results)
+    if "balanced" in results:
+        first = results["balanced"].params
+    start = dict(first)
     for name, own in client.state["head"].items():
-        start[name] = torch.where(client.state["seen"] > 0, own, balanced[name])
+        start[name] = torch.where(client.state["seen"] > 0, own, first[name])
     return start
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #38e35dcd
@@ -310,9 +313,14 @@ class Algorithm1(BalancedHeads, listed=False):
         "Cross-entropy plus $\\omega_k\\ell_{align}$: the objective of eq. 9"
         features = client.net.features(params, batch.x, train=True)
         # built first: the order of terms decides the last bits of their gradients
-        align = batch.mean(alignment_loss(features, batch.y, client.state["anchors"], self.tau))
+        anchors = self.known_anchors(client)
+        align = batch.mean(alignment_loss(features, batch.y, anchors, self.tau))
         fit = cross_entropy(client.net.classify(params, features), batch)
         return fit + self.weight(client.counts) * align
+
+    def known_anchors(self, client: Client) -> Tensor:
+        "(C, d) anchors that the client aligns with: those of its clusters when it last took part"
+        return client.state["anchors"]
 
     def weight(self, counts: Tensor) -> Tensor | float:
         "$\\omega_k=H_k/\\gamma$ of eq. 9"
@@ -336,14 +344,14 @@ class Algorithm1(BalancedHeads, listed=False):
             return upload | anchors, client.state
         return upload | anchors, kept | {"anchors": client.state["anchors"]} | anchors
 
-    def anchor_groups(self, server: dict) -> Tensor:
-        "(C, n) participants with the same number share anchors: the clusters"
-        return server["clusters"]
+    def mean_anchors(self, exchange: Exchange, groups: Tensor) -> list[dict]:
+        "For each participant the mean anchors of those with the same number in `groups` (C, n)"
+        weights = self.shares(exchange.counts) * (exchange.counts > 0)  # of those who have samples
+        return shared_anchors(exchange.uploads, groups, weights)
 
     def anchor_replies(self, server: dict, exchange: Exchange) -> list[dict]:
         "To each participant the mean anchors of its clusters: eq. 7"
-        weights = self.shares(exchange.counts) * (exchange.counts > 0)  # of those who have samples
-        return shared_anchors(exchange.uploads, self.anchor_groups(server), weights)
+        return self.mean_anchors(exchange, server["clusters"])
 
     def reply(self, server: dict, exchange: Exchange) -> list[dict]:
         "To each participant the mean class classifiers (eq. 5) and anchors (eq. 7) of its clusters"
@@ -352,45 +360,71 @@ class Algorithm1(BalancedHeads, listed=False):
         return [head | anchor for head, anchor in zip(heads, anchors)]
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #805f57be
-def without(messages: Messages, names: list[str]) -> Messages:
-    "`messages` without `names`, neither up nor back"
-    upload = {name: size for name, size in messages.upload.items() if name not in names}
-    reply = {name: size for name, size in messages.reply.items() if name not in names}
-    return replace(messages, upload=upload, reply=reply)
+def without(messages: Messages, name: str) -> Messages:
+    "`messages` without the part `name`, neither up nor back"
+    upload = {part: size for part, size in messages.upload.items() if part != name}
+    return replace(without_reply(messages, name), upload=upload)
+
+
+def without_reply(messages: Messages, name: str) -> Messages:
+    "`messages` in which nothing called `name` comes back"
+    reply = {part: size for part, size in messages.reply.items() if part != name}
+    return replace(messages, reply=reply)
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #d24ffb88
 @dataclass
 class Switched(Algorithm1, listed=False):
     "Algorithm 1 with parts replaced or left out, as in Tables 3, 4, 5 and 11 (Chen et al. 2024)"
 
-    clustering: Literal["balanced", "local", "oracle"] = (
+    clustering: Literal["balanced", "own", "oracle"] = (
         "balanced"  # Table 3: which heads, or true concepts
     )
-    anchors: Literal["clustered", "global", "none"] = (
-        "clustered"  # Table 4; "global": one set for all
+    anchors: Literal["clustered", "common", "none"] = (
+        "clustered"  # Table 4; "common": the server's newest, of all participants
     )
     aggregation: Literal["uniform", "weighted"] = "uniform"  # Table 11; or by samples of the class
     fixed_weight: float | None = (
         None  # Table 5: alignment weight in place of the entropy's; None = eq. 9
     )
 
+    def init_server(self, federation) -> dict:
+        "Also `anchors` (C, d) where all have common ones: none yet"
+        start = super().init_server(federation)
+        if self.anchors != "common":
+            return start
+        return start | {"anchors": torch.zeros_like(federation.initial["head.weight"])}
+
+    def broadcast(self, server: dict) -> dict:
+        "The body, and the common anchors"
+        message = super().broadcast(server)
+        return message | {"anchors": server["anchors"]} if self.anchors == "common" else message
+
     def communication(self) -> Messages:
-        "Without the messages that a switch makes unnecessary"
-        unused = []
-        if self.clustering == "local":
-            unused.append("balanced")
+        "Without the messages that a switch makes unnecessary; common anchors open a round"
+        said = super().communication()
+        if self.clustering == "own":
+            said = without(said, "balanced")
         if self.anchors == "none":
-            unused.append("anchors")
-        return without(super().communication(), unused)
+            said = without(said, "anchors")
+        if self.anchors == "common":
+            opening = said.broadcast | {"anchors": said.reply["anchors"]}
+            said = replace(without_reply(said, "anchors"), broadcast=opening)
+        return said
 
     def local_phases(self, client: Client) -> list[Phase]:
         "Algorithm 1's, without the balanced head or without alignment"
         balanced, head, body = super().local_phases(client)
         if self.anchors == "none":
             body = replace(body, loss=self.loss)
-        if self.clustering == "local":
-            return [replace(head, start=self.own_model), body]
+        if self.clustering == "own":
+            return [head, body]
         return [balanced, head, body]
+
+    def known_anchors(self, client: Client) -> Tensor:
+        "Those of the client's clusters, or the common ones"
+        if self.anchors == "common":
+            return client.received["anchors"]
+        return super().known_anchors(client)
 
     def weight(self, counts: Tensor) -> Tensor | float:
         "$\\omega_k$ of eq. 9, or the fixed one"
@@ -398,7 +432,7 @@ class Switched(Algorithm1, listed=False):
 
     def balanced_head(self, results: Results) -> dict:
         "None where nobody trained it"
-        return {} if self.clustering == "local" else super().balanced_head(results)
+        return {} if self.clustering == "own" else super().balanced_head(results)
 
     def local_anchors(self, client: Client, params: Tree) -> dict:
         "None where nobody needs them"
@@ -406,27 +440,25 @@ class Switched(Algorithm1, listed=False):
 
     def compared(self, upload: dict) -> Tree:
         "The balanced head, or the own one"
-        return upload["head"] if self.clustering == "local" else upload["balanced"]
+        return upload["head"] if self.clustering == "own" else upload["balanced"]
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
-        "By the clusters that were computed, or by the true concepts"
+        "By the clusters that were computed, or by the true concepts; also the newest common anchors"
         after = super().aggregate(server, exchange)
         if self.clustering == "oracle":
             after["clusters"] = after["concepts"]
+        if self.anchors == "common":
+            one_group = torch.zeros_like(after["clusters"])
+            after["anchors"] = self.mean_anchors(exchange, one_group)[0]["anchors"]
         return after
 
     def shares(self, counts: Tensor) -> Tensor:
         "All alike, or each by its samples of the class"
         return counts if self.aggregation == "weighted" else super().shares(counts)
 
-    def anchor_groups(self, server: dict) -> Tensor:
-        "The clusters, or one group of all"
-        groups = super().anchor_groups(server)
-        return torch.zeros_like(groups) if self.anchors == "global" else groups
-
     def anchor_replies(self, server: dict, exchange: Exchange) -> list[dict]:
         "As Algorithm 1, or none"
-        if self.anchors == "none":
+        if self.anchors != "clustered":
             return [{} for _ in exchange.uploads]
         return super().anchor_replies(server, exchange)
 
@@ -446,7 +478,9 @@ class FedCCFA(Switched):
     variant: Literal["corrected", "as_published"] = (
         "corrected"  # or with the code's in-place anchor sum
     )
-    limit = law(FedRep, clustering="local", eps=1e-12, anchors="none")
+    limit = law(
+        FedRep, theirs={"init_client": server_head}, clustering="own", eps=1e-12, anchors="none"
+    )
 
     def local_phases(self, client: Client) -> list[Phase]:
         "Algorithm 1's; FedCCFA-FT fine-tunes the head in the end"

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from fedrepro.core.errors import InputError
-from fedrepro.core.trees import distance, same_bits, weighted_mean
+from fedrepro.core.trees import distance, same_bits, select, weighted_mean
 from fedrepro.data import concept_drift, datasets, partition
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.rounds import begin, next_round, run, sequential
 from fedrepro.methods import fedccfa
 from fedrepro.methods.fedccfa import BalancedHeads, FedCCFA, SharedHeads, cluster, madd
+from fedrepro.methods.personal import server_head
 from fedrepro.models import networks
 
 K, LOCAL = 6, dict(lr=0.05, epochs=1, batch_size=32)
@@ -95,9 +96,15 @@ def test_clusters_of_another_shape_are_refused(shape):
         run(Wrong(**LOCAL), federation(), 1)
 
 
+class FromServer(SharedHeads, listed=False):
+    "The first stage, with first own heads from the server"
+
+    init_client = server_head
+
+
 @pytest.mark.parametrize(
     "stage, switches",
-    [(SharedHeads, dict(clustering="local")), (BalancedHeads, {})],
+    [(FromServer, dict(clustering="own")), (BalancedHeads, {})],
 )
 def test_the_stages_are_switches(stage, switches):
     fed = federation()
@@ -106,6 +113,41 @@ def test_the_stages_are_switches(stage, switches):
     assert same_bits(part.server, whole.server)
     for a, b in zip(part.states, whole.states):
         assert same_bits({n: b[n] for n in a}, a)
+
+
+def test_without_balanced_heads_the_first_own_head_starts_from_the_servers_as_in_the_released_code():
+    fed = federation()
+    method = FedCCFA(clustering="own", head_epochs=0, **LOCAL)
+    at = begin(method, fed)
+    for k in range(K):
+        client = fed.client(k, 0, method.broadcast(at.server), at.states[k])
+        start = method.local_phases(client)[0].start(client, {})
+        assert same_bits(select(start, "head."), select(fed.initial, "head."))
+
+
+def test_common_anchors_are_the_newest_of_all_participants_for_everybody():
+    fed = replace(federation(), participation=0.5)
+    method = FedCCFA(anchors="common", align_from=1, **LOCAL)
+    now = begin(method, fed)
+    assert not now.server["anchors"].any()
+    for _ in range(3):
+        seen = []
+        now = next_round(method, fed, now, lambda m, clients: watched(m, clients, seen))
+        sent = torch.stack([upload["anchors"] for upload, _ in seen])
+        counts = torch.stack([counts for _, counts in seen]) > 0
+        for c in range(10):
+            assert torch.allclose(now.server["anchors"][c], sent[counts[:, c], c].mean(0))
+    newcomer = fed.client(0, 3, method.broadcast(now.server), begin(method, fed).states[0])
+    assert same_bits({"a": method.known_anchors(newcomer)}, {"a": now.server["anchors"]})
+
+
+def watched(method, clients, seen):
+    "`sequential`, which keeps each upload and the client's counts in `seen`"
+    clients = list(clients)
+    answers = sequential(method, clients)
+    for client, (upload, *_) in zip(clients, answers):
+        seen.append((upload, client.counts))
+    return answers
 
 
 def test_every_step_of_the_class_is_exported():
