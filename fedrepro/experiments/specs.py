@@ -223,7 +223,7 @@ class Change:
     rows: tuple[str, ...] = ()  # those that have it; empty: all
     columns: tuple[str, ...] = ()  # labels of those that have it; empty: all
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #519b9e7c
 def changed_values(
     now: dict[str, Value], published: list[dict[str, Value]]
 ) -> Iterator[tuple[str, object, object]]:
@@ -244,7 +244,7 @@ def one_or_words(values: list) -> object:
         return ", ".join(map(str, values))
     return values[0] if values else None
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #b2c6ac2b
 def gathered(found: dict[tuple, Change], rows: list[str], columns: list[str]) -> list[Change]:
     """Equal changes of `found` (by row, column, key) as one with all rows and columns that have it, those of all first
 
@@ -741,7 +741,7 @@ def check_margin(spec: Spec):
                 "is not in percent"
             )
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #52a353cd
 def check_published(spec: Spec):
     "Raises InputError unless every cell of the table is at most one line of the published csv, and can be judged"
     if spec.published is None:

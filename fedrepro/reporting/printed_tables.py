@@ -240,7 +240,7 @@ def where_in_words(change: Change, rows: list[str]) -> str:
         words.append(f"on {' and '.join(change.columns)}")
     return " ".join(words)
 
-
+# %% ../../nbs/09_reporting/02_printed_tables.ipynb #79ac1ae7
 def reduced(spec: Spec, tier: str) -> str:
     "What `tier` changes against the published setting, in words"
     if tier == "paper":
