@@ -46,7 +46,7 @@ def mean_losses(client: Client, models: list[Tree], augment: bool = True) -> Ten
 class IFCA(FedAvg):
     "Several global models; each client trains the one that fits its data best (Ghosh et al. 2020)"
 
-    models: int = 4  # M; FedCCFA: the three concepts after the drift and the one before
+    models: int = 4  # M, as FedCCFA's code; our guess why: three concepts after a drift, one before
     paper: ClassVar[str] = "Ghosh et al. 2020"
     positive = {"models"}
     limit = law(models=1)

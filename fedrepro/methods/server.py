@@ -19,7 +19,7 @@ from ..engine.declarations import equal_shares, law
 class FedAvgM(FedAvg):
     "FedAvg with momentum at the server (Hsu et al. 2019)"
 
-    beta: float = 0.7  # FedNTD's code; LfD tunes it without printing it: grid 0.3, 0.5, 0.7, 0.9
+    beta: float = 0.7  # FedNTD's code; LfD does not print its own; our grid: 0.3, 0.5, 0.7, 0.9
     server_lr: float = 1.0  # eta_s; 1 - beta makes v an exponential average, as in MOON's code
     paper: ClassVar[str] = "Hsu et al. 2019"
     limit = law(beta=0.0)
