@@ -6,13 +6,16 @@
 __all__ = ['View', 'Stack', 'side_by_side', 'stack_step', 'train_longest_first', 'train_stack']
 
 # %% ../../nbs/05_executors/00_stacks.ipynb #ddc28ea7
+import random
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from ..core.torch_state import seeded
 from ..core.trees import Tree, stack
 from ..engine.client import Batch, Client, Phase, PhaseResult
 from ..engine.client import bounded, movable, plan_batches, sgd_step
@@ -132,17 +135,22 @@ def train_longest_first(
 def train_stack(
     clients: list[Client], phases: list[Phase], starts: list[Tree]
 ) -> list[PhaseResult]:
-    "One phase of all clients at once; entry k of the lists belongs to client k"
+    "One phase of all clients at once; entry k of the lists belongs to client k. Raises ValueError if it draws numbers"
     plans = []
     for client, phase in zip(clients, phases):
-        client.noise.integers(2**62)  # as `client.train`, so that what is drawn later is the same
-        plans.append(list(chain.from_iterable(plan_batches(client, phase))))
+        with client.chance():  # as `client.train`
+            plans.append(list(chain.from_iterable(plan_batches(client, phase))))
     order = sorted(range(len(clients)), key=lambda k: -len(plans[k]))
-    results = train_longest_first(
-        phases[0],
-        [clients[k] for k in order],
-        [plans[k] for k in order],
-        [starts[k] for k in order],
-    )
+    with seeded(0):
+        results = train_longest_first(
+            phases[0],
+            [clients[k] for k in order],
+            [plans[k] for k in order],
+            [starts[k] for k in order],
+        )
+        left = random.random(), np.random.random()
+    with seeded(0):
+        if left != (random.random(), np.random.random()):
+            raise ValueError("it draws random numbers")
     by_client = dict(zip(order, results))
     return [by_client[k] for k in range(len(clients))]
