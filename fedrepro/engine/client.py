@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Phase', 'PhaseResult', 'two_samples', 'needs_two',
-           'draws_numbers', 'plan_batches', 'split_batches', 'clipped', 'bounded', 'sgd_step', 'Step', 'movable',
-           'train', 'ChangedInPlace', 'version_counters', 'refuse_writes', 'checked_result', 'in_turn', 'start_phase',
-           'steps_taken', 'local_phases', 'client_rounds', 'client_round', 'class_means']
+           'draws_numbers', 'plan_batches', 'split_batches', 'clipped', 'bounded', 'add_momentum', 'sgd_step',
+           'gradient', 'adjusted', 'Step', 'movable', 'train', 'ChangedInPlace', 'version_counters', 'refuse_writes',
+           'checked_result', 'in_turn', 'start_phase', 'steps_taken', 'local_phases', 'client_rounds', 'client_round',
+           'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 from collections.abc import Callable, Iterator
@@ -250,26 +251,63 @@ def clipped(grads: Tree, max_norm: float) -> Tree:
 
 def bounded(grads: Tree, sgd: SGD) -> Tree:
     "`grads`, clipped where `sgd` asks for it"
-    return grads if sgd.clip_norm is None else clipped(grads, sgd.clip_norm)
+    if sgd.clip_norm is None or not grads:
+        return grads
+    return clipped(grads, sgd.clip_norm)
 
 # %% ../../nbs/04_engine/01_client.ipynb #e85d442d
-def sgd_step(moving: Tree, grads: Tree, buffer: list | None, sgd: SGD) -> list:
-    "Move the tensors of `moving` in place; takes and returns the momentum buffer (None before the first step)"
-    w = list(moving.values())
-    g = list(grads.values())
-    if not w:
-        return []
+def add_momentum(buffer: Tree, grads: Tree, momentum: float) -> Tree:
+    "The buffer after a step along `grads`: `buffer`, changed in place, and copies of the gradients that it has not met"
+    known = [n for n in grads if n in buffer]
+    if known:
+        held = [buffer[n] for n in known]
+        torch._foreach_mul_(held, momentum)
+        torch._foreach_add_(held, [grads[n] for n in known])
+    return buffer | {n: g.clone() for n, g in grads.items() if n not in buffer}
+
+
+def sgd_step(moving: Tree, grads: Tree, buffer: Tree | None, sgd: SGD) -> Tree:
+    """Move those tensors of `moving` that have a gradient in `grads`, in place.
+
+    Takes and returns the momentum buffer (None before the first step); without momentum, returns where it went."""
+    if not grads:
+        return buffer or {}
+    w = [moving[n] for n in grads]
     with torch.no_grad():
         if sgd.weight_decay:
-            g = list(torch._foreach_add(g, w, alpha=sgd.weight_decay))
-        if sgd.momentum and buffer is not None:
-            torch._foreach_mul_(buffer, sgd.momentum)
-            torch._foreach_add_(buffer, g)
-            g = buffer
-        torch._foreach_add_(w, g, alpha=-sgd.lr)
-    return g
+            decayed = torch._foreach_add(list(grads.values()), w, alpha=sgd.weight_decay)
+            grads = dict(zip(grads, decayed))
+        b = add_momentum(buffer or {}, grads, sgd.momentum) if sgd.momentum else grads
+        torch._foreach_add_(w, [b[n] for n in grads], alpha=-sgd.lr)
+    return b
 
 # %% ../../nbs/04_engine/01_client.ipynb #d9116985
+def gradient(loss: Tensor, moving: Tree) -> Tree:
+    "The gradient of `loss` () for each tensor of `moving` on which it depends"
+    slopes = torch.autograd.grad(loss, list(moving.values()), allow_unused=True)
+    return {n: g for n, g in zip(moving, slopes) if g is not None}
+
+
+def adjusted(phase: Phase, client: Client, params: Tree, grads: Tree) -> Tree:
+    "`grads` as the phase adjusts them; raises InputError for another name or shape"
+    if phase.adjust is None:
+        return grads
+    new = phase.adjust(client, params, grads)
+    where = f"phase {phase.name}: adjust_gradient returned"
+    if not isinstance(new, dict):
+        raise InputError(f"{where} {short(new)}; expected a dict of tensors")
+    for n in grads.keys() ^ new.keys():
+        found = "no" if n in grads else "an unknown"
+        raise InputError(
+            f"{where} {found} {n!r}; expected the names of `grads`, each with its tensor"
+        )
+    for n, g in grads.items():
+        found = tuple(new[n].shape) if isinstance(new[n], Tensor) else short(new[n])
+        if found != g.shape:
+            raise InputError(f"{where} {found} as {n!r}; expected a tensor {tuple(g.shape)}")
+    return new
+
+
 @dataclass
 class Step:
     "One step of a phase, as a method's own `step` sees it"
@@ -282,7 +320,9 @@ class Step:
     memory: Any = None  # what the phase's last step returned beside its loss; None before the first
 
     def grad(self, instead: Tree | None = None) -> tuple[Tensor, Tree]:
-        "Loss of the batch and its adjusted, clipped gradient, at `params`, or with the tensors `instead` in their place"
+        """Loss of the batch and its adjusted, clipped gradient, at `params`, or with the tensors `instead` in their place.
+
+        A parameter on which the loss does not depend is not in the gradient."""
         params = self.params
         moving = self.moving
         if instead is not None:
@@ -297,16 +337,14 @@ class Step:
             )
         if not moving:
             return loss.detach(), {}  # all of them are frozen
-        tensors = list(moving.values())
-        grads = dict(zip(moving, torch.autograd.grad(loss, tensors, materialize_grads=True)))
-        if self.phase.adjust is not None:
-            grads = self.phase.adjust(self.client, params, grads)
+        grads = gradient(loss, moving)
+        grads = adjusted(self.phase, self.client, params, grads)
         return loss.detach(), bounded(grads, self.phase.sgd)
 
-    def sgd(self, grads: Tree) -> list:
+    def sgd(self, grads: Tree) -> Tree:
         "A step of SGD along `grads`; returns the momentum buffer, the next step's `memory`"
         buffer = sgd_step(self.moving, grads, self.memory, self.phase.sgd)
-        return buffer if self.phase.sgd.momentum else []
+        return buffer if self.phase.sgd.momentum else {}
 
 # %% ../../nbs/04_engine/01_client.ipynb #32202d3a
 def movable(net, phase: Phase, params: Tree) -> tuple[Tree, Tree]:

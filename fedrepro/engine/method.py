@@ -186,7 +186,9 @@ class FedAvg:
         return cross_entropy(client.net(params, batch.x, train=True), batch)
 
     def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
-        "The direction of a step from the gradient of the parameters that move, of equal shapes: the gradient itself"
+        """The direction of a step, from the gradient of the parameters that move: the gradient itself.
+
+        It has the names and shapes of `grads`; a parameter on which this batch's loss does not depend is not in it."""
         return grads
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from ..core.torch_state import seeded
 from ..core.trees import Tree, stack
 from ..engine.client import Batch, Client, Phase, PhaseResult
-from ..engine.client import bounded, movable, plan_batches, sgd_step
+from ..engine.client import adjusted, bounded, gradient, movable, plan_batches, sgd_step
 from ..models.architectures import Net
 
 # %% ../../nbs/05_executors/00_stacks.ipynb #01631218
@@ -81,25 +81,24 @@ def side_by_side(clients: list[Client], batches: list[tuple]) -> Batch:
 
 # %% ../../nbs/05_executors/00_stacks.ipynb #cd90d58e
 def stack_step(
-    stack: Stack, phase: Phase, batch: Batch, params: Tree, moving: Tree, buffer: list | None
-) -> tuple[Tensor, list]:
+    stack: Stack, phase: Phase, batch: Batch, params: Tree, moving: Tree, buffer: Tree
+) -> tuple[Tensor, Tree]:
     "A step of SGD of the first clients of a stack, as `Step.grad` and `Step.sgd`: their losses (n,), and the momentum buffer"
     n = len(batch.y)
 
     def loss(client, params: Tree, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
         return phase.loss(client, params, Batch(x, y, w))
 
+    def direction(client, params: Tree, grads: Tree) -> Tree:
+        return bounded(adjusted(phase, client, params, grads), phase.sgd)
+
     losses = stack.each(n, loss, params, batch.x, batch.y, batch.w)
     if losses.shape != (n,):
         raise ValueError("its loss is not one number a batch")
     if not moving:
-        return losses.detach(), []
-    tensors = list(moving.values())
-    slopes = torch.autograd.grad(losses.sum(), tensors, materialize_grads=True)
-    grads = dict(zip(moving, slopes))
-    if phase.adjust is not None:
-        grads = stack.each(n, phase.adjust, params, grads)
-    grads = stack.each(n, lambda _, g: bounded(g, phase.sgd), grads)
+        return losses.detach(), {}
+    grads = gradient(losses.sum(), moving)
+    grads = stack.each(n, direction, params, grads)
     return losses.detach(), sgd_step(moving, grads, buffer, phase.sgd)
 
 # %% ../../nbs/05_executors/00_stacks.ipynb #b1bf63d2
@@ -110,23 +109,23 @@ def train_longest_first(
     together = Stack(clients)
     own, moving = movable(clients[0].net, phase, stack(starts))
     total = torch.zeros(len(clients), dtype=clients[0].dtype, device=clients[0].y.device)
-    memory: list[Tensor] | None = None
+    memory: Tree = {}  # momentum
     for s in range(len(plans[0])):
         batches = [plan[s] for plan in plans if len(plan) > s]
         n = len(batches)
         batch = side_by_side(clients[:n], batches)
         # writes to `now` reach `moving`, and those to `buffer` reach `memory`
         now = {name: t.detach()[:n].requires_grad_() for name, t in moving.items()}
-        buffer = [t[:n] for t in memory] if memory else memory
+        buffer = {name: t[:n] for name, t in memory.items()}
         params = {name: t[:n] for name, t in own.items()} | now
         loss, buffer = stack_step(together, phase, batch, params, now, buffer)
-        if memory is None:
-            memory = [t.clone() for t in buffer] if phase.sgd.momentum else []
+        if phase.sgd.momentum:
+            memory = buffer | memory
         total[:n] += loss
     results = []
     for k, (start, plan) in enumerate(zip(starts, plans)):
         ends = {name: t.detach()[k].clone() for name, t in moving.items()}
-        kept = [t[k] for t in memory or []] if plan else None
+        kept = {name: t[k] for name, t in memory.items() if k < len(t)} if plan else None
         loss = total[k] / max(len(plan), 1)
         results.append(PhaseResult(start | ends, loss, kept, steps=len(plan)))
     return results
