@@ -302,9 +302,9 @@ def adjusted(phase: Phase, client: Client, params: Tree, grads: Tree) -> Tree:
             f"{where} {found} {n!r}; expected the names of `grads`, each with its tensor"
         )
     for n, g in grads.items():
-        found = tuple(new[n].shape) if isinstance(new[n], Tensor) else short(new[n])
-        if found != g.shape:
-            raise InputError(f"{where} {found} as {n!r}; expected a tensor {tuple(g.shape)}")
+        shape = tuple(new[n].shape) if isinstance(new[n], Tensor) else short(new[n])
+        if shape != g.shape:
+            raise InputError(f"{where} {shape} as {n!r}; expected a tensor {tuple(g.shape)}")
     return new
 
 
@@ -459,7 +459,8 @@ def steps_taken(results: Results) -> int:
 # %% ../../nbs/04_engine/01_client.ipynb #bb5dcf22
 def local_phases(method, client: Client) -> list[Phase]:
     "The phases of a client's round; raises InputError where there is none"
-    ahead = client.noise.bit_generator.jumped()  # leaves the stream of seeds where it is
+    # jumped: the stream of seeds is left where it is
+    ahead = client.noise.bit_generator.jumped()  # type: ignore[attr-defined]  # of PCG64
     with seeded(ahead.random_raw() >> 2):
         phases = [phase for phase in method.local_phases(client) if not phase.final]
     if not phases:
