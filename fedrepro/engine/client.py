@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Phase', 'PhaseResult', 'two_samples', 'needs_two',
-           'draws_numbers', 'plan_batches', 'split_batches', 'clipped', 'bounded', 'add_momentum', 'sgd_step',
-           'gradient', 'adjusted', 'Step', 'movable', 'train', 'ChangedInPlace', 'version_counters', 'refuse_writes',
-           'checked_result', 'in_turn', 'start_phase', 'steps_taken', 'local_phases', 'client_rounds', 'client_round',
-           'class_means']
+           'draws_numbers', 'sample_pools', 'plan_batches', 'split_batches', 'clipped', 'bounded', 'add_momentum',
+           'sgd_step', 'gradient', 'adjusted', 'Step', 'movable', 'train', 'ChangedInPlace', 'version_counters',
+           'refuse_writes', 'checked_result', 'in_turn', 'start_phase', 'steps_taken', 'refuse_unknown_prefix',
+           'local_phases', 'client_rounds', 'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -210,16 +210,31 @@ def draws_numbers(client: Client) -> bool:
     "Whether the client's network draws random numbers while it is trained"
     return tried(client.net, two_samples(client.data, client.dtype), client.dtype).draws
 
+# %% ../../nbs/04_engine/01_client.ipynb #7ef0a9ed
+def sample_pools(client: Client, phase: Phase) -> list[np.ndarray]:
+    "Of each epoch of `phase`, the positions (m,) of 0..n-1 of its samples; raises InputError for anything else"
+    if phase.samples is None:
+        return [np.arange(client.n)] * phase.epochs
+    chosen = phase.samples(client)
+    pools = []
+    for pool in chosen if isinstance(chosen, list) else [chosen] * phase.epochs:
+        positions = np.asarray(pool)
+        whole = np.issubdtype(positions.dtype, np.integer) or positions.size == 0
+        if positions.ndim != 1 or not whole or not np.isin(positions, np.arange(client.n)).all():
+            raise InputError(
+                f"client {client.id}, round {client.round + 1}: phase {phase.name}: samples returned {short(chosen)}; "
+                f"expected an array of whole numbers of 0..{client.n - 1}, or a list of one for each epoch"
+            )
+        pools.append(positions.astype(np.int64))
+    return pools
+
 
 def plan_batches(client: Client, phase: Phase) -> list[list[tuple[np.ndarray, np.ndarray | None]]]:
     "All batches of `phase`, epoch by epoch: positions (B,) of 0..n-1 and augmentation decisions (B, 4) or None"
-    pools = np.arange(client.n) if phase.samples is None else phase.samples(client)
-    if not isinstance(pools, list):
-        pools = [pools] * phase.epochs
     two = needs_two(client)
     epochs = []
-    for pool in pools:
-        order = np.asarray(pool, dtype=np.int64)[client.rng.permutation(len(pool))]
+    for pool in sample_pools(client, phase):
+        order = pool[client.rng.permutation(len(pool))]
         parts = split_batches(order, phase.batch_size or len(pool), two)
         if two and any(len(part) == 1 for part in parts):
             raise InputError(
@@ -307,7 +322,7 @@ def adjusted(phase: Phase, client: Client, params: Tree, grads: Tree) -> Tree:
             raise InputError(f"{where} {shape} as {n!r}; expected a tensor {tuple(g.shape)}")
     return new
 
-
+# %% ../../nbs/04_engine/01_client.ipynb #e7d5d9ca
 @dataclass
 class Step:
     "One step of a phase, as a method's own `step` sees it"
@@ -457,12 +472,27 @@ def steps_taken(results: Results) -> int:
     return sum(result.steps for result in results.values())
 
 # %% ../../nbs/04_engine/01_client.ipynb #bb5dcf22
+def refuse_unknown_prefix(method, phase: Phase, names: Iterable[str]) -> None:
+    "Raises InputError unless what `phase` trains is a prefix, or a tuple of them, each of body, head or one of `names`"
+    prefixes = (phase.train,) if isinstance(phase.train, str) else phase.train
+    known = ("body.", "head.", *names)  # a body may have no parameters
+    where = f"{type(method).__name__}, phase {phase.name}: train={short(phase.train)}"
+    if not isinstance(prefixes, tuple) or not prefixes:
+        raise InputError(f"{where}; expected a prefix of parameters' names, or a tuple of them")
+    for prefix in prefixes:
+        if not isinstance(prefix, str) or not any(name.startswith(prefix) for name in known):
+            raise InputError(f"{where}: no parameter's name starts with {short(prefix)}")
+
+
 def local_phases(method, client: Client) -> list[Phase]:
-    "The phases of a client's round; raises InputError where there is none"
+    "The phases of a client's round; raises InputError where there is none, or one that trains what is not there"
     # jumped: the stream of seeds is left where it is
     ahead = client.noise.bit_generator.jumped()  # type: ignore[attr-defined]  # of PCG64
     with seeded(ahead.random_raw() >> 2):
-        phases = [phase for phase in method.local_phases(client) if not phase.final]
+        declared = method.local_phases(client)
+    for phase in declared:
+        refuse_unknown_prefix(method, phase, client.initial)
+    phases = [phase for phase in declared if not phase.final]
     if not phases:
         raise InputError(
             f"{type(method).__name__}.local_phases: expected at least one phase that is not final"

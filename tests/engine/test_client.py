@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -296,3 +297,66 @@ def test_a_gradient_of_other_names_or_shapes_is_refused(executor, adjust, words)
     with pytest.raises(InputError) as said:
         run(adjusts(adjust), EVERYBODY, 1, executor=EXECUTORS[executor]())
     assert "phase local: adjust_gradient returned" in str(said.value) and words in str(said.value)
+
+
+# --- a phase is what it says
+
+
+def phased(**changes):
+    "FedAvg whose phase has these `changes`"
+
+    class Phased(FedAvg, listed=False):
+        def local_phases(self, client):
+            return [self.phase(client, **changes)]
+
+    return Phased(**SMALL)
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (dict(train="classifier."), "no parameter's name starts with 'classifier.'"),
+        (dict(train=("head.", "tail.")), "no parameter's name starts with 'tail.'"),
+        (dict(train=["head."]), "train=['head.']; expected a prefix"),
+        (dict(train=()), "train=(); expected a prefix"),
+        (dict(train=("head.", 1)), "no parameter's name starts with 1"),
+        (dict(train="classifier.", final=True), "no parameter's name starts with 'classifier.'"),
+    ],
+)
+def test_a_phase_that_trains_what_is_not_there_is_refused(executor, changes, words):
+    with pytest.raises(InputError) as said:
+        run(phased(**changes), EVERYBODY, 1, executor=EXECUTORS[executor]())
+    assert words in str(said.value) and "Phased, phase local: train=" in str(said.value)
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda c: torch.rand(c.n).numpy() < 0.5,  # a mask
+        lambda c: [0, 1, 2],
+        lambda c: np.array([0, c.n]),
+        lambda c: np.array([-1, 0]),
+        lambda c: np.array([0.0, 1.0]),
+        lambda c: np.array([[0, 1]]),
+        lambda c: None,
+        lambda c: [np.arange(2), np.array([True, False])],
+    ],
+)
+def test_samples_that_are_no_positions_are_refused(executor, pick):
+    with pytest.raises(InputError, match="round 1: phase local: samples returned .* whole numbers"):
+        run(phased(samples=pick), EVERYBODY, 1, executor=EXECUTORS[executor]())
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda n: range(n), torch.arange, lambda n: np.arange(n, dtype=np.uint8)]
+)
+def test_samples_are_positions_of_any_kind(kind):
+    halves = (phased(samples=lambda c: make((c.n + 1) // 2)) for make in (kind, np.arange))
+    assert same_bits(*(run(method, EVERYBODY, 1).snapshot.server for method in halves))
+
+
+def test_a_phase_may_train_a_body_without_parameters():
+    flat = Net("flat", lambda: Network(nn.Flatten(), nn.Linear(64, 10)))
+    assert run(FedAvg(**SMALL), replace(EVERYBODY, net=flat), 1).snapshot.round == 1
