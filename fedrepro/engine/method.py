@@ -212,7 +212,9 @@ class FedAvg:
         return message["params"]
 
     def logits(self, net, params: Tree, x: Tensor) -> Tensor:
-        "(n, C) what the softmax is taken of, of one of its models in eval mode: the network's output"
+        """(n, C) what the softmax is taken of, of one of its models in eval mode: the network's output.
+
+        Studies of one client alone ask for it; a run's accuracies are those of body and head of `eval_params`."""
         return net(params, x)
 
     def extra_metrics(self, server: dict) -> dict[str, float]:
