@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SWITCHES', 'THREADS', 'USUAL', 'Switch', 'flushes_denormals', 'positions', 'put', 'usual_state', 'changed_switch',
-           'turned', 'one_chance']
+           'turned', 'seeded']
 
 # %% ../../nbs/01_core/04_torch_state.ipynb #1b9232ac
 import random
@@ -133,14 +133,20 @@ def turned(switches: dict[str, Any]) -> str:
 
 # %% ../../nbs/01_core/04_torch_state.ipynb #5c0a11e2
 @contextmanager
-def one_chance(seed: int = 0) -> Iterator[None]:
-    "Inside, the global generators of Python, NumPy and torch's CPU start from `seed`; after it they are as before"
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, the global generators of Python, NumPy and torch start from `seed`, of at least 0; after it they are as before.
+
+    Of torch these are the CPU's and, once CUDA is in use, that of the current GPU."""
+    gpu = torch.cuda.is_initialized()
+    python = random.getstate()
+    numpy = np.random.get_state()
+    with torch.random.fork_rng([torch.cuda.current_device()] if gpu else []):
         try:
             random.seed(seed)
-            np.random.seed(seed)
+            np.random.seed(seed % 2**32)
             torch.default_generator.manual_seed(seed)
+            if gpu:
+                torch.cuda.manual_seed(seed)
             yield
         finally:
             random.setstate(python)

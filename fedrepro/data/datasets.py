@@ -21,7 +21,7 @@ from torch import Tensor
 from ..core.errors import InputError, choice, number, require, short
 from ..core.folders import data_dir
 from ..core.registries import note_package, of_package
-from ..core.torch_state import one_chance
+from ..core.torch_state import seeded
 from . import transforms
 from .download import Archive, bring
 from .images import PICTURES
@@ -746,7 +746,7 @@ def read_parts(read: Callable, name: str, *given) -> dict:
     code = getattr(own, "__code__", None)
     place = f" ({Path(code.co_filename).name}, line {code.co_firstlineno})" if code else ""
     who = f"data set {name!r}: its reader {getattr(own, '__name__', short(own))}{place}"
-    with one_chance():
+    with seeded(0):
         parts = read(*given)
     expected = f"expected a dict with {', '.join(NEEDED)}"
     require(

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..core.errors import InputError, short
+from ..core.torch_state import seeded
 from ..core.trees import Tree, moved
-from .client import Client, Phase, torch_seeded, train
+from .client import Client, Phase, train
 from .divergence import refuse_diverged
 from .federation import TUNE, Federation
 from .rounds import Snapshot
@@ -84,7 +85,7 @@ class Predictor:
     def features(self, federation: Federation, params: Tree, chunk: int, seed: int) -> Tensor:
         "(N_test, d) features of the whole test set"
         parts = []
-        with torch_seeded(seed):
+        with seeded(seed):
             for x in federation.data.test_x.split(chunk):
                 batch = federation.data.batch(x, None, federation.dtype)
                 parts.append(federation.net.features(params, batch))

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from ..core.errors import InputError, choice, instance, number, require, short
+from ..core.torch_state import seeded
 from ..core.trees import Tree, zeros_like
 from ..data.concept_drift import DriftSchedule
 from ..data.datasets import Dataset
 from ..data.partition import Partition, fedccfa_cohort
-from .client import Client, torch_seeded, two_samples
+from .client import Client, two_samples
 from .probes import OFF, Profiler
 from ..models.architectures import Net, tried
 
@@ -250,12 +251,12 @@ class Federation:
         return self._init(HEAD, k) | self.frozen
 
     def noise(self, *key: int) -> np.random.Generator:
-        "The stream of seeds for torch's global generators, of this seed and `key`"
+        "The stream of seeds for the global generators, of this seed and `key`"
         return np.random.default_rng([self.seed, NOISE, *key])
 
     def chance(self, *key: int) -> AbstractContextManager:
-        "A context in which torch's global generators are seeded by this seed and `key`"
-        return torch_seeded(int(self.noise(*key).integers(2**62)))
+        "A context in which the global generators of Python, NumPy and torch are seeded by this seed and `key`"
+        return seeded(int(self.noise(*key).integers(2**62)))
 
     def draws(self, t: int) -> Iterator[list[int]]:
         "Endless independent uniform draws of a cohort for round t: without replacement, ascending"

@@ -186,7 +186,9 @@ class FedAvg:
         return cross_entropy(client.net(params, batch.x, train=True), batch)
 
     def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
-        "The direction of a step from the gradient of the parameters that move, of equal shapes: the gradient itself"
+        """The direction of a step, from the gradient of the parameters that move: the gradient itself.
+
+        It has the names and shapes of `grads`; a parameter on which this batch's loss does not depend is not in it."""
         return grads
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
@@ -210,7 +212,9 @@ class FedAvg:
         return message["params"]
 
     def logits(self, net, params: Tree, x: Tensor) -> Tensor:
-        "(n, C) what the softmax is taken of, of one of its models in eval mode: the network's output"
+        """(n, C) what the softmax is taken of, of one of its models in eval mode: the network's output.
+
+        Studies of one client alone ask for it; a run's accuracies are those of body and head of `eval_params`."""
         return net(params, x)
 
     def extra_metrics(self, server: dict) -> dict[str, float]:

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 from ..core.errors import InputError, choice, instance, number, say
 from ..core.trees import Tree
-from ..engine.client import Client, Phase, PhaseResult, client_rounds, draws_numbers, in_turn
+from ..engine.client import Client, Phase, PhaseResult, client_rounds, draws_numbers
+from ..engine.client import in_turn, local_phases
 from ..engine.federation import BF16Net, Federation
 from ..engine.probes import timed
 from ..engine.rounds import sequential
@@ -29,9 +30,8 @@ def kind(method, client: Client) -> tuple:
     parts: list = [str(structure)]
     for t in leaves:
         parts.append((t.shape, t.dtype) if isinstance(t, Tensor) else repr(t))
-    for p in method.local_phases(twin):
-        if not p.final:
-            parts.append((p.name, p.sgd, p.train, p.loss, p.adjust, p.step, p.monitor))
+    for p in local_phases(method, twin):
+        parts.append((p.name, p.sgd, p.train, p.loss, p.adjust, p.step, p.monitor))
     return tuple(parts)
 
 

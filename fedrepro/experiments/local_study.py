@@ -19,7 +19,7 @@ from torch import Tensor
 from ..core.errors import InputError
 from ..core.trees import Tree, add, norm, scale, sub
 from ..data.partition import Partition
-from ..engine.client import Client, Phase, start_phase, train
+from ..engine.client import Client, Phase, local_phases, start_phase, train
 from ..engine.federation import Federation
 from ..methods.fedbss import rate_samples, split
 from .rules import parse_client
@@ -127,7 +127,7 @@ def chosen(client: Client, samples: str) -> np.ndarray:
 # %% ../../nbs/07_experiments/00_local_study.ipynb #d95af8b9
 def the_phase(method, client: Client, samples: str = "all") -> Phase:
     "The only phase of the method's local training, on some of the samples. Raises InputError if there are several"
-    phases = [p for p in method.local_phases(client) if not p.final]
+    phases = local_phases(method, client)
     name = type(method).__name__
     if len(phases) != 1 or phases[0].start or phases[0].monitor:
         raise InputError(

@@ -86,14 +86,14 @@ class AdaptiveFedAvg(FedAvg):
         rate = self.phase(client).sgd.lr * client.received["rate"]
         return {"rate": {n: rate.expand_as(t) for n, t in client.received["params"].items()}}
 
-    def step(self, step: Step) -> tuple[Tensor, list]:
+    def step(self, step: Step) -> tuple[Tensor, Tree]:
         "SGD at that rate: $b$ as in `sgd_step`, then $w\\leftarrow w-\\eta_0\\min(1,\\hat R)\\,b$"
         loss, grads = step.grad()
         buffer = sgd_step(step.moving, grads, step.memory, replace(step.phase.sgd, lr=0.0))
         rate = step.client.constants["rate"]
         with torch.no_grad():
-            for name, b in zip(step.moving, buffer):
-                step.moving[name].sub_(rate[name] * b)
+            for name in grads:
+                step.moving[name].sub_(rate[name] * buffer[name])
         return loss, buffer
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:

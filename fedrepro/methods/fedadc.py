@@ -103,12 +103,13 @@ def nesterov(step: Step) -> tuple[Tensor, Any]:
 # %% ../../nbs/06_methods/12_fedadc.ipynb #61cba0c7
 def averaged_step(moving: Tree, grads: Tree, u: Tree | None, phi: float, sgd: SGD) -> Tree:
     "Move `moving` along the next $u$ of Algorithm 4, in place; $u$ is None before the first step. Returns it"
+    known = u or {}
     average = {}
     for n, grad in grads.items():
         g = grad + sgd.weight_decay * moving[n].detach()
-        average[n] = g if u is None else phi * u[n] + (1 - phi) * g
+        average[n] = phi * known[n] + (1 - phi) * g if n in known else g
     sgd_step(moving, average, None, SGD(sgd.lr))
-    return average
+    return known | average
 
 
 def double_momentum(step: Step, phi: float) -> tuple[Tensor, Any]:

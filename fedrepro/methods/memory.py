@@ -142,7 +142,7 @@ class FedDyn(FedAvg):
         start = client.received["params"]
         return {n: g + weight[n] * (h[n] - start[n]) for n, g in grads.items()}
 
-    def step(self, step: Step) -> tuple[Tensor, list]:
+    def step(self, step: Step) -> tuple[Tensor, Tree]:
         "A step of SGD; $\\alpha_kw$ is added after the clipping, like weight decay"
         loss, grads = step.grad()
         weight = step.client.constants["weight"]

@@ -190,7 +190,8 @@ class pFedMe(FedAvg):
             loss, grads = step.grad(theta)
             with torch.no_grad():
                 for n, t in theta.items():
-                    t.sub_(grads[n] + self.lam * (t - w[n]), alpha=rate)
+                    pull = self.lam * (t - w[n])
+                    t.sub_(grads[n] + pull if n in grads else pull, alpha=rate)
         with torch.no_grad():
             for n, t in w.items():
                 t.sub_(t - theta[n], alpha=outer)

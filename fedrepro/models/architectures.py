@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from ..core.errors import InputError, number
+from ..core.torch_state import seeded
 from ..core.trees import Tree
 
 # %% ../../nbs/03_models/00_architectures.ipynb #82c20e02
@@ -199,9 +200,8 @@ class Net:
         )
 
     def _fresh(self, seed: int) -> Network:
-        "A new module initialised with `seed`; the state of the global generator is restored"
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+        "A new module initialised with `seed`; the state of the global generators is restored"
+        with seeded(seed):
             return self.make()
 
     def init(self, seed: int, dtype=torch.float32) -> Tree:
@@ -356,7 +356,7 @@ def tried(net: Net, x: Tensor, dtype: torch.dtype = torch.float32) -> Behaviour:
     kind, known = (tuple(x.shape), x.dtype, dtype), net.__dict__.setdefault("_trials", {})
     if kind in known:
         return known[kind]
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with seeded(0), torch.enable_grad():
         try:
             start = net.init(0, dtype)
             why, known[kind] = _in_training(net, x, start)

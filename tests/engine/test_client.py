@@ -1,20 +1,25 @@
-"""What happened is counted where it happens: a client that took no step has learned nothing, and says so."""
+"""A client's steps are PyTorch's, and are counted where they happen: without one it has learned nothing, and says so."""
 
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from fedrepro.checks.contract import suited
 from fedrepro.checks.harness import LOCAL, flat, gap, play, tiny
-from fedrepro.core.trees import distance, weighted_mean
-from fedrepro.engine.client import SGD, Phase, client_rounds, train
+from fedrepro.core.errors import InputError
+from fedrepro.core.trees import distance, same_bits, select, weighted_mean
+from fedrepro.engine.client import SGD, Phase, client_rounds, plan_batches, train
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import run
 from fedrepro.executors.executors import EXECUTORS
 from fedrepro.experiments.store import json_line
+from fedrepro.models.architectures import Net, Network
 from toy import OURS as METHODS
 
 EVERYBODY = replace(tiny(), participation=1.0)
@@ -187,3 +192,171 @@ def test_a_run_without_losses_can_be_stored():
     rows = run(idle("FedAvg", range(99)), EVERYBODY, 2, evaluate).rows
     assert all(math.isnan(row["train_loss"]) for row in rows)
     assert b'train_loss": null' in json_line(rows[0])
+
+
+# --- a step is PyTorch's
+
+
+class Skips(nn.Module):
+    "LayerDrop: one of two layers is left out by a branch, so that it has no gradient in this step"
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(x.flatten(1))
+        for layer in self.layers:
+            if not self.training or torch.rand(()) < 0.5:
+                x = x + layer(x).tanh()
+        return x
+
+
+LAYER_DROP = replace(EVERYBODY, net=Net("skips", lambda: Network(Skips(), nn.Linear(8, 10))))
+SMALL = dict(lr=0.1, momentum=0.9, weight_decay=0.1, epochs=4, batch_size=8)
+
+
+@pytest.mark.parametrize("clip", [None, 0.3])
+def test_a_parameter_without_a_gradient_is_left_alone_as_in_pytorch(clip):
+    "Neither momentum nor weight decay moves it"
+    method = FedAvg(**SMALL, clip_norm=clip)
+    client, twin = (LAYER_DROP.client(0, 0, {}, {}) for _ in range(2))
+    found = train(client, method.phase(client), LAYER_DROP.initial).params
+    module = LAYER_DROP.net.make().double().train()
+    module.load_state_dict(LAYER_DROP.initial)
+    optimiser = torch.optim.SGD(module.parameters(), 0.1, 0.9, weight_decay=0.1)
+    with twin.chance():
+        for epoch in plan_batches(twin, method.phase(twin)):
+            for rows, draws in epoch:
+                batch = twin.batch(rows, draws)
+                optimiser.zero_grad()
+                F.cross_entropy(module(batch.x), batch.y).backward()
+                if clip:
+                    nn.utils.clip_grad_norm_(module.parameters(), clip)
+                optimiser.step()
+    assert distance(found, module.state_dict()) < 1e-10
+
+
+class Headless(FedAvg, listed=False):
+    "Its loss does not use the head"
+
+    def loss(self, client, params, batch):
+        return batch.mean(client.net.features(params, batch.x, train=True).square().sum(1))
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+def test_a_loss_that_does_not_use_the_head_leaves_it(executor):
+    ends, alone = (
+        run(Headless(**SMALL), EVERYBODY, 2, executor=how).snapshot.server["params"]
+        for how in (EXECUTORS[executor](), EXECUTORS["sequential"]())
+    )
+    assert distance(ends, alone) < 1e-10
+    assert distance(select(ends, "head."), select(EVERYBODY.initial, "head.")) < 1e-12
+    assert distance(select(ends, "body."), select(EVERYBODY.initial, "body.")) > 0.1
+
+
+def adjusts(adjust, cls=FedAvg):
+    "The method with another `adjust_gradient`"
+    hook = {"adjust_gradient": lambda self, client, params, grads: adjust(grads)}
+    return type("Adjusts", (cls,), hook, listed=False)(**SMALL)
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+def test_gradients_in_another_order_are_the_same_gradients(executor):
+    by_name = adjusts(lambda grads: {n: grads[n] for n in sorted(grads)})
+    backwards = adjusts(lambda grads: dict(reversed(grads.items())))
+    ends = [
+        run(method, EVERYBODY, 2, executor=EXECUTORS[executor]()).snapshot.server
+        for method in (by_name, backwards, adjusts(dict))
+    ]
+    assert same_bits(ends[0], ends[2]) and same_bits(ends[1], ends[2])
+
+
+def test_a_constant_direction_is_not_written_to_by_momentum():
+    direction = {n: torch.ones_like(t) for n, t in EVERYBODY.initial.items()}
+    run(adjusts(lambda grads: direction), EVERYBODY, 1)
+    assert all((t == 1).all() for t in direction.values())
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+@pytest.mark.parametrize(
+    "adjust, words",
+    [
+        (lambda g: None, "returned None; expected a dict"),
+        (lambda g: {n: t for n, t in g.items() if n != "head.bias"}, "no 'head.bias'"),
+        (lambda g: g | {"mu": g["head.bias"]}, "an unknown 'mu'"),
+        (
+            lambda g: g | {"head.bias": g["head.bias"].sum()},
+            "() as 'head.bias'; expected a tensor (10,)",
+        ),
+        (lambda g: g | {"head.bias": 0.0}, "0.0 as 'head.bias'; expected a tensor (10,)"),
+    ],
+)
+def test_a_gradient_of_other_names_or_shapes_is_refused(executor, adjust, words):
+    with pytest.raises(InputError) as said:
+        run(adjusts(adjust), EVERYBODY, 1, executor=EXECUTORS[executor]())
+    assert "phase local: adjust_gradient returned" in str(said.value) and words in str(said.value)
+
+
+# --- a phase is what it says
+
+
+def phased(**changes):
+    "FedAvg whose phase has these `changes`"
+
+    class Phased(FedAvg, listed=False):
+        def local_phases(self, client):
+            return [self.phase(client, **changes)]
+
+    return Phased(**SMALL)
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (dict(train="classifier."), "no parameter's name starts with 'classifier.'"),
+        (dict(train=("head.", "tail.")), "no parameter's name starts with 'tail.'"),
+        (dict(train=["head."]), "train=['head.']; expected a prefix"),
+        (dict(train=()), "train=(); expected a prefix"),
+        (dict(train=("head.", 1)), "no parameter's name starts with 1"),
+        (dict(train="classifier.", final=True), "no parameter's name starts with 'classifier.'"),
+    ],
+)
+def test_a_phase_that_trains_what_is_not_there_is_refused(executor, changes, words):
+    with pytest.raises(InputError) as said:
+        run(phased(**changes), EVERYBODY, 1, executor=EXECUTORS[executor]())
+    assert words in str(said.value) and "Phased, phase local: train=" in str(said.value)
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda c: torch.rand(c.n).numpy() < 0.5,  # a mask
+        lambda c: [0, 1, 2],
+        lambda c: np.array([0, c.n]),
+        lambda c: np.array([-1, 0]),
+        lambda c: np.array([0.0, 1.0]),
+        lambda c: np.array([[0, 1]]),
+        lambda c: None,
+        lambda c: [np.arange(2), np.array([True, False])],
+    ],
+)
+def test_samples_that_are_no_positions_are_refused(executor, pick):
+    with pytest.raises(InputError, match="round 1: phase local: samples returned .* whole numbers"):
+        run(phased(samples=pick), EVERYBODY, 1, executor=EXECUTORS[executor]())
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda n: range(n), torch.arange, lambda n: np.arange(n, dtype=np.uint8)]
+)
+def test_samples_are_positions_of_any_kind(kind):
+    halves = (phased(samples=lambda c: make((c.n + 1) // 2)) for make in (kind, np.arange))
+    assert same_bits(*(run(method, EVERYBODY, 1).snapshot.server for method in halves))
+
+
+def test_a_phase_may_train_a_body_without_parameters():
+    flat = Net("flat", lambda: Network(nn.Flatten(), nn.Linear(64, 10)))
+    assert run(FedAvg(**SMALL), replace(EVERYBODY, net=flat), 1).snapshot.round == 1

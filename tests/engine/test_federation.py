@@ -1,7 +1,9 @@
 "Random draws of a network come from seed, round and client alone: whoever computes, after a resume, whatever was drawn before"
 
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -95,10 +97,54 @@ def test_a_resumed_run_draws_the_same(fed, method):
 
 def test_networks_that_draw_nothing_keep_their_batches(part):
     "The order of a client's data is that of the stream (seed, TRAIN, round, client), as ever"
-    import numpy as np
-
     client = part.client(2, 1, {}, {})
     client.chance()
     assert np.array_equal(
         client.rng.permutation(9), np.random.default_rng([part.seed, 1, 1, 2]).permutation(9)
     )
+
+
+class Jitter(nn.Module):
+    "A layer that starts from NumPy's draws and, in training, draws from Python's generator"
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(np.random.uniform(0.9, 1.1, 8), dtype=torch.float32))
+
+    def forward(self, x):
+        return x * self.scale * (random.uniform(0.5, 1.5) if self.training else 1)
+
+
+def jittering():
+    return Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), Jitter()), nn.Linear(8, 10))
+
+
+class Mixup(FedAvg, listed=False):
+    "Mixup whose weights, and whose number of epochs, come from NumPy's global generator"
+
+    def local_phases(self, client):
+        return [self.phase(client, epochs=np.random.randint(1, 4))]
+
+    def loss(self, client, params, batch):
+        share = np.random.beta(1, 1)
+        mixed = share * batch.x + (1 - share) * batch.x.flip(0)
+        logits = client.net(params, mixed, train=True)
+        first = F.cross_entropy(logits, batch.y, reduction="none")
+        second = F.cross_entropy(logits, batch.y.flip(0), reduction="none")
+        return batch.mean(share * first + (1 - share) * second)
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+def test_draws_of_numpy_and_python_come_from_the_seed_too(part, executor):
+    def played(seed):
+        random.seed(seed)
+        np.random.seed(seed)
+        federation = replace(part, net=Net("jitters", jittering))
+        history = run(Mixup(**SHORT), federation, 3, Evaluator(), executor=EXECUTORS[executor]())
+        return history.snapshot, history.rows
+
+    first, next_draws = played(1), (random.random(), np.random.rand())
+    assert same(first, played(2))
+    random.seed(1)
+    np.random.seed(1)
+    assert next_draws == (random.random(), np.random.rand()), "the caller's generators have moved"

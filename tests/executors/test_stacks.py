@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fedrepro.checks.contract import suited
@@ -221,6 +223,72 @@ def test_what_is_drawn_after_a_phase_is_the_same():
     executor = Stacked()
     assert gap(ends(executor, Noisy(**FEW)), ends(sequential, Noisy(**FEW))) < 1e-12
     assert not executor.in_turn
+
+
+class Forgets(FedAvg, listed=False):
+    "An ordinary loss, for which rows of padding count"
+
+    def loss(self, client, params, batch):
+        return F.cross_entropy(client.net(params, batch.x, train=True), batch.y)
+
+
+class Centres(nn.Module):
+    def forward(self, z):
+        return z - z.mean(0)
+
+
+class Attends(nn.Module):
+    "Attention without batch_first: along the batch"
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(12, 2)
+
+    def forward(self, z):
+        return self.attention(z[:, None], z[:, None], z[:, None])[0][:, 0]
+
+
+def zero_head():
+    net = network()
+    nn.init.zeros_(net.head.weight)
+    nn.init.zeros_(net.head.bias)
+    return net
+
+
+@pytest.mark.parametrize(
+    "cls, make",
+    [
+        (Forgets, network),
+        (Forgets, zero_head),
+        (FedAvg, lambda: network(Centres())),
+        (FedAvg, lambda: network(Attends())),
+    ],
+)
+@pytest.mark.parametrize("more", [{}, dict(clip_norm=0.1)], ids=str)
+def test_what_sees_the_padding_is_trained_in_turn_and_says_so(cls, make, more):
+    federation = replace(TOY, net=Net("own", make))
+    method, executor = cls(**FEW, **more), Stacked()
+    assert same(ends(executor, method, federation), ends(sequential, method, federation))
+    assert "sees rows of padding" in executor.in_turn["local"]
+
+
+def test_a_loss_without_weights_is_stacked_where_nothing_is_padded():
+    federation, executor = few((16, 8, 24)), Stacked()
+    method = Forgets(**FEW)
+    assert gap(ends(executor, method, federation), ends(sequential, method, federation)) < 1e-12
+    assert not executor.in_turn
+
+
+def test_draws_of_numpy_are_one_clients_own():
+    "One number would serve all clients of a stack"
+
+    class Mixes(FedAvg, listed=False):
+        def loss(self, client, params, batch):
+            return super().loss(client, params, batch) * np.random.beta(1, 1)
+
+    executor = Stacked()
+    assert same(ends(executor, Mixes(**FEW)), ends(sequential, Mixes(**FEW)))
+    assert "random numbers" in executor.in_turn["local"]
 
 
 def test_an_error_of_the_methods_own_is_raised_as_in_the_loop():
