@@ -843,14 +843,14 @@ def add_data_set(
 
     `read`: a function that returns a dict with `NEEDED`, or the `Source` of files, which has their reader. `mean`, `std`:
     of the training pixels / scale, one of each a channel; measured where they are not given."""
+    card = DataCard(name, read, (mean, std))
     where = f"data set {short(name)}"
-    require(isinstance(name, str) and name, f"{where}: expected a text that names it")
     require(not of_package("data set", name), f"{where}: the package has one; choose another name")
     if isinstance(read, Source):
         require(read.name == name, f"{where}: its Source is called {short(read.name)}")
     else:
         require(callable(read), f"{where}: expected a function or a Source, got {short(read)}")
-    DATA_CARDS[name] = DataCard(name, read, (mean, std))
+    DATA_CARDS[name] = card
 
 # %% ../../nbs/02_data/07_datasets.ipynb #6d4fdccb
 class CardField(MutableMapping):
