@@ -200,6 +200,14 @@ def test_a_method_in_a_file_of_ones_own(said, refused, write, spec):
         refused(["--import", spec.with_name(name), "methods"], name)
 
 
+def test_a_folder_with_the_separator_of_paths(refused, tmp_path, monkeypatch):
+    folder = tmp_path / "a:b"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    Path("mydata.py").write_text("")
+    refused(["--import", "mydata.py", "tables"], "'mydata.py' has a ':' in its path", "a:b/mydata")
+
+
 def test_what_new_method_writes_runs(said, refused, tmp_path, monkeypatch):
     "Pays for the contract of a method in a process of its own, and for two runs of 12 rounds"
     monkeypatch.chdir(tmp_path)
