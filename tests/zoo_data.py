@@ -202,6 +202,13 @@ def the_test_set_is_the_training_set(folder):
 
 
 @case()
+def a_table_with_its_stated_means(folder):
+    parts = data(torch.tensor([[20.0, -3.0], [40.0, -5.0], [30.0, -7.0]]), torch.ones(3, 2))
+    std = float((200 / 3) ** 0.5), float((8 / 3) ** 0.5)
+    return parts | {"recipe": Recipe("own", (30.0, -5.0), std)}
+
+
+@case()
 def the_usual_half_and_half(folder):
     return floats(3, 8, 8, recipe=Recipe("halves", (0.5,), (0.5,)))
 
@@ -547,6 +554,16 @@ def a_table_that_is_flipped(folder):
 @case("own: recipe 'own' mirrors 8 pixels beyond the border, more than pictures of 1x8x8 have")
 def a_mirror_larger_than_the_picture(folder):
     return usual(recipe=replace(MEASURED, crop=8, pad="reflect"))
+
+
+@case("own: recipe 'own' has a mean of 125.3, the training samples / 255 go from 0 to 1; divide")
+def a_mean_of_bytes(folder):
+    return usual(recipe=Recipe("own", (125.3,), (63.0,)))
+
+
+@case("own: recipe 'own' has a mean of 33.3, the training samples / 1 go from", "divide", "by 255")
+def a_mean_of_bytes_for_floats(folder):
+    return floats(1, 8, 8, recipe=Recipe("own", (33.3,), (78.6,)))
 
 
 @case("recipe 'own': std: expected a number above 0, got 0.0")

@@ -353,6 +353,30 @@ class Named(nn.Module):
         return self.in_order[0](x) + self.shifts["up"]
 
 
+class Unused(nn.Flatten):
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(2, 2)
+
+
+class Experts(nn.Module):
+    "Each sample goes to the expert with its largest gate, so others may get no gradient"
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(8, 4), nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(1).max(1)
+        y = torch.zeros_like(x)
+        for k in chosen.unique():
+            mine = chosen == k
+            y[mine] = self.experts[k](x[mine])
+        return weights[:, None] * y
+
+
+takes("layer that is not used", lambda: flat(Unused()))
+takes("mixture of experts, one for each sample", lambda: flat(Experts()))
 takes("embedding", lambda: words(nn.Flatten(), width=96))
 takes(
     "bag of embeddings",
@@ -579,9 +603,44 @@ refuses(
     ),
 )
 refuses(
-    "layer that is not used",
-    "its output does not depend on body.other.weight",
+    "body that is not used",
+    "its output depends on no parameter of its body; expected requires_grad=False",
     lambda: Network(Unused(), nn.Linear(16, CLASSES)),
+)
+refuses(
+    "number that each forward changes",
+    "the same batch, parameters and buffers give another output the second time",
+    lambda: flat(Cools()),
+)
+refuses(
+    "random numbers from a generator of its own",
+    "the same batch, parameters and buffers give another output the second time",
+    lambda: flat(OwnNoise()),
+)
+refuses(
+    "number that goes into a statistic",
+    "the same batch, parameters and buffers give another output the second time",
+    lambda: holding(torch.zeros(8), averages),
+)
+refuses(
+    "layers in a plain list",
+    "it draws something at random when it is made that is no parameter and no buffer",
+    lambda: flat(Listed()),
+)
+refuses(
+    "random tensor that is no parameter",
+    "it draws something at random when it is made that is no parameter and no buffer",
+    lambda: flat(Projects()),
+)
+refuses(
+    "squeezed output",
+    "it makes (3,) of a batch of (1, 1, 4, 4); expected (1, 3)",
+    lambda: flat(Squeezes()),
+)
+refuses(
+    "statistics of the batch that need two samples",
+    "it cannot compute a batch of (1, 1, 4, 4): ValueError: one sample has no spread",
+    lambda: flat(Spread()),
 )
 refuses(
     "frozen layer's bias, complex weights",
@@ -610,10 +669,60 @@ refuses(
 )
 
 
-class Unused(nn.Flatten):
+class Cools(nn.Module):
+    tau = 1.0
+
+    def forward(self, x):
+        self.tau *= 0.9
+        return x * self.tau
+
+
+class OwnNoise(nn.Module):
     def __init__(self):
         super().__init__()
-        self.other = nn.Linear(2, 2)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x):
+        noise = torch.randn(x.shape, generator=self.generator)
+        return x + noise if self.training else x
+
+
+def averages(m, x):
+    "A mean over all batches, whose number is no buffer"
+    if m.training:
+        m.seen = getattr(m, "seen", 0) + 1
+        m.buffer += (x.detach().mean(0) - m.buffer) / m.seen
+    return x if m.training else x - m.buffer
+
+
+class Listed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(8, 8).double()]
+
+    def forward(self, x):
+        return self.layers[0](x)
+
+
+class Projects(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.projection = torch.randn(8, 8)
+
+    def forward(self, x):
+        return x @ self.projection.to(x.dtype)
+
+
+class Squeezes(nn.Module):
+    def forward(self, x):
+        return x.squeeze()
+
+
+class Spread(nn.Module):
+    def forward(self, x):
+        if len(x) == 1:
+            raise ValueError("one sample has no spread")
+        return x
 
 
 class Turns(nn.Module):

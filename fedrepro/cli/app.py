@@ -52,11 +52,12 @@ def _version(value: bool) -> None:
 
 def _import(files: list[Path] | None) -> None:
     "Let this process and its workers know `files`"
-    for file in files or ():
-        if os.pathsep in str(file):
-            raise typer.BadParameter(f"{str(file)!r} has a {os.pathsep!r} in its name")
+    whole = [os.path.realpath(file) for file in files or ()]
+    for file, path in zip(files or (), whole):
+        if os.pathsep in path:
+            raise typer.BadParameter(f"{str(file)!r} has a {os.pathsep!r} in its path, {path}")
     if files:
-        os.environ["FEDREPRO_METHODS"] = os.pathsep.join(map(os.path.realpath, files))
+        os.environ["FEDREPRO_METHODS"] = os.pathsep.join(whole)
 
 
 def own_files() -> list[str]:

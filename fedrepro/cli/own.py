@@ -253,7 +253,9 @@ def refuse_existing(path: Path):
 
 
 def class_named_after(file: Path) -> str:
-    "The class of a method in `file`: MyMethod in my_method.py. Raises InputError for another ending, or a known method"
+    "The class of a method in `file`: MyMethod in my_method.py. Raises InputError for another ending, or a known name"
+    from fedrepro.core.own_files import check_name_is_free
+
     name = "".join(word[:1].upper() + word[1:] for word in re.split(r"[_-]", file.stem))
     if file.suffix != ".py" or not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", name):
         raise InputError(
@@ -262,6 +264,7 @@ def class_named_after(file: Path) -> str:
     for method in method_names():
         if method.lower() == name.lower():
             raise InputError(f"{file}: there is a method {method} already")
+    check_name_is_free(file, file.stem, file.parent)
     return name
 
 # %% ../../nbs/11_cli/03_own.ipynb #28ffaa75

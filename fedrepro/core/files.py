@@ -100,9 +100,10 @@ def same_folder():
                 os.chdir(before)
 
 # %% ../../nbs/01_core/02_files.ipynb #96339b2a
-def checksum(path: Path, like: str) -> str | None:
-    "The MD5 or sha256 (hex) of a file, whichever is as long as `like`; None if it cannot be read"
-    new = partial(hashlib.new, {32: "md5", 64: "sha256"}[len(like)], usedforsecurity=False)
+def checksum(path: Path, like: str = "") -> str | None:
+    "The sha256 (hex) of a file, or the MD5 where `like` is as long as one; None if it cannot be read"
+    kind = "md5" if len(like) == 32 else "sha256"
+    new = partial(hashlib.new, kind, usedforsecurity=False)
     try:
         with open_regular(path) as f:
             return hashlib.file_digest(f, new).hexdigest()

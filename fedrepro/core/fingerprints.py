@@ -65,7 +65,7 @@ def known_elsewhere(module: str) -> bool:
         return True
     if module in ("__main__", "__mp_main__") or module not in sys.modules:
         return False
-    return not own_file(module, file_of(module)) and hasattr(sys.modules[module], "__spec__")
+    return not own_file(file_of(module)) and hasattr(sys.modules[module], "__spec__")
 
 # %% ../../nbs/01_core/08_fingerprints.ipynb #278ccd67
 def components_of(value) -> tuple | None:
@@ -143,7 +143,7 @@ class Description:
     def add_module(self, name: str) -> bool:
         "Take in a module of which something is used; whether its text is a person's"
         members: list[str] = []
-        if name not in sys.builtin_module_names and own_file(name, file_of(name)):
+        if name not in sys.builtin_module_names and own_file(file_of(name)):
             members = family(name)  # none of a script
         if not members:
             self.lines.append(name)

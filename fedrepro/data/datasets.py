@@ -192,14 +192,31 @@ def agree(data: "Dataset"):
     )
 
 # %% ../../nbs/02_data/07_datasets.ipynb #860ce1a9
+def _refuse_mean(mean: tuple[float, ...], x: Tensor, scale: float, of: str):
+    "Raises InputError for a mean that `x / scale` cannot have; from 0 to 1 all are accepted, measured on other samples"
+    beyond = [m for m in mean if not 0 <= m <= 1]
+    if not beyond:
+        return
+    low, high = (float(end) / scale for end in x.aminmax())
+    least, most = min(low, 0), max(high, 1)
+    for m in beyond:
+        by = next((n for n in (scale, 255) if n != 1 and least <= m / n <= most), None)
+        hint = f"; divide mean and std by {by:g}" if by else ""
+        require(
+            least <= m <= most,
+            f"{of} has a mean of {m:g}, the training samples / {scale:g} go from {low:g} to {high:g}{hint}",
+        )
+
+
 def fitting(recipe: Recipe, x: Tensor, scale: float, name: str) -> Recipe:
     "`recipe` for the training samples `x`, measured where it states no mean; raises InputError if it does not fit them"
+    of = f"{name}: recipe {recipe.name!r}"
+    _refuse_mean(recipe.mean, x, scale, of)
     if not recipe.mean:
         measured = pixel_statistics(x, scale)
         recipe = replace(
             recipe, mean=measured["mean"], std=tuple(s or 1.0 for s in measured["std"])
         )
-    of = f"{name}: recipe {recipe.name!r}"
     require(
         len(recipe.mean) in (1, x.shape[1]),
         f"{of} has mean and std of {len(recipe.mean)} channels, the samples have {x.shape[1]}",
@@ -843,14 +860,14 @@ def add_data_set(
 
     `read`: a function that returns a dict with `NEEDED`, or the `Source` of files, which has their reader. `mean`, `std`:
     of the training pixels / scale, one of each a channel; measured where they are not given."""
+    card = DataCard(name, read, (mean, std))
     where = f"data set {short(name)}"
-    require(isinstance(name, str) and name, f"{where}: expected a text that names it")
     require(not of_package("data set", name), f"{where}: the package has one; choose another name")
     if isinstance(read, Source):
         require(read.name == name, f"{where}: its Source is called {short(read.name)}")
     else:
         require(callable(read), f"{where}: expected a function or a Source, got {short(read)}")
-    DATA_CARDS[name] = DataCard(name, read, (mean, std))
+    DATA_CARDS[name] = card
 
 # %% ../../nbs/02_data/07_datasets.ipynb #6d4fdccb
 class CardField(MutableMapping):

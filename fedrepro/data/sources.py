@@ -13,7 +13,7 @@ from functools import wraps
 from pathlib import Path
 import numpy as np
 import torch
-from ..core.errors import InputError
+from ..core.errors import InputError, require, short
 from ..core.files import atomic_file, checksum, locked
 from .download import Archive
 
@@ -64,6 +64,18 @@ class DataCard:
     network: str = ""  # in comparisons that name none
     recipes: dict[str, dict] = field(default_factory=dict)  # paper -> what differs from "plain"
     split: dict[str, int] = field(default_factory=dict)  # in comparisons: settings of the partition
+
+    def __post_init__(self):
+        "Raises InputError for a name that cannot be part of a file's name"
+        name = self.name
+        require(
+            isinstance(name, str) and name.isprintable() and 0 < len(name.encode()) <= 80,
+            f"data set {short(name)}: expected a printable name of 1 to 80 bytes",
+        )
+        require(
+            not {"/", "\\"} & set(name),
+            f"data set {short(name)}: its name is part of the names of files; expected one without / and \\",
+        )
 
     @property
     def source(self) -> Source | None:

@@ -24,7 +24,14 @@ from typing import Any, get_args, get_origin
 import numpy as np
 from pandas import DataFrame
 from ..core.errors import InputError, as_path, choice, short
-from ..core.files import LARGEST_FILE, cached_by_folder, code_digest, read_cache, write_cache
+from fedrepro.core.files import (
+    LARGEST_FILE,
+    cached_by_folder,
+    checksum,
+    code_digest,
+    read_cache,
+    write_cache,
+)
 from ..core.folders import INSTALLED, PACKAGE, PROJECT, find_specs, roots
 from ..engine.rows import METRICS, metric_named
 from fedrepro.experiments.rules import (
@@ -606,12 +613,12 @@ def check_tuning(raw, where: str):
 
 @cached_by_folder
 def _files(folder: Path) -> tuple:
-    "What the specs of a folder may rest on: its specs and csv files, and their content"
+    "What the specs of a folder may rest on: its specs and csv files, and the sha256 of each"
     files = []
     for p in sorted(folder.glob("*.toml")) + sorted(folder.glob("*.csv")):
         if p.is_file() and p.stat().st_size <= LARGEST_FILE:
             files.append(p)
-    return *files, *(p.read_bytes() for p in files)
+    return *files, *(checksum(p) for p in files)
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #7b07c843
 def rests_on(path: Path) -> tuple:

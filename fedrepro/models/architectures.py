@@ -11,7 +11,8 @@ __all__ = ['ARCHITECTURES', 'Network', 'places_of', 'buffer_kinds', 'unusable', 
 
 # %% ../../nbs/03_models/00_architectures.ipynb #68ed8982
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
-from ..core.errors import InputError, number
+from ..core.errors import InputError, number, require
 from ..core.torch_state import seeded
-from ..core.trees import Tree
+from ..core.trees import Tree, same_bits
 
 # %% ../../nbs/03_models/00_architectures.ipynb #82c20e02
 class Network(nn.Module):
@@ -301,74 +302,128 @@ def _gradients(net: Net, z: Tensor, params: Tree) -> dict[str, Tensor | None]:
     trained = [params[name] for name in net.trained]
     return dict(zip(net.trained, torch.autograd.grad(z.sum(), trained, allow_unused=True)))
 
+# %% ../../nbs/03_models/00_architectures.ipynb #659a4d67
+def _scores(net: Net, params: Tree, x: Tensor, train: bool) -> Tensor:
+    "Class scores of `x` (n, *shape); raises InputError where they are not (n, classes)"
+    z = net(params, x, train)
+    expected = (len(x), net.classes)
+    require(
+        z.shape == expected,
+        f"network {net.name}: it makes {tuple(z.shape)} of a batch of {tuple(x.shape)}; expected {expected}",
+    )
+    return z
+
 # %% ../../nbs/03_models/00_architectures.ipynb #3dfc882e
-def _in_training(net: Net, x: Tensor, start: Tree) -> tuple[str | None, Behaviour]:
-    "(what is wrong with it in training, how it behaves there)"
+def _pass(net: Net, x: Tensor, start: Tree) -> dict[str, Tensor]:
+    "Scores of `x` in training from the model `start`, and the statistics after it; global generators start anew"
     w = _to_train(net, start)
-    given, before = x.clone(), torch.get_rng_state()
-    z = net(w, given, train=True)
-    draws = not torch.equal(before, torch.get_rng_state())
-    try:
-        net(_to_train(net, start), x[:1].clone(), train=True)
-    except ValueError:
-        behaviour = Behaviour(True, draws)
-    else:
-        behaviour = Behaviour(False, draws)
-    if z.shape != (2, net.classes):
-        return (
-            f"it makes {tuple(z.shape)} of a batch of {tuple(x.shape)}; expected {(2, net.classes)}",
-            behaviour,
-        )
-    if not torch.equal(given, x):
-        return "its first layer changes its input in place; expected inplace=False", behaviour
-    sparse = [n for n, g in _gradients(net, z, w).items() if g is not None and g.is_sparse]
-    if sparse:
-        return f"{sparse[0]} has sparse gradients; expected sparse=False", behaviour
-    return None, behaviour
+    with seeded(0):
+        scores = _scores(net, w, x.clone(), train=True).detach()
+    return {"scores": scores} | {name: w[name] for name in net.buffers}
+
+
+def _refuse_what_is_kept_outside(net: Net, x: Tensor, start: Tree):
+    "Raises InputError for a network that is more than its parameters and buffers"
+    first = _pass(net, x, start)
+    require(
+        same_bits(first, _pass(net, x, start)),
+        f"network {net.name}: the same batch, parameters and buffers give another output the second time; "
+        "expected numbers that change in buffers, and random ones from a global generator",
+    )
+    drawn_again = type(net)(net.name, partial(net._fresh, 1))
+    require(
+        same_bits(first, _pass(drawn_again, x, start)),
+        f"network {net.name}: it draws something at random when it is made that is no parameter and no buffer; "
+        "expected nn.Parameter, register_buffer, or nn.ModuleList for a list of layers",
+    )
 
 # %% ../../nbs/03_models/00_architectures.ipynb #a50acee3
-def _at_rest(net: Net, x: Tensor, start: Tree) -> str | None:
-    "What is wrong with it in eval mode; None if nothing is"
+def _in_training(net: Net, x: Tensor, start: Tree) -> bool:
+    "Whether it draws random numbers in training; raises InputError where something is wrong there"
+    w = _to_train(net, start)
+    given, before = x.clone(), torch.get_rng_state()
+    z = _scores(net, w, given, train=True)
+    draws = not torch.equal(before, torch.get_rng_state())
+    require(
+        torch.equal(given, x),
+        f"network {net.name}: its first layer changes its input in place; expected inplace=False",
+    )
+    gradients = _gradients(net, z, w)
+    for name, g in gradients.items():
+        dense = g is None or not g.is_sparse
+        require(dense, f"network {net.name}: {name} has sparse gradients; expected sparse=False")
+    body = [g for name, g in gradients.items() if name.startswith("body.")]
+    require(
+        not body or any(g is not None for g in body),
+        f"network {net.name}: its output depends on no parameter of its body; "
+        "expected requires_grad=False for all of them",
+    )
+    _refuse_what_is_kept_outside(net, x, start)
+    return draws
+
+# %% ../../nbs/03_models/00_architectures.ipynb #1b2ca80e
+def _at_rest(net: Net, x: Tensor, start: Tree):
+    "Raises InputError where something is wrong with it in eval mode"
     w = _to_train(net, start)
     before = torch.get_rng_state()
-    whole = net(w, x.clone())
-    changed = [n for n, t in start.items() if not torch.equal(t, w[n])]
-    if changed:
-        return (
-            f"its forward changes {changed[0]} in eval mode too; expected that only training does"
+    whole = _scores(net, w, x.clone(), train=False)
+    for name, t in start.items():
+        require(
+            torch.equal(t, w[name]),
+            f"network {net.name}: its forward changes {name} in eval mode too; expected that only training does",
         )
-    unused = [n for n, g in _gradients(net, whole, w).items() if g is None]
-    if unused:
-        return f"its output does not depend on {unused[0]}; expected requires_grad=False for it"
     torch.set_rng_state(before)
     parts = net.classify(start, net.features(start, x.clone()))
-    if not torch.allclose(whole, parts, rtol=1e-2, atol=1e-3):
-        return (
-            "its output is not what its head makes of its body's; expected the forward of Network"
-        )
-    return None
+    require(
+        torch.allclose(whole, parts, rtol=1e-2, atol=1e-3),
+        f"network {net.name}: its output is not what its head makes of its body's; "
+        "expected the forward of Network",
+    )
 
 # %% ../../nbs/03_models/00_architectures.ipynb #fd2e101c
+def _takes_one(net: Net, one: Tensor, start: Tree, train: bool) -> bool:
+    "Whether it computes `one` sample (1, *shape), as batch norm may not; raises InputError for any other reason"
+    try:
+        _scores(net, _to_train(net, start), one.clone(), train)
+    except ValueError as e:
+        if isinstance(e, InputError) or not net.by_batch:
+            raise
+        return False
+    return True
+
+# %% ../../nbs/03_models/00_architectures.ipynb #d3a2bd43
+@contextmanager
+def _computing(net: Net, x: Tensor) -> Iterator[None]:
+    "What `net` raises inside becomes an InputError that names the shape of `x`"
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as e:
+        raise InputError(
+            f"network {net.name}: it cannot compute a batch of {tuple(x.shape)}: "
+            f"{type(e).__name__}: {' '.join(str(e).split())}"
+        ) from e
+
+
 def tried(net: Net, x: Tensor, dtype: torch.dtype = torch.float32) -> Behaviour:
     """What `net`, with parameters of `dtype`, does with two samples `x` (2, *shape) on the CPU.
 
-    Raises InputError for a network that cannot compute them, or that changes what it should not."""
+    Raises InputError for a network that cannot compute them, changes what it should not, or keeps something outside
+    of its parameters and buffers. The outcome is kept with the network."""
     kind, known = (tuple(x.shape), x.dtype, dtype), net.__dict__.setdefault("_trials", {})
     if kind in known:
         return known[kind]
     with seeded(0), torch.enable_grad():
-        try:
+        with _computing(net, x):
             start = net.init(0, dtype)
-            why, known[kind] = _in_training(net, x, start)
-            why = why or _at_rest(net, x, start)
-        except InputError:
-            raise
-        except Exception as e:
-            why = f"it cannot compute a batch of {tuple(x.shape)}: {type(e).__name__}: {' '.join(str(e).split())}"
-    if not why:
-        return known[kind]
-    known.pop(kind, None)
-    raise InputError(f"network {net.name}: {why}")
+            draws = _in_training(net, x, start)
+            _at_rest(net, x, start)
+        with _computing(net, x[:1]):
+            _takes_one(net, x[:1], start, train=False)
+            needs_two = not _takes_one(net, x[:1], start, train=True)
+    known[kind] = Behaviour(needs_two, draws)
+    return known[kind]
 
 # %% ../../nbs/03_models/00_architectures.ipynb #cea356bd
 class ChannelsLast(nn.Module):

@@ -200,6 +200,14 @@ def test_a_method_in_a_file_of_ones_own(said, refused, write, spec):
         refused(["--import", spec.with_name(name), "methods"], name)
 
 
+def test_a_folder_with_the_separator_of_paths(refused, tmp_path, monkeypatch):
+    folder = tmp_path / "a:b"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    Path("mydata.py").write_text("")
+    refused(["--import", "mydata.py", "tables"], "'mydata.py' has a ':' in its path", "a:b/mydata")
+
+
 def test_what_new_method_writes_runs(said, refused, tmp_path, monkeypatch):
     "Pays for the contract of a method in a process of its own, and for two runs of 12 rounds"
     monkeypatch.chdir(tmp_path)
@@ -394,6 +402,9 @@ def test_a_plan_needs_no_data_and_has_a_line_a_tier(said, write, spec, tmp_path,
         (["notebook", "fedccfa"], ["14_fedccfa, 01_fedccfa"]),
         (["new-method", "mine.txt"], ["my_method.py"]),
         (["new-method", "fedavg.py"], ["there is a method FedAvg already"]),
+        (["new-method", "random.py"], ["random.py: a module is called 'random' already"]),
+        (["new-method", "torch.py"], ["torch.py: a module is called 'torch' already"]),
+        (["new-method", "test.py"], ["test.py: a module is called 'test' already"]),
         (["run", "SPEC", "--seed", "3"], ["--seed;", "--seeds"]),
         (["run", "SPEC", "--seeds", "many"], ["--seeds", "'many'", "whole number"]),
         (["run", "SPEC", "--seeds", "9" * 5000], ["--seeds", "from 1 to 1000000"]),

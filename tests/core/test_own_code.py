@@ -50,7 +50,7 @@ def files(tmp_path, monkeypatch):
 
     yield files
     for name in set(sys.modules) - known:
-        if own_modules.own_file(name, getattr(sys.modules[name], "__file__", None)):
+        if own_modules.own_file(getattr(sys.modules[name], "__file__", None)):
             del sys.modules[name]
     mine = own_modules.OWN_MODULES
     for registry in (mine.source_overrides, mine.root_folders, mine.imported, mine.runtime_imports):

@@ -11,9 +11,18 @@ import pytest
 from fedrepro.core.errors import InputError
 from fedrepro.core.folders import find_specs
 from fedrepro.data.concept_drift import DriftSchedule, Swap, drift, drift_names, flip_labels
-from fedrepro.data.partition import Partition, class_counts, fedccfa_cohort, partition, recipe_names
+from fedrepro.data.partition import (
+    PARTITIONS,
+    Partition,
+    class_counts,
+    fedccfa_cohort,
+    partition,
+    partition_recipe,
+    recipe_names,
+)
 from fedrepro.experiments.specs import load_spec
 from test_real_data import present
+from toy import one_line
 
 DIGITS = np.arange(200) % 10
 
@@ -92,6 +101,44 @@ def test_refused(recipe, changed, says):
 def test_lists_labels_and_drifts_refused(make, says):
     with pytest.raises(InputError, match=says):
         make()
+
+
+# --- a recipe of one's own
+
+
+def own(counts, name="own"):
+    "The partition of 200 digits, 20 of each, among 4 clients, and of 100 for tests, by a table of counts"
+    partition_recipe(name)(lambda per_class, clients, rng: counts)
+    try:
+        return partition(name, DIGITS, DIGITS[:100], clients=4)
+    finally:
+        del PARTITIONS[name]
+
+
+def test_what_a_recipe_leaves_over_is_nobodys():
+    "Neither in training nor in the test set, where a client has the same share of each class"
+    split = own(np.tile([4] * 2 + [2] * 8, (4, 1)))
+    assert split.sizes.tolist() == [24] * 4
+    assert (class_counts(split.test, DIGITS, 10) == [2] * 2 + [1] * 8).all()
+    one_class = own(np.tile([5] + [0] * 9, (4, 1)))
+    assert class_counts(one_class.test, DIGITS, 10).sum(0).tolist() == [10] + [0] * 9
+
+
+@pytest.mark.parametrize(
+    "counts, says",
+    [
+        (np.full((4, 10), 6), "gives away 24 samples of class 0; expected at most the 20"),
+        (np.full((4, 10), 2**62), "samples of class 0; expected at most the 20"),
+        (np.full((4, 10), -1), "whole numbers from 0"),
+        (np.full((4, 10), 1.0), "whole numbers from 0"),
+        (np.ones((5, 10), int), "one row for each of 4 clients"),
+        ([[1] * 10, [1] * 9], "one column for each of 10 classes"),
+        (None, "returned None"),
+    ],
+)
+def test_a_table_that_cannot_be_dealt(counts, says):
+    with one_line("partition 'own': its recipe", says):
+        own(counts)
 
 
 def test_test_labels_count_for_the_classes():

@@ -444,6 +444,12 @@ def test_one_statement_registers_a_data_set(monkeypatch):
     for name, read in (("digits", given), ("", given), ("own4", 3), ("own4", None)):
         with one_line("data set "):
             datasets.add_data_set(name, read)
+    for name in ("med/path", "a\\b", "a\nb", "a" * 81, "\ud800", 3):
+        with one_line("data set ", "expected"):
+            datasets.add_data_set(name, given)
+        with one_line("data set ", "expected"):
+            datasets.MADE[name] = given
+    assert "med/path" not in datasets.DATA_CARDS
     with one_line("its Source is called 'MNIST'"):
         datasets.add_data_set("own4", datasets.SOURCES["MNIST"])
 

@@ -19,7 +19,7 @@ from fedrepro.experiments.rules import (
 )
 from fedrepro.experiments.runs import build, pick_device, run_id
 from fedrepro.experiments.specs import NOTHING, Change, Column, Spec
-from fedrepro.experiments.specs import keep_spec, kept_spec, load_spec
+from fedrepro.experiments.specs import keep_spec, kept_spec, load_spec, rests_on
 from fedrepro.reporting.printed_tables import render
 from toy import BASE, ROOT, TOY, one_line, written
 
@@ -479,6 +479,17 @@ def test_a_folder_of_ones_own_comes_first_and_hides_nothing(tmp_path, monkeypatc
         "fedccfa/table2"
     ].is_relative_to(tmp_path)
     assert load_spec("fedccfa/table1").paper == "FedCCFA"
+
+
+def test_a_spec_rests_on_digests_not_on_contents(tmp_path):
+    "A folder may have a csv of any size beside its specs"
+    spec, table = tmp_path / "x.toml", tmp_path / "large.csv"
+    spec.write_text("")
+    table.write_bytes(b"1,2,3\n" * 200_000)
+    files = rests_on(spec)
+    assert spec in files and table in files and len(repr(files)) < 100_000
+    table.write_bytes(b"1,2,4\n" * 200_000)
+    assert rests_on(spec) != files
 
 
 @pytest.fixture
