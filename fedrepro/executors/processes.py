@@ -25,6 +25,7 @@ from ..core.torch_state import USUAL, turned, usual_state
 from ..engine.client import Client, client_round
 from ..engine.federation import Federation
 from ..engine.method import import_package_methods, load_methods
+from ..engine.rounds import own_attributes, refuse_memory
 from ..models.architectures import Net
 from .messages import SharedBuffer, dumps, loads
 
@@ -383,11 +384,13 @@ def _train_part(message: bytes, places: list[tuple[str, int, int]]) -> bytes | N
             return None
         there, back = buffers or (None, None)
         method, bare = arrived(message, "the method", there)
+        before = own_attributes(method)
         with usual_state():
             results = []
             for client in bare:
                 whole = replace(client, data=_federation.data, net=_federation.client_net)
                 results.append(client_round(method, whole))
+                refuse_memory(method, before, client.round + 1)
             changed = turned(USUAL)
             if changed:
                 raise RuntimeError(f"{type(method).__name__} sets {changed}; its result is void")
