@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['STATE_LIMIT', 'Snapshot', 'unchanged', 'initial_unchanged', 'sequential', 'park_states', 'begin', 'with_frozen',
-           'refuse_params', 'refuse_uploads', 'aggregated', 'OpenRound', 'ask', 'open_round', 'refuse_cohort',
-           'in_numbers', 'cohort_loss', 'close_round', 'next_round', 'History', 'Callback', 'AfterRound', 'is_due',
-           'note_round', 'marks', 'own_attributes', 'refuse_memory', 'refuse_settings', 'takes_four',
-           'refuse_followers', 'refuse_start', 'run']
+           'refuse_params', 'refuse_uploads', 'aggregated', 'OpenRound', 'ask', 'open_round', 'as_cohort', 'in_numbers',
+           'cohort_loss', 'close_round', 'next_round', 'History', 'Callback', 'AfterRound', 'is_due', 'note_round',
+           'marks', 'own_attributes', 'refuse_memory', 'refuse_settings', 'takes_four', 'refuse_followers',
+           'refuse_start', 'run']
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #bf04f3f5
-import inspect, math
+import inspect, math, operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -193,13 +193,19 @@ def open_round(
         return _opened(method, federation, snapshot, profiler)
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #8f8ab360
-def refuse_cohort(method, cohort: list[int], federation: Federation, t: int):
-    "Raises InputError unless a cohort is one or more different clients of the federation"
+def as_cohort(method, chosen, federation: Federation, t: int) -> list[int]:
+    "What `select_clients` returned, a list, an array or a tensor; raises InputError unless it is different clients"
+    try:
+        given = chosen.tolist() if isinstance(chosen, (np.ndarray, Tensor)) else list(chosen)
+        cohort = [operator.index(k) for k in given if not isinstance(k, bool)]
+    except TypeError:
+        given = cohort = []
     different = set(cohort)
-    if cohort and len(different) == len(cohort) and different <= set(range(federation.clients)):
-        return
+    whole = cohort and len(different) == len(given)
+    if whole and different <= set(range(federation.clients)):
+        return cohort
     raise InputError(
-        f"round {t + 1}: {type(method).__name__}.select_clients returned {short(cohort)}; "
+        f"round {t + 1}: {type(method).__name__}.select_clients returned {short(chosen)}; "
         f"expected one or more different clients of 0..{federation.clients - 1}"
     )
 
@@ -207,8 +213,8 @@ def refuse_cohort(method, cohort: list[int], federation: Federation, t: int):
 def _opened(method, federation: Federation, snapshot: Snapshot, profiler: Profiler) -> OpenRound:
     "As `open_round`, whatever torch's global generators hold"
     message = method.broadcast(snapshot.server)
-    cohort = method.select_clients(snapshot.server, federation, snapshot.round)
-    refuse_cohort(method, cohort, federation, snapshot.round)
+    chosen = method.select_clients(snapshot.server, federation, snapshot.round)
+    cohort = as_cohort(method, chosen, federation, snapshot.round)
     states = moved([snapshot.states[k] for k in cohort], federation.device)
     clients = []
     for k, state in zip(cohort, states):

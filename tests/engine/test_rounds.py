@@ -25,6 +25,33 @@ def ran(method, rounds=2, **more):
     return run(method, replace(tiny()), rounds, **more)  # a federation whose model is its own
 
 
+# --- who takes part
+
+
+def choosing(chosen):
+    return method(select_clients=lambda self, server, federation, t: chosen)
+
+
+def test_a_cohort_may_be_numpys_or_torchs():
+    plain = ran(choosing([2, 0, 4])).snapshot
+    for given in (np.array([2, 0, 4]), torch.tensor([2, 0, 4]), (2, 0, 4), np.uint8([2, 0, 4])):
+        for chosen in (given, list(given)):
+            assert same_bits(ran(choosing(chosen)).snapshot.server, plain.server)
+    wild = choosing(np.array([3]))
+    wild.lr = 1e200
+    assert type(ran(wild).diverged["client"]) is int
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [None, 3, "01", [0.0], [True, False], np.array([True, False]), [[0], [1]], np.eye(2, dtype=int)]
+    + [torch.tensor([0.5]), torch.tensor(2), [0, 5], [1, 1], np.array([-1]), [None], []],
+)
+def test_anything_else_is_no_cohort(chosen):
+    with one_line("round 1: Own.select_clients returned", "different clients of 0..4"):
+        ran(choosing(chosen))
+
+
 # --- what a hook writes into
 
 
