@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['STATE_LIMIT', 'Snapshot', 'unchanged', 'initial_unchanged', 'sequential', 'park_states', 'begin', 'with_frozen',
            'refuse_params', 'refuse_uploads', 'aggregated', 'OpenRound', 'ask', 'open_round', 'as_cohort', 'in_numbers',
-           'cohort_loss', 'close_round', 'next_round', 'History', 'Callback', 'AfterRound', 'is_due', 'note_round',
-           'marks', 'own_attributes', 'refuse_memory', 'refuse_settings', 'takes_four', 'refuse_followers',
+           'cohort_loss', 'close_round', 'next_round', 'History', 'Callback', 'AfterRound', 'followed', 'is_due',
+           'note_round', 'marks', 'own_attributes', 'refuse_memory', 'refuse_settings', 'refuse_followers',
            'refuse_start', 'run']
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #bf04f3f5
-import inspect, math, operator
+import math, operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -34,6 +34,7 @@ from fedrepro.engine.divergence import (
 from .federation import BEGIN, CLOSE, JUDGE, OPEN, Federation
 from .method import Exchange, FedAvg, Survey
 from .probes import MEASURES, OFF, Profiler, measurements, timed
+from .rows import RESERVED, takes_four
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #61243bc7
 @dataclass(frozen=True)
@@ -384,7 +385,7 @@ class Callback(Protocol):
     "What follows each round of a run: progress, checkpoints, a logger, a time limit"
 
     def after_round(self, state: History) -> bool | None:
-        "`state`: the rows and the snapshot so far; True ends the run here"
+        "`state`: the rows and the snapshot so far; True, Python's, NumPy's or a tensor (), ends the run here"
 
 
 @dataclass
@@ -396,6 +397,26 @@ class AfterRound:
     def after_round(self, state: History):
         if state.snapshot is not None:
             self.look(state.snapshot)
+
+# %% ../../nbs/04_engine/05_rounds.ipynb #0cee4775
+def followed(callbacks: Iterable[Callback], history: History) -> bool:
+    "Call all `callbacks`; whether one ends the run. Raises InputError for an answer that is neither None nor Boolean"
+    snapshot = history.snapshot
+    over = False
+    if snapshot is None:
+        return over
+    for callback in callbacks:
+        where = f"round {snapshot.round}: callback {type(callback).__name__}"
+        with unchanged(snapshot.server, f"{where} changed the server's state"):
+            answer = callback.after_round(history)
+        if isinstance(answer, Tensor) and answer.dtype is torch.bool and answer.dim() == 0:
+            answer = bool(answer)
+        if not isinstance(answer, (bool, np.bool_, type(None))):
+            raise InputError(
+                f"{where} returned {short(answer)}; expected None, or True to end the run"
+            )
+        over = over or bool(answer)
+    return over
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #b1ea3c98
 def is_due(t: int, rounds: int, every: int, last: int = 1) -> bool:
@@ -427,6 +448,12 @@ def note_round(
     if not isinstance(metrics, dict):
         raise InputError(
             f"round {snapshot.round}: evaluate returned {short(metrics)}; expected a dict of metrics"
+        )
+    taken = sorted(metrics.keys() & {*RESERVED})
+    if taken:
+        raise InputError(
+            f"round {snapshot.round}: evaluate returned {taken[0]!r}, which every row has already; "
+            "choose another name"
         )
     cost = {
         "train_loss": snapshot.train_loss,
@@ -481,17 +508,6 @@ def refuse_settings(rounds: int, every: int, last: int, measures: tuple):
         choice(name, MEASURES, "run: measure")
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #df165741
-def takes_four(function: Callable) -> bool:
-    "Whether a function can be called with four values; one whose signature is not known can"
-    try:
-        inspect.signature(function).bind(1, 2, 3, 4)
-    except TypeError:
-        return False
-    except ValueError:
-        return True
-    return True
-
-
 def refuse_followers(evaluate, callbacks: tuple, executor):
     "Raises InputError for what could not be called after a round, or to compute one"
     if evaluate is not None and not (callable(evaluate) and takes_four(evaluate)):
@@ -566,11 +582,6 @@ def run(
         with unchanged(snapshot.server, where), initial_unchanged(method, federation):
             snapshot = next_round(method, federation, snapshot, executor, measures)
         note_round(history, snapshot, method, federation, rounds, evaluate, every, last)
-        for callback in callbacks:
-            name = type(callback).__name__
-            where = f"round {snapshot.round}: callback {name} changed the server's state"
-            with unchanged(snapshot.server, where):
-                if callback.after_round(history) is True:
-                    over = True
+        over = followed(callbacks, history)
         refuse_memory(method, before, snapshot.round)
     return history

@@ -9,8 +9,12 @@ import torch
 
 from fedrepro.checks.harness import tiny
 from fedrepro.core.trees import same_bits
+from fedrepro.data.concept_drift import DriftSchedule, Swap
+from fedrepro.engine.evaluation import evaluate
+from fedrepro.engine.forks import ActiveRun, run_forked
 from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import run
+from fedrepro.engine.rows import RESERVED
 from toy import one_line
 
 LOCAL = dict(lr=0.05, epochs=1, batch_size=0)
@@ -226,3 +230,56 @@ def test_what_does_not_change_may_be_on_a_method():
     plain = ran(FedAvg(**LOCAL)).snapshot.server
     for own in (method(init_server=with_things), Caches(**LOCAL)):
         assert same_bits(ran(own).snapshot.server, plain)
+
+
+# --- what follows a round
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_a_metric_cannot_have_the_name_of_a_column_that_every_row_has(name):
+    with one_line(f"round 1: evaluate returned {name!r}, which every row has already"):
+        ran(FedAvg(**LOCAL), evaluate=lambda *what: {name: 1.0})
+    with one_line(f"Own.extra_metrics: {name!r} is in every row"):
+        ran(method(extra_metrics=lambda self, server: {name: 1.0}), evaluate=evaluate)
+
+
+class Answers:
+    def __init__(self, answer, at=1):
+        self.answer = answer
+        self.at = at
+
+    def after_round(self, state):
+        return self.answer if state.snapshot.round >= self.at else None
+
+
+@pytest.mark.parametrize("yes", [True, np.bool_(True), torch.tensor(True), np.float64(1) > 0])
+def test_a_callback_ends_a_run_with_any_kind_of_true(yes):
+    assert ran(FedAvg(**LOCAL), 3, callbacks=[Answers(yes)]).snapshot.round == 1
+    no = yes != yes  # of the same kind
+    assert ran(FedAvg(**LOCAL), 3, callbacks=[Answers(no), Answers(None)]).snapshot.round == 3
+
+
+@pytest.mark.parametrize("answer", [1, "stop", 0.5, [], torch.tensor(1), torch.ones(2) > 0])
+def test_any_other_answer_of_a_callback_is_refused(answer):
+    with one_line("round 1: callback Answers returned", "expected None, or True to end the run"):
+        ran(FedAvg(**LOCAL), callbacks=[Answers(answer)])
+
+
+def test_forks_end_where_each_would_have_ended_alone():
+    def active(callbacks, at):
+        swap = replace(tiny(), drift=DriftSchedule("one", 5, 10, [Swap(at, [0], (1, 2))]))
+        return ActiveRun(FedAvg(**LOCAL), swap, 4, family="one", callbacks=callbacks)
+
+    def runs():
+        return [
+            active([], 2),
+            active([Answers(np.bool_(True), 1)], 2),
+            active([Answers(True, 3)], 3),
+        ]
+
+    alone = [run(r.method, r.federation, 4, callbacks=r.callbacks).snapshot for r in runs()]
+    found = [history.snapshot for history in run_forked(runs())]
+    assert [at.round for at in found] == [at.round for at in alone] == [4, 1, 3]
+    assert same_bits([at.server for at in found], [at.server for at in alone])
+    both = run_forked(runs(), callbacks=[Answers(True, 2)])
+    assert [history.snapshot.round for history in both] == [2, 1, 2]
