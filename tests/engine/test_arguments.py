@@ -132,6 +132,13 @@ def test_a_run_says_what_it_cannot_use_before_the_first_round():
     for changed, line in mistakes:
         with pytest.raises(InputError, match=line):
             run(**(dict(method=Seen(epochs=1), federation=THREE, rounds=1) | changed))
+    for state, line in [
+        (torch.no_grad(), "run: its caller sets torch's grad mode to False, where a run has True"),
+        (torch.inference_mode(), "its caller sets torch's grad mode to False"),
+        (torch.autocast("cpu", torch.bfloat16), "its caller sets torch's autocast on cpu to True"),
+    ]:
+        with state, pytest.raises(InputError, match=line):
+            run(Seen(epochs=1), THREE, 1)
     assert not began
     for method in (FedAvg, "FedAvg", THREE):
         with pytest.raises(InputError, match=r"run: method: expected a FedAvg \(an object of"):
