@@ -98,14 +98,22 @@ class DriftSchedule:
 
     @property
     def change_rounds(self) -> tuple:
-        return tuple(sorted({swap.round for swap in self.swaps}))
+        "The rounds at whose start labels change, in order"
+        return tuple(t for t, _ in self.history[1:])
+
+    @property
+    def tells_changes(self) -> bool:
+        "Whether `change_rounds` are those of `label_maps`: not in a subclass that has only the latter of its own"
+        own = type(self)
+        usual = DriftSchedule
+        return own.label_maps is usual.label_maps or own.change_rounds is not usual.change_rounds
 
     @cached_property
     def history(self) -> list:
         "(round, label maps (K, C)) at the beginning and for each round with a change"
         maps = np.tile(np.arange(self.classes), (self.clients, 1))
         steps = [(0, maps)]
-        for t in self.change_rounds:
+        for t in sorted({swap.round for swap in self.swaps}):
             maps = maps.copy()
             for swap in self.swaps:
                 if swap.round == t:

@@ -409,6 +409,8 @@ class ChangedInPlace(InputError):
 def version_counters(message) -> list:
     "What differs once somebody writes into a nested message of tensors: keys, tensors and PyTorch's count of writes"
     if isinstance(message, Tensor):
+        if message.is_inference():
+            return [id(message)]  # it counts no writes, and takes none outside inference mode
         return [id(message), message._version]
     if isinstance(message, dict):
         return [[key, *version_counters(part)] for key, part in message.items()]

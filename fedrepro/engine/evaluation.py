@@ -20,7 +20,7 @@ from .client import Client, Phase, train
 from .divergence import refuse_diverged
 from .federation import TUNE, Federation
 from .rounds import Snapshot
-from .rows import METRICS
+from .rows import METRICS, RESERVED, as_number
 
 # %% ../../nbs/04_engine/06_evaluation.ipynb #34289e27
 def digests(models: Iterable[Tree]) -> list[dict[str, bytes]]:
@@ -179,24 +179,25 @@ def _score(
         if metric.compute is None:
             continue
         value = metric.compute(predicted, y, maps, shares)
-        if type(value) not in (int, float):
-            raise InputError(
-                f"metric {metric.name!r}: compute: expected an int or a float, got {short(value)}"
-            )
+        value = as_number(value, f"metric {metric.name!r}: compute")
         out[f"{metric.name}{suffix}"] = float(value)
     return out
 
 # %% ../../nbs/04_engine/06_evaluation.ipynb #064a51ab
 def own_metrics(method, server: dict, taken: Iterable[str]) -> dict[str, float]:
-    "A method's `extra_metrics`; raises InputError for what is no number, and for names that a row has already"
-    taken = {*taken, "round", "train_loss", "bytes_up", "bytes_down"}
-    metrics = method.extra_metrics(server)
-    for name, value in metrics.items():
-        what = f"{type(method).__name__}.extra_metrics: {name!r}"
+    "A method's `extra_metrics`; raises InputError for what is no number, and for names of what is measured here"
+    taken = {*taken, *RESERVED, *(name for name in METRICS if "accuracy" in name)}
+    where = f"{type(method).__name__}.extra_metrics"
+    found = method.extra_metrics(server)
+    if not isinstance(found, dict):
+        raise InputError(f"{where} returned {short(found)}; expected a dict of numbers")
+    metrics = {}
+    for name, value in found.items():
         if name in taken:
-            raise InputError(f"{what} is in every row of results already; choose another name")
-        if type(value) not in (int, float):
-            raise InputError(f"{what}: expected an int or a float, got {short(value)}")
+            raise InputError(
+                f"{where}: {name!r} is in every row of results already; choose another name"
+            )
+        metrics[name] = as_number(value, f"{where}: {name!r}")
     return metrics
 
 # %% ../../nbs/04_engine/06_evaluation.ipynb #49d3a2f1

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PRECISIONS', 'TRAIN', 'COHORT', 'INIT', 'HEAD', 'TUNE', 'NOISE', 'BEGIN', 'OPEN', 'CLOSE', 'JUDGE', 'COHORTS', 'MAPS',
-           'Autocast', 'BF16Net', 'in_precision', 'Federation']
+           'Autocast', 'BF16Net', 'in_precision', 'drifted', 'stays', 'Federation']
 
 # %% ../../nbs/04_engine/02_federation.ipynb #221bd6e2
 from collections.abc import Iterator
@@ -76,6 +76,30 @@ def _are_labels(labels, data: Dataset) -> bool:
         return False
     return 0 <= int(labels.min()) and int(labels.max()) < data.classes
 
+# %% ../../nbs/04_engine/02_federation.ipynb #54bc0371
+def drifted(drift: DriftSchedule, t: int) -> np.ndarray:
+    "The label maps of round t, (K, C) int64; raises InputError where a schedule of one's own has others"
+    given = drift.label_maps(t)
+    try:
+        maps = np.asarray(given)
+    except (TypeError, ValueError):
+        maps = np.asarray(None)  # lists of different lengths
+    good = maps.shape == (drift.clients, drift.classes) and maps.dtype.kind in "iu"
+    if good and 0 <= maps.min() and maps.max() < drift.classes:
+        return maps.astype(np.int64)
+    raise InputError(
+        f"round {t + 1}: label_maps of drift {drift.name} returned {maps.dtype} {maps.shape} "
+        f"{short(given, 40)}; expected whole numbers {drift.clients, drift.classes} from 0 to "
+        f"{drift.classes - 1}"
+    )
+
+
+def stays(drift: DriftSchedule) -> bool:
+    "Whether it is known that no label changes in any round"
+    usual = np.arange(drift.classes)
+    rounds = (0, *drift.change_rounds)
+    return drift.tells_changes and all((drifted(drift, t) == usual).all() for t in rounds)
+
 # %% ../../nbs/04_engine/02_federation.ipynb #56831269
 @dataclass(frozen=True, eq=False)
 class Federation:
@@ -133,7 +157,7 @@ class Federation:
                 "`partition(recipe, labels, clients=...)` gives one; of your own: Partition(lists)"
             )
             instance("Federation: partition", self.partition, Partition, how)
-        if self.drift is not None and not hasattr(self.drift, "label_maps"):
+        if self.drift is not None:
             how = "`drift(name, clients=..., classes=...)` gives one"
             instance("Federation: drift", self.drift, DriftSchedule, how)
         number("Federation: seed", self.seed, 0, kind=int)
@@ -153,7 +177,8 @@ class Federation:
                 last < there,
                 f"Federation: partition: its {part} samples go up to {last}, but {data.name} has {there}",
             )
-        if isinstance(self.drift, DriftSchedule) and self.drift.classes < data.classes:
+        most = max(data.classes, self.net.classes)
+        if self.drift is not None and not data.classes <= self.drift.classes <= most:
             raise InputError(
                 f"drift schedule for {self.drift.classes} classes, but {data.name} has {data.classes}"
             )
@@ -278,8 +303,10 @@ class Federation:
         if t not in self._maps:
             if len(self._maps) == MAPS:
                 self._maps.clear()
-            same = np.tile(np.arange(self.net.classes), (self.clients, 1))
-            self._maps[t] = same if self.drift is None else self.drift.label_maps(t)
+            if self.drift is None:
+                self._maps[t] = np.tile(np.arange(self.net.classes), (self.clients, 1))
+            else:
+                self._maps[t] = drifted(self.drift, t)
         return self._maps[t]
 
     def client(
@@ -321,7 +348,7 @@ class Federation:
 
     def pooled(self) -> "Federation":
         "All samples at one client, in stored order. Raises InputError if clients disagree on what labels mean"
-        if self.drift is not None and self.drift.swaps:
+        if self.drift is not None and not stays(self.drift):
             raise InputError(
                 f"pooled training: clients need equal labels, but there is {self.drift.name} drift"
             )

@@ -14,7 +14,7 @@ from ..core.trees import same_bits
 from .checkpoints import snapshot_of, snapshot_parts
 from .federation import Federation
 from .method import FedAvg
-from .rounds import Callback, History, Snapshot, begin, run, sequential
+from .rounds import Callback, History, Snapshot, begin, followed, run, sequential
 
 # %% ../../nbs/04_engine/08_forks.ipynb #28e554bf
 @dataclass
@@ -30,6 +30,7 @@ class ActiveRun:
     measures: tuple[str, ...] = ()  # what is recorded besides accuracy: names in `probes.MEASURES`
     evaluate: Callable | None = None  # (method, federation, snapshot, final) -> metrics
     callbacks: list[Callback] = field(default_factory=list)  # after each of its rounds
+    stopped: bool = False  # whether a callback has ended it
     history: History = field(default_factory=History)
 
     def __post_init__(self):
@@ -38,8 +39,9 @@ class ActiveRun:
 
     @property
     def ended(self) -> bool:
-        "Whether the last round is complete, or the run diverged"
-        return self.at.round == self.rounds or bool(self.history.diverged)
+        "Whether the last round is complete, the run diverged, or a callback ended it"
+        complete = self.at.round == self.rounds
+        return complete or self.stopped or bool(self.history.diverged)
 
     @property
     def at(self) -> Snapshot:
@@ -102,16 +104,19 @@ def branches(runs: list[ActiveRun]) -> list[list[ActiveRun]]:
 class Shared:
     "Enters each round in all runs that share it, and ends it where they part"
 
-    def __init__(self, runs: list[ActiveRun]):
+    def __init__(self, runs: list[ActiveRun], callbacks: list[Callback]):
         self.runs = runs
+        self.callbacks = callbacks
         self.before = runs[0].history.rows
 
     def after_round(self, state: History) -> bool:
         for r in self.runs:
             rows = [*self.before, *state.rows]
             r.history = replace(r.history, rows=rows, snapshot=state.snapshot)
-            for callback in r.callbacks:
-                callback.after_round(r.history)
+            r.stopped = followed(r.callbacks, r.history)
+        if followed(self.callbacks, state):
+            for r in self.runs:
+                r.stopped = True
         going = [r for r in self.runs if not r.ended]
         return len(going) < len(self.runs) or len(branches(going)) > 1
 
@@ -126,7 +131,7 @@ def advance(runs: list[ActiveRun], executor: Callable, callbacks: list[Callback]
             lead.rounds,
             lead.evaluate,
             lead.every,
-            [Shared(branch), *callbacks],
+            [Shared(branch, callbacks)],
             lead.at,
             executor,
             lead.last,
@@ -138,7 +143,9 @@ def advance(runs: list[ActiveRun], executor: Callable, callbacks: list[Callback]
 def run_forked(
     runs: list[ActiveRun], executor: Callable = sequential, callbacks: Iterable[Callback] = ()
 ) -> list[History]:
-    "The histories of all runs, each as `rounds.run` gives it; `callbacks` follow each round that is computed"
+    """The histories of all runs, each as `rounds.run` gives it.
+
+    `callbacks` follow each round that is computed, and may end all runs that share it."""
     for group in grouped_by_state(runs):
         advance(group, executor, [*callbacks])
     return [r.history for r in runs]

@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['TRIES', 'UNGUARDED', 'one_thread', 'keep_memory', 'huge_pages', 'start_with', 'calm_worker', 'end_with',
            'no_interrupt', 'cores', 'portable', 'answer_to', 'serve', 'report', 'NoWorker', 'unguarded', 'Worker',
-           'Workers', 'shares', 'Processes']
+           'Workers', 'shares', 'cannot_travel', 'sendable', 'arrived', 'builder_of', 'Processes']
 
 # %% ../../nbs/05_executors/02_processes.ipynb #dad2ae54
-import ctypes, itertools, multiprocessing, os, signal, sys, threading, traceback
+import ctypes, itertools, multiprocessing, os, pickle, signal, sys, threading, traceback
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from typing import Any
@@ -24,6 +25,8 @@ from ..core.torch_state import USUAL, turned, usual_state
 from ..engine.client import Client, client_round
 from ..engine.federation import Federation
 from ..engine.method import import_package_methods, load_methods
+from ..engine.rounds import own_attributes, refuse_memory
+from ..models.architectures import Net
 from .messages import SharedBuffer, dumps, loads
 
 # %% ../../nbs/05_executors/02_processes.ipynb #fa5190fe
@@ -338,6 +341,30 @@ def shares(sizes: list[int], parts: int) -> list[list[int]]:
     order = sorted(range(parts), key=lambda g: -sums[g])
     return [groups[g] for g in order]
 
+# %% ../../nbs/05_executors/02_processes.ipynb #7c61b256
+def cannot_travel(what: str, error: Exception) -> InputError:
+    "What is wrong with something that cannot be sent to a worker, or not be found there"
+    return InputError(
+        f"executor processes: {what} cannot be sent to a worker ({error}); put its own functions and "
+        "classes into a module, at the top, or use the executor sequential"
+    )
+
+
+def sendable(value, what: str, shared: SharedBuffer | None = None) -> bytes:
+    "As `dumps`; raises InputError for what cannot be pickled"
+    try:
+        return dumps(value, shared)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise cannot_travel(what, error) from None
+
+
+def arrived(message: bytes, what: str, shared: SharedBuffer | None = None) -> Any:
+    "As `loads`, in a worker; raises InputError for names that it cannot find, as those of a notebook"
+    try:
+        return loads(message, shared)
+    except AttributeError as error:
+        raise cannot_travel(what, error) from None
+
 # %% ../../nbs/05_executors/02_processes.ipynb #ea7178e6
 _federation: Federation  # in a worker
 
@@ -345,7 +372,7 @@ _federation: Federation  # in a worker
 def _join(federation: bytes, own: dict):
     global _federation
     start_with(own)
-    _federation = loads(federation)
+    _federation = arrived(federation, "the federation")
 
 # %% ../../nbs/05_executors/02_processes.ipynb #0718d19f
 def _train_part(message: bytes, places: list[tuple[str, int, int]]) -> bytes | None:
@@ -356,12 +383,14 @@ def _train_part(message: bytes, places: list[tuple[str, int, int]]) -> bytes | N
         except OSError:
             return None
         there, back = buffers or (None, None)
-        method, bare = loads(message, there)
+        method, bare = arrived(message, "the method", there)
+        before = own_attributes(method)
         with usual_state():
             results = []
             for client in bare:
                 whole = replace(client, data=_federation.data, net=_federation.client_net)
                 results.append(client_round(method, whole))
+                refuse_memory(method, before, client.round + 1)
             changed = turned(USUAL)
             if changed:
                 raise RuntimeError(f"{type(method).__name__} sets {changed}; its result is void")
@@ -369,6 +398,13 @@ def _train_part(message: bytes, places: list[tuple[str, int, int]]) -> bytes | N
             return dumps(results, back)
         except OSError:
             return None
+
+# %% ../../nbs/05_executors/02_processes.ipynb #6c6746b2
+def builder_of(net: Net) -> tuple:
+    "Equal for networks of one class that the same function builds from equal arguments"
+    if isinstance(net.make, partial):
+        return type(net), net.make.func, net.make.args, net.make.keywords
+    return type(net), net.make
 
 # %% ../../nbs/05_executors/02_processes.ipynb #bc8c4ab3
 class Processes:
@@ -378,7 +414,7 @@ class Processes:
         "At most `workers` processes, started for work; raises InputError for a federation that is not on the CPU"
         if federation.device != "cpu":
             raise InputError(f"executor processes: needs the device cpu, not {federation.device}")
-        first = dumps((_join, (dumps(federation), own_texts())))
+        first = dumps((_join, (sendable(federation, "the federation"), own_texts())))
         self.federation = federation
         self.pool = Workers(workers, lambda number: first)
         self.shares_memory = True  # until it turns out that it cannot be shared here
@@ -406,12 +442,12 @@ class Processes:
     def _refuse(self, method, clients: list[Client]):
         "Raises InputError for clients of other data or another network, and for a method that workers cannot find"
         data = self.federation.data
-        net = self.federation.net
+        net = self.federation.client_net
         for c in clients:
-            same_net = type(c.net) is type(self.federation.client_net) and c.net.name == net.name
-            if c.data is not data or not same_net:
+            if c.data is not data or builder_of(c.net) != builder_of(net):
                 raise InputError(
-                    f"executor processes: made for {data.name}, {net.name}, not for other clients"
+                    f"executor processes: made for {data.name}, {net.name}, not for other clients; "
+                    "expected the same data set and a network of the same builder"
                 )
         if type(method).__module__ == "__main__":
             raise InputError(
@@ -430,7 +466,8 @@ class Processes:
                 tasks = []
                 for part, back in zip(parts, backs):
                     places = [there.place, back.place] if self.shares_memory else []
-                    tasks.append(dumps((_train_part, (dumps((method, part), there), places))))
+                    sent = sendable((method, part), "the method", there)
+                    tasks.append(dumps((_train_part, (sent, places))))
             except OSError:
                 return None  # no such memory, or no room
             answers: dict[int, list[tuple]] = {}

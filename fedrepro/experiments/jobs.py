@@ -312,6 +312,11 @@ def run_rounds(
     ids = [r.run_id for r in todo]
     run_forked(actives, train, [Keeping(dict(zip(ids, actives)), writer, costs)])
     for r, active in zip(todo, actives):
+        if active.stopped and active.at.round < active.rounds:
+            raise InputError(
+                f"{r.describe()}: a callback ended it after {active.at.round} of {active.rounds} "
+                "rounds; a stored run has all of them"
+            )
         studies.conclude(r, active)
     return costs()
 

@@ -114,10 +114,10 @@ def concept_history(federation, k: int) -> dict:
 
     Raises InputError for a drift that does not say when it changes, or that gives two classes one label."""
     drift = federation.drift
-    changes = () if drift is None else getattr(drift, "change_rounds", None)
-    rounds = sorted({0, *(changes or ())})
+    rounds = [0] if drift is None else sorted({0, *drift.change_rounds})
     maps = np.stack([federation.label_maps(t)[k] for t in rounds])
-    if changes is None or (np.sort(maps) != np.arange(maps.shape[1])).any():
+    told = drift is None or drift.tells_changes
+    if not told or (np.sort(maps) != np.arange(maps.shape[1])).any():
         raise InputError(
             f"FedDrift with drift {drift!r}: expected `change_rounds`, and one label a class"
         )

@@ -25,6 +25,7 @@ from fedrepro import (
     run,
 )
 from fedrepro.core.trees import same_bits
+from fedrepro.data.concept_drift import DriftSchedule, Swap
 from fedrepro.data.partition import Partition
 from fedrepro.engine.rounds import AfterRound
 from fedrepro.experiments.runner import compute_runs
@@ -55,6 +56,7 @@ def test_a_federation_says_which_part_is_something_else():
         (dict(partition=lists([0], [1437])), "train samples go up to 1437, but digits has 1437"),
         (dict(drift="sudden"), "drift: expected a DriftSchedule"),
         (dict(drift=drift("sudden", clients=3, classes=8)), "schedule for 8 classes, but .* 10"),
+        (dict(drift=DriftSchedule("own", 3, 20)), "schedule for 20 classes, but .* 10"),
         (dict(seed="x"), "seed: expected a whole number of at least 0, got 'x'"),
         (dict(cohorts=2.5), "cohorts: expected a whole number of at least 0, got 2.5"),
         (dict(dtype=torch.float16), "expected torch.float32 or torch.float64, got torch.float16"),
@@ -65,6 +67,36 @@ def test_a_federation_says_which_part_is_something_else():
     for changed, line in mistakes:
         with pytest.raises(InputError, match=line):
             Federation(**(parts | changed))
+
+
+SAME = np.tile(np.arange(10), (3, 1))
+
+
+def own_drift(maps):
+    "A schedule whose subclass gives these label maps in every round"
+    cls = type("Own", (DriftSchedule,), {"label_maps": lambda self, t: maps})
+    return cls("own", 3, 10)
+
+
+def test_a_drift_of_one_s_own_gives_whole_numbers_for_each_client_and_class():
+    wrong = [SAME[:2], SAME[:, :9], SAME - 1, SAME + 1, SAME * 1.0, SAME > 0, None, [[0], [1, 2]]]
+    for maps in wrong:
+        with pytest.raises(InputError, match="round 1: label_maps of drift own returned .*3, 10"):
+            run(ONE_EPOCH, replace(THREE, drift=own_drift(maps)), 1)
+    plain = run(ONE_EPOCH, THREE, 1).snapshot.server
+    for maps in (SAME.tolist(), SAME.astype(np.int8), torch.as_tensor(SAME)):
+        own = run(ONE_EPOCH, replace(THREE, drift=own_drift(maps)), 1).snapshot.server
+        assert same_bits(own, plain)
+
+
+def test_pooled_training_asks_for_every_label_map():
+    idle = DriftSchedule("idle", 3, 10, [Swap(0, [], (0, 1))])
+    twice = DriftSchedule("twice", 3, 10, [Swap(1, [0], (0, 1))] * 2)
+    for still in (None, idle, twice):
+        assert replace(THREE, drift=still).pooled().clients == 1
+    for moving in (own_drift(SAME[:, ::-1]), DriftSchedule("one", 3, 10, [Swap(9, [0], (0, 1))])):
+        with pytest.raises(InputError, match="pooled training: clients need equal labels"):
+            replace(THREE, drift=moving).pooled()
 
 
 def test_a_partition_has_positions():
@@ -100,6 +132,13 @@ def test_a_run_says_what_it_cannot_use_before_the_first_round():
     for changed, line in mistakes:
         with pytest.raises(InputError, match=line):
             run(**(dict(method=Seen(epochs=1), federation=THREE, rounds=1) | changed))
+    for state, line in [
+        (torch.no_grad(), "run: its caller sets torch's grad mode to False, where a run has True"),
+        (torch.inference_mode(), "its caller sets torch's grad mode to False"),
+        (torch.autocast("cpu", torch.bfloat16), "its caller sets torch's autocast on cpu to True"),
+    ]:
+        with state, pytest.raises(InputError, match=line):
+            run(Seen(epochs=1), THREE, 1)
     assert not began
     for method in (FedAvg, "FedAvg", THREE):
         with pytest.raises(InputError, match=r"run: method: expected a FedAvg \(an object of"):

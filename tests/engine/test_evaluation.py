@@ -25,11 +25,14 @@ from fedrepro.engine.evaluation import (
     eval_models,
     personalised_accuracy,
 )
+from fedrepro.engine.declarations import with_hooks
 from fedrepro.engine.federation import TUNE
+from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import begin, next_round
 from fedrepro.engine.rows import (
     METRICS,
     PACKAGE_METRICS,
+    RESERVED,
     Metric,
     add_metric,
     metric_named,
@@ -459,6 +462,47 @@ def test_what_is_said_of_every_metric():
     assert metric_named("unheard_of").label == "unheard of"
 
 
+def test_a_metric_may_be_any_real_number():
+    def value(answer):
+        add_metric(Metric("own", compute=lambda predicted, test_y, label_maps, shares: answer))
+        at = begin(FedAvg(), tiny())
+        return evaluate(FedAvg(), tiny(), at)["own"]
+
+    try:
+        for given in (1, 1.0, np.float64(1), np.float32(1), np.int64(1), torch.tensor(1.0)):
+            assert type(value(given)) is float and value(given) == 1.0
+        for given in (None, "1", True, 1j, torch.ones(2), np.bool_(True), [1.0]):
+            with pytest.raises(InputError, match="metric 'own': compute: expected a number, got"):
+                value(given)
+    finally:
+        for name in [n for n in METRICS if n not in PACKAGE_METRICS]:
+            del METRICS[name]
+
+
+@pytest.mark.parametrize("name", [*RESERVED, "cka"])
+def test_a_metric_has_a_name_of_its_own(name):
+    with pytest.raises(InputError, match=f"metric {name!r}: .* choose another name"):
+        add_metric(Metric(name, compute=lambda *what: 1.0))
+
+
+def test_a_metric_takes_four_values():
+    with pytest.raises(
+        InputError, match=r"compute: expected a function of \(predicted, test_y, lab"
+    ):
+        add_metric(Metric("own", compute=lambda predicted, test_y, label_maps: 1.0))
+
+
+def test_a_method_s_own_metrics_are_numbers_under_names_of_their_own():
+    def refused(metrics, line):
+        method = with_hooks(FedAvg(), {"extra_metrics": lambda self, server: metrics})
+        with pytest.raises(InputError, match=line):
+            evaluate(method, tiny(), begin(method, tiny()))
+
+    refused({"generalised_accuracy_untuned": 1.0}, "'generalised_accuracy_untuned' is in every row")
+    refused({"own": "1"}, "FedAvg.extra_metrics: 'own': expected a number, got '1'")
+    refused(None, "FedAvg.extra_metrics returned None; expected a dict of numbers")
+
+
 def test_a_metric_of_ones_own_is_in_every_row_and_in_a_comparison(worst, tmp_path):
     tiny_run = dict(clients=3, rounds=2, epochs=1, batch_size=64, seeds=2, quiet=True)
     found = compare(["FedAvg", "pFedMe"], metric="worst", folder=tmp_path, **tiny_run)
@@ -503,4 +547,4 @@ def test_a_metric_that_returns_no_number_is_refused_in_the_first_round(worst, tm
     found = compare(
         ["FedAvg"], clients=3, rounds=2, epochs=1, seeds=1, quiet=True, folder=tmp_path
     ).report.failed
-    assert len(found) == 1 and "metric 'worst': compute: expected an int" in str(found)
+    assert len(found) == 1 and "metric 'worst': compute: expected a number" in str(found)

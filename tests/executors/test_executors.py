@@ -6,16 +6,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fedrepro.checks.harness import tiny_network
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import moved, same_bits
 from fedrepro.data import concept_drift, datasets
 from fedrepro.engine import rounds
+from fedrepro.engine.declarations import with_hooks
 from fedrepro.engine.evaluation import Evaluator, evaluate
 from fedrepro.engine.forks import ActiveRun, run_forked
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import park_states, run
 from fedrepro.executors.executors import pick_executor
 from fedrepro.executors.processes import Processes
+from fedrepro.models.architectures import Net
 from toy import few
 
 TOY = few((40, 25, 1, 33, 18))
@@ -88,6 +91,18 @@ def test_what_an_executor_refuses():
     other = replace(TOY, data=datasets.load("digits", recipe="plain"))
     with Processes(TOY, 1) as pool, pytest.raises(InputError, match="not for other clients"):
         run(FedAvg(**LOCAL), other, 1, executor=pool)
+    edited = replace(TOY, net=Net(TOY.net.name, tiny_network))
+    with Processes(TOY, 1) as pool, pytest.raises(InputError, match="a network of the same build"):
+        run(FedAvg(**LOCAL), edited, 1, executor=pool)
+    local = replace(TOY, net=Net("local", lambda: tiny_network()))
+    with pytest.raises(InputError, match="the federation cannot be sent to a worker .*<lambda>"):
+        Processes(local, 1)
+    hooked = with_hooks(FedAvg(**LOCAL), {"extra_metrics": lambda self, server: {}})
+    with (
+        Processes(TOY, 1) as pool,
+        pytest.raises(InputError, match="the method cannot be sent to a wo"),
+    ):
+        run(hooked, TOY, 1, executor=pool)
     with (
         Processes(TOY, 1) as pool,
         pytest.raises(InputError, match="Mine is defined in a notebook"),

@@ -9,6 +9,7 @@ from test_by_hand import FOUR as AWAY, TWO as PARTS, W, X, Y, federation as by_r
 from test_golden import watching
 from toy import one_line
 from fedrepro.core.trees import distance, same_bits, select, weighted_mean
+from fedrepro.data.concept_drift import DriftSchedule, Swap
 from fedrepro.engine.evaluation import eval_models, finetuned
 from fedrepro.engine.federation import TUNE, Federation
 from fedrepro.engine.rounds import begin, next_round, run
@@ -317,10 +318,7 @@ def test_presence():
         [0, 1, 0, 0, 0],
         [0, 0, 1, 0, 1],
     ]
-    swap = SimpleNamespace(
-        clients=3,
-        label_maps=lambda t: np.array([[0, 1, 2, 3, 4], [0, 3, 2, 1, 4], [0, 1, 2, 3, 4]]),
-    )
+    swap = DriftSchedule("swap", 3, 5, [Swap(0, [1], (1, 3))])
     assert class_presence(replace(fed, drift=swap), 0)[1].tolist() == [
         False,
         False,

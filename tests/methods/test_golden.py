@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from test_by_hand import Points, shares
+from fedrepro.data.concept_drift import DriftSchedule, Swap
 from fedrepro.engine.evaluation import eval_models
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import FedAvg
@@ -47,19 +48,6 @@ class ToyNet(Net):
         return tree(GOLDEN["init"])
 
 
-class Swaps:
-    "From `drift_round` on, even clients swap labels 1 and 2, odd clients 0 and 3"
-
-    clients = len(CLIENTS)
-
-    def label_maps(self, t):
-        maps = np.tile(np.arange(CONFIG["classes"]), (self.clients, 1))
-        if t >= CONFIG["drift_round"]:
-            for k in CLIENTS:
-                maps[k] = [0, 2, 1, 3] if k % 2 == 0 else [3, 1, 2, 0]
-        return maps
-
-
 def stored_federation(data, net, **changes):
     "The clients of a stored run, each with its samples in their order"
     x, y = (torch.tensor(sum((d[key] for d in data), []), dtype=torch.float64) for key in "xy")
@@ -73,7 +61,13 @@ def stored_federation(data, net, **changes):
 
 
 def federation():
-    return stored_federation(GOLDEN["data"], ToyNet("golden", toy), drift=Swaps())
+    "From `drift_round` on, even clients swap labels 1 and 2, odd clients 0 and 3"
+    swaps = [
+        Swap(CONFIG["drift_round"], CLIENTS[k::2], labels)
+        for k, labels in enumerate([(1, 2), (0, 3)])
+    ]
+    drift = DriftSchedule("golden", len(CLIENTS), CONFIG["classes"], swaps)
+    return stored_federation(GOLDEN["data"], ToyNet("golden", toy), drift=drift)
 
 
 OUR_NAMES = {  # of their arguments, where they differ

@@ -13,6 +13,7 @@ from fedrepro.engine.method import METHODS, FedAvg
 from fedrepro.engine.rounds import begin, run
 from fedrepro.models.architectures import Net
 from toy import one_line
+from zoo_methods import HeavyBall
 from zoo_networks import SETTINGS, ZOO, federation, fresh, plain_loop
 
 ACCEPTED, REFUSED = (
@@ -64,6 +65,29 @@ def test_other_methods(name, method):
     end = history.snapshot.server["params"]
     assert all(t.isfinite().all() for t in end.values())
     assert all(torch.equal(end[n], fed.initial[n]) for n in fed.net.frozen if n in end)
+
+
+@pytest.mark.parametrize("name", ["frozen body", "one_frozen_bias"])
+def test_a_momentum_of_frozen_parameters_stays_a_momentum(name):
+    "It is zero for them: nothing moved; by rounding, what the server computes of equal numbers is not"
+    fed = federation(name)
+    end = run(HeavyBall(**SETTINGS), fed, 3).snapshot.server
+    assert all(torch.equal(end["params"][n], fed.initial[n]) for n in fed.net.frozen)
+    assert all(float(end["v"][n].abs().max()) < 1e-12 for n in fed.net.frozen)
+
+
+class Noisy(FedAvg, listed=False):
+    "Adds to every number of the model, frozen or not"
+
+    def aggregate(self, server, exchange):
+        new = super().aggregate(server, exchange)["params"]
+        return {"params": {n: t + 0.1 for n, t in new.items()}}
+
+
+def test_what_is_added_to_frozen_parameters_is_taken_back():
+    fed = federation("frozen body")
+    end = run(Noisy(**SETTINGS), fed, 2).snapshot.server["params"]
+    assert all(torch.equal(end[n], fed.initial[n]) for n in fed.net.frozen)
 
 
 @pytest.mark.parametrize("name", ["nothing but a head", "frozen body"])
