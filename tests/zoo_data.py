@@ -561,7 +561,7 @@ def a_mean_of_bytes(folder):
     return usual(recipe=Recipe("own", (125.3,), (63.0,)))
 
 
-@case("own: recipe 'own' has a mean of 33.3, the training samples / 1 go from", "divide", "by 255")
+@case("own: recipe 'own' has a mean of 33.3, the training samples go from", "divide", "by 255")
 def a_mean_of_bytes_for_floats(folder):
     return floats(1, 8, 8, recipe=Recipe("own", (33.3,), (78.6,)))
 

@@ -199,12 +199,13 @@ def _refuse_mean(mean: tuple[float, ...], x: Tensor, scale: float, of: str):
         return
     low, high = (float(end) / scale for end in x.aminmax())
     least, most = min(low, 0), max(high, 1)
+    samples = "the training samples" if scale == 1 else f"the training samples / {scale:g}"
     for m in beyond:
         by = next((n for n in (scale, 255) if n != 1 and least <= m / n <= most), None)
         hint = f"; divide mean and std by {by:g}" if by else ""
         require(
             least <= m <= most,
-            f"{of} has a mean of {m:g}, the training samples / {scale:g} go from {low:g} to {high:g}{hint}",
+            f"{of} has a mean of {m:g}, {samples} go from {low:.3g} to {high:.3g}{hint}",
         )
 
 
