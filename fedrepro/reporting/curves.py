@@ -282,9 +282,11 @@ PARTITION_WORDS = {
 
 def partition_words(part: dict) -> str:
     "How samples are spread over clients, for a title"
-    if "alpha" in part:
-        return f"Dir({part['alpha']:g})"
-    return PARTITION_WORDS.get(part["recipe"], part["recipe"])
+    words = PARTITION_WORDS.get(part["recipe"], part["recipe"])
+    if part.get("alpha") is None:
+        return words
+    alpha = f"{part['alpha']:g}"
+    return f"Dir({alpha})" if words.startswith("dirichlet") else f"{words}, alpha {alpha}"
 
 
 def setting(run: PlannedRun, without_drift: str = "no drift") -> str:
