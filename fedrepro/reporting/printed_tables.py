@@ -447,16 +447,21 @@ def title(spec: Spec) -> str:
 
 def own_settings(spec: Spec, tier: str) -> str:
     "The settings that all rows of a table share that no paper has"
-    return f"Settings: {settings_in_words(spec.base | spec.tier(tier).base)}"
+    t = spec.tier(tier)
+    return f"Settings: {settings_in_words(spec.base | t.base | t.own.get('', {}))}"
 
 
-def row_settings(spec: Spec) -> list[str]:
-    "What the rows of a table set themselves"
+def row_settings(spec: Spec, tier: str) -> list[str]:
+    "What the rows of a table set themselves at a tier, but for what a user has set in all rows"
+    t = spec.tier(tier)
+    of_all = t.own.get("", {})
     lines = []
-    for row in spec.rows.values():
-        own = settings_in_words(row.values)
+    for name, row in spec.rows.items():
+        values = row.values | t.methods.get(name, {})
+        kept = {key: value for key, value in values.items() if key not in of_all}
+        own = settings_in_words(kept | t.own.get(name, {}))
         if own:
-            lines.append(f"{row.name}: {own}")
+            lines.append(f"{name}: {own}")
     return lines
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #e316f795
@@ -547,7 +552,7 @@ def table_parts(
         ends=ends(spec, tier, frame),
         about=about(spec, tier, frame),
         settings=[own_settings(spec, tier)] if own else [],
-        rows=row_settings(spec) if own else [],
+        rows=row_settings(spec, tier) if own else [],
     )
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #2b1191a2

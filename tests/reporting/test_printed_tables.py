@@ -12,8 +12,17 @@ import pytest
 
 from fedrepro.core.errors import InputError
 from fedrepro.reporting.grids import Cell, as_text
-from fedrepro.reporting.printed_tables import mixed_processors, render, table_parts, table_sheet
+from fedrepro.experiments.specs import load_spec, with_settings
+from fedrepro.reporting.printed_tables import (
+    mixed_processors,
+    own_settings,
+    render,
+    row_settings,
+    table_parts,
+    table_sheet,
+)
 from fedrepro.verdicts.tables import table
+from toy import SMALL, written
 from toy_tables import ONE, diverged, put, spec
 
 
@@ -133,6 +142,19 @@ def test_a_reduced_tier_says_what_it_changes_and_judges_nothing(spec):
         | {"twin": replace(spec.rows["twin"], published=spec.rows["prox"].published)},
     )
     assert "Judged" not in render(both, "smoke")
+
+
+def test_the_settings_that_are_printed_are_those_of_the_runs(tmp_path):
+    source = {"source": "tier: reduced"}
+    reduced = {"base": {"rounds": 1} | source, "methods": {"FedProx": {"epochs": 2} | source}}
+    toy = load_spec(written(tmp_path, SMALL | {"tiers": {"smoke": reduced}}))
+    assert "rounds 1" in own_settings(toy, "smoke")
+    assert row_settings(toy, "smoke") == ["FedProx: mu 0.1, epochs 2"]
+    of_one, tier = with_settings(toy, "smoke", {"FedProx.mu": 0.3})
+    assert row_settings(of_one, tier) == ["FedProx: mu 0.3, epochs 2"]
+    of_all, tier = with_settings(toy, "smoke", {"mu": 0.3, "batch_size": 32})
+    assert "batch size 32" in own_settings(of_all, tier) and "mu 0.3" in own_settings(of_all, tier)
+    assert row_settings(of_all, tier) == ["FedProx: epochs 2"]
 
 
 def test_processors_that_differ_within_a_cell_are_named():
