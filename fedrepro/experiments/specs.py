@@ -300,6 +300,9 @@ class Spec:
     gap: tuple[
         str, ...
     ] = ()  # two rows whose published difference it is about, or one that all are compared with
+    others: dict[str, Row] = field(
+        default_factory=dict
+    )  # rows that its file has but does not choose; `gap` and `same_as` may name them
     origin: "Spec | None" = None  # the table of the package of which it is a copy with other values
 
     @cached_property
@@ -342,12 +345,16 @@ class Spec:
         "The columns at that tier"
         return self.tier(tier).columns or self.columns
 
+    def any_row(self, name: str) -> Row:
+        "The row `name`, of the table or of `others`"
+        return self.rows[name] if name in self.rows else self.others[name]
+
     def values(self, tier: str, row: str, column: Column) -> dict[str, Value]:
         "Every value of a run with its source"
         row = column.same_as.get(row, row)
         t = self.tier(tier)
         values = self.base | t.base | column.values
-        values |= self.rows[row].values | column.methods.get(row, {}) | t.methods.get(row, {})
+        values |= self.any_row(row).values | column.methods.get(row, {}) | t.methods.get(row, {})
         return values | t.own.get("", {}) | t.own.get(row, {})
 
     def reductions(self, tier: str) -> list[Change]:
@@ -433,7 +440,7 @@ class Spec:
                 values = {k: v.value for k, v in self.values(tier, row, column).items()}
                 settings = self.known.get(json.dumps([tier, column.label, row]))
                 if settings is None:
-                    name = self.rows[column.same_as.get(row, row)].method
+                    name = self.any_row(column.same_as.get(row, row)).method
                     settings = run_settings(make_method(name, values, where), values, 0, where)
                 for seed in pick_seeds(values["seeds"], seeds, f"{where}: seeds"):
                     own = seeded(settings, values, seed)
@@ -519,7 +526,7 @@ MAY = {
 }  # how it is judged
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #eb5674f5
-PARTS = ("base", "columns", "methods", "tiers", "tuning")
+PARTS = ("base", "columns", "methods", "rows", "tiers", "tuning")
 
 
 def spec_path(spec: str | Path, root=None) -> Path:
@@ -684,7 +691,9 @@ def spec_from(raw: dict, path: Path) -> Spec:
     top["gap"] = read_gap(top, rows, path)
     top["beside"] = tuple(top.get("beside", ()))
     top["difference"] = parts_of(top.get("difference", []), path)
-    spec = Spec(path, **top, base=base, columns=columns, rows=rows, tiers=tiers)
+    chosen = {name: rows[name] for name in raw.get("rows", rows)}
+    others = {name: row for name, row in rows.items() if name not in chosen}
+    spec = Spec(path, **top, base=base, columns=columns, rows=chosen, tiers=tiers, others=others)
     return check_spec(marked_copy(spec)) if spec.difference else marked_copy(check_spec(spec))
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #04dfc5a2
@@ -750,7 +759,8 @@ def check_published(spec: Spec):
     paper = read_published_csv(spec.published)
     lines = line_finder(paper, f"{spec.path}: published: {spec.published.name}")
     filters = [row.published for row in spec.rows.values()]
-    filters += unclaimed_rows(paper, lines, filters)
+    others = [row.published for row in spec.others.values()]
+    filters += unclaimed_rows(paper, lines, filters + others)
     columns = [*spec.columns]
     for tier in spec.tiers.values():
         columns += tier.columns
