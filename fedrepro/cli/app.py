@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['EXAMPLES', 'app', 'VersionOption', 'ImportOption', 'SHIPPED', 'ENDINGS', 'own_files', 'import_own_files',
            'print_sheet', 'in_a_cell', 'show', 'busy', 'watched', 'sum_up', 'state_of', 'made_from', 'shipped_answer',
-           'cached_answer', 'print_table', 'folder_given', 'split_names', 'picked', 'in_places', 'first_tier',
-           'with_ids', 'specs_at', 'asked_for']
+           'cached_answer', 'print_table', 'folder_beside', 'folder_given', 'split_names', 'picked', 'in_places',
+           'first_tier', 'with_ids', 'specs_at', 'asked_for']
 
 # %% ../../nbs/11_cli/01_app.ipynb #3e456385
 import hashlib, json, os, shutil, sys
@@ -26,7 +26,7 @@ from fedrepro.core.files import (
     stamp,
     write_cache,
 )
-from ..core.folders import PACKAGE, PROJECT, paper_folders
+from ..core.folders import PACKAGE, PROJECT, paper_folders, spec_path
 from ..reporting.grids import FORMATS, Cell, Grid, Sheet, as_sheet, as_text, shown
 from .options import place
 
@@ -244,6 +244,14 @@ def print_table(
     print_sheet(cached_answer([*question, format], [*paper_folders(), *folders], answer))
 
 # %% ../../nbs/11_cli/01_app.ipynb #792101a9
+def folder_beside(spec: str) -> Path | None:
+    "The folder of a spec that lies outside of the folders papers, None for another one; raises InputError"
+    folder = spec_path(spec).parent.resolve()
+    if any(folder.is_relative_to(papers.resolve()) for papers in paper_folders()):
+        return None
+    return folder
+
+
 def folder_given(results: Path | None) -> Path | None:
     "`results` if it is a folder; raises InputError otherwise (a mistyped folder would look like a table without runs)"
     if results is not None and not results.is_dir():

@@ -18,7 +18,15 @@ import typer
 from ..core.errors import InputError, choice, say
 from ..core.files import checksum, write_atomic
 from ..core.folders import PROJECT, data_dir, paper_folders
-from .app import app, cached_answer, folder_given, print_sheet, show, sum_up
+from fedrepro.cli.app import (
+    app,
+    cached_answer,
+    folder_beside,
+    folder_given,
+    print_sheet,
+    show,
+    sum_up,
+)
 from .look_up import source_lines
 from fedrepro.cli.options import (
     DATASETS,
@@ -332,9 +340,9 @@ def export_command(
 
     if out is not None or to == "parquet":
         return print_sheet(make())
-    beside = Path(spec).parent if Path(spec).is_file() else None
     question = ["export", spec, tier, to, results]
-    print_sheet(cached_answer(question, [*paper_folders(), results, beside], make))
+    places = [*paper_folders(), results, folder_beside(spec)]
+    print_sheet(cached_answer(question, places, make))
 
 # %% ../../nbs/11_cli/03_own.ipynb #7c5541e1
 def page_files() -> dict[str, Path]:

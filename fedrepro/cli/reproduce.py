@@ -24,6 +24,7 @@ from fedrepro.cli.app import (
     app,
     asked_for,
     busy,
+    folder_beside,
     folder_given,
     own_files,
     print_sheet,
@@ -335,8 +336,8 @@ def table_command(
     def make():
         return table_answer(spec, tier, own, results, format)
 
-    beside = Path(spec).parent if Path(spec).is_file() else None
-    print_table(["table", spec, tier, own, results], format, make, results, beside)
+    question = ["table", spec, tier, own, results]
+    print_table(question, format, make, results, folder_beside(spec))
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #d238de0c
 FigureFileOption = Annotated[

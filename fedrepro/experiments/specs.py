@@ -6,10 +6,10 @@
 __all__ = ['SENTENCE', 'NOTHING', 'SEEDS', 'STATISTICS', 'PLOTS', 'TOP', 'SPREADS', 'PAIRINGS', 'MAY', 'PARTS', 'BARE',
            'OWN_PAPER', 'CHECKS', 'JUDGED_BY', 'Column', 'Row', 'Tier', 'read_filter', 'read_texts', 'usual_label',
            'read_column', 'read_columns', 'read_row', 'read_methods', 'read_tier', 'Change', 'changed_values',
-           'one_or_words', 'gathered', 'Spec', 'pick_seeds', 'spec_path', 'revived', 'keep_spec', 'kept_spec',
-           'check_tuning', 'rests_on', 'load_spec', 'read_top', 'spec_from', 'read_gap', 'parts_of', 'unclaimed_rows',
-           'check_margin', 'check_published', 'check_alike', 'check_spec', 'original', 'printed_cells', 'differing',
-           'marked_copy', 'as_typed', 'own_values', 'as_given', 'own_tier', 'settings_of', 'with_own', 'planned_values',
+           'one_or_words', 'gathered', 'Spec', 'pick_seeds', 'revived', 'keep_spec', 'kept_spec', 'check_tuning',
+           'rests_on', 'load_spec', 'read_top', 'spec_from', 'read_gap', 'parts_of', 'unclaimed_rows', 'check_margin',
+           'check_published', 'check_alike', 'check_spec', 'original', 'printed_cells', 'differing', 'marked_copy',
+           'as_typed', 'own_values', 'as_given', 'own_tier', 'settings_of', 'with_own', 'planned_values',
            'check_effect', 'relabelled', 'with_changes', 'with_labels', 'with_seeds', 'with_settings', 'check_fit',
            'refuse_twins', 'own_runs']
 
@@ -23,9 +23,9 @@ from types import UnionType
 from typing import Any, get_args, get_origin
 import numpy as np
 from pandas import DataFrame
-from ..core.errors import InputError, as_path, choice, short
+from ..core.errors import InputError, choice, short
 from ..core.files import LARGEST_FILE, cached_by_folder, code_digest, read_cache, write_cache
-from ..core.folders import INSTALLED, PACKAGE, PROJECT, find_specs, roots
+from ..core.folders import INSTALLED, PACKAGE, PROJECT, find_specs, spec_path
 from ..engine.rows import METRICS, metric_named
 from fedrepro.experiments.rules import (
     DEFAULTS,
@@ -527,25 +527,6 @@ MAY = {
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #eb5674f5
 PARTS = ("base", "columns", "methods", "rows", "tiers", "tuning")
-
-
-def spec_path(spec: str | Path, root=None) -> Path:
-    "The file of a spec given as a path or as its name; raises InputError"
-    as_path(spec, "spec")
-    if os.path.isfile(spec):
-        return Path(spec)
-    for base in roots():
-        for name in (str(spec), f"{spec}.toml"):
-            if os.path.isfile(base / name):
-                return base / name
-    specs = find_specs(root)
-    if str(spec) not in specs and os.path.exists(spec):
-        what = "a folder" if os.path.isdir(spec) else "no regular file"
-        raise InputError(
-            f"spec {short(str(spec), 200)} is {what}; expected a toml file, or a name such as "
-            "fedccfa/table2"
-        )
-    return specs[choice(str(spec), specs, "spec")]
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #3c59cead
 BARE = (

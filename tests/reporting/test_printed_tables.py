@@ -107,17 +107,22 @@ def test_without_runs_it_says_how_to_make_them(spec):
         render(spec, "big")
 
 
-def test_an_answer_that_is_kept_sees_a_new_result(spec, tmp_path, said, monkeypatch):
+@pytest.mark.parametrize("typed", ["{}", "demo/t", "demo/t.toml"])
+@pytest.mark.parametrize("command", ["table", "export"])
+def test_an_answer_that_is_kept_sees_a_new_result(
+    spec, tmp_path, said, monkeypatch, command, typed
+):
     "That it is kept, and given without torch: test_main.py"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
     put(spec, "paper", "FedAvg", ONE, [69.0, 70.0])
     for p in spec.path.parent.rglob("*.*"):
         os.utime(p, (1e9, 1e9))
-    argv = ["table", str(spec.path), "--tier", "paper"]
-    assert said(*argv) == said(*argv) and "69.50 ± 0.71 (2)" in said(*argv)[1]
-    put(spec, "paper", "FedAvg", ONE, [69.0, 70.0, 71.0])
-    assert "70.00 ± 1.00 (3)" in said(*argv)[1]
+    argv = [command, typed.format(spec.path), "--tier", "paper"]
+    argv += ["--to", "latex"] * (command == "export")
+    assert said(*argv) == said(*argv) and "69.50" in said(*argv)[1]
+    put(spec, "paper", "FedAvg", ONE, [69.0, 70.0, 74.0])
+    assert "71.00" in said(*argv)[1]
 
 
 def test_a_mean_over_the_runs_that_did_not_diverge_is_not_printed(spec):
