@@ -287,12 +287,14 @@ def sweep_command(
     from fedrepro.experiments import sweep
     from fedrepro.experiments.cluster import pool, usual_workers
     from fedrepro.experiments.loggers import Loggers
+    from fedrepro.experiments.runs import pick_device
 
     seconds = None if time_budget is None else sweep.budget(time_budget)
     with busy("Reading specs and stored results"):
         steps, planned = sweep.everything(tier, order, results)
     if only_plan:
-        return show(list(sweep.outlook(steps, planned)), ["step", "missing", "time", "what"], False)
+        lines = list(sweep.outlook(steps, planned, pick_device(device)))
+        return show(lines, ["step", "missing", "time", "what"], False)
     options = compute_options(device, data, executor, checkpoint, no_wait)
     options["workers"] = workers or usual_workers(device, scheduler)
     with pool(scheduler, options["workers"], quiet) as tasks:
