@@ -496,7 +496,7 @@ SCRIPT = """#!/bin/bash
 #SBATCH --mem={memory}M
 #SBATCH --time={hours}:{minutes:02}:00
 #SBATCH --requeue
-#SBATCH --signal=B:TERM@120
+#SBATCH --signal=B:TERM@60
 #SBATCH --open-mode=append
 #SBATCH --output=fedrepro-%A-%a.log
 {more}export OMP_NUM_THREADS=1
@@ -549,6 +549,7 @@ def sbatch(
     memory = max(max(p.cost.memory for p in plans) * 1.5, 2000 * 2**20)
     workers = workers or workers_that_fit(memory, device)
     minutes = max(1, round(hours * 60))  # no limit is what 0 would say
+    budget = f"{max(1, minutes - 2)}m"
     jobs = array_size(plans, jobs, workers)
     more = {"gres": "gpu:1" if device == "cuda" else None} | directives
     text = SCRIPT.format(
@@ -559,7 +560,7 @@ def sbatch(
         hours=minutes // 60,
         minutes=minutes % 60,
         more="".join(f"#SBATCH --{name}={value}\n" for name, value in more.items() if value),
-        command=shlex.join([*command, "--workers", str(workers)]),
+        command=shlex.join([*command, "--time-budget", budget, "--workers", str(workers)]),
     )
     write_atomic(path, text.encode())
     return path

@@ -317,8 +317,8 @@ def test_a_job_array_is_a_script_that_bash_reads(tmp_path):
         "--account=ml\n",
         "--requeue\n",
         "--open-mode=append\n",
-        "--signal=B:TERM@120\n",
-        """exec fedrepro run 'it'"'"'s a spec' --no-wait --workers 2\n""",
+        "--signal=B:TERM@60\n",
+        """exec fedrepro run 'it'"'"'s a spec' --no-wait --time-budget 148m --workers 2\n""",
     ):
         assert part in text, text
     assert "partition" not in text
@@ -338,11 +338,9 @@ def test_a_job_array_is_a_script_that_bash_reads(tmp_path):
                 throttle=throttle,
             ).read_text()
         )
-    for hours, time in ((0.001, "0:01"), (2.3, "2:18")):
-        assert (
-            f"--time={time}:00\n"
-            in sbatch(tmp_path / "jobs.sh", ["x"], [some], 1, hours).read_text()
-        )
+    for hours, time, budget in ((0.001, "0:01", "1m"), (2.3, "2:18", "136m")):
+        text = sbatch(tmp_path / "jobs.sh", ["x"], [some], 1, hours).read_text()
+        assert f"--time={time}:00\n" in text and f"exec x --time-budget {budget} " in text
     for hours in (0, -1, 1001, float("nan")):
         with pytest.raises(InputError, match="--hours"):
             sbatch(tmp_path / "no.sh", ["x"], [some], 1, hours)
