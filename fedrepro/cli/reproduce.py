@@ -8,11 +8,10 @@ __all__ = ['RunTierOption', 'RunsOption', 'SweepTierOption', 'OrderOption', 'Onl
            'AccountOption', 'QueueOption', 'set_words', 'changed', 'nearest_last', 'tiers_with', 'shown_tier',
            'without_twins', 'runs_by_folder', 'moment_to_stop', 'compute_options', 'compute_folders', 'print_tables',
            'run_command', 'sweep_command', 'table_answer', 'table_command', 'figure_command', 'option_words',
-           'import_words', 'planned_tables', 'missing_commands', 'priced', 'print_plans', 'refuse_beside_list',
-           'plan_command']
+           'planned_tables', 'missing_commands', 'priced', 'print_plans', 'refuse_beside_list', 'plan_command']
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #5c6650bb
-import shlex, time
+import time
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -20,13 +19,13 @@ from pathlib import Path
 from typing import Annotated, Any
 import typer
 from ..core.errors import InputError, say
+from ..core.folders import import_words
 from fedrepro.cli.app import (
     app,
     asked_for,
     busy,
     folder_beside,
     folder_given,
-    own_files,
     print_sheet,
     print_table,
     show,
@@ -315,10 +314,7 @@ def table_answer(
     folder = folder_given(results)
     loaded, shown = shown_tier(load_spec(spec), tier, own, folder)
     frame = table(loaded, shown, folder)
-    asked = ""
-    if own:
-        asked = f"--tier {loaded.tier(shown).of or shown} {shlex.join(set_words(own))}"
-    sheet = table_sheet(table_parts(loaded, shown, frame, folder, asked=asked))
+    sheet = table_sheet(table_parts(loaded, shown, frame, folder))
     if format == "text" and sheet.grids and not tier and len(loaded.tiers) > 1:
         note = f"Shown is tier {shown}, the one nearest to the paper that has runs; --tier names another"
         sheet = replace(sheet, notes=[*sheet.notes, note])
@@ -379,14 +375,6 @@ def option_words(**given) -> list[str]:
     for name, value in given.items():
         if value is not None:
             words += [f"--{name}", str(value)]
-    return words
-
-
-def import_words() -> list[str]:
-    "The words of a command for the files that --import has named"
-    words = []
-    for file in own_files():
-        words += ["--import", file]
     return words
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #728124b5

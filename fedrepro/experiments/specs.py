@@ -9,7 +9,7 @@ __all__ = ['SENTENCE', 'NOTHING', 'SEEDS', 'STATISTICS', 'PLOTS', 'TOP', 'SPREAD
            'one_or_words', 'gathered', 'Spec', 'pick_seeds', 'revived', 'keep_spec', 'kept_spec', 'check_tuning',
            'rests_on', 'load_spec', 'read_top', 'spec_from', 'read_gap', 'parts_of', 'unclaimed_rows', 'check_margin',
            'check_published', 'check_alike', 'check_spec', 'original', 'printed_cells', 'differing', 'marked_copy',
-           'as_typed', 'own_values', 'as_given', 'own_tier', 'settings_of', 'with_own', 'planned_values',
+           'as_typed', 'own_values', 'as_given', 'own_tier', 'tier_words', 'settings_of', 'with_own', 'planned_values',
            'check_effect', 'relabelled', 'with_changes', 'with_labels', 'with_seeds', 'with_settings', 'check_fit',
            'refuse_twins', 'own_runs']
 
@@ -731,7 +731,7 @@ def check_margin(spec: Spec):
                 "is not in percent"
             )
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #6c3b5424
 def check_published(spec: Spec):
     "Raises InputError unless every cell of the table is at most one line of the published csv, and can be judged"
     if spec.published is None:
@@ -954,6 +954,17 @@ def own_tier(tier: str, own: Mapping[str, Mapping[str, Value]]) -> str:
     return f"{safe[:70]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #b65cf033
+def tier_words(spec: Spec, tier: str, results: str | Path | None = None) -> list[str]:
+    "The words of a command for a tier with a user's settings, and for `results` that do not lie beside the spec"
+    t = spec.tier(tier)
+    words = ["--tier", t.of or tier]
+    for name, value in as_given(t.own).items():
+        words += ["--set", as_typed({name: value}).replace(" = ", "=", 1)]
+    if results is not None and Path(results).resolve() != spec.results.resolve():
+        words += ["--results", str(results)]
+    return words
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #bb5a4781
 def settings_of(spec: Spec, tier: str) -> dict[tuple, dict]:
     "The settings of every run of a tier with seed 0, by table, row and column"
     settings = {}

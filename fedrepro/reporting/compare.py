@@ -177,7 +177,7 @@ def split_of(setting: Setting, dataset: str) -> dict[str, Any]:
         split |= DATA_CARDS[dataset].split
     return split
 
-
+# %% ../../nbs/09_reporting/08_compare.ipynb #2ad1ccb2
 def drift_of(setting: Setting, rounds: int) -> dict[str, Any]:
     "When labels change, half way unless it is said; raises InputError"
     kind = SETTINGS["drift"](setting.drift, "compare: drift")

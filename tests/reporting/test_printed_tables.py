@@ -5,7 +5,9 @@ import io
 import math
 import os
 import re
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -100,11 +102,29 @@ def test_markdown_and_html_are_escaped(spec):
 
 
 def test_without_runs_it_says_how_to_make_them(spec):
-    assert "fedrepro run demo/t --tier paper" in render(spec, "paper")
+    assert f"fedrepro run {spec.path} --tier paper" in render(spec, "paper")
     with pytest.raises(InputError, match="'pdf'.*csv, html, md, text"):
         render(spec, "paper", "pdf")
     with pytest.raises(InputError, match="'big'.*paper, smoke"):
         render(spec, "big")
+
+
+@pytest.mark.parametrize("verb", ["table", "figure"])
+def test_the_command_that_is_printed_can_be_typed(tmp_path, said, monkeypatch, verb):
+    "From a folder of one's own with a space in its name, with settings, results and a file of one's own"
+    folder = written(tmp_path, SMALL, "m y/tab").parent
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("FEDREPRO_METHODS", "")
+    Path(f"a {verb}.py").write_text("x = 1\n")
+    Path("o ut").mkdir()
+    words = ["tab.toml", "--tier", "smoke", "--set", "FedProx.mu=0.5", "--results", "o ut"]
+    _, out, err = said(verb, *words, "--import", f"a {verb}.py")
+    (line,) = [line for line in (out + err).splitlines() if "fedrepro run " in line]
+    assert shlex.split(line.partition("fedrepro run ")[2]) == [
+        *words,
+        "--import",
+        str(folder.resolve() / f"a {verb}.py"),
+    ]
 
 
 @pytest.mark.parametrize("typed", ["{}", "demo/t", "demo/t.toml"])
