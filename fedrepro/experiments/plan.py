@@ -7,7 +7,7 @@ __all__ = ['TRIAL_SAMPLES', 'BASE', 'MEASURE', 'TALLIED', 'SCRIPT', 'LEAST', 'Tr
            'tune', 'bodies_judged', 'trial', 'Cost', 'judged_bodies', 'run_cost', 'work_key', 'trial_of',
            'known_samples', 'train_samples', 'passes', 'stamped_heads', 'stored_paces', 'rough_cost', 'shared_rounds',
            'Plan', 'attempted', 'time_source', 'missing_and_finished', 'like_runs', 'size_is_known', 'trial_in',
-           'own_share', 'Tally', 'plan', 'amount', 'plan_row', 'check_directives', 'workers_that_fit', 'array_size',
+           'own_share', 'Tally', 'plan', 'amount', 'plan_row', 'check_queue', 'workers_that_fit', 'array_size',
            'sbatch', 'commands']
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #d7f326fa
@@ -505,8 +505,9 @@ exec {command}
 LEAST = 600.0  # seconds of work that are worth a job
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #01905b78
-def check_directives(directives: dict[str, str | None]):
-    "Raises InputError where a value would say more to the queue than its directive"
+def check_queue(hours: float, directives: dict[str, str | None]):
+    "Raises InputError for a time limit that a job cannot have, and where a value would say more than its directive"
+    number("--hours", hours, 0, 1000, but=0)
     for name, value in directives.items():
         if value is not None and not re.fullmatch(r"[\w.,@:+-]{1,200}", value, re.ASCII):
             raise InputError(
@@ -544,8 +545,7 @@ def sbatch(
 
     So few that each has ten minutes of work; `throttle` of them at once (default: all). A job has `workers` processes
     (default: one, or what one GPU holds). `directives` such as account or partition; None is left out."""
-    number("--hours", hours, 0, 1000, but=0)
-    check_directives(directives)
+    check_queue(hours, directives)
     memory = max(max(p.cost.memory for p in plans) * 1.5, 2000 * 2**20)
     workers = workers or workers_that_fit(memory, device)
     minutes = max(1, round(hours * 60))  # no limit is what 0 would say

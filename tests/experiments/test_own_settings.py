@@ -1,5 +1,6 @@
 "Settings of one's own: what is typed, the tier and the folder it makes, copies of a paper's table, a page's parameters"
 
+import json
 import shutil
 
 import nbformat
@@ -316,6 +317,14 @@ def test_a_plan_prints_commands_that_set_the_same(toy, said):
     )
     code, out, _ = said("table", toy.path, "--tier", "smoke", "--set", "rounds=2")
     assert code == 0 and "--tier smoke --set rounds=2" in out
+
+
+def test_a_plan_leaves_out_tiers_that_cannot_have_the_settings(said, refused):
+    "A drift after round 50 comes after the last of tier smoke, and of small"
+    words = ["plan", "fedccfa/table2", "--methods", "FedAvg", "--seeds", 1, "--set"]
+    code, out, _ = said(*words, "drift_round=50", "--json")
+    assert code == 0 and [line["tier"] for line in json.loads(out)] == ["own-paper+drift_round=50"]
+    refused([*words, "drift_round=500"], "drift_round 500 comes after the last of 12 rounds")
 
 
 # --- copies of a paper's table
