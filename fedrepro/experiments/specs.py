@@ -965,12 +965,13 @@ def tier_words(spec: Spec, tier: str, results: str | Path | None = None) -> list
     return words
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #bb5a4781
-def settings_of(spec: Spec, tier: str) -> dict[tuple, dict]:
-    "The settings of every run of a tier with seed 0, by table, row and column"
+def settings_of(spec: Spec, tier: str, cells: set[tuple] | None = None) -> dict[tuple, dict]:
+    "The settings of every run of a tier with seed 0, by table, row and column; `cells`: of these rows and columns alone"
     settings = {}
     for part in spec.difference or (spec,):
         for r in part.grid(tier, seeds=[0]):
-            settings[r.table, r.row, r.column] = r.settings
+            if cells is None or (r.row, r.column) in cells:
+                settings[r.table, r.row, r.column] = r.settings
     return settings
 
 
@@ -988,21 +989,33 @@ def with_own(spec: Spec, tier: str, name: str, given: Mapping[str, Any]) -> Spec
     parts = tuple(with_own(part, tier, name, given) for part in spec.difference)
     return replace(spec, tiers=spec.tiers | {name: new}, difference=parts)
 
-
-def planned_values(spec: Spec, tier: str) -> list[dict[str, Value]]:
-    "The values of every run of a tier"
+# %% ../../nbs/07_experiments/04_specs.ipynb #d7070503
+def planned_values(
+    spec: Spec, tier: str, cells: set[tuple] | None = None
+) -> list[dict[str, Value]]:
+    "The values of every run of a tier; `cells` as in `settings_of`"
     values = []
     for part in spec.difference or (spec,):
         for column in part.tier_columns(tier):
-            if not column.missing:
-                values += [part.values(tier, row, column) for row in part.rows]
+            for row in part.rows:
+                asked = cells is None or (row, column.label) in cells
+                if asked and not column.missing:
+                    values.append(part.values(tier, row, column))
     return values
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #a3ce67ec
-def check_effect(spec: Spec, tier: str, name: str, given: Mapping[str, Any]):
-    "Raises InputError for one of `given` that no run of `tier` reads, unless it says what is so anyway"
-    now = settings_of(with_own(spec, tier, name, given), name)
-    before = planned_values(spec, tier)
+def check_effect(
+    spec: Spec,
+    tier: str,
+    name: str,
+    given: Mapping[str, Any],
+    cells: set[tuple] | None = None,
+):
+    """Raises InputError for one of `given` that no run of `tier` reads, unless it says what is so anyway
+
+    `cells`: the (row, column) of the runs that are asked for; None: all."""
+    now = settings_of(with_own(spec, tier, name, given), name, cells)
+    before = planned_values(spec, tier, cells)
     for setting in given:
         row, _, key = setting.rpartition(".")
         value = own_values(spec, {setting: given[setting]})[row][key].value
@@ -1013,15 +1026,17 @@ def check_effect(spec: Spec, tier: str, name: str, given: Mapping[str, Any]):
             continue
         others = {k: v for k, v in given.items() if k != setting}
         try:
-            without = settings_of(with_own(spec, tier, name, others), name)
+            without = settings_of(with_own(spec, tier, name, others), name, cells)
         except InputError:
             continue  # the others need it
         if without == now:
             parts = {}  # each once, in order
             for s in now.values():
                 parts[f"partition {s['partition']['recipe']}, drift {s['drift']['name']}"] = True
+            run = "run" if cells is None else "run that is asked for"
             raise InputError(
-                f"set {setting}: no run of {spec.name} at tier {tier} reads it ({'; '.join(parts)})"
+                f"set {setting}: no {run} of {spec.name} at tier {tier} reads it "
+                f"({'; '.join(parts)})"
             )
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #e5c7dbf9
@@ -1066,15 +1081,17 @@ def with_seeds(spec: Spec, tier: str, own: dict[str, dict[str, Value]]) -> Spec:
     return replace(spec, tiers=spec.tiers | {tier: changed}, difference=parts)
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #16e47060
-def with_settings(spec: Spec, tier: str, given: Mapping[str, Any]) -> tuple[Spec, str]:
+def with_settings(
+    spec: Spec, tier: str, given: Mapping[str, Any], cells: set[tuple] | None = None
+) -> tuple[Spec, str]:
     """`spec` and the name of its tier that is `tier` with the settings `given`: rounds, FedProx.mu; raises InputError
 
-    Where that changes no run but for the seeds, the tier stays what it is."""
+    Where that changes no run but for the seeds, the tier stays what it is. `cells` as in `check_effect`."""
     if not given:
         return spec, tier
     own = own_values(spec, given)
     name = own_tier(tier, own)
-    check_effect(spec, tier, name, given)
+    check_effect(spec, tier, name, given, cells)
     changed = with_own(spec, tier, name, given)
     if settings_of(changed, name) == settings_of(spec, tier):
         return with_seeds(spec, tier, own), tier
@@ -1126,11 +1143,12 @@ def own_runs(
     "`with_settings`, and its runs in the rows and columns of `runs`, which stand at `tier`; raises InputError"
     if not given:
         return spec, tier, runs
-    changed, name = with_settings(spec, tier, given)
+    cells = {(r.row, r.column) for r in runs}
+    some = len(cells) < len({at[1:] for at in settings_of(spec, tier)})
+    changed, name = with_settings(spec, tier, given, cells if some and cells else None)
     then = settings_of(spec, tier)
     now = settings_of(changed, name)
     before = dict(zip(now, then))  # a table, row and column -> the same before
-    cells = {(r.row, r.column) for r in runs}
     asked = [at for at in now if before[at][1:] in cells]
     refuse_twins(spec, {at: now[at] for at in asked}, before, then)
     rows = list(dict.fromkeys(r.row for r in runs))

@@ -284,6 +284,18 @@ def test_what_changes_nothing_stays_the_tier(toy):
     )
 
 
+def test_a_setting_must_be_read_by_a_run_that_is_asked_for(toy, refused):
+    "FedProx alone has mu"
+    some = toy.runs("smoke", ["FedAvg"])
+    for given in ({"mu": 0.3, "rounds": 7}, {"FedProx.mu": 0.3}, {"mu": 0.1}):
+        with one_line("mu: no run that is asked for of toy/x at tier smoke reads it"):
+            own_runs(toy, "smoke", some, given)
+        assert own_runs(toy, "smoke", toy.runs("smoke"), given)[2]
+    assert own_runs(toy, "smoke", [], {"mu": 0.3})[2] == []  # a table without the rows asked for
+    words = ["--methods", "FedAvg", "--set", "mu=0.3", "--set", "rounds=7"]
+    refused(["run", toy.path, *words], "set mu: no run that is asked for")
+
+
 def test_commands_say_in_one_line_what_is_wrong(toy, refused):
     for command in ("run", "plan", "table", "figure"):
         refused([command, toy.path, "--set", "roundz=3"], "did you mean 'rounds'")
