@@ -15,11 +15,12 @@ import numpy as np
 from scipy import stats
 
 from fedrepro.core.errors import InputError, choice
+from fedrepro.core.folders import spec_path
 from fedrepro.experiments import store
 from fedrepro.experiments.runner import compute_runs
 from fedrepro.experiments.runs import PlannedRun
 from fedrepro.experiments.spec_files import read_spec
-from fedrepro.experiments.specs import Spec, load_spec, spec_from, spec_path
+from fedrepro.experiments.specs import Spec, load_spec, spec_from
 from fedrepro.verdicts.verdicts import default_margin, verdict_words
 
 FOLDER = Path(__file__).resolve().parent / "precision"

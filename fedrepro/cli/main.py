@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 import typer
 from ..core.errors import InputError, UnknownName, brief, is_own, own_line, say
-from .app import app, own_files
+from ..core.folders import own_files
+from .app import app
 from .options import PANELS, method_names
 from . import look_up, own, reproduce  # they register their commands
 

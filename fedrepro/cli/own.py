@@ -11,14 +11,22 @@ __all__ = ['ComparedArgument', 'DatasetOption', 'NetworkOption', 'ClientsOption'
            'new_method_command', 'exported', 'export_command', 'page_files', 'copy_page', 'notebook_command']
 
 # %% ../../nbs/11_cli/03_own.ipynb #0f7da6f5
-import re
+import re, shlex
 from pathlib import Path
 from typing import Annotated
 import typer
 from ..core.errors import InputError, choice, say
 from ..core.files import checksum, write_atomic
-from ..core.folders import PROJECT, data_dir, paper_folders
-from .app import app, cached_answer, folder_given, print_sheet, show, sum_up
+from ..core.folders import PROJECT, command, data_dir, paper_folders
+from fedrepro.cli.app import (
+    app,
+    cached_answer,
+    folder_beside,
+    folder_given,
+    print_sheet,
+    show,
+    sum_up,
+)
 from .look_up import source_lines
 from fedrepro.cli.options import (
     DATASETS,
@@ -148,7 +156,7 @@ def print_comparison(found, out: Path | None, quiet: bool) -> int:
     if any(found.summary.seeds):
         typer.echo(f"\n{save_figure(found.plot(), out or found.spec.path.with_suffix('.png'))}")
     if not quiet:
-        say(f"as LaTeX: fedrepro export {found.spec.path} --to latex")
+        say(f"as LaTeX: {command('export', found.spec.path, '--to', 'latex')}")
     return report.exit_code
 
 # %% ../../nbs/11_cli/03_own.ipynb #7c8eb10d
@@ -284,7 +292,9 @@ def new_method_command(
         text = (PROJECT / "papers" / f"new_method{path.suffix}").read_text(encoding="utf-8")
         write_atomic(path, text.replace("MyMethod", name).replace("my_method", file.stem).encode())
     typer.echo(f"{file}\n{spec}")
-    typer.echo(f"check it: python {file}\nrun it: fedrepro run {spec} --import {file}", err=True)
+    check = shlex.join(["python", str(file)])
+    run = shlex.join(["fedrepro", "run", str(spec), "--import", str(file)])
+    typer.echo(f"check it: {check}\nrun it: {run}", err=True)
 
 # %% ../../nbs/11_cli/03_own.ipynb #9af28254
 KindOption = Annotated[
@@ -335,9 +345,9 @@ def export_command(
 
     if out is not None or to == "parquet":
         return print_sheet(make())
-    beside = Path(spec).parent if Path(spec).is_file() else None
     question = ["export", spec, tier, to, results]
-    print_sheet(cached_answer(question, [*paper_folders(), results, beside], make))
+    places = [*paper_folders(), results, folder_beside(spec)]
+    print_sheet(cached_answer(question, places, make))
 
 # %% ../../nbs/11_cli/03_own.ipynb #7c5541e1
 def page_files() -> dict[str, Path]:
@@ -379,4 +389,4 @@ def notebook_command(name: PageArgument = None, out: CopyFolderOption = Path("."
         return show(lines, ["page", "folder"], False)
     page = copy_page(name, out)
     typer.echo(page)
-    typer.echo(f"open it: jupyter lab {page}", err=True)
+    typer.echo(f"open it: {shlex.join(['jupyter', 'lab', str(page)])}", err=True)

@@ -8,24 +8,25 @@ __all__ = ['RunTierOption', 'RunsOption', 'SweepTierOption', 'OrderOption', 'Onl
            'AccountOption', 'QueueOption', 'set_words', 'changed', 'nearest_last', 'tiers_with', 'shown_tier',
            'without_twins', 'runs_by_folder', 'moment_to_stop', 'compute_options', 'compute_folders', 'print_tables',
            'run_command', 'sweep_command', 'table_answer', 'table_command', 'figure_command', 'option_words',
-           'import_words', 'planned_tables', 'missing_commands', 'priced', 'print_plans', 'refuse_beside_list',
-           'plan_command']
+           'those_that_can', 'planned_tables', 'missing_commands', 'priced', 'print_plans', 'refuse_beside_list',
+           'refuse_without_script', 'device_here', 'plan_command']
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #5c6650bb
-import shlex, time
+import time
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 import typer
-from ..core.errors import InputError, say
+from ..core.errors import InputError, choice, say
+from ..core.folders import import_words
 from fedrepro.cli.app import (
     app,
     asked_for,
     busy,
+    folder_beside,
     folder_given,
-    own_files,
     print_sheet,
     print_table,
     show,
@@ -286,12 +287,14 @@ def sweep_command(
     from fedrepro.experiments import sweep
     from fedrepro.experiments.cluster import pool, usual_workers
     from fedrepro.experiments.loggers import Loggers
+    from fedrepro.experiments.runs import pick_device
 
     seconds = None if time_budget is None else sweep.budget(time_budget)
     with busy("Reading specs and stored results"):
         steps, planned = sweep.everything(tier, order, results)
     if only_plan:
-        return show(list(sweep.outlook(steps, planned)), ["step", "missing", "time", "what"], False)
+        lines = list(sweep.outlook(steps, planned, pick_device(device)))
+        return show(lines, ["step", "missing", "time", "what"], False)
     options = compute_options(device, data, executor, checkpoint, no_wait)
     options["workers"] = workers or usual_workers(device, scheduler)
     with pool(scheduler, options["workers"], quiet) as tasks:
@@ -312,10 +315,7 @@ def table_answer(
     folder = folder_given(results)
     loaded, shown = shown_tier(load_spec(spec), tier, own, folder)
     frame = table(loaded, shown, folder)
-    asked = ""
-    if own:
-        asked = f"--tier {loaded.tier(shown).of or shown} {shlex.join(set_words(own))}"
-    sheet = table_sheet(table_parts(loaded, shown, frame, folder, asked=asked))
+    sheet = table_sheet(table_parts(loaded, shown, frame, folder))
     if format == "text" and sheet.grids and not tier and len(loaded.tiers) > 1:
         note = f"Shown is tier {shown}, the one nearest to the paper that has runs; --tier names another"
         sheet = replace(sheet, notes=[*sheet.notes, note])
@@ -335,8 +335,8 @@ def table_command(
     def make():
         return table_answer(spec, tier, own, results, format)
 
-    beside = Path(spec).parent if Path(spec).is_file() else None
-    print_table(["table", spec, tier, own, results], format, make, results, beside)
+    question = ["table", spec, tier, own, results]
+    print_table(question, format, make, results, folder_beside(spec))
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #d238de0c
 FigureFileOption = Annotated[
@@ -375,18 +375,26 @@ def option_words(**given) -> list[str]:
     words = []
     for name, value in given.items():
         if value is not None:
-            words += [f"--{name}", str(value)]
-    return words
-
-
-def import_words() -> list[str]:
-    "The words of a command for the files that --import has named"
-    words = []
-    for file in own_files():
-        words += ["--import", file]
+            words += [f"--{name.replace('_', '-')}", str(value)]
     return words
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #728124b5
+def those_that_can(asked: list[tuple], own: list[str] | None, seeds: int | None) -> list[tuple]:
+    "As `changed`, without tiers that cannot have the settings `own`; raises InputError if no tier of a table can"
+    tables: list[tuple] = []
+    refusals: dict[str, InputError] = {}
+    for one in asked:
+        try:
+            tables += changed([one], own, seeds)
+        except InputError as error:
+            refusals.setdefault(one[0].name, error)
+    names = {spec.name for spec, _, _ in tables}
+    for name, error in refusals.items():
+        if name not in names:
+            raise error
+    return tables
+
+# %% ../../nbs/11_cli/02_reproduce.ipynb #4d3a897d
 def planned_tables(
     specs: list[str],
     tier: str | None,
@@ -403,12 +411,11 @@ def planned_tables(
     tiers: list[str | None] = [tier]
     if every_tier:
         tiers = list(dict.fromkeys(chain(*has.values())))
-    tables = []
+    asked = []
     for at in tiers:
         those = [name for name in specs if at in (None, tier) or at in has[name]]
-        asked = asked_for(those, at, methods, datasets, seeds)
-        tables += changed(asked, own, seeds)
-    return tables
+        asked += asked_for(those, at, methods, datasets, seeds)
+    return those_that_can(asked, own, seeds) if every_tier else changed(asked, own, seeds)
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #18ac271d
 ONCE = ["--no-wait", "--quiet"]  # of a job among others
@@ -491,8 +498,13 @@ ScriptOption = Annotated[
         help="Also write a script for SLURM: a job array",
     ),
 ]
-JobsOption = Annotated[int, typer.Option(metavar="N", parser=count, help="Most jobs in the array")]
-HoursOption = Annotated[float, typer.Option(metavar="H", help="Time limit per job (hours)")]
+JobsOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=count, help="Most jobs in the array; default: 8"),
+]
+HoursOption = Annotated[
+    float | None, typer.Option(metavar="H", help="Time limit per job (hours); default: 4")
+]
 AtOnceOption = Annotated[
     int | None,
     typer.Option(metavar="N", parser=count, help="Most jobs that run at once; default: all"),
@@ -503,11 +515,28 @@ AccountOption = Annotated[
 QueueOption = Annotated[str | None, typer.Option(metavar="NAME", help="Queue of the jobs")]
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #6f743d71
-def refuse_beside_list(script: Path | None, as_json: bool) -> None:
-    "Raises InputError if --sbatch or --json is given, which --list excludes"
-    for other, given in {"--sbatch": script, "--json": as_json}.items():
+def refuse_beside_list(script: Path | None, as_json: bool, measure: bool) -> None:
+    "Raises InputError if --sbatch, --json or --measure is given, which --list excludes"
+    for other, given in {"--sbatch": script, "--json": as_json, "--measure": measure}.items():
         if given:
             raise InputError(f"--list and {other}: expected one of them")
+
+
+def refuse_without_script(**given) -> None:
+    "Raises InputError for an option of a job array that is `given` without --sbatch"
+    for name in option_words(**given)[::2]:
+        raise InputError(f"{name}: expected --sbatch FILE beside it: it is about a job array")
+
+# %% ../../nbs/11_cli/02_reproduce.ipynb #4a9f5b78
+def device_here(device: str, elsewhere: bool) -> str:
+    "The device whose seconds a plan counts: `device`, or the CPU for a GPU of `elsewhere` that is not here"
+    import torch
+    from fedrepro.experiments.runs import pick_device
+
+    if elsewhere and device == "cuda" and not torch.cuda.is_available():
+        say("no GPU here: the jobs ask for one, their times are those of a CPU")
+        return "cpu"
+    return pick_device(device)
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #3e580b8e
 @app.command("plan", rich_help_panel=REPRODUCE)
@@ -523,8 +552,8 @@ def plan_command(
     results: ResultsOption = None,
     workers: WorkersOption = None,
     script: ScriptOption = None,
-    jobs: JobsOption = 8,
-    hours: HoursOption = 4.0,
+    jobs: JobsOption = None,
+    hours: HoursOption = None,
     at_once: AtOnceOption = None,
     account: AccountOption = None,
     partition: QueueOption = None,
@@ -536,16 +565,21 @@ def plan_command(
 
     No data set is needed and no run is computed. The time is that of stored runs, or of an earlier --measure."""
     from fedrepro.experiments.cluster import usual_workers
-    from fedrepro.experiments.plan import sbatch
-    from fedrepro.experiments.runs import pick_device
+    from fedrepro.experiments.plan import check_queue, sbatch
 
+    choice(device, ("auto", "cpu", "cuda"), "device")
+    directives = {"account": account, "partition": partition}
     if as_list:
-        refuse_beside_list(script, as_json)
-    device = pick_device(device)
+        refuse_beside_list(script, as_json, measure)
+    if not script:
+        refuse_without_script(jobs=jobs, hours=hours, at_once=at_once, **directives)
+    limit = 4.0 if hours is None else hours
+    check_queue(limit, directives)
     every_tier = not (tier or as_list or script or datasets)
     tables = planned_tables(specs, tier, every_tier, own, methods, datasets, seeds)
     same = import_words() + set_words(own)
-    same += option_words(seeds=seeds, data=data, results=results, device=device)
+    same += option_words(seeds=seeds, data=data, results=results)
+    same += option_words(device=None if device == "auto" else device)
     if as_list:
         for line in missing_commands(specs, tables, results, same, workers or 1):
             typer.echo(line)
@@ -553,12 +587,15 @@ def plan_command(
     which = "missing" if script else "kept"
     if measure:
         which = "again"
-    plans = priced(tables, results, data, device, which)
-    broken = print_plans(plans, workers or usual_workers(device), as_json)
+    here = device_here(device, elsewhere=script is not None)
+    plans = priced(tables, results, data, here, which)
+    broken = print_plans(plans, workers or usual_workers(here), as_json)
     if script:
         chosen = option_words(tier=tier, methods=methods, datasets=datasets)
         command = ["fedrepro", "run", *specs, *chosen, *same, *ONCE]
-        directives = {"account": account, "partition": partition}
-        path = sbatch(script, command, plans, jobs, hours, device, workers, at_once, **directives)
+        there = "cuda" if device == "cuda" else here
+        path = sbatch(
+            script, command, plans, jobs or 8, limit, there, workers, at_once, **directives
+        )
         typer.echo(path, err=as_json)
     raise typer.Exit(int(bool(broken)))

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['TRIAL_SAMPLES', 'BASE', 'MEASURE', 'TALLIED', 'SCRIPT', 'LEAST', 'Trial', 'few_samples', 'with_flops', 'seconds_of',
            'tune', 'bodies_judged', 'trial', 'Cost', 'judged_bodies', 'run_cost', 'work_key', 'trial_of',
-           'train_samples', 'passes', 'stamped_heads', 'stored_paces', 'rough_cost', 'shared_rounds', 'Plan',
-           'attempted', 'time_source', 'missing_and_finished', 'like_runs', 'size_is_known', 'trial_in', 'own_share',
-           'Tally', 'plan', 'amount', 'plan_row', 'check_directives', 'workers_that_fit', 'array_size', 'sbatch',
-           'commands']
+           'known_samples', 'train_samples', 'passes', 'stamped_heads', 'stored_paces', 'rough_cost', 'shared_rounds',
+           'Plan', 'attempted', 'time_source', 'missing_and_finished', 'like_runs', 'size_is_known', 'trial_in',
+           'own_share', 'Tally', 'plan', 'amount', 'plan_row', 'check_queue', 'workers_that_fit', 'array_size',
+           'sbatch', 'commands']
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #d7f326fa
 import json, math, re, shlex, statistics, time
@@ -35,9 +35,9 @@ from ..executors.processes import one_thread
 from . import store
 from .jobs import make_jobs, shared_key
 from .progress import duration
-from .runs import PlannedRun, build, load_data
+from .runs import PlannedRun, build, load_data, named_device
 from .specs import Spec
-from .sweep import mean_seconds, pace
+from .sweep import computed_on, mean_seconds, pace
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #ce966531
 TRIAL_SAMPLES = 64  # that the trial client keeps
@@ -204,7 +204,7 @@ def trial_of(
 
     `measure` is one of `MEASURE`: "kept" makes none and returns None where none is kept, "again" makes a new one."""
     choice(measure, MEASURE, "measure")
-    where = torch.cuda.get_device_name() if device == "cuda" else store.processor()
+    where = named_device(device) if device == "cuda" else store.processor()
     kind = [work_key(run), device, where]
     state = [__version__, torch.__version__, [f.name for f in fields(Trial)]]
     kept = None if measure == "again" else read_cache("trials", kind, state)
@@ -217,23 +217,28 @@ def trial_of(
     return found
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #96cad48f
+def known_samples(settings: dict) -> int:
+    "Training samples of a run's data set by its settings, or its official size; 0: only its files say"
+    s = settings["data"]
+    card = DATA_CARDS.get(s["name"])
+    return s.get("train_samples") or (card.train_samples if card else 0)
+
+
 def train_samples(settings: dict, data=None) -> int:
     "Training samples that a run's data set has; raises InputError where it has no official size and is not here"
-    s = settings["data"]
-    if s.get("train_samples"):
-        return s["train_samples"]
-    known = DATA_CARDS[s["name"]].train_samples
+    known = known_samples(settings)
     if known:
         return known
+    s = settings["data"]
     folder = None if data is None else str(data)
     return len(load_data(s["name"], folder, s["recipe"], "cpu").train_y)
 
 
-def passes(settings: dict, data=None) -> float:
-    "Samples that a run's participants go through in all rounds and epochs, if the clients have all samples"
+def passes(settings: dict, samples: int) -> float:
+    "Samples that a run's participants go through in all rounds and epochs, if the clients have all `samples`"
     epochs = settings["method"]["fields"].get("epochs", 1)
     share = settings["participation"] * settings["rounds"]
-    return share * train_samples(settings, data) * epochs
+    return share * samples * epochs
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #15305a8f
 @lru_cache(1)
@@ -243,29 +248,35 @@ def stamped_heads(stamps: tuple[tuple, ...]) -> list[dict]:
 
 
 def stored_paces(
-    runs: Iterable[PlannedRun], results: Path, device: str = "cpu", data=None
+    runs: Iterable[PlannedRun], results: Path, device: str = "cpu"
 ) -> dict[tuple, float]:
     """(method, network) -> median seconds a sample and epoch of stored runs on a device, for the networks of `runs`.
 
-    Asked are the runs in `results` and those of the papers; only their first lines are read. Studies do not count."""
+    Asked are the runs in `results` and those of the papers; only their first lines are read. Studies do not count, nor
+    runs on data whose size only their files say."""
     networks = {r.settings["network"] for r in runs}
     files = {*paper_files("*/results/*/*.jsonl").values(), *Path(results).glob("*/*.jsonl")}
+    here = named_device(device)
     took: dict[tuple, list[float]] = {}
     for head in stamped_heads(tuple(stamped(files))):
         s = head["settings"]
         seconds = head["wall_seconds"]
-        if seconds and head["device"] == device and s["network"] in networks and "study" not in s:
+        samples = known_samples(s)
+        counts = seconds and samples and "study" not in s
+        if counts and head["device"] == here and s["network"] in networks:
             pair = s["method"]["class"], s["network"]
-            took.setdefault(pair, []).append(seconds / passes(s, data))
+            took.setdefault(pair, []).append(seconds / passes(s, samples))
     return {pair: statistics.median(found) for pair, found in took.items()}
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #de9c9e71
 def rough_cost(run: PlannedRun, paces: dict[tuple, float], data=None) -> Cost:
     "Samples of a run, and its seconds by the pace of its method, else of FedAvg, on its network; 0: not known"
     s = run.settings
-    samples = run.rounds * s["participation"] * train_samples(s, data)
+    samples = train_samples(s, data)
     usual = paces.get(("FedAvg", s["network"]), 0.0)
-    return Cost(samples, seconds=paces.get((run.method, s["network"]), usual) * passes(s, data))
+    each = paces.get((run.method, s["network"]), usual)
+    trained = run.rounds * s["participation"] * samples
+    return Cost(trained, seconds=each * passes(s, samples))
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #ee0647a1
 def shared_rounds(one: PlannedRun, other: PlannedRun) -> int:
@@ -412,8 +423,8 @@ def plan(
     missing, finished = missing_and_finished(runs, folder)
     counted = [r for r in missing if size_is_known(r.settings["data"]["name"], data)]
     groups = make_jobs(counted)
-    took = mean_seconds(finished if device == "cpu" else [], like_runs)
-    paces = stored_paces(counted, folder, device, data)
+    took = mean_seconds(computed_on(device, finished), like_runs)
+    paces = stored_paces(counted, folder, device)
     tally = Tally()
     broken: dict[str, str] = {}
     for group in watch(groups):
@@ -485,7 +496,7 @@ SCRIPT = """#!/bin/bash
 #SBATCH --mem={memory}M
 #SBATCH --time={hours}:{minutes:02}:00
 #SBATCH --requeue
-#SBATCH --signal=B:TERM@120
+#SBATCH --signal=B:TERM@60
 #SBATCH --open-mode=append
 #SBATCH --output=fedrepro-%A-%a.log
 {more}export OMP_NUM_THREADS=1
@@ -494,8 +505,9 @@ exec {command}
 LEAST = 600.0  # seconds of work that are worth a job
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #01905b78
-def check_directives(directives: dict[str, str | None]):
-    "Raises InputError where a value would say more to the queue than its directive"
+def check_queue(hours: float, directives: dict[str, str | None]):
+    "Raises InputError for a time limit that a job cannot have, and where a value would say more than its directive"
+    number("--hours", hours, 0, 1000, but=0)
     for name, value in directives.items():
         if value is not None and not re.fullmatch(r"[\w.,@:+-]{1,200}", value, re.ASCII):
             raise InputError(
@@ -533,11 +545,11 @@ def sbatch(
 
     So few that each has ten minutes of work; `throttle` of them at once (default: all). A job has `workers` processes
     (default: one, or what one GPU holds). `directives` such as account or partition; None is left out."""
-    number("--hours", hours, 0, 1000, but=0)
-    check_directives(directives)
+    check_queue(hours, directives)
     memory = max(max(p.cost.memory for p in plans) * 1.5, 2000 * 2**20)
     workers = workers or workers_that_fit(memory, device)
     minutes = max(1, round(hours * 60))  # no limit is what 0 would say
+    budget = f"{max(1, minutes - 2)}m"
     jobs = array_size(plans, jobs, workers)
     more = {"gres": "gpu:1" if device == "cuda" else None} | directives
     text = SCRIPT.format(
@@ -548,7 +560,7 @@ def sbatch(
         hours=minutes // 60,
         minutes=minutes % 60,
         more="".join(f"#SBATCH --{name}={value}\n" for name, value in more.items() if value),
-        command=shlex.join([*command, "--workers", str(workers)]),
+        command=shlex.join([*command, "--time-budget", budget, "--workers", str(workers)]),
     )
     write_atomic(path, text.encode())
     return path

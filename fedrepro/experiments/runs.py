@@ -7,8 +7,8 @@ __all__ = ['PROTOCOL', 'run_id', 'package_methods', 'make_method', 'method_setti
            'other_parts', 'has_own_code', 'registered', 'check_study_values', 'study_part', 'data_part',
            'optional_parts', 'drift_part', 'partition_part', 'run_settings', 'seeded', 'PlannedRun', 'load_data',
            'data_state', 'input_fingerprint', 'first', 'unchecked', 'weights_fingerprint', 'own_weights',
-           'fingerprints', 'forget_data', 'forget_own_data', 'pick_device', 'check_sources', 'partition_of',
-           'noisy_labels', 'build']
+           'fingerprints', 'forget_data', 'forget_own_data', 'pick_device', 'named_device', 'check_sources',
+           'partition_of', 'noisy_labels', 'build']
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #8f35dde5
 import dataclasses, hashlib, json
@@ -435,6 +435,13 @@ def pick_device(device: str) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device 'cuda': PyTorch finds no GPU here; accepted: auto, cpu")
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
+def named_device(device: str) -> str:
+    "What the header of a result says of `device`: cpu, or the name of the GPU; raises InputError as `pick_device`"
+    import torch
+
+    return torch.cuda.get_device_name() if pick_device(device) == "cuda" else "cpu"
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #65a5b461
 def check_sources(run: PlannedRun):

@@ -93,12 +93,12 @@ def ancestors(methods: dict, name: str, where) -> list[str]:
     return [*chain, name][1:]
 
 # %% ../../nbs/07_experiments/02_spec_files.ipynb #8cc7ca06
-def changed_rows(changed: dict, rows: list[str], chains: dict[str, list[str]]) -> dict:
-    "What a tier changes in each of `rows`, with what it changes in the rows that this one is like"
+def changed_rows(changed: dict, chains: dict[str, list[str]]) -> dict:
+    "What a tier changes in each row of `chains`, with what it changes in the rows that this one is like"
     out = {}
-    for row in rows:
+    for row, parents in chains.items():
         values: dict = {}
-        line = [*reversed(chains[row]), row]
+        line = [*reversed(parents), row]
         if all(isinstance(changed.get(name, {}), dict) for name in line):
             for name in line:
                 values |= changed.get(name, {})
@@ -123,7 +123,7 @@ def inherited(methods: dict, name: str, chain: list[str]) -> dict:
 
 # %% ../../nbs/07_experiments/02_spec_files.ipynb #977c4498
 def resolved(raw: dict, where) -> dict:
-    "`raw` without `like` and `rows`: every row complete, only those of this table. Raises InputError"
+    "`raw` without `like`: every row complete, also those that `rows` leaves out. Raises InputError"
     methods = toml_table(raw.get("methods", {}), f"{where}: methods")
     tiers = dict(toml_table(raw.get("tiers", {}), f"{where}: tiers"))
     chains = {name: ancestors(methods, name, where) for name in methods}
@@ -137,9 +137,8 @@ def resolved(raw: dict, where) -> dict:
             continue
         changed = toml_table(tier.get("methods", {}), f"{where}: tiers.{name}: methods")
         if changed:
-            tiers[name] = tier | {"methods": changed_rows(changed, rows, chains)}
-    out = raw | {"methods": {row: inherited(methods, row, chains[row]) for row in rows}}
-    out.pop("rows", None)
+            tiers[name] = tier | {"methods": changed_rows(changed, chains)}
+    out = raw | {"methods": {row: inherited(methods, row, chains[row]) for row in methods}}
     if tiers:
         out["tiers"] = tiers
     return out

@@ -6,10 +6,10 @@
 __all__ = ['SENTENCE', 'NOTHING', 'SEEDS', 'STATISTICS', 'PLOTS', 'TOP', 'SPREADS', 'PAIRINGS', 'MAY', 'PARTS', 'BARE',
            'OWN_PAPER', 'CHECKS', 'JUDGED_BY', 'Column', 'Row', 'Tier', 'read_filter', 'read_texts', 'usual_label',
            'read_column', 'read_columns', 'read_row', 'read_methods', 'read_tier', 'Change', 'changed_values',
-           'one_or_words', 'gathered', 'Spec', 'pick_seeds', 'spec_path', 'revived', 'keep_spec', 'kept_spec',
-           'check_tuning', 'rests_on', 'load_spec', 'read_top', 'spec_from', 'read_gap', 'parts_of', 'unclaimed_rows',
-           'check_margin', 'check_published', 'check_alike', 'check_spec', 'original', 'printed_cells', 'differing',
-           'marked_copy', 'as_typed', 'own_values', 'as_given', 'own_tier', 'settings_of', 'with_own', 'planned_values',
+           'one_or_words', 'gathered', 'Spec', 'pick_seeds', 'revived', 'keep_spec', 'kept_spec', 'check_tuning',
+           'rests_on', 'load_spec', 'read_top', 'spec_from', 'read_gap', 'parts_of', 'unclaimed_rows', 'check_margin',
+           'check_published', 'check_alike', 'check_spec', 'original', 'printed_cells', 'differing', 'marked_copy',
+           'as_typed', 'own_values', 'as_given', 'own_tier', 'tier_words', 'settings_of', 'with_own', 'planned_values',
            'check_effect', 'relabelled', 'with_changes', 'with_labels', 'with_seeds', 'with_settings', 'check_fit',
            'refuse_twins', 'own_runs']
 
@@ -23,7 +23,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin
 import numpy as np
 from pandas import DataFrame
-from ..core.errors import InputError, as_path, choice, short
+from ..core.errors import InputError, choice, short
 from fedrepro.core.files import (
     LARGEST_FILE,
     cached_by_folder,
@@ -32,7 +32,7 @@ from fedrepro.core.files import (
     read_cache,
     write_cache,
 )
-from ..core.folders import INSTALLED, PACKAGE, PROJECT, find_specs, roots
+from ..core.folders import INSTALLED, PACKAGE, PROJECT, find_specs, spec_path
 from ..engine.rows import METRICS, metric_named
 from fedrepro.experiments.rules import (
     DEFAULTS,
@@ -307,6 +307,9 @@ class Spec:
     gap: tuple[
         str, ...
     ] = ()  # two rows whose published difference it is about, or one that all are compared with
+    others: dict[str, Row] = field(
+        default_factory=dict
+    )  # rows that its file has but does not choose; `gap` and `same_as` may name them
     origin: "Spec | None" = None  # the table of the package of which it is a copy with other values
 
     @cached_property
@@ -349,12 +352,16 @@ class Spec:
         "The columns at that tier"
         return self.tier(tier).columns or self.columns
 
+    def any_row(self, name: str) -> Row:
+        "The row `name`, of the table or of `others`"
+        return self.rows[name] if name in self.rows else self.others[name]
+
     def values(self, tier: str, row: str, column: Column) -> dict[str, Value]:
         "Every value of a run with its source"
         row = column.same_as.get(row, row)
         t = self.tier(tier)
         values = self.base | t.base | column.values
-        values |= self.rows[row].values | column.methods.get(row, {}) | t.methods.get(row, {})
+        values |= self.any_row(row).values | column.methods.get(row, {}) | t.methods.get(row, {})
         return values | t.own.get("", {}) | t.own.get(row, {})
 
     def reductions(self, tier: str) -> list[Change]:
@@ -440,7 +447,7 @@ class Spec:
                 values = {k: v.value for k, v in self.values(tier, row, column).items()}
                 settings = self.known.get(json.dumps([tier, column.label, row]))
                 if settings is None:
-                    name = self.rows[column.same_as.get(row, row)].method
+                    name = self.any_row(column.same_as.get(row, row)).method
                     settings = run_settings(make_method(name, values, where), values, 0, where)
                 for seed in pick_seeds(values["seeds"], seeds, f"{where}: seeds"):
                     own = seeded(settings, values, seed)
@@ -526,26 +533,7 @@ MAY = {
 }  # how it is judged
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #eb5674f5
-PARTS = ("base", "columns", "methods", "tiers", "tuning")
-
-
-def spec_path(spec: str | Path, root=None) -> Path:
-    "The file of a spec given as a path or as its name; raises InputError"
-    as_path(spec, "spec")
-    if os.path.isfile(spec):
-        return Path(spec)
-    for base in roots():
-        for name in (str(spec), f"{spec}.toml"):
-            if os.path.isfile(base / name):
-                return base / name
-    specs = find_specs(root)
-    if str(spec) not in specs and os.path.exists(spec):
-        what = "a folder" if os.path.isdir(spec) else "no regular file"
-        raise InputError(
-            f"spec {short(str(spec), 200)} is {what}; expected a toml file, or a name such as "
-            "fedccfa/table2"
-        )
-    return specs[choice(str(spec), specs, "spec")]
+PARTS = ("base", "columns", "methods", "rows", "tiers", "tuning")
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #3c59cead
 BARE = (
@@ -691,7 +679,9 @@ def spec_from(raw: dict, path: Path) -> Spec:
     top["gap"] = read_gap(top, rows, path)
     top["beside"] = tuple(top.get("beside", ()))
     top["difference"] = parts_of(top.get("difference", []), path)
-    spec = Spec(path, **top, base=base, columns=columns, rows=rows, tiers=tiers)
+    chosen = {name: rows[name] for name in raw.get("rows", rows)}
+    others = {name: row for name, row in rows.items() if name not in chosen}
+    spec = Spec(path, **top, base=base, columns=columns, rows=chosen, tiers=tiers, others=others)
     return check_spec(marked_copy(spec)) if spec.difference else marked_copy(check_spec(spec))
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #04dfc5a2
@@ -748,7 +738,7 @@ def check_margin(spec: Spec):
                 "is not in percent"
             )
 
-# %% ../../nbs/07_experiments/04_specs.ipynb #52a353cd
+# %% ../../nbs/07_experiments/04_specs.ipynb #6c3b5424
 def check_published(spec: Spec):
     "Raises InputError unless every cell of the table is at most one line of the published csv, and can be judged"
     if spec.published is None:
@@ -757,7 +747,8 @@ def check_published(spec: Spec):
     paper = read_published_csv(spec.published)
     lines = line_finder(paper, f"{spec.path}: published: {spec.published.name}")
     filters = [row.published for row in spec.rows.values()]
-    filters += unclaimed_rows(paper, lines, filters)
+    others = [row.published for row in spec.others.values()]
+    filters += unclaimed_rows(paper, lines, filters + others)
     columns = [*spec.columns]
     for tier in spec.tiers.values():
         columns += tier.columns
@@ -970,12 +961,24 @@ def own_tier(tier: str, own: Mapping[str, Mapping[str, Value]]) -> str:
     return f"{safe[:70]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #b65cf033
-def settings_of(spec: Spec, tier: str) -> dict[tuple, dict]:
-    "The settings of every run of a tier with seed 0, by table, row and column"
+def tier_words(spec: Spec, tier: str, results: str | Path | None = None) -> list[str]:
+    "The words of a command for a tier with a user's settings, and for `results` that do not lie beside the spec"
+    t = spec.tier(tier)
+    words = ["--tier", t.of or tier]
+    for name, value in as_given(t.own).items():
+        words += ["--set", as_typed({name: value}).replace(" = ", "=", 1)]
+    if results is not None and Path(results).resolve() != spec.results.resolve():
+        words += ["--results", str(results)]
+    return words
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #bb5a4781
+def settings_of(spec: Spec, tier: str, cells: set[tuple] | None = None) -> dict[tuple, dict]:
+    "The settings of every run of a tier with seed 0, by table, row and column; `cells`: of these rows and columns alone"
     settings = {}
     for part in spec.difference or (spec,):
         for r in part.grid(tier, seeds=[0]):
-            settings[r.table, r.row, r.column] = r.settings
+            if cells is None or (r.row, r.column) in cells:
+                settings[r.table, r.row, r.column] = r.settings
     return settings
 
 
@@ -993,21 +996,33 @@ def with_own(spec: Spec, tier: str, name: str, given: Mapping[str, Any]) -> Spec
     parts = tuple(with_own(part, tier, name, given) for part in spec.difference)
     return replace(spec, tiers=spec.tiers | {name: new}, difference=parts)
 
-
-def planned_values(spec: Spec, tier: str) -> list[dict[str, Value]]:
-    "The values of every run of a tier"
+# %% ../../nbs/07_experiments/04_specs.ipynb #d7070503
+def planned_values(
+    spec: Spec, tier: str, cells: set[tuple] | None = None
+) -> list[dict[str, Value]]:
+    "The values of every run of a tier; `cells` as in `settings_of`"
     values = []
     for part in spec.difference or (spec,):
         for column in part.tier_columns(tier):
-            if not column.missing:
-                values += [part.values(tier, row, column) for row in part.rows]
+            for row in part.rows:
+                asked = cells is None or (row, column.label) in cells
+                if asked and not column.missing:
+                    values.append(part.values(tier, row, column))
     return values
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #a3ce67ec
-def check_effect(spec: Spec, tier: str, name: str, given: Mapping[str, Any]):
-    "Raises InputError for one of `given` that no run of `tier` reads, unless it says what is so anyway"
-    now = settings_of(with_own(spec, tier, name, given), name)
-    before = planned_values(spec, tier)
+def check_effect(
+    spec: Spec,
+    tier: str,
+    name: str,
+    given: Mapping[str, Any],
+    cells: set[tuple] | None = None,
+):
+    """Raises InputError for one of `given` that no run of `tier` reads, unless it says what is so anyway
+
+    `cells`: the (row, column) of the runs that are asked for; None: all."""
+    now = settings_of(with_own(spec, tier, name, given), name, cells)
+    before = planned_values(spec, tier, cells)
     for setting in given:
         row, _, key = setting.rpartition(".")
         value = own_values(spec, {setting: given[setting]})[row][key].value
@@ -1018,15 +1033,17 @@ def check_effect(spec: Spec, tier: str, name: str, given: Mapping[str, Any]):
             continue
         others = {k: v for k, v in given.items() if k != setting}
         try:
-            without = settings_of(with_own(spec, tier, name, others), name)
+            without = settings_of(with_own(spec, tier, name, others), name, cells)
         except InputError:
             continue  # the others need it
         if without == now:
             parts = {}  # each once, in order
             for s in now.values():
                 parts[f"partition {s['partition']['recipe']}, drift {s['drift']['name']}"] = True
+            run = "run" if cells is None else "run that is asked for"
             raise InputError(
-                f"set {setting}: no run of {spec.name} at tier {tier} reads it ({'; '.join(parts)})"
+                f"set {setting}: no {run} of {spec.name} at tier {tier} reads it "
+                f"({'; '.join(parts)})"
             )
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #e5c7dbf9
@@ -1071,15 +1088,17 @@ def with_seeds(spec: Spec, tier: str, own: dict[str, dict[str, Value]]) -> Spec:
     return replace(spec, tiers=spec.tiers | {tier: changed}, difference=parts)
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #16e47060
-def with_settings(spec: Spec, tier: str, given: Mapping[str, Any]) -> tuple[Spec, str]:
+def with_settings(
+    spec: Spec, tier: str, given: Mapping[str, Any], cells: set[tuple] | None = None
+) -> tuple[Spec, str]:
     """`spec` and the name of its tier that is `tier` with the settings `given`: rounds, FedProx.mu; raises InputError
 
-    Where that changes no run but for the seeds, the tier stays what it is."""
+    Where that changes no run but for the seeds, the tier stays what it is. `cells` as in `check_effect`."""
     if not given:
         return spec, tier
     own = own_values(spec, given)
     name = own_tier(tier, own)
-    check_effect(spec, tier, name, given)
+    check_effect(spec, tier, name, given, cells)
     changed = with_own(spec, tier, name, given)
     if settings_of(changed, name) == settings_of(spec, tier):
         return with_seeds(spec, tier, own), tier
@@ -1131,11 +1150,12 @@ def own_runs(
     "`with_settings`, and its runs in the rows and columns of `runs`, which stand at `tier`; raises InputError"
     if not given:
         return spec, tier, runs
-    changed, name = with_settings(spec, tier, given)
+    cells = {(r.row, r.column) for r in runs}
+    some = len(cells) < len({at[1:] for at in settings_of(spec, tier)})
+    changed, name = with_settings(spec, tier, given, cells if some and cells else None)
     then = settings_of(spec, tier)
     now = settings_of(changed, name)
     before = dict(zip(now, then))  # a table, row and column -> the same before
-    cells = {(r.row, r.column) for r in runs}
     asked = [at for at in now if before[at][1:] in cells]
     refuse_twins(spec, {at: now[at] for at in asked}, before, then)
     rows = list(dict.fromkeys(r.row for r in runs))

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SweepStep', 'chosen_specs', 'accepted_names', 'read_step', 'read_order', 'SweepPart', 'plan_steps', 'runs_with_seeds',
-           'everything', 'budget', 'compute_part', 'without_pauses', 'sweep', 'mean_seconds', 'pace', 'outlook']
+           'everything', 'budget', 'compute_part', 'without_pauses', 'sweep', 'mean_seconds', 'computed_on', 'pace',
+           'outlook']
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #24d03805
 import re, time
@@ -18,7 +19,7 @@ from . import store
 from .progress import SweepReport, duration
 from .rules import SETTINGS, read_toml, toml_table, typed
 from .runner import compute_runs
-from .runs import PlannedRun
+from .runs import PlannedRun, named_device
 from .specs import Spec, load_spec
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #a99ecfaa
@@ -245,6 +246,14 @@ def mean_seconds(runs: Iterable[tuple[PlannedRun, dict]], kind: Callable) -> dic
     return {key: sum(seconds) / len(seconds) for key, seconds in took.items()}
 
 
+def computed_on(
+    device: str, runs: Iterable[tuple[PlannedRun, dict]]
+) -> list[tuple[PlannedRun, dict]]:
+    "Those of finished `runs`, each with the header of its file, that a `device` (cpu, cuda) like this one has computed"
+    name = named_device(device)
+    return [(run, header) for run, header in runs if header["device"] == name]
+
+
 def pace(run: PlannedRun) -> tuple:
     "Runs for which this is equal take about as long"
     s = run.settings
@@ -258,8 +267,10 @@ def pace(run: PlannedRun) -> tuple:
     )
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #17ae459c
-def outlook(steps: list[SweepStep], planned: list[list[SweepPart]]) -> Iterator[dict]:
-    "A line for each step with missing runs: how many, and how long they may take by what like runs have taken"
+def outlook(
+    steps: list[SweepStep], planned: list[list[SweepPart]], device: str = "cpu"
+) -> Iterator[dict]:
+    "A line for each step with missing runs: how many, and how long they may take by what like runs took on a `device`"
     finished = []
     for parts in planned:
         for part in parts:
@@ -267,7 +278,7 @@ def outlook(steps: list[SweepStep], planned: list[list[SweepPart]]) -> Iterator[
                 result = store.read_or_set_aside(store.run_path(part.folder, r))
                 if result is not None:
                     finished.append((r, result[0]))
-    took = mean_seconds(finished, pace)
+    took = mean_seconds(computed_on(device, finished), pace)
     for i, (step, parts) in enumerate(zip(steps, planned), 1):
         missing = []
         for part in parts:

@@ -32,10 +32,11 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from ..core.errors import InputError, choice
+from ..core.folders import command
 from ..data.concept_drift import drift
 from ..engine.rows import metric_named, series
 from ..experiments.runs import PlannedRun
-from ..experiments.specs import Column, Spec
+from ..experiments.specs import Column, Spec, tier_words
 from .words import to
 from ..verdicts.independent import read_published
 from ..verdicts.summaries import metric_rows, stored_runs, trace
@@ -282,9 +283,11 @@ PARTITION_WORDS = {
 
 def partition_words(part: dict) -> str:
     "How samples are spread over clients, for a title"
-    if "alpha" in part:
-        return f"Dir({part['alpha']:g})"
-    return PARTITION_WORDS.get(part["recipe"], part["recipe"])
+    words = PARTITION_WORDS.get(part["recipe"], part["recipe"])
+    if part.get("alpha") is None:
+        return words
+    alpha = f"{part['alpha']:g}"
+    return f"Dir({alpha})" if words.startswith("dirichlet") else f"{words}, alpha {alpha}"
 
 
 def setting(run: PlannedRun, without_drift: str = "no drift") -> str:
@@ -546,7 +549,7 @@ def refuse_empty(spec: Spec, tier: str, results: str | Path | None):
     "Raises InputError: no finished run, and what to type"
     raise InputError(
         f"no finished run of {spec.name} at tier {tier} in {results or spec.results}; "
-        f"make them with: fedrepro run {spec.name} --tier {tier}"
+        f"make them with: {command('run', spec.path, *tier_words(spec, tier, results))}"
     )
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #eedc32e4

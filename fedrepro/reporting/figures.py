@@ -21,12 +21,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from ..core.errors import InputError, choice
+from ..core.folders import command
 from ..data.partition import plot_partition
 from ..engine.probes import distance_matrix
 from ..engine.rows import metric_named
 from ..experiments.rules import STUDY_SAMPLES
 from ..experiments.runs import PlannedRun, build
-from ..experiments.specs import Spec
+from ..experiments.specs import Spec, tier_words
 from fedrepro.reporting.curves import (
     AXIS,
     DASHES,
@@ -184,7 +185,7 @@ def bubbles_figure(spec: Spec, tier: str, data: str | Path | None = None) -> Fig
     if not runs:
         raise InputError(
             f"{spec.name} at tier {tier}: no column can be drawn; see what is missing: "
-            f"fedrepro table {spec.name} --tier {tier}"
+            f"{command('table', spec.path, *tier_words(spec, tier))}"
         )
     fig, axes = grid(len(runs))
     fig.set_size_inches(4.2 * min(len(runs), 2), 2.1 * math.ceil(len(runs) / 2))

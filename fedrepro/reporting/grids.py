@@ -170,7 +170,8 @@ def as_text(sheet: Sheet, width: int = 120, colours: bool = False) -> str:
     if sheet.notes:
         console.print()
     for note in sheet.notes:
-        console.print(Text(note))
+        typed = ": fedrepro " in note  # a command that is pasted stays in one line
+        console.print(Text(note), soft_wrap=typed)
     return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines()) + "\n"
 
 # %% ../../nbs/09_reporting/00_grids.ipynb #10ef44d2

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 import pandas as pd
+from ..core.folders import command
 from ..engine.rows import EXPLODED, metric_named
-from ..experiments.specs import Change, Column, Spec
+from ..experiments.specs import Change, Column, Spec, tier_words
 from .grids import Cell, Grid, Sheet, shown
 from fedrepro.reporting.words import (
     STATISTIC_WORDS,
@@ -447,16 +448,21 @@ def title(spec: Spec) -> str:
 
 def own_settings(spec: Spec, tier: str) -> str:
     "The settings that all rows of a table share that no paper has"
-    return f"Settings: {settings_in_words(spec.base | spec.tier(tier).base)}"
+    t = spec.tier(tier)
+    return f"Settings: {settings_in_words(spec.base | t.base | t.own.get('', {}))}"
 
 
-def row_settings(spec: Spec) -> list[str]:
-    "What the rows of a table set themselves"
+def row_settings(spec: Spec, tier: str) -> list[str]:
+    "What the rows of a table set themselves at a tier, but for what a user has set in all rows"
+    t = spec.tier(tier)
+    of_all = t.own.get("", {})
     lines = []
-    for row in spec.rows.values():
-        own = settings_in_words(row.values)
+    for name, row in spec.rows.items():
+        values = row.values | t.methods.get(name, {})
+        kept = {key: value for key, value in values.items() if key not in of_all}
+        own = settings_in_words(kept | t.own.get(name, {}))
         if own:
-            lines.append(f"{row.name}: {own}")
+            lines.append(f"{name}: {own}")
     return lines
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #e316f795
@@ -498,13 +504,15 @@ def run_notes(spec: Spec, tier: str, results: str | Path | None = None) -> list[
     return notes
 
 
-def idle_parts(spec: Spec, tier: str, frame: pd.DataFrame, asked: str) -> TableParts:
-    "The parts of a table without any run: how to make them; `asked` as in `table_parts`"
+def idle_parts(
+    spec: Spec, tier: str, frame: pd.DataFrame, results: str | Path | None = None
+) -> TableParts:
+    "The parts of a table without any run: how to make them"
     trained = spec.plot != "bubbles"
-    tier_asked = asked or f"--tier {tier}"
-    how = f"Nothing is trained. To draw it: fedrepro figure {spec.name} {tier_asked}"
+    words = tier_words(spec, tier, results)
+    how = f"Nothing is trained. To draw it: {command('figure', spec.path, *words)}"
     if trained:
-        how = f"No run yet. To run it: fedrepro run {spec.name} {tier_asked}"
+        how = f"No run yet. To run it: {command('run', spec.path, *words)}"
     return TableParts(
         title=f"{title(spec)} [tier {tier}]",
         caption=spec.tier(tier).caption,
@@ -521,14 +529,12 @@ def table_parts(
     frame: pd.DataFrame,
     results: str | Path | None = None,
     link: Callable[[dict], str] | None = None,
-    asked: str = "",
 ) -> TableParts:
     """The parts of a table from its long form `frame`; raises InputError
 
-    `link`: a line of the long form -> its address on a page, which shows the paper's shape always. `asked`: the tier as
-    a command line names it, with the settings of one's own."""
+    `link`: a line of the long form -> its address on a page, which shows the paper's shape always."""
     if spec.plot == "bubbles" or not has_runs(frame).any():
-        return idle_parts(spec, tier, frame, asked)
+        return idle_parts(spec, tier, frame, results)
     own = spec.published is None
     if own and link is None and len(spec.tier_columns(tier)) == 1:
         main = statistics_grid(frame, spec.statistic)
@@ -547,7 +553,7 @@ def table_parts(
         ends=ends(spec, tier, frame),
         about=about(spec, tier, frame),
         settings=[own_settings(spec, tier)] if own else [],
-        rows=row_settings(spec) if own else [],
+        rows=row_settings(spec, tier) if own else [],
     )
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #2b1191a2

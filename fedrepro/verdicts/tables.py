@@ -11,7 +11,7 @@ __all__ = ['JUDGED', 'UNKNOWN_VALUE', 'SAME_NUMBER', 'mean_std', 'half_width', '
 # %% ../../nbs/08_verdicts/03_tables.ipynb #976c4c21
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 import numpy as np
@@ -211,16 +211,17 @@ def gap_about(spec: Spec, paper: pd.DataFrame, row: str, column: Column, mean: f
     Two rows: theirs. One row: that of the cell to it, and of its own cell to the closest other."""
 
     def printed(name):
-        return published_cell(paper, spec.rows[name].published | column.published)[0]
+        return published_cell(paper, spec.any_row(name).published | column.published)[0]
 
-    if not spec.gap or not {*spec.gap} <= {*spec.rows}:
+    if not spec.gap or not {*spec.gap} <= {*spec.rows, *spec.others}:
         return math.nan
     if len(spec.gap) == 2:
         return printed(spec.gap[0]) - printed(spec.gap[1])
     if row != spec.gap[0]:
         return mean - printed(spec.gap[0])
+    whole = replace(spec, rows=spec.rows | spec.others)
     gaps = []
-    for i, (name, _) in places(spec, (column,)).items():
+    for i, (name, _) in places(whole, (column,)).items():
         other = paper["mean"][i]
         if name != row and not math.isnan(other):
             gaps.append(abs(other - mean))

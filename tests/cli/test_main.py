@@ -384,6 +384,28 @@ def test_a_plan_needs_no_data_and_has_a_line_a_tier(said, write, spec, tmp_path,
     assert code == 0 and json.loads(out) and err == f"{tmp_path / 'jobs.sh'}\n"
 
 
+def test_a_script_is_checked_before_anything_is_tried(refused, spec, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedrepro.experiments.plan.plan", lambda *given: 1 / 0)
+    for wrong in (["--hours", 0], ["--account", "a b"]):
+        refused(["plan", spec, "--sbatch", tmp_path / "jobs.sh", *wrong], wrong[0])
+
+
+def test_a_login_node_needs_no_gpu(said, spec, tmp_path, monkeypatch):
+    "The jobs get the device that was typed; what is priced here is this processor"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    script = tmp_path / "jobs.sh"
+    words = ["plan", spec, "--seeds", 1, "--methods", "FedAvg"]
+    code, _, err = said(*words, "--device", "cuda", "--sbatch", script)
+    assert code == 0 and "their times are those of a CPU" in err
+    assert "--gres=gpu:1" in script.read_text() and "--device cuda" in script.read_text()
+    code, *_ = said(*words, "--sbatch", script)
+    assert code == 0 and "--device" not in script.read_text() and "gres" not in script.read_text()
+    code, out, _ = said(*words, "--device", "cuda", "--list")
+    assert code == 0 and "--device cuda" in out
+    assert said(*words, "--device", "cuda")[0] == 2
+
+
 # --- what is refused
 
 
@@ -414,6 +436,11 @@ def test_a_plan_needs_no_data_and_has_a_line_a_tier(said, write, spec, tmp_path,
             ["--list and --sbatch", "expected one of them"],
         ),
         (["plan", "SPEC", "--list", "--json"], ["--list and --json", "expected one of them"]),
+        (["plan", "SPEC", "--list", "--measure"], ["--list and --measure"]),
+        (["plan", "SPEC", "--list", "--device", "tpu"], ["'tpu'", "auto, cpu, cuda"]),
+        (["plan", "SPEC", "--account", "ml"], ["--account: expected --sbatch FILE"]),
+        (["plan", "SPEC", "--at-once", "3"], ["--at-once: expected --sbatch FILE"]),
+        (["plan", "SPEC", "--hours", "2000"], ["--hours: expected --sbatch FILE"]),
         (["run", "SPEC", "--executor", "threads"], ["'threads'", "stacked"]),
         (["run", "SPEC", "--tier", "big"], ["'big'", "paper", "smoke"]),
         (["run", "SPEC", "--methods", "FedAvg,FedFoo"], ["'FedFoo'", "FedAvg", "FedProx"]),

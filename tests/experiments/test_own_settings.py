@@ -1,5 +1,6 @@
 "Settings of one's own: what is typed, the tier and the folder it makes, copies of a paper's table, a page's parameters"
 
+import json
 import shutil
 
 import nbformat
@@ -283,6 +284,18 @@ def test_what_changes_nothing_stays_the_tier(toy):
     )
 
 
+def test_a_setting_must_be_read_by_a_run_that_is_asked_for(toy, refused):
+    "FedProx alone has mu"
+    some = toy.runs("smoke", ["FedAvg"])
+    for given in ({"mu": 0.3, "rounds": 7}, {"FedProx.mu": 0.3}, {"mu": 0.1}):
+        with one_line("mu: no run that is asked for of toy/x at tier smoke reads it"):
+            own_runs(toy, "smoke", some, given)
+        assert own_runs(toy, "smoke", toy.runs("smoke"), given)[2]
+    assert own_runs(toy, "smoke", [], {"mu": 0.3})[2] == []  # a table without the rows asked for
+    words = ["--methods", "FedAvg", "--set", "mu=0.3", "--set", "rounds=7"]
+    refused(["run", toy.path, *words], "set mu: no run that is asked for")
+
+
 def test_commands_say_in_one_line_what_is_wrong(toy, refused):
     for command in ("run", "plan", "table", "figure"):
         refused([command, toy.path, "--set", "roundz=3"], "did you mean 'rounds'")
@@ -316,6 +329,14 @@ def test_a_plan_prints_commands_that_set_the_same(toy, said):
     )
     code, out, _ = said("table", toy.path, "--tier", "smoke", "--set", "rounds=2")
     assert code == 0 and "--tier smoke --set rounds=2" in out
+
+
+def test_a_plan_leaves_out_tiers_that_cannot_have_the_settings(said, refused):
+    "A drift after round 50 comes after the last of tier smoke, and of small"
+    words = ["plan", "fedccfa/table2", "--methods", "FedAvg", "--seeds", 1, "--set"]
+    code, out, _ = said(*words, "drift_round=50", "--json")
+    assert code == 0 and [line["tier"] for line in json.loads(out)] == ["own-paper+drift_round=50"]
+    refused([*words, "drift_round=500"], "drift_round 500 comes after the last of 12 rounds")
 
 
 # --- copies of a paper's table

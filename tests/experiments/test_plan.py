@@ -10,6 +10,7 @@ import torch
 from fedrepro.core.errors import InputError
 from fedrepro.core.folders import data_dir
 from fedrepro.data.datasets import DATA_CARDS, load, stand_in
+from fedrepro.data.sources import DataCard
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.rounds import run
 from fedrepro.experiments import plan as costs, store
@@ -25,8 +26,10 @@ from fedrepro.experiments.plan import (
     trial,
     trial_of,
 )
+from fedrepro.experiments.progress import duration
 from fedrepro.experiments.runs import build
 from fedrepro.experiments.specs import load_spec
+from fedrepro.experiments.sweep import SweepPart, SweepStep, outlook
 from test_runner import SPEC, small
 
 AVG = small(SPEC.runs("smoke", ["FedAvg"], 1)[0])
@@ -230,6 +233,57 @@ def test_without_a_trial_the_time_is_that_of_stored_runs(trials, tmp_path):
     assert trials == []
 
 
+@pytest.fixture
+def stored(tmp_path):
+    "Stores a copy of a finished run with other settings and another header"
+    from fedrepro.experiments.runner import compute_runs
+
+    compute_runs([AVG], tmp_path, quiet=True)
+    head, rows = store.read(store.run_path(tmp_path, AVG))
+
+    def stored(run, **more):
+        told = head | {"settings": run.settings, "run_id": run.run_id} | more
+        store.write(store.run_path(tmp_path, run), told, rows)
+        return told
+
+    return stored
+
+
+def test_seconds_of_a_gpu_are_those_of_no_cpu(stored, tmp_path, monkeypatch):
+    "Neither for runs that are alike, nor for rough times, nor for the steps of a sweep"
+    first, second, third = (replace(AVG, settings=AVG.settings | {"seed": s}) for s in range(3))
+    stored(first, device="NVIDIA H100", wall_seconds=1e6)
+    stored(second, wall_seconds=100.0)
+    asked = [first, second, third]
+    parts = [[SweepPart(tmp_path, "digits", asked)]]
+    steps = [SweepStep(("demo/t",))]
+    for device, name, seconds in (("cpu", "cpu", 100.0), ("cuda", "NVIDIA H100", 1e6)):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: device == "cuda")
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda: name)
+        found = plan(SPEC, asked, "smoke", tmp_path, device=device)
+        assert (found.known, found.cost.seconds) == (1, seconds)
+        (line,) = outlook(steps, parts, device)
+        assert line["time"] == f"{duration(seconds)} for 1 of them"
+        (pace,) = costs.stored_paces([AVG], tmp_path, device).values()
+        samples = costs.passes(AVG.settings, 1437)
+        assert pace == pytest.approx(seconds / samples) or device == "cpu"  # the papers' too
+
+
+def test_results_on_ones_own_data_stop_no_plan(stored, tmp_path, monkeypatch):
+    "Their data set is unknown here, or its reader raises; a table that does not use it asks neither"
+    data = AVG.settings["data"] | {"name": "mydata"}
+    stored(replace(AVG, settings=AVG.settings | {"data": data, "network": "my_net"}))
+    other = replace(AVG, settings=AVG.settings | {"network": "my_net", "seed": 7})
+    assert costs.stored_paces([other], tmp_path) == {}
+    monkeypatch.setattr(costs, "load_data", lambda *given: 1 / 0)
+    monkeypatch.setitem(DATA_CARDS, "mydata", DataCard("mydata", lambda *given: 1 / 0))
+    assert costs.stored_paces([other], tmp_path) == {}
+    few = AVG.settings | {"data": data | {"train_samples": 100}, "network": "my_net"}
+    told = stored(replace(AVG, settings=few))
+    paces = costs.stored_paces([other], tmp_path)
+    assert paces == {("FedAvg", "my_net"): told["wall_seconds"] / costs.passes(few, 100)}
+
+
 def test_rough_costs_of_the_papers_do_not_train(trials):
     "The whole of a paper's table, from the runs that are stored in the repository"
     spec = load_spec("fedccfa/table2")
@@ -263,8 +317,8 @@ def test_a_job_array_is_a_script_that_bash_reads(tmp_path):
         "--account=ml\n",
         "--requeue\n",
         "--open-mode=append\n",
-        "--signal=B:TERM@120\n",
-        """exec fedrepro run 'it'"'"'s a spec' --no-wait --workers 2\n""",
+        "--signal=B:TERM@60\n",
+        """exec fedrepro run 'it'"'"'s a spec' --no-wait --time-budget 148m --workers 2\n""",
     ):
         assert part in text, text
     assert "partition" not in text
@@ -284,11 +338,9 @@ def test_a_job_array_is_a_script_that_bash_reads(tmp_path):
                 throttle=throttle,
             ).read_text()
         )
-    for hours, time in ((0.001, "0:01"), (2.3, "2:18")):
-        assert (
-            f"--time={time}:00\n"
-            in sbatch(tmp_path / "jobs.sh", ["x"], [some], 1, hours).read_text()
-        )
+    for hours, time, budget in ((0.001, "0:01", "1m"), (2.3, "2:18", "136m")):
+        text = sbatch(tmp_path / "jobs.sh", ["x"], [some], 1, hours).read_text()
+        assert f"--time={time}:00\n" in text and f"exec x --time-budget {budget} " in text
     for hours in (0, -1, 1001, float("nan")):
         with pytest.raises(InputError, match="--hours"):
             sbatch(tmp_path / "no.sh", ["x"], [some], 1, hours)

@@ -18,7 +18,7 @@ from fedrepro.experiments.rules import (
     read_published_csv,
 )
 from fedrepro.experiments.runs import build, pick_device, run_id
-from fedrepro.experiments.specs import NOTHING, Change, Column, Spec
+from fedrepro.experiments.specs import CHECKS, NOTHING, Change, Column, Spec
 from fedrepro.experiments.specs import keep_spec, kept_spec, load_spec, rests_on
 from fedrepro.reporting.printed_tables import render
 from toy import BASE, ROOT, TOY, one_line, written
@@ -161,6 +161,33 @@ def test_table_1_is_table_2_without_drift():
 def test_no_hyper_parameter_is_called_like_a_setting():
     for name, method in load_methods().items():
         assert not set(field_rules(method)) & set(SETTINGS), name
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_some_rows_of_a_table_are_the_same_runs(name, tmp_path):
+    "With the row that the others are compared with and without it, in a folder of one's own"
+    if load_spec(SPECS[name]).difference:
+        return
+
+    def copy(text):
+        (tmp_path / "copy.toml").write_text(f'extends = "{name}"\n{text}\n')
+        return load_spec(tmp_path / "copy.toml")
+
+    whole = copy("")
+    rows = list(whole.rows)
+    for chosen in (rows[-2:], rows[:2], list(whole.gap[:1]) or rows[:1]):
+        some = copy(f"rows = {json.dumps(chosen)}")
+        assert list(some.rows) == chosen and some.tiers.keys() == whole.tiers.keys()
+        assert ("changed copy" in some.title) == (name in CHECKS)
+        for tier in whole.tiers:
+            ids = [run.run_id for run in whole.runs(tier, methods=chosen)]
+            assert [run.run_id for run in some.runs(tier)] == ids
+
+
+def test_a_row_that_no_file_has_is_named(tmp_path):
+    (tmp_path / "some.toml").write_text('extends = "fedccfa/table2"\nrows = ["FedAvgg"]\n')
+    with one_line("rows: row 'FedAvgg' is unknown; did you mean 'FedAvg'"):
+        load_spec(tmp_path / "some.toml")
 
 
 def test_a_new_version_of_a_method_is_a_new_run(monkeypatch):

@@ -20,6 +20,7 @@ from fedrepro.reporting.compare import (
     OWN_TIER,
     as_toml,
     compare,
+    label_of,
     rows_of,
     scaled,
 )
@@ -161,6 +162,8 @@ def test_every_data_set_has_a_network_that_fits_it():
         (dict(methods={"FedAvg": {"lr": object()}}), ["object"]),
         (dict(dataset="digit"), ["'digit'", "digits"]),
         (dict(alpha=0), ["alpha", "0"]),
+        (dict(alpha=0.1, partition="iid"), ["compare: alpha: partition iid has no concentration"]),
+        (dict(drift_round=1), ["compare: drift_round: drift none has no such round"]),
         (dict(drift="sudden", drift_round=2), ["drift_round 2"]),
         (dict(drift=["sudden"]), ["drift"]),
         (dict(rounds="2"), ["rounds", "'2'"]),
@@ -178,6 +181,13 @@ def test_refused(change, words, tmp_path):
         and not list(tmp_path.rglob("*.toml"))
         and "/tmp" not in str(error.value)
     )
+
+
+def test_a_setting_is_named_by_its_recipe():
+    base = dict(dataset="digits", clients=3, drift="none", alpha_dirichlet=0.1)
+    assert "Dir(0.1)" in label_of(base | {"partition": "dirichlet-class-5"})
+    for recipe in ("quantity-skew", "dirichlet-client"):
+        assert f"{recipe}, alpha 0.1" in label_of(base | {"partition": recipe})
 
 
 def test_the_command(said, refused, tmp_path, monkeypatch):

@@ -28,6 +28,7 @@ from fedrepro.reporting.curves import (
     label_ends,
     over_seeds,
     page_colours,
+    partition_words,
     row_styles,
     save_figure,
 )
@@ -62,6 +63,13 @@ def test_colours_show_on_white_paper():
             0.0722,
         ]
         assert 1.05 / (light + 0.05) > 2.2
+
+
+def test_only_a_split_of_labels_is_called_dirichlet():
+    assert partition_words({"recipe": "dirichlet-client", "alpha": 0.6}) == "Dir(0.6)"
+    assert partition_words({"recipe": "quantity-skew", "alpha": 0.6}) == "quantity-skew, alpha 0.6"
+    sizes = {"recipe": "quantity-skew", "alpha": None, "sigma": 0.3}
+    assert partition_words(sizes) == "quantity-skew"
 
 
 def test_mean_and_band(spec, tmp_path):

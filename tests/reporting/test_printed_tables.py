@@ -5,15 +5,26 @@ import io
 import math
 import os
 import re
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from fedrepro.core.errors import InputError
 from fedrepro.reporting.grids import Cell, as_text
-from fedrepro.reporting.printed_tables import mixed_processors, render, table_parts, table_sheet
+from fedrepro.experiments.specs import load_spec, with_settings
+from fedrepro.reporting.printed_tables import (
+    mixed_processors,
+    own_settings,
+    render,
+    row_settings,
+    table_parts,
+    table_sheet,
+)
 from fedrepro.verdicts.tables import table
+from toy import SMALL, written
 from toy_tables import ONE, diverged, put, spec
 
 
@@ -91,24 +102,47 @@ def test_markdown_and_html_are_escaped(spec):
 
 
 def test_without_runs_it_says_how_to_make_them(spec):
-    assert "fedrepro run demo/t --tier paper" in render(spec, "paper")
+    assert f"fedrepro run {spec.path} --tier paper" in render(spec, "paper")
     with pytest.raises(InputError, match="'pdf'.*csv, html, md, text"):
         render(spec, "paper", "pdf")
     with pytest.raises(InputError, match="'big'.*paper, smoke"):
         render(spec, "big")
 
 
-def test_an_answer_that_is_kept_sees_a_new_result(spec, tmp_path, said, monkeypatch):
+@pytest.mark.parametrize("verb", ["table", "figure"])
+def test_the_command_that_is_printed_can_be_typed(tmp_path, said, monkeypatch, verb):
+    "From a folder of one's own with a space in its name, with settings, results and a file of one's own"
+    folder = written(tmp_path, SMALL, "m y/tab").parent
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("FEDREPRO_METHODS", "")
+    Path(f"a {verb}.py").write_text("x = 1\n")
+    Path("o ut").mkdir()
+    words = ["tab.toml", "--tier", "smoke", "--set", "FedProx.mu=0.5", "--results", "o ut"]
+    _, out, err = said(verb, *words, "--import", f"a {verb}.py")
+    (line,) = [line for line in (out + err).splitlines() if "fedrepro run " in line]
+    assert shlex.split(line.partition("fedrepro run ")[2]) == [
+        *words,
+        "--import",
+        str(folder.resolve() / f"a {verb}.py"),
+    ]
+
+
+@pytest.mark.parametrize("typed", ["{}", "demo/t", "demo/t.toml"])
+@pytest.mark.parametrize("command", ["table", "export"])
+def test_an_answer_that_is_kept_sees_a_new_result(
+    spec, tmp_path, said, monkeypatch, command, typed
+):
     "That it is kept, and given without torch: test_main.py"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
     put(spec, "paper", "FedAvg", ONE, [69.0, 70.0])
     for p in spec.path.parent.rglob("*.*"):
         os.utime(p, (1e9, 1e9))
-    argv = ["table", str(spec.path), "--tier", "paper"]
-    assert said(*argv) == said(*argv) and "69.50 ± 0.71 (2)" in said(*argv)[1]
-    put(spec, "paper", "FedAvg", ONE, [69.0, 70.0, 71.0])
-    assert "70.00 ± 1.00 (3)" in said(*argv)[1]
+    argv = [command, typed.format(spec.path), "--tier", "paper"]
+    argv += ["--to", "latex"] * (command == "export")
+    assert said(*argv) == said(*argv) and "69.50" in said(*argv)[1]
+    put(spec, "paper", "FedAvg", ONE, [69.0, 70.0, 74.0])
+    assert "71.00" in said(*argv)[1]
 
 
 def test_a_mean_over_the_runs_that_did_not_diverge_is_not_printed(spec):
@@ -133,6 +167,19 @@ def test_a_reduced_tier_says_what_it_changes_and_judges_nothing(spec):
         | {"twin": replace(spec.rows["twin"], published=spec.rows["prox"].published)},
     )
     assert "Judged" not in render(both, "smoke")
+
+
+def test_the_settings_that_are_printed_are_those_of_the_runs(tmp_path):
+    source = {"source": "tier: reduced"}
+    reduced = {"base": {"rounds": 1} | source, "methods": {"FedProx": {"epochs": 2} | source}}
+    toy = load_spec(written(tmp_path, SMALL | {"tiers": {"smoke": reduced}}))
+    assert "rounds 1" in own_settings(toy, "smoke")
+    assert row_settings(toy, "smoke") == ["FedProx: mu 0.1, epochs 2"]
+    of_one, tier = with_settings(toy, "smoke", {"FedProx.mu": 0.3})
+    assert row_settings(of_one, tier) == ["FedProx: mu 0.3, epochs 2"]
+    of_all, tier = with_settings(toy, "smoke", {"mu": 0.3, "batch_size": 32})
+    assert "batch size 32" in own_settings(of_all, tier) and "mu 0.3" in own_settings(of_all, tier)
+    assert row_settings(of_all, tier) == ["FedProx: epochs 2"]
 
 
 def test_processors_that_differ_within_a_cell_are_named():

@@ -64,6 +64,14 @@ def test_a_margin_is_at_most_half_of_the_gap_that_the_cell_is_about(spec):
     assert cells(spec).margin.to_dict() == {"Own": 0.5, "near": 0.5, "far": 1.0, "wide": 1.0}
 
 
+@pytest.mark.parametrize("row, margin", [("Own", 0.5), ("near", 0.5), ("far", 1.0)])
+def test_a_table_of_some_rows_has_the_margins_of_the_whole_table(spec, row, margin):
+    some = spec.path.with_name("some.toml")
+    some.write_text(f'extends = "table1.toml"\nrows = ["{row}"]\n')
+    put(spec, row, [80.0, 80.1, 79.9])
+    assert cells(load_spec(some)).margin.to_dict()[row] == margin
+
+
 def test_table_2_is_judged_by_half_of_what_it_claims():
     spec = load_spec("fedccfa/table2")
     paper, column = (
