@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SWITCHES', 'THREADS', 'USUAL', 'Switch', 'flushes_denormals', 'positions', 'put', 'usual_state', 'changed_switch',
-           'turned', 'seeded']
+           'turned', 'global_seed']
 
 # %% ../../nbs/01_core/04_torch_state.ipynb #1b9232ac
 import random
@@ -133,7 +133,7 @@ def turned(switches: dict[str, Any]) -> str:
 
 # %% ../../nbs/01_core/04_torch_state.ipynb #5c0a11e2
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def global_seed(seed: int) -> Iterator[None]:
     """Inside, the global generators of Python, NumPy and torch start from `seed`, of at least 0; after it they are as before.
 
     Of torch these are the CPU's and, once CUDA is in use, that of the current GPU."""

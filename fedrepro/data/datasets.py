@@ -21,7 +21,7 @@ from torch import Tensor
 from ..core.errors import InputError, choice, number, require, short
 from ..core.folders import data_dir
 from ..core.registries import note_package, of_package
-from ..core.torch_state import seeded
+from ..core.torch_state import global_seed
 from . import transforms
 from .download import Archive, bring
 from .images import PICTURES
@@ -208,7 +208,7 @@ def _refuse_mean(mean: tuple[float, ...], x: Tensor, scale: float, of: str):
             f"{of} has a mean of {m:g}, {samples} go from {low:.3g} to {high:.3g}{hint}",
         )
 
-
+# %% ../../nbs/02_data/07_datasets.ipynb #246f0da7
 def fitting(recipe: Recipe, x: Tensor, scale: float, name: str) -> Recipe:
     "`recipe` for the training samples `x`, measured where it states no mean; raises InputError if it does not fit them"
     of = f"{name}: recipe {recipe.name!r}"
@@ -764,7 +764,7 @@ def read_parts(read: Callable, name: str, *given) -> dict:
     code = getattr(own, "__code__", None)
     place = f" ({Path(code.co_filename).name}, line {code.co_firstlineno})" if code else ""
     who = f"data set {name!r}: its reader {getattr(own, '__name__', short(own))}{place}"
-    with seeded(0):
+    with global_seed(0):
         parts = read(*given)
     expected = f"expected a dict with {', '.join(NEEDED)}"
     require(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..core.errors import InputError, short
-from ..core.torch_state import seeded
+from ..core.torch_state import global_seed
 from ..core.trees import Tree, moved
 from .client import Client, Phase, train
 from .divergence import refuse_diverged
@@ -85,7 +85,7 @@ class Predictor:
     def features(self, federation: Federation, params: Tree, chunk: int, seed: int) -> Tensor:
         "(N_test, d) features of the whole test set"
         parts = []
-        with seeded(seed):
+        with global_seed(seed):
             for x in federation.data.test_x.split(chunk):
                 batch = federation.data.batch(x, None, federation.dtype)
                 parts.append(federation.net.features(params, batch))

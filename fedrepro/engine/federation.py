@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from ..core.errors import InputError, choice, instance, number, require, short
-from ..core.torch_state import seeded
+from ..core.torch_state import global_seed
 from ..core.trees import Tree, zeros_like
 from ..data.concept_drift import DriftSchedule
 from ..data.datasets import Dataset
@@ -281,7 +281,7 @@ class Federation:
 
     def chance(self, *key: int) -> AbstractContextManager:
         "A context in which the global generators of Python, NumPy and torch are seeded by this seed and `key`"
-        return seeded(int(self.noise(*key).integers(2**62)))
+        return global_seed(int(self.noise(*key).integers(2**62)))
 
     def draws(self, t: int) -> Iterator[list[int]]:
         "Endless independent uniform draws of a cohort for round t: without replacement, ascending"

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from ..core.torch_state import seeded
+from ..core.torch_state import global_seed
 from ..core.trees import Tree, distance, norm, stack
 from ..engine.client import Batch, Client, Phase, PhaseResult, Step
 from ..engine.client import adjusted, bounded, gradient, movable, plan_batches, sgd_step
@@ -109,7 +109,7 @@ def refuse_seen_padding(phase: Phase, client: Client, batch: tuple, start: Tree)
         padded = copy(client)
         padded.pad = pad
         own, moving = movable(client.net, phase, start)
-        with seeded(0):
+        with global_seed(0):
             loss, grads = Step(padded, phase, padded.batch(*batch), own, moving).grad()
         steps.append({name: t.detach() for name, t in (grads | {"loss": loss}).items()})
     rounding = torch.finfo(client.dtype).eps ** 0.5
@@ -161,7 +161,7 @@ def train_stack(
         with client.chance():  # as `client.train`
             plans.append(list(chain.from_iterable(plan_batches(client, phase))))
     order = sorted(range(len(clients)), key=lambda k: -len(plans[k]))
-    with seeded(0):
+    with global_seed(0):
         results = train_longest_first(
             phases[0],
             [clients[k] for k in order],
@@ -169,7 +169,7 @@ def train_stack(
             [starts[k] for k in order],
         )
         left = random.random(), np.random.random()
-    with seeded(0):
+    with global_seed(0):
         if left != (random.random(), np.random.random()):
             raise ValueError("it draws random numbers")
     by_client = dict(zip(order, results))

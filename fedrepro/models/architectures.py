@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from ..core.errors import InputError, number, require
-from ..core.torch_state import seeded
+from ..core.torch_state import global_seed
 from ..core.trees import Tree, same_bits
 
 # %% ../../nbs/03_models/00_architectures.ipynb #82c20e02
@@ -202,7 +202,7 @@ class Net:
 
     def _fresh(self, seed: int) -> Network:
         "A new module initialised with `seed`; the state of the global generators is restored"
-        with seeded(seed):
+        with global_seed(seed):
             return self.make()
 
     def init(self, seed: int, dtype=torch.float32) -> Tree:
@@ -317,7 +317,7 @@ def _scores(net: Net, params: Tree, x: Tensor, train: bool) -> Tensor:
 def _pass(net: Net, x: Tensor, start: Tree) -> dict[str, Tensor]:
     "Scores of `x` in training from the model `start`, and the statistics after it; global generators start anew"
     w = _to_train(net, start)
-    with seeded(0):
+    with global_seed(0):
         scores = _scores(net, w, x.clone(), train=True).detach()
     return {"scores": scores} | {name: w[name] for name in net.buffers}
 
@@ -414,7 +414,7 @@ def tried(net: Net, x: Tensor, dtype: torch.dtype = torch.float32) -> Behaviour:
     kind, known = (tuple(x.shape), x.dtype, dtype), net.__dict__.setdefault("_trials", {})
     if kind in known:
         return known[kind]
-    with seeded(0), torch.enable_grad():
+    with global_seed(0), torch.enable_grad():
         with _computing(net, x):
             start = net.init(0, dtype)
             draws = _in_training(net, x, start)
