@@ -11,6 +11,7 @@ __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Pha
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -476,19 +477,20 @@ def refuse_unknown_prefix(method, phase: Phase, names: Iterable[str]) -> None:
     "Raises InputError unless what `phase` trains is a prefix, or a tuple of them, each of body, head or one of `names`"
     prefixes = (phase.train,) if isinstance(phase.train, str) else phase.train
     known = ("body.", "head.", *names)  # a body may have no parameters
-    where = f"{type(method).__name__}, phase {phase.name}: train={short(phase.train)}"
+    where = f"{type(method).__name__}, phase {phase.name}: train="
     if not isinstance(prefixes, tuple) or not prefixes:
-        raise InputError(f"{where}; expected a prefix of parameters' names, or a tuple of them")
+        expected = "expected a prefix of parameters' names, or a tuple of them"
+        raise InputError(f"{where}{short(phase.train)}; {expected}")
     for prefix in prefixes:
         if not isinstance(prefix, str) or not any(name.startswith(prefix) for name in known):
-            raise InputError(f"{where}: no parameter's name starts with {short(prefix)}")
+            wrong = f"no parameter's name starts with {short(prefix)}"
+            raise InputError(f"{where}{short(phase.train)}: {wrong}")
 
 
 def local_phases(method, client: Client) -> list[Phase]:
     "The phases of a client's round; raises InputError where there is none, or one that trains what is not there"
-    # jumped: the stream of seeds is left where it is
-    ahead = client.noise.bit_generator.jumped()  # type: ignore[attr-defined]  # of PCG64
-    with seeded(ahead.random_raw() >> 2):
+    aside = deepcopy(client.noise).spawn(1)[0]  # the stream of seeds is left where it is
+    with seeded(int(aside.integers(2**62))):
         declared = method.local_phases(client)
     for phase in declared:
         refuse_unknown_prefix(method, phase, client.initial)
