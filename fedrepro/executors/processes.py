@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TRIES', 'UNGUARDED', 'one_thread', 'keep_memory', 'huge_pages', 'start_with', 'calm_worker', 'end_with',
            'no_interrupt', 'cores', 'portable', 'answer_to', 'serve', 'report', 'NoWorker', 'unguarded', 'Worker',
-           'Workers', 'shares', 'cannot_travel', 'sendable', 'arrived', 'builder_of', 'Processes']
+           'Workers', 'shares', 'cannot_travel', 'sendable', 'unpacked', 'builder_of', 'Processes']
 
 # %% ../../nbs/05_executors/02_processes.ipynb #dad2ae54
 import ctypes, itertools, multiprocessing, os, pickle, signal, sys, threading, traceback
@@ -358,7 +358,7 @@ def sendable(value, what: str, shared: SharedBuffer | None = None) -> bytes:
         raise cannot_travel(what, error) from None
 
 
-def arrived(message: bytes, what: str, shared: SharedBuffer | None = None) -> Any:
+def unpacked(message: bytes, what: str, shared: SharedBuffer | None = None) -> Any:
     "As `loads`, in a worker; raises InputError for names that it cannot find, as those of a notebook"
     try:
         return loads(message, shared)
@@ -372,7 +372,7 @@ _federation: Federation  # in a worker
 def _join(federation: bytes, own: dict):
     global _federation
     start_with(own)
-    _federation = arrived(federation, "the federation")
+    _federation = unpacked(federation, "the federation")
 
 # %% ../../nbs/05_executors/02_processes.ipynb #0718d19f
 def _train_part(message: bytes, places: list[tuple[str, int, int]]) -> bytes | None:
@@ -383,7 +383,7 @@ def _train_part(message: bytes, places: list[tuple[str, int, int]]) -> bytes | N
         except OSError:
             return None
         there, back = buffers or (None, None)
-        method, bare = arrived(message, "the method", there)
+        method, bare = unpacked(message, "the method", there)
         before = own_attributes(method)
         with usual_state():
             results = []
