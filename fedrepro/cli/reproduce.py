@@ -389,9 +389,9 @@ def those_that_can(asked: list[tuple], own: list[str] | None, seeds: int | None)
         except InputError as error:
             refusals.setdefault(one[0].name, error)
     names = {spec.name for spec, _, _ in tables}
-    for name, error in refusals.items():
+    for name, refusal in refusals.items():
         if name not in names:
-            raise error
+            raise refusal
     return tables
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #4d3a897d

@@ -263,11 +263,11 @@ def gathered(found: dict[tuple, Change], rows: list[str], columns: list[str]) ->
     changes = []
     for (key, *_), by_column in equal.items():
         by_rows: dict[tuple[str, ...], list[str]] = {}
-        for column, own in by_column.items():
-            by_rows.setdefault(tuple(own), []).append(column)
-        for own, labels in by_rows.items():
-            change = found[own[0], labels[0], key]
-            some_rows = own if len(own) < len(rows) else ()
+        for column, having in by_column.items():
+            by_rows.setdefault(tuple(having), []).append(column)
+        for names, labels in by_rows.items():
+            change = found[names[0], labels[0], key]
+            some_rows = names if len(names) < len(rows) else ()
             some_columns = tuple(labels) if len(labels) < len(columns) else ()
             changes.append(replace(change, rows=some_rows, columns=some_columns))
     return sorted(changes, key=lambda change: bool(change.rows or change.columns))

@@ -210,7 +210,7 @@ def common_head(client: Client, results: Results) -> Tree:
 
 
 def own_head(client: Client, results: Results) -> Tree:
-    "The received body with the own head; at the first participation the balanced one, without one the initial one"
+    "The received body with the own head; at the first participation the balanced or the initial one"
     first = common_head(client, results)
     if "balanced" in results:
         first = results["balanced"].params

@@ -52,7 +52,7 @@ def log_sigmas(method, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fading_bias(params: Tree) -> Tensor | int:
-    "0, with a gradient of zeros for the head's bias, which cosines do not use: so weight decay moves it, as in all stored runs"
+    "0, with a gradient of zeros for the unused bias of the head: so weight decay moves it"
     return 0 * params["head.bias"].sum() if "head.bias" in params else 0
 
 

@@ -169,9 +169,9 @@ def as_text(sheet: Sheet, width: int = 120, colours: bool = False) -> str:
         console.print(rich_table(grid))
     if sheet.notes:
         console.print()
+    whole = not sheet.grids  # without a table its notes say what to type, which stays in one line
     for note in sheet.notes:
-        typed = ": fedrepro " in note  # a command that is pasted stays in one line
-        console.print(Text(note), soft_wrap=typed)
+        console.print(Text(note), soft_wrap=whole)
     return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines()) + "\n"
 
 # %% ../../nbs/09_reporting/00_grids.ipynb #10ef44d2

@@ -1,7 +1,7 @@
 """SCAFFOLD and FedDyn step by step against released code (tests/golden), and the memories at partial participation."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 import pytest
 import torch
@@ -105,9 +105,10 @@ class FedDCScaffold(SCAFFOLD):
 
     def aggregate(self, server, exchange):
         mean = [s * len(exchange.sizes) / sum(exchange.sizes) for s in exchange.sizes]
+        uploads = []
         for u, s in zip(exchange.uploads, mean):
-            u["change"] = {n: s * t for n, t in u["change"].items()}
-        return super().aggregate(server, exchange)
+            uploads.append(u | {"change": {n: s * t for n, t in u["change"].items()}})
+        return super().aggregate(server, replace(exchange, uploads=uploads))
 
 
 def test_scaffold_with_its_departures_undone_equals_feddcs_code():
