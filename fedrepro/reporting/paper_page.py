@@ -13,7 +13,7 @@ __all__ = ['SIGNS', 'FIRST_KINDS', 'WAITS', 'TARGET', 'EFFECT', 'HEADERS', 'said
            'sections', 'claims', 'label', 'run_links', 'measure', 'effect_rows', 'check_effect', 'effects',
            'effects_of', 'copies_in_words', 'effect_in_words', 'entry_in_words', 'ledger_opening', 'ledger', 'headers',
            'cost_line', 'paper_cost', 'all_values', 'sources', 'guessed', 'easy_lines', 'hard_lines', 'easy_and_hard',
-           'papers', 'paper_lines', 'summary']
+           'papers', 'paper_lines', 'summary', 'more_seeds']
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #d25de4bf
 import re
@@ -1081,3 +1081,14 @@ def summary(results=None, root=None) -> str:
         if any(texts):
             rows.append([status, *map(Cell, texts)])
     return grids_html([Grid(["", *columns], rows)]) + "\n"
+
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #a8f27c35
+def more_seeds(results=None, root=None) -> str:
+    "The independent numbers of the published setting that rest on more than three seeds, in words"
+    judged = independent(scoreboard(results, root, ("paper",))).dropna(subset=["runs"])
+    more = judged[(judged.runs.map(len) > 3) & (judged.status != ALIAS)]
+    named = []
+    for line in more.itertuples():
+        table = re.sub("^table", "Table ", line.table)
+        named.append(f"{line.row} in {table} ({len(line.runs)} seeds: {line.status})")
+    return listing(named)
