@@ -98,8 +98,16 @@ class ContractError(AssertionError):
     def __init__(self, report: "ContractReport"):
         self.report = report
         lines = [f"{report.method} breaks its contract:"]
+        # a method that is refused breaks most promises alike
+        by_remark: dict[tuple, list[Finding]] = {}
         for f in report.broken:
-            lines.append(f"  {f.promise}: {f.size:.3g}, allowed {f.tolerance:g}; {f.remark}")
+            by_remark.setdefault((f.size, f.remark or f.promise), []).append(f)
+        for alike in by_remark.values():
+            first = alike[0]
+            promises = ", ".join(f.promise for f in alike)
+            lines.append(
+                f"  {promises}: {first.size:.3g}, allowed {first.tolerance:g}; {first.remark}"
+            )
         super().__init__("\n".join(lines))
 
 # %% ../../nbs/10_checks/01_contract.ipynb #19cd36a8

@@ -275,6 +275,14 @@ def test_a_broken_promise_is_caught_and_named(method):
     assert len(repr(caught.value.report).splitlines()) == 1 + len(caught.value.report.findings)
 
 
+def test_a_refusal_that_breaks_most_promises_is_said_once():
+    with pytest.raises(ContractError) as caught:
+        check(AddsUp)
+    said = str(caught.value).splitlines()
+    assert len(caught.value.report.broken) > len(said) == 3
+    assert len([line for line in said if "changed what was sent in place" in line]) == 1
+
+
 def test_the_remark_says_where():
     assert "round 1 server params" in examine(Scales)["nothing changed in place"].remark
     assert "upload" in examine(AddsUp)["nothing changed in place"].remark
