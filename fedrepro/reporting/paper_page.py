@@ -605,13 +605,14 @@ def picture(spec: Spec, tier: str, specs: list[Spec], results=None) -> tuple:
     return f"*Figure, tier {tier}.* {caption}\n", Drawing(figure, f"{spec.title}. {words}")
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #d8ef8c2f
-def headline_tables(root=None) -> set[str]:
-    "The names of the tables that decide the first headline of each paper"
+def headline_tables(root=None) -> dict[str, str]:
+    "folder of a paper -> the name of the table that decides its first headline"
     tables: dict[str, str] = {}
     for claim in read_claims(root):
         if claim.headline:
-            tables.setdefault(claim.paper, claim.spec)
-    return set(tables.values())
+            folder = claim.spec.split("/")[0]
+            tables.setdefault(folder, claim.spec)
+    return tables
 
 
 def tiers_in_order(spec: Spec, tiers: Iterable[str], results=None) -> list[str]:
@@ -686,7 +687,7 @@ def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> I
     specs, above = specs_of(paper, root), set[str]()
     apart = reduced_in_words(paper, results, root)
     compared = effect_rows(paper, root)
-    main = headline_tables(root)
+    main = headline_tables(root).values()
     idle, below = [], []
     for spec in specs:
         done = tiers_in_order(spec, tiers, results)
