@@ -184,8 +184,9 @@ def decided_sentence(name: str, alone: pd.DataFrame, none: str) -> str:
     places = []
     for table, found in decided.groupby("table", sort=False):
         places.append(f"{re.sub('^table', 'Table ', table)}: {len(found)}")
+    verb = "is" if len(decided) == 1 else "are"
     words = listing(how_often(Counter(decided.status), DECIDED))
-    return f"{len(decided)} {numbers} are decided: {words} ({', '.join(places)})."
+    return f"{len(decided)} {numbers} {verb} decided: {words} ({', '.join(places)})."
 
 
 def judged_sentences(name: str, alone: pd.DataFrame) -> list[str]:

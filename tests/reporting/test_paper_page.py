@@ -119,6 +119,20 @@ def test_the_opening_counts_what_the_store_decides(some):
     )
 
 
+@pytest.mark.parametrize(
+    "decided, says",
+    [
+        (1, "1 of the 3 independent published numbers of P is decided: 1 consistent"),
+        (2, "2 of the 3 independent published numbers of P are decided: 2 consistent"),
+    ],
+)
+def test_one_number_is_decided_and_two_are(decided, says):
+    alone = pd.DataFrame(
+        {"table": "table1", "status": ["consistent"] * decided + ["not run"] * (3 - decided)}
+    )
+    assert paper_page.decided_sentence("P", alone, "") == f"{says} (Table 1: {decided})."
+
+
 def test_published_and_reduced_are_apart(some):
     spec = load_spec("fedccfa/table2")
     judged, reduced = (paper_page.table_part(spec, tier, some) for tier in ("paper", "small"))

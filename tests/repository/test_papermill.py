@@ -1,5 +1,7 @@
 """Parameters that papermill passes to a method's page are checked before anything is computed."""
 
+import ast
+import builtins
 from pathlib import Path
 
 import nbformat
@@ -31,3 +33,35 @@ def test_a_wrong_parameter_stops_in_the_first_cell(tmp_path):
     assert cells[checked].execution_count and not any(
         c.execution_count for c in cells[checked + 1 :]
     )
+
+
+def covered_calls(page):
+    "Calls of builtins that a cell covers with a value of its own, as the parameter `set` does"
+    covered, calls = set(), []
+    for cell in nbformat.read(page, 4).cells:
+        if cell.cell_type != "code" or cell.source.lstrip().startswith("%"):
+            continue
+        tree = ast.parse(cell.source)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                if node.func.id in covered:
+                    calls.append(ast.unparse(node))
+        for node in tree.body:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            if isinstance(node, ast.AnnAssign):
+                targets = [node.target]
+            names = {target.id for target in targets if isinstance(target, ast.Name)}
+            covered |= names & set(dir(builtins))
+    return calls
+
+
+@pytest.mark.parametrize("page", sorted(NBS.rglob("[0-9]*.ipynb")), ids=lambda p: p.stem)
+def test_no_cell_calls_a_builtin_that_an_earlier_one_covers(page):
+    assert covered_calls(page) == []
+
+
+def test_a_call_of_a_covered_builtin_is_found(tmp_path):
+    cells = ["set: dict = {}", "sorted(order) == [1]", "assert set(order) == {1}"]
+    page = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbformat.write(page, tmp_path / "page.ipynb")
+    assert covered_calls(tmp_path / "page.ipynb") == ["set(order)"]
