@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HOW', 'WIDE', 'HEADINGS', 'NOTE', 'lack_in_words', 'lacks_in_words', 'state_in_words', 'interval', 'verdict_in_words',
-           'claim_grid', 'claim_grids', 'claims_in_words', 'caveats', 'side_in_words', 'gain_in_words',
+           'claim_grid', 'claim_grids', 'claims_in_words', 'late_in_words', 'caveats', 'side_in_words', 'gain_in_words',
            'signs_in_words', 'deciding_in_words', 'headline_sentences', 'claims_sheet', 'missing_lines', 'blank',
            'papers_across', 'speed_in_words', 'board_sheet']
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 from .grids import Grid, Sheet, grid_of
 from .words import plus_minus, reasons_in_words, small, with_ends
-from ..verdicts.claims import Headline, Side, verdicts
+from ..verdicts.claims import Headline, LateGain, Side, verdicts
 from ..verdicts.independent import Kind, Reason
 from fedrepro.verdicts.scoreboard import (
     NOT_DECIDABLE,
@@ -124,6 +124,16 @@ def claims_in_words(found: pd.DataFrame) -> pd.DataFrame:
     words = found.assign(reasons=found.reasons.map(reasons_in_words), lacks=list(verdict))
     return words.rename(columns={"reasons": "why", "lacks": "verdict"})
 
+# %% ../../nbs/09_reporting/03_printed_claims.ipynb #dfd944c6
+def late_in_words(late: LateGain, comparisons: int, columns: int) -> str:
+    "The gain over the last ten evaluations as a sentence, with its rival and column where several are run"
+    words = "Over the last ten evaluations (not judged)"
+    gain = with_ends(late.gain, late.half)
+    if comparisons == 1:
+        return f"{words} the gain is {gain}."
+    where = f" on {late.column}" if columns > 1 else ""
+    return f"{words} the smallest gain is {gain}, over {late.rival}{where}."
+
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #8db93799
 def caveats(h: Headline) -> list[str]:
     "What limits a headline: seeds that diverged, processors, what it leaves out; sentences"
@@ -137,6 +147,8 @@ def caveats(h: Headline) -> list[str]:
             out.append(f"{reason.who[0]} diverged in every seed.")
     if len(h.cpus) > 1:
         out.append(f"The processors of these runs differ ({' and '.join(h.cpus)}).")
+    if h.tested and h.late:
+        out.append(late_in_words(h.late, h.compared, len(h.columns_run)))
     if h.caveat:
         out.append(h.caveat)
     return out

@@ -96,6 +96,24 @@ def test_a_headline_in_a_sentence(demo):
     )
 
 
+def test_a_headline_says_what_the_last_ten_evaluations_say(demo):
+    """FedCCFA leads all but its last round: 9 of ten at 80, so 78 and 78.1 over the last ten, 60 and 61 at the end
+
+    Over IFCA 6 and 5.7: 5.85 ± 12.706 * .2121 / sqrt(2) = 1.91"""
+    twelve = RAW["columns"][0] | dict(rounds=12, source="paper 1")
+    written(demo, RAW | dict(columns=[twelve]), "demo/t", CSV)
+    (demo / "demo/claims.toml").write_text(claim(headline='"FedCCFA leads"'))
+    spec = load_spec("demo/t", demo)
+    toy.put(spec, "paper", "FedCCFA", [[0.0] * 2 + [80.0] * 9 + [end] for end in (60.0, 61.0)])
+    toy.put(spec, "paper", "FedAvg", [[70.0] * 12, [70.2] * 12])
+    assert "last ten" not in headline_sentences(paper_headline("demo", root=demo))  # IFCA lacks
+    toy.put(spec, "paper", "IFCA", [[72.0] * 12, [72.4] * 12, None])
+    said = headline_sentences(paper_headline("demo", root=demo))
+    assert "FedCCFA leads (text 1): contradicted on A" in said and "gain -11.70" in said
+    over = "the smallest gain is +5.85 [3.94, 7.76], over IFCA."
+    assert f"Over the last ten evaluations (not judged) {over}" in said
+
+
 def test_a_headline_of_which_one_column_is_run_names_the_columns(demo):
     "The one that its comparisons are from, and the other as what is missing, not the paper's own method"
     b = {"label": "B", "published": {"column": "B"}, "source": "paper 1", "rounds": 5}

@@ -5,12 +5,15 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
+
 from fedrepro.engine import evaluation
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.notebook import COPIES, code_links, read_ledger
 from fedrepro.reporting.printed_claims import headline_sentences
 from fedrepro.verdicts.claims import NOT_TESTED, headlines
 from fedrepro.verdicts.scoreboard import totals
+from fedrepro.verdicts.summaries import stored_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -135,3 +138,21 @@ def test_every_paper_has_a_headline_that_follows_from_the_store():
         for name in ("FedAvg", "SCAFFOLD", "FedExP", "Against these three only")
     )
     assert "Against FedAvg only" in words["fedadc"]
+
+
+def test_the_words_of_lfds_picture_are_those_of_its_runs():
+    "Above the others in most rounds, with deep dips near the end, where all are close to 60 %"
+    (words,) = re.findall(r'fig-alt: "(.*LfD\'s Table 4.*)"', page("06_methods/10_lfd")[0])
+    assert "LfD above the others for most of the 100 rounds" in words
+    assert "deep dips near the end, where all are close to 60 %" in words
+    curves = {}  # accuracy by round, a row a seed
+    for planned, run in stored_runs(load_spec("lfd/table4"), "paper"):
+        curves.setdefault(planned.row, []).append(run.generalised_accuracy.to_numpy())
+    means = {row: np.mean(runs, axis=0) for row, runs in curves.items()}
+    lfd = means.pop("LfD")
+    others = np.array(list(means.values()))
+    assert others.shape == (5, 100)
+    assert (lfd > others.max(axis=0)).sum() > 80
+    falls = np.diff(lfd[80:])
+    assert falls.min() < -5 and np.diff(others[:, 80:]).min() > falls.min()
+    assert abs(np.array([lfd, *others])[:, -1] - 60).max() < 3
