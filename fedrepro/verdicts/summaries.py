@@ -75,7 +75,7 @@ def stored_runs(
     are kept with the spec, as a page asks for them many times. Raises InputError if the runs lack the metric."""
     folder = Path(results or spec.results) / spec.tier(tier).name
     found = load_by_run(folder)
-    names = [] if spec.known else registered()
+    names = registered()
     before = spec.stored.get((tier, folder))
     if before is not None and before.found is found and same_objects(before.names, names):
         return list(before.runs)

@@ -3,18 +3,14 @@
 import os
 import subprocess
 import sys
-from unittest.mock import patch
 
 import pytest
 import torch
 
-from fedrepro.data.datasets import MADE
-from fedrepro.data.transforms import PIXEL_STATISTICS
 from fedrepro.engine.checkpoints import CheckpointWriter, load_message, save_message
 from fedrepro.experiments import store
 from fedrepro.experiments.leases import lease_of
 from fedrepro.experiments.specs import load_spec
-from fedrepro.models.architectures import ARCHITECTURES
 from toy import ROOT, SMALL, one_line, written
 
 DATA = """import torch

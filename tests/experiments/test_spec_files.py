@@ -8,7 +8,7 @@ import pytest
 
 from fedrepro.core.errors import InputError
 from fedrepro.core.folders import find_specs
-from fedrepro.engine.method import FedAvg, load_methods
+from fedrepro.engine.method import load_methods
 from fedrepro.engine.rows import METRICS, Metric
 from fedrepro.experiments.rules import (
     SETTINGS,
@@ -18,8 +18,9 @@ from fedrepro.experiments.rules import (
     read_published_csv,
 )
 from fedrepro.experiments.runs import build, pick_device, run_id
-from fedrepro.experiments.specs import CHECKS, NOTHING, Change, Column, Spec
-from fedrepro.experiments.specs import keep_spec, kept_spec, load_spec, rests_on
+from fedrepro.experiments.specs import CHECKS, NOTHING, Change, Column
+from fedrepro.experiments.specs import load_spec, rests_on
+from fedrepro.models.architectures import ARCHITECTURES
 from fedrepro.reporting.printed_tables import render
 from toy import BASE, ROOT, TOY, one_line, written
 
@@ -519,89 +520,13 @@ def test_a_spec_rests_on_digests_not_on_contents(tmp_path):
     assert rests_on(spec) != files
 
 
-@pytest.fixture
-def kept(monkeypatch, tmp_path):
-    "Keeps a spec in a cache of its own, and reads it from there"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-    def kept(spec, files=("state",), write=True) -> Spec | None:
-        kept_spec.cache_clear()
-        if write:
-            keep_spec(spec, files)
-        return kept_spec(spec.path, files)
-
-    yield kept
-    kept_spec.cache_clear()
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_a_kept_spec_is_the_one_that_was_read(name, kept):
-    "Also the settings of its runs, of seeds that it does not list too"
-    spec = load_spec(SPECS[name])
-    again = kept(spec)
-
-    def runs(s):
-        return [(c, c.run_id, c.table) for tier in s.tiers for c in s.runs(tier, seeds=[0, 7])]
-
-    assert again is not spec and again == spec and runs(again) == runs(spec)
-    assert again.known and not spec.known and not replace(again).known
-
-
-def test_kept_runs_are_not_mixed_up(kept, tmp_path):
-    "A column `a` with a row `b, c`, and a column `a, b` with a row `c`"
-    columns = [
-        {"label": label, "clients": n, "source": "guess: toy"}
-        for n, label in enumerate(("a", "a, b"), 3)
-    ]
-    rows = {
-        name: {"class": "FedAvg", "lr": lr, "source": "guess: toy"}
-        for name, lr in (("b, c", 0.1), ("c", 0.2))
-    }
-    base = {k: v for k, v in BASE.items() if k != "clients"}
-    spec = load_spec(written(tmp_path, TOY | {"base": base, "columns": columns, "methods": rows}))
-    assert (
-        kept(spec).runs("paper") == spec.runs("paper")
-        and len({c.run_id for c in spec.runs("paper")}) == 4
-    )
-
-
-def test_what_was_kept_is_read_again_when_it_may_be_wrong(kept, tmp_path):
-    spec = load_spec(SPECS["fedccfa/table8"])
-    assert kept(spec) and kept(spec, ("other",), write=False) is None
-    (file,) = tmp_path.rglob("*.json")
-    state, whole = json.loads(file.read_text()).values()
-    changes = [
-        {},
-        whole | {"known": []},
-        whole | {"spec": 3},
-        whole | {"spec": whole["spec"] | {"base": {"rounds": 5}}},
-        [],
-        1,
-    ]
-    texts = [
-        json.dumps(what) for value in changes for what in (value, {"state": state, "value": value})
-    ]
-    for text in ["", "{", file.read_text()[:-9], json.dumps({"state": state}), *texts]:
-        file.write_text(text)
-        assert kept(spec, write=False) is None, text[:80]
-
-
-def test_what_would_not_come_back_is_not_kept(kept, tmp_path):
-    "A tuple would come back as a list; the runs of a method of one's own follow from its source, which may change"
-    spec = load_spec(SPECS["fedadc/figure2"])
-    assert (
-        kept(replace(spec, base=spec.base | {"seeds": replace(spec.base["seeds"], value=(0, 1))}))
-        is None
-    )
-
-    class MineKept(FedAvg):
-        pass
-
-    mine, plain = (
-        load_spec(written(tmp_path / name, TOY | {"methods": {name: {}}}))
-        for name in ("MineKept", "FedAvg")
-    )
-    assert kept(mine) is None and kept(plain) == plain
+def test_what_replaces_a_name_of_the_package_is_refused_after_a_spec_was_read(monkeypatch):
+    "The runs of a spec follow from what its names stand for now, in every process"
+    spec = load_spec("fedccfa/table2")
+    network = spec.runs("small", ["FedAvg"], seeds=1)[0].settings["network"]
+    monkeypatch.setitem(ARCHITECTURES, network, lambda *args: None)
+    with pytest.raises(InputError, match=f"{network} is a network of the package and was replaced"):
+        load_spec("fedccfa/table2").runs("small", ["FedAvg"], seeds=1)
 
 
 def test_a_file_that_an_editor_locks_is_no_spec(tmp_path):

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from fedrepro.experiments import store
-from fedrepro.experiments.specs import load_spec
 from fedrepro.verdicts import scoreboard as sb
 from fedrepro.verdicts.claims import read_claims, verdicts
 from fedrepro.verdicts.scoreboard import scoreboard, status, totals
