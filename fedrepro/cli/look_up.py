@@ -131,7 +131,7 @@ def methods_command(name: MethodArgument = None, as_json: JsonOption = False) ->
     "List the methods, or show one with its fields; as JSON with their fields, hooks and messages."
     found = cached_answer(["methods", as_json], [], partial(method_lines, whole=as_json))
     if name is not None:
-        choice(name, [line["name"] for line in found], "method")
+        choice(name, [line["name"] for line in found], "method", kind="method")
         found = [line for line in found if line["name"] == name]
     if name is None or as_json:
         return show(found, ["name", "paper", "about"], as_json)

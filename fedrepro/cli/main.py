@@ -16,7 +16,7 @@ import typer
 from ..core.errors import InputError, UnknownName, brief, is_own, own_line, say
 from ..core.folders import own_files
 from .app import app
-from .options import PANELS, method_names
+from .options import PANELS
 from . import look_up, own, reproduce  # they register their commands
 
 # %% ../../nbs/11_cli/05_main.ipynb #85611027
@@ -35,14 +35,13 @@ def shorter(error: Exception) -> str:
     "The message; about an unknown name, with the command that lists the names in place of dozens of them"
     if not isinstance(error, UnknownName):
         return str(error)
-    kind = error.what.rpartition(" ")[2]
-    if kind == "spec":
+    if error.kind == "spec":
         same = [spec for spec in error.accepted if spec.rpartition("/")[2] == error.name]
         if same:
             return f"spec {error.name!r} is unknown; did you mean {' or '.join(map(repr, same))}?"
-    if kind == "method" and set(method_names()) <= set(error.accepted):
+    if error.kind == "method":
         return f"{error.start}{LISTS['METHOD']}; one of your own needs --import FILE.py"
-    listing = {"spec": LISTS["SPEC"], "page": "`fedrepro notebook` lists them"}.get(kind)
+    listing = {"spec": LISTS["SPEC"], "page": "`fedrepro notebook` lists them"}.get(error.kind)
     return error.start + listing if listing else str(error)
 
 # %% ../../nbs/11_cli/05_main.ipynb #91fe030a

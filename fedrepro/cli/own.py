@@ -361,7 +361,7 @@ def copy_page(name: str, folder: str | Path = ".") -> Path:
     like = [p for p in pages if name in (p, p[3:], p[:2])]
     if len(like) > 1:
         raise InputError(f"page {name!r} may be {', '.join(like)}; name one of them")
-    page = pages[like[0] if like else choice(name, pages, "page")]
+    page = pages[like[0] if like else choice(name, pages, "page", kind="page")]
     copy = Path(folder) / page.name
     refuse_existing(copy)
     write_atomic(copy, page.read_bytes())

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['RunTierOption', 'RunsOption', 'SweepTierOption', 'OrderOption', 'OnlyPlanOption', 'FigureFileOption', 'ONCE',
            'PlanTierOption', 'ListOption', 'MeasureOption', 'ScriptOption', 'JobsOption', 'HoursOption', 'AtOnceOption',
-           'AccountOption', 'QueueOption', 'set_words', 'changed', 'nearest_last', 'tiers_with', 'shown_tier',
-           'without_twins', 'runs_by_folder', 'moment_to_stop', 'compute_options', 'compute_folders', 'print_tables',
-           'run_command', 'sweep_command', 'table_answer', 'table_command', 'figure_command', 'option_words',
-           'those_that_can', 'planned_tables', 'missing_commands', 'priced', 'print_plans', 'refuse_beside_list',
-           'refuse_without_script', 'device_here', 'plan_command']
+           'AccountOption', 'QueueOption', 'set_words', 'changed', 'tiers_with', 'shown_tier', 'without_twins',
+           'runs_by_folder', 'moment_to_stop', 'compute_options', 'compute_folders', 'print_tables', 'run_command',
+           'sweep_command', 'table_answer', 'table_command', 'figure_command', 'option_words', 'those_that_can',
+           'planned_tables', 'missing_commands', 'priced', 'print_plans', 'refuse_beside_list', 'refuse_without_script',
+           'device_here', 'plan_command']
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #5c6650bb
 import time
@@ -85,26 +85,20 @@ def changed(
     return found if runs is None else with_ids(found, runs, "--runs: run")
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #a71f1494
-def nearest_last(spec) -> list[str]:
-    "The tiers of a spec, the one nearest to the paper last"
-    others = [name for name in spec.tiers if name not in ("small", "paper")]
-    return others + [name for name in ("small", "paper") if name in spec.tiers]
-
-
 def tiers_with(spec, own: list[str]) -> list[tuple[Any, str]]:
-    "(`spec` with the settings `own`, tier) of each tier that can have them, `nearest_last`; raises InputError if none can"
+    "(`spec` with the settings `own`, tier) of each tier that can have them, the nearest to the paper first; raises InputError if none can"
     from fedrepro.experiments.rules import typed_settings
     from fedrepro.experiments.specs import with_settings
 
     found = []
     refusals = []
-    for name in nearest_last(spec):
+    for name in spec.nearest_tiers:
         try:
             found.append(with_settings(spec, name, typed_settings(own)))
         except InputError as error:
             refusals.append(error)  # a drift that comes after the last of few rounds, say
     if not found:
-        raise refusals[0]
+        raise refusals[-1]
     return found
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #480684a4
@@ -122,10 +116,10 @@ def shown_tier(
     if not own or tier:
         return with_settings(spec, tier or best_tier(spec, results), typed_settings(own or ()))
     found = tiers_with(spec, own)
-    for changed_spec, name in reversed(found):
+    for changed_spec, name in found:
         if stored_runs(changed_spec, name, results):
             return changed_spec, name
-    return found[0]
+    return found[-1]
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #6fbc7e81
 def without_twins(frame, asked: set[str]):
@@ -524,8 +518,10 @@ def refuse_beside_list(script: Path | None, as_json: bool, measure: bool) -> Non
 
 def refuse_without_script(**given) -> None:
     "Raises InputError for an option of a job array that is `given` without --sbatch"
-    for name in option_words(**given)[::2]:
-        raise InputError(f"{name}: expected --sbatch FILE beside it: it is about a job array")
+    for name, value in given.items():
+        if value is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option}: expected --sbatch FILE beside it: it is about a job array")
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #4a9f5b78
 def device_here(device: str, elsewhere: bool) -> str:

@@ -28,7 +28,7 @@ class UnknownName(InputError):
     "A name is not among the accepted ones"
 
     name = ""  # as it was given
-    what = ""  # the kind of name, as `choice` was told
+    kind = ""  # what it is the name of, as `choice` was told: "spec", "method" or "page", which a command lists
     start = ""  # the message without the accepted names
     accepted: tuple[str, ...] = ()
 
@@ -64,8 +64,10 @@ def short(value, width: int = 60) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def choice(name, accepted, what: str):
-    "`name` if `accepted` has it; raises UnknownName with `what`, `name`, the closest match and what is accepted"
+def choice(name, accepted, what: str, kind: str = ""):
+    """`name` if `accepted` has it; raises UnknownName with `what`, `name`, the closest match and what is accepted
+
+    `kind`: "spec", "method" or "page" where a command of the program lists the accepted names."""
     if isinstance(name, str) and name in accepted:
         return name
     accepted = sorted(filter(None, map(str, accepted)))
@@ -74,15 +76,17 @@ def choice(name, accepted, what: str):
         name[:100].lower() if isinstance(name, str) else "", by_lower, 1, 0.6
     )
     hint = f"did you mean {by_lower[near[0]]!r}? " if near else ""
-    shown = sum(
-        end <= 300 for end in accumulate(len(a) + 2 for a in accepted)
-    )  # characters: the line stays readable
-    rest = f", ... ({len(accepted) - shown} more)" if shown < len(accepted) else ""
-    listing = ", ".join(accepted[:shown]) + rest if accepted else "none"
+    ends = accumulate(len(a) + 2 for a in accepted)
+    shown = sum(end <= 300 for end in ends)  # characters: the line stays readable
+    listing = ", ".join(accepted[:shown]) if accepted else "none"
+    if shown < len(accepted):
+        listing += f", ... ({len(accepted) - shown} more)"
     start = f"{what} {short(name)} is unknown; {hint}"
     error = UnknownName(f"{start}accepted: {listing}")
     error.name = name if isinstance(name, str) else short(name)
-    error.what, error.start, error.accepted = what, start, tuple(accepted)
+    error.kind = kind
+    error.start = start
+    error.accepted = tuple(accepted)
     raise error
 
 # %% ../../nbs/01_core/00_errors.ipynb #b1a6a880

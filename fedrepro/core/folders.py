@@ -68,7 +68,7 @@ def spec_path(spec: str | Path, root=None) -> Path:
             f"spec {short(str(spec), 200)} is {what}; expected a toml file, or a name such as "
             "fedccfa/table2"
         )
-    return specs[choice(str(spec), specs, "spec")]
+    return specs[choice(str(spec), specs, "spec", kind="spec")]
 
 # %% ../../nbs/01_core/03_folders.ipynb #07cc72da
 def data_dir(data: str | Path | None = None) -> Path:

@@ -433,7 +433,9 @@ class Processes:
         answers = self._answers(method, parts)
         if answers is None:
             self.shares_memory = False
-            answers = self._answers(method, parts) or []
+            answers = self._answers(method, parts)
+        if answers is None:
+            raise NoWorker("the worker processes sent nothing back")
         results = {}
         for group, answer in zip(groups, answers):
             results |= zip(group, answer)

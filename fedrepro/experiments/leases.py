@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from ..core.errors import say
 from ..core.files import read_regular
 
 # %% ../../nbs/07_experiments/06_leases.ipynb #d225ca46
@@ -203,8 +204,10 @@ def take(path: Path) -> bool:
         new(lease_of(path))
     except FileExistsError:
         return take_over(lease_of(path))
-    except OSError:
-        pass  # a full disk, a folder that may only be read: work comes before order
+    except OSError as error:  # a full disk, a folder that may only be read: work comes before order
+        say(
+            f"{path}: another process may compute it too, as no lease can be made ({error.strerror})"
+        )
     return True
 
 # %% ../../nbs/07_experiments/06_leases.ipynb #9dbe3384

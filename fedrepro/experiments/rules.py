@@ -9,11 +9,11 @@ __all__ = ['SOURCE_KINDS', 'NAMES', 'STUDIES', 'CLIENT_PATTERN', 'STUDY_SAMPLES'
            'field_rules', 'typed_value', 'typed_settings']
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #9f1a0293
-import dataclasses, io, math, operator, re, tomllib
+import dataclasses, io, math, re, tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import lru_cache, reduce
+from functools import cache, lru_cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -337,22 +337,20 @@ def line_finder(paper: pd.DataFrame, where: str) -> Callable:
     """A function from {column: value} to which lines of `paper` have them all, (N,).
 
     It raises InputError, naming `where`, for what is no column."""
-    texts = lru_cache(None)(lambda column: paper[column].astype(str).to_numpy(object))
 
-    @lru_cache(None)
-    def same(column: str, number: bool, value) -> np.ndarray:
-        choice(column, paper, f"{where}: column")
-        if number:
-            return (
-                pd.to_numeric(paper[column], errors="coerce") == value
-            ).to_numpy()  # 20 and 20.0 are equal
-        return texts(column) == value
+    @cache
+    def lines_with(column: str, value: str | float) -> np.ndarray:
+        if isinstance(value, str):
+            return (paper[column].astype(str) == value).to_numpy()
+        numbers = pd.to_numeric(paper[column], errors="coerce")
+        return (numbers == value).to_numpy()  # 20 and 20.0 are equal
 
     def lines(asked: dict) -> np.ndarray:
-        every = np.full(len(paper), True)
-        return reduce(
-            operator.and_, [same(c, not isinstance(v, str), v) for c, v in asked.items()], every
-        )
+        hit = np.full(len(paper), True)
+        for column, value in asked.items():
+            choice(column, paper, f"{where}: column")
+            hit = hit & lines_with(column, value)
+        return hit
 
     return lines
 

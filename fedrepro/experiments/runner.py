@@ -9,10 +9,9 @@ __all__ = ['GLANCE', 'QUIETLY', 'Outcome', 'failed', 'rest', 'one_by_one', 'atte
            'note_interrupt', 'say_ended', 'compute_runs']
 
 # %% ../../nbs/07_experiments/10_runner.ipynb #ee20398f
-import contextlib, json, math, os, time
+import contextlib, json, math, os, signal, time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 import torch
@@ -117,7 +116,10 @@ def note(report: SweepReport, progress: Progress, runs: list[PlannedRun], outcom
             report.failed[run] = error
             progress.finish(run.run_id, f"failed: {error}")
             continue
-        (report.theirs if outcome.status == "theirs" else report.done).append(outcome.path)
+        if outcome.status == "theirs":
+            report.theirs.append(outcome.path)
+        else:
+            report.done.append(outcome.path)
         header, rows = result
         progress.on_done(run, header, rows)
         progress.finish(run.run_id, header["status"])
@@ -356,15 +358,17 @@ def by_result(runs: list[PlannedRun], results: Path) -> tuple[list[PlannedRun], 
     "(runs without a finished result, runs with one)"
     todo, finished = [], []
     for r in runs:
-        there = store.is_complete(store.run_path(results, r))
-        (finished if there else todo).append(r)
+        if store.is_complete(store.run_path(results, r)):
+            finished.append(r)
+        else:
+            todo.append(r)
     return todo, finished
 
 # %% ../../nbs/07_experiments/10_runner.ipynb #10a0ccb0
 def note_interrupt(report: SweepReport, stop: KeyboardInterrupt, paths: list[Path]):
     "Enter which of the results in `paths` are done; it may have come between a result's last byte and our note of it"
     report.interrupted = True
-    report.signal = (*stop.args, 2)[0]
+    report.signal = stop.args[0] if stop.args else signal.SIGINT
     report.done = [p for p in paths if p not in report.theirs and store.is_complete(p)]
 
 
@@ -424,7 +428,10 @@ def compute_runs(
                     Job(group, results, data, device, executor, 1, checkpoint_rounds, until)
                     for group in make_jobs(left)
                 ]
-                (pool or partial(run_near, workers=workers))(jobs, report, progress)
+                if pool is None:
+                    run_near(jobs, report, progress, workers)
+                else:
+                    pool(jobs, report, progress)
                 left = awaited(report, progress, results, until, wait, tried)
         except KeyboardInterrupt as stop:
             note_interrupt(report, stop, [store.run_path(results, r) for r in todo])

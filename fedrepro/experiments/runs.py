@@ -52,7 +52,9 @@ def package_methods(kind: type) -> set[str]:
 
 def make_method(name: str, values: dict, where: str):
     "The method called `name` with those of `values` that are its fields; raises InputError"
-    method: Any = method_classes()[choice(name, method_classes(), f"{where}: method")]
+    method: Any = method_classes()[
+        choice(name, method_classes(), f"{where}: method", kind="method")
+    ]
     from fedrepro.engine.method import SHADOWED
 
     typed = SHADOWED.get(name)
@@ -454,7 +456,7 @@ def check_sources(run: PlannedRun):
     for part in (s["method"], s.get("study", {}).get("start", {})):
         if not part:
             continue
-        kind = known[choice(part["class"], known, f"{where}: method")]
+        kind = known[choice(part["class"], known, f"{where}: method", kind="method")]
         if "source" in part:
             then[part["class"]] = part["source"]
         own = own_digest(kind)

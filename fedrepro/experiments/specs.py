@@ -178,7 +178,8 @@ def read_row(name: str, raw, where: str) -> Row:
     "One `[methods.NAME]` table; `class` names the method when the row's name does not. Raises InputError"
     where = f"{where}.{NAME(name, where)}"
     methods = method_classes()
-    method = choice(toml_table(raw, where).get("class", name), methods, f"{where}: method")
+    named = toml_table(raw, where).get("class", name)
+    method = choice(named, methods, f"{where}: method", kind="method")
     texts = {"untuned": SENTENCE, "unpublished": SENTENCE, "guessed": Rule(bool)}
     rules = SETTINGS | field_rules(methods[method])
     values = read_values(raw, rules, where, ("class", "published", *texts))
@@ -348,6 +349,12 @@ class Spec:
         values = self.base | t.base | column.values
         values |= self.any_row(row).values | column.methods.get(row, {}) | t.methods.get(row, {})
         return values | t.own.get("", {}) | t.own.get(row, {})
+
+    @property
+    def nearest_tiers(self) -> list[str]:
+        "Its tiers, the nearest to the paper first: paper, small, then others as they stand in the file"
+        known = [name for name in ("paper", "small") if name in self.tiers]
+        return known + [name for name in self.tiers if name not in known]
 
     def reductions(self, tier: str) -> list[Change]:
         "What a tier, a copy or a user changes of the published setting, run by run"

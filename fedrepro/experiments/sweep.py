@@ -57,7 +57,7 @@ def chosen_specs(names: list[str], specs: dict[str, Spec], where: str) -> dict[s
     folders = {spec.folder for spec in specs.values()}
     chosen = {}
     for name in names:
-        choice(name, [*specs, *folders], f"{where}.specs: spec")
+        choice(name, [*specs, *folders], f"{where}.specs: spec", kind="spec")
         for known, spec in specs.items():
             if name in (known, spec.folder):
                 chosen[known] = spec

@@ -86,7 +86,7 @@ def rows_of(methods: Iterable) -> dict[str, dict]:
     if twice:
         raise InputError(f"compare: method {short(twice)} is named twice")
     for row in rows.values():
-        choice(row["class"], load_methods(), "compare: method")
+        choice(row["class"], load_methods(), "compare: method", kind="method")
     return rows
 
 # %% ../../nbs/09_reporting/08_compare.ipynb #7747179e

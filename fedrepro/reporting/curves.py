@@ -310,11 +310,13 @@ def axis_label(metric: str) -> str:
 def plot_published(
     ax: Axes, spec: Spec, column: Column, last: int, styles: dict[str, Style]
 ) -> list[float]:
-    "Published mean ± std of the rows in `styles` as an open diamond at the `last` round; the means"
+    "Published mean ± std of those rows in `styles` that have one, as open diamonds at the `last` round; the means"
     paper = read_published(spec)
     means = []
     for name, style in styles.items():
         mean, std = published_cell(paper, {**spec.rows[name].published, **column.published})
+        if math.isnan(mean):
+            continue
         means.append(mean)
         ax.errorbar(
             last,

@@ -141,13 +141,16 @@ def import_given(imports: str | list):
     files = [str(project_folder() / Path(f.strip()).expanduser()) for f in named if f.strip()]
     if not files:
         return
-    before = os.environ.get("FEDREPRO_METHODS", "")
+    before = os.environ.get("FEDREPRO_METHODS")
     os.environ["FEDREPRO_METHODS"] = os.pathsep.join(map(os.path.realpath, files))
     try:
         with same_folder():
             load_methods()
     except InputError as error:
-        os.environ["FEDREPRO_METHODS"] = before
+        if before is None:
+            del os.environ["FEDREPRO_METHODS"]
+        else:
+            os.environ["FEDREPRO_METHODS"] = before
         where = own_line(error.__cause__)
         raise InputError(
             f"parameter imports: {error}" + (f" ({where})" if where else "")

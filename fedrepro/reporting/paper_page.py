@@ -6,9 +6,9 @@
 __all__ = ['SIGNS', 'FIRST_KINDS', 'WAITS', 'TARGET', 'EFFECT', 'HEADERS', 'said', 'mark_of', 'one_line', 'folded', 'place_among',
            'specs_of', 'started', 'accuracies', 'leads', 'how_often', 'decided_sentence', 'judged_sentences',
            'small_sentence', 'effect_sentence', 'claims_sentence', 'reduced_in_words', 'opening', 'box', 'all_boxes',
-           'values_touched', 'touched', 'place_of', 'heading_of', 'anchor', 'html_of', 'grids_html', 'key_to',
-           'bullets', 'links_to', 'deviation_links', 'run_lines', 'how_to_print', 'reduced_runs', 'difference_runs',
-           'raw_runs', 'best_stored', 'chance_level', 'why_right', 'at_chance', 'table_part', 'Drawing', 'drawn_alike',
+           'values_touched', 'touched', 'place_of', 'heading_of', 'anchor', 'grids_html', 'key_to', 'bullets',
+           'links_to', 'deviation_links', 'run_lines', 'how_to_print', 'reduced_runs', 'difference_runs', 'raw_runs',
+           'best_stored', 'chance_level', 'why_right', 'at_chance', 'table_part', 'Drawing', 'drawn_alike',
            'worth_drawing', 'picture', 'headline_tables', 'tiers_in_order', 'other_tiers', 'not_run', 'section',
            'sections', 'claims', 'label', 'run_links', 'measure', 'effect_rows', 'check_effect', 'effects',
            'effects_of', 'copies_in_words', 'effect_in_words', 'entry_in_words', 'ledger_opening', 'ledger', 'headers',
@@ -335,22 +335,13 @@ def anchor(spec: Spec, tier: str, line: dict) -> str:
     return f"{place_of(spec)}-{tier}-{list(spec.rows).index(line['row'])}-{first[:6]}"
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #d21259e2
-def html_of(grid: Grid, caption: str) -> str:
-    "A grid as html under a `caption`; a cell of text that is a number is marked as one"
-    text = grid_html(grid)
-    if not grid.numbers:
-        text = re.sub(r"<td>(?=[-+]?\d[\d,.]*</td>)", '<td class="number">', text)
-    if caption:
-        text = text.replace(">\n<tr>", f"><caption>{said(caption)}</caption>\n<tr>", 1)
-    return text
-
-
 def grids_html(grids, caption: str = "") -> str:
     "Grids under one `caption`, cut where they are wider than a page"
     parts = []
     for grid in grids:
         if grid:
-            parts.extend(html_of(part, caption) for part in pieces(grid, 130))
+            for part in pieces(grid, 130):
+                parts.append(grid_html(part, said(caption) if caption else "", mark_numbers=True))
     return "\n\n".join(parts)
 
 

@@ -744,7 +744,8 @@ class Headline:
     unit: str  # of the gain
     p: float  # after Holm's correction, of the word in `state`; nan: not tested
     compared: int  # comparisons that are run
-    comparisons: int  # that the claim needs
+    comparisons: int  # that the claim is about
+    need: str  # how many of them it needs: "all", and the smallest gain decides, or "any", and the largest does
     ahead: int  # of those that are run: with the 95 % interval of the gain above 0
     behind: int  # with the interval below 0
     deciding_column: str  # of the comparison that decides; "": nothing is run
@@ -846,6 +847,7 @@ AS_IN_CLAIM = (
     "unit",
     "compared",
     "comparisons",
+    "need",
     "ahead",
     "behind",
     "reasons",

@@ -406,9 +406,8 @@ def with_runs(frame: pd.DataFrame, axis: str) -> list[str]:
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #c15dc64d
 def best_tier(spec: Spec, results: str | Path | None = None) -> str:
-    "The tier nearest to the paper that has a stored run; the cheapest without any"
-    order = sorted(spec.tiers, key=lambda tier: (tier != "paper", tier != "small"))
-    for tier in order:
+    "The tier nearest to the paper that has a stored run; the one farthest from it without any"
+    for tier in spec.nearest_tiers:
         if stored_runs(spec, tier, results):
             return tier
-    return order[-1]
+    return spec.nearest_tiers[-1]
