@@ -10,9 +10,10 @@ from torch import nn
 from fedrepro.core.trees import add, scale, sub, weighted_mean, zeros_like
 from fedrepro.data import datasets
 from fedrepro.data.partition import Partition
+from fedrepro.engine.client import cross_entropy
 from fedrepro.engine.declarations import Messages
 from fedrepro.engine.federation import Federation
-from fedrepro.engine.method import FedAvg
+from fedrepro.engine.method import FedAvg, Survey
 from fedrepro.models.architectures import Net, Network
 
 
@@ -281,6 +282,26 @@ def scales_in_its_step(self, client):
     return [self.phase(client, step=step)]
 
 
+def in_numpy(w):
+    return {n: t.numpy() for n, t in w.items()}
+
+
+def phase_with(**changes):
+    "FedAvg with a phase of these fields"
+    return broken(local_phases=lambda self, client: [self.phase(client, **changes)])
+
+
+def started_without_bias(client, results):
+    return without_bias(client.received["params"])
+
+
+def replaces_in_its_step(step):
+    loss, grads = step.grad()
+    for n, g in grads.items():
+        step.params[n] = (step.params[n] - 0.1 * g).detach()
+    return loss, None
+
+
 def steps_in_place(self, server, exchange):
     mean = weighted_mean([u["params"] for u in exchange.uploads], exchange.sizes)
     for n, t in server["params"].items():
@@ -314,6 +335,98 @@ REFUSED = {  # what is wrong -> the method, and words of its line
     "aggregate returns None": (
         broken(aggregate=lambda self, s, e: None),
         ("round 1", "aggregate returned None", "a dict"),
+    ),
+    "init_server returns None": (
+        broken(init_server=lambda self, f: None),
+        ("Broken.init_server returned None", "a dict"),
+    ),
+    "init_server in another type": (
+        broken(init_server=lambda self, f: {"params": {n: t.half() for n, t in f.initial.items()}}),
+        ("Broken.init_server", "has the type torch.float16, expected torch.float"),
+    ),
+    "init_client returns None": (
+        broken(init_client=lambda self, f, k: None),
+        ("Broken.init_client returned None", "a dict"),
+    ),
+    "broadcast returns None": (
+        broken(broadcast=lambda self, s: None),
+        ("Broken.broadcast returned None", "a dict"),
+    ),
+    "a broadcast without a model": (
+        broken(broadcast=lambda self, s: {"w": s["params"]}),
+        ("phase local", "the broadcast has no 'params'"),
+    ),
+    "one phase alone": (
+        broken(local_phases=lambda self, c: self.phase(c)),
+        ("Broken.local_phases returned Phase", "a list of phases"),
+    ),
+    "phases from a generator": (
+        broken(local_phases=lambda self, c: (phase for phase in [self.phase(c)])),
+        ("Broken.local_phases returned <generator", "a list of phases"),
+    ),
+    "a batch of -5": (
+        phase_with(batch_size=-5),
+        ("phase local: batch_size: expected a whole number of at least 0, got -5",),
+    ),
+    "half an epoch": (phase_with(epochs=1.5), ("phase local: epochs: expected a whole number",)),
+    "a rate below 0": (phase_with(lr=-0.1), ("SGD lr: expected a number of at least 0",)),
+    "a start without a part": (
+        phase_with(start=started_without_bias),
+        ("phase local: start", "'head.bias' is missing"),
+    ),
+    "constants are None": (
+        phase_with(constants=lambda c, r: None),
+        ("phase local: constants returned None", "a dict"),
+    ),
+    "a monitor's Boolean": (
+        phase_with(monitor=lambda c, w, e, state: True),
+        ("phase local: its monitor returned True", "its next state"),
+    ),
+    "a step's loss alone": (
+        phase_with(step=lambda step: step.grad()[0]),
+        ("phase local: its step returned", "(loss, what the next step remembers)"),
+    ),
+    "a step that replaces parameters": (
+        phase_with(step=replaces_in_its_step),
+        ("phase local", "was replaced in `params`"),
+    ),
+    "more samples than epochs": (
+        phase_with(epochs=1, samples=lambda c: [range(2), range(2)]),
+        ("samples returned a list of 2 arrays", "each of its 1 epochs"),
+    ),
+    "a loss that is detached": (
+        broken(loss=lambda self, c, w, b: cross_entropy(c.net(w, b.x), b).detach()),
+        ("phase local", "depends on no parameter that it trains"),
+    ),
+    "a survey that is none": (
+        broken(survey=lambda self: 5),
+        ("Broken.survey returned 5", "a Survey, or None"),
+    ),
+    "a survey's answer": (
+        broken(survey=lambda self: Survey(lambda c: None, lambda s, e: (s, [{}] * 3))),
+        ("its survey's answer returned None",),
+    ),
+    "a survey that tells two of three": (
+        broken(survey=lambda self: Survey(lambda c: {}, lambda s, e: (s, [{}] * 2))),
+        ("its survey's assign", "a list of 3 dicts"),
+    ),
+    "a survey that tells nobody": (
+        broken(survey=lambda self: Survey(lambda c: {}, lambda s, e: None)),
+        ("its survey's assign returned None", "(the server's next state, a list of dicts)"),
+    ),
+    "a reply to one": (
+        broken(reply=lambda self, s, e: [{}]),
+        ("round 1: Broken.reply returned [{}]", "a list of 3 dicts"),
+    ),
+    "a server's model of arrays": (
+        broken(aggregate=lambda self, s, e: {"params": in_numpy(s["params"])}),
+        ("round 1: Broken.aggregate", "expected a tensor"),
+    ),
+    "a server's model in another type": (
+        broken(
+            aggregate=lambda self, s, e: {"params": {n: t.half() for n, t in s["params"].items()}}
+        ),
+        ("round 1: Broken.aggregate", "has the type torch.float16, expected torch.float"),
     ),
     "no phase": (broken(local_phases=lambda self, c: []), ("local_phases", "at least one phase")),
     "nobody": (

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['PACKAGE_FOLDER', 'STANDARD_LIBRARY', 'LIBRARY_FOLDERS', 'InputError', 'UnknownName', 'Damaged', 'Foreign', 'say',
-           'short', 'choice', 'require', 'span', 'number', 'instance', 'as_path', 'listed', 'is_own', 'own_line',
-           'brief']
+           'short', 'choice', 'require', 'span', 'number', 'fits_call', 'instance', 'as_path', 'listed', 'is_own',
+           'own_line', 'brief']
 
 # %% ../../nbs/01_core/00_errors.ipynb #6cd03a1f
-import difflib, math, os, re, sys, sysconfig, traceback
+import difflib, inspect, math, os, re, sys, sysconfig, traceback
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import accumulate
 from numbers import Integral, Real
@@ -63,7 +64,7 @@ def short(value, width: int = 60) -> str:
         text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= width else text[: width - 3] + "..."
 
-
+# %% ../../nbs/01_core/00_errors.ipynb #365d081f
 def choice(name, accepted, what: str, kind: str = ""):
     """`name` if `accepted` has it; raises UnknownName with `what`, `name`, the closest match and what is accepted
 
@@ -113,6 +114,17 @@ def number(name: str, value, low, high=math.inf, kind=float, but=None):
         return kind(value)
     what = "a whole number" if kind is int else "a number"
     raise InputError(f"{name}: expected {what} {span(low, high, but)}, got {short(value)}")
+
+# %% ../../nbs/01_core/00_errors.ipynb #bdeaf19c
+def fits_call(function: Callable, values: int) -> bool:
+    "Whether `function` can be called with so many values in their order; one whose signature is not known can"
+    try:
+        inspect.signature(function).bind(*range(values))
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
 
 # %% ../../nbs/01_core/00_errors.ipynb #c9d7375b
 def instance(name: str, value, kind: type, how: str):

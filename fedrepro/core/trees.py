@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['Tree', 'add', 'sub', 'scale', 'zeros_like', 'dot', 'squared_norm', 'norm', 'distance', 'weighted_mean', 'select',
-           'stack', 'unstack', 'tensors', 'nbytes', 'moved', 'same_bits']
+           'stack', 'unstack', 'leaves', 'tensors', 'nbytes', 'moved', 'same_bits']
 
 # %% ../../nbs/01_core/01_trees.ipynb #08d44a9f
 import math
+from numbers import Number
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,23 +89,34 @@ def unstack(a: Tree) -> list[Tree]:
     return [{n: t[i] for n, t in a.items()} for i in range(len(next(iter(a.values()))))]
 
 # %% ../../nbs/01_core/01_trees.ipynb #f4ee3ab4
+def leaves(message) -> list:
+    "Everything inside nested dicts, lists and tuples, in order"
+    if isinstance(message, dict):
+        parts = list(message.values())
+    elif isinstance(message, (list, tuple)):
+        parts = list(message)
+    else:
+        return [message]
+    found = []
+    for part in parts:
+        found += leaves(part)
+    return found
+
+
 def tensors(message) -> list[Tensor]:
     "Every tensor inside nested dicts, lists and tuples, in order"
-    if isinstance(message, Tensor):
-        return [message]
-    parts = (
-        message.values()
-        if isinstance(message, dict)
-        else message
-        if isinstance(message, (list, tuple))
-        else ()
-    )
-    return [t for part in parts for t in tensors(part)]
+    return [part for part in leaves(message) if isinstance(part, Tensor)]
 
 
 def nbytes(message) -> int:
-    "Bytes of all tensors inside a nested message"
-    return sum(t.nbytes for t in tensors(message))
+    "Bytes of all tensors and arrays inside a nested message; a Python number counts 8"
+    total = 0
+    for part in leaves(message):
+        if isinstance(part, (Tensor, np.ndarray, np.generic)):
+            total += part.nbytes
+        elif isinstance(part, Number):
+            total += 8
+    return total
 
 # %% ../../nbs/01_core/01_trees.ipynb #1c7e630e
 def moved(message, device):

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Phase', 'PhaseResult', 'two_samples', 'needs_two',
-           'draws_numbers', 'sample_pools', 'plan_batches', 'split_batches', 'clipped', 'bounded', 'add_momentum',
-           'sgd_step', 'gradient', 'adjusted', 'Step', 'movable', 'train', 'ChangedInPlace', 'version_counters',
-           'refuse_writes', 'checked_result', 'in_turn', 'start_phase', 'steps_taken', 'refuse_unknown_prefix',
-           'local_phases', 'client_rounds', 'client_round', 'class_means']
+           'draws_numbers', 'positions_in', 'sample_pools', 'plan_batches', 'split_batches', 'clipped', 'bounded',
+           'add_momentum', 'sgd_step', 'gradient', 'adjusted', 'Step', 'movable', 'checked_pair', 'checked_step',
+           'refuse_replaced', 'train', 'ChangedInPlace', 'version_counters', 'refuse_writes', 'checked_result',
+           'in_turn', 'refuse_model', 'start_phase', 'steps_taken', 'refuse_unknown_prefix', 'local_phases',
+           'client_rounds', 'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core.errors import InputError, short
+from ..core.errors import InputError, number, short
 from ..core.torch_state import global_seed
 from ..core.trees import Tree
 from ..data.datasets import Dataset
@@ -148,6 +149,12 @@ class SGD:
         None  # largest Euclidean norm of a gradient, before weight decay; None = no clipping
     )
 
+    def __post_init__(self):
+        for name in ("lr", "momentum", "weight_decay"):
+            number(f"SGD {name}", getattr(self, name), 0)
+        if self.clip_norm is not None:
+            number("SGD clip_norm", self.clip_norm, 0)
+
 # %% ../../nbs/04_engine/01_client.ipynb #5b9405f9
 @dataclass(frozen=True)
 class Phase:
@@ -182,6 +189,10 @@ class Phase:
     )
     span: str = ""  # what its seconds count as, in a round that is timed
 
+    def __post_init__(self):
+        for name in ("epochs", "batch_size"):
+            number(f"phase {self.name}: {name}", getattr(self, name), 0, kind=int)
+
 # %% ../../nbs/04_engine/01_client.ipynb #183b5978
 @dataclass
 class PhaseResult:
@@ -212,24 +223,33 @@ def draws_numbers(client: Client) -> bool:
     return tried(client.net, two_samples(client.data, client.dtype), client.dtype).draws
 
 # %% ../../nbs/04_engine/01_client.ipynb #7ef0a9ed
+def positions_in(pool, n: int, where: str) -> np.ndarray:
+    "`pool` as an array (m,) int64; raises InputError, which begins with `where`, unless it is one of 0..n-1"
+    positions = np.asarray(pool)
+    whole = np.issubdtype(positions.dtype, np.integer) or positions.size == 0
+    if positions.ndim != 1 or not whole or not np.isin(positions, np.arange(n)).all():
+        raise InputError(
+            f"{where} {short(pool)}; expected an array of whole numbers of 0..{n - 1}, or a list of one for each epoch"
+        )
+    return positions.astype(np.int64)
+
+
 def sample_pools(client: Client, phase: Phase) -> list[np.ndarray]:
     "Of each epoch of `phase`, the positions (m,) of 0..n-1 of its samples; raises InputError for anything else"
     if phase.samples is None:
         return [np.arange(client.n)] * phase.epochs
     chosen = phase.samples(client)
-    pools = []
-    for pool in chosen if isinstance(chosen, list) else [chosen] * phase.epochs:
-        positions = np.asarray(pool)
-        whole = np.issubdtype(positions.dtype, np.integer) or positions.size == 0
-        if positions.ndim != 1 or not whole or not np.isin(positions, np.arange(client.n)).all():
-            raise InputError(
-                f"client {client.id}, round {client.round + 1}: phase {phase.name}: samples returned {short(chosen)}; "
-                f"expected an array of whole numbers of 0..{client.n - 1}, or a list of one for each epoch"
-            )
-        pools.append(positions.astype(np.int64))
+    where = f"client {client.id}, round {client.round + 1}: phase {phase.name}: samples returned"
+    if not isinstance(chosen, list):
+        return [positions_in(chosen, client.n, where)] * phase.epochs
+    pools = [positions_in(pool, client.n, where) for pool in chosen]
+    if len(pools) != phase.epochs:
+        raise InputError(
+            f"{where} a list of {len(pools)} arrays; expected one for each of its {phase.epochs} epochs"
+        )
     return pools
 
-
+# %% ../../nbs/04_engine/01_client.ipynb #a1d3e619
 def plan_batches(client: Client, phase: Phase) -> list[list[tuple[np.ndarray, np.ndarray | None]]]:
     "All batches of `phase`, epoch by epoch: positions (B,) of 0..n-1 and augmentation decisions (B, 4) or None"
     two = needs_two(client)
@@ -353,6 +373,11 @@ class Step:
             )
         if not moving:
             return loss.detach(), {}  # all of them are frozen
+        if not loss.requires_grad:
+            raise InputError(
+                f"phase {self.phase.name}: its loss depends on no parameter that it trains; "
+                "expected one that is neither detached nor computed under torch.no_grad()"
+            )
         grads = gradient(loss, moving)
         grads = adjusted(self.phase, self.client, params, grads)
         return loss.detach(), bounded(grads, self.phase.sgd)
@@ -376,6 +401,32 @@ def movable(net, phase: Phase, params: Tree) -> tuple[Tree, Tree]:
             moving[name] = own[name]
     return own, moving
 
+# %% ../../nbs/04_engine/01_client.ipynb #0eb34397
+def checked_pair(answer, where: str, expected: str) -> tuple:
+    "`answer` if it is a tuple of two; raises InputError, which begins with `where`"
+    if isinstance(answer, tuple) and len(answer) == 2:
+        return answer
+    raise InputError(f"{where} returned {short(answer)}; expected {expected}")
+
+
+def checked_step(phase: Phase, answer) -> tuple[Tensor, Any]:
+    "What a method's own step returned, if it is (loss (), what it remembers); raises InputError"
+    where = f"phase {phase.name}: its step"
+    loss, memory = checked_pair(answer, where, "(loss, what the next step remembers)")
+    if not isinstance(loss, Tensor) or loss.dim():
+        raise InputError(f"{where} returned the loss {short(loss)}; expected a tensor ()")
+    return loss.detach(), memory
+
+
+def refuse_replaced(phase: Phase, params: Tree, moving: Tree):
+    "Raises InputError where a tensor of `moving` is no longer the one in `params`"
+    for n, t in moving.items():
+        if params.get(n) is not t:
+            raise InputError(
+                f"phase {phase.name}: {n!r} was replaced in `params`; expected its tensor to be written "
+                "to in place under torch.no_grad(), as in `step.moving[n].sub_(...)`"
+            )
+
 # %% ../../nbs/04_engine/01_client.ipynb #40679333
 def train(client: Client, phase: Phase, params: Tree) -> PhaseResult:
     "Run one phase from `params`, which are left as they are"
@@ -391,12 +442,17 @@ def train(client: Client, phase: Phase, params: Tree) -> PhaseResult:
                     loss, grads = step.grad()
                     memory = step.sgd(grads)
                 else:
-                    loss, memory = phase.step(step)
+                    loss, memory = checked_step(phase, phase.step(step))
+                refuse_replaced(phase, own, moving)
                 total = total + loss
                 steps += 1
             if phase.monitor is not None:
                 current = {n: t.detach() for n, t in own.items()}
-                goes_on, state = phase.monitor(client, current, e, state)
+                goes_on, state = checked_pair(
+                    phase.monitor(client, current, e, state),
+                    f"phase {phase.name}: its monitor",
+                    "(whether to go on, its next state)",
+                )
                 if not goes_on:
                     break
     ends = {n: t.detach() for n, t in own.items()}
@@ -459,15 +515,44 @@ def in_turn(clients: list[Client], phases: list[Phase], starts: list[Tree]) -> l
             results.append(train(client, phase, start))
     return results
 
+# %% ../../nbs/04_engine/01_client.ipynb #8bbd458b
+def refuse_model(model, like: Tree, where: str):
+    "Raises InputError, which begins with `where`, unless `model` has every name of `like`, of its shape and type"
+    if not isinstance(model, dict):
+        raise InputError(f"{where} returned {short(model)}; expected a model, a dict of tensors")
+    for n, usual in like.items():
+        if n not in model:
+            raise InputError(f"{where}: {n!r} is missing")
+        t = model[n]
+        if not isinstance(t, Tensor):
+            raise InputError(f"{where}: {n!r} is {short(t)}, expected a tensor")
+        if t.shape != usual.shape:
+            got = f"the shape {tuple(t.shape)}"
+            raise InputError(f"{where}: {n!r} has {got}, expected {tuple(usual.shape)}")
+        if t.dtype != usual.dtype:
+            raise InputError(f"{where}: {n!r} has the type {t.dtype}, expected {usual.dtype}")
+
 # %% ../../nbs/04_engine/01_client.ipynb #a7d46028
 def start_phase(client: Client, phase: Phase, results: Results) -> Tree:
     "The parameters from which `phase` starts; its constants are computed before"
+    where = f"client {client.id}, round {client.round + 1}: phase {phase.name}"
     with client.chance():
         if phase.constants is not None:
-            client.constants = client.constants | phase.constants(client, results)
+            computed = phase.constants(client, results)
+            if not isinstance(computed, dict):
+                raise InputError(f"{where}: constants returned {short(computed)}; expected a dict")
+            client.constants = client.constants | computed
         if phase.start is not None:
-            return phase.start(client, results)
-    return [*results.values()][-1].params if results else client.received["params"]
+            start = phase.start(client, results)
+            refuse_model(start, client.initial, f"{where}: start")
+            return start
+    if results:
+        return list(results.values())[-1].params
+    if "params" not in client.received:
+        raise InputError(
+            f"{where}: the broadcast has no 'params'; expected a `start` for the phase"
+        )
+    return client.received["params"]
 
 
 def steps_taken(results: Results) -> int:
@@ -494,13 +579,14 @@ def local_phases(method, client: Client) -> list[Phase]:
     aside = deepcopy(client.noise).spawn(1)[0]  # the stream of seeds is left where it is
     with global_seed(int(aside.integers(2**62))):
         declared = method.local_phases(client)
+    where = f"{type(method).__name__}.local_phases"
+    if not isinstance(declared, (list, tuple)) or not all(isinstance(p, Phase) for p in declared):
+        raise InputError(f"{where} returned {short(declared)}; expected a list of phases")
     for phase in declared:
         refuse_unknown_prefix(method, phase, client.initial)
     phases = [phase for phase in declared if not phase.final]
     if not phases:
-        raise InputError(
-            f"{type(method).__name__}.local_phases: expected at least one phase that is not final"
-        )
+        raise InputError(f"{where}: expected at least one phase that is not final")
     return phases
 
 # %% ../../nbs/04_engine/01_client.ipynb #39b8f7f2

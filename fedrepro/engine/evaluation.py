@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.errors import InputError, short
 from ..core.torch_state import global_seed
 from ..core.trees import Tree, moved
-from .client import Client, Phase, train
+from .client import Client, Phase, refuse_model, train
 from .divergence import refuse_diverged
 from .federation import TUNE, Federation
 from .rounds import Snapshot
@@ -127,7 +127,9 @@ def eval_models(method, federation: Federation, snapshot: Snapshot, suffix: str 
     models = []
     for state, last in zip(snapshot.states, snapshot.last_broadcasts):
         state = moved(state, federation.device)
-        models.append(method.eval_params(last if stale else message, state))
+        model = method.eval_params(last if stale else message, state)
+        refuse_model(model, federation.initial, f"{type(method).__name__}.eval_params")
+        models.append(model)
     return models
 
 

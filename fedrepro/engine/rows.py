@@ -4,16 +4,14 @@
 
 # %% auto #0
 __all__ = ['METRICS', 'VARIANTS', 'TIMES', 'STUDY_METRICS', 'PACKAGE_METRICS', 'RESERVED', 'EXPLODED', 'Metric', 'metric_named',
-           'keep_metric', 'takes_four', 'as_number', 'add_metric', 'series', 'summarise', 'rounds_to_target',
-           'in_words']
+           'keep_metric', 'as_number', 'add_metric', 'series', 'summarise', 'rounds_to_target', 'in_words']
 
 # %% ../../nbs/04_engine/10_rows.ipynb #c0650e9d
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
 import numpy as np
-from ..core.errors import InputError, short
+from ..core.errors import InputError, fits_call, short
 
 # %% ../../nbs/04_engine/10_rows.ipynb #d964547a
 @dataclass(frozen=True)
@@ -208,17 +206,6 @@ PACKAGE_METRICS = frozenset(METRICS)
 RESERVED = ("round", "train_loss", "bytes_up", "bytes_down")  # columns that every row has besides
 
 
-def takes_four(function: Callable) -> bool:
-    "Whether a function can be called with four values; one whose signature is not known can"
-    try:
-        inspect.signature(function).bind(1, 2, 3, 4)
-    except TypeError:
-        return False
-    except ValueError:
-        return True
-    return True
-
-
 def as_number(value, where: str) -> int | float:
     "`value`, Python's, NumPy's or a tensor (), as a plain number; raises InputError for what is no real number"
     if getattr(value, "ndim", None) == 0:
@@ -241,7 +228,7 @@ def add_metric(metric: Metric):
         raise InputError(f"{where}: every row has a column of this name; choose another name")
     if not metric.name.isidentifier():
         raise InputError(f"{where}: expected letters, digits and '_', not beginning with a digit")
-    if not (callable(metric.compute) and takes_four(metric.compute)):
+    if not (callable(metric.compute) and fits_call(metric.compute, 4)):
         raise InputError(
             f"{where}: compute: expected a function of (predicted, test_y, label_maps, shares), "
             f"got {short(metric.compute)}"

@@ -186,7 +186,7 @@ def read_row(name: str, raw, where: str) -> Row:
     published = read_filter(raw, where) or {"method": name}
     return Row(name, method, values, published, **read_texts(raw, texts, where))
 
-
+# %% ../../nbs/07_experiments/04_specs.ipynb #059b268b
 def read_methods(raw: dict, rows: dict[str, Row], where: str) -> dict[str, dict[str, Value]]:
     "The optional key `methods` of a column or a tier: row -> values that it has there. Raises InputError"
     by_row = {}

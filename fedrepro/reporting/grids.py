@@ -203,7 +203,7 @@ def number_cell(cell: Cell) -> str:
         text += f"<br><small>{safe(cell.below)}</small>"
     return f"<td{style}>{text}</td>"
 
-
+# %% ../../nbs/09_reporting/00_grids.ipynb #08e36a91
 def grid_html(grid: Grid, caption: str = "", mark_numbers: bool = False) -> str:
     "One grid as an HTML table, a row a line, under a `caption` in HTML; of a grid of text, numbers may be marked"
     lines = []

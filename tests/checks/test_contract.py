@@ -256,7 +256,7 @@ BROKEN = {  # method -> the promises that it must be caught to break
     Attached: "only detached tensors",
     Half: "only detached tensors",
     Plain: "only detached tensors",
-    Headless: "evaluated by complete models",
+    Headless: "whole_models",
     NotConserved: "parameters add up to 0",
     Raises: "works",
 }

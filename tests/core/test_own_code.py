@@ -247,12 +247,12 @@ def typed(text, **names):
         ("f = partial(nn.Linear, 3)", "f = partial(nn.Linear, 4)"),
         ("A = np.arange(3)\ndef f(): return A", "A = np.arange(4)\ndef f(): return A"),
         (
-            "class f(FedAvg):\n    k = 1\n    def loss(self): return self.k",
-            "class f(FedAvg):\n    k = 2\n    def loss(self): return self.k",
+            "class f(FedAvg):\n    k = 1\n    def loss(self, *given): return self.k",
+            "class f(FedAvg):\n    k = 2\n    def loss(self, *given): return self.k",
         ),
         (
-            "class f(FedAvg):\n    def loss(self): return [lambda: 1]",
-            "class f(FedAvg):\n    def loss(self): return [lambda: 2]",
+            "class f(FedAvg):\n    def loss(self, *given): return [lambda: 1]",
+            "class f(FedAvg):\n    def loss(self, *given): return [lambda: 2]",
         ),
     ],
 )

@@ -27,6 +27,7 @@ from fedrepro import (
 from fedrepro.core.trees import same_bits
 from fedrepro.data.concept_drift import DriftSchedule, Swap
 from fedrepro.data.partition import Partition
+from fedrepro.engine.method import load_methods
 from fedrepro.engine.rounds import AfterRound
 from fedrepro.experiments.runner import compute_runs
 from fedrepro.reporting import compare as comparison
@@ -108,6 +109,11 @@ def test_a_partition_has_positions():
     assert lists([1], np.array([2], np.uint8), torch.tensor([3, 0])).train[2].tolist() == [3, 0]
 
 
+class Deaf:
+    def after_round(self):
+        pass
+
+
 def test_a_run_says_what_it_cannot_use_before_the_first_round():
     began = []
 
@@ -124,6 +130,7 @@ def test_a_run_says_what_it_cannot_use_before_the_first_round():
         (dict(evaluate=lambda snapshot: {}), r"evaluate: expected a function of \(method, fed"),
         (dict(callbacks=print), "callbacks: .* is not a list"),
         (dict(callbacks=[print]), r"has no after_round\(state\); AfterRound\(function\) has one"),
+        (dict(callbacks=[Deaf()]), r"Deaf.after_round: expected a function \(self, state\)"),
         (dict(executor="processes"), r"executor: expected one that `fedrepro.executor\(name"),
         (dict(measures=["norm"]), "run: measure 'norm' is unknown; .*accepted: .*update_norm"),
         (dict(start={}), "start: expected a Snapshot"),
@@ -157,6 +164,11 @@ def test_a_run_goes_on_from_a_snapshot_of_its_own_kind():
     other = replace(THREE, net=network("feddc_linear", 10, (1, 8, 8)))
     with pytest.raises(InputError, match="'body.conv1.weight' is no part of feddc_linear"):
         run(ONE_EPOCH, other, 2, start=history.snapshot)
+    scaffold = load_methods()["SCAFFOLD"](epochs=1, batch_size=0)
+    with pytest.raises(InputError, match="start: its server has no 'c'; .* a snapshot of SCAFFOLD"):
+        run(scaffold, THREE, 2, start=history.snapshot)
+    with pytest.raises(InputError, match="start: it has 1 rounds; expected at most the 0"):
+        run(ONE_EPOCH, THREE, 0, start=history.snapshot)
     later = run(ONE_EPOCH, THREE, 2, start=history.snapshot, callbacks=[AfterRound(lambda s: None)])
     whole = run(ONE_EPOCH, THREE, 2)
     assert same_bits(later.snapshot.server, whole.snapshot.server)

@@ -492,6 +492,26 @@ def test_a_metric_takes_four_values():
         add_metric(Metric("own", compute=lambda predicted, test_y, label_maps: 1.0))
 
 
+@pytest.mark.parametrize(
+    "change, line",
+    [
+        (lambda w: None, "FedAvg.eval_params returned None; expected a model"),
+        (lambda w: {n: t for n, t in w.items() if n != "head.bias"}, "'head.bias' is missing"),
+        (
+            lambda w: w | {"head.bias": w["head.bias"][:1]},
+            r"'head.bias' has the shape \(1,\), expected",
+        ),
+        (lambda w: w | {"head.bias": w["head.bias"].half()}, "'head.bias' has the type torch.fl"),
+    ],
+)
+def test_a_model_that_is_not_whole_is_not_evaluated(change, line):
+    method = with_hooks(
+        FedAvg(), {"eval_params": lambda self, message, state: change(message["params"])}
+    )
+    with pytest.raises(InputError, match=line):
+        evaluate(method, tiny(), begin(method, tiny()))
+
+
 def test_a_method_s_own_metrics_are_numbers_under_names_of_their_own():
     def refused(metrics, line):
         method = with_hooks(FedAvg(), {"extra_metrics": lambda self, server: metrics})

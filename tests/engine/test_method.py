@@ -5,7 +5,7 @@ import io
 import re
 import sys
 import tokenize
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -159,7 +159,7 @@ def test_a_phase_may_have_the_name_of_an_earlier_one():
 
 
 def test_a_reply_is_one_for_each_participant():
-    with pytest.raises(ValueError, match="argument 2 is shorter"):
+    with pytest.raises(InputError, match="FedAvg.reply returned .* a list of 3 dicts"):
         ran(with_hooks(FedAvg(**LOCAL), {"reply": lambda self, server, exchange: [{}]}))
 
 
@@ -333,3 +333,64 @@ def test_no_shortcut_around_types_or_control_flow(folder):
         assert "global" not in code and not [
             t for t in tokens if t.type == tokenize.COMMENT and "type: ignore" in t.string
         ], file.name
+
+
+# --- classes that are no methods
+
+
+@pytest.mark.parametrize(
+    "hooks, line",
+    [
+        (
+            {"loss": lambda self, client, params, x, y: 0},
+            r"Odd.loss is one of \(self, client, params, x, y\); expected a function of "
+            r"\(self, client, params, batch\)",
+        ),
+        ({"aggregate": lambda self, exchange: 0}, r"Odd.aggregate is one of \(self, exchange\)"),
+        ({"aggregate": None}, r"Odd.aggregate is None; expected a function of"),
+        ({"agregate": lambda self, server, exchange: server}, "did you mean 'aggregate'"),
+        ({"client_results": lambda self, c, w, r: ({}, {})}, "did you mean 'client_result'"),
+        ({"adjust_gradients": lambda self, c, w, g: g}, "did you mean 'adjust_gradient'"),
+    ],
+)
+def test_a_class_with_something_else_for_a_hook_is_refused(hooks, line):
+    with pytest.raises(InputError, match=line):
+        type("Odd", (FedAvg,), hooks, listed=False)
+
+
+def test_a_hook_may_have_defaults_and_a_class_functions_of_its_own():
+    "A helper whose name is near a hook's goes with the hook itself"
+
+    class Even(FedAvg, listed=False):
+        def loss(self, client, params, batch, scale=2.0):
+            return scale * super().loss(client, params, batch)
+
+        def aggregate(self, *given):
+            return super().aggregate(*given)
+
+        def local_phase(self, client):
+            return self.phase(client)
+
+        def local_phases(self, client):
+            return [self.local_phase(client)]
+
+        def agregate_rows(self, rows):
+            return rows
+
+    assert ran(Even(**LOCAL)).round > 0
+
+
+def test_fields_are_checked_again_when_a_run_begins():
+    "Also those of a class whose __post_init__ forgets FedAvg's, and those set afterwards"
+
+    @dataclass
+    class Careless(FedAvg):
+        def __post_init__(self):
+            pass
+
+    with pytest.raises(InputError, match="Careless batch_size: .* got -1"):
+        ran(Careless(**LOCAL | dict(batch_size=-1)))
+    changed = FedAvg(**LOCAL)
+    changed.lr = -0.1
+    with pytest.raises(InputError, match="FedAvg lr: .* got -0.1"):
+        ran(changed)

@@ -283,3 +283,16 @@ def test_forks_end_where_each_would_have_ended_alone():
     assert same_bits([at.server for at in found], [at.server for at in alone])
     both = run_forked(runs(), callbacks=[Answers(True, 2)])
     assert [history.snapshot.round for history in both] == [2, 1, 2]
+
+
+def test_everything_that_is_uploaded_is_counted():
+    "A hundred numbers of 8 bytes, and an array of float32"
+
+    def client_result(self, client, params, results):
+        more = {"list": [1.0] * 100, "array": np.zeros(50, np.float32)}
+        return {"params": params} | more, client.state
+
+    usual = ran(method(), 1).snapshot
+    more = ran(method(client_result=client_result), 1).snapshot
+    cohort = len(tiny().cohort(0))
+    assert more.bytes_up - usual.bytes_up == cohort * (800 + 200)
