@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PACKAGE_FOLDER', 'STANDARD_LIBRARY', 'LIBRARY_FOLDERS', 'InputError', 'UnknownName', 'Damaged', 'Foreign', 'say',
            'short', 'choice', 'require', 'span', 'number', 'fits_call', 'instance', 'as_path', 'listed', 'is_own',
-           'own_line', 'brief']
+           'own_line', 'raised_by_own', 'brief']
 
 # %% ../../nbs/01_core/00_errors.ipynb #6cd03a1f
 import difflib, inspect, math, os, re, sys, sysconfig, traceback
@@ -178,6 +178,12 @@ def own_line(error: BaseException | None) -> str:
     frames += re.findall(r'File "(.+?)", line (\d+)', notes)
     lines = [f"{Path(file).name}:{line}" for file, line in frames if is_own(file)]
     return lines[-1] if lines else ""
+
+
+def raised_by_own(error: BaseException) -> bool:
+    "Whether a line of a user's raised an error, rather than the package that the line called"
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and is_own(frames[-1].filename)
 
 
 def brief(error: BaseException) -> str:

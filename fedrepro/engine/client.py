@@ -11,6 +11,7 @@ __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Pha
            'client_rounds', 'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
+import math
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -150,10 +151,11 @@ class SGD:
     )
 
     def __post_init__(self):
-        for name in ("lr", "momentum", "weight_decay"):
-            number(f"SGD {name}", getattr(self, name), 0)
-        if self.clip_norm is not None:
-            number("SGD clip_norm", self.clip_norm, 0)
+        for name in ("lr", "momentum", "weight_decay", "clip_norm"):
+            value = getattr(self, name)
+            usual = isinstance(value, float) and 0 <= value < math.inf
+            if not usual and not (value is None and name == "clip_norm"):
+                number(f"SGD {name}", value, 0)
 
 # %% ../../nbs/04_engine/01_client.ipynb #5b9405f9
 @dataclass(frozen=True)
@@ -191,7 +193,9 @@ class Phase:
 
     def __post_init__(self):
         for name in ("epochs", "batch_size"):
-            number(f"phase {self.name}: {name}", getattr(self, name), 0, kind=int)
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                number(f"phase {self.name}: {name}", value, 0, kind=int)
 
 # %% ../../nbs/04_engine/01_client.ipynb #183b5978
 @dataclass

@@ -5,21 +5,27 @@
 # %% auto #0
 __all__ = ['COMPUTING', 'Job', 'peak_memory_mb', 'run_header', 'refuse_taken', 'shared_key', 'active_run',
            'checkpoint_fingerprint', 'TimeUp', 'run_job', 'check_data', 'writer_of', 'run_ours', 'RoundChecks',
-           'Keeping', 'go_on', 'run_rounds', 'make_jobs', 'prepare']
+           'Keeping', 'go_on', 'run_rounds', 'make_jobs', 'two_batches', 'try_round', 'prepare']
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #4e58d535
 import json, math, os, sys, time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+import numpy as np
 import torch
-from ..core.errors import InputError, own_line
+from ..core.errors import InputError, raised_by_own
 from ..core.files import code_digest
 from ..core.own_files import as_imported
 from ..core.torch_state import USUAL, turned, usual_state
+from ..core.trees import Tree
 from ..engine.checkpoints import CheckpointWriter
+from ..engine.client import Client, Phase, PhaseResult, client_rounds, in_turn
+from ..engine.evaluation import eval_models, model_suffixes
+from ..engine.federation import Federation
 from ..engine.forks import ActiveRun, run_forked
-from ..engine.rounds import Callback, History
+from ..engine.method import check_fields
+from ..engine.rounds import Callback, History, begin, close_round, open_round
 from ..executors.executors import executor, pick_executor
 from . import store, studies
 from .leases import Held, leases
@@ -329,6 +335,33 @@ def make_jobs(runs: list[PlannedRun]) -> list[list[PlannedRun]]:
         jobs.setdefault(shared_key(r), []).append(r)
     return list(jobs.values())
 
+# %% ../../nbs/07_experiments/09_jobs.ipynb #43016168
+def two_batches(
+    clients: list[Client], phases: list[Phase], starts: list[Tree]
+) -> list[PhaseResult]:
+    "A trainer as `in_turn`, of at most two batches a phase that chooses no samples of its own"
+    short = []
+    for client, phase in zip(clients, phases):
+        if phase.samples is None:
+            some = np.arange(min(client.n, 2 * (phase.batch_size or 64)))
+            epochs = min(phase.epochs, 1)
+            phase = replace(phase, epochs=epochs, samples=lambda _, some=some: some)
+        short.append(phase)
+    return in_turn(clients, short, starts)
+
+
+def try_round(method, federation: Federation):
+    "Compute a short first round and the models that would be evaluated; raises InputError for what the run would refuse"
+    check_fields(method)
+    start = begin(method, federation)
+    opened = open_round(method, federation, start)
+    results = []
+    for client in opened.clients:
+        results += client_rounds(method, [client], two_batches)
+    end = close_round(method, federation, start, opened, results)
+    for suffix in model_suffixes(method):
+        eval_models(method, federation, end, suffix)
+
 # %% ../../nbs/07_experiments/09_jobs.ipynb #2a387a12
 def prepare(runs: list[PlannedRun], data, device: str):
     """Build every setting once, whatever its seed, so that what cannot run is refused now; raises InputError.
@@ -344,6 +377,8 @@ def prepare(runs: list[PlannedRun], data, device: str):
             with usual_state():
                 method, federation, _ = build(run, data, device)
                 method.init_server(federation)
+                if "source" in run.settings["method"]:
+                    try_round(method, federation)
                 if "study" in run.settings:
                     studies.check_study(run, data, device)
                 changed = turned(USUAL)
@@ -352,5 +387,5 @@ def prepare(runs: list[PlannedRun], data, device: str):
         except (Exception, SystemExit) as error:  # of a person's code: its run says so
             if error.__traceback__ is not None:  # without this line here, which may be a page's
                 error.with_traceback(error.__traceback__.tb_next)
-            if isinstance(error, InputError) and not own_line(error):
+            if isinstance(error, InputError) and not raised_by_own(error):
                 raise

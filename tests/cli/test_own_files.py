@@ -119,6 +119,34 @@ def test_one_run_fails_and_the_others_go_on(said, own, tmp_path, hook, line, wor
     ]
 
 
+@pytest.mark.parametrize(
+    "hook, body, words",
+    [
+        ("reply(self, server, exchange)", "return [{}]", "Broken.reply returned [{}]; expected"),
+        (
+            "eval_params(self, message, state)",
+            "return {n: t for n, t in message['params'].items() if n != 'head.bias'}",
+            "Broken.eval_params: 'head.bias' is missing",
+        ),
+        (
+            "local_phases(self, client)",
+            "return [self.phase(client, batch_size=-5)]",
+            "batch_size: expected a whole number of at least 0, got -5",
+        ),
+    ],
+)
+def test_what_a_hook_returns_is_refused_before_the_first_round_of_any_run(
+    refused, own, tmp_path, hook, body, words
+):
+    "FedAvg's run, which comes first, is not computed either"
+    file = own(f"{METHODS}@dataclass\nclass Broken(FedAvg):\n    def {hook}:\n        {body}\n")
+    spec = written(
+        tmp_path / "papers", SMALL | dict(methods={"FedAvg": {}, "Broken": {}}), "demo/t"
+    )
+    refused(["run", spec, "--import", file, "--seeds", 1, "--workers", 1], words)
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
 def test_a_plan_goes_on_after_a_method_that_raises(said, own, tmp_path):
     "One line for each cell of the table that fails; the table is printed, and the exit code says that something is wrong"
     file = own(raising("init_server", "1 / 0"))

@@ -487,13 +487,20 @@ def test_a_kernel_in_another_state_computes_the_same(tmp_path):
     assert a == b
 
 
+TURNS = """import torch
+from fedrepro import FedAvg
+class Turns(FedAvg):
+    def client_result(self, client, params, results):
+        if client.round == {}:
+            torch.set_default_dtype(torch.float64)
+        return super().client_result(client, params, results)
+"""
+
+
 @pytest.mark.parametrize("how", ["sequential", "processes"])
 def test_a_method_that_turns_a_switch_has_no_result_and_changes_no_other(files, tmp_path, how):
-    "Pays for worker processes once"
-    files(
-        turn_x="import torch\nfrom fedrepro import FedAvg\nclass Turns(FedAvg):\n    def client_result(self, client, params, results):\n"
-        "        torch.set_default_dtype(torch.float64)\n        return super().client_result(client, params, results)\n"
-    )
+    "In a later round than the first, which is tried. Pays for worker processes once"
+    files(turn_x=TURNS.format(1))
     turns, avg = planned(tmp_path, methods={"Turns": {}, "FedAvg": {}})
     report = runner.compute_runs(
         [turns, avg], tmp_path / "r", quiet=True, executor=how, workers=1 + (how == "processes")
@@ -507,6 +514,14 @@ def test_a_method_that_turns_a_switch_has_no_result_and_changes_no_other(files, 
         == store.read(store.run_path(tmp_path / "alone", avg))[1]
     )
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_switch_that_is_turned_in_the_first_round_is_refused_before_it(files, tmp_path):
+    files(turn_x=TURNS.format(0))
+    runs = planned(tmp_path, methods={"Turns": {}, "FedAvg": {}})
+    with pytest.raises(InputError, match="Turns sets torch's default dtype to torch.float64"):
+        runner.compute_runs(runs, tmp_path / "r", quiet=True)
+    assert torch.get_default_dtype() == torch.float32 and not list(tmp_path.rglob("*.jsonl"))
 
 
 # --- cached answers
