@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import torchvision.models as vision
 from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+from torch.utils.checkpoint import checkpoint
 from torchvision.models.convnext import CNBlockConfig
 from torchvision.models.densenet import DenseNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
@@ -410,6 +411,74 @@ takes(
 )
 
 
+# --- layers that the forward reaches by other ways
+
+
+class Finishes(nn.Module):
+    "A linear layer, and another layer inside a lambda"
+
+    def __init__(self, layer):
+        super().__init__()
+        self.first, self.layer = nn.Linear(16, 8), layer
+        self.finish = lambda x: torch.relu(self.layer(x))
+
+    def forward(self, x):
+        return self.finish(self.first(x.flatten(1)))
+
+
+def finished(layer):
+    return Network(Finishes(layer), nn.Linear(8, CLASSES))
+
+
+takes("batch norm inside a lambda", lambda: finished(nn.BatchNorm1d(8)))
+takes("layer norm inside a lambda", lambda: finished(nn.LayerNorm(8)))
+takes("parametric ReLU inside a lambda", lambda: finished(nn.PReLU()))
+
+
+@bred
+def parameter_inside_a_lambda():
+    class Scales(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(8))
+            self.by_name = {"scaled": lambda x: x * self.scale}
+
+        def forward(self, x):
+            return self.by_name["scaled"](x)
+
+    return flat(Scales())
+
+
+@bred
+def hook_that_keeps_a_layer():
+    net = flat(nn.ReLU(), nn.LayerNorm(8))
+    norm = net.body[3]
+    net.body[1].register_forward_hook(lambda layer, given, made: norm(made))
+    return net
+
+
+@bred
+def hook_on_gradients_of_a_layer():
+    net = flat(nn.ReLU(), nn.Linear(8, 8))
+    net.body[3].register_full_backward_hook(lambda layer, given, made: (given[0] * 0.5,))
+    return net
+
+
+class Remembers(nn.Module):
+    "Keeps a constant from its first call on, and the features of its last"
+
+    constant = None
+
+    def forward(self, x):
+        if self.constant is None:
+            self.constant = torch.linspace(0, 1, 8).to(x)
+        self.features = x
+        return x + self.constant
+
+
+takes("constant made in the first call", lambda: flat(Remembers()))
+
+
 # --- torchvision, at small width
 
 BIG = (3, 16, 16)
@@ -790,6 +859,202 @@ refuses(
     "head that computes cosines",
     "its head is no plain nn.Linear",
     lambda: Network(nn.Flatten(), Cosine(16, CLASSES)),
+)
+
+
+# --- refused: what a model cannot take the place of, and what is kept beside it
+
+
+class Keeps(nn.Module):
+    "A parameter that a lambda keeps, or a list"
+
+    def __init__(self, value, in_list=False):
+        super().__init__()
+        self.scale = scale = nn.Parameter(value)
+        self.scales = [scale] if in_list else None
+        self.scaled = lambda x: F.layer_norm(x, (8,), scale)
+
+    def forward(self, x):
+        return self.scaled(x) if self.scales is None else x * self.scales[0]
+
+
+NOT_TRAINED = "is not trained as in a plain loop, where two steps of torch.optim.SGD lead elsewhere"
+refuses(
+    "parameter that a lambda keeps",
+    f"body.3.scale {NOT_TRAINED}",
+    lambda: flat(nn.ReLU(), Keeps(torch.ones(8))),
+)
+refuses(
+    "random parameter that a lambda keeps",
+    f"body.3.scale {NOT_TRAINED}",
+    lambda: flat(nn.ReLU(), Keeps(torch.rand(8))),
+)
+refuses(
+    "parameter in a plain list too",
+    f"body.3.scale {NOT_TRAINED}",
+    lambda: flat(nn.ReLU(), Keeps(torch.ones(8), in_list=True)),
+)
+
+
+@lru_cache
+def pretrained_with_lambda():
+    return Finishes(nn.LayerNorm(8))
+
+
+@lru_cache
+def pretrained_with_weight_norm():
+    return weight_norm(nn.Linear(8, 8))
+
+
+refuses(
+    "one body with a lambda for every call",
+    f"body.layer.weight {NOT_TRAINED}",
+    lambda: Network(pretrained_with_lambda(), nn.Linear(8, CLASSES)),
+)
+refuses(
+    "one layer with weight norm for every call",
+    "its builder gives the same layers in every call, and they cannot be copied (RuntimeError)",
+    lambda: flat(pretrained_with_weight_norm()),
+)
+
+
+@bred(refused="body.1.weight has a hook of its own")
+def hook_on_gradients_of_a_parameter():
+    net = flat(nn.ReLU())
+    net.body[1].weight.register_hook(lambda gradient: gradient * 0.1)
+    return net
+
+
+def clamp_gradient(p):
+    p.grad.clamp_(-0.01, 0.01)
+
+
+@bred(refused="body.1.weight has a hook of its own")
+def hook_on_accumulated_gradients():
+    net = flat(nn.ReLU())
+    net.body[1].weight.register_post_accumulate_grad_hook(clamp_gradient)
+    return net
+
+
+class Follows(nn.Module):
+    "Adds a frozen layer that follows a trained one: `target.data = ...`"
+
+    def __init__(self):
+        super().__init__()
+        self.online, self.target = nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, x):
+        if self.training:
+            for target, online in zip(self.target.parameters(), self.online.parameters()):
+                target.data = 0.9 * target.data + 0.1 * online.data
+        return self.online(x) + self.target(x)
+
+
+refuses(
+    "frozen layer that follows a trained one",
+    "its forward changes body.2.target.weight in training, which is frozen",
+    lambda: flat(Follows()),
+)
+
+
+class Warms(nn.Module):
+    "Doubles its input after ten calls"
+
+    n = 0
+
+    def forward(self, x):
+        if self.training:
+            self.n += 1
+        return x * (2 if self.n > 10 else 1)
+
+
+class WarmsAll(Warms):
+    "The same, but the class counts"
+
+    def forward(self, x):
+        WarmsAll.n += 1
+        return x * (2 if self.n > 1000 else 1)
+
+
+class First(nn.Module):
+    "Shifts by the mean of the first batch"
+
+    done = False
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x):
+        if not self.done:
+            self.shift.data.copy_(-x.detach().mean(0))
+            self.done = True
+        return x + self.shift
+
+
+refuses(
+    "counter with a later effect",
+    "its forward changes body.2.n in training, an attribute that all clients share",
+    lambda: flat(Warms()),
+)
+refuses(
+    "counter on the class",
+    "its forward changes body.2: WarmsAll.n in training, an attribute that all clients share",
+    lambda: flat(WarmsAll()),
+)
+refuses(
+    "flag after the first batch",
+    "it keeps something of its first batch that is no parameter and no buffer",
+    lambda: flat(First()),
+)
+
+
+class Again(nn.Module):
+    "Activation checkpointing"
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.second, self.reentrant = nn.Linear(16, 8), nn.Linear(8, 8), reentrant
+
+    def forward(self, x):
+        return checkpoint(self.second, self.first(x.flatten(1)), use_reentrant=self.reentrant)
+
+
+CHECKPOINTED = "it computes layers again in the backward pass (torch.utils.checkpoint)"
+refuses(
+    "activation checkpointing",
+    CHECKPOINTED,
+    lambda: Network(Again(False), nn.Linear(8, CLASSES)),
+)
+refuses(
+    "activation checkpointing, reentrant",
+    CHECKPOINTED,
+    lambda: Network(Again(True), nn.Linear(8, CLASSES)),
+)
+
+
+@bred(refused="body is compiled by torch.jit, which keeps its tensors; expected the module itself")
+def compiled_body():
+    net = flat(nn.ReLU())
+    return Network(torch.jit.trace(net.body, torch.zeros(1, *IMAGE)), net.head)
+
+
+@bred(refused="1 of 3 initial numbers of head.bias are nan; expected finite numbers")
+def initial_bias_that_is_no_number():
+    net = flat(nn.ReLU())
+    net.head.bias.data[1] = torch.nan
+    return net
+
+
+class Logarithm(nn.Module):
+    def forward(self, x):
+        return torch.log(-x.abs())
+
+
+refuses(
+    "output that is no number",
+    "with its initial parameters its scores of a training sample are [nan, nan, nan]",
+    lambda: flat(Logarithm()),
 )
 
 

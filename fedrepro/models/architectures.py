@@ -10,17 +10,21 @@ __all__ = ['ARCHITECTURES', 'Network', 'places_of', 'buffer_kinds', 'unusable', 
            'resnet18', 'fedadc_resnet18', 'fedadc_moon_resnet18']
 
 # %% ../../nbs/03_models/00_architectures.ipynb #68ed8982
+import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
+from types import FunctionType
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
-from ..core.errors import InputError, number, require
+from ..core.errors import InputError, number, require, short
 from ..core.torch_state import global_seed
 from ..core.trees import Tree, same_bits
 
@@ -70,6 +74,20 @@ def buffer_kinds(module: nn.Module) -> tuple[list[str], list[str]]:
         (statistics if counts or saved and t.is_floating_point() else constant).append(name)
     return statistics, constant
 
+# %% ../../nbs/03_models/00_architectures.ipynb #052c7c67
+def _held_fast(module: nn.Module) -> str | None:
+    "Why the tensors of `module` cannot give way to those of a model, in one line; None if they can"
+    for path, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            return f"{path} is compiled by torch.jit, which keeps its tensors; expected the module itself"
+    for name, (t, _) in places_of(module).items():
+        if t._backward_hooks or getattr(t, "_post_accumulate_grad_hooks", None):
+            return (
+                f"{name} has a hook of its own (register_hook, register_post_accumulate_grad_hook), which the "
+                "tensors of a model would not have; expected a hook on a layer, or a method's adjust_gradient"
+            )
+    return None
+
 # %% ../../nbs/03_models/00_architectures.ipynb #43b01832
 def unusable(module: nn.Module) -> str | None:
     "Why `module` cannot be used as a network, in one line; None if it can"
@@ -97,7 +115,7 @@ def unusable(module: nn.Module) -> str | None:
         return f"its head is no plain nn.Linear but has {', '.join(head)}; expected a weight, and perhaps a bias"
     if not any(p.requires_grad for p in parameters.values()):
         return "all of its parameters are frozen; expected one"
-    return None
+    return _held_fast(module)
 
 # %% ../../nbs/03_models/00_architectures.ipynb #7fb791d8
 def _slots(
@@ -158,13 +176,29 @@ class _Constants:
             )
 
 # %% ../../nbs/03_models/00_architectures.ipynb #d49611de
-def _without_memory(module: nn.Module) -> nn.Module:
-    "A copy of `module` in eval mode on the device meta; a builder may give the same layers again and again"
+def _of_package(make: Callable) -> bool:
+    "Whether a builder is a function of this package, whose networks are known to be as they should"
+    while isinstance(make, partial):
+        make = make.func
+    owner = getattr(make, "__self__", None)
+    if owner is not None and hasattr(owner, "make"):
+        return _of_package(owner.make)  # a `Net` that draws with another seed
+    return isinstance(make, FunctionType) and make.__module__.startswith("fedrepro.")
+
+
+def _without_memory(module: nn.Module, again: nn.Module | None) -> nn.Module:
+    """`module` in eval mode on the device meta, or a copy where its builder gave some of its layers `again`.
+
+    Raises InputError for such layers that cannot be copied."""
+    if again is None or set(module.modules()).isdisjoint(again.modules()):
+        return module.eval().to("meta")
     try:
-        module = deepcopy(module)
-    except RuntimeError:
-        pass  # weights that were computed from parameters cannot be copied
-    return module.eval().to("meta")
+        return deepcopy(module).eval().to("meta")
+    except Exception as e:
+        raise InputError(
+            "its builder gives the same layers in every call, and they cannot be copied "
+            f"({type(e).__name__}); expected new layers in every call"
+        ) from e
 
 # %% ../../nbs/03_models/00_architectures.ipynb #f6d6e8a8
 class Net:
@@ -175,6 +209,11 @@ class Net:
 
         Raises InputError for a module that is `unusable`, or has constant buffers that are drawn at random."""
         self.name, self.make = name, make
+        if isinstance(make, nn.Module) or not callable(make):
+            raise InputError(
+                f"network {name}: expected a function without arguments that builds a Network, as in "
+                f"Net({name!r}, lambda: Network(body, head)), got {short(make)}"
+            )
         try:
             module = self._fresh(0)
         except InputError as e:
@@ -189,9 +228,14 @@ class Net:
         self.feature_dim, self.classes = module.head.in_features, module.head.out_features
         self.constants = {n: by_name[n][0].detach().clone() for n in constant}
         self._beside = _Constants(name, self.constants)
-        if constant:
-            self._beside.refuse_others(self._fresh(1))
-        self.module = _without_memory(module)
+        again = None
+        if constant or not _of_package(make):
+            again = self._fresh(1)
+            self._beside.refuse_others(again)
+        try:
+            self.module = _without_memory(module, again)
+        except InputError as e:
+            raise InputError(f"network {name}: {e}") from e
         tree = {*self.trained, *self.buffers}
         self._places = _slots(self.module, {n: p for n, (_, p) in by_name.items() if n in tree})
         self._body_places = [place for place in self._places if place[0].startswith("body.")]
@@ -313,6 +357,176 @@ def _scores(net: Net, params: Tree, x: Tensor, train: bool) -> Tensor:
     )
     return z
 
+# %% ../../nbs/03_models/00_architectures.ipynb #53f0467b
+@contextmanager
+def _holding(module: nn.Module, values: Tree) -> Iterator[None]:
+    "Inside, `module` is in train mode and holds copies of `values`, by name; after it, everything as before"
+    places = places_of(module)
+    slots = _slots(module, {name: paths for name, (_, paths) in places.items()})
+    before = [(t, t.data, t.grad) for t, _ in places.values()]
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        for name, (t, _) in places.items():
+            t.data = values.get(name, t).detach().clone()
+            t.grad = None
+        module.train()
+        yield
+    finally:
+        for t, data, grad in before:
+            t.data, t.grad = data, grad
+        for _, held, key, was in slots:
+            held[key] = was
+        for part, mode in modes:
+            part.training = mode
+
+# %% ../../nbs/03_models/00_architectures.ipynb #58ca9077
+_STEPS, _LR = 2, 0.01  # enough to see what a step leaves behind
+
+
+def _moved_a_little(net: Net, start: Tree) -> Tree:
+    "`start` with each trained number changed by about a tenth of its size, and zeros to about 0.01"
+    generator = torch.Generator().manual_seed(0)
+    moved = dict(start)
+    for name in net.trained:
+        t = start[name]
+        noise = torch.randn(t.shape, generator=generator, dtype=t.dtype).clamp(-3, 3)
+        moved[name] = t + noise * torch.where(t == 0, 0.01, 0.1 * t.abs())
+    return moved
+
+
+def _two_apart(x: Tensor) -> Tensor:
+    "A copy of the two samples `x`; of numbers, the second is halved"
+    x = x.clone()
+    if x.is_floating_point():
+        x[1:] *= 0.5
+    return x
+
+# %% ../../nbs/03_models/00_architectures.ipynb #a35366dd
+def _plain_steps(net: Net, x: Tensor, start: Tree) -> Tree:
+    "Gradients, parameters and buffers of steps of `torch.optim.SGD` on a module of the builder's, from `start`"
+    module, found = net._fresh(0), dict[str, Tensor]()
+    y = torch.arange(len(x)) % net.classes
+    values = start | net._beside.like(next(iter(start.values())))
+    with _holding(module, values):
+        trained = {n: t for n, (t, _) in places_of(module).items() if n in net.trained}
+        sgd = torch.optim.SGD(trained.values(), lr=_LR)
+        for step in range(_STEPS):
+            sgd.zero_grad()
+            with global_seed(step):
+                nn.functional.cross_entropy(module(x.clone()), y).backward()
+            for name, p in trained.items():
+                if p.grad is not None:
+                    found[f"{step} {name}"] = p.grad.clone()
+            sgd.step()
+        for name, (t, _) in places_of(module).items():
+            if name in start:
+                found[name] = t.detach().clone()
+    return found
+
+# %% ../../nbs/03_models/00_architectures.ipynb #2d92ba9f
+def _net_steps(net: Net, x: Tensor, start: Tree) -> Tree:
+    "The same steps of models that take the place of the module's tensors; raises InputError for scores of another shape"
+    w, found = start, dict[str, Tensor]()
+    y = torch.arange(len(x)) % net.classes
+    for step in range(_STEPS):
+        w = _to_train(net, w)
+        with global_seed(step):
+            loss = nn.functional.cross_entropy(_scores(net, w, x.clone(), train=True), y)
+            gradients = _gradients(net, loss, w)
+        w = {name: t.detach() for name, t in w.items()}
+        for name, g in gradients.items():
+            if g is not None:
+                found[f"{step} {name}"] = g
+                w[name] = w[name].add(g, alpha=-_LR)
+    return found | w
+
+# %% ../../nbs/03_models/00_architectures.ipynb #ba6bd8d0
+def _agree(a: Tensor, b: Tensor, size: float) -> bool:
+    "Whether two tensors differ by rounding alone, as do numbers beside others of `size`"
+    a, b = (t.to_dense() if t.is_sparse else t for t in (a, b))
+    if not (a.isfinite().all() and b.isfinite().all()):
+        return torch.equal(a.isfinite(), b.isfinite())
+    eps = torch.finfo(a.dtype).eps
+    bound = eps**0.5 * max(float(a.norm()), float(b.norm())) + 100 * eps * size
+    return float((a - b).norm()) <= bound
+
+# %% ../../nbs/03_models/00_architectures.ipynb #daa991c7
+def _refuse_other_steps(net: Net, x: Tensor, start: Tree):
+    "Raises InputError where a network of one's own is not trained as its module is in a plain loop"
+    start, x = _moved_a_little(net, start), _two_apart(x)
+    ours = _net_steps(net, x, start)
+    plain = _plain_steps(net, x, start)
+    for name in net.frozen:
+        require(
+            same_bits(start[name], ours[name]),
+            f"network {net.name}: its forward changes {name} in training, which is frozen (requires_grad=False); "
+            "expected a saved float buffer, which travels with the model",
+        )
+    sizes = [float(t.norm()) for t in plain.values()]
+    lost = {key: t for key, t in plain.items() if key not in ours}  # without a gradient: said first
+    for key, t in (lost | ours | plain).items():
+        name = key.split()[-1]
+        none = torch.zeros_like(t)  # what has no gradient does not move
+        require(
+            _agree(ours.get(key, none), plain.get(key, none), max(sizes)),
+            f"network {net.name}: {name} is not trained as in a plain loop, where two steps of torch.optim.SGD lead "
+            f"elsewhere; expected a forward that takes {name} from its module in every call, not from a list, a "
+            "lambda or a hook that keeps the tensor",
+        )
+
+# %% ../../nbs/03_models/00_architectures.ipynb #3c071ba4
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
+_TORCHS = {*vars(nn.Module())} - {"training"}  # hooks, tensors by name, layers inside
+
+
+def _by_value(value, depth: int = 3):
+    "What of an attribute can be compared, as nested lists and texts; of anything else which kind it is"
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta:
+        flat = value.detach().cpu().resolve_conj().resolve_neg().reshape(-1).contiguous()
+        return str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy().tobytes()
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if depth and isinstance(value, dict):
+        return [(repr(key), _by_value(part, depth - 1)) for key, part in value.items()]
+    if depth and isinstance(value, (list, tuple)):
+        return [_by_value(part, depth - 1) for part in value]
+    if (
+        depth
+        and not isinstance(value, (nn.Module, type, FunctionType))
+        and hasattr(value, "__dict__")
+    ):
+        return [type(value).__name__, _by_value(vars(value), depth - 1)]
+    return type(value).__name__
+
+# %% ../../nbs/03_models/00_architectures.ipynb #d0609ae0
+def _kept_beside(module: nn.Module) -> dict[str, object]:
+    "What each layer keeps beside its parameters, buffers and layers, by value; of layers that are not torch's, their class too"
+    kept = {}
+    for path, part in module.named_modules():
+        for key, value in (vars(part) | part._buffers | part._parameters).items():
+            if key not in _TORCHS:
+                kept[f"{path}.{key}"] = _by_value(value)
+        if not type(part).__module__.startswith(("torch.", "fedrepro.")):
+            for key, value in vars(type(part)).items():
+                if not key.startswith("__"):
+                    kept[f"{path}: {type(part).__name__}.{key}"] = _by_value(value)
+    return kept
+
+
+def _refuse_counters(net: Net, before: dict[str, object]):
+    "Raises InputError where the module of `net` keeps other values now than `_kept_beside` told `before`"
+    now = _kept_beside(net.module)
+    for name in before | now:
+        require(
+            name in before and name in now and before[name] == now[name],
+            f"network {net.name}: its forward changes {name} in training, an attribute that all clients share; "
+            "expected a saved float buffer (register_buffer), which travels with the model",
+        )
+
 # %% ../../nbs/03_models/00_architectures.ipynb #3dfc882e
 def _pass(net: Net, x: Tensor, start: Tree) -> dict[str, Tensor]:
     "Scores of `x` in training from the model `start`, and the statistics after it; global generators start anew"
@@ -321,18 +535,30 @@ def _pass(net: Net, x: Tensor, start: Tree) -> dict[str, Tensor]:
         scores = _scores(net, w, x.clone(), train=True).detach()
     return {"scores": scores} | {name: w[name] for name in net.buffers}
 
-
+# %% ../../nbs/03_models/00_architectures.ipynb #4510140e
 def _refuse_what_is_kept_outside(net: Net, x: Tensor, start: Tree):
     "Raises InputError for a network that is more than its parameters and buffers"
     first = _pass(net, x, start)
+    own = not _of_package(net.make)
+    kept = _kept_beside(net.module) if own else {}
     require(
         same_bits(first, _pass(net, x, start)),
         f"network {net.name}: the same batch, parameters and buffers give another output the second time; "
         "expected numbers that change in buffers, and random ones from a global generator",
     )
+    if own:
+        _refuse_counters(net, kept)
     drawn_again = type(net)(net.name, partial(net._fresh, 1))
+    other = _pass(drawn_again, x, start)
+    if not same_bits(first, other):
+        new = type(net)(net.name, partial(net._fresh, 0))
+        require(
+            same_bits(first, _pass(new, x, start)),
+            f"network {net.name}: it keeps something of its first batch that is no parameter and no buffer; "
+            "expected a saved float buffer (register_buffer), which travels with the model",
+        )
     require(
-        same_bits(first, _pass(drawn_again, x, start)),
+        same_bits(first, other),
         f"network {net.name}: it draws something at random when it is made that is no parameter and no buffer; "
         "expected nn.Parameter, register_buffer, or nn.ModuleList for a list of layers",
     )
@@ -353,11 +579,15 @@ def _in_training(net: Net, x: Tensor, start: Tree) -> bool:
         dense = g is None or not g.is_sparse
         require(dense, f"network {net.name}: {name} has sparse gradients; expected sparse=False")
     body = [g for name, g in gradients.items() if name.startswith("body.")]
-    require(
-        not body or any(g is not None for g in body),
-        f"network {net.name}: its output depends on no parameter of its body; "
-        "expected requires_grad=False for all of them",
-    )
+    if body and all(g is None for g in body):
+        if x.is_floating_point():  # a checkpointed layer says so where its input asks for gradients
+            asking = x.clone().requires_grad_()
+            again = _scores(net, w, asking, train=True)
+            torch.autograd.grad(again.sum(), asking, allow_unused=True)
+        raise InputError(
+            f"network {net.name}: its output depends on no parameter of its body; "
+            "expected requires_grad=False for all of them"
+        )
     _refuse_what_is_kept_outside(net, x, start)
     return draws
 
@@ -369,9 +599,14 @@ def _at_rest(net: Net, x: Tensor, start: Tree):
     whole = _scores(net, w, x.clone(), train=False)
     for name, t in start.items():
         require(
-            torch.equal(t, w[name]),
+            same_bits(t, w[name].detach()),
             f"network {net.name}: its forward changes {name} in eval mode too; expected that only training does",
         )
+    require(
+        whole.isfinite().all(),
+        f"network {net.name}: with its initial parameters its scores of a training sample are {short(whole.detach()[0].tolist())}; "
+        "expected finite numbers",
+    )
     torch.set_rng_state(before)
     parts = net.classify(start, net.features(start, x.clone()))
     require(
@@ -391,7 +626,51 @@ def _takes_one(net: Net, one: Tensor, start: Tree, train: bool) -> bool:
         return False
     return True
 
+# %% ../../nbs/03_models/00_architectures.ipynb #4549f1cf
+def _refuse_no_numbers(net: Net, start: Tree):
+    "Raises InputError where an initial parameter that is trained is not finite"
+    for name in net.trained:
+        t = start[name]
+        wrong = t[~t.isfinite()]
+        if len(wrong):
+            raise InputError(
+                f"network {net.name}: {len(wrong)} of {t.numel()} initial numbers of {name} are {wrong[0].item()}; "
+                "expected finite numbers"
+            )
+
 # %% ../../nbs/03_models/00_architectures.ipynb #d3a2bd43
+def _its_module_can(net: Net, x: Tensor) -> bool:
+    "Whether a module of the builder's can be trained on `x` in a plain loop, where this is not known already"
+    if _of_package(net.make):
+        return False
+    dtype = x.dtype if x.is_floating_point() else torch.float32
+    try:
+        _plain_steps(net, x, net.init(0, dtype))
+    except Exception:
+        return False
+    return True
+
+
+def _explained(net: Net, x: Tensor, error: Exception) -> str:
+    "What to say of an `error` that `net` has raised; raises InputError where a plain loop shows which tensor it is about"
+    said = f"it cannot compute a batch of {tuple(x.shape)}: {type(error).__name__}: {' '.join(str(error).split())}"
+    if not _its_module_can(net, x):
+        return said
+    files = [Path(frame.filename).as_posix() for frame in traceback.extract_tb(error.__traceback__)]
+    if any(file.endswith("torch/utils/checkpoint.py") for file in files):
+        return (
+            "it computes layers again in the backward pass (torch.utils.checkpoint), when the model is no longer in "
+            "the module; expected layers without activation checkpointing"
+        )
+    if x.is_floating_point() and x.dtype is not torch.float32:
+        with suppress(RuntimeError, TypeError):
+            _refuse_other_steps(net, x.float(), net.init(0))  # tensors that keep their type compute
+    return (
+        f"{said}; its module alone can: expected a forward that takes its tensors from the module in every call, "
+        "not from a list, a lambda or a hook that keeps them, and statistics that keep their shapes"
+    )
+
+# %% ../../nbs/03_models/00_architectures.ipynb #49270754
 @contextmanager
 def _computing(net: Net, x: Tensor) -> Iterator[None]:
     "What `net` raises inside becomes an InputError that names the shape of `x`"
@@ -400,10 +679,7 @@ def _computing(net: Net, x: Tensor) -> Iterator[None]:
     except InputError:
         raise
     except Exception as e:
-        raise InputError(
-            f"network {net.name}: it cannot compute a batch of {tuple(x.shape)}: "
-            f"{type(e).__name__}: {' '.join(str(e).split())}"
-        ) from e
+        raise InputError(f"network {net.name}: {_explained(net, x, e)}") from e
 
 
 def tried(net: Net, x: Tensor, dtype: torch.dtype = torch.float32) -> Behaviour:
@@ -417,6 +693,9 @@ def tried(net: Net, x: Tensor, dtype: torch.dtype = torch.float32) -> Behaviour:
     with global_seed(0), torch.enable_grad():
         with _computing(net, x):
             start = net.init(0, dtype)
+            _refuse_no_numbers(net, start)
+            if not _of_package(net.make) and type(net).__call__ is Net.__call__:
+                _refuse_other_steps(net, x, start)
             draws = _in_training(net, x, start)
             _at_rest(net, x, start)
         with _computing(net, x[:1]):

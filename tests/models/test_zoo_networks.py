@@ -5,16 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedrepro.core.errors import InputError
 from fedrepro.engine.declarations import Messages
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.method import METHODS, FedAvg
 from fedrepro.engine.rounds import begin, run
-from fedrepro.models.architectures import Net
+from fedrepro.models.architectures import Net, Network, tried
+from fedrepro.models.networks import network
 from toy import one_line
 from zoo_methods import HeavyBall
-from zoo_networks import SETTINGS, ZOO, federation, fresh, plain_loop
+from zoo_networks import CLASSES, IMAGE, SETTINGS, ZOO, federation, flat, fresh, plain_loop
 
 ACCEPTED, REFUSED = (
     [name for name, one in ZOO.items() if bool(one.refused) == no] for no in (False, True)
@@ -145,3 +147,47 @@ def test_refused(name):
 
 def test_enough_of_them():
     assert len(ACCEPTED) >= 30 and len(REFUSED) >= 15
+
+
+NEEDS_A_LOOK = [name for name in ZOO if "lambda" in name or "keeps" in name]
+
+
+@pytest.mark.parametrize("name", NEEDS_A_LOOK)
+def test_what_a_lambda_keeps_in_float32(name):
+    "No message about types: it is trained, or the line names the parameter that would not be"
+    fed = federation("nothing but a head")
+    if ZOO[name].refused:
+        with one_line(f"network zoo: {ZOO[name].refused}"):
+            replace(fed, net=Net("zoo", ZOO[name].make), dtype=torch.float32)
+        return
+    fed = replace(fed, net=Net("zoo", ZOO[name].make), dtype=torch.float32)
+    end = run(FedAvg(**SETTINGS), fed, 1).snapshot.server["params"]
+    assert not any(torch.equal(end[n], fed.initial[n]) for n in fed.net.trained)
+
+
+@pytest.mark.parametrize("given", [flat(), None, "digits_cnn"])
+def test_a_builder_is_a_function(given):
+    with one_line("network mine: expected a function without arguments that builds a Network"):
+        Net("mine", given)
+
+
+def test_a_trial_leaves_the_builders_layers_as_they_are():
+    "One body for every call: its values, modes and gradients are the builder's"
+    body = flat(nn.BatchNorm1d(8), nn.ReLU()).body
+    before = {n: t.clone() for n, t in body.state_dict().items()}
+    body.eval()
+    net = Net("mine", lambda: Network(body, nn.Linear(8, CLASSES)))
+    tried(net, torch.rand(2, *IMAGE))
+    assert all(torch.equal(t, before[n]) for n, t in body.state_dict().items())
+    assert not any(part.training for part in body.modules())
+    assert all(p.grad is None and not p.is_meta for p in body.parameters())
+
+
+def test_the_packages_networks_are_not_tried_beside_a_plain_loop(monkeypatch):
+    def never(*args):
+        raise AssertionError("it costs time")
+
+    monkeypatch.setattr("fedrepro.models.architectures._plain_steps", never)
+    tried(network("digits_cnn"), torch.rand(2, 1, 8, 8))
+    with pytest.raises(InputError, match="AssertionError: it costs time"):
+        tried(Net("mine", flat), torch.rand(2, *IMAGE))
