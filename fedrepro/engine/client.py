@@ -6,9 +6,9 @@
 __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Phase', 'PhaseResult', 'two_samples', 'needs_two',
            'draws_numbers', 'positions_in', 'sample_pools', 'plan_batches', 'split_batches', 'clipped', 'bounded',
            'add_momentum', 'sgd_step', 'gradient', 'adjusted', 'Step', 'movable', 'checked_pair', 'checked_step',
-           'refuse_replaced', 'train', 'ChangedInPlace', 'version_counters', 'refuse_writes', 'checked_result',
-           'in_turn', 'refuse_model', 'start_phase', 'steps_taken', 'refuse_unknown_prefix', 'local_phases',
-           'client_rounds', 'client_round', 'class_means']
+           'refuse_replaced', 'refuse_moved_frozen', 'train', 'ChangedInPlace', 'version_counters', 'refuse_writes',
+           'checked_result', 'in_turn', 'refuse_model', 'start_phase', 'steps_taken', 'refuse_unknown_prefix',
+           'local_phases', 'client_rounds', 'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 import math
@@ -21,9 +21,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core.errors import InputError, number, short
+from ..core.errors import InputError, number, require, short
 from ..core.torch_state import global_seed
-from ..core.trees import Tree
+from ..core.trees import Tree, same_bits
 from ..data.datasets import Dataset
 from .probes import OFF, Profiler
 from ..models.architectures import Net, tried
@@ -432,6 +432,16 @@ def refuse_replaced(phase: Phase, params: Tree, moving: Tree):
             )
 
 # %% ../../nbs/04_engine/01_client.ipynb #40679333
+def refuse_moved_frozen(client: Client, phase: Phase, before: Tree, after: Tree):
+    "Raises InputError where a frozen parameter of the network is another after `phase`: the server would put the old one back"
+    for name in getattr(client.net, "frozen", ()):
+        require(
+            same_bits(before[name], after[name]),
+            f"client {client.id}, round {client.round + 1}: phase {phase.name}: network {client.net.name} changed {name}, "
+            "which is frozen (requires_grad=False); expected a saved float buffer, which travels with the model",
+        )
+
+# %% ../../nbs/04_engine/01_client.ipynb #5894a21a
 def train(client: Client, phase: Phase, params: Tree) -> PhaseResult:
     "Run one phase from `params`, which are left as they are"
     own, moving = movable(client.net, phase, params)
@@ -460,6 +470,7 @@ def train(client: Client, phase: Phase, params: Tree) -> PhaseResult:
                 if not goes_on:
                     break
     ends = {n: t.detach() for n, t in own.items()}
+    refuse_moved_frozen(client, phase, params, ends)
     return PhaseResult(ends, total / max(steps, 1), memory, state, steps)
 
 # %% ../../nbs/04_engine/01_client.ipynb #f3d1d0c4

@@ -165,6 +165,30 @@ def test_what_a_lambda_keeps_in_float32(name):
     assert not any(torch.equal(end[n], fed.initial[n]) for n in fed.net.trained)
 
 
+class EveryFifth(nn.Module):
+    "Adds a frozen layer that follows a trained one in every fifth step, as a saved count tells"
+
+    def __init__(self):
+        super().__init__()
+        self.online, self.target = nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)
+        self.register_buffer("n", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.n += 1
+            if int(self.n) % 5 == 0:
+                self.target.weight.data.mul_(0.9)
+        return self.online(x) + self.target(x)
+
+
+def test_a_frozen_parameter_that_changes_later_is_refused_when_it_does():
+    fed = replace(federation("nothing but a head"), net=Net("zoo", lambda: flat(EveryFifth())))
+    with one_line(
+        "client 0, round 3: phase local", "changed body.2.target.weight, which is frozen"
+    ):
+        run(FedAvg(**SETTINGS | dict(epochs=1)), fed, 4)
+
+
 @pytest.mark.parametrize("given", [flat(), None, "digits_cnn"])
 def test_a_builder_is_a_function(given):
     with one_line("network mine: expected a function without arguments that builds a Network"):
