@@ -443,7 +443,6 @@ def test_one_place_clips():
     assert found == {
         ("client", "bounded", "clip_norm"),
         ("client", "bounded", "clipped"),
-        ("client", "__post_init__", "clip_norm"),
         ("method", "phase", "clip_norm"),
         ("compare", "compare", "clip_norm"),  # passes on what a person typed
         ("clustered", "cluster_distances", "nan_to_num"),
