@@ -36,7 +36,7 @@ def positions(rows, where: str) -> np.ndarray:
     require(
         good, f"{where}: expected positions of samples, whole numbers from 0, got {short(rows)}"
     )
-    return given.astype(np.int64, copy=False)
+    return given.astype(np.int64)  # a copy: what the caller does with its own array changes nothing
 
 # %% ../../nbs/02_data/08_partition.ipynb #83e7542e
 @dataclass(frozen=True, eq=False, repr=False)

@@ -250,3 +250,18 @@ def test_every_paper_run_with_100_clients_has_these_cohorts():
         r.settings.get("cohorts") for r in hundred if r.row != "FedAvg, other cohorts"
     } == {"fedccfa-code"}
     assert not any("cohorts" in r.settings for r in runs if r not in hundred)
+
+
+def test_a_partition_keeps_its_own_positions():
+    "One array that is shuffled again and again makes another partition each time"
+    rng = np.random.default_rng(0)
+    rows = np.arange(20)
+    made, expected = [], []
+    for _ in range(3):
+        rng.shuffle(rows)
+        made.append(Partition(np.split(rows, 2), np.split(rows, 2)))
+        expected.append([mine.copy() for mine in np.split(rows, 2)])
+    assert len({one.fingerprint for one in made}) == 3
+    for one, lists in zip(made, expected):
+        for mine, tested, there in zip(one.train, one.test, lists):
+            assert np.array_equal(mine, there) and np.array_equal(tested, there)
