@@ -11,7 +11,14 @@ import functools, hashlib, inspect, re, sys
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 import numpy as np
-from .own_modules import changed_constants, family, file_of, own_file, source_digests
+from fedrepro.core.own_modules import (
+    changed_constants,
+    family,
+    file_of,
+    own_file,
+    source_digests,
+    values_after_import,
+)
 
 # %% ../../nbs/01_core/08_fingerprints.ipynb #8cdffef9
 def code_key(code) -> tuple:
@@ -110,6 +117,7 @@ class Description:
     def __init__(self):
         self.lines: list[str] = []
         self.modules: set[str] = set()
+        self.read: set[str] = set()  # those of them that are imported with what uses them
         # id -> (number, value); the values are held, so that no id is used again
         self.seen: dict[int, tuple[int, Any]] = {}
         self.own = False  # whether anything is a person's
@@ -149,6 +157,7 @@ class Description:
             self.lines.append(name)
             return False
         self.modules.update(members)
+        self.read.update(family(name, at_import=True))
         self.own = True
         return True
 
@@ -212,6 +221,8 @@ class Description:
         lines = [*self.lines, *source_digests(modules)]
         for name in modules:
             lines += changed_constants(name)
+        for name in sorted(self.read):
+            lines += values_after_import(name)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 # %% ../../nbs/01_core/08_fingerprints.ipynb #6c6b9657

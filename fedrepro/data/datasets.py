@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from ..core.errors import InputError, choice, number, require, short
 from ..core.folders import data_dir
+from ..core.own_modules import define_once
 from ..core.registries import note_package, of_package
 from ..core.torch_state import global_seed
 from . import transforms
@@ -857,7 +858,8 @@ def add_data_set(
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
 ):
-    """Let `load`, specs and comparisons know a data set of your own; one of this name is replaced. Raises InputError.
+    """Let `load`, specs and comparisons know a data set of your own; one of this name is replaced. Raises InputError,
+    also where another file of yours has one of this name.
 
     `read`: a function that returns a dict with `NEEDED`, or the `Source` of files, which has their reader. `mean`, `std`:
     of the training pixels / scale, one of each a channel; measured where they are not given."""
@@ -868,6 +870,7 @@ def add_data_set(
         require(read.name == name, f"{where}: its Source is called {short(read.name)}")
     else:
         require(callable(read), f"{where}: expected a function or a Source, got {short(read)}")
+    define_once("data set", name)
     DATA_CARDS[name] = card
 
 # %% ../../nbs/02_data/07_datasets.ipynb #6d4fdccb
@@ -885,6 +888,7 @@ class CardField(MutableMapping):
         return value
 
     def __setitem__(self, name: str, value):
+        define_once("data set", name)
         card = DATA_CARDS.get(name) or DataCard(name)
         DATA_CARDS[name] = replace(card, **{self.field: value})
 

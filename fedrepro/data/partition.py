@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from ..core.errors import InputError, choice, listed, number, require, short
+from ..core.own_modules import define_once
 from ..core.registries import note_package
 from .concept_drift import MAX_CLASSES, as_labels
 
@@ -162,6 +163,7 @@ def partition_recipe(name: str):
             per_class_test = np.bincount(test_labels, minlength=classes)
             return train, deal(test_labels, like_training(counts, per_class, per_class_test), rng)
 
+        define_once("partition recipe", name)
         PARTITIONS[name] = dealt
         return count
 

@@ -19,6 +19,7 @@ import numpy as np
 from torch import Tensor
 from ..core.errors import InputError, choice, fits_call, number, short
 from ..core.own_files import import_file
+from ..core.own_modules import note_definition
 from ..core.trees import Tree, weighted_mean
 from .client import SGD, Batch, Client, Phase, Results, cross_entropy
 from .declarations import Law, Messages
@@ -57,20 +58,26 @@ class Survey:
 METHODS: dict[str, type["FedAvg"]] = {}  # every method defined so far, by name
 SHADOWED: dict[
     str, type["FedAvg"]
-] = {}  # those of a notebook or script that have the name of a method of the package
+] = {}  # those of a person's that have the name of a method of the package
+
+
+def _of_package(cls: type | None) -> bool:
+    return cls is not None and cls.__module__.startswith("fedrepro.")
 
 
 def _register(cls: type["FedAvg"]):
     "Enter a method under its class name"
-    taken = METHODS.get(
-        cls.__name__
-    )  # a page that is run does not replace the package's method, which workers use
-    if cls.__module__ != "__main__" or not (taken and taken.__module__.startswith("fedrepro.")):
-        METHODS[cls.__name__] = cls
-        if taken and taken.__module__ == "__main__" and cls.__module__.startswith("fedrepro."):
-            SHADOWED[cls.__name__] = taken  # it was there before the package's methods were loaded
+    name = cls.__name__
+    taken = METHODS.get(name)
+    if _of_package(cls):
+        METHODS[name] = cls
+        if taken is not None and not _of_package(taken):
+            SHADOWED[name] = taken  # it was there before the package's methods were loaded
+    elif _of_package(taken):
+        SHADOWED[name] = cls  # nothing replaces the package's method, which workers use
     else:
-        SHADOWED[cls.__name__] = cls
+        METHODS[name] = cls
+        note_definition("method", name)
 
 # %% ../../nbs/04_engine/04_method.ipynb #f9fb1061
 def declared(cls: type, what: str) -> set[str]:

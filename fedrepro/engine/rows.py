@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 import numpy as np
 from ..core.errors import InputError, fits_call, short
+from ..core.own_modules import define_once
 
 # %% ../../nbs/04_engine/10_rows.ipynb #d964547a
 @dataclass(frozen=True)
@@ -233,6 +234,7 @@ def add_metric(metric: Metric):
             f"{where}: compute: expected a function of (predicted, test_y, label_maps, shares), "
             f"got {short(metric.compute)}"
         )
+    define_once("metric", metric.name)
     keep_metric(metric, variants=True)
 
 # %% ../../nbs/04_engine/10_rows.ipynb #cf487e15

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from ..core.errors import InputError, number, require, short
+from ..core.own_modules import define_once
 from ..core.torch_state import global_seed
 from ..core.trees import Tree, same_bits
 
@@ -763,11 +764,14 @@ ARCHITECTURES: dict[
 
 
 def architecture(*shape: int):
-    "Register a builder (classes, shape) -> Network under its name; `shape` of one input where none is given"
+    """Register a builder (classes, shape) -> Network under its name; `shape` of one input where none is given
+
+    Raises InputError where another file of a person's has a network of this name."""
     for n in shape:
         number("@architecture(shape), as in @architecture(3, 32, 32)", n, 1, kind=int)
 
     def register(build):
+        define_once("network", build.__name__)
         ARCHITECTURES[build.__name__] = build, shape
         return build
 

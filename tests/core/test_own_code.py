@@ -16,9 +16,10 @@ from fedrepro.core.errors import InputError
 from fedrepro.core.own_files import adopt, as_imported, import_file, own_texts
 from fedrepro.core.fingerprints import own_digest
 from fedrepro.core.torch_state import USUAL, positions, put
-from fedrepro.data import datasets, transforms
+from fedrepro.data import datasets, partition, transforms
 from fedrepro.engine import method
 from fedrepro.engine.method import FedAvg, load_methods
+from fedrepro.engine.rows import METRICS
 from fedrepro.experiments import runner, runs, store
 from fedrepro.experiments.specs import load_spec
 from fedrepro.models.architectures import ARCHITECTURES
@@ -177,6 +178,151 @@ def test_a_constant_that_was_changed_after_the_import_is_in_the_name(files, tmp_
     runs.check_sources(second)
     module.RATE = 0.5
     runs.check_sources(first)
+
+
+READ = """import json, os, time
+from pathlib import Path
+from types import SimpleNamespace
+import numpy as np
+import torch
+from fedrepro import FedAvg
+{}
+class Idem(FedAvg):
+    def aggregate(self, server, exchange): return super().aggregate(server, exchange)
+"""
+FILE = "(Path(__file__).parent / 'conf.json').read_text()"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"conf = json.loads({FILE})",
+        f"MU = float(json.loads({FILE})['mu'])",
+        f"rates = [(json.loads({FILE})['mu'], 'x')]",
+        f"kinds = {{json.loads({FILE})['mu'], 'x'}}",
+        f"table = dict(deep=dict(loss=print, mu=json.loads({FILE})['mu']))",
+        f"conf = SimpleNamespace(**json.loads({FILE}))",
+        f"weights = np.full(3, json.loads({FILE})['mu'])",
+        f"weights = torch.full((3,), json.loads({FILE})['mu'], dtype=torch.bfloat16)",
+        f"class Conf:\n    mu = json.loads({FILE})['mu']",
+        f"def penalty(x, mu=json.loads({FILE})['mu']): return mu * x",
+        "HERE = os.getcwd()\nconf = json.loads(Path(HERE, 'conf.json').read_text())",
+        "scale = float(os.environ['SCALE'])",
+        "from read_help import conf",
+        "import read_help",
+    ],
+)
+def test_what_a_file_has_read_at_its_top_is_in_the_name(files, tmp_path, monkeypatch, line):
+    "Another content is another run, the old content is the old run, and a run that is planned meanwhile is refused"
+    monkeypatch.chdir(tmp_path)
+
+    def run(mu):
+        (tmp_path / "conf.json").write_text(json.dumps(dict(mu=mu)))
+        monkeypatch.setenv("SCALE", str(mu))
+        for name in ("read_x", "read_help"):
+            sys.modules.pop(name, None)
+            own_modules.OWN_MODULES.imported.clear()
+        files(
+            read_help=f"import json\nfrom pathlib import Path\nconf = json.loads({FILE})\n",
+            read_x=READ.format(line),
+        )
+        return planned(tmp_path, methods={"Idem": {}})[0]
+
+    first, second = run(0.5), run(5.0)
+    assert first.run_id != second.run_id
+    with one_line("the source of its Idem is not the one that it was planned with"):
+        runs.check_sources(first)
+    assert run(0.5).run_id == first.run_id
+    runs.check_sources(first)
+
+
+def test_a_file_that_did_not_change_has_one_name_in_every_process_and_folder(tmp_path):
+    "Clocks, temporary folders, addresses, the order of sets, and where the file lies say nothing of its numbers"
+    top = (
+        "import tempfile\nSTART = time.time()\nstamp = f'run {START}'\nWORK = tempfile.mkdtemp()\n"
+        "HERE = Path(__file__).parent\nNAMES = {'a', 'b', 'c'}\nTABLE = {'f': print, 'g': object(), 'h': HERE}\n"
+        "loop = []\nloop.append(loop)\nweights = torch.arange(4.)\n"
+    )
+    digests = set()
+    for folder in "ab":
+        files_in(tmp_path / folder, read_y=READ.format(top))
+        code = (
+            f"import os\nos.environ['FEDREPRO_METHODS'] = {str(tmp_path / folder / 'read_y.py')!r}\n"
+            "from fedrepro.engine.method import load_methods\nfrom fedrepro.core.fingerprints import own_digest\n"
+            "print(own_digest(load_methods()['Idem']))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        digests.add(done.stdout)
+    assert len(digests) == 1
+
+
+def test_what_a_function_imports_later_does_not_turn_the_name_of_a_run(files, tmp_path):
+    text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import late_values\n" + OWN
+    files(
+        late_values="W = 1\n",
+        idem_l=text.format("def later():\n    import late_values\n", "server"),
+    )
+    (run,) = planned(tmp_path, methods={"Idem": {}})
+    sys.modules["idem_l"].later()
+    assert sys.modules["late_values"].W == 1
+    runs.check_sources(run)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedProx"])
+def test_a_method_of_a_file_with_the_name_of_one_of_the_package(files, tmp_path, name):
+    "It is refused where the name is asked for, an own FedAvg too; other rows stay the package's"
+    other = "FedProx" if name == "FedAvg" else "FedAvg"
+    text = "from fedrepro.methods import objective\nfrom fedrepro.engine import method\n" + (
+        "class {}(getattr(objective, {!r}, method.FedAvg)):\n    def aggregate(self, server, exchange): return server\n"
+    )
+    files(clash_x=text.format(name, name))
+    with one_line(f"{name} of clash_x has the name of a method of the package; rename it"):
+        planned(tmp_path, methods={name: {}})
+    assert source(planned(tmp_path, methods={other: {}})[0]) is None
+    files(clash_x=text.format("Renamed", name))
+    assert source(planned(tmp_path, methods={name: {}})[0]) is None
+    assert source(planned(tmp_path, methods={"Renamed": {}})[0])
+
+
+TWICE = {
+    "method": "from fedrepro import FedAvg\nclass Same(FedAvg): pass\n",
+    "network": "from fedrepro import architecture\n@architecture(1, 8, 8)\ndef Same(classes, shape): return {}\n",
+    "data set": "from fedrepro.data import datasets\ndatasets.add_data_set('Same', dict)\n",
+    "partition recipe": (
+        "from fedrepro.data.partition import partition_recipe\n@partition_recipe('Same')\n"
+        "def mine(per_class, clients, rng): return {}\n"
+    ),
+    "metric": (
+        "from fedrepro.engine.rows import Metric, add_metric\n"
+        "add_metric(Metric('Same', compute=lambda p, y, l, s: 1.0))\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TWICE)
+def test_two_files_that_define_one_name(files, tmp_path, what):
+    "The later one is refused with both files in the line; the same file may be imported again, edited or not"
+    tables = dict(partition.PARTITIONS), dict(METRICS)
+    try:
+        first = files(same_a=TWICE[what])
+        files(same_a=TWICE[what] + "# edited\n")
+        with one_line(f"{what} Same is defined in {first} and in", "same_b.py; rename one"):
+            files(same_b=TWICE[what])
+            planned(tmp_path, methods={"Same": {}})
+        first.unlink()  # the file was renamed
+        files(same_b=TWICE[what])
+    finally:
+        for table, before in zip((partition.PARTITIONS, METRICS), tables):
+            table.clear()
+            table.update(before)
+
+
+def test_a_class_that_moves_to_another_file_of_its_family(files, tmp_path):
+    files(moved_b="", moved_a="import moved_b\n" + TWICE["method"])
+    files(moved_b=TWICE["method"], moved_a="from moved_b import Same\n")
+    assert source(planned(tmp_path, methods={"Same": {}})[0])
 
 
 def test_an_edit_that_cannot_be_imported_leaves_what_was(files, tmp_path):
@@ -363,7 +509,7 @@ def test_what_a_file_may_not_change(files, tmp_path, text, words):
 
 
 MADE = """import torch
-from fedrepro.data import datasets, transforms
+from fedrepro.data import datasets, partition, transforms
 def bars():
     g = torch.Generator().manual_seed({})
     x, y = torch.randint(256, (60, 1, 8, 8), generator=g, dtype=torch.uint8), torch.arange(60) % 4
@@ -408,7 +554,7 @@ def test_other_data_than_those_of_a_stored_run_are_refused(files, tmp_path):
 
 DRAWS = """import random
 import numpy as np, torch
-from fedrepro.data import datasets, transforms
+from fedrepro.data import datasets, partition, transforms
 def stars():
     x = torch.randint(256, (60, 1, 8, 8), dtype=torch.uint8)
     x[0, 0, 0, 0], x[0, 0, 0, 1] = np.random.randint(256), random.randrange(256)
