@@ -13,6 +13,7 @@ from fedrepro.experiments.rules import field_rules, line_finder, read_published_
 from fedrepro.experiments.runs import build
 from fedrepro.experiments.spec_files import read_spec
 from fedrepro.experiments.specs import load_spec
+from toy import SMALL, one_line, written
 
 PAPERS = Path(__file__).resolve().parents[2] / "papers"
 SPECS = [n for n in find_specs(PAPERS) if not n.startswith("fedccfa/")]
@@ -582,3 +583,59 @@ def test_what_is_measured():
     assert {c.settings["method"]["class"] for c in first_runs("fedadc/figure7").values()} == {
         "FedADCPlus"
     }
+
+
+UNREAD = {
+    "base.alpha_dirichlet": dict(base=dict(alpha_dirichlet=0.1)),
+    "base.shards": dict(base=dict(shards=2)),
+    "base.sigma": dict(base=dict(sigma=0.3)),
+    "base.drift_round": dict(base=dict(drift_round=1)),
+    "base.drift_step": dict(base=dict(drift="sudden", drift_round=0, drift_step=2)),
+    "columns 2.per_class": dict(
+        columns=[{}, dict(clients=2, per_class=9, source="guess: toy")],
+    ),
+    "columns 1.methods.FedProx.minimum": dict(
+        columns=[dict(methods=dict(FedProx=dict(minimum=2, source="guess: toy")))]
+    ),
+    "methods.FedAvg.tries": dict(methods=dict(FedAvg=dict(tries=3, source="guess: toy"))),
+    "tiers.smoke.base.alpha_dirichlet": dict(
+        tiers=dict(smoke=dict(base=dict(alpha_dirichlet=0.1, source="tier: reduced")))
+    ),
+    "tiers.smoke.methods.FedAvg.shards": dict(
+        tiers=dict(smoke=dict(methods=dict(FedAvg=dict(shards=2, source="tier: reduced"))))
+    ),
+}
+
+
+@pytest.mark.parametrize("where", UNREAD)
+def test_a_setting_of_a_partition_or_drift_that_no_run_reads_is_refused(where, tmp_path):
+    "It would be printed as if it mattered"
+    more = UNREAD[where]
+    raw = SMALL | more | dict(base=SMALL["base"] | more.get("base", {}))
+    with one_line(where, "no run reads it (partition iid, drift"):
+        load_spec(written(tmp_path, raw, "toy/x"))
+
+
+def test_a_setting_that_some_run_reads_is_taken(tmp_path):
+    "One of two columns, a row that is like another, what is so anyway, and what a file inherits"
+    skewed = dict(partition="dirichlet-class", source="guess: toy")
+    one = SMALL | dict(
+        base=SMALL["base"] | dict(alpha_dirichlet=0.5, drift_step=10),
+        columns=[{}, skewed | {"label": "s"}],
+    )
+    load_spec(written(tmp_path, one, "toy/one"))
+    rows = dict(
+        FedAvg={},
+        first=dict({"class": "FedAvg"}, shards=2, source="guess: toy"),
+        second=dict(like="first", partition="shards", source="guess: toy"),
+    )
+    load_spec(written(tmp_path, SMALL | dict(methods=rows), "toy/two"))
+    (tmp_path / "toy/three.toml").write_text(
+        'extends = "one.toml"\n[[columns]]\nclients = 2\nsource = "guess: toy"\n'
+    )
+    load_spec(tmp_path / "toy/three.toml")
+    (tmp_path / "toy/four.toml").write_text(
+        'extends = "three.toml"\n[base]\nalpha_dirichlet = {value = 0.1, source = "guess: toy"}\n'
+    )
+    with one_line("four.toml: base.alpha_dirichlet: no run reads it"):
+        load_spec(tmp_path / "toy/four.toml")
