@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated
 import typer
 from ..core.errors import InputError, choice, say
-from ..core.files import checksum, write_atomic
+from ..core.files import check_place, checksum, write_atomic
 from ..core.folders import PROJECT, command, data_dir, paper_folders
 from fedrepro.cli.app import (
     app,
@@ -195,7 +195,10 @@ def compare_command(
     from fedrepro.executors.processes import cores
     from fedrepro.experiments.runs import pick_device
     from fedrepro.reporting.compare import compare
+    from fedrepro.reporting.curves import check_figure_file
 
+    if out is not None:
+        check_figure_file(out)
     device = pick_device(device)
     found = compare(
         methods,
@@ -327,6 +330,7 @@ def exported(spec: str, tier: str | None, to: str, out: Path | None, results: Pa
     if out is None and to != "parquet":
         return content(loaded, shown, folder).decode()
     file = out or Path("out") / f"{loaded.name.replace('/', '_')}_{shown}.parquet"
+    check_place(file)
     return f"{export(loaded, shown, to, file, folder)}\n"
 
 # %% ../../nbs/11_cli/03_own.ipynb #e34699d6

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 import typer
 from ..core.errors import InputError, choice, say
+from ..core.files import check_place
 from ..core.folders import import_words
 from fedrepro.cli.app import (
     app,
@@ -353,9 +354,11 @@ def figure_command(
 
     matplotlib.use("Agg")
     from fedrepro.experiments.specs import load_spec
-    from fedrepro.reporting.curves import save_figure
+    from fedrepro.reporting.curves import check_figure_file, save_figure
     from fedrepro.reporting.figures import draw
 
+    if out is not None:
+        check_figure_file(out)
     loaded, tier = shown_tier(load_spec(spec), tier, own, folder_given(results))
     with busy("Drawing"):
         figure = draw(loaded, tier, folder_given(results), data)
@@ -567,7 +570,9 @@ def plan_command(
     directives = {"account": account, "partition": partition}
     if as_list:
         refuse_beside_list(script, as_json, measure)
-    if not script:
+    if script:
+        check_place(script)
+    else:
         refuse_without_script(jobs=jobs, hours=hours, at_once=at_once, **directives)
     limit = 4.0 if hours is None else hours
     check_queue(limit, directives)

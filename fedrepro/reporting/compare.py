@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 from ..core.errors import InputError, as_path, choice, listed, short
-from ..core.files import write_atomic
+from ..core.files import check_place, write_atomic
 from ..data.datasets import DATA_CARDS
 from ..data.partition import recipe_settings
 from .grids import Sheet, shown
@@ -466,6 +466,7 @@ def compare(
     base = base_of(setting, data)
     raw = raw_spec(setting, compared_rows(methods, optimiser, base), base, metric, name)
     spec, loggers = checked(raw, folder), Loggers.of(log)
+    check_place(spec.path)
     runs = spec.runs(OWN_TIER)
     report = compute_runs(
         runs,

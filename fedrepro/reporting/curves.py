@@ -10,7 +10,7 @@ __all__ = ['PALETTE', 'ACCENT', 'FOIL', 'REST', 'MARKERS', 'DASHES', 'STYLE', 'N
            'grid', 'distinct_rows', 'best_first', 'highlighted', 'axis_start', 'share_scale', 'moved_apart',
            'line_ends', 'label_ends', 'diverged_notes', 'over_seeds', 'add_notes', 'widen', 'add_legend',
            'refuse_empty', 'finish_panel', 'title_panel', 'panels_in_line', 'first_runs', 'published_values',
-           'accuracy_figure', 'save_figure', 'small_png']
+           'accuracy_figure', 'check_figure_file', 'save_figure', 'small_png']
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #c0866378
 import io, math, textwrap
@@ -25,6 +25,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
@@ -32,6 +33,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from ..core.errors import InputError, choice
+from ..core.files import check_place
 from ..core.folders import command
 from ..data.concept_drift import drift
 from ..engine.rows import metric_named, series
@@ -646,6 +648,13 @@ def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) ->
     return fig
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #3a152805
+def check_figure_file(out: str | Path):
+    "Raises InputError unless a figure can be written to the file `out`: for what is computed before it is drawn"
+    kind = Path(out).suffix[1:].lower()
+    choice(kind, FigureCanvasBase.get_supported_filetypes(), f"format of the figure {out}:")
+    check_place(out)
+
+
 @styled
 def save_figure(fig: Figure, out: str | Path, dpi: int = 150) -> Path:
     "Write `fig` to `out` (png, pdf, svg, ... by its suffix), making its folder; raises InputError if that fails"
@@ -653,7 +662,7 @@ def save_figure(fig: Figure, out: str | Path, dpi: int = 150) -> Path:
     kind = out.suffix[1:].lower()
     undated = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
     try:
-        choice(kind, fig.canvas.get_supported_filetypes(), f"format of the figure {out}:")
+        check_figure_file(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(out, dpi=dpi, metadata=undated.get(kind))
     except OSError as e:

@@ -387,6 +387,34 @@ def test_a_script_is_checked_before_anything_is_tried(refused, spec, tmp_path, m
         refused(["plan", spec, "--sbatch", tmp_path / "jobs.sh", *wrong], wrong[0])
 
 
+@pytest.mark.parametrize(
+    "out, words",
+    [("x.xyz", "format of the figure"), ("afile/x.png", "is not a folder"), ("d.png", "a folder")],
+)
+def test_where_a_file_goes_is_checked_before_anything_is_computed(
+    refused, spec, tmp_path, monkeypatch, out, words
+):
+    "Of a figure its format too; nothing is run, drawn, priced or exported for a file that cannot be written"
+    (tmp_path / "afile").write_text("")
+    (tmp_path / "d.png").mkdir()
+    for what in (
+        "experiments.plan.plan",
+        "reporting.compare.compute_runs",
+        "reporting.figures.draw",
+        "reporting.export.export",
+    ):
+        monkeypatch.setattr(f"fedrepro.{what}", lambda *given, **more: 1 / 0)
+    file = tmp_path / out
+    refused(["compare", "FedAvg", "--results", tmp_path / "c", "--out", file], str(file), words)
+    refused(["figure", spec, "--tier", "smoke", "--out", file], str(file), words)
+    assert not (tmp_path / "c").exists()
+    if words != "format of the figure":
+        refused(["plan", spec, "--sbatch", file], str(file), words)
+        refused(
+            ["export", spec, "--tier", "smoke", "--out", file, "--to", "parquet"], str(file), words
+        )
+
+
 def test_a_login_node_needs_no_gpu(said, spec, tmp_path, monkeypatch):
     "The jobs get the device that was typed; what is priced here is this processor"
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
