@@ -648,10 +648,15 @@ def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) ->
     return fig
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #3a152805
+def _format_of(out: Path) -> str:
+    "The format of a figure, by the suffix of its file; raises InputError for one that cannot be drawn"
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    return choice(out.suffix[1:].lower(), kinds, f"format of the figure {out}:")
+
+
 def check_figure_file(out: str | Path):
     "Raises InputError unless a figure can be written to the file `out`: for what is computed before it is drawn"
-    kind = Path(out).suffix[1:].lower()
-    choice(kind, FigureCanvasBase.get_supported_filetypes(), f"format of the figure {out}:")
+    _format_of(Path(out))
     check_place(out)
 
 
@@ -659,10 +664,9 @@ def check_figure_file(out: str | Path):
 def save_figure(fig: Figure, out: str | Path, dpi: int = 150) -> Path:
     "Write `fig` to `out` (png, pdf, svg, ... by its suffix), making its folder; raises InputError if that fails"
     out = Path(out)
-    kind = out.suffix[1:].lower()
     undated = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
     try:
-        check_figure_file(out)
+        kind = _format_of(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(out, dpi=dpi, metadata=undated.get(kind))
     except OSError as e:

@@ -220,7 +220,8 @@ def test_runs_of_one_job_fail_alone(said, own, tmp_path):
     "Runs that differ in their drift are one job: only the one whose drift the method cannot do fails"
     text = raising("init_client", "1 / 0 if 'sudden' in str(args[0].drift) else None")
     columns = [
-        dict(label=d, drift=d, drift_round=1, source="guess: toy") for d in ("none", "sudden")
+        dict(label="none", drift="none", source="guess: toy"),
+        dict(label="sudden", drift="sudden", drift_round=1, source="guess: toy"),
     ]
     spec = written(
         tmp_path / "papers",
