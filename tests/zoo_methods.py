@@ -358,11 +358,11 @@ REFUSED = {  # what is wrong -> the method, and words of its line
     ),
     "one phase alone": (
         broken(local_phases=lambda self, c: self.phase(c)),
-        ("Broken.local_phases returned Phase", "a list of phases"),
+        ("Broken.local_phases returned a Phase", "a list of phases"),
     ),
     "phases from a generator": (
         broken(local_phases=lambda self, c: (phase for phase in [self.phase(c)])),
-        ("Broken.local_phases returned <generator", "a list of phases"),
+        ("Broken.local_phases returned a generator", "a list of phases"),
     ),
     "a batch of -5": (
         phase_with(batch_size=-5),
@@ -384,7 +384,7 @@ REFUSED = {  # what is wrong -> the method, and words of its line
     ),
     "a step's loss alone": (
         phase_with(step=lambda step: step.grad()[0]),
-        ("phase local: its step returned", "(loss, what the next step remembers)"),
+        ("phase local: its step returned a Tensor", "(loss, what the next step remembers)"),
     ),
     "a step that replaces parameters": (
         phase_with(step=replaces_in_its_step),
@@ -420,7 +420,7 @@ REFUSED = {  # what is wrong -> the method, and words of its line
     ),
     "a server's model of arrays": (
         broken(aggregate=lambda self, s, e: {"params": in_numpy(s["params"])}),
-        ("round 1: Broken.aggregate", "expected a tensor"),
+        ("round 1: Broken.aggregate", "is a ndarray, expected a tensor"),
     ),
     "a server's model in another type": (
         broken(

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PACKAGE_FOLDER', 'STANDARD_LIBRARY', 'LIBRARY_FOLDERS', 'InputError', 'UnknownName', 'Damaged', 'Foreign', 'say',
-           'short', 'choice', 'require', 'span', 'number', 'fits_call', 'instance', 'as_path', 'listed', 'is_own',
-           'own_line', 'raised_by_own', 'brief']
+           'short', 'choice', 'require', 'span', 'number', 'kind_of_value', 'fits_call', 'instance', 'as_path',
+           'listed', 'is_own', 'own_line', 'raised_by_own', 'brief']
 
 # %% ../../nbs/01_core/00_errors.ipynb #6cd03a1f
 import difflib, inspect, math, os, re, sys, sysconfig, traceback
@@ -116,6 +116,13 @@ def number(name: str, value, low, high=math.inf, kind=float, but=None):
     raise InputError(f"{name}: expected {what} {span(low, high, but)}, got {short(value)}")
 
 # %% ../../nbs/01_core/00_errors.ipynb #bdeaf19c
+def kind_of_value(value) -> str:
+    "A value as a refusal names it where its kind is wrong: `None`, `True`, `a Tensor`"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return short(value)
+    return f"a {type(value).__name__}"
+
+
 def fits_call(function: Callable, values: int) -> bool:
     "Whether `function` can be called with so many values in their order; one whose signature is not known can"
     try:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core.errors import InputError, number, require, short
+from ..core.errors import InputError, kind_of_value, number, require, short
 from ..core.torch_state import global_seed
 from ..core.trees import Tree, same_bits
 from ..data.datasets import Dataset
@@ -410,7 +410,7 @@ def checked_pair(answer, where: str, expected: str) -> tuple:
     "`answer` if it is a tuple of two; raises InputError, which begins with `where`"
     if isinstance(answer, tuple) and len(answer) == 2:
         return answer
-    raise InputError(f"{where} returned {short(answer)}; expected {expected}")
+    raise InputError(f"{where} returned {kind_of_value(answer)}; expected {expected}")
 
 
 def checked_step(phase: Phase, answer) -> tuple[Tensor, Any]:
@@ -540,7 +540,7 @@ def refuse_model(model, like: Tree, where: str):
             raise InputError(f"{where}: {n!r} is missing")
         t = model[n]
         if not isinstance(t, Tensor):
-            raise InputError(f"{where}: {n!r} is {short(t)}, expected a tensor")
+            raise InputError(f"{where}: {n!r} is {kind_of_value(t)}, expected a tensor")
         if t.shape != usual.shape:
             got = f"the shape {tuple(t.shape)}"
             raise InputError(f"{where}: {n!r} has {got}, expected {tuple(usual.shape)}")
@@ -596,7 +596,7 @@ def local_phases(method, client: Client) -> list[Phase]:
         declared = method.local_phases(client)
     where = f"{type(method).__name__}.local_phases"
     if not isinstance(declared, (list, tuple)) or not all(isinstance(p, Phase) for p in declared):
-        raise InputError(f"{where} returned {short(declared)}; expected a list of phases")
+        raise InputError(f"{where} returned {kind_of_value(declared)}; expected a list of phases")
     for phase in declared:
         refuse_unknown_prefix(method, phase, client.initial)
     phases = [phase for phase in declared if not phase.final]
