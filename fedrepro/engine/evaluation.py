@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['digests', 'tensor_digest', 'Predictor', 'generalised_accuracy', 'personalised_accuracy', 'eval_models',
-           'model_suffixes', 'final_phases', 'finetuned', 'own_metrics', 'Evaluator', 'evaluate']
+           'model_suffixes', 'final_phases', 'finetuned', 'own_value', 'own_metrics', 'Evaluator', 'evaluate']
 
 # %% ../../nbs/04_engine/06_evaluation.ipynb #e91970da
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from copy import deepcopy
 from itertools import islice
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from ..core.trees import Tree, moved
 from .client import Client, Phase, refuse_model, train
 from .divergence import refuse_diverged
 from .federation import TUNE, Federation
-from .rounds import Snapshot
+from .rounds import Snapshot, unchanged
 from .rows import METRICS, RESERVED, as_number
 
 # %% ../../nbs/04_engine/06_evaluation.ipynb #34289e27
@@ -165,6 +166,17 @@ def finetuned(
     return out
 
 # %% ../../nbs/04_engine/06_evaluation.ipynb #dfaeeeec
+def own_value(compute: Callable, given: dict, name: str, t: int) -> float:
+    """What `compute` of the metric `name` makes of copies of `given`, its arguments in order, in round t
+
+    Raises InputError for what is no number, and if it writes into what it was given."""
+    copies = deepcopy(given)  # models of equal predictions still share theirs
+    where = f"round {t + 1}: metric {name!r}: compute changed what it was given"
+    with unchanged(copies, where, contents=True):
+        value = compute(*copies.values())
+    return float(as_number(value, f"metric {name!r}: compute"))
+
+
 def _score(
     federation: Federation, predicted: list[Tensor], t: int, suffix: str
 ) -> dict[str, float]:
@@ -177,12 +189,10 @@ def _score(
     out = {f"generalised_accuracy{suffix}": generalised_accuracy(predicted, y, maps)}
     if shares is not None:
         out[f"personalised_accuracy{suffix}"] = personalised_accuracy(predicted, y, maps, shares)
+    given = {"predicted": predicted, "test_y": y, "label_maps": maps, "shares": shares}
     for metric in METRICS.values():
-        if metric.compute is None:
-            continue
-        value = metric.compute(predicted, y, maps, shares)
-        value = as_number(value, f"metric {metric.name!r}: compute")
-        out[f"{metric.name}{suffix}"] = float(value)
+        if metric.compute is not None:
+            out[f"{metric.name}{suffix}"] = own_value(metric.compute, given, metric.name, t)
     return out
 
 # %% ../../nbs/04_engine/06_evaluation.ipynb #064a51ab

@@ -113,8 +113,8 @@ class Shared:
         for r in self.runs:
             rows = [*self.before, *state.rows]
             r.history = replace(r.history, rows=rows, snapshot=state.snapshot)
-            r.stopped = followed(r.callbacks, r.history)
-        if followed(self.callbacks, state):
+            r.stopped = followed(r.callbacks, r.history, r.federation)
+        if followed(self.callbacks, state, self.runs[0].federation):
             for r in self.runs:
                 r.stopped = True
         going = [r for r in self.runs if not r.ended]

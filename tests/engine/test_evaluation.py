@@ -568,3 +568,51 @@ def test_a_metric_that_returns_no_number_is_refused_in_the_first_round(worst, tm
         ["FedAvg"], clients=3, rounds=2, epochs=1, seeds=1, quiet=True, folder=tmp_path
     ).report.failed
     assert len(found) == 1 and "metric 'worst': compute: expected a number" in str(found)
+
+
+def subtracts(predicted, test_y, label_maps, shares):
+    for p in predicted:
+        p -= test_y  # 0 where it is right
+    return float((predicted[0] == 0).double().mean())
+
+
+def shifts_labels(predicted, test_y, label_maps, shares):
+    test_y.numpy()[:] += 1
+    return 0.0
+
+
+def shifts_maps(predicted, test_y, label_maps, shares):
+    label_maps += 1
+    return 0.0
+
+
+def shifts_shares(predicted, test_y, label_maps, shares):
+    shares[1][:] += 1
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    "compute, entry",
+    [
+        (subtracts, "predicted, 0"),
+        (shifts_labels, "test_y"),
+        (shifts_maps, "label_maps"),
+        (shifts_shares, "shares, 1"),
+    ],
+)
+def test_a_metric_that_writes_into_what_it_was_given_is_refused_and_spoils_nothing(
+    worst, compute, entry
+):
+    federation = tiny()
+    at = begin(METHODS["FedAvg"](), federation)
+    evaluator = Evaluator()
+    before = evaluator(METHODS["FedAvg"](), federation, at)
+    add_metric(replace(worst, compute=compute))
+    with pytest.raises(InputError) as error:
+        evaluator(METHODS["FedAvg"](), federation, at)
+    line = (
+        f"round 1: metric 'worst': compute changed what it was given in place ({entry}); expected"
+    )
+    assert str(error.value).startswith(line)
+    add_metric(worst)
+    assert evaluator(METHODS["FedAvg"](), federation, at) == before

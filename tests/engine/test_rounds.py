@@ -1,7 +1,11 @@
 "What a method, an evaluation or a callback does between the lines of a round is seen by the run, or refused in one line"
 
+import itertools
+import random
+from collections import deque
 from dataclasses import replace
 from functools import cached_property
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,11 +14,13 @@ import torch
 from fedrepro.checks.harness import tiny
 from fedrepro.core.trees import same_bits
 from fedrepro.data.concept_drift import DriftSchedule, Swap
+from fedrepro.engine import rounds
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.forks import ActiveRun, run_forked
 from fedrepro.engine.method import FedAvg
-from fedrepro.engine.rounds import run
+from fedrepro.engine.rounds import AfterRound, run, sequential
 from fedrepro.engine.rows import RESERVED
+from fedrepro.executors.executors import Stacked
 from toy import one_line
 
 LOCAL = dict(lr=0.05, epochs=1, batch_size=0)
@@ -125,6 +131,133 @@ def test_a_hook_that_writes_into_what_it_was_given_is_refused(what):
         ran(method(**hooks))
 
 
+# --- writes that PyTorch does not count
+
+
+def updates_what_it_received(self, client, params, results):
+    for n, t in client.received["params"].items():
+        t.data.copy_(0.5 * t + 0.5 * params[n])  # "the local copy"
+    return {"params": dict(client.received["params"])}, client.state
+
+
+def counts_in_numpy(self, client, params, results):
+    client.state["seen"].numpy()[...] += 1
+    return {"params": params}, client.state
+
+
+def counts_in_an_array(self, client, params, results):
+    client.state["counts"][700] = 1  # as it prints, the middle is left out
+    return {"params": params}, client.state
+
+
+def moves_the_initial_model(self, client, params, results):
+    if client.round:  # in round 1 it is what was received
+        client.initial["head.bias"].data.add_(1)
+    return {"params": params}, client.state
+
+
+def reorders_its_samples(self, client, params, results):
+    client.indices.copy_(client.indices.flip(0))
+    return {"params": params}, client.state
+
+
+def darkens_the_pictures(self, client, params, results):
+    client.data.train_x[client.indices] = 0
+    return {"params": params}, client.state
+
+
+def darkens_one_picture(self, client, params, results):
+    client.data.train_x.numpy()[client.indices[0]] = 0
+    return {"params": params}, client.state
+
+
+def scales_in_its_loss(self, client, params, batch):
+    client.received["params"]["head.bias"].data.mul_(0.9)
+    return FedAvg.loss(self, client, params, batch)
+
+
+def steps_on_the_server(self, server, exchange):
+    for n, t in usual(server, exchange)["params"].items():
+        server["params"][n].data.copy_(t)
+    return dict(server)
+
+
+def adds_to_an_upload(self, server, exchange):
+    exchange.uploads[0]["params"]["head.bias"].numpy()[0] += 1
+    return usual(server, exchange)
+
+
+def remembers(self, federation, k):
+    return {"seen": torch.zeros(2), "counts": np.full(2000, np.nan)}
+
+
+UNCOUNTED = {  # hooks, and the line without its end
+    "received": (
+        dict(client_result=updates_what_it_received),
+        "client 0, round 1: Own.client_result changed client.received in place (params, body.fc1.weight)",
+    ),
+    "state": (
+        dict(init_client=remembers, client_result=counts_in_numpy),
+        "client 0, round 1: Own.client_result changed client.state in place (seen)",
+    ),
+    "an array": (
+        dict(init_client=remembers, client_result=counts_in_an_array),
+        "client 0, round 1: Own.client_result changed client.state in place (counts)",
+    ),
+    "initial": (
+        dict(client_result=moves_the_initial_model),
+        "round 2: Own.client_result changed client.initial in place (head.bias)",
+    ),
+    "indices": (
+        dict(client_result=reorders_its_samples),
+        "client 0, round 1: Own.client_result changed client.indices in place;",
+    ),
+    "data": (
+        dict(client_result=darkens_the_pictures),
+        "client 0, round 1: Own.client_result changed client.data in place (train_x)",
+    ),
+    "data, one sample": (
+        dict(client_result=darkens_one_picture),
+        "client 0, round 1: Own.client_result changed client.data, its own samples, in place",
+    ),
+    "a loss": (
+        dict(loss=scales_in_its_loss),
+        "client 0, round 1: Own, phase local, changed client.received in place (params, head.bias)",
+    ),
+    "server": (
+        dict(aggregate=steps_on_the_server),
+        "round 1: Own.aggregate changed the server's state in place (params, body.fc1.weight)",
+    ),
+    "an upload": (
+        dict(aggregate=adds_to_an_upload),
+        "round 1: Own's server changed what was sent in place (0, 0, params, head.bias)",
+    ),
+}
+
+
+@pytest.mark.parametrize("executor", [sequential, Stacked()])
+@pytest.mark.parametrize("what", UNCOUNTED)
+def test_a_write_that_pytorch_does_not_count_is_refused(what, executor):
+    hooks, line = UNCOUNTED[what]
+    with one_line(line):
+        run(method(**hooks), own_copy(), 2, executor=executor)
+
+
+def test_what_is_not_written_into_stays_as_it_is():
+    "NaN is equal to NaN, and an array, an object and tensors of all kinds may be in a state"
+
+    def init_client(self, federation, k):
+        odd = torch.zeros(()).expand(1), torch.zeros(0), torch.tensor(1 + 1j).conj()
+        return remembers(self, federation, k) | {
+            "odd": odd,
+            "free": {1, 2},
+            "rng": random.Random(0),
+        }
+
+    own = ran(method(init_client=init_client)).snapshot.server
+    assert same_bits(own, ran(FedAvg(**LOCAL)).snapshot.server)
+
+
 class Writes:
     def after_round(self, state):
         state.snapshot.server["params"]["head.bias"].add_(1)
@@ -142,6 +275,118 @@ def test_an_evaluation_or_a_callback_that_writes_into_the_server_s_state_is_refu
         ran(FedAvg(**LOCAL), evaluate=evaluate)
     with one_line("round 1: callback Writes changed the server's state in place"):
         ran(FedAvg(**LOCAL), callbacks=[Writes()])
+
+
+def scales_a_state(method, federation, snapshot):
+    snapshot.states[2]["seen"].mul_(0.5)
+
+
+def scales_a_state_uncounted(method, federation, snapshot):
+    snapshot.states[2]["seen"].numpy()[0] = 7
+
+
+def replaces_a_state(method, federation, snapshot):
+    snapshot.states[2] = {"seen": torch.ones(2)}
+
+
+def scales_a_broadcast(method, federation, snapshot):
+    snapshot.last_broadcasts[0]["more"].data.mul_(0.5)
+
+
+def darkens(method, federation, snapshot):
+    federation.data.train_x.sub_(1)
+
+
+def darkens_uncounted(method, federation, snapshot):
+    federation.data.test_x.numpy()[0] = 0
+
+
+def reorders(method, federation, snapshot):
+    federation.indices[1].copy_(federation.indices[1].flip(0))
+
+
+def moves_the_start(method, federation, snapshot):
+    federation.initial["head.bias"].data.add_(1)
+
+
+OUTSIDE = {
+    scales_a_state: "the clients' states in place (2, seen)",
+    scales_a_state_uncounted: "the clients' states in place (2, seen)",
+    replaces_a_state: "the clients' states in place (2, seen)",
+    scales_a_broadcast: "the clients' last broadcasts in place (0, more)",
+    darkens: "the federation's data in place (train_x)",
+    darkens_uncounted: "the federation's data in place (test_x)",
+    reorders: "the federation's indices in place (0, 1)",
+    moves_the_start: "the federation's initial model in place (head.bias)",
+}
+
+
+def own_copy():
+    "A federation whose model, samples and indices are its own"
+    federation = tiny()
+    data = replace(federation.data, **{n: t.clone() for n, t in federation.data.tensors.items()})
+    rows = [part.copy() for part in federation.partition.train]
+    return replace(federation, data=data, partition=replace(federation.partition, train=rows))
+
+
+@pytest.mark.parametrize("writes", OUTSIDE)
+def test_an_evaluation_or_a_callback_that_writes_into_anything_is_refused(writes):
+    federation = own_copy()
+    own = method(
+        init_client=remembers,
+        broadcast=lambda self, server: {"params": server["params"], "more": torch.ones(1)},
+    )
+
+    def evaluate(method, federation, snapshot, final):
+        writes(method, federation, snapshot)
+        return {}
+
+    def after_round(state):
+        writes(own, federation, state.snapshot)
+
+    with one_line(f"round 1: evaluate changed {OUTSIDE[writes]}"):
+        run(own, federation, 2, evaluate)
+    federation = own_copy()
+    callback = SimpleNamespace(after_round=after_round)
+    with one_line(f"round 1: callback SimpleNamespace changed {OUTSIDE[writes]}"):
+        run(own, federation, 2, callbacks=[callback])
+    federation = own_copy()
+    looks = AfterRound(lambda snapshot: writes(own, federation, snapshot))
+    with one_line(f"round 1: callback AfterRound changed {OUTSIDE[writes]}"):
+        run(own, federation, 2, callbacks=[looks])
+
+
+def test_a_server_that_writes_into_the_data_is_refused():
+    def select_clients(self, server, federation, t):
+        federation.data.train_y.numpy()[:2] = 0
+        return federation.cohort(t)
+
+    with one_line("round 1: Own changed the federation's data in place (train_y)"):
+        run(method(select_clients=select_clients), own_copy(), 1)
+
+
+def test_a_method_s_hook_that_writes_in_an_evaluation_is_refused():
+    def eval_params(self, message, state):
+        state["seen"].data.add_(1)
+        return message["params"]
+
+    own = method(init_client=remembers, eval_params=eval_params)
+    with one_line(
+        "round 1: Own, in the evaluation, changed the clients' states in place (0, seen)"
+    ):
+        ran(own, evaluate=evaluate)
+
+
+def test_data_of_any_size_are_compared_after_the_first_and_the_last_round(monkeypatch):
+    monkeypatch.setattr(rounds, "CONTENTS_LIMIT", 0)
+
+    def evaluate(method, federation, snapshot, final):
+        if final:
+            federation.data.test_x.numpy()[0] = 0
+        return {}
+
+    with one_line("round 2: a hook, the evaluation or a callback changed", "in place (test_x)"):
+        run(FedAvg(**LOCAL), own_copy(), 2, evaluate)
 
 
 def test_uploads_may_be_made_in_inference_mode():
@@ -215,6 +460,163 @@ def test_what_a_method_keeps_on_itself_is_refused(what):
     hooks, name = KEEPS[what]
     with one_line(f"round 1: Own.{name} has changed", "expected it in the server's or a client's"):
         ran(method(init_server=with_things, **hooks))
+
+
+class Counter:
+    "An object of one's own"
+
+    seen = 0
+
+    def __init__(self):
+        self.n = 0
+        self.look = lambda n: n  # functions count by which they are
+
+    @cached_property
+    def half(self):
+        return 0.5
+
+
+def with_objects(self, federation):
+    self.twister = random.Random(0)
+    self.queue = deque([0.0])
+    self.ids = itertools.count()
+    self.layer = torch.nn.Linear(1, 1)
+    self.optimiser = torch.optim.SGD(self.layer.parameters(), 1.0)
+    self.decay = torch.optim.lr_scheduler.LambdaLR(self.optimiser, lambda t: 0.5**t)
+    self.counter = Counter()
+    self.federation = federation
+    return {"params": federation.initial}
+
+
+def steps_the_decay(self):
+    self.optimiser.step()
+    self.decay.step()
+
+
+OBJECTS = {
+    "twister": lambda self: self.twister.random(),
+    "queue": lambda self: self.queue.append(1.0),
+    "ids": lambda self: next(self.ids),
+    "layer": lambda self: self.layer.weight.data.add_(1),
+    "optimiser": lambda self: self.optimiser.param_groups[0].update(lr=0.5),
+    "counter": lambda self: vars(self.counter).update(n=1),
+    "decay": steps_the_decay,
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_an_object_that_a_method_changes_is_memory_too(name):
+    def aggregate(self, server, exchange):
+        OBJECTS[name](self)
+        return usual(server, exchange)
+
+    name = "optimiser" if name == "decay" else name  # the first that changes
+    with one_line(f"round 1: Own.{name} has changed", "expected it in the server's or a client's"):
+        ran(method(init_server=with_objects, aggregate=aggregate))
+
+
+def test_an_object_that_does_not_change_may_be_on_a_method():
+    def aggregate(self, server, exchange):
+        assert self.counter.half and self.federation.indices and self.layer.eval()
+        return usual(server, exchange)
+
+    own = ran(method(init_server=with_objects, aggregate=aggregate)).snapshot.server
+    assert same_bits(own, ran(FedAvg(**LOCAL)).snapshot.server)
+
+
+REMEMBERED: dict = {}
+SEEN = torch.zeros(10)
+TOTAL = 0
+DRAWS = np.random.default_rng(0)
+COUNTER = Counter()
+LOGGED: list = []  # by a callback
+
+
+def in_a_dict(self, client, params, results):
+    REMEMBERED[client.id] = params
+    return {"params": params}, client.state
+
+
+def in_a_tensor(self, client, params, results):
+    SEEN.numpy()[client.id] += 1
+    return {"params": params}, client.state
+
+
+def in_a_number(self, client, params, results):
+    def count():
+        global TOTAL
+        TOTAL += 1
+
+    count()
+    return {"params": params}, client.state
+
+
+def by_another_function(self, client, params, results):
+    draw()
+    return {"params": params}, client.state
+
+
+def draw():
+    return DRAWS.random()
+
+
+def in_an_object(self, client, params, results):
+    COUNTER.n += 1
+    return {"params": params}, client.state
+
+
+def in_a_class(self, client, params, results):
+    Counter.seen += 1
+    return {"params": params}, client.state
+
+
+def in_a_default(self, client, params, results, memory=[]):  # noqa: B006
+    memory.append(client.id)
+    return {"params": params}, client.state
+
+
+def in_its_class(self, client, params, results):
+    type(self).memory[client.id] = 1
+    return {"params": params}, client.state
+
+
+def in_a_new_one(self, client, params, results):
+    type(self).last = client.id
+    return {"params": params}, client.state
+
+
+ELSEWHERE = {
+    "a dict": (in_a_dict, "Own's global test_rounds.REMEMBERED"),
+    "a tensor": (in_a_tensor, "Own's global test_rounds.SEEN"),
+    "a number": (in_a_number, "Own's global test_rounds.TOTAL"),
+    "a generator": (by_another_function, "Own's global test_rounds.DRAWS"),
+    "an object": (in_an_object, "Own's global test_rounds.COUNTER"),
+    "another class": (in_a_class, "Counter.seen (of the class)"),
+    "a default": (in_a_default, "a default value of in_a_default"),
+    "its class": (in_its_class, "Own.memory (of the class)"),
+    "a new one": (in_a_new_one, "Own.last (of the class)"),
+}
+
+
+@pytest.mark.parametrize("what", ELSEWHERE)
+def test_memory_outside_of_a_method_s_object_is_refused(what):
+    "Worker processes would not share it, and the next run would begin with it"
+    hook, name = ELSEWHERE[what]
+    with one_line(f"round 1: {name} has changed", "expected it in the server's or a client's"):
+        ran(method(client_result=hook, memory={}))
+
+
+def test_a_callback_may_write_into_a_global():
+    def after_round(state):
+        LOGGED.append(state.snapshot.round)
+
+    def looks(self, server, exchange):
+        assert len(LOGGED) == exchange.round
+        return usual(server, exchange)
+
+    LOGGED.clear()
+    ran(method(aggregate=looks), callbacks=[SimpleNamespace(after_round=after_round)])
+    assert LOGGED == [1, 2]
 
 
 def test_what_does_not_change_may_be_on_a_method():
