@@ -159,7 +159,6 @@ def adopt(sent: dict):
     "Import what was sent here from another process: from its texts, also where this process has another version"
     if not sent:
         return
-    OWN_MODULES.definitions.clear()  # of other files, which this worker had before
     texts = sent["texts"]
     other_version = [
         name

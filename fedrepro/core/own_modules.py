@@ -82,14 +82,18 @@ def _being_imported() -> str:
         if name in sys.modules and own_file(file_of(name)):
             spec = getattr(sys.modules[name], "__spec__", None)
             return name if getattr(spec, "_initializing", False) else ""
+        if frame.f_code.co_name == "<module>":
+            return ""  # a module of the package or a library, which a person's imports
         frame = frame.f_back
     return ""
 
 
 def note_definition(what: str, name: str):
-    "Note that the person's module that is imported just now, if there is one, defines the `what` called `name`"
+    """Note that the person's module that is imported just now, if there is one, defines the `what` called `name`
+
+    Not while runs are computed: a worker imports what its parent has sent, and the parent has noted it."""
     module = _being_imported()
-    if not module:
+    if not module or OWN_MODULES.computations:
         return
     modules = OWN_MODULES.definitions.setdefault((what, name), [])
     if module not in modules:

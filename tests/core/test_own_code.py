@@ -319,6 +319,22 @@ def test_two_files_that_define_one_name(files, tmp_path, what):
             table.update(before)
 
 
+def test_what_the_package_defines_while_a_file_imports_it_is_not_the_files(tmp_path):
+    "The file that loads the package first does not own its networks and recipes"
+    (tmp_path / "first.py").write_text(
+        "import fedrepro.models.networks, fedrepro.data.datasets, fedrepro.engine.rows\n"
+        "from fedrepro.core.own_modules import OWN_MODULES\nprint(sum(OWN_MODULES.definitions.values(), []))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "import first"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
 def test_a_class_that_moves_to_another_file_of_its_family(files, tmp_path):
     files(moved_b="", moved_a="import moved_b\n" + TWICE["method"])
     files(moved_b=TWICE["method"], moved_a="from moved_b import Same\n")
