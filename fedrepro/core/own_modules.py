@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['OWN_MODULES', 'SCALARS', 'CONTAINERS', 'CHANGING', 'READING', 'own_file', 'OwnModules', 'constants',
            'changed_constants', 'note_definition', 'forget_definitions', 'defining_files', 'still_defined',
-           'refuse_two_files', 'define_once', 'OwnFinder', 'file_of', 'pin_source', 'mentioned', 'family', 'is_data',
-           'array_text', 'PlainText', 'unrepeatable_names', 'plain_values', 'values_after_import', 'family_digest',
-           'source_digests']
+           'refuse_two_files', 'define_once', 'OwnFinder', 'file_of', 'pin_source', 'mentioned', 'family', 'is_array',
+           'is_data', 'array_text', 'PlainText', 'unrepeatable_names', 'plain_values', 'values_after_import',
+           'family_digest', 'source_digests']
 
 # %% ../../nbs/01_core/05_own_modules.ipynb #32fd4ebc
 import ast, hashlib, importlib.util, inspect, os, sys
@@ -300,13 +300,21 @@ SCALARS = (type(None), bool, Number, str, bytes, PurePath)
 CONTAINERS = (list, tuple, set, frozenset, dict, SimpleNamespace, Namespace)
 
 
+def is_array(value) -> bool:
+    "Whether a value is an array or a number of NumPy's, or a tensor"
+    if isinstance(value, (np.ndarray, np.generic)):
+        return True
+    kind = type(value)
+    return kind.__module__.startswith("torch") and hasattr(value, "detach")
+
+
 def is_data(value) -> bool:
     "Whether a value is a number, a text, a path, an array or a container, and not code"
     if isinstance(value, type):
         return False
-    if isinstance(value, (*SCALARS, *CONTAINERS, np.ndarray)) or is_dataclass(value):
+    if isinstance(value, (*SCALARS, *CONTAINERS)) or is_dataclass(value):
         return True
-    return type(value).__module__.startswith("torch") and hasattr(value, "detach")
+    return is_array(value)
 
 
 def array_text(value) -> str:
@@ -343,7 +351,7 @@ class PlainText:
             return f"<{type(value).__qualname__}>"
         if isinstance(value, SCALARS) and not isinstance(value, np.generic):
             return self.scalar(value)
-        if hasattr(value, "dtype"):
+        if is_array(value):
             return array_text(value)
         if id(value) in self.inside:
             return "<itself>"

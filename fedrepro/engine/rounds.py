@@ -297,7 +297,7 @@ def assigned(method, survey: Survey, server: dict, exchange: Exchange) -> tuple[
     after, replies = checked_pair(answer, where, "(the server's next state, a list of dicts)")
     return a_dict(after, where), dict_each(replies, len(exchange.cohort), where)
 
-
+# %% ../../nbs/04_engine/05_rounds.ipynb #f2b69aed
 def open_round(
     method, federation: Federation, snapshot: Snapshot, profiler: Profiler = OFF
 ) -> OpenRound:

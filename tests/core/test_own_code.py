@@ -767,3 +767,13 @@ def test_what_a_file_changes_is_put_back_however_it_ends(files, change, then):
         transforms.PIXEL_STATISTICS["digits"],
         torch.get_default_dtype(),
     )
+
+
+def test_an_object_of_the_package_may_be_a_global_of_an_own_file(files, tmp_path):
+    "A federation is a dataclass with a `dtype`, and no array"
+    files(
+        holds_x="from fedrepro import FedAvg\nfrom fedrepro.checks.harness import tiny\n"
+        "HERE = tiny()\nclass Holds(FedAvg):\n    pass\n"
+    )
+    (run,) = planned(tmp_path, methods={"Holds": {}})
+    assert source(run)
