@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Tree', 'add', 'sub', 'scale', 'zeros_like', 'dot', 'squared_norm', 'norm', 'distance', 'weighted_mean', 'select',
-           'stack', 'unstack', 'leaves', 'tensors', 'nbytes', 'moved', 'same_bits']
+           'stack', 'unstack', 'leaves', 'tensors', 'nbytes', 'moved', 'as_bytes', 'same_bits']
 
 # %% ../../nbs/01_core/01_trees.ipynb #08d44a9f
 import math
@@ -132,15 +132,21 @@ def moved(message, device):
     )
 
 # %% ../../nbs/01_core/01_trees.ipynb #0edc8f88
+def as_bytes(t: Tensor) -> Tensor:
+    "The numbers of a tensor, one after the other, as a tensor (bytes,) uint8"
+    flat = t.detach().reshape(-1)
+    if flat.numel() == 1:
+        flat = flat.clone(memory_format=torch.contiguous_format)  # one number may have stride 0
+    return flat.contiguous().view(torch.uint8)
+
+
 def same_bits(a, b) -> bool:
     "Whether two nested messages hold tensors of the same shapes, types and bits, in the same order"
-
-    def bits(t: Tensor) -> Tensor:
-        return t.reshape(-1).contiguous().view(torch.uint8)
-
-    x, y = tensors(a), tensors(b)
-    alike = (
-        s.dtype == t.dtype and s.shape == t.shape and torch.equal(bits(s), bits(t))
-        for s, t in zip(x, y)
-    )
-    return len(x) == len(y) and all(alike)
+    first = tensors(a)
+    second = tensors(b)
+    if len(first) != len(second):
+        return False
+    for s, t in zip(first, second):
+        if s.dtype != t.dtype or s.shape != t.shape or not torch.equal(as_bytes(s), as_bytes(t)):
+            return False
+    return True

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from ..core.errors import InputError, short
 from ..core.torch_state import global_seed
-from ..core.trees import Tree, moved
+from ..core.trees import Tree, as_bytes, moved
 from .client import Client, Phase, refuse_model, train
 from .divergence import refuse_diverged
 from .federation import TUNE, Federation
@@ -38,7 +38,7 @@ def digests(models: Iterable[Tree]) -> list[dict[str, bytes]]:
 
 def tensor_digest(name: str, t: Tensor) -> bytes:
     "16 bytes of the sha256 over name, type, shape and numbers of a tensor"
-    content = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    content = as_bytes(t.cpu()).numpy()
     about = f"{name} {t.dtype} {tuple(t.shape)}".encode()
     return hashlib.sha256(about + content.data).digest()[:16]
 

@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 from ..core.errors import InputError, number, require, short
 from ..core.own_modules import define_once
 from ..core.torch_state import global_seed
-from ..core.trees import Tree, same_bits
+from ..core.trees import Tree, as_bytes, same_bits
 
 # %% ../../nbs/03_models/00_architectures.ipynb #82c20e02
 class Network(nn.Module):
@@ -485,8 +485,8 @@ def _by_value(value, depth: int = 3):
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta:
-        flat = value.detach().cpu().resolve_conj().resolve_neg().reshape(-1).contiguous()
-        return str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy().tobytes()
+        numbers = as_bytes(value.detach().cpu().resolve_conj().resolve_neg())
+        return str(value.dtype), tuple(value.shape), numbers.numpy().tobytes()
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, torch.Generator):
