@@ -640,7 +640,8 @@ class UsedGlobals:
             self.look_in(thing.__globals__, set(names_in(thing.__code__)))
 
     def look_in(self, module: dict, names: set[str]):
-        "Note what of `names` a module has"
+        "Note what of `names` a module has; a page or a script may collect what it looks at"
+        watched = module["__name__"] != "__main__"
         for name in names & module.keys():
             value = module[name]
             if isinstance(value, (type, FunctionType)):
@@ -648,6 +649,8 @@ class UsedGlobals:
             elif isinstance(value, ModuleType):
                 if self.is_persons(value.__name__) and vars(value) is not module:
                     self.look_in(vars(value), names - {name})
+            elif not watched:
+                continue
             elif isinstance(value, MEMORY) or self.is_persons(type(value).__module__):
                 self.found[f"{self.name}'s global {module['__name__']}.{name}"] = value
 
