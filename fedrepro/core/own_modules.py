@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['OWN_MODULES', 'SCALARS', 'CONTAINERS', 'CHANGING', 'READING', 'own_file', 'OwnModules', 'constants',
-           'changed_constants', 'note_definition', 'forget_definitions', 'defining_files', 'still_defined',
-           'refuse_two_files', 'define_once', 'OwnFinder', 'file_of', 'pin_source', 'mentioned', 'family', 'is_array',
-           'is_data', 'array_text', 'PlainText', 'unrepeatable_names', 'plain_values', 'values_after_import',
-           'family_digest', 'source_digests']
+           'changed_constants', 'note_definition', 'forget_definitions', 'no_longer_named', 'defining_files',
+           'still_defined', 'refuse_two_files', 'define_once', 'OwnFinder', 'file_of', 'pin_source', 'mentioned',
+           'family', 'is_array', 'is_data', 'array_text', 'PlainText', 'unrepeatable_names', 'plain_values',
+           'values_after_import', 'family_digest', 'source_digests']
 
 # %% ../../nbs/01_core/05_own_modules.ipynb #32fd4ebc
 import ast, hashlib, importlib.util, inspect, os, sys
@@ -107,11 +107,19 @@ def forget_definitions(module: str):
             modules.remove(module)
 
 # %% ../../nbs/01_core/05_own_modules.ipynb #54d1a7e6
+def no_longer_named() -> set[str]:
+    "The modules of imported files that `--import`, or a page's `imports`, named before and does not name now"
+    named = os.environ.get("FEDREPRO_METHODS", "").split(os.pathsep)
+    now = {str(Path(file).absolute()) for file in named if file}
+    return {module for file, (module, _) in OWN_MODULES.imported.items() if file not in now}
+
+
 def defining_files(what: str, name: str) -> list[str]:
-    "The files, among a person's imported ones that are still there, that define the `what` called `name`"
+    "The files, among a person's imported ones that are still there and named, that define the `what` called `name`"
     files = {}
+    before = no_longer_named()
     for module in OWN_MODULES.definitions.get((what, name), []):
-        file = file_of(module) if module in sys.modules else None
+        file = file_of(module) if module in sys.modules and module not in before else None
         if file and Path(file).is_file():
             files[Path(file).resolve()] = file
     return list(files.values())

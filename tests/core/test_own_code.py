@@ -302,17 +302,21 @@ TWICE = {
 
 
 @pytest.mark.parametrize("what", TWICE)
-def test_two_files_that_define_one_name(files, tmp_path, what):
-    "The later one is refused with both files in the line; the same file may be imported again, edited or not"
+def test_two_files_that_define_one_name(files, tmp_path, monkeypatch, what):
+    "Where both are named, both are in the line. The same file may be imported again, and another in its place"
     tables = dict(partition.PARTITIONS), dict(METRICS)
     try:
         first = files(same_a=TWICE[what])
         files(same_a=TWICE[what] + "# edited\n")
+        second = first.with_name("same_b.py")
+        second.write_text(TWICE[what])
+        monkeypatch.setenv("FEDREPRO_METHODS", os.pathsep.join(map(str, (first, second))))
         with one_line(f"{what} Same is defined in {first} and in", "same_b.py; rename one"):
-            files(same_b=TWICE[what])
+            load_methods()
             planned(tmp_path, methods={"Same": {}})
-        first.unlink()  # the file was renamed
         files(same_b=TWICE[what])
+        if what == "method":
+            assert source(planned(tmp_path, methods={"Same": {}})[0])
     finally:
         for table, before in zip((partition.PARTITIONS, METRICS), tables):
             table.clear()

@@ -255,7 +255,7 @@ def test_a_worker_that_does_not_start_holds_up_nobody():
 
 SCRIPT = """
 from fedrepro.executors.processes import Workers, dumps
-print("once more")
+print("once more", flush=True)
 {guard}:
     with Workers(2, lambda number: dumps((int, ()))) as workers:
         print(*workers.work([dumps((pow, (2, 3)))]))
