@@ -135,8 +135,8 @@ def moved(message, device):
 def as_bytes(t: Tensor) -> Tensor:
     "The numbers of a tensor, one after the other, as a tensor (bytes,) uint8"
     flat = t.detach().reshape(-1)
-    if flat.numel() == 1:
-        flat = flat.clone(memory_format=torch.contiguous_format)  # one number may have stride 0
+    if flat.numel() < 2:  # one number, or none, may have stride 0
+        flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.contiguous().view(torch.uint8)
 
 

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from ..core.errors import InputError, kind_of_value, number, require, short
 from ..core.torch_state import global_seed
-from ..core.trees import Tree, same_bits, tensors
+from ..core.trees import Tree, as_bytes, same_bits, tensors
 from ..data.datasets import Dataset
 from .probes import OFF, Profiler
 from ..models.architectures import Net, tried
@@ -495,8 +495,7 @@ def numbers_mark(t: Tensor) -> tuple:
         parts = flat.split(2**22)  # a data set may fill half of the memory
     mark = [t.dtype, t.shape]
     for part in parts:
-        plain = part.clone(memory_format=torch.contiguous_format)  # one number may have stride 0
-        mark.append(hash(plain.view(torch.uint8).numpy().tobytes()))
+        mark.append(hash(as_bytes(part).numpy().tobytes()))
     return tuple(mark)
 
 
