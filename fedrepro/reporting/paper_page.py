@@ -63,7 +63,7 @@ from fedrepro.verdicts.claims import (
 from ..verdicts.independent import own_tables
 from ..verdicts.scoreboard import ALIAS, independent, scoreboard
 from ..verdicts.summaries import each_run, stored_runs
-from ..verdicts.tables import half_width, has_runs, mean_std, table
+from ..verdicts.tables import has_runs, table
 from ..verdicts.verdicts import DECIDED, VERDICTS
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #f0d0557b
@@ -754,8 +754,10 @@ def run_links(runs: StoredRuns, row: str, column: str) -> list[str]:
     return [f"[{run.run_id.iloc[0][:8]}]({place}/{run.file.iloc[0]})" for run in mine]
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #e8b810e8
-def measure(given: dict, tier: str, results=None, root=None) -> list[tuple[Comparison, list[str]]]:
-    "The differences, seed by seed, of one `[[effect]]` at `tier`, with links to the runs; none without such a column"
+def measure(
+    given: dict, tier: str, results=None, root=None
+) -> list[tuple[str, Comparison, list[str]]]:
+    "What is subtracted, by seed, of one `[[effect]]` at `tier`, and links to the runs; none without such a column"
     spec = load_spec(given["spec"], root)
     other = load_spec(given.get("against_spec", given["spec"]), root)
     if tier not in spec.tiers or tier not in other.tiers:
@@ -772,13 +774,16 @@ def measure(given: dict, tier: str, results=None, root=None) -> list[tuple[Compa
         if c.label not in both:
             continue
         for row, theirs in zip(given["rows"], given.get("against", given["rows"])):
+            what = f"{label(given, row, theirs, (metric, other_metric))}, {c.label}"
             found = subtract(
-                f"{label(given, row, theirs, (metric, other_metric))}, {c.label}",
+                row,
+                theirs,
+                c.label,
                 runs.values(row, c.label, value),
                 other_runs.values(theirs, c.label, other_value),
             )
             links = run_links(runs, row, c.label) + run_links(other_runs, theirs, c.label)
-            out.append((found, list(dict.fromkeys(links))))
+            out.append((what, found, list(dict.fromkeys(links))))
     return out
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #3bb65933
@@ -813,16 +818,15 @@ def effects(paper: str, tier: str, results=None, root=None) -> pd.DataFrame:
             check_effect(given, path)
             deviations = [entry["name"] for entry in read_ledger(paper, root)]
             choice(given["deviation"], deviations, f"{path}: effect: deviation")
-            for found, runs in measure(given, tier, results, root):
-                gaps = list(found.differences.values())
+            for what, found, runs in measure(given, tier, results, root):
                 lines.append(
                     {
                         "deviation": given["deviation"],
-                        "what": found.label,
+                        "what": what,
                         "tier": tier,
-                        "n": len(gaps),
-                        "points": mean_std(gaps)[0],
-                        "half": half_width(gaps),
+                        "n": len(found.differences),
+                        "points": found.mean,
+                        "half": found.half,
                         "gone": str(found.why) if found.diverged else "",
                         "runs": tuple(runs),
                     }

@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'GAINS', 'ABOVE_STATED', 'CANNOT', 'NOT_TESTED', 'CLAIM_WORDS', 'CLAIM_COLUMNS',
-           'AS_IN_CLAIM', 'paired_test', 'holm', 'contestants', 'StoredRuns', 'load_stored_runs', 'statistic',
-           'values_of', 'at_round', 'best_within', 'first_round', 'Comparison', 'subtract', 'Claim', 'with_tuples',
-           'claim_tables', 'listed_line', 'said_in', 'read_claim', 'read_claims', 'columns_at', 'rivals_of',
-           'rival_pairs', 'gain_over', 'above', 'rounds_taken', 'fewer_rounds', 'joint', 'effect', 'reasons',
-           'testable', 'decisive_numbers', 'clear_signs', 'p_values', 'diverged_rows', 'columns_run', 'missing',
-           'state_before_test', 'missing_at', 'examine_claim', 'settle', 'check_claim', 'claim_line', 'claim_lines',
-           'verdicts', 'Side', 'side', 'LateGain', 'Headline', 'claim_of', 'published_gain', 'late_gain',
-           'processors_between', 'headline_of', 'headlines', 'paper_headline']
+           'paired_test', 'holm', 'contestants', 'StoredRuns', 'load_stored_runs', 'statistic', 'values_of', 'at_round',
+           'best_within', 'first_round', 'Comparison', 'subtract', 'Claim', 'with_tuples', 'claim_tables',
+           'listed_line', 'said_in', 'read_claim', 'read_claims', 'columns_at', 'rivals_of', 'rival_pairs', 'gain_over',
+           'above', 'rounds_taken', 'fewer_rounds', 'joint', 'decisive', 'joint_test', 'diverged_rows', 'columns_run',
+           'missing', 'state_before_test', 'missing_at', 'ClaimResult', 'examine_claim', 'settle', 'check_claim',
+           'check_and_examine', 'claim_results', 'verdicts', 'Side', 'side', 'LateGain', 'Headline', 'published_gain',
+           'late_gain', 'processors_between', 'headline_of', 'headlines', 'paper_headline']
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #411548c9
 import math
@@ -153,39 +152,63 @@ def first_round(run: pd.DataFrame, metric: str, target: float) -> float:
 class Comparison:
     "The differences of two methods by seed; positive: as the paper says"
 
-    label: str  # "FedCCFA against IFCA, CIFAR-10, 20 clients"
-    differences: dict[int, float] = field(default_factory=dict)
+    row: str  # "FedCCFA"
+    rival: str = ""  # "IFCA"; "": a stated value
+    column: str = ""  # "CIFAR-10, 20 clients"
+    differences: dict[int, float] = field(default_factory=dict)  # seed -> difference
     why: Reason | None = None  # why there are no differences, or which seeds are left out
-    between: tuple[str, str, str] = ("", "", "")  # row, its rival ("": a stated value), column
     mine: dict[int, float] = field(
         default_factory=dict
-    )  # seed -> number of the row; the seeds of `differences`
-    theirs: dict[int, float] = field(default_factory=dict)  # of its rival
+    )  # the row's number, for each of these seeds
+    theirs: dict[int, float] = field(default_factory=dict)  # that of its rival
+
+    @property
+    def label(self) -> str:
+        "FedCCFA against IFCA, CIFAR-10, 20 clients"
+        who = f"{self.row} against {self.rival}" if self.rival else self.row
+        return f"{who}, {self.column}" if self.column else who
 
     @property
     def diverged(self) -> bool:
         "Whether a run of either side diverged"
         return self.why is not None and self.why.kind is Kind.DIVERGED
 
+    @property
+    def testable(self) -> bool:
+        "Whether it has a number; one that lost seeds by divergence needs two of those that are left"
+        return len(self.differences) >= (2 if self.diverged else 1)
+
+    @property
+    def mean(self) -> float:
+        "Mean difference over its seeds; nan without any"
+        return mean_std(list(self.differences.values()))[0]
+
+    @property
+    def half(self) -> float:
+        "Half of the 95 % t interval of that mean; nan below two seeds"
+        return half_width(list(self.differences.values()))
+
 # %% ../../nbs/08_verdicts/04_claims.ipynb #595ae6f9
 def subtract(
-    label: str,
+    row: str,
+    rival: str,
+    column: str,
     mine: tuple[dict, Reason | None],
     theirs: tuple[dict, Reason | None],
-    between: tuple[str, str, str] = ("", "", ""),
 ) -> Comparison:
-    "`mine` minus `theirs` over their common seeds"
+    "`mine` minus `theirs`, (seed -> number, why some are left out), over their common seeds"
     ours, why_ours = mine
     others, why_theirs = theirs
     why = why_ours or why_theirs
     both = sorted(ours.keys() & others.keys())
     if not both:
-        return Comparison(label, why=why or Reason(Kind.NO_COMMON_SEED), between=between)
+        return Comparison(row, rival, column, why=why or Reason(Kind.NO_COMMON_SEED))
     return Comparison(
-        label,
+        row,
+        rival,
+        column,
         differences={seed: ours[seed] - others[seed] for seed in both},
         why=why,
-        between=between,
         mine={seed: ours[seed] for seed in both},
         theirs={seed: others[seed] for seed in both},
     )
@@ -352,8 +375,7 @@ def gain_over(claim: Claim, runs: StoredRuns) -> list[Comparison]:
         for row, other in rival_pairs(claim, runs.spec, c):
             ours = runs.values(row, c.label, mine)
             rivals = runs.values(other, c.label, theirs)
-            label = f"{row} against {other}, {c.label}"
-            out.append(subtract(label, ours, rivals, (row, other, c.label)))
+            out.append(subtract(row, other, c.label, ours, rivals))
     return out
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #2a043b2f
@@ -366,9 +388,10 @@ def above(claim: Claim, runs: StoredRuns, of: Callable) -> list[Comparison]:
         for row in claim.rows:
             values, why = runs.values(row, column.label, value)
             gaps = {seed: number - stated for seed, number in values.items()}
-            label = f"{row}, {column.label}"
-            between = (row, "", column.label)
-            out.append(Comparison(label, gaps, why, between, mine=values))
+            against_stated = Comparison(
+                row, column=column.label, differences=gaps, why=why, mine=values
+            )
+            out.append(against_stated)
     return out
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #518de2ff
@@ -394,10 +417,9 @@ def fewer_rounds(claim: Claim, runs: StoredRuns) -> list[Comparison]:
         for row, rival in rival_pairs(claim, runs.spec, column):
             mine, why_mine = rounds_taken(runs, row, name, metric, goal)
             theirs, why_theirs = rounds_taken(runs, rival, name, metric, goal)
-            label = f"{row} against {rival}, {name}"
             longer = (theirs, lost or why_theirs)
             shorter = (mine, lost or why_mine)
-            saved = subtract(label, longer, shorter, (row, rival, name))
+            saved = subtract(row, rival, name, longer, shorter)
             out.append(replace(saved, mine=saved.theirs, theirs=saved.mine))
     return out
 
@@ -418,66 +440,19 @@ def joint(ps: list[float], need: str) -> float:
     return max(ps) if need == "all" else min(1.0, len(ps) * min(ps))
 
 
-def effect(comparisons: list[Comparison], need: str) -> tuple[Comparison, float, float]:
-    "The comparison with the smallest (need all) or largest (any) mean, that mean, and half of its 95 % t interval"
-    means = [mean_std(list(c.differences.values()))[0] for c in comparisons]
-    mean = min(means) if need == "all" else max(means)
-    chosen = comparisons[means.index(mean)]
-    return chosen, mean, half_width(list(chosen.differences.values()))
-
-
-def reasons(comparisons: list[Comparison]) -> tuple[Reason, ...]:
-    "Why comparisons are impossible or lack seeds, each reason once"
-    return tuple(dict.fromkeys(c.why for c in comparisons if c.why))
-
-
-def testable(c: Comparison) -> bool:
-    "Whether a comparison has a number; one that lost seeds by divergence needs two of those that are left"
-    return len(c.differences) >= (2 if c.diverged else 1)
-
-# %% ../../nbs/08_verdicts/04_claims.ipynb #fb2b30ef
-def decisive_numbers(claim: Claim, made: list[Comparison]) -> dict:
-    "The numbers of the comparison that decides a claim, of those that are `made`"
-    if not made:
-        empty = dict(n=0, effect=math.nan, half=math.nan, at="", between=("", "", ""))
-        return empty | dict(mine=(), theirs=())
-    chosen, gain, half = effect(made, claim.need)
-    return dict(
-        n=len(chosen.differences),
-        effect=gain - claim.margin,
-        half=half,
-        at=chosen.label,
-        between=chosen.between,
-        mine=tuple(chosen.mine.values()),
-        theirs=tuple(chosen.theirs.values()),
-    )
-
-# %% ../../nbs/08_verdicts/04_claims.ipynb #78e5bd34
-def clear_signs(made: list[Comparison]) -> dict:
-    "How many comparisons have the 95 % t interval of their mean difference above 0 (`ahead`), and below it (`behind`)"
-    ahead = 0
-    behind = 0
-    for c in made:
-        differences = list(c.differences.values())
-        mean, _ = mean_std(differences)
-        half = half_width(differences)
-        if mean - half > 0:  # nan, of one seed, is neither
-            ahead += 1
-        elif mean + half < 0:
-            behind += 1
-    return dict(ahead=ahead, behind=behind)
+def decisive(comparisons: list[Comparison], need: str) -> Comparison:
+    'Of `comparisons` that have numbers, the one with the smallest (need "all") or largest ("any") mean'
+    smallest_or_largest = min if need == "all" else max
+    return smallest_or_largest(comparisons, key=lambda c: c.mean)
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #f3820024
-def p_values(claim: Claim, made: list[Comparison]) -> dict:
+def joint_test(comparisons: list[Comparison], need: str) -> tuple[float, float]:
     "p of a claim in its direction and in the opposite one; nan where a comparison cannot be tested"
-    tests = [paired_test(list(c.differences.values())) for c in made]
+    tests = [paired_test(list(c.differences.values())) for c in comparisons]
     if not tests or np.isnan(tests).any():
-        return dict(p=math.nan, p_opposite=math.nan)
-    opposite = "any" if claim.need == "all" else "all"
-    return dict(
-        p=joint([p for p, _ in tests], claim.need),
-        p_opposite=joint([p for _, p in tests], opposite),
-    )
+        return math.nan, math.nan
+    opposite = "any" if need == "all" else "all"
+    return joint([p for p, _ in tests], need), joint([p for _, p in tests], opposite)
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #f8f3a996
 def diverged_rows(claim: Claim, runs: StoredRuns) -> tuple[Reason, ...]:
@@ -494,7 +469,7 @@ def diverged_rows(claim: Claim, runs: StoredRuns) -> tuple[Reason, ...]:
 
 def columns_run(made: list[Comparison]) -> tuple[str, ...]:
     "The columns in which comparisons are made"
-    return tuple(dict.fromkeys(c.between[2] for c in made))
+    return tuple(dict.fromkeys(c.column for c in made))
 
 
 def missing(lacks: list[Comparison], made: list[Comparison], of: int) -> Reason:
@@ -505,9 +480,8 @@ def missing(lacks: list[Comparison], made: list[Comparison], of: int) -> Reason:
     there = columns_run(made)
     names: dict[str, None] = {}
     for c in lacks:
-        column = c.between[2]
-        if column and column not in there:
-            names[column] = None
+        if c.column and c.column not in there:
+            names[c.column] = None
         elif c.why:
             names |= dict.fromkeys(c.why.who or (str(c.why.kind),))
     return Reason(Kind.LACKING, tuple(names), (len(lacks), of))
@@ -530,7 +504,7 @@ def state_before_test(
 ) -> tuple[str, tuple[Reason, ...]]:
     "(one of CLAIM_WORDS, what is missing) before any test; an empty word where the test decides"
     gone = diverged_rows(claim, runs)
-    made = [c for c in found if testable(c)]
+    made = [c for c in found if c.testable]
     if gone:
         return CANNOT, gone
     if not made and any(c.diverged for c in found):
@@ -564,39 +538,81 @@ def missing_at(claim: Claim, spec: Spec, tier: str) -> Reason | None:
     return found[0] if all(found) else None
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #5b60b90f
-def examine_claim(claim: Claim, runs: StoredRuns) -> dict:
-    "What the stored runs say about a claim: effect, interval, n, p in both directions, state before the correction"
+@dataclass(frozen=True)
+class ClaimResult:
+    "A claim, and what the stored runs of one tier say about it"
+
+    claim: Claim
+    tier: str
+    comparisons: tuple[Comparison, ...]  # all that the claim is about
+    state: str  # one of CLAIM_WORDS; "": the test decides, by the p after the correction
+    lacks: tuple[Reason, ...] = ()  # what is missing, where it cannot be tested yet
+    reasons: tuple[Reason, ...] = ()  # why comparisons lack seeds
+    p: float = math.nan  # in the direction of the claim; nan: not tested
+    p_opposite: float = math.nan  # in the opposite direction
+    p_holm: float = math.nan  # `p` after Holm's correction over the claims of its paper
+    p_opposite_holm: float = math.nan
+
+    @property
+    def folder(self) -> str:
+        "That of the paper: fedccfa"
+        return self.claim.spec.split("/")[0]
+
+    @property
+    def compared(self) -> list[Comparison]:
+        "The comparisons that have a number"
+        return [c for c in self.comparisons if c.testable]
+
+    @property
+    def deciding(self) -> Comparison:
+        "The comparison that decides; one without seeds where none has a number"
+        made = self.compared
+        return decisive(made, self.claim.need) if made else Comparison("")
+
+    @property
+    def effect(self) -> float:
+        "The mean difference that decides, without the claim's margin; nan without a number"
+        return self.deciding.mean - self.claim.margin
+
+# %% ../../nbs/08_verdicts/04_claims.ipynb #a2f4c9d1
+def examine_claim(claim: Claim, runs: StoredRuns) -> ClaimResult:
+    "What the stored runs say about a claim, before the correction"
     found = KINDS[claim.kind](claim, runs)
-    made = [c for c in found if testable(c)]
-    why = reasons(found) if made or any(c.diverged for c in found) else ()
+    made = [c for c in found if c.testable]
+    said = made or any(c.diverged for c in found)
+    why = dict.fromkeys(c.why for c in found if c.why) if said else {}
     state, lacks = state_before_test(claim, runs, found)
-    return (
-        dict(comparisons=len(found), compared=len(made), columns_run=columns_run(made))
-        | decisive_numbers(claim, made)
-        | clear_signs(made)
-        | p_values(claim, made)
-        | dict(reasons=why, state=state, lacks=lacks)
+    p, p_opposite = joint_test(made, claim.need)
+    return ClaimResult(
+        claim,
+        runs.tier,
+        comparisons=tuple(found),
+        state=state,
+        lacks=lacks,
+        reasons=tuple(why),
+        p=p,
+        p_opposite=p_opposite,
     )
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #235ffcc2
-def settle(lines: list[dict]) -> list[dict]:
-    "States by the p-values after Holm's correction over the tested `lines` of one paper"
+def settle(results: list[ClaimResult]) -> list[ClaimResult]:
+    "States by the p-values after Holm's correction over the tested `results` of one paper"
     for_it = []
     against = []
-    for line in lines:
-        tested = line["state"] == ""
-        for_it.append(line["p"] if tested else math.nan)
-        against.append(line["p_opposite"] if tested else math.nan)
+    for result in results:
+        tested = result.state == ""
+        for_it.append(result.p if tested else math.nan)
+        against.append(result.p_opposite if tested else math.nan)
     out = []
-    for line, p, q in zip(lines, holm(for_it), holm(against)):
-        state = line["state"]
+    for result, p, q in zip(results, holm(for_it), holm(against)):
+        state = result.state
         if not state and p <= LEVEL:
             state = "supported"
         elif not state and q <= LEVEL:
             state = "contradicted"
         elif not state:
             state = "undecided"
-        out.append(line | dict(p_holm=p, p_opposite_holm=q, state=state))
+        out.append(replace(result, p_holm=p, p_opposite_holm=q, state=state))
     return out
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #2fe15730
@@ -616,23 +632,25 @@ def check_claim(claim: Claim, spec: Spec) -> None:
         raise InputError(f"{where}: margin: expected a claim of the kind {kinds}, not {claim.kind}")
 
 
-def claim_line(claim: Claim, runs: StoredRuns, tier: str) -> dict:
-    "One claim with what its runs say, before the correction; raises InputError"
+def check_and_examine(claim: Claim, runs: StoredRuns, tier: str) -> ClaimResult:
+    "What the runs say about a claim, or why `tier` cannot have them, before the correction; raises InputError"
     check_claim(claim, runs.spec)
-    found = examine_claim(claim, runs)
+    found = replace(examine_claim(claim, runs), tier=tier)
     gone = missing_at(claim, runs.spec, tier)
-    if gone and found["state"] == NOT_TESTED:
-        found |= dict(state=CANNOT, lacks=(gone,), reasons=(gone,))
-    return vars(claim) | found | dict(folder=claim.spec.split("/")[0], tier=tier)
+    if gone and found.state == NOT_TESTED:
+        return replace(found, state=CANNOT, lacks=(gone,), reasons=(gone,))
+    return found
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #096b4cb1
-def claim_lines(
+def claim_results(
     tier: str = "paper",
     results: str | Path | None = None,
     root: str | Path | None = None,
     paper: str = "",
-) -> list[dict]:
-    "Each claim as a dict: its fields, what `examine_claim` says, and its state after the correction"
+) -> list[ClaimResult]:
+    """What the stored runs of `tier` say about each claim, after the correction
+
+    `paper` is a folder below papers/; "": all of them."""
     claims = [c for c in read_claims(root) if not paper or c.spec.split("/")[0] == paper]
     names = dict.fromkeys(claim.spec for claim in claims)
     specs = {name: load_spec(name, root) for name in names}
@@ -646,38 +664,38 @@ def claim_lines(
         there = tier in spec.tiers
         nothing = StoredRuns(spec, "paper", {})
         runs[name] = load_stored_runs(spec, tier, results) if there else nothing
-    by_paper: dict[str, list[dict]] = {}
+    by_paper: dict[str, list[ClaimResult]] = {}
     for claim in claims:
-        line = claim_line(claim, runs[claim.spec], tier)
-        by_paper.setdefault(claim.paper, []).append(line)
-    return [line for lines in by_paper.values() for line in settle(lines)]
+        found = check_and_examine(claim, runs[claim.spec], tier)
+        by_paper.setdefault(claim.paper, []).append(found)
+    return [result for found in by_paper.values() for result in settle(found)]
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #5e1ff7fa
-CLAIM_COLUMNS = [
-    "paper",
-    "folder",
-    "source",
-    "says",
-    "listed",
-    "tier",
-    "spec",
-    "need",
-    "unit",
-    "published",
-    "comparisons",
-    "compared",
-    "n",
-    "effect",
-    "half",
-    "p",
-    "p_opposite",
-    "at",
-    "reasons",
-    "state",
-    "lacks",
-    "p_holm",
-    "p_opposite_holm",
-]
+CLAIM_COLUMNS: dict[str, Callable[[ClaimResult], object]] = {
+    "paper": lambda r: r.claim.paper,
+    "folder": lambda r: r.folder,
+    "source": lambda r: r.claim.source,
+    "says": lambda r: r.claim.says,
+    "listed": lambda r: r.claim.listed,
+    "tier": lambda r: r.tier,
+    "spec": lambda r: r.claim.spec,
+    "need": lambda r: r.claim.need,
+    "unit": lambda r: r.claim.unit,
+    "published": lambda r: r.claim.published,
+    "comparisons": lambda r: len(r.comparisons),
+    "compared": lambda r: len(r.compared),
+    "n": lambda r: len(r.deciding.differences),
+    "effect": lambda r: r.effect,
+    "half": lambda r: r.deciding.half,
+    "p": lambda r: r.p,
+    "p_opposite": lambda r: r.p_opposite,
+    "at": lambda r: r.deciding.label,
+    "reasons": lambda r: r.reasons,
+    "state": lambda r: r.state,
+    "lacks": lambda r: r.lacks,
+    "p_holm": lambda r: r.p_holm,
+    "p_opposite_holm": lambda r: r.p_opposite_holm,
+}
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #c3033401
 def verdicts(
@@ -690,9 +708,10 @@ def verdicts(
     one of CLAIM_WORDS; `lacks`, `reasons`: what is missing for a test, and which runs lack or diverged.
 
     `paper` is a folder below papers/; "": all of them."""
-    return pd.DataFrame(claim_lines(tier, results, root, paper), columns=CLAIM_COLUMNS).astype(
-        {"listed": bool}
-    )
+    lines = []
+    for result in claim_results(tier, results, root, paper):
+        lines.append([value_of(result) for value_of in CLAIM_COLUMNS.values()])
+    return pd.DataFrame(lines, columns=list(CLAIM_COLUMNS)).astype({"listed": bool})
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #312a9f1a
 @dataclass(frozen=True)
@@ -763,22 +782,16 @@ class Headline:
         "Whether the claim is supported and the published gain lies within the interval of ours"
         return self.state == "supported" and abs(self.gain - self.published) <= self.half
 
-# %% ../../nbs/08_verdicts/04_claims.ipynb #19e10a2d
-def claim_of(line: dict) -> Claim:
-    "The claim that a line of `claim_lines` is about"
-    return Claim(**{name: line[name] for name in Claim.__dataclass_fields__})
-
 # %% ../../nbs/08_verdicts/04_claims.ipynb #2cdbd966
-def published_gain(line: dict, root: str | Path | None = None) -> float:
-    "The stated gain of a claim (a line of `claim_lines`), or the smallest printed one over its pairs; nan without any"
-    if line["kind"] in ABOVE_STATED:
+def published_gain(claim: Claim, root: str | Path | None = None) -> float:
+    "The stated gain of a claim, or the printed difference of its pairs that decides; nan without any"
+    if claim.kind in ABOVE_STATED:
         return math.nan
-    if not math.isnan(line["published"]):
-        return float(line["published"])
-    spec = load_spec(line["spec"], root)
-    if spec.published is None or line["kind"] not in GAINS:
+    if not math.isnan(claim.published):
+        return float(claim.published)
+    spec = load_spec(claim.spec, root)
+    if spec.published is None or claim.kind not in GAINS:
         return math.nan
-    claim = claim_of(line)
     means = read_published(spec)["mean"]
     printed = {}
     for i, (row, column) in places(spec, spec.columns).items():
@@ -792,88 +805,84 @@ def published_gain(line: dict, root: str | Path | None = None) -> float:
                 gains.append(mine - theirs)
     if not gains:
         return math.nan
-    decisive = min(gains) if claim.need == "all" else max(gains)
-    return round(float(decisive), 9)
+    smallest_or_largest = min if claim.need == "all" else max
+    return round(float(smallest_or_largest(gains)), 9)
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #eaaaf41f
 def late_gain(
-    line: dict, results: str | Path | None = None, root: str | Path | None = None
+    claim: Claim, results: str | Path | None = None, root: str | Path | None = None
 ) -> LateGain | None:
-    """The gain of a claim (a line of `claim_lines`) over the last ten evaluations
+    """The gain of a claim over the last ten evaluations
 
     None where the claim is not about the last one, and where no run, or one of fewer evaluations, is stored."""
-    spec = load_spec(line["spec"], root)
-    if line["kind"] not in GAINS or spec.statistic != "last":
+    spec = load_spec(claim.spec, root)
+    if claim.kind not in GAINS or spec.statistic != "last":
         return None
-    claim = claim_of(line)
     runs = load_stored_runs(spec, "paper", results)
     for (row, column), by_seed in runs.found.items():
         diverged = runs.diverged(row, column)  # these count for nothing
         if any(len(run) < 10 for seed, run in by_seed.items() if seed not in diverged):
             return None
     by_late_mean = replace(runs, spec=replace(spec, statistic="mean_last_10"))
-    made = [c for c in gain_over(claim, by_late_mean) if testable(c)]
+    made = [c for c in gain_over(claim, by_late_mean) if c.testable]
     if not made:
         return None
-    chosen, gain, half = effect(made, claim.need)
-    _, rival, column = chosen.between
-    return LateGain(rival, column, gain, half)
+    chosen = decisive(made, claim.need)
+    return LateGain(chosen.rival, chosen.column, chosen.mean, chosen.half)
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #138a613c
 def processors_between(
-    line: dict, results: str | Path | None = None, root: str | Path | None = None
+    spec: Spec, comparison: Comparison, results: str | Path | None = None
 ) -> tuple[str, ...]:
-    "The processors of the runs in the comparison that decides a claim (a line of `claim_lines`)"
-    spec = load_spec(line["spec"], root)
-    row, rival, column = line["between"]
-    mine = []
+    "The processors of the runs of `spec` at tier paper that a comparison is made of"
+    rows = (comparison.row, comparison.rival)
+    ids = []
     for planned, _ in stored_runs(spec, "paper", results):
-        if planned.row in (row, rival) and planned.column == column:
-            mine.append(planned.run_id)
-    return tuple(processors(spec, "paper", results, mine))
-
-# %% ../../nbs/08_verdicts/04_claims.ipynb #ab52c305
-AS_IN_CLAIM = (
-    "paper",
-    "folder",
-    "source",
-    "spec",
-    "columns",
-    "columns_run",
-    "state",
-    "lacks",
-    "half",
-    "margin",
-    "unit",
-    "compared",
-    "comparisons",
-    "need",
-    "ahead",
-    "behind",
-    "reasons",
-    "caveat",
-)  # of a Headline: as in its line of `claim_lines`
+        if planned.row in rows and planned.column == comparison.column:
+            ids.append(planned.run_id)
+    return tuple(processors(spec, "paper", results, ids))
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #6e339b34
-def headline_of(line: dict, results: str | Path | None, root: str | Path | None) -> Headline:
-    "The headline that a line of `claim_lines` is"
-    spec = load_spec(line["spec"], root)
+def headline_of(
+    result: ClaimResult, results: str | Path | None, root: str | Path | None
+) -> Headline:
+    "The headline of a paper from the result of its claim at tier paper"
+    claim = result.claim
+    deciding = result.deciding
+    spec = load_spec(claim.spec, root)
     there = {planned.column for planned, _ in stored_runs(spec, "paper", results)}
-    row, rival, column = line["between"]
-    p = {"supported": line["p_holm"], "contradicted": line["p_opposite_holm"]}
+    p = {"supported": result.p_holm, "contradicted": result.p_opposite_holm}
+    made = result.compared
     return Headline(
-        **{name: line[name] for name in AS_IN_CLAIM},
-        claim=line["headline"],
-        deciding_column=column,
-        alone=there == set(line["columns"]) and len(there) == 1 < len(spec.columns),
-        ours=side(row, line["mine"]),
-        theirs=side(rival, line["theirs"]),
-        gain=line["effect"],
-        published=published_gain(line, root),
-        stated=line["published"] if line["kind"] in ABOVE_STATED else math.nan,
-        p=p.get(line["state"], math.nan),
-        cpus=processors_between(line, results, root),
-        late=late_gain(line, results, root),
+        paper=claim.paper,
+        folder=result.folder,
+        claim=claim.headline,
+        source=claim.source,
+        spec=claim.spec,
+        columns=claim.columns,
+        columns_run=columns_run(made),
+        alone=there == set(claim.columns) and len(there) == 1 < len(spec.columns),
+        state=result.state,
+        lacks=result.lacks,
+        ours=side(deciding.row, tuple(deciding.mine.values())),
+        theirs=side(deciding.rival, tuple(deciding.theirs.values())),
+        gain=result.effect,
+        half=deciding.half,
+        published=published_gain(claim, root),
+        stated=claim.published if claim.kind in ABOVE_STATED else math.nan,
+        margin=claim.margin,
+        unit=claim.unit,
+        p=p.get(result.state, math.nan),
+        compared=len(made),
+        comparisons=len(result.comparisons),
+        need=claim.need,
+        ahead=sum(c.mean - c.half > 0 for c in made),  # nan, of one seed, is neither
+        behind=sum(c.mean + c.half < 0 for c in made),
+        deciding_column=deciding.column,
+        reasons=result.reasons,
+        cpus=processors_between(spec, deciding, results),
+        late=late_gain(claim, results, root),
+        caveat=claim.caveat,
     )
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #1a138249
@@ -881,8 +890,8 @@ def headlines(
     results: str | Path | None = None, root: str | Path | None = None, paper: str = ""
 ) -> list[Headline]:
     "The headline of every paper, or of those in the folder `paper`, from runs of tier paper alone"
-    lines = claim_lines("paper", results, root, paper)
-    return [headline_of(line, results, root) for line in lines if line["headline"]]
+    found = claim_results("paper", results, root, paper)
+    return [headline_of(result, results, root) for result in found if result.claim.headline]
 
 
 def paper_headline(

@@ -1,6 +1,7 @@
 "Claims: the tests against scipy, the state of a claim, and what makes none"
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from fedrepro.verdicts.claims import (
     CANNOT,
     Claim,
     Comparison,
-    effect,
+    decisive,
     examine_claim,
     joint,
     load_stored_runs,
@@ -33,18 +34,18 @@ LINES = read_published_csv(ROOT / "papers/claims.csv")
 # --- the numbers
 
 
-def test_joint_and_effect():
-    low, high = Comparison("low", {0: 1.0, 1: 2.0}), Comparison("high", {0: 5.0, 1: 6.0})
-    assert (
-        joint([0.01, 0.2], "all") == 0.2
-        and math.isclose(joint([0.01, 0.2], "any"), 0.02)
-        and joint([0.9, 0.8], "any") == 1
-    )
-    assert effect([high, low], "all")[:2] == (low, 1.5) and effect([low, high], "any")[:2] == (
-        high,
-        5.5,
-    )
-    assert math.isclose(effect([low], "all")[2], stats.t.ppf(0.975, 1) * 0.5, rel_tol=1e-9)
+def test_joint():
+    assert joint([0.01, 0.2], "all") == 0.2
+    assert math.isclose(joint([0.01, 0.2], "any"), 0.02)
+    assert joint([0.9, 0.8], "any") == 1
+
+
+def test_the_smallest_or_the_largest_difference_decides():
+    low = Comparison("low", differences={0: 1.0, 1: 2.0})
+    high = Comparison("high", differences={0: 5.0, 1: 6.0})
+    assert decisive([high, low], "all") is low and low.mean == 1.5
+    assert decisive([low, high], "any") is high and high.mean == 5.5
+    assert math.isclose(low.half, stats.t.ppf(0.975, 1) * 0.5, rel_tol=1e-9)
 
 
 # --- what is claimed
@@ -259,17 +260,13 @@ def test_values_at_a_round(demo, kind, rounds, stated, word):
     claim = Claim(
         "Demo", "x", "y", kind, "demo/t", ("FedCCFA",), ("A",), published=stated, rounds=rounds
     )
-    found = claims.settle(
-        [examine_claim(claim, load_stored_runs(load_spec("demo/t", demo), "paper"))]
-    )[0]
-    assert found["state"] == word
+    runs = load_stored_runs(load_spec("demo/t", demo), "paper")
+    [found] = claims.settle([examine_claim(claim, runs)])
+    assert found.state == word
     last = 0 if rounds > 2 or kind == "within" else 1
-    assert math.isclose(found["effect"], np.mean([75.0, 75.2, 74.7]) - last - stated)
-    margin = Claim(**{**claim.__dict__, "margin": 3.0})
-    wide = claims.settle(
-        [examine_claim(margin, load_stored_runs(load_spec("demo/t", demo), "paper"))]
-    )[0]
-    assert wide["state"] == "supported" and math.isclose(wide["effect"], found["effect"])
+    assert math.isclose(found.effect, np.mean([75.0, 75.2, 74.7]) - last - stated)
+    [wide] = claims.settle([examine_claim(replace(claim, margin=3.0), runs)])
+    assert wide.state == "supported" and math.isclose(wide.effect, found.effect)
 
 
 def test_fewer_rounds_to_the_references_last_accuracy(demo):
@@ -294,12 +291,12 @@ def test_fewer_rounds_to_the_references_last_accuracy(demo):
         "FedAvg, A": {4.0},
         "IFCA, A": {5.0},
     }
-    assert {(*c.between, c.mine[0], c.theirs[0]) for c in found} == {
+    assert {(c.row, c.rival, c.column, c.mine[0], c.theirs[0]) for c in found} == {
         ("FedCCFA", "FedAvg", "A", 2.0, 6.0),
         ("FedCCFA", "IFCA", "A", 2.0, 7.0),
     }
     examined = examine_claim(claim, load_stored_runs(spec, "paper"))
-    assert (examined["state"], examined["lacks"]) == (CANNOT, (Reason(Kind.NO_SPREAD),))
+    assert (examined.state, examined.lacks) == (CANNOT, (Reason(Kind.NO_SPREAD),))
 
 
 def test_values_are_of_models_of_one_kind_or_of_none():
