@@ -89,10 +89,11 @@ class Remote:
             text=True,
             env={**os.environ, **quiet, **settings},
         )
+        # both are pipes
         self.asked, self.said = (
             cast(IO[str], self.process.stdin),
             cast(IO[str], self.process.stdout),
-        )  # both are pipes
+        )
         self.settings = self.hear()
         self.startup = time.perf_counter() - started
 

@@ -40,9 +40,8 @@ def every_run(rounds: int = 4, names=None) -> list[PlannedRun]:
 
 
 if __name__ in ("__main__", "__mp_main__"):  # here and in worker processes
-    CheckpointWriter.clear = lambda self, finished=None: (
-        None
-    )  # the last checkpoints stay, so that parameters and states can be compared
+    # the last checkpoints stay, so that parameters and states can be compared
+    CheckpointWriter.clear = lambda self, finished=None: None
     runner.forget_finished = lambda folder, finished: None
 
 if __name__ == "__main__":

@@ -31,10 +31,8 @@ class Cell:
 
     first: int = 0  # index of the first round
     rounds: int = 4
-    swaps: tuple = (
-        (1, 0, (1, 2)),
-        (1, 1, (3, 4)),
-    )  # concept drift: rounds after the first, client, its two labels
+    # concept drift: rounds after the first, client, its two labels
+    swaps: tuple = ((1, 0, (1, 2)), (1, 1, (3, 4)))
     samples: int = 450  # training images, the first ones
     clients: int = 3
     participation: float = 0.67  # two of three

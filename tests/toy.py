@@ -22,11 +22,12 @@ from fedrepro.experiments.specs import STATISTICS
 from fedrepro.models import networks
 from pages import ROOT  # noqa: F401 (others take it from here)
 
+# other tests have toys
 OURS = {
     name: cls
     for name, cls in sorted(load_methods().items())
     if cls.__module__.startswith("fedrepro.")
-}  # other tests have toys
+}
 PLAIN = set(string.ascii_letters + string.digits + " .,:;_-+/()[]{}~'=<>*%")
 BASE = dict(
     rounds=2,

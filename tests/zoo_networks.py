@@ -22,9 +22,8 @@ from fedrepro.models.architectures import ARCHITECTURES, Network
 from fedrepro.models.networks import network
 
 CLASSES, IMAGE = 3, (1, 4, 4)
-SETTINGS = dict(
-    lr=0.05, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=4
-)  # of the plain loop and of FedAvg
+# of the plain loop and of FedAvg
+SETTINGS = dict(lr=0.05, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=4)
 
 
 @dataclass

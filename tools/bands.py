@@ -93,10 +93,8 @@ def rounding(name: str, type: str, usual: dict, elsewhere: dict) -> Iterator[tup
 # --- the bands
 
 MARGIN = {"float32": 10, "float64": 100}  # times the largest deviation that was measured
-LEAST = {
-    "float32": 1e-2,
-    "float64": 1e-9,
-}  # of the value; in float32 a near tie in a max-pooling falls either way
+# of the value; in float32 a near tie in a max-pooling falls either way
+LEAST = {"float32": 1e-2, "float64": 1e-9}
 DIGITS = {"float32": 6, "float64": 12}  # that are kept
 
 
@@ -156,10 +154,8 @@ UNSEEN = {
     for where in places
 }
 ROUGH = {  # (method, hyper-parameter) -> the value tried, where a tenth less changes nothing
-    (
-        "Flash",
-        "gamma",
-    ): 0.04,  # it decides who stops: no client of 40 partitions came as near to the limit as a tenth
+    # it decides who stops: no client of 40 partitions came as near to the limit as a tenth
+    ("Flash", "gamma"): 0.04,
 }
 
 

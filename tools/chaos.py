@@ -31,9 +31,8 @@ from fedrepro.experiments.leases import fingerprint
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from toy import TOY, written  # noqa: E402
 
-COST = (
-    "wall_seconds peak_memory_mb resumed executor together git_commit dirty".split()
-)  # what may differ in a header
+# what may differ in a header
+COST = "wall_seconds peak_memory_mb resumed executor together git_commit dirty".split()
 PATIENCE = 240  # seconds without anything new, after which a sweep is stuck
 SMALL = {"source": "guess: seconds a run"}
 BASE = SMALL | {
@@ -162,20 +161,12 @@ class Storm:
         only: str = "",
     ):
         self.spec, self.reference, self.disk, self.rng = spec, reference, disk, random.Random(seed)
-        self.tier, self.all, self.full = (
-            disk / "results/smoke",
-            [],
-            0.0,
-        )  # drivers; until when the disk is full
-        self.drivers, self.only = (
-            drivers,
-            only,
-        )  # at once, of several every fourth has a Dask cluster; the only fault
-        self.stamps, self.hurt, self.resumed = (
-            {},
-            {},
-            set(),
-        )  # file -> stamp, whole or damaged; from a checkpoint
+        # drivers; until when the disk is full
+        self.tier, self.all, self.full = disk / "results/smoke", [], 0.0
+        # at once, of several every fourth has a Dask cluster; the only fault
+        self.drivers, self.only = drivers, only
+        # file -> stamp, whole or damaged; from a checkpoint
+        self.stamps, self.hurt, self.resumed = {}, {}, set()
         self.lost, self.twice, self.wrong, self.odd, self.done = [], [], [], [], Counter()
         kinds = (
             [only]
@@ -187,9 +178,8 @@ class Storm:
         self.schedule = [
             (i * len(reference) * 4 // (5 * faults), kind) for i, kind in enumerate(drawn)
         ]
-        self.began = self.news = self.next = (
-            time.monotonic()
-        )  # the last result or fault; the earliest next fault
+        # the last result or fault; the earliest next fault
+        self.began = self.news = self.next = time.monotonic()
 
     def run(self) -> bool:
         "Faults until none is left, drivers until all is complete; then a look at what remains. Whether all is well"
@@ -322,9 +312,8 @@ class Storm:
             for d in self.all
             if (code := d.process.returncode) not in codes
         ]
-        for (
-            driver
-        ) in self.all:  # what a worker says whose driver is killed while it starts is Python's
+        # what a worker says whose driver is killed while it starts is Python's
+        for driver in self.all:
             killed = driver.process.returncode < 0 and not self.only
             ours = [line for line in driver.lines if not killed or line.startswith("fedrepro: ")]
             self.odd += [
@@ -483,9 +472,8 @@ def main() -> int:
     if asked.terms:
         base = {"rounds": 24, "drift_round": 12}
     faults = asked.terms or max(14, asked.runs // 40)
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # so that nothing is left running or mounted
+    # so that nothing is left running or mounted
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as top:
         spec, reference = undisturbed(Path(top), **base)
         for seed in range(int(first), int(last or first) + 1):
@@ -507,12 +495,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    inside = [
-        "unshare",
-        "--user",
-        "--map-root-user",
-        "--mount",
-    ]  # where one who is not root may mount
+    # where one who is not root may mount
+    inside = ["unshare", "--user", "--map-root-user", "--mount"]
     if (
         os.geteuid()
         and shutil.which("unshare")

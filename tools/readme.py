@@ -41,9 +41,8 @@ def readme(notebook: Path = ROOT / "nbs/index.ipynb") -> str:
                 data["text/markdown"] = from_top(data["text/markdown"])
     text, _ = MarkdownExporter().from_notebook_node(nb)
     text = re.sub(r"\n```python\n\s*\n?```\n", "\n", text)  # code cells that show only their output
-    text = re.sub(
-        r"<!-- on GitHub: (.*?) -->", r"\1", text
-    )  # badges: pictures of other sites, which a page of ours does not ask for
+    # badges: pictures of other sites, which a page of ours does not ask for
+    text = re.sub(r"<!-- on GitHub: (.*?) -->", r"\1", text)
     notice = "<!-- made from nbs/index.ipynb by tools/readme.py; do not edit -->\n"
     return notice + re.sub(r"[ \t]+\n", "\n", re.sub(r"\n{3,}", "\n\n", text)).strip() + "\n"
 

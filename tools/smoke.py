@@ -26,9 +26,8 @@ def trouble(spec: Spec, folder: Path) -> str:
     results, name = folder / spec.folder, spec.name.replace("/", "_")
     try:
         if not spec.difference:
-            save_figure(
-                draw(spec, TIER, results), folder / f"{name}.png", dpi=60
-            )  # else: no curves of its own
+            # else: no curves of its own
+            save_figure(draw(spec, TIER, results), folder / f"{name}.png", dpi=60)
         if spec.kind != "table":
             return ""
         text = render(spec, TIER, "text", results)

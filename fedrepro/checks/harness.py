@@ -26,13 +26,8 @@ from ..engine.rounds import Snapshot, begin, next_round, sequential
 from ..models.architectures import Net, Network, dense
 
 # %% ../../nbs/10_checks/00_harness.ipynb #29619d04
-HOLDINGS = (
-    ([1], 1),
-    ([0, 1, 2], 9),
-    (range(10), 17),
-    ([2, 4, 6, 8, 9], 12),
-    (range(10), 24),
-)  # classes, samples
+# classes, samples
+HOLDINGS = (([1], 1), ([0, 1, 2], 9), (range(10), 17), ([2, 4, 6, 8, 9], 12), (range(10), 24))
 
 
 def deal_samples(labels: np.ndarray, holdings) -> list[list[int]]:
@@ -74,9 +69,10 @@ def tiny() -> Federation:
 
 # %% ../../nbs/10_checks/00_harness.ipynb #8024382f
 ROUNDS = 3  # of a recorded run
+# its settings
 LOCAL = dict(
     lr=0.05, momentum=0.5, weight_decay=1e-3, epochs=2, batch_size=8, lr_decay=0.9, clip_norm=2.0
-)  # its settings
+)
 
 
 @dataclass

@@ -24,11 +24,12 @@ from . import look_up, own, reproduce  # they register their commands
 ClickError: type[Any] = next(
     c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"
 )
+# argument -> the command that lists what may stand there
 LISTS = {
     "SPEC": "`fedrepro tables` lists them",
     "METHOD": "`fedrepro methods` lists them",
     "NAME": "`fedrepro datasets` lists them",
-}  # argument -> the command that lists what may stand there
+}
 
 
 def shorter(error: Exception) -> str:

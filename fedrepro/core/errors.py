@@ -47,9 +47,8 @@ def say(message: object):
 
     A reader who has gone, or a full disk behind stderr, stops nothing."""
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(message))
-    with suppress(
-        OSError, ValueError, AttributeError
-    ):  # None has no `write`: closed before the program began
+    # None has no `write`: closed before the program began
+    with suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"fedrepro: {line}\n")  # in one piece: others write there too
         sys.stderr.flush()
 
@@ -179,9 +178,8 @@ def own_line(error: BaseException | None) -> str:
     if error is None:
         return ""
     frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-    notes = "\n".join(
-        map(str, getattr(error, "__notes__", ()))
-    )  # the traceback of a worker process
+    # the traceback of a worker process
+    notes = "\n".join(map(str, getattr(error, "__notes__", ())))
     frames += re.findall(r'File "(.+?)", line (\d+)', notes)
     lines = [f"{Path(file).name}:{line}" for file, line in frames if is_own(file)]
     return lines[-1] if lines else ""

@@ -30,9 +30,8 @@ def writing(path: Path):
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     "A file to be written in binary: all of it appears under `path` when the block ends, nothing if the block fails"
-    part = (
-        path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
-    )  # `with_name` refuses "." and "/"
+    # `with_name` refuses "." and "/"
+    part = path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -44,9 +43,8 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(part)
-        with suppress(
-            OSError
-        ):  # forced to the disk, where the system can: a power cut may lose a new name
+        # forced to the disk, where the system can: a power cut may lose a new name
+        with suppress(OSError):
             handle = os.open(path.parent, os.O_RDONLY)
             try:
                 os.fsync(handle)

@@ -14,9 +14,8 @@ from .errors import InputError, as_path, choice, short
 
 # %% ../../nbs/01_core/03_folders.ipynb #db97ebb1
 PACKAGE = Path(fedrepro.__file__).resolve().parent
-INSTALLED = (
-    PACKAGE / "papers"
-).is_dir()  # a wheel carries `papers/` and `nbs/` inside, a repository has them beside it
+# a wheel carries `papers/` and `nbs/` inside, a repository has them beside it
+INSTALLED = (PACKAGE / "papers").is_dir()
 PROJECT = PACKAGE if INSTALLED else PACKAGE.parent  # the folder that has them
 
 

@@ -74,10 +74,8 @@ def pages_share_process() -> bool:
 # %% ../../nbs/01_core/06_registries.ipynb #2794f486
 def _restore_switches(before: dict[str, Any]) -> list[str]:
     "Set PyTorch's switches as before, and what is wrong; a run has one thread, whatever a file says"
-    from fedrepro.core.torch_state import (
-        changed_switch,
-        put,
-    )  # PyTorch, which a stored table does not need
+    # PyTorch, which a stored table does not need
+    from fedrepro.core.torch_state import changed_switch, put
 
     watched = {name: value for name, value in before.items() if name != "number of threads"}
     changed = changed_switch(watched)

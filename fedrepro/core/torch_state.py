@@ -37,9 +37,8 @@ def flushes_denormals() -> bool:
 
 
 def _set_device(device):
-    torch.set_default_device(
-        None if str(device) == "cpu" else device
-    )  # None: new tensors cost nothing more
+    # None: new tensors cost nothing more
+    torch.set_default_device(None if str(device) == "cpu" else device)
 
 # %% ../../nbs/01_core/04_torch_state.ipynb #bca831ae
 _BACKENDS = (

@@ -248,12 +248,10 @@ def shortened(labels: Tensor, n: int, key: str, name: str) -> slice | Tensor:
         f"{key} {n}: {name} has samples of {present} classes, expected at least one of each",
     )
     by_class = labels.cpu().argsort(stable=True)
-    place = torch.arange(there) - (counts.cumsum(0) - counts).repeat_interleave(
-        counts
-    )  # of a sample within its class
-    share = place / counts.repeat_interleave(
-        counts
-    )  # the first of each class has 0, so that none is lost
+    # of a sample within its class
+    place = torch.arange(there) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    # the first of each class has 0, so that none is lost
+    share = place / counts.repeat_interleave(counts)
     return by_class[share.argsort(stable=True)[:n]].sort().values
 
 # %% ../../nbs/02_data/07_datasets.ipynb #492de950
@@ -270,9 +268,8 @@ class Dataset:
     test_y: Tensor  # int64 (M,)
     class_names: tuple[str, ...]
     recipe: Recipe  # measured on `train_x` where it has no mean
-    scale: float = (
-        0.0  # the largest pixel value, 16 for digits; 0: 255 for bytes, 1 for other types
-    )
+    # the largest pixel value, 16 for digits; 0: 255 for bytes, 1 for other types
+    scale: float = 0.0
     train_groups: Tensor | None = None  # int64 (N,): the domain or client of each sample, if known
     test_groups: Tensor | None = None  # int64 (M,)
 

@@ -20,13 +20,11 @@ from ..core.files import checksum, locked, write_atomic, writing
 class Archive:
     "A published file: an archive with files of a data set, or one of its files"
 
-    urls: tuple[
-        str, ...
-    ]  # http(s) mirrors, tried in order; the last part of the first one is its name
+    # http(s) mirrors, tried in order; the last part of the first one is its name
+    urls: tuple[str, ...]
     digest: str  # MD5 or sha256 (hex)
-    members: dict[str, str] = field(
-        default_factory=dict
-    )  # name inside -> file; empty: the file is kept as it is
+    # name inside -> file; empty: the file is kept as it is
+    members: dict[str, str] = field(default_factory=dict)
     max_bytes: int = 1 << 30  # the most bytes that are downloaded
 
     @property

@@ -177,9 +177,8 @@ _CINIC_10 = DataCard(
     network="fedccfa_cifar",
     recipes={
         "FedCCFA": CROP_FLIP,
-        "LfD": dict(
-            pad="reflect", **CROP_FLIP
-        ),  # decided: as CIFAR-10, with its own mean and deviation
+        # decided: as CIFAR-10, with its own mean and deviation
+        "LfD": dict(pad="reflect", **CROP_FLIP),
     },
 )
 

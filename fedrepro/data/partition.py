@@ -25,9 +25,8 @@ def class_counts(lists, labels, classes: int) -> np.ndarray:
     return np.stack([np.bincount(labels[mine], minlength=classes) for mine in lists])
 
 # %% ../../nbs/02_data/08_partition.ipynb #db29f9cd
-MAX_SAMPLES = (
-    10**12
-)  # a client is promised no more: a larger number is a slip, and may be too long to print
+# a client is promised no more: a larger number is a slip, and may be too long to print
+MAX_SAMPLES = 10**12
 
 
 def positions(rows, where: str) -> np.ndarray:
@@ -47,9 +46,8 @@ class Partition:
     train: tuple  # one int64 array of positions in the training set per client; order counts: it decides the batches
     test: tuple | None = None  # the same for the test set; a client's share may be empty
     recipe: str = "own"  # name of the recipe
-    settings: dict = field(
-        default_factory=dict
-    )  # everything the recipe was called with, defaults filled in
+    # everything the recipe was called with, defaults filled in
+    settings: dict = field(default_factory=dict)
 
     def __post_init__(self):
         for name in ("train", "test") if self.test is not None else ("train",):
@@ -277,9 +275,8 @@ def plot_partition(counts, labels=None, ax=None, clients=None):
     ax = ax or plt.subplots(figsize=(7.5, 3.2), layout="constrained")[1]
     (x, y), scale = np.indices(shown.shape), 260 / max(shown.max(), 1)  # points squared a sample
     ax.scatter(x, y, s=scale * shown, color="#0072B2", alpha=0.75, linewidth=0)
-    for size in sorted(
-        {int(float(f"{shown.max() * share:.1g}")) for share in (0.1, 0.5, 1)}
-    ):  # round numbers
+    # round numbers
+    for size in sorted({int(float(f"{shown.max() * share:.1g}")) for share in (0.1, 0.5, 1)}):
         ax.scatter(
             [], [], s=scale * size, color="#0072B2", alpha=0.75, linewidth=0, label=f"{size}"
         )

@@ -25,9 +25,8 @@ class Source:
     name: str
     folder: str  # under the data folder, as torchvision lays it out
     read: Callable  # (source, data folder) -> parts of a Dataset
-    train: dict[
-        str, str
-    ]  # file -> MD5 or sha256 (hex); empty: none is published, any content is read
+    # file -> MD5 or sha256 (hex); empty: none is published, any content is read
+    train: dict[str, str]
     test: dict[str, str]
     sizes: tuple[int, int]  # training and test images; 0: not known beforehand
     archives: tuple[Archive, ...]  # what is downloaded to get them

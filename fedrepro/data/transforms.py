@@ -20,19 +20,16 @@ class Recipe:
     "How one paper turns pixels into network input; raises InputError for values that cannot be"
 
     name: str  # the paper, or "plain"
-    mean: tuple[
-        float, ...
-    ]  # per channel, of pixel / scale, in [0, 1]; (): measured when the data are loaded
+    # per channel, of pixel / scale, in [0, 1]; (): measured when the data are loaded
+    mean: tuple[float, ...]
     std: tuple[float, ...]  # per channel, of pixel / scale, positive; () as well then
     flip: bool = False  # mirror left and right, with probability 1/2
     crop: int = 0  # pad by so many pixels, then cut the old size at a random place; 0: never
-    pad: str = (
-        "black"  # outside the image: "black", the "mean" (0 once normalised) or its "reflect"ion
-    )
+    # outside the image: "black", the "mean" (0 once normalised) or its "reflect"ion
+    pad: str = "black"
     crop_probability: float = 1.0  # the share of samples that are cropped, in [0, 1]
-    rotate: float = (
-        0.0  # turn by a random angle of at most so many degrees; corners: black, or the "mean"
-    )
+    # turn by a random angle of at most so many degrees; corners: black, or the "mean"
+    rotate: float = 0.0
 
     def __post_init__(self):
         choice(self.pad, ("black", "mean", "reflect"), "pad")
@@ -83,10 +80,8 @@ def _shifted(channel: Tensor) -> tuple[float, float]:
     return float(start) + mean, (squares / n) ** 0.5
 
 # %% ../../nbs/02_data/01_transforms.ipynb #a7adf70f
-WIDER = {
-    torch.uint16: torch.int32,
-    torch.uint32: torch.int64,
-}  # PyTorch computes with few of its unsigned types
+# PyTorch computes with few of its unsigned types
+WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64}
 
 
 def pixel_statistics(x: Tensor, scale: float = 255.0) -> dict[str, tuple[float, ...]]:

@@ -201,10 +201,8 @@ def load_snapshot(path: Path, federation: Federation) -> Snapshot:
     return snapshot_of(load_message(path, federation.device), federation)
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #dc791965
-MINUTE, SHARE = (
-    60.0,
-    20,
-)  # seconds between checkpoints; how many times longer a run computes than it writes
+# seconds between checkpoints; how many times longer a run computes than it writes
+MINUTE, SHARE = 60.0, 20
 
 
 def matching(folder: Path, pattern: str) -> list[Path]:
@@ -247,9 +245,8 @@ class CheckpointWriter:
     folder: Path
     runs: list[str]  # run ids
     fingerprint: dict  # what must be the same in the process that goes on: code, versions, device
-    checkpoint_rounds: int | None = (
-        None  # rounds between checkpoints; 0 = none, None = about a minute
-    )
+    # rounds between checkpoints; 0 = none, None = about a minute
+    checkpoint_rounds: int | None = None
     warn: Callable[[str], None] = say
     last: float = field(default_factory=time.monotonic)  # when the last one was written
     cost: float = 0.0  # seconds that it took

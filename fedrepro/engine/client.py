@@ -62,24 +62,19 @@ class Client:
     received: dict  # the server's broadcast of this round
     state: dict  # what this client kept from its last participation
     initial: Tree  # the model from which everybody started; never sent again
-    rng: np.random.Generator = field(
-        default_factory=np.random.default_rng
-    )  # stream of (seed, round, client)
+    # stream of (seed, round, client)
+    rng: np.random.Generator = field(default_factory=np.random.default_rng)
     dtype: torch.dtype = torch.float32
     pad: int = 0  # rows of padding added to every batch: changes nothing, see below
-    constants: dict = field(
-        default_factory=dict
-    )  # tensors that the phases so far computed, see `Phase.constants`
-    test_indices: Tensor | None = (
-        None  # (m,) int64: this client's samples in `data.test_x`, where the test set is divided
-    )
-    test_labels: np.ndarray | None = (
-        None  # (m,) int64: their labels under the client's present concept
-    )
+    # tensors that the phases so far computed, see `Phase.constants`
+    constants: dict = field(default_factory=dict)
+    # (m,) int64: this client's samples in `data.test_x`, where the test set is divided
+    test_indices: Tensor | None = None
+    # (m,) int64: their labels under the client's present concept
+    test_labels: np.ndarray | None = None
     profiler: Profiler = OFF  # of the round
-    noise: np.random.Generator = field(
-        default_factory=np.random.default_rng
-    )  # its seeds for the global generators
+    # its seeds for the global generators
+    noise: np.random.Generator = field(default_factory=np.random.default_rng)
 
     def chance(self):
         "A context in which the global generators (dropout draws from torch's) are seeded by the client's own stream"
@@ -98,9 +93,8 @@ class Client:
     @cached_property
     def counts(self) -> Tensor:
         "(C,) samples per class under the present concept, $n_{k,c}$"
-        classes = torch.arange(
-            self.net.classes, device=self.y.device
-        )  # bincount would wait for a GPU
+        # bincount would wait for a GPU
+        classes = torch.arange(self.net.classes, device=self.y.device)
         return (self.y[:, None] == classes).sum(0).to(self.dtype)
 
     def draw(self, size: int) -> np.ndarray | None:
@@ -148,9 +142,8 @@ class SGD:
     lr: float  # eta, already decayed for the round
     momentum: float = 0.0  # mu
     weight_decay: float = 0.0  # lambda
-    clip_norm: float | None = (
-        None  # largest Euclidean norm of a gradient, before weight decay; None = no clipping
-    )
+    # largest Euclidean norm of a gradient, before weight decay; None = no clipping
+    clip_norm: float | None = None
 
     def __post_init__(self):
         for name in ("lr", "momentum", "weight_decay", "clip_norm"):
@@ -170,27 +163,20 @@ class Phase:
     epochs: int = 1  # passes over the samples
     batch_size: int = 64  # samples a step; 0 = all of them
     train: str | tuple[str, ...] = ("body.", "head.")  # prefixes of the parameters that move
-    adjust: Callable[[Client, Tree, Tree], Tree] | None = (
-        None  # (client, params, grads) -> direction of the step
-    )
-    step: Callable[["Step"], tuple[Tensor, Any]] | None = (
-        None  # replaces the SGD step: loss (), and what it remembers
-    )
-    monitor: Callable | None = (
-        None  # (client, params, epoch from 1, its last state) -> (go on? 0 or 1, its state)
-    )
-    samples: Callable | None = (
-        None  # client -> positions of 0..n-1, or one array of them an epoch; None = every sample
-    )
-    constants: Callable[[Client, dict], dict] | None = (
-        None  # (client, results) -> tensors, computed before it starts
-    )
-    start: Callable[[Client, dict], Tree] | None = (
-        None  # (client, results) -> params it starts from; None = go on
-    )
-    final: bool = (
-        False  # trained once, after the last round, from the model that the client is evaluated by
-    )
+    # (client, params, grads) -> direction of the step
+    adjust: Callable[[Client, Tree, Tree], Tree] | None = None
+    # replaces the SGD step: loss (), and what it remembers
+    step: Callable[["Step"], tuple[Tensor, Any]] | None = None
+    # (client, params, epoch from 1, its last state) -> (go on? 0 or 1, its state)
+    monitor: Callable | None = None
+    # client -> positions of 0..n-1, or one array of them an epoch; None = every sample
+    samples: Callable | None = None
+    # (client, results) -> tensors, computed before it starts
+    constants: Callable[[Client, dict], dict] | None = None
+    # (client, results) -> params it starts from; None = go on
+    start: Callable[[Client, dict], Tree] | None = None
+    # trained once, after the last round, from the model that the client is evaluated by
+    final: bool = False
     span: str = ""  # what its seconds count as, in a round that is timed
 
     def __post_init__(self):
@@ -664,9 +650,8 @@ def checked_result(method, client: Client, result) -> tuple[dict, dict]:
 
 # %% ../../nbs/04_engine/01_client.ipynb #e1f2a041
 Results = dict[str, PhaseResult]  # of a client's phases so far, by name
-Trainer = Callable[
-    [list[Client], list[Phase], list[Tree]], list[PhaseResult]
-]  # one phase of clients side by side
+# one phase of clients side by side
+Trainer = Callable[[list[Client], list[Phase], list[Tree]], list[PhaseResult]]
 
 
 def in_turn(clients: list[Client], phases: list[Phase], starts: list[Tree]) -> list[PhaseResult]:

@@ -27,16 +27,13 @@ class Messages:
     included), "trained" (a model without these), C classes, d features, "#models" (how many entries the
     part `models` of the server's state has); "1" is a single number. A type other than the federation's follows a colon: "1: int64"."""
 
-    broadcast: dict[str, str] = field(
-        default_factory=lambda: {"params": "model"}
-    )  # to everybody in the cohort
+    # to everybody in the cohort
+    broadcast: dict[str, str] = field(default_factory=lambda: {"params": "model"})
     survey: dict[str, str] = field(default_factory=dict)  # answers to it, before any training
-    assigned: dict[str, str] = field(
-        default_factory=dict
-    )  # what the server makes of the answers, to each
-    upload: dict[str, str] = field(
-        default_factory=lambda: {"params": "model"}
-    )  # after the training
+    # what the server makes of the answers, to each
+    assigned: dict[str, str] = field(default_factory=dict)
+    # after the training
+    upload: dict[str, str] = field(default_factory=lambda: {"params": "model"})
     reply: dict[str, str] = field(default_factory=dict)  # to each, at the end of the round
 
     @property
@@ -110,9 +107,8 @@ class Law:
     other: Any = "FedAvg"  # the other method's class, or the name of one that is defined later
     theirs: dict = field(default_factory=dict)  # its settings; functions replace hooks
     hooks: dict = field(default_factory=dict)  # replace hooks and class attributes of the method
-    where: Callable[[Federation], Federation] | None = (
-        None  # a federation in which the law holds; None = everywhere
-    )
+    # a federation in which the law holds; None = everywhere
+    where: Callable[[Federation], Federation] | None = None
 
     def methods(self, cls: type, known: dict[str, type], **local) -> tuple:
         "(`cls` in its limit, the other method), both with the `local` settings; `known`: classes by name"

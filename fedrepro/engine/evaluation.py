@@ -70,13 +70,10 @@ class Predictor:
                 body = tuple(model[name] for name in model if name.startswith("body."))
                 bodies.setdefault(body, {})[key] = params
         known = dict(self.last)
-        for (
-            body,
-            new,
-        ) in bodies.items():  # one at a time: a thousand bodies' features fill the memory
-            seed = int.from_bytes(
-                b"".join(body)[:7]
-            )  # a network that draws: the same for the same model
+        # one at a time: a thousand bodies' features fill the memory
+        for body, new in bodies.items():
+            # a network that draws: the same for the same model
+            seed = int.from_bytes(b"".join(body)[:7])
             features = self.features(federation, next(iter(new.values())), chunk, seed)
             for key, params in new.items():
                 known[key] = federation.net.classify(params, features).argmax(1)

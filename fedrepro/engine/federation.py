@@ -59,9 +59,8 @@ def in_precision(net: Net, precision: str) -> Net:
 
 # %% ../../nbs/04_engine/02_federation.ipynb #1c7f0663
 TRAIN, COHORT, INIT, HEAD, TUNE, NOISE = range(1, 7)  # which random stream a number belongs to
-BEGIN, OPEN, CLOSE, JUDGE = range(
-    7, 11
-)  # and in NOISE, beside those of clients: what the server does
+# and in NOISE, beside those of clients: what the server does
+BEGIN, OPEN, CLOSE, JUDGE = range(7, 11)
 
 # %% ../../nbs/04_engine/02_federation.ipynb #aec92f9e
 COHORTS = ("uniform", "fedccfa-code")  # how a round's participants are drawn
@@ -111,13 +110,11 @@ class Federation:
     drift: DriftSchedule | None = None  # None = labels never change
     seed: int = 0  # of initialisation and batches
     participation: float = 1.0  # share of the clients in a round's cohort, in (0, 1]
-    cohorts: int | str | None = (
-        None  # drawn uniformly with this seed (None: `seed`); or "fedccfa-code", see below
-    )
+    # drawn uniformly with this seed (None: `seed`); or "fedccfa-code", see below
+    cohorts: int | str | None = None
     dtype: torch.dtype = torch.float32
-    labels: Tensor | None = (
-        None  # (N,) training labels when they differ from the data set's (label noise)
-    )
+    # (N,) training labels when they differ from the data set's (label noise)
+    labels: Tensor | None = None
 
     def __post_init__(self):
         self._check_kinds()

@@ -25,9 +25,9 @@ from .client import SGD, Batch, Client, Phase, Results, cross_entropy
 from .declarations import Law, Messages
 from .federation import Federation
 from .probes import OFF, Profiler
-from fedrepro.models import (
-    networks,
-)  # all of the package's are known before a person's file is imported
+
+# all of the package's are known before a person's file is imported
+from ..models import networks
 
 # %% ../../nbs/04_engine/04_method.ipynb #ed7a91fe
 @dataclass
@@ -39,9 +39,8 @@ class Exchange:
     uploads: list[dict]  # what they sent
     sizes: list[int]  # n_k, samples of each participant
     counts: Tensor  # (|S_t|, C) samples per class of each participant
-    label_maps: (
-        np.ndarray
-    )  # (|S_t|, C) true concepts: present label of each original class; for oracles only
+    # (|S_t|, C) true concepts: present label of each original class; for oracles only
+    label_maps: np.ndarray
     profiler: Profiler = OFF  # of the round
 
 
@@ -50,15 +49,13 @@ class Survey:
     "An exchange before any training: participants answer the broadcast, and the server tells each what follows"
 
     answer: Callable[[Client], dict]  # what a participant sends
-    assign: Callable[
-        [dict, Exchange], tuple[dict, list[dict]]
-    ]  # (server, answers) -> its next state, what each gets
+    # (server, answers) -> its next state, what each gets
+    assign: Callable[[dict, Exchange], tuple[dict, list[dict]]]
 
 # %% ../../nbs/04_engine/04_method.ipynb #6435460f
 METHODS: dict[str, type["FedAvg"]] = {}  # every method defined so far, by name
-SHADOWED: dict[
-    str, type["FedAvg"]
-] = {}  # those of a person's that have the name of a method of the package
+# those of a person's that have the name of a method of the package
+SHADOWED: dict[str, type["FedAvg"]] = {}
 
 
 def _of_package(cls: type | None) -> bool:
@@ -165,28 +162,23 @@ class FedAvg:
     lr_decay: float = 1.0  # factor on the learning rate per round
     clip_norm: float | None = None  # largest gradient norm; None = no clipping
 
-    version: ClassVar[int] = (
-        1  # raised when the method's numbers change, so that old runs are not reused
-    )
+    # raised when the method's numbers change, so that old runs are not reused
+    version: ClassVar[int] = 1
     paper: ClassVar[str] = "McMahan et al. 2017"
-    personal: ClassVar[bool] = (
-        False  # evaluated by a model of the client's own, with the broadcast it last received
-    )
+    # evaluated by a model of the client's own, with the broadcast it last received
+    personal: ClassVar[bool] = False
     pooled: ClassVar[bool] = False  # trained on everybody's samples at one place
-    evaluated: ClassVar[
-        dict[str, str]
-    ] = {}  # suffix of its metrics -> part of the server's state in place of `params`
+    # suffix of its metrics -> part of the server's state in place of `params`
+    evaluated: ClassVar[dict[str, str]] = {}
     positive: ClassVar[set[str]] = set()  # fields that may not be 0, beside those of its bases
     fractions: ClassVar[set[str]] = set()  # fields from 0 to 1, beside those of its bases
     waits: ClassVar[set[str]] = set()  # fields that count rounds before something begins
     distances: ClassVar[str] = ""  # part of the server's state: (C, n, n) between participants
     limit: ClassVar[Law | None] = None  # the setting in which it is another method: `law(mu=0.)`
-    excluded: ClassVar[
-        dict[str, str]
-    ] = {}  # field that its formula has no place for -> why; `compare` takes only 0
-    check_settings: ClassVar[
-        dict
-    ] = {}  # fields with which three rounds reach every branch, for the contract
+    # field that its formula has no place for -> why; `compare` takes only 0
+    excluded: ClassVar[dict[str, str]] = {}
+    # fields with which three rounds reach every branch, for the contract
+    check_settings: ClassVar[dict] = {}
 
     def __init_subclass__(cls, listed: bool = True, **kw):
         "`listed=False`: a base of methods, which is none itself"

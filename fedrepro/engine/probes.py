@@ -112,9 +112,8 @@ def distance_matrix(row: dict, c: int) -> tuple[list[int], list[list[float]]]:
     return clients, matrix
 
 # %% ../../nbs/04_engine/00_probes.ipynb #faf420f3
-MEASURES: dict[
-    str, Callable
-] = {  # name in a spec -> (method, federation, server before, server after, exchange) -> numbers
+# name in a spec -> (method, federation, server before, server after, exchange) -> numbers
+MEASURES: dict[str, Callable] = {
     "collaboration_seconds": collaboration_seconds,
     "update_norm": update_norm,
     **{f"distances_class_{c}": class_distances(c) for c in range(10)},

@@ -75,12 +75,10 @@ class Snapshot:
     last_broadcasts: list[dict]  # one per client: the broadcast after its last participation
     bytes_up: int = 0  # so far, all clients together
     bytes_down: int = 0
-    train_loss: float = (
-        math.nan
-    )  # mean over those of the last cohort who took a step, weighted by size
-    diverged: dict | None = (
-        None  # {"round", "client", "norm"} of what first went wrong; client None = the server
-    )
+    # mean over those of the last cohort who took a step, weighted by size
+    train_loss: float = math.nan
+    # {"round", "client", "norm"} of what first went wrong; client None = the server
+    diverged: dict | None = None
     measured: dict = field(default_factory=dict)  # what the run's measures say of the last round
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #1325dbfd
@@ -122,9 +120,8 @@ def broadcast_of(method, server: dict) -> dict:
     return a_dict(method.broadcast(server), f"{type(method).__name__}.broadcast")
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #4520b881
-CONTENTS_LIMIT = (
-    2**25
-)  # bytes; tensors of more are compared by their count of writes, but for a model
+# bytes; tensors of more are compared by their count of writes, but for a model
+CONTENTS_LIMIT = 2**25
 
 
 @contextmanager
@@ -158,9 +155,8 @@ def sequential(method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tens
     return results
 
 
-STATE_LIMIT = (
-    4 * 2**30
-)  # bytes that all clients' states may take on a GPU; above, they wait on the host
+# bytes that all clients' states may take on a GPU; above, they wait on the host
+STATE_LIMIT = 4 * 2**30
 
 
 def park_states(federation: Federation, states: list[dict], most: int = STATE_LIMIT) -> list[dict]:
@@ -480,9 +476,8 @@ def next_round(
 class History:
     "What a run leaves behind"
 
-    rows: list[dict] = field(
-        default_factory=list
-    )  # one per evaluated round: round (1..T), metrics, loss, bytes so far
+    # one per evaluated round: round (1..T), metrics, loss, bytes so far
+    rows: list[dict] = field(default_factory=list)
     snapshot: Snapshot | None = None  # after the last round
     name: str = ""  # which run it is, where several are computed
 
@@ -605,6 +600,7 @@ def class_memory(cls: type) -> dict[str, object]:
     return found
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #224bf92f
+# kinds of globals that could remember something, beside objects of a person's classes
 MEMORY = (*PLAIN, Tensor, np.ndarray, dict, list, tuple, set, frozenset, bytearray, deque) + (
     Random,
     np.random.Generator,
@@ -612,7 +608,7 @@ MEMORY = (*PLAIN, Tensor, np.ndarray, dict, list, tuple, set, frozenset, bytearr
     torch.Generator,
     itertools.count,
     SimpleNamespace,
-)  # kinds of globals that could remember something, beside objects of a person's classes
+)
 
 
 @dataclass

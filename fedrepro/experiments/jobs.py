@@ -52,9 +52,8 @@ class Job:
     device: str = "cpu"  # cpu, cuda or auto
     executor: str = "sequential"  # a name of `executors`, or auto
     workers: int = 1  # its processes
-    checkpoint_rounds: int | None = (
-        None  # rounds between checkpoints; 0 = none, None = about a minute
-    )
+    # rounds between checkpoints; 0 = none, None = about a minute
+    checkpoint_rounds: int | None = None
     until: float = math.inf  # no round may end after it (seconds since 1970)
 
     @property
@@ -108,9 +107,8 @@ def refuse_taken(path: Path):
     def taken():
         return os.path.lexists(path)
 
-    if (
-        taken() and not store.is_complete(path) and taken()
-    ):  # it may be a result that another process has just written
+    # it may be a result that another process has just written
+    if taken() and not store.is_complete(path) and taken():
         raise InputError(
             f"{path} is there but cannot be used; move it away or choose another folder with --results"
         )
@@ -139,19 +137,13 @@ def active_run(run: PlannedRun, data, device: str) -> ActiveRun:
     )
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #9d45619b
-COMPUTING = (
-    "core",
-    "data",
-    "models",
-    "engine",
-    "executors",
-    "methods",
-    "experiments",
-)  # they import none of the others
+# they import none of the others
+COMPUTING = ("core", "data", "models", "engine", "executors", "methods", "experiments")
 
 
 def checkpoint_fingerprint(active: ActiveRun, device: str, executor: str = "sequential") -> dict:
     "What must be equal for a run to go on from a checkpoint"
+    # they have the same bits
     return {
         "code": code_digest(*COMPUTING),
         "versions": store.provenance()["versions"],
@@ -159,7 +151,7 @@ def checkpoint_fingerprint(active: ActiveRun, device: str, executor: str = "sequ
         "data": input_fingerprint(active.federation.data),
         "weights": weights_fingerprint(active.federation.initial),
         "executor": "sequential" if executor == "processes" else executor,
-    }  # they have the same bits
+    }
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #d09d23b0
 class TimeUp(Exception):

@@ -55,14 +55,11 @@ def gone(holder: dict) -> bool:
     return start_time(holder["pid"]) != holder.get("born")
 
 # %% ../../nbs/07_experiments/06_leases.ipynb #40d66594
-BEAT, PATIENCE = (
-    10.0,
-    90.0,
-)  # seconds from one sign of life to the next; seconds without any after which a lease is void
+# seconds from one sign of life to the next; seconds without any after which a lease is void
+BEAT, PATIENCE = 10.0, 90.0
 HANG = 3600.0  # seconds without progress after which a holder gives no more signs, unless its rounds are that slow
-WATCHED: dict[
-    Path, tuple
-] = {}  # lease -> what we saw of it last, and when it was that for the first time
+# lease -> what we saw of it last, and when it was that for the first time
+WATCHED: dict[Path, tuple] = {}
 
 
 def lease_of(path: Path) -> Path:

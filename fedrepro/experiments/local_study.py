@@ -117,9 +117,8 @@ def kl(p: Tensor, q: Tensor) -> float:
 # %% ../../nbs/07_experiments/00_local_study.ipynb #1142a71d
 def chosen(client: Client, samples: str) -> np.ndarray:
     "Positions of the half with the smaller (or larger) losses, repeated to length n"
-    order = np.argsort(
-        rate_samples(client)[0].cpu().numpy(), kind="stable"
-    )  # under the model that it received
+    # under the model that it received
+    order = np.argsort(rate_samples(client)[0].cpu().numpy(), kind="stable")
     if samples == "larger losses":
         order = order[::-1]
     return np.sort(np.resize(order[: max(1, client.n // 2)], client.n))

@@ -26,9 +26,8 @@ class LoggedRun:
     name: str  # for people: "FedAvg on digits, seed 0 (own)"
     slug: str  # fit for a file: the name of its result file
     settings: dict[str, Any]  # flat: row, column, tier, method, dataset, clients, lr, ...
-    rows: list[
-        tuple[int, dict[str, float]]
-    ]  # (after how many rounds, the metrics) for each evaluated round
+    # (after how many rounds, the metrics) for each evaluated round
+    rows: list[tuple[int, dict[str, float]]]
     status: str  # `complete` or `diverged`
 
 

@@ -148,9 +148,8 @@ def trial(run: PlannedRun, data=None, device: str = "cpu") -> Trial:
 class Cost:
     "Of one run, or of the runs of a table"
 
-    samples: float = (
-        0.0  # training samples of all participants and rounds; epochs and phases are in the FLOPs
-    )
+    # training samples of all participants and rounds; epochs and phases are in the FLOPs
+    samples: float = 0.0
     flops: float = 0.0
     seconds: float = 0.0  # of one worker on this device
     memory: float = 0.0  # bytes: of the run that needs most

@@ -35,9 +35,8 @@ class Progress:
         self, runs: list[PlannedRun], quiet: bool = False, on_done: Callable | None = None
     ):
         "`on_done` as in `compute_runs`"
-        self.on_done = on_done or (
-            lambda run, header, rows: None
-        )  # hears of every run that is finished
+        # hears of every run that is finished
+        self.on_done = on_done or (lambda run, header, rows: None)
         self.runs = {r.run_id: r for r in runs}
         self.rounds = dict.fromkeys((r.run_id for r in runs), 0)
         self.ended: set[str] = set()
@@ -57,9 +56,8 @@ class Progress:
 
             status = self.stack.enter_context(Console(stderr=True).status(self.text()))
             self.show = lambda line: status.update(Text(line))
-        elif (
-            "JPY_SESSION_NAME" in os.environ and "IPython.display" in sys.modules
-        ):  # a person runs this in JupyterLab
+        elif "JPY_SESSION_NAME" in os.environ and "IPython.display" in sys.modules:
+            # a person runs this in JupyterLab
             below = sys.modules["IPython.display"].display(
                 {"text/plain": self.text()}, raw=True, display_id=True
             )
@@ -115,9 +113,8 @@ class Progress:
     def finish(self, run_id: str, outcome: str):
         "A run has ended; `outcome` is complete, diverged or failed"
         self.ended.add(run_id)
-        self.given += (
-            self.runs[run_id].rounds - self.rounds[run_id]
-        )  # rounds that nobody computes here
+        # rounds that nobody computes here
+        self.given += self.runs[run_id].rounds - self.rounds[run_id]
         self.rounds[run_id] = self.runs[run_id].rounds
         if self.show:
             self.draw(self.show, self.runs[run_id])
@@ -134,9 +131,8 @@ class SweepReport:
     failed: dict[PlannedRun, str] = field(default_factory=dict)  # run -> error
     later: list[str] = field(default_factory=list)  # runs for which no time was left
     theirs: list[Path] = field(default_factory=list)  # computed meanwhile by another process
-    elsewhere: list[PlannedRun] = field(
-        default_factory=list
-    )  # skipped: another process is computing them
+    elsewhere: list[PlannedRun] = field(default_factory=list)
+    # skipped: another process is computing them
     interrupted: bool = False
     signal: int = 2  # which interrupted: 2 Ctrl-C, 15 SIGTERM, 1 SIGHUP
 

@@ -33,9 +33,8 @@ class Value:
     "One value of an experiment and where it comes from"
 
     value: Any
-    source: (
-        str  # "paper 5.1", "code utils/x.py", "tuned: ...", "guess: ...", "tier: reduced from 200"
-    )
+    # "paper 5.1", "code utils/x.py", "tuned: ...", "guess: ...", "tier: reduced from 200"
+    source: str
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #b0786c63
 NAMES = {
@@ -119,9 +118,8 @@ class Rule:
 # %% ../../nbs/07_experiments/01_rules.ipynb #16ebff21
 def method_classes() -> dict[str, Any]:
     "The methods by name, as `engine.method.load_methods` finds them"
-    from fedrepro.engine.method import (
-        load_methods,
-    )  # PyTorch, which a table of stored runs does not need
+    # PyTorch, which a table of stored runs does not need
+    from fedrepro.engine.method import load_methods
 
     return load_methods()
 
@@ -169,13 +167,10 @@ def parse_client(client: str, where: str = "client") -> tuple[int | None, range]
 STUDY_SAMPLES = ("all", "smaller losses", "larger losses")
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #6c9402c1
-SEED = Rule(
-    int, 0, 2**32 - 100, words=("seed",)
-)  # "seed": the run's own, so that every trial has a draw of its own
-COUNT, NAME = (
-    Rule(int, 1, 10**6),
-    Rule(str, 1, 80, once="$"),
-)  # two of them are a formula in a figure
+# "seed": the run's own, so that every trial has a draw of its own
+SEED = Rule(int, 0, 2**32 - 100, words=("seed",))
+# two of them are a formula in a figure
+COUNT, NAME = Rule(int, 1, 10**6), Rule(str, 1, 80, once="$")
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #27c96810
 PARTITION = {  # key of a spec -> (argument of the partition recipe, rule)
@@ -189,6 +184,7 @@ PARTITION = {  # key of a spec -> (argument of the partition recipe, rule)
 }
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #cd9f504b
+# 0: asks for nothing
 STUDY = {  # key of a spec -> (its name in the part `study` of the settings, rule); see local_study
     "study_client": ("client", Rule(str, 1, 40)),
     "study_epochs": ("epochs", COUNT),
@@ -196,7 +192,7 @@ STUDY = {  # key of a spec -> (its name in the part `study` of the settings, rul
     "study_rounds": ("rounds", Rule(list[int], 1, 10**6)),
     "start_accuracy": ("accuracy", Rule(float, 0, 100)),
     "start_class_accuracy": ("class_accuracy", Rule(float, 0, 100)),
-}  # 0: asks for nothing
+}
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #84368c34
 SETTINGS = {  # key of a spec -> its rule

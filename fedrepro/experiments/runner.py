@@ -42,9 +42,8 @@ from fedrepro.experiments.runs import (
 class Outcome:
     "What became of a run"
 
-    status: Literal[
-        "done", "theirs", "elsewhere", "later", "failed"
-    ]  # computed here, or by others; others are at it
+    # computed here, or by others; others are at it
+    status: Literal["done", "theirs", "elsewhere", "later", "failed"]
     path: Path | None = None  # the result file of a run that is done
     error: str = ""  # why it has failed
 
@@ -187,9 +186,8 @@ def run_near(jobs: list[Job], report: SweepReport, progress: Progress, workers: 
     "Run the jobs in `workers` processes of this machine, each a job, or each a part of a run's clients"
     executor = jobs[0].executor
     few = len(jobs) < workers
-    split = executor == "processes" or (
-        executor == "auto" and few and jobs[0].device == "cpu"
-    )  # as `pick_executor` does
+    # as `pick_executor` does
+    split = executor == "processes" or (executor == "auto" and few and jobs[0].device == "cpu")
     apart = not split and min(workers, len(jobs)) > 1
     jobs = [replace(job, workers=1 if apart else workers) for job in jobs]
     if apart:

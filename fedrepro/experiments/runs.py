@@ -34,9 +34,8 @@ from fedrepro.experiments.rules import (
 )
 
 # %% ../../nbs/07_experiments/03_runs.ipynb #29d81d14
-PROTOCOL = (
-    1  # raised when the engine's numbers change for every method, so that old runs are not reused
-)
+# raised when the engine's numbers change for every method, so that old runs are not reused
+PROTOCOL = 1
 
 
 def run_id(settings: dict) -> str:
@@ -314,9 +313,8 @@ class PlannedRun:
     column: str
     seed: int
     settings: dict = field(repr=False, hash=False)  # all that decides the numbers
-    table: str = field(
-        default="", repr=False, compare=False
-    )  # or figure, that wants it: "fedccfa/table2"
+    # or figure, that wants it: "fedccfa/table2"
+    table: str = field(default="", repr=False, compare=False)
 
     @property
     def run_id(self) -> str:

@@ -62,12 +62,10 @@ class Column:
     missing: str = ""  # why it cannot be run yet; empty when it can
     target: Value | None = None  # of the metric: how many rounds does it take? None = nobody asks
     metric: str = ""  # what it shows, where this is not the table's metric
-    methods: dict[str, dict[str, Value]] = field(
-        default_factory=dict
-    )  # row -> its own values in this column
-    same_as: dict[str, str] = field(
-        default_factory=dict
-    )  # row -> the row whose runs it shows, being equal here
+    # row -> its own values in this column
+    methods: dict[str, dict[str, Value]] = field(default_factory=dict)
+    # row -> the row whose runs it shows, being equal here
+    same_as: dict[str, str] = field(default_factory=dict)
     unpublished: str = ""  # why no published number stands beside it; empty when one may
     guessed: bool = False  # that is because the text lost its setting, and ours is a guess
 
@@ -99,9 +97,8 @@ class Tier:
     columns: tuple[Column, ...] = ()  # empty: the table's own
     methods: dict[str, dict[str, Value]] = field(default_factory=dict)  # row -> changed values
     caption: str = ""  # a sentence below its figures: what they show otherwise than the paper because of the tier
-    own: dict[str, dict[str, Value]] = field(
-        default_factory=dict
-    )  # what a user set: in a row, or under "" in all
+    # what a user set: in a row, or under "" in all
+    own: dict[str, dict[str, Value]] = field(default_factory=dict)
     of: str = ""  # the tier that the user's settings changed
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #cafefcfe
@@ -295,24 +292,19 @@ class Spec:
     plot: str = "curves"  # how `fedrepro figure` draws it
     against: str = ""  # of the plot `against`: the setting on the axis, or "row"
     beside: tuple[str, ...] = ()  # other metrics that the curves show below the first
-    difference: tuple[
-        "Spec", ...
-    ] = ()  # two tables, first minus second; then it has no run of its own
+    # two tables, first minus second; then it has no run of its own
+    difference: tuple["Spec", ...] = ()
     spread: str = "none"  # what the published std is a spread of, one of SPREADS
     trials: int = 0  # over how many trials, where it is one of trials
     pairing: str = "welch"  # "pooled" where our partition and cohorts are the authors'
-    margin: float | None = (
-        None  # the difference that matters, in the metric's unit; None: the rule's own
-    )
-    nan_model: float | None = (
-        None  # what the authors' code prints for a model of NaN; None: not known
-    )
-    gap: tuple[
-        str, ...
-    ] = ()  # two rows whose published difference it is about, or one that all are compared with
-    others: dict[str, Row] = field(
-        default_factory=dict
-    )  # rows that its file has but does not choose; `gap` and `same_as` may name them
+    # the difference that matters, in the metric's unit; None: the rule's own
+    margin: float | None = None
+    # what the authors' code prints for a model of NaN; None: not known
+    nan_model: float | None = None
+    # two rows whose published difference it is about, or one that all are compared with
+    gap: tuple[str, ...] = ()
+    # rows that its file has but does not choose; `gap` and `same_as` may name them
+    others: dict[str, Row] = field(default_factory=dict)
     origin: "Spec | None" = None  # the table of the package of which it is a copy with other values
 
     @cached_property
@@ -490,20 +482,10 @@ def pick_seeds(listed: list[int], asked: int | list[int] | None, where: str = "s
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #7b87ffc1
 STATISTICS = ("last", "best", "mean_last_10")
-PLOTS: tuple[str, ...] = (
-    "curves",
-    "against",
-    "bubbles",
-    "distances",
-)  # over rounds, by a setting, of partitions
-PLOTS += (
-    "epochs",
-    "classes",
-    "slice",
-    "samples",
-    "sorted",
-    "gradient_norms",
-)  # of studies of one client
+# over rounds, by a setting, of partitions
+PLOTS: tuple[str, ...] = ("curves", "against", "bubbles", "distances")
+# of studies of one client
+PLOTS += ("epochs", "classes", "slice", "samples", "sorted", "gradient_norms")
 TOP = {
     "title": Rule(str, 1),
     "paper": NAME,
@@ -514,12 +496,10 @@ TOP = {
 }
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #8fb54fb6
-SPREADS = (
-    "trials",
-    "last rounds",
-    "none",
-)  # what a published std is a spread of; "none": none is printed, or not said
+# what a published std is a spread of; "none": none is printed, or not said
+SPREADS = ("trials", "last rounds", "none")
 PAIRINGS = ("pooled", "welch")
+# how it is judged
 MAY = {
     "published": Rule(str),
     "plot": Rule(str, names=lambda: PLOTS),
@@ -532,7 +512,7 @@ MAY = {
     "pairing": Rule(str, names=lambda: PAIRINGS),
     "margin": Rule(float, 0, 1e6, above=True),
     "nan_model": Rule(float, 0, 100),
-}  # how it is judged
+}
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #eb5674f5
 PARTS = ("base", "columns", "methods", "rows", "tiers", "tuning")
@@ -820,9 +800,8 @@ def refuse_unread(spec: Spec, own: dict, methods: dict):
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #9119b7a0
 OWN_PAPER = "own-paper"  # the tier of a changed copy that the paper's is in the original
-CHECKS = (
-    "fedbss/table2_dirichlet",
-)  # tables of the package that stand beside another one's numbers on purpose
+# tables of the package that stand beside another one's numbers on purpose
+CHECKS = ("fedbss/table2_dirichlet",)
 JUDGED_BY = ("metric", "statistic", "spread", "trials", "pairing", "margin", "nan_model")
 
 

@@ -42,9 +42,8 @@ def git(*arguments: str) -> str | None:
     "What git says about the package's folder; None without git, outside a repository, or where that is not ours"
     if INSTALLED:
         return None
-    ours = {
-        k: v for k, v in os.environ.items() if not k.startswith("GIT_")
-    }  # they may name another repository
+    # they may name another repository
+    ours = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     try:
         done = subprocess.run(
             ["git", *arguments], cwd=PACKAGE, env=ours, capture_output=True, text=True, timeout=10
@@ -159,6 +158,7 @@ SHAPE = {  # what the settings of every run have, as types; "?": may be missing.
 }
 
 # %% ../../nbs/07_experiments/07_store.ipynb #ac3239fb
+# of a run; a metric cannot have such a name
 ABOUT = [
     "run_id",
     "status",
@@ -175,7 +175,7 @@ ABOUT = [
     "rounds",
     "seed",
     "file",
-]  # of a run; a metric cannot have such a name
+]
 LONGEST = 2**28  # bytes of a file: 256 MB, about a million rounds
 
 
@@ -264,10 +264,8 @@ def check_rows(rows: list[dict], most: int, epochs: int | None = None):
         if at is None:
             raise Damaged(f"row after {in_order(last, epochs)}: {short(row)}")
         last = at
-        for (
-            key,
-            value,
-        ) in row.items():  # a million values in a paper's folder: words for wrong ones only
+        # a million values in a paper's folder: words for wrong ones only
+        for key, value in row.items():
             if not (value is None or is_a(value, NUMBER)):
                 raise Damaged(f"{in_order(at, epochs)}: {short(key)} is {short(value)}")
             if key in ABOUT:

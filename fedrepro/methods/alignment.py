@@ -145,9 +145,8 @@ class FedPAC(FedRep):
     "A shared body aligned with anchors; every head a mixture of all heads (Xu et al. 2023)"
 
     weight: float = 1.0  # lambda of the alignment; FedCCFA's configuration
-    variant: Literal["corrected", "as_published"] = (
-        "corrected"  # or weights not renormalised, as in FedCCFA's code
-    )
+    # or weights not renormalised, as in FedCCFA's code
+    variant: Literal["corrected", "as_published"] = "corrected"
     paper: ClassVar[str] = "Xu et al. 2023"
     limit = law(FedRep, where=one_a_round, weight=0.0)
 

@@ -245,18 +245,14 @@ class FedDrift(IFCA):
     "IFCA that opens models for clients whose data have changed and merges clusters (Jothimurugesan et al. 2023)"
 
     models: int = 1  # at the start
-    delta: float = (
-        0.5  # rise of the loss that means drift, distance below which clusters merge; FedCCFA, B.2
-    )
-    previous: Literal["as_published", "participation"] = (
-        "as_published"  # of round t-1, or of the last participation
-    )
-    variant: Literal["corrected", "as_published"] = (
-        "corrected"  # or numbers are positions, and absent clients keep old
-    )
-    augmented: bool = (
-        True  # losses on augmented samples, as in FedCCFA's code, or on the stored ones
-    )
+    # rise of the loss that means drift, distance below which clusters merge; FedCCFA, B.2
+    delta: float = 0.5
+    # of round t-1, or of the last participation
+    previous: Literal["as_published", "participation"] = "as_published"
+    # or numbers are positions, and absent clients keep old
+    variant: Literal["corrected", "as_published"] = "corrected"
+    # losses on augmented samples, as in FedCCFA's code, or on the stored ones
+    augmented: bool = True
     paper: ClassVar[str] = "Jothimurugesan et al. 2023"
     limit = law(models=1, delta=1e9)
     check_settings: ClassVar[dict] = {"models": 2, "delta": 0.01}

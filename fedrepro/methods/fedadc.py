@@ -43,9 +43,8 @@ class EmbeddedMomentum(FedAvg, listed=False):
     "Local steps share the server's momentum: Algorithm 3 with the heavy ball"
 
     momentum: float = 0.0  # the paper's clients have no other local momentum
-    beta: float = (
-        0.7  # beta_global, tuned over 0.6 to 0.9; the choice is not printed, ours is SlowMo's
-    )
+    # beta_global, tuned over 0.6 to 0.9; the choice is not printed, ours is SlowMo's
+    beta: float = 0.7
     beta_local: float | None = None  # None = beta, the paper's choice
     alpha: float = 1.0  # the server's step, IV-B
     positive = {"lr", "lr_decay", "epochs"}  # moves are divided by the rate, momentum by the steps
@@ -155,12 +154,10 @@ NEUTRAL = {"neutral": True}  # left out of a run's name while it has its default
 class FedADC(EmbeddedMomentum):
     "Local steps share the server's momentum (Ozfatura et al., Algorithms 3 and 4)"
 
-    covering: bool = field(
-        default=False, metadata=NEUTRAL
-    )  # whether cohorts are covering ones; section IV-E
-    variant: Literal["nesterov", "heavy_ball", "double_momentum"] = (
-        "nesterov"  # last two: Algorithms 3 and 4
-    )
+    # whether cohorts are covering ones; section IV-E
+    covering: bool = field(default=False, metadata=NEUTRAL)
+    # last two: Algorithms 3 and 4
+    variant: Literal["nesterov", "heavy_ball", "double_momentum"] = "nesterov"
     phi: float = 0.9  # of the local momentum in Algorithm 4, 0..1; not given in the paper
     paper: ClassVar[str] = "Ozfatura et al. (FedADC)"
     fractions = {"phi"}
@@ -243,12 +240,10 @@ class FedADCPlus(SelfConfidence):
         default="", metadata=NEUTRAL
     )
     calibration_epochs: int = field(default=2, metadata=NEUTRAL)  # section IV-D
-    calibration_lr: float | None = field(
-        default=None, metadata=NEUTRAL
-    )  # None = `lr`; not in the paper
-    calibration_mu: float = field(
-        default=0.01, metadata=NEUTRAL
-    )  # of "proximal"; IV-A's FedProx: 0.001..0.1
+    # None = `lr`; not in the paper
+    calibration_lr: float | None = field(default=None, metadata=NEUTRAL)
+    # of "proximal"; IV-A's FedProx: 0.001..0.1
+    calibration_mu: float = field(default=0.01, metadata=NEUTRAL)
     limit = law(FedADC, lam=0.0)
 
     def local_phases(self, client: Client) -> list[Phase]:

@@ -81,11 +81,12 @@ class UnbiasedOnly(FedAvg, listed=False):
         return [self.phase(client, samples=self.select)]
 
 # %% ../../nbs/06_methods/13_fedbss.ipynb #727ae2fe
+# the ablations
 SELECTIONS = {
     "cosine": lambda x: (1 - math.cos(math.pi * x)) / 2,  # eq. 6; x = e / E
     "linear": lambda x: x,
     "filter": lambda x: 0.0,
-}  # the ablations
+}
 
 
 def biased_in_epoch(selection: str, epoch: int, epochs: int, biased: int) -> int:
@@ -99,9 +100,8 @@ class AddedByEpoch(UnbiasedOnly, listed=False):
     "Local epochs that go from samples of small bias to large (eq. 6), after rounds of FedAvg"
 
     warm_up: int = 50  # T_1, rounds of FedAvg before the selection begins
-    selection: Literal["cosine", "linear", "filter"] = (
-        "cosine"  # biased samples, eq. 6; others: ablations
-    )
+    # biased samples, eq. 6; others: ablations
+    selection: Literal["cosine", "linear", "filter"] = "cosine"
     waits = {"warm_up"}
 
     def select(self, client: Client) -> list[np.ndarray]:
@@ -124,9 +124,8 @@ class AddedByEpoch(UnbiasedOnly, listed=False):
 class FedBSS(AddedByEpoch):
     "FedAvg, then local epochs that go from samples of small bias to large (Xu et al., Algorithm 1)"
 
-    aggregation: Literal["uniform", "all", "size"] = (
-        "uniform"  # line 12; all clients' latest; weighted
-    )
+    # line 12; all clients' latest; weighted
+    aggregation: Literal["uniform", "all", "size"] = "uniform"
     paper: ClassVar[str] = "Xu et al. (FedBSS)"
     limit = law(warm_up=9, aggregation="size")
     check_settings: ClassVar[dict] = {"warm_up": 1}

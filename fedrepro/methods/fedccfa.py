@@ -376,16 +376,13 @@ def without_reply(messages: Messages, name: str) -> Messages:
 class Switched(Algorithm1, listed=False):
     "Algorithm 1 with parts replaced or left out, as in Tables 3, 4, 5 and 11 (Chen et al. 2024)"
 
-    clustering: Literal["balanced", "own", "oracle"] = (
-        "balanced"  # Table 3: which heads, or true concepts
-    )
-    anchors: Literal["clustered", "common", "none"] = (
-        "clustered"  # Table 4; "common": the server's newest, of all participants
-    )
+    # Table 3: which heads, or true concepts
+    clustering: Literal["balanced", "own", "oracle"] = "balanced"
+    # Table 4; "common": the server's newest, of all participants
+    anchors: Literal["clustered", "common", "none"] = "clustered"
     aggregation: Literal["uniform", "weighted"] = "uniform"  # Table 11; or by samples of the class
-    fixed_weight: float | None = (
-        None  # Table 5: alignment weight in place of the entropy's; None = eq. 9
-    )
+    # Table 5: alignment weight in place of the entropy's; None = eq. 9
+    fixed_weight: float | None = None
 
     def init_server(self, federation) -> dict:
         "Also `anchors` (C, d) where all have common ones: none yet"
@@ -475,9 +472,8 @@ class FedCCFA(Switched):
 
     finetune_epochs: int = 0  # Table 13, FedCCFA-FT: epochs of the head after the last round
     finetune_lr: float = 0.01  # decayed as `lr`
-    variant: Literal["corrected", "as_published"] = (
-        "corrected"  # or with the code's in-place anchor sum
-    )
+    # or with the code's in-place anchor sum
+    variant: Literal["corrected", "as_published"] = "corrected"
     limit = law(
         FedRep, theirs={"init_client": server_head}, clustering="own", eps=1e-12, anchors="none"
     )

@@ -25,9 +25,8 @@ class DriftVariables(FedDyn, listed=False):
     batch_size: int = 50  # released code; synthetic data: 10
     lr_decay: float = 0.998  # released code; synthetic data: 1
     clip_norm: float | None = 10.0  # released code, all examples
-    alpha: float = (
-        0.01  # released code: 0.01 CIFAR-10 and CIFAR-100, 0.1 MNIST, 0.005 synthetic data
-    )
+    # released code: 0.01 CIFAR-10 and CIFAR-100, 0.1 MNIST, 0.005 synthetic data
+    alpha: float = 0.01
 
     def local_phases(self, client: Client) -> list[Phase]:
         "One, with the usual step: unlike FedDyn's, the whole penalty is inside the clipping"
@@ -48,9 +47,8 @@ class DriftVariables(FedDyn, listed=False):
 class FedDC(DriftVariables):
     "FedDyn's drift variables with SCAFFOLD's gradient correction (Gao et al. 2022, from the released code)"
 
-    compat_eta0: bool = (
-        False  # True: as the released code, with the first round's rate and the average H
-    )
+    # True: as the released code, with the first round's rate and the average H
+    compat_eta0: bool = False
     paper: ClassVar[str] = "Gao et al. 2022"
     positive = {"lr", "lr_decay", "epochs"}  # g_i divides by the number of steps and their size
     excluded: ClassVar[dict[str, str]] = {

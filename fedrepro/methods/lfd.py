@@ -73,22 +73,17 @@ class LfD(FedAvg):
     batch_size: int = 128  # section 5.1
     margin: float = 0.15  # m of eq. 7, 0..1; section 5.1
     tau: float = 0.1  # temperature, above 0; section 5.1: 0.1 CIFAR-10 and CINIC-10, 0.05 CIFAR-100
-    weight: float = (
-        1.0  # of the regulariser; eq. 10: 1. 0 = FedAvg with normalised softmax and margin
-    )
-    first: Literal["uniform", "skip"] = (
-        "uniform"  # a client without P: P := G (uniform), or no regulariser
-    )
-    stale: bool = (
-        True  # P is the last local model, however old; False: only one of the round before counts
-    )
+    # of the regulariser; eq. 10: 1. 0 = FedAvg with normalised softmax and margin
+    weight: float = 1.0
+    # a client without P: P := G (uniform), or no regulariser
+    first: Literal["uniform", "skip"] = "uniform"
+    # P is the last local model, however old; False: only one of the round before counts
+    stale: bool = True
     outer_tau: float = 1.0  # a second temperature, in eq. 8's softmax, above 0; 1 = none
-    margin_in_regulariser: bool = (
-        True  # log sigma of eq. 10 in both terms; False: no margin in the second
-    )
-    own_margins: bool = field(
-        default=False, metadata={"neutral": True}
-    )  # eq. 7 to the letter, 2nd term
+    # log sigma of eq. 10 in both terms; False: no margin in the second
+    margin_in_regulariser: bool = True
+    # eq. 7 to the letter, 2nd term
+    own_margins: bool = field(default=False, metadata={"neutral": True})
     paper: ClassVar[str] = "Kim and Shin 2023"
     positive = {"tau", "outer_tau"}
     fractions = {"margin"}

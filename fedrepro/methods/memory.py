@@ -32,9 +32,8 @@ def follow_changes(memory: Tree, changes: list[Tree], clients: Tensor) -> Tree:
 class SCAFFOLD(FedAvg):
     "Each gradient is corrected by the difference of the client's from all clients' mean (Karimireddy et al. 2020)"
 
-    momentum: float = (
-        0.0  # FedCCFA's and FedDC's configuration; FedCCFA's text says 0.9 for all methods
-    )
+    # FedCCFA's and FedDC's configuration; FedCCFA's text says 0.9 for all methods
+    momentum: float = 0.0
     weight_decay: float = 0.0  # FedCCFA's configuration; FedDC's code: 1e-3
     global_lr: float = 1.0  # eta_g, the server's step; 1 in FedCCFA's configuration
     paper: ClassVar[str] = "Karimireddy et al. 2020"
@@ -109,9 +108,8 @@ class FedDyn(FedAvg):
     weight_decay: float = 1e-3  # FedDC's code; the same in FedADC for FedDyn
     alpha: float = 0.01  # FedDC's code, every data set; FedADC: grid 0.1, 0.01, 0.001
     paper: ClassVar[str] = "Acar et al. 2021"
-    evaluated: ClassVar[dict[str, str]] = {
-        "_selected": "selected"
-    }  # the participants' mean, beside the cloud model
+    # the participants' mean, beside the cloud model
+    evaluated: ClassVar[dict[str, str]] = {"_selected": "selected"}
     limit = law(alpha=0.0, hooks={"aggregate": FedAvg.aggregate})
 
     def init_server(self, federation) -> dict:

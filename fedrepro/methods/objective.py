@@ -109,12 +109,10 @@ class Constraint(FedAvg):
 
     epochs: int = 10  # E, section 5.1
     batch_size: int = 128  # section 5.1
-    kind: Literal["feature", "parameter"] = (
-        "feature"  # what is kept: the part's outputs or its parameters
-    )
-    part: Literal["extractor", "header", "classifier", "all"] = (
-        "classifier"  # "all": every part that the network has
-    )
+    # what is kept: the part's outputs or its parameters
+    kind: Literal["feature", "parameter"] = "feature"
+    # "all": every part that the network has
+    part: Literal["extractor", "header", "classifier", "all"] = "classifier"
     mu: float = 0.01  # weight, 0 or more; not printed. 0 = FedAvg
     paper: ClassVar[str] = "Kim and Shin 2023"
     limit = law(mu=0.0)

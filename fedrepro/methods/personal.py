@@ -22,10 +22,8 @@ def server_head(self, federation, k: int) -> dict:
     return {"head": select(federation.initial, "head.")}
 
 
-GLOBAL = {
-    "eval_params": FedAvg.eval_params,
-    "personal": False,
-}  # of a method evaluated by the global model, for laws
+# of a method evaluated by the global model, for laws
+GLOBAL = {"eval_params": FedAvg.eval_params, "personal": False}
 
 # %% ../../nbs/06_methods/04_personal.ipynb #ec545d32
 @dataclass
@@ -79,9 +77,8 @@ class FedRep(FedAvg):
 class FedBABU(FedAvg):
     "Only the body is learned; at the end every client fine-tunes the whole model (Oh et al. 2022)"
 
-    finetune_epochs: int = (
-        5  # of body and head after the last round, at rate `lr` as decayed by then; 0 = none
-    )
+    # of body and head after the last round, at rate `lr` as decayed by then; 0 = none
+    finetune_epochs: int = 5
     paper: ClassVar[str] = "Oh et al. 2022"
     limit = law(FedRep, theirs={"head_epochs": 0, "init_client": server_head})
     personal: ClassVar[bool] = True
@@ -152,9 +149,8 @@ class pFedMe(FedAvg):
     inner_steps: int = 5  # J, steps of the personal model on each batch, at least 1
     personal_lr: float = 0.01  # eta_p of these steps, decayed as `lr`
     beta: float = 1.0  # the server's mixing weight
-    judged_by: Literal["w", "theta"] = (
-        "w"  # "w": the anchor, as FedCCFA's code does; "theta": the personal model
-    )
+    # "w": the anchor, as FedCCFA's code does; "theta": the personal model
+    judged_by: Literal["w", "theta"] = "w"
     paper: ClassVar[str] = "T Dinh et al. 2020"
     positive = {"inner_steps"}
     limit = law(

@@ -84,9 +84,8 @@ class FedExP(FedAvg):
     eps: float = 1e-3  # of the first round; authors' code for CIFAR
     paper: ClassVar[str] = "Jhunjhunwala et al. 2023"
     positive = {"eps", "lr_decay"}  # eps decays with the rate and keeps the quotient finite
-    evaluated: ClassVar[dict[str, str]] = {
-        "": "average"
-    }  # the mean of the last two iterates, which is not sent
+    # the mean of the last two iterates, which is not sent
+    evaluated: ClassVar[dict[str, str]] = {"": "average"}
     limit = law(eps=1e12, hooks={"evaluated": {}})
     check_settings: ClassVar[dict] = {"eps": 1e-9}
 

@@ -716,9 +716,8 @@ class ChannelsLast(nn.Module):
         return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # which torch.vmap knows
 
 
-_SMALL = (
-    8  # up to this width, one channel: no gain; and the results of runs on digits keep their bits
-)
+# up to this width, one channel: no gain; and the results of runs on digits keep their bits
+_SMALL = 8
 
 # %% ../../nbs/03_models/00_architectures.ipynb #7105f3fb
 def convolutions(
@@ -758,9 +757,8 @@ def _network(layers: dict[str, nn.Module], features: int, classes: int) -> Netwo
     return Network(nn.Sequential(OrderedDict(layers)), nn.Linear(features, classes))
 
 # %% ../../nbs/03_models/00_architectures.ipynb #9146d61e
-ARCHITECTURES: dict[
-    str, tuple[Callable[[int, tuple], Network], tuple[int, ...]]
-] = {}  # name -> builder, usual shape
+# name -> builder, usual shape
+ARCHITECTURES: dict[str, tuple[Callable[[int, tuple], Network], tuple[int, ...]]] = {}
 
 
 def architecture(*shape: int):
@@ -890,9 +888,8 @@ def _resnet(
     net = getattr(models, f"resnet{depth}")(num_classes=1, norm_layer=norm)
     if small or shape[0] != 3:
         net.conv1 = nn.Conv2d(shape[0], 64, *((3, 1, 1) if small else (7, 2, 3)), bias=False)
-        nn.init.kaiming_normal_(
-            net.conv1.weight, mode="fan_out", nonlinearity="relu"
-        )  # as torchvision does
+        # as torchvision does
+        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
     faster = norm is nn.BatchNorm2d  # GroupNorm is a quarter slower in that order
     layout = dict[str, nn.Module](layout=ChannelsLast()) if faster else {}
     layers, features = layout | dict(net.named_children()), net.fc.in_features

@@ -108,12 +108,13 @@ def scaled(row: dict, rounds: int) -> dict:
     return out
 
 # %% ../../nbs/09_reporting/08_compare.ipynb #8fd86513
+# the first that its pictures fit
 OWN_NETWORKS = {
     1: ("feddc_linear",),
     2: ("text_cnn",),
     4: ("dta_cnn",),  # for a set of one's own, by its dimensions
     3: ("fedccfa_cifar", "fedccfa_fmnist", "digits_cnn", "feddc_linear"),
-}  # the first that its pictures fit
+}
 
 
 def usual_network(dataset: str, data=None) -> str:
@@ -131,11 +132,8 @@ def usual_network(dataset: str, data=None) -> str:
 
 # %% ../../nbs/09_reporting/08_compare.ipynb #58807a72
 OPTIMISER = ("lr", "momentum", "weight_decay", "lr_decay", "clip_norm")
-COMMON = {
-    "momentum": 0.9,
-    "weight_decay": 0.0,
-    "clip_norm": None,
-}  # of rows whose class has no default of its own
+# of rows whose class has no default of its own
+COMMON = {"momentum": 0.9, "weight_decay": 0.0, "clip_norm": None}
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ REST = "#bbbbbb"  # colour of the rows that a plot does not label
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #979847a7
 MARKERS = dict(zip(PALETTE.values(), ["", "", "o", "s", "^", "D", "v", "P", "X"]))  # of matplotlib
+# name -> line widths on, off, on, ...
 DASHES: dict[str, tuple | str] = {
     "solid": "",
     "dashed": (5, 1.5),
@@ -69,7 +70,7 @@ DASHES: dict[str, tuple | str] = {
     "dashdot": (5, 1.5, 1.2, 1.5),
     "long": (9, 2),
     "dashdotdot": (5, 1.2, 1.2, 1.2, 1.2, 1.2),
-}  # name -> line widths on, off, on, ...
+}
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #4971bf23
 def lab(colour: str) -> np.ndarray:
@@ -334,12 +335,8 @@ def plot_published(
     return means
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #5ebe0f18
-PANEL = {
-    1: (2.5, 1.65),
-    2: (2.5, 1.65),
-    3: (2.0, 1.6),
-    4: (1.6, 1.45),
-}  # panels in a line -> inches of one
+# panels in a line -> inches of one
+PANEL = {1: (2.5, 1.65), 2: (2.5, 1.65), 3: (2.0, 1.6), 4: (1.6, 1.45)}
 LEGEND = 1.1  # inches beside the panels
 
 
@@ -439,9 +436,8 @@ def moved_apart(heights: list[float], gap: float) -> list[float]:
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #94270f7f
 LABEL = 0.1  # height of a label, as a share of a panel's
-FAR = (
-    0.25  # a label further from its line's end than this share of the panel is not read as its own
-)
+# a label further from its line's end than this share of the panel is not read as its own
+FAR = 0.25
 LONG = 16  # letters of a label that is better read in a legend
 
 

@@ -102,9 +102,8 @@ def column_texts(part: pd.DataFrame, name: str, std: str) -> list[str]:
     return [latex_number(mean, spread, bold=row in top) for row, mean, spread in numbers]
 
 # %% ../../nbs/09_reporting/06_export.ipynb #08c58e19
-MARKS = dict(
-    zip(VERDICTS, ("$^{=}$", r"$^{\approx}$", "$^{?}$", r"$^{\sim}$", r"$^{\neq}$"))
-)  # verdict -> mark
+# verdict -> mark
+MARKS = dict(zip(VERDICTS, ("$^{=}$", r"$^{\approx}$", "$^{?}$", r"$^{\sim}$", r"$^{\neq}$")))
 
 
 def marked(numbers: list[str], part: pd.DataFrame) -> list[str]:

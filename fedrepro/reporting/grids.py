@@ -77,6 +77,7 @@ def grid_of(frame: Any, heading: str = "") -> Grid:
     )
 
 # %% ../../nbs/09_reporting/00_grids.ipynb #238c4f1e
+# page, terminal
 CELL_COLOURS = {
     "good": ("#c9ebcf", "green"),
     "fair": ("#e3f1dd", "green"),
@@ -84,7 +85,7 @@ CELL_COLOURS = {
     "off": ("#fbdfc0", "yellow"),
     "bad": ("#f7c9c4", "red"),
     "gone": ("#dddddd", "magenta"),
-}  # page, terminal
+}
 
 
 def widest(texts: list[str]) -> int:

@@ -115,9 +115,8 @@ class PlannedTable(StoredTable):
 
     def run(self) -> SweepReport:
         "Compute the runs that are missing (progress on stderr, none under CI); finished ones are never repeated"
-        with pool(
-            workers=self.workers
-        ) as tasks:  # on a Dask cluster where FEDREPRO_SCHEDULER names one
+        # on a Dask cluster where FEDREPRO_SCHEDULER names one
+        with pool(workers=self.workers) as tasks:
             report = compute_runs(
                 self.runs,
                 self.results or self.spec.results,
@@ -270,9 +269,8 @@ def planned_table(
     )
 
 
-PARAMETERS = [
-    name for name in inspect.signature(planned_table).parameters if name != "main"
-]  # of a page
+# of a page
+PARAMETERS = [name for name in inspect.signature(planned_table).parameters if name != "main"]
 
 # %% ../../nbs/09_reporting/07_notebook.ipynb #a263668e
 LEDGER = {

@@ -72,9 +72,8 @@ def said(text: object) -> str:
     return escape(str(text), quote=False)
 
 
-SIGNS = {
-    ord(c): f"&#{ord(c)};" for c in "*`$[]~^|\\"
-}  # what pandoc reads as Markdown, also within a tag
+# what pandoc reads as Markdown, also within a tag
+SIGNS = {ord(c): f"&#{ord(c)};" for c in "*`$[]~^|\\"}
 
 
 def mark_of(start: re.Match) -> str:

@@ -157,9 +157,8 @@ class Comparison:
     column: str = ""  # "CIFAR-10, 20 clients"
     differences: dict[int, float] = field(default_factory=dict)  # seed -> difference
     why: Reason | None = None  # why there are no differences, or which seeds are left out
-    mine: dict[int, float] = field(
-        default_factory=dict
-    )  # the row's number, for each of these seeds
+    # the row's number, for each of these seeds
+    mine: dict[int, float] = field(default_factory=dict)
     theirs: dict[int, float] = field(default_factory=dict)  # that of its rival
 
     @property
@@ -235,12 +234,10 @@ class Claim:
     against_metric: str = ""  # default: `metric`
     rounds: int = 0  # at which, or within which
     margin: float = 0.0  # what is taken off the stated number before the test, in its unit
-    reduced: tuple[
-        str, ...
-    ] = ()  # labels that stand for `columns` in smaller tiers; empty: the same
-    listed: bool = (
-        True  # in papers/claims.csv; False: an order that the text states without a number
-    )
+    # labels that stand for `columns` in smaller tiers; empty: the same
+    reduced: tuple[str, ...] = ()
+    # in papers/claims.csv; False: an order that the text states without a number
+    listed: bool = True
     headline: str = ""  # what the paper is about, as a sentence: shown first on its page
     caveat: str = ""  # what the sentence leaves out, as a sentence
 
@@ -489,14 +486,8 @@ def missing(lacks: list[Comparison], made: list[Comparison], of: int) -> Reason:
 # %% ../../nbs/08_verdicts/04_claims.ipynb #e2e402fc
 CANNOT = "cannot be tested yet"
 NOT_TESTED = "not tested yet"
-CLAIM_WORDS = (
-    "supported",
-    "contradicted",
-    "undecided",
-    CANNOT,
-    NOT_TESTED,
-    "not judged",
-)  # the states of a claim
+# the states of a claim
+CLAIM_WORDS = ("supported", "contradicted", "undecided", CANNOT, NOT_TESTED, "not judged")
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #900f068b
 def state_before_test(

@@ -50,9 +50,8 @@ class Reason:
 
     kind: Kind
     who: tuple[str, ...] = ()  # rows, tables or columns
-    seeds: tuple[int, int] | None = (
-        None  # (how many, of how many); of LACKING: comparisons; None: all
-    )
+    # (how many, of how many); of LACKING: comparisons; None: all
+    seeds: tuple[int, int] | None = None
     because: str = ""  # in the words of the file that says so
 
     @property
@@ -170,10 +169,8 @@ def same_runs(spec: Spec) -> dict[int, Reason]:
     return {} if spec.published is None else _repeats(spec.path.parent).get(spec.name, {})
 
 # %% ../../nbs/08_verdicts/00_independent.ipynb #f96fd9ea
-REACH = {
-    "data": Kind.NO_DATA,
-    "network": Kind.TOO_LARGE,
-}  # table of papers/reach.toml -> what the scoreboard says
+# table of papers/reach.toml -> what the scoreboard says
+REACH = {"data": Kind.NO_DATA, "network": Kind.TOO_LARGE}
 
 
 def read_reach(root: str | Path | None = None) -> dict[str, dict[str, str]]:

@@ -146,15 +146,8 @@ def lost_settings(spec: Spec, paper: pd.DataFrame, tier: str) -> dict[int, Reaso
     return lost
 
 # %% ../../nbs/08_verdicts/06_scoreboard.ipynb #491823c2
-OURS = (
-    "metric",
-    "runs",
-    "n",
-    "mean",
-    "std",
-    "difference",
-    *JUDGED,
-)  # columns of a table's long form
+# columns of a table's long form
+OURS = ("metric", "runs", "n", "mean", "std", "difference", *JUDGED)
 
 
 def stored_cells(spec: Spec, tier: str, results: str | Path | None) -> dict[tuple[str, str], Any]:

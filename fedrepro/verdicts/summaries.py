@@ -93,10 +93,8 @@ def each_run(trials: Iterable[Iterable[str]]) -> list[str]:
     return [run for ids in trials for run in ids]
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #ff4f2137
-WINDOWS = {
-    "to_target": 1,
-    "to_target_5": 5,
-}  # column -> evaluated rounds of which the mean has to reach the target
+# column -> evaluated rounds of which the mean has to reach the target
+WINDOWS = {"to_target": 1, "to_target_5": 5}
 
 
 def metric_rows(run: pd.DataFrame, metric: str) -> list[dict]:

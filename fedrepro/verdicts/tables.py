@@ -101,15 +101,8 @@ def table_rows(spec: Spec, paper: pd.DataFrame) -> dict[str, dict]:
     return rows
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #3f0f9fb7
-JUDGED = (
-    "se",
-    "df",
-    "interval",
-    "far_end",
-    "margin",
-    "p",
-    "needed",
-)  # of a Verdict, columns of the long form
+# of a Verdict, columns of the long form
+JUDGED = ("se", "df", "interval", "far_end", "margin", "p", "needed")
 UNKNOWN_VALUE = {"mean": math.nan, "std": math.nan, "std_step": math.nan}
 
 
@@ -261,9 +254,8 @@ SAME_NUMBER = "same number"  # the verdict is at another row or table, which `sa
 class Above:
     "The rows of one column so far"
 
-    runs: dict[tuple | str, str] = field(
-        default_factory=dict
-    )  # runs -> the first row that shows them
+    # runs -> the first row that shows them
+    runs: dict[tuple | str, str] = field(default_factory=dict)
     rounds: dict[str, dict[int, str]] = field(default_factory=dict)  # row -> `traces` of its runs
 
     def origin(

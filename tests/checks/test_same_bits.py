@@ -93,16 +93,15 @@ def first(tmp_path_factory):
 @pytest.mark.parametrize(
     "how, env",
     [
-        (
-            "workers",
-            dict(PYTHONHASHSEED="2", LC_ALL="C", TZ="Asia/Kathmandu"),
-        ),  # two worker processes
+        # two worker processes
+        ("workers", dict(PYTHONHASHSEED="2", LC_ALL="C", TZ="Asia/Kathmandu")),
+        # the methods in the opposite order, and global draws between rounds
         (
             "backwards",
             dict(PYTHONHASHSEED="1", LC_ALL="C.UTF-8", TZ="America/St_Johns", PYTHONUTF8="1"),
         ),
     ],
-)  # and global draws between rounds
+)
 def test_fresh_processes_agree_for_every_method(first, tmp_path, how, env):
     "Pays for three processes that run every method, one with two workers"
     again = result(tmp_path, how, **env)
@@ -119,9 +118,8 @@ def test_the_digests_tell_methods_and_parts_apart(first):
     "All that are the same are so for a reason; an empty digest, or one of nothing but names, would be the same everywhere"
     rows = {name: first[name]["rows"] for name in METHODS}
     twins = {frozenset(n for n in METHODS if rows[n] == rows[name]) for name in METHODS}
-    assert {t for t in twins if len(t) > 1} == {
-        frozenset({"FedAvg", "InCo"})
-    }  # on a network without blocks InCo is FedAvg
+    # on a network without blocks InCo is FedAvg
+    assert {t for t in twins if len(t) > 1} == {frozenset({"FedAvg", "InCo"})}
     for name in METHODS:
         assert len(set(first[name].values())) == 4 - (name == "Union"), name
 

@@ -157,9 +157,8 @@ METHODS = "import sys\nfrom fedrepro.engine.method import FedAvg\n{}class Mine(F
 )
 def test_what_ends_the_program_is_no_success(said, write, tmp_path, top, hook, words):
     "`sys.exit(0)` in a file of methods, in a method before anything is computed, and in one of its runs"
-    (own := tmp_path / f"{tmp_path.name}.py").write_text(
-        METHODS.format(top, hook)
-    )  # the name of a module is taken once a process
+    # the name of a module is taken once a process
+    (own := tmp_path / f"{tmp_path.name}.py").write_text(METHODS.format(top, hook))
     spec = write(SMALL | dict(methods={"FedAvg": {}, "Mine": {}}))
     code, _, err = said("--import", own, "run", spec, "--workers", 1, "--results", tmp_path / "r")
     done = [store.read(p)[0]["settings"]["seed"] for p in (tmp_path / "r").rglob("Mine*.jsonl")]

@@ -272,9 +272,8 @@ def check_partition(cut, recipe, labels, test, clients, asked):
 def test_a_partition_is_disjoint_and_complete_or_refused(recipe):
     seen = {"dealt": 0, "refused": 0}
 
-    @settings(
-        inputs, max_examples=5000 if NIGHTLY else 200
-    )  # so many, that impossible ones are among them
+    # so many, that impossible ones are among them
+    @settings(inputs, max_examples=5000 if NIGHTLY else 200)
     @given(st.data())
     def holds(draw):
         labels = draw.draw(some_labels(1))
@@ -743,9 +742,10 @@ JUNK = [
     "x.doc",
     "own.py",
 ]
+# stays in the folder
 junk = st.sampled_from(JUNK) | st.text(max_size=6).map(
     lambda t: t.replace("/", "").replace("..", "")
-)  # stays in the folder
+)
 VALUES = {
     "tier": ["smoke", "paper", "smok"],
     "methods": ["FedAvg", "FedAvg,FedProx", "FedAvg, FedFoo", ","],
@@ -821,9 +821,8 @@ def own(tmp_path, monkeypatch):
     for name, content in FILES.items():
         if name[0] == "_" or "table1." in name:
             (tmp_path / "ours/papers/fedccfa" / name).write_bytes(content)
-    monkeypatch.setattr(
-        folders, "roots", lambda: [tmp_path, tmp_path / "ours"]
-    )  # few tables: `tables` reads them all
+    # few tables: `tables` reads them all
+    monkeypatch.setattr(folders, "roots", lambda: [tmp_path, tmp_path / "ours"])
     done = []
 
     def pretend(
@@ -880,9 +879,8 @@ def said(argv):
 
 
 @inputs
-@example(
-    argv="run own/t --tier smoke --seeds 1 --methods FedAvg".split()
-)  # one of two runs fails: 1
+# one of two runs fails: 1
+@example(argv="run own/t --tier smoke --seeds 1 --methods FedAvg".split())
 @example(argv="run own/t --tier smoke --seeds 1".split())  # interrupted: 130
 @given(argv=command_lines())
 def test_any_command_line_is_done_or_refused_in_one_line(own, tally, argv):
@@ -923,9 +921,10 @@ def test_every_page_hands_all_its_parameters_over(page):
         names["__annotations__"],
         {k: v for k, v in names.items() if not k.startswith("__")},
     )
+    # the page's own table
     wanted = {
         n: p for n, p in inspect.signature(notebook.planned_table).parameters.items() if n != "main"
-    }  # the page's own table
+    }
     assert defaults == {n: p.default for n, p in wanted.items()} and types == {
         n: p.annotation for n, p in wanted.items()
     }

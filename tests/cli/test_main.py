@@ -99,9 +99,8 @@ def test_run_table_figure(said, spec, tmp_path, monkeypatch):
     assert code == 0 and err == "" and "not comparable" in out and "IFCA" in out
     (file,) = (spec.parent / "results/smoke").iterdir()
     before = file.read_bytes()
-    code, again, err = said(
-        "run", "demo/t", "--tier", "smoke", "--device", "cpu"
-    )  # the first is kept
+    # the first is kept
+    code, again, err = said("run", "demo/t", "--tier", "smoke", "--device", "cpu")
     assert code == 0 and "3 computed, 1 were there" in err and file.read_bytes() == before
     assert len(list(file.parent.iterdir())) == 4
     for kind, word in [

@@ -196,10 +196,8 @@ def test_fedccfa_sizes_on_cifar10(clients, alpha, sizes):
 # --- what FedCCFA's released code draws: tests/golden/fedccfa_cohorts.json
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/fedccfa_cohorts.json").read_text())
-SORTED = {
-    "Fashion-MNIST": (6000, 1000),
-    "CIFAR-10": (5000, 1000),
-}  # training and test samples of each class
+# training and test samples of each class
+SORTED = {"Fashion-MNIST": (6000, 1000), "CIFAR-10": (5000, 1000)}
 
 
 @pytest.mark.parametrize("which", GOLDEN)

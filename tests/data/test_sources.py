@@ -190,9 +190,8 @@ def test_a_picture_of_any_kind(rng):
         ).max()
         <= 1
     )
-    ramp = (
-        torch.arange(64, dtype=torch.uint8).mul(2)[None, :, None].expand(3, 64, 32)
-    )  # brighter downwards, not to the right
+    # brighter downwards, not to the right
+    ramp = torch.arange(64, dtype=torch.uint8).mul(2)[None, :, None].expand(3, 64, 32)
     small = picture(png(ramp), 16)
     assert (np.diff(small[0, :, 3].astype(int)) > 0).all() and np.ptp(small[0], axis=1).max() == 0
 

@@ -315,9 +315,8 @@ def test_fine_tuning_that_diverges_is_recorded(name, wild):
         and history.diverged["round"] == 2
         and history.diverged["client"] == 0
     )
-    assert [r["round"] for r in history.rows] == [
-        1
-    ]  # the last round has no metrics: its models were not finite
+    # the last round has no metrics: its models were not finite
+    assert [r["round"] for r in history.rows] == [1]
 
 
 # --- beside others

@@ -60,9 +60,8 @@ def test_accuracies_are_means_of_scikit_learns(seed, clients, samples, classes, 
     if one_model:
         predicted = predicted[:1] * clients
     maps = np.stack([rng.permutation(classes) for _ in range(clients)])
-    shares = np.split(
-        rng.permutation(samples), np.sort(rng.integers(0, samples + 1, clients - 1))
-    )  # some of them empty
+    # some of them empty
+    shares = np.split(rng.permutation(samples), np.sort(rng.integers(0, samples + 1, clients - 1)))
     whole = [accuracy_score(concept[y], p) for concept, p in zip(maps, predicted)]
     assert generalised_accuracy(predicted, torch.as_tensor(y), maps) == pytest.approx(
         100 * np.mean(whole), abs=1e-9
@@ -118,9 +117,8 @@ def test_predictions_are_numpys_however_models_share_parts(seed, count, chunk):
 def played(name, rounds=4):
     "(method, its federation, the snapshots, cohorts) of a run in which two of five clients miss each round"
     method = METHODS[name](lr=0.05, epochs=1, batch_size=8)
-    given = (
-        replace(tiny(), drift=None) if name == "Union" else tiny()
-    )  # it refuses clients that disagree on labels
+    # it refuses clients that disagree on labels
+    given = replace(tiny(), drift=None) if name == "Union" else tiny()
     federation, snapshots, cohorts = given.pooled() if method.pooled else given, [], []
     snapshots.append(begin(method, federation))
     for t in range(rounds):

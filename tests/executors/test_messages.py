@@ -296,9 +296,8 @@ class Kept(Net):
     "A network of one's own"
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("small"), Diverged(3, 1.0)]
-)  # the second cannot be unpickled
+# the second cannot be unpickled
+@pytest.mark.parametrize("error", [ValueError("small"), Diverged(3, 1.0)])
 def test_an_error_travels_with_its_traceback(error):
     try:
         raise error

@@ -144,9 +144,8 @@ def test_killed_workers_hold_up_nobody(monkeypatch, bounded):
     """Half of them at random moments of a run, half in the midst of large answers; pays for a worker after each death
 
     Forty, or as many as FEDREPRO_KILLS says."""
-    monkeypatch.setattr(
-        processes, "TRIES", 10**6
-    )  # a task that is hit three times would fail, as it should
+    # a task that is hit three times would fail, as it should
+    monkeypatch.setattr(processes, "TRIES", 10**6)
     kills, large, rng, struck, wrong = (
         int(os.environ.get("FEDREPRO_KILLS", 40)),
         1 << 24,

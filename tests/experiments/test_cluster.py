@@ -357,6 +357,5 @@ def test_workers_and_scheduler_die(two, alone, tmp_path):
         and not again.failed
         and rows(results, many()) == rows(alone, many())
     )
-    assert (
-        len(again.skipped) + len(again.done) + len(again.theirs) == 8
-    )  # theirs: `second` may end the run that it was at
+    # theirs: `second` may end the run that it was at
+    assert len(again.skipped) + len(again.done) + len(again.theirs) == 8

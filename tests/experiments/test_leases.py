@@ -100,9 +100,8 @@ def test_a_zombie_process_is_gone():
     who = me() | {"pid": process.pid, "born": leases.start_time(process.pid)}
     assert not gone(who)
     process.kill()
-    os.waitid(
-        os.P_PID, process.pid, os.WEXITED | os.WNOWAIT
-    )  # it is dead, and still has its number
+    # it is dead, and still has its number
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert gone(who)
     process.communicate()
 

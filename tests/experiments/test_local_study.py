@@ -500,16 +500,16 @@ def test_run_table_and_figure_from_the_command_line(tmp_path, capsys):
         and "starting models, asked for 75 %: FedAvg, seed 0" in text
     )
     frame = table(load_spec("lfd/table5"), "smoke", tmp_path).set_index(["column", "row"])
-    groups = {
-        f"{name}_{group}" for name in ("lp", "lp_means") for group in ("existing", "absent")
-    }  # two readings of LP
+    # two readings of LP
+    groups = {f"{name}_{group}" for name in ("lp", "lp_means") for group in ("existing", "absent")}
     assert set(frame.metric) == groups and frame.n.sum() == 8
     rows = {
         h["settings"]["method"]["class"]: r for h, r in map(store.read, tmp_path.rglob("*.jsonl"))
     }
+    # these are made in reading
     for (column, row), line in frame[
         (frame.n > 0) & ~frame.metric.str.startswith("lp_means")
-    ].iterrows():  # these are made in reading
+    ].iterrows():
         assert line["mean"] == rows[row][-1][f"lp_{column.split()[0]}"]
     assert len(rows) == 2, "both columns of Table 5 are one run, and so is Figure 4"
     assert main(["figure", "lfd/figure4", *where, "--out", str(tmp_path / "four.png")]) == 0

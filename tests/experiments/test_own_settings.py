@@ -248,9 +248,8 @@ def test_results_lie_in_a_folder_of_their_own_and_are_never_judged(toy, said):
         "differs slightly",
     }
     assert render(toy, "paper") == before
-    assert (
-        said("table", toy.path, "--set", "rounds=1")[1].splitlines()[0] == out.splitlines()[0]
-    )  # shown again
+    # shown again
+    assert said("table", toy.path, "--set", "rounds=1")[1].splitlines()[0] == out.splitlines()[0]
     assert (
         said(
             "run",
@@ -399,9 +398,8 @@ def test_a_copied_folder_that_was_edited_is_no_paper(tmp_path):
     assert load_spec(folder / "table2.toml").origin.name == "fedccfa/table2"
     csv = folder / "table2.published.csv"
     base.write_text((PAPERS / "fedccfa" / "_base.toml").read_text())
-    csv.write_text(
-        csv.read_text().replace("67.81", "57.81")
-    )  # a published number that the paper does not have
+    # a published number that the paper does not have
+    csv.write_text(csv.read_text().replace("67.81", "57.81"))
     assert load_spec(folder / "table2.toml").origin is not None
 
 

@@ -46,12 +46,8 @@ def with_fields(planned, **fields):
 def test_operations_of_a_network_by_hand():
     "digits_cnn: two operations a multiplication; back through every layer twice, but the first, whose input needs no gradient"
     found = trial(with_fields(AVG, epochs=3))
-    conv1, conv2, fc1, head = (
-        2 * 16 * 9 * 64,
-        2 * 32 * 16 * 9 * 16,
-        2 * 64 * 128,
-        2 * 10 * 64,
-    )  # 8x8 images, halved twice
+    # 8x8 images, halved twice
+    conv1, conv2, fc1, head = (2 * 16 * 9 * 64, 2 * 32 * 16 * 9 * 16, 2 * 64 * 128, 2 * 10 * 64)
     forward = conv1 + conv2 + fc1 + head
     assert found.judging == forward and found.flops == 3 * (3 * forward - conv1)
 
@@ -79,9 +75,8 @@ def test_a_trial_takes_the_first_samples_of_each_client():
 def test_what_is_judged_is_what_a_run_judges(row, every, last):
     "Against the bodies that a run applies to the whole test set, counted in the evaluation itself"
     planned = small(SPEC.runs("smoke", [row], 1)[0])
-    data = planned.settings["data"] | {
-        "train_samples": 200
-    }  # what is judged does not depend on them
+    # what is judged does not depend on them
+    data = planned.settings["data"] | {"train_samples": 200}
     planned = replace(
         planned,
         settings=planned.settings
@@ -105,10 +100,8 @@ def test_what_is_judged_is_what_a_run_judges(row, every, last):
 
     run(method, federation, rounds, judge, every, last=last)
     found = counted[0] / tests
-    assert found <= expected <= found * (2 if row == "IFCA" else 1.5) + 1, (
-        found,
-        expected,
-    )  # models that nobody chose stay
+    # models that nobody chose stay
+    assert found <= expected <= found * (2 if row == "IFCA" else 1.5) + 1, (found, expected)
 
 
 @pytest.mark.parametrize("name", [n for n, card in DATA_CARDS.items() if card.has_stand_in])
@@ -322,11 +315,12 @@ def test_a_job_array_is_a_script_that_bash_reads(tmp_path):
     ):
         assert part in text, text
     assert "partition" not in text
+    # ten minutes a job, and no more than there are to do
     for seconds, jobs, throttle, array in (
         (10.0, 99, None, "0-0%1"),
         (1e6, 99, 2, "0-4%2"),
         (1e6, 4, 9, "0-3%4"),
-    ):  # ten minutes a job, and no more than there are to do
+    ):
         assert (
             f"--array={array}\n"
             in sbatch(

@@ -87,9 +87,8 @@ def test_every_published_number_is_found_exactly_once(name):
 def test_table_2_at_the_paper_tier_is_section_5_of_the_paper():
     spec = load_spec("fedccfa/table2", ROOT / "papers")
     settings = {(r.row, r.column, r.seed): r.settings for r in spec.runs("paper")}
-    assert (
-        len(settings) == 19 * 6 * 3 and len({c.run_id for c in spec.runs("paper")}) == 18 * 6 * 3
-    )  # AdapFedAvg's are FedAvg's
+    # AdapFedAvg's are FedAvg's
+    assert len(settings) == 19 * 6 * 3 and len({c.run_id for c in spec.runs("paper")}) == 18 * 6 * 3
     for seed in (0, 1, 2):
         assert (
             settings["AdapFedAvg", "CIFAR-10, 20 clients", seed]
@@ -143,11 +142,8 @@ def test_rows_beside_published_numbers_are_what_was_run():
         for row in ("FedPAC", "Flash", "FedDrift", "FedCCFA"):
             assert row in paper and variants[row] == "as_published"
         mended = {row: variants[row] for row in spec.rows if row not in paper}
-        assert len(mended) == 5 and set(mended.values()) == {
-            "corrected",
-            "adaptive",
-            None,
-        }  # None: Flash's default, honest
+        # None: Flash's default, honest
+        assert len(mended) == 5 and set(mended.values()) == {"corrected", "adaptive", None}
 
 
 def test_table_1_is_table_2_without_drift():
@@ -572,7 +568,6 @@ def test_published_numbers_are_checked_before_anything_runs(tmp_path, csv, row, 
 def test_published_numbers_that_fit(tmp_path):
     spec = load_spec(beside(tmp_path, CSV, {}, {"clients": 20.0}))
     assert [len(render(spec, "paper", f)) > 0 for f in ("text", "csv")] == [True, True]
-    load_spec(
-        beside(tmp_path, CSV, {"method": "FedDyn"}, {"clients": 20})
-    )  # a row that the paper does not have
+    # a row that the paper does not have
+    load_spec(beside(tmp_path, CSV, {"method": "FedDyn"}, {"clients": 20}))
     load_spec(beside(tmp_path, CSV.replace("1,2", "1.5 , 2"), {}, {"clients": 20}))

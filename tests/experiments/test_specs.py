@@ -29,22 +29,18 @@ LINES = {
     "fedbss/table2_dirichlet": 81,
     "fedadc/table1": 54,
 }
-LOCAL = (
-    "lfd/table5",
-    "lfd/figure1",
-    "lfd/figure3",
-    "lfd/figure4",
-)  # studies of one client: all columns are one run
-MISSING = {
-    "feddc/comparison": {"EMNIST-L, D2, share 0.15", "Tiny-ImageNet, D2, share 0.15"}
-}  # their archives cannot be had
+# studies of one client: all columns are one run
+LOCAL = ("lfd/table5", "lfd/figure1", "lfd/figure3", "lfd/figure4")
+# their archives cannot be had
+MISSING = {"feddc/comparison": {"EMNIST-L, D2, share 0.15", "Tiny-ImageNet, D2, share 0.15"}}
 OURS = "FedAvg + normalised softmax + margin"
+# rows that the papers have not
 NO_COUNTERPART = {
     OURS,
     "FedAvg (momentum 0.9)",
     "FedAvg, no local momentum",
     "FedAvg on MOON's network",
-}  # rows that the papers have not
+}
 
 
 @lru_cache(None)
@@ -265,12 +261,8 @@ AT_THE_PAPER_TIER = [  # spec, rows (none: all), beginning of the column's name,
     ("feddc/comparison", ["FedDC"], "MNIST, ", dict(fields=dict(alpha=0.1))),
     ("feddc/comparison", ["FedDC"], "CIFAR-10, D1", dict(fields=dict(alpha=0.01))),
     ("feddc/comparison", ["FedDyn"], "CIFAR-10, ", dict(fields=dict(alpha=0.01))),
-    (
-        "feddc/comparison",
-        ["FedProx"],
-        "MNIST, ",
-        dict(fields=dict(mu=2e-4)),
-    ),  # 1e-4 without the factor 1/2
+    # 1e-4 without the factor 1/2
+    ("feddc/comparison", ["FedProx"], "MNIST, ", dict(fields=dict(mu=2e-4))),
     (
         "feddc/synthetic",
         [],

@@ -30,9 +30,8 @@ X = torch.tensor(
 Y = torch.tensor([0, 1, 0, 1, 1, 0, 1, 0, 1, 0])
 PARTS = [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9]]
 TWO = [[0, 1, 3, 4, 6, 7, 8], [2, 5, 9]]  # two clients: labels 0 1 1 1 1 0 1 and 0 0 0
-FOUR = dict(
-    parts=[[0, 1, 3], [2, 5], [4, 6, 7, 8], [9]], participation=0.5
-)  # four clients, two a round
+# four clients, two a round
+FOUR = dict(parts=[[0, 1, 3], [2, 5], [4, 6, 7, 8], [9]], participation=0.5)
 W = {
     "body.weight": torch.tensor([[0.5, -0.2], [0.1, 0.7], [0.3, 0.3]], dtype=torch.float64),
     "body.bias": torch.tensor([0.1, 0.0, -0.1], dtype=torch.float64),
@@ -155,13 +154,14 @@ def test_fedccfa(eps):
         for c in range(2):
             v = [torch.cat([b["head.weight"][c], b["head.bias"][c : c + 1]]) for b in balanced]
             d = lambda i, j: 1 - v[i] @ v[j] / v[i].norm() / v[j].norm()
+            # n - 2 = 1
             D = {
                 (i, j): abs(d(i, l) - d(j, l))
                 for i in range(3)
                 for j in range(3)
                 for l in range(3)
                 if len({i, j, l}) == 3
-            }  # n - 2 = 1
+            }
             near = lambda i: {i} | {j for j in range(3) if j != i and D[i, j] <= eps}
             for i in range(3):
                 group = near(i)

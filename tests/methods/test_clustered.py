@@ -130,9 +130,8 @@ def test_every_round_equals_a_plain_loop(drift, participation, previous):
             assert distance(params, trees[min(m, len(trees) - 1)]) < 1e-10
         assert same_bits(list(now.server["models"].values()), list(same.server["models"].values()))
     given = same.server["now"].tolist()
-    assert len(given) > 3 and (
-        drift == "incremental" or len(set(given)) < len(given)
-    )  # models came, and some merged
+    # models came, and some merged
+    assert len(given) > 3 and (drift == "incremental" or len(set(given)) < len(given))
 
 
 # --- merging
@@ -234,9 +233,8 @@ def test_one_view_serves_models_and_names():
         run(m, fed, 2).snapshot
         for m in (FedDrift(delta=1e9, augmented=False, **LOCAL), FedAvg(**LOCAL))
     )
-    assert (
-        distance(stored.server["models"]["0"], avg.server["params"]) < 1e-10
-    )  # the stream of batches did not move
+    # the stream of batches did not move
+    assert distance(stored.server["models"]["0"], avg.server["params"]) < 1e-10
     drawn = run(FedDrift(delta=1e9, **LOCAL), fed, 2).snapshot
     assert distance(drawn.server["models"]["0"], avg.server["params"]) > 1e-3  # it did
 

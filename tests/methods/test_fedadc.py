@@ -22,9 +22,8 @@ from fedrepro.methods.fedadc import (
     self_confidence_target,
 )
 
-SETTINGS = dict(
-    lr=0.2, lr_decay=0.5, weight_decay=1e-2, epochs=2, batch_size=2
-)  # of PARTS: 4 and 2 steps an epoch
+# of PARTS: 4 and 2 steps an epoch
+SETTINGS = dict(lr=0.2, lr_decay=0.5, weight_decay=1e-2, epochs=2, batch_size=2)
 VARIANTS = ("nesterov", "heavy_ball", "double_momentum")
 
 

@@ -135,31 +135,15 @@ def test_the_comparison_can_fail(m):
     "loss, uncertainty, unbiased, biased",
     [
         ([0.1, 0.7, 2.0, 0.4, 3.0], [0.05, 0.9, 0.4, 0.5, 0.1], [0, 3, 1], [2, 4]),
-        (
-            [3.0, 0.1, 0.7, 2.0],
-            [0.1, 0.8, 0.2, 0.3],
-            [1],
-            [2, 3, 0],
-        ),  # the best sample is the most uncertain
+        # the best sample is the most uncertain
+        ([3.0, 0.1, 0.7, 2.0], [0.1, 0.8, 0.2, 0.3], [1], [2, 3, 0]),
         ([3.0, 0.1, 0.7, 2.0], [0.9, 0.8, 0.2, 0.3], [1, 2, 3, 0], []),  # the worst is
-        (
-            [3.0, 0.1, 0.7, 2.0],
-            [0.1, 0.8, 0.8, 0.3],
-            [1, 2, 3, 0],
-            [],
-        ),  # two are: no dividing point
-        (
-            [3.0, 0.7, 0.7, 2.0],
-            [0.1, 0.8, 0.8, 0.3],
-            [1, 2],
-            [3, 0],
-        ),  # two of one loss divide as one
-        (
-            [2.0, 0.7, 2.0, 0.1, 0.7],
-            [0.1, 0.9, 0.2, 0.3, 0.4],
-            [3, 1, 4],
-            [0, 2],
-        ),  # equal losses: unbiased with it; stored order
+        # two are: no dividing point
+        ([3.0, 0.1, 0.7, 2.0], [0.1, 0.8, 0.8, 0.3], [1, 2, 3, 0], []),
+        # two of one loss divide as one
+        ([3.0, 0.7, 0.7, 2.0], [0.1, 0.8, 0.8, 0.3], [1, 2], [3, 0]),
+        # equal losses: unbiased with it; stored order
+        ([2.0, 0.7, 2.0, 0.1, 0.7], [0.1, 0.9, 0.2, 0.3, 0.4], [3, 1, 4], [0, 2]),
         ([5.0], [0.2], [0], []),
         ([math.nan, math.nan], [math.nan, math.nan], [0, 1], []),
     ],

@@ -276,9 +276,8 @@ def test_every_round_of_ditto_equals_the_released_code():
 
 def test_every_round_of_pfedme_judged_by_its_anchor_equals_the_released_code():
     me = as_stored(pFedMe, "pFedMe")
-    assert (
-        me.momentum > 0 and me.weight_decay > 0
-    )  # given, and not used, here as in the released code
+    # given, and not used, here as in the released code
+    assert me.momentum > 0 and me.weight_decay > 0
 
     def anchors(now, want, seen, t):
         for k, stored in want["local"].items():

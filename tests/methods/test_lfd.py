@@ -21,9 +21,8 @@ from fedrepro.methods.union import Union
 from fedrepro.methods.lfd import LfD, auxiliary_label, cosines, with_margin
 from fedrepro.models.architectures import Net, Network
 
-FULL = dict(
-    lr=0.02, momentum=0.9, weight_decay=1e-2, epochs=3, batch_size=0
-)  # no order of batches: plain loops suffice
+# no order of batches: plain loops suffice
+FULL = dict(lr=0.02, momentum=0.9, weight_decay=1e-2, epochs=3, batch_size=0)
 
 
 def federation(parts=TWO, **changes):
@@ -172,9 +171,8 @@ def test_judged_model_predicts_by_cosines():
         )
         again = LfD().eval_params({"params": models[0]}, {})
         assert distance(again, models[0]) < 1e-12 and not again["head.bias"].any()
-    assert (
-        len(set(logits(far.server["params"], X).argmax(1).tolist())) == 1
-    )  # as a plain network: always the first class
+    # as a plain network: always the first class
+    assert len(set(logits(far.server["params"], X).argmax(1).tolist())) == 1
 
 
 def batch_norm():
@@ -198,9 +196,8 @@ def test_frozen_models_run_in_eval_mode():
     log_sigma = F.log_softmax(with_margin(z, batch.y, 0.15) / 0.1, 1)
     want = -((F.one_hot(batch.y, 2) + auxiliary_label(zP, zG, 0.1)) * log_sigma).sum(1).mean()
     assert torch.allclose(loss, want, atol=1e-10)
-    assert same_bits(kept, [fed.initial, old]) and not same_bits(
-        own, fed.initial
-    )  # only the trained model's statistics move
+    # only the trained model's statistics move
+    assert same_bits(kept, [fed.initial, old]) and not same_bits(own, fed.initial)
     upload, state, _ = client_round(m, c)
     assert same_bits(state["model"], upload["params"])
 

@@ -138,13 +138,8 @@ def test_every_data_set_has_a_network_that_fits_it():
         for t in s.tiers
         for c in s.runs(t, seeds=1)
     }
-    alike = {
-        "MNIST",
-        "CIFAR-100",
-        "EMNIST-letters",
-        "EMNIST-letters-10",
-        "Tiny-ImageNet",
-    }  # as Fashion-MNIST, as CIFAR-10, as ImageNet
+    # as Fashion-MNIST, as CIFAR-10, as ImageNet
+    alike = {"MNIST", "CIFAR-100", "EMNIST-letters", "EMNIST-letters-10", "Tiny-ImageNet"}
     assert {pair for pair in usual.items() if pair not in used and pair[0] not in alike} == set()
 
 
@@ -240,11 +235,8 @@ def test_the_command_and_the_function_have_the_same_defaults():
     from fedrepro.cli.own import compare_command
 
     ours, theirs = (inspect.signature(f).parameters for f in (compare, compare_command))
-    same = set(ours) & set(theirs) - {
-        "methods",
-        "folder",
-        "workers",
-    }  # a command may use all cores; a notebook's own methods are here alone
+    # a command may use all cores; a notebook's own methods are here alone
+    same = set(ours) & set(theirs) - {"methods", "folder", "workers"}
     assert len(same) > 14 and {n: ours[n].default for n in same} == {
         n: theirs[n].default for n in same
     }

@@ -81,9 +81,8 @@ def test_mean_and_band(spec, tmp_path):
     assert np.allclose(lines[FOIL], 62) and np.allclose(lines[ACCENT], 80.5)
     band = next(b for b in ax.collections if to_hex(b.get_facecolor()[0]) == FOIL)
     y = band.get_paths()[0].vertices[:, 1]
-    assert np.isclose(
-        (y.max() - y.min()) / 2, np.std([60, 64], ddof=1)
-    )  # the sample standard deviation
+    # the sample standard deviation
+    assert np.isclose((y.max() - y.min()) / 2, np.std([60, 64], ddof=1))
 
 
 def test_of_many_lines_five_are_stressed_the_papers_own_fedavg_and_the_best(spec, tmp_path):
@@ -124,9 +123,8 @@ def test_a_diverged_run_is_apart(spec, tmp_path):
         (60, 12, "None"),
         (50, 4, "x"),
     ]
-    assert {line.get_linewidth() for line in lines} == {0.8} and not fig.axes[
-        0
-    ].collections  # no mean, no band of survivors
+    # no mean, no band of survivors
+    assert {line.get_linewidth() for line in lines} == {0.8} and not fig.axes[0].collections
     assert "every seed, x = diverged" in [t.get_text() for t in fig.legends[0].get_texts()]
     assert (
         fig.get_supxlabel()
@@ -257,9 +255,8 @@ def test_rows_of_one_method_differ(spec):
     )
     assert len({styles[row].colour for row in ("FedAvg", "FedCCFA", "again", "mine")}) == 4
     assert {s.colour for r, s in styles.items() if r in spec.rows} == {ACCENT, FOIL, REST}
-    assert styles["FedCCFA"].line["zorder"] == max(
-        s.line["zorder"] for s in styles.values()
-    )  # the paper's own is on top, and thick
+    # the paper's own is on top, and thick
+    assert styles["FedCCFA"].line["zorder"] == max(s.line["zorder"] for s in styles.values())
     assert [r for r, s in styles.items() if s.width == styles["FedCCFA"].width] == ["FedCCFA"]
 
 

@@ -136,9 +136,8 @@ def test_the_table(spec):
     text = latex(spec, "paper")
     first, second = structure(text)
     cells = {line[0]: line[1:] for line in first[2:]}
-    assert (
-        first[1] == ["", "ours", "published", "ours", "published"] and len(second[1]) == 4
-    )  # the third has nothing published
+    # the third has nothing published
+    assert first[1] == ["", "ours", "published", "ours", "published"] and len(second[1]) == 4
     assert cells["FedAvg"] == [
         r"\textbf{70.40} $\pm$ 0.20$^{\approx}$",
         r"70.00 $\pm$ 0.60",

@@ -247,9 +247,8 @@ def test_table_8_is_table_2_minus_table_1_run_by_run(tmp_path):
         -22.5,
         pytest.approx(0.5**0.5),
     )
-    assert (
-        avg.published_mean == -22.76 and avg.verdict == "undecided"
-    )  # the paper prints no spread of a difference, and two are few
+    # the paper prints no spread of a difference, and two are few
+    assert avg.published_mean == -22.76 and avg.verdict == "undecided"
     assert (
         frame.loc["FedProx"].verdict == "not run"
         and frame.loc["FedRep"].verdict == "diverged"
@@ -309,17 +308,15 @@ def aimed(target):
 
 def test_rounds_to_a_target_and_never(tmp_path):
     of = aimed(78.0)
-    put(
-        of, "smoke", "FedAvg", [80.0, 79.0], tmp_path
-    )  # of 12 rounds, half a point each: 78 in round 8 and 10
+    # of 12 rounds, half a point each: 78 in round 8 and 10
+    put(of, "smoke", "FedAvg", [80.0, 79.0], tmp_path)
     put(of, "smoke", "FedProx", [80.0, 77.0], tmp_path)
     put(of, "smoke", "FedRep", [60.0, 61.0], tmp_path)
     put(of, "smoke", "Ditto", [80.0, None], tmp_path)
     frame = table(of, "smoke", tmp_path).set_index("row")
     assert (frame.loc["FedAvg"].to_target, frame.loc["FedAvg"].to_target_reached) == (9.0, 2)
-    assert (
-        frame.loc["FedAvg"].to_target_5 == 11.0
-    )  # two rounds later: the mean of five is that of the third
+    # two rounds later: the mean of five is that of the third
+    assert frame.loc["FedAvg"].to_target_5 == 11.0
     prox = frame.loc["FedProx"]
     assert (
         math.isnan(prox.to_target)
@@ -334,9 +331,10 @@ def test_rounds_to_a_target_and_never(tmp_path):
         "78 (guess: test)",
     ):
         assert said in text, said
+    # diverged; not run
     assert (
         frame.loc["Ditto"].to_target_each.rounds == frame.loc["FedFM"].to_target_each.rounds == ()
-    )  # diverged; not run
+    )
     csv = pd.read_csv(io.StringIO(render(of, "smoke", "csv", tmp_path))).set_index("row")
     assert csv.loc["FedAvg"].to_target == 9.0 and math.isnan(csv.loc["FedProx"].to_target)
     assert "to_target" not in table(spec("fedccfa/table1"), "smoke", tmp_path)
@@ -365,9 +363,10 @@ def test_seconds_are_never_judged(tmp_path):
         and " best " not in text
     )
     assert "not judged" in text
+    # the last ten
     assert (
         of.runs("paper")[0].settings["rounds"] - of.runs("paper")[0].settings["drift"]["at"] == 10
-    )  # the last ten
+    )
 
 
 # --- figures
@@ -461,10 +460,8 @@ def test_curves_of_several_metrics(tmp_path):
     assert [
         len({line.get_xdata()[0] for line in ax.lines if len(line.get_xdata()) == 2}) for ax in axes
     ] == [0, 1, 3, 2] * 2
-    assert [[t.get_text() for t in ax.texts] for ax in axes] == [
-        [],
-        *[["concept drift"]] * 3,
-    ] * 2  # at the first of several
+    # at the first of several
+    assert [[t.get_text() for t in ax.texts] for ax in axes] == [[], *[["concept drift"]] * 3] * 2
     assert "global models in use" in figure_in_words(of, "smoke", tmp_path)
 
 

@@ -71,13 +71,14 @@ def test_order_and_length(paper):
 
 # --- pages that build their method step by step
 
+# paper -> the equations that its page shows
 LESSONS = {
     "lfd": range(1, 11),
     "fedadc": range(1, 10),
     "fedbss": range(1, 7),
     "feddc": range(1, 7),
     "fedccfa": range(3, 11),
-}  # paper -> the equations that its page shows
+}
 LARGE = 300_000  # bytes of such a page, outputs and all
 
 

@@ -149,18 +149,20 @@ def test_published_and_reduced_are_apart(some):
 def test_every_number_leads_to_its_runs(some):
     text = paper_page.table_part(load_spec("fedccfa/table2"), "paper", some)
     links, ids = re.findall('href="#([^"]+)"', text), re.findall('<span id="([^"]+)"', text)
+    # FedAvg's are AdapFedAvg's
     assert (
         len(links) == 4
         and set(links) == set(ids)
         and text.count("../../papers/fedccfa/results/paper/") == 8
-    )  # FedAvg's are AdapFedAvg's
+    )
     assert "fedrepro run fedccfa/table2 --tier paper" in text and "Commit: `unknown`" in text
     touched = re.search("Deviations that touch them: (.*)", text)[1]
+    # FedProx has no run
     assert (
         "[22](#deviation-22)" in touched
         and "[3](#deviation-3)" in touched
         and "(#deviation-12)" not in touched
-    )  # FedProx has no run
+    )
     assert 'id="deviation-22"' in paper_page.ledger("fedccfa", some)
 
 

@@ -18,15 +18,11 @@ from fedrepro.experiments.specs import load_spec
 from fedrepro.experiments.sweep import plan_steps, read_order
 
 ROOT = Path(__file__).resolve().parents[2]
-HAND = {
-    "__init__",
-    "__main__",
-    "_modidx",
-}  # of the package itself: a facade, `python -m fedrepro`, nbdev's index
+# of the package itself: a facade, `python -m fedrepro`, nbdev's index
+HAND = {"__init__", "__main__", "_modidx"}
 NO_CODE = {"guides", "results", "reference"}  # folders of pages that export nothing
-FOUND_BY_NAME = {
-    ("engine.method", "methods")
-}  # the one place where an earlier package finds a later one while it runs
+# the one place where an earlier package finds a later one while it runs
+FOUND_BY_NAME = {("engine.method", "methods")}
 CELL = 30  # lines of an exported cell, but for one function or class that is one idea
 PAGES, SHARED = 15, 5  # pages a folder, public names that two packages share, at most
 

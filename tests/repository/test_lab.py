@@ -76,9 +76,8 @@ def lab(folder, tmp_path_factory):
             "JUPYTERLAB_WORKSPACES",
         )
     }
-    environment = {
-        k: v for k, v in os.environ.items() if k != "CI"
-    } | places  # as a person has it: with progress bars
+    # as a person has it: with progress bars
+    environment = {k: v for k, v in os.environ.items() if k != "CI"} | places
     options = [
         "--no-browser",
         "--allow-root",

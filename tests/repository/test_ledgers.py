@@ -83,10 +83,8 @@ def test_what_a_released_code_does_is_linked():
         if p.parent.name in ("fedccfa", "feddc")
     }
     assert without == {
-        "fedccfa": [
-            "Numbers of tables and figures",
-            "Formulas",
-        ],  # these entries say what a code has not
+        # these entries say what a code has not
+        "fedccfa": ["Numbers of tables and figures", "Formulas"],
         "feddc": ["Published numbers", "Messages", "Data sets without an example", "Targets"],
     }
 

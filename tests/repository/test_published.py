@@ -40,9 +40,8 @@ def changed(path, reference):
     ]
 
 
-CELLS = read(
-    Path(__file__).parents[1].joinpath("published_cells.csv")
-)  # the first, a middle and the last line of each table, and how many it has
+# the first, a middle and the last line of each table, and how many it has
+CELLS = read(Path(__file__).parents[1].joinpath("published_cells.csv"))
 
 
 def test_every_table_has_cells_read_by_hand():

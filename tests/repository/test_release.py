@@ -363,9 +363,8 @@ def test_the_commands_of_all_hooks_are_there_and_the_tree_is_tidy(tmp_path):
             shlex.split(hook["entry"])[0], path=BIN
         ), hook
     names = known_to_git()
-    tree = copied(
-        [name for name in names if not name.endswith(".png")], tmp_path
-    )  # a hook mends what it finds
+    # a hook mends what it finds
+    tree = copied([name for name in names if not name.endswith(".png")], tmp_path)
     done("git", "init", "-q", cwd=tree)
     for name in ("ends-of-lines", "line-feeds", "ends-of-files", "merges"):
         ran = hooked(

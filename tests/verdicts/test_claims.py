@@ -186,12 +186,12 @@ def test_who_diverged_is_said(demo):
         and found.reasons == (Reason(Kind.DIVERGED, ("IFCA",), (1, 3)),)
         and found.compared == 2
     )
+    # of the two seeds left
     assert (found["at"], found.n) == ("FedCCFA against IFCA, A", 2) and math.isclose(
         found.effect, 2.9
-    )  # of the two seeds left
-    put(
-        demo, IFCA=[72.0, None, None]
-    )  # one seed cannot be tested, and does not stop the test of the others
+    )
+    # one seed cannot be tested, and does not stop the test of the others
+    put(demo, IFCA=[72.0, None, None])
     assert (
         only(demo).state == "supported"
         and only(demo).compared == 1

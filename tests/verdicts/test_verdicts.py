@@ -214,9 +214,8 @@ def test_a_diverged_run_beside_what_the_code_would_print(demo):
         "33.70 ± 41.05 (3)" in render(spec, "paper") and line(spec, "FedAvg").verdict == "diverged"
     )
     assert "would print" not in render(demo(), "paper")
-    both = dataclasses.replace(
-        spec, difference=(spec, spec)
-    )  # of a difference of two accuracies that value says nothing
+    # of a difference of two accuracies that value says nothing
+    both = dataclasses.replace(spec, difference=(spec, spec))
     assert "would print" not in " ".join(ends(both, "paper", table(both, "paper")))
 
 
