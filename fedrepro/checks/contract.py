@@ -36,7 +36,7 @@ from ..engine.declarations import Messages, declared_bytes, law_of, law_text, sh
 from ..engine.rows import in_words
 from ..engine.evaluation import eval_models, evaluate, model_suffixes
 from ..engine.federation import Federation
-from ..engine.method import HOOKS, METHODS, FedAvg
+from ..engine.method import METHODS, FedAvg, overridden_hooks
 from ..engine.rounds import Snapshot, begin, next_round, sequential
 from ..executors.executors import EXECUTORS
 
@@ -491,7 +491,7 @@ def describe_method(cls: type[FedAvg]) -> dict:
     return {
         "name": cls.__name__,
         "paper": cls.paper,
-        "hooks": [name for name in HOOKS if getattr(cls, name) is not getattr(FedAvg, name)],
+        "hooks": overridden_hooks(cls),
         "state": {"server": list(start.server), "client": list(start.states[0])},
         "communication": {way: parts for way, parts in messages.items() if parts},
         "limit": law and law_text(law, cls, METHODS, **LOCAL),

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Annotated, Any
 import typer
 from .. import __version__
-from ..core.errors import InputError, choice, own_line, say
+from ..core.errors import InputError, choice, say
 from fedrepro.core.files import (
     files_below,
     read_cache,
     read_regular,
-    same_folder,
     stamp,
     write_cache,
 )
@@ -61,25 +60,15 @@ def _import(files: list[Path] | None) -> None:
 
 # %% ../../nbs/11_cli/01_app.ipynb #3214e4a5
 def import_own_files() -> None:
-    """Execute the files of --import, so that their methods, data sets and networks have names; raises InputError.
-
-    Their paths become absolute: a method may change the working folder."""
+    "Execute the files of --import, if there are any; a relative data folder stays where it is. Raises InputError."
     if not own_files():
         return
-    os.environ["FEDREPRO_METHODS"] = os.pathsep.join(map(os.path.realpath, own_files()))
     data = os.environ.get("FEDREPRO_DATA")
     if data:
         os.environ["FEDREPRO_DATA"] = os.path.abspath(os.path.expanduser(data))
-    from fedrepro.engine.method import load_methods
+    from fedrepro.engine.method import import_files
 
-    try:
-        with same_folder():
-            load_methods()
-    except InputError as error:
-        where = own_line(error.__cause__)
-        if not where:
-            raise
-        raise InputError(f"{error} ({where})") from error
+    import_files(own_files())
 
 # %% ../../nbs/11_cli/01_app.ipynb #663c60c3
 VersionOption = Annotated[

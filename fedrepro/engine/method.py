@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'SHADOWED', 'NUMBERS', 'HOOKS', 'Exchange', 'Survey', 'declared', 'check_fields', 'refuse_hook',
-           'refuse_misspelt', 'refuse_unlike_hooks', 'FedAvg', 'import_package_methods', 'load_methods']
+           'refuse_misspelt', 'refuse_unlike_hooks', 'FedAvg', 'overridden_hooks', 'import_package_methods',
+           'load_methods', 'import_files']
 
 # %% ../../nbs/04_engine/04_method.ipynb #0ea1af1a
 import difflib, importlib, inspect, math, os, pkgutil
@@ -17,7 +18,9 @@ from types import FunctionType
 from typing import ClassVar, Literal, get_args, get_origin
 import numpy as np
 from torch import Tensor
-from ..core.errors import InputError, choice, fits_call, number, short
+from ..core.errors import InputError, choice, fits_call, number, own_line, short
+from ..core.files import same_folder
+from ..core.folders import own_files
 from ..core.own_files import import_file
 from ..core.own_modules import note_definition
 from ..core.trees import Tree, weighted_mean
@@ -288,6 +291,11 @@ HOOKS = tuple(
     if callable(f) and not n.startswith("_") and n not in ("communication", "invariants", "phase")
 )
 
+
+def overridden_hooks(cls: type[FedAvg]) -> list[str]:
+    "The hooks in which a method differs from FedAvg, in their order"
+    return [name for name in HOOKS if getattr(cls, name) is not getattr(FedAvg, name)]
+
 # %% ../../nbs/04_engine/04_method.ipynb #10c2d0f5
 @lru_cache(1)
 def import_package_methods():
@@ -300,6 +308,26 @@ def import_package_methods():
 def load_methods() -> dict[str, type[FedAvg]]:
     "Every method of the package, and any defined by the user, by name; raises InputError for a file it cannot import"
     import_package_methods()
-    for file in filter(None, os.environ.get("FEDREPRO_METHODS", "").split(os.pathsep)):
+    for file in own_files():
         import_file(Path(file))
     return METHODS
+
+# %% ../../nbs/04_engine/04_method.ipynb #10c2d0f7
+def import_files(files: list[str]):
+    """Execute a person's files, so that their methods, data sets and networks have names, in worker processes too
+
+    Their paths become absolute: a method may change the working folder. Raises InputError, and then names none of them."""
+    before = os.environ.get("FEDREPRO_METHODS")
+    os.environ["FEDREPRO_METHODS"] = os.pathsep.join(map(os.path.realpath, files))
+    try:
+        with same_folder():
+            load_methods()
+    except InputError as error:
+        if before is None:
+            del os.environ["FEDREPRO_METHODS"]
+        else:
+            os.environ["FEDREPRO_METHODS"] = before
+        where = own_line(error.__cause__)
+        if not where:
+            raise
+        raise InputError(f"{error} ({where})") from error

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PAPER_LINKS', 'NO_RUNS', 'ORDER', 'X_SERVER', 'X_CLIENT', 'PaperLinks', 'links_line', 'main_table', 'some_columns',
            'setting_in_words', 'Text', 'Picture', 'small_picture', 'headline', 'shapes_in_words', 'round_steps',
-           'draw_step', 'message_figure', 'overridden', 'refuse_untrue', 'hook_in_words', 'algorithm_table',
-           'stored_numbers', 'deviation_table']
+           'draw_step', 'message_figure', 'refuse_untrue', 'hook_in_words', 'algorithm_table', 'stored_numbers',
+           'deviation_table']
 
 # %% ../../nbs/09_reporting/10_method_page.ipynb #1713867e
 import re, textwrap
@@ -20,7 +20,7 @@ from ..core.errors import InputError, choice
 from ..core.trees import nbytes
 from ..engine.declarations import Messages, declared_bytes
 from ..engine.federation import Federation
-from ..engine.method import HOOKS, FedAvg
+from ..engine.method import HOOKS, FedAvg, overridden_hooks
 from ..experiments.specs import Spec, load_spec
 from .curves import small_png, styled
 from .figures import axis_in_words, draw
@@ -234,14 +234,9 @@ def message_figure(method: FedAvg, client: str, server: str, federation: Federat
     return fig
 
 # %% ../../nbs/09_reporting/10_method_page.ipynb #6df702e5
-def overridden(cls: type[FedAvg]) -> list[str]:
-    "The hooks in which a method differs from FedAvg, in their order"
-    return [h for h in HOOKS if getattr(cls, h) is not getattr(FedAvg, h)]
-
-
 def refuse_untrue(cls: type[FedAvg], lines: list[tuple[str, str, str]]) -> None:
     "Raises InputError unless the hooks in `lines` are those that `cls` overrides, and each `FedAvg.` one is not"
-    own = overridden(cls)
+    own = overridden_hooks(cls)
     named, wrong = set(), []
     for *_, hook in lines:
         usual = hook.removeprefix("FedAvg.")

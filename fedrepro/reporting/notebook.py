@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
-from ..core.errors import InputError, choice, number, own_line, short
-from ..core.files import same_folder
+from ..core.errors import InputError, choice, number, short
 from ..core.folders import paper_files
-from ..engine.method import load_methods
+from ..engine.method import import_files
 from ..experiments.cluster import pool
 from ..experiments.progress import SweepReport
 from ..experiments.rules import COUNT, read_toml
@@ -140,20 +139,10 @@ def import_given(imports: str | list):
     files = [str(project_folder() / Path(f.strip()).expanduser()) for f in named if f.strip()]
     if not files:
         return
-    before = os.environ.get("FEDREPRO_METHODS")
-    os.environ["FEDREPRO_METHODS"] = os.pathsep.join(map(os.path.realpath, files))
     try:
-        with same_folder():
-            load_methods()
+        import_files(files)
     except InputError as error:
-        if before is None:
-            del os.environ["FEDREPRO_METHODS"]
-        else:
-            os.environ["FEDREPRO_METHODS"] = before
-        where = own_line(error.__cause__)
-        raise InputError(
-            f"parameter imports: {error}" + (f" ({where})" if where else "")
-        ) from error
+        raise InputError(f"parameter imports: {error}") from error
 
 # %% ../../nbs/09_reporting/07_notebook.ipynb #5779ae1b
 def assigned(cell: str) -> set[str]:

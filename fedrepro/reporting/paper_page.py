@@ -7,8 +7,8 @@ __all__ = ['SIGNS', 'FIRST_KINDS', 'WAITS', 'TARGET', 'EFFECT', 'HEADERS', 'said
            'specs_of', 'started', 'accuracies', 'leads', 'how_often', 'decided_sentence', 'judged_sentences',
            'small_sentence', 'effect_sentence', 'claims_sentence', 'reduced_in_words', 'opening', 'box', 'all_boxes',
            'values_touched', 'touched', 'place_of', 'heading_of', 'anchor', 'grids_html', 'key_to', 'bullets',
-           'links_to', 'deviation_links', 'run_lines', 'how_to_print', 'reduced_runs', 'difference_runs', 'raw_runs',
-           'best_stored', 'chance_level', 'why_right', 'at_chance', 'table_part', 'Drawing', 'drawn_alike',
+           'links_to', 'deviation_links', 'run_link', 'run_lines', 'how_to_print', 'reduced_runs', 'difference_runs',
+           'raw_runs', 'best_stored', 'chance_level', 'why_right', 'at_chance', 'table_part', 'Drawing', 'drawn_alike',
            'worth_drawing', 'picture', 'headline_tables', 'tiers_in_order', 'other_tiers', 'not_run', 'section',
            'sections', 'claims', 'label', 'run_links', 'measure', 'effect_rows', 'check_effect', 'effects',
            'effects_of', 'copies_in_words', 'effect_in_words', 'entry_in_words', 'ledger_opening', 'ledger', 'headers',
@@ -386,6 +386,11 @@ def deviation_links(spec: Spec, tier: str, rows: list[str], root=None) -> str:
     return "; ".join(parts)
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #298a3938
+def run_link(spec: Spec, tier: str, run: str, file: str) -> str:
+    "A link to the `file` of a run by its id"
+    return f"[{run[:8]}](../../papers/{spec.folder}/results/{tier}/{file})"
+
+
 def run_lines(spec: Spec, tier: str, frame: pd.DataFrame, link: Callable[[str], str]) -> list[str]:
     "The runs of every number, a line a column; `link`: the id of a run -> a link to its file"
     lines = []
@@ -413,7 +418,7 @@ def reduced_runs(spec: Spec, tier: str, results=None) -> str:
     files = {h["run_id"]: h["file"] for h in load_headers(Path(results or spec.results) / tier)}
 
     def link(run):
-        return f"[{run[:8]}](../../papers/{spec.folder}/results/{tier}/{files[run]})"
+        return run_link(spec, tier, run, files[run])
 
     lines = run_lines(spec, tier, table(spec, tier, results), link)
     if not lines:
@@ -442,9 +447,8 @@ def raw_runs(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=None
     commits = Counter(commit(run) for trials in frame.runs for run in each_run(trials))
 
     def link(run):
-        where = f"../../papers/{spec.folder}/results/{tier}/{heads[run]['file']}"
         mark = f" `{commit(run)}`" if len(commits) > 1 else ""
-        return f"[{run[:8]}]({where}){mark}"
+        return run_link(spec, tier, run, heads[run]["file"]) + mark
 
     done = set(frame.row[has_runs(frame)]) & set(spec.rows)
     rows = [row for row in frame.row.drop_duplicates() if row in done]
@@ -748,9 +752,10 @@ def label(given: dict, row: str, theirs: str, metrics: tuple[str, str]) -> str:
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #ff01009d
 def run_links(runs: StoredRuns, row: str, column: str) -> list[str]:
     "A link to each stored run of a cell"
-    place = f"../../papers/{runs.spec.folder}/results/{runs.tier}"
-    mine = runs.found.get((row, column), {}).values()
-    return [f"[{run.run_id.iloc[0][:8]}]({place}/{run.file.iloc[0]})" for run in mine]
+    links = []
+    for run in runs.found.get((row, column), {}).values():
+        links.append(run_link(runs.spec, runs.tier, run.run_id.iloc[0], run.file.iloc[0]))
+    return links
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #e8b810e8
 def measure(
