@@ -67,7 +67,8 @@ def test_every_variant_keeps_its_contract(name, settings):
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_declares_itself(name):
     found = describe_method(METHODS[name])
-    assert json.loads(json.dumps(found)) == found and found["paper"]
+    assert json.loads(json.dumps(found)) == found
+    assert found["paper"]
     assert name == "FedAvg" or (
         found["hooks"] and found["limit"].startswith(name) and law_of(METHODS[name])
     )
@@ -271,7 +272,8 @@ def test_a_broken_promise_is_caught_and_named(method):
     broken = {f.promise for f in caught.value.report.broken}
     wanted = {BROKEN[method]}
     assert wanted <= broken and (method not in ALONE or broken == wanted), caught.value
-    assert method.__name__ in str(caught.value) and BROKEN[method] in str(caught.value)
+    assert method.__name__ in str(caught.value)
+    assert BROKEN[method] in str(caught.value)
     assert len(repr(caught.value.report).splitlines()) == 1 + len(caught.value.report.findings)
 
 
@@ -311,4 +313,5 @@ def test_what_cannot_be_checked_is_refused_in_one_line(method, settings, words):
 
 def test_a_contract_can_be_checked_in_ones_own_federation():
     report = check(METHODS["FedProx"], replace(tiny(), participation=1.0, drift=None), mu=0.1)
-    assert report["limit law"].ok and "FedProx" in repr(report)
+    assert report["limit law"].ok
+    assert "FedProx" in repr(report)

@@ -153,7 +153,8 @@ def test_global_generators_neither_matter_nor_move(name):
     before = state()
     quiet = ends(name)
     assert state() == before
-    assert gap(quiet, ends(name, [AfterRound(disturb)])) == (0.0, "") and flat(quiet)
+    assert gap(quiet, ends(name, [AfterRound(disturb)])) == (0.0, "")
+    assert flat(quiet)
 
 
 def test_other_seeds_give_other_bits():

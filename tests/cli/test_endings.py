@@ -132,7 +132,8 @@ with interrupts():
 
 def test_a_second_signal_ends_at_once():
     process = started("-c", LATE)
-    assert process.communicate(timeout=60) == ("", "") and process.returncode == 130
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 130
 
 
 def test_what_nohup_ignores_stays_ignored():
@@ -162,7 +163,9 @@ def test_what_ends_the_program_is_no_success(said, write, tmp_path, top, hook, w
     spec = write(SMALL | dict(methods={"FedAvg": {}, "Mine": {}}))
     code, _, err = said("--import", own, "run", spec, "--workers", 1, "--results", tmp_path / "r")
     done = [store.read(p)[0]["settings"]["seed"] for p in (tmp_path / "r").rglob("Mine*.jsonl")]
-    assert code and words in err and done == ([0] if "seed" in hook else [])
+    assert code
+    assert words in err
+    assert done == ([0] if "seed" in hook else [])
 
 
 @pytest.mark.parametrize("where", ["closed", "gone", "full"])

@@ -232,14 +232,15 @@ ALWAYS = ("iid", "iid-class")  # nothing but impossible numbers is refused
 
 def test_every_recipe_has_a_promise():
     "`natural` deals nothing: test_partition.py"
-    assert sorted([*PROMISES, "natural"]) == recipe_names() and set(ARGUMENTS) == {
-        s for r in recipe_names() for s in recipe_settings(r)
-    }
+    assert sorted([*PROMISES, "natural"]) == recipe_names()
+    assert set(ARGUMENTS) == {s for r in recipe_names() for s in recipe_settings(r)}
 
 
 def deals_every_sample_once(lists, n):
     owned = np.concatenate(lists)
-    assert owned.dtype == np.int64 and len(owned) == n and (np.sort(owned) == np.arange(n)).all()
+    assert owned.dtype == np.int64
+    assert len(owned) == n
+    assert (np.sort(owned) == np.arange(n)).all()
 
 
 def follows(train, test):
@@ -250,11 +251,14 @@ def follows(train, test):
 
 def check_partition(cut, recipe, labels, test, clients, asked):
     given = {**recipe_settings(recipe), **asked}
-    assert cut.clients == clients and cut.recipe == recipe and cut.settings.items() >= asked.items()
+    assert cut.clients == clients
+    assert cut.recipe == recipe
+    assert cut.settings.items() >= asked.items()
     deals_every_sample_once(cut.train, len(labels))
     classes = cut.settings["classes"]
     counts = cut.counts(labels, classes)
-    assert counts.sum(1).min() >= 1 and PROMISES[recipe](counts, given)
+    assert counts.sum(1).min() >= 1
+    assert PROMISES[recipe](counts, given)
     if recipe != "dirichlet-class-5":
         assert all((np.diff(mine) > 0).all() for mine in cut.train)
     if test is None:
@@ -381,11 +385,9 @@ def test_noise_hits_exactly_its_share_or_is_refused(labels, ratio, classes, seed
         noisy = flip_labels(labels, ratio, classes, np.random.default_rng(seed))
     except InputError as error:
         return clear(error)
-    assert (
-        not isinstance(ratio, bool)
-        and (noisy != before).sum() == round(float(ratio) * len(before))
-        and 0 <= noisy.min() <= noisy.max() < classes
-    )
+    assert not isinstance(ratio, bool)
+    assert (noisy != before).sum() == round(float(ratio) * len(before))
+    assert 0 <= noisy.min() <= noisy.max() < classes
     assert (concept_drift.as_labels(labels) == before).all()
 
 
@@ -395,11 +397,11 @@ def check_schedule(s, around):
     rounds = sorted({max(0, t + d) for t in [0, *s.change_rounds, *around] for d in (-1, 0, 1)})
     for t in rounds:
         maps, before = s.label_maps(t), s.label_maps(t - 1) if t else start
-        assert (np.sort(maps) == start).all() and (s.concept_maps[s.concepts(t)] == maps).all()
+        assert (np.sort(maps) == start).all()
+        assert (s.concept_maps[s.concepts(t)] == maps).all()
         assert t in s.change_rounds or (maps == before).all()
-    assert (s.concept_maps[0] == np.arange(s.classes)).all() and len(
-        np.unique(s.concept_maps, axis=0)
-    ) == len(s.concept_maps)
+    assert (s.concept_maps[0] == np.arange(s.classes)).all()
+    assert len(np.unique(s.concept_maps, axis=0)) == len(s.concept_maps)
     end = max(s.change_rounds, default=0) + 1
     back = [Swap(end + i, swap.clients, swap.labels) for i, swap in enumerate(reversed(s.swaps))]
     assert (
@@ -581,18 +583,14 @@ def check_spec(path: Path) -> Spec | None:
             assert len({(r.row, r.column, r.seed) for r in runs}) == len(runs)
             for r in runs:
                 s = r.settings
-                assert (
-                    len(r.run_id) == 16
-                    and r.describe().isprintable()
-                    and json.loads(json.dumps(s))
-                    and run_id(json.loads(json.dumps(s))) == r.run_id
-                )
-                assert (
-                    1 <= s["rounds"] <= 10**6
-                    and 0 < s["participation"] <= 1
-                    and 1 <= s["partition"]["clients"] <= 10**5
-                    and store.file_name(s)
-                )
+                assert len(r.run_id) == 16
+                assert r.describe().isprintable()
+                assert json.loads(json.dumps(s))
+                assert run_id(json.loads(json.dumps(s))) == r.run_id
+                assert 1 <= s["rounds"] <= 10**6
+                assert 0 < s["participation"] <= 1
+                assert 1 <= s["partition"]["clients"] <= 10**5
+                assert store.file_name(s)
     event("accepted")
     return spec
 
@@ -925,9 +923,8 @@ def test_every_page_hands_all_its_parameters_over(page):
     wanted = {
         n: p for n, p in inspect.signature(notebook.planned_table).parameters.items() if n != "main"
     }
-    assert defaults == {n: p.default for n, p in wanted.items()} and types == {
-        n: p.annotation for n, p in wanted.items()
-    }
+    assert defaults == {n: p.default for n, p in wanted.items()}
+    assert types == {n: p.annotation for n, p in wanted.items()}
     assert {p.name for p in PythonTranslator.inspect(cells[at])} == set(wanted), (
         "a second = in a line, even in a comment, papermill cannot read"
     )

@@ -42,17 +42,16 @@ def test_lists(said, spec, monkeypatch):
     "Pays for reading every spec of the package once"
     code, out, err = said("methods", "--json")
     methods = {m["name"]: m for m in json.loads(out)}
-    assert (
-        (code, err) == (0, "")
-        and len(methods) >= 32
-        and methods["FedRep"]["personal"]
-        and methods["FedProx"]["hooks"] == ["loss"]
-    )
+    assert (code, err) == (0, "")
+    assert len(methods) >= 32
+    assert methods["FedRep"]["personal"]
+    assert methods["FedProx"]["hooks"] == ["loss"]
     assert methods["SCAFFOLD"]["state"] == {"server": ["params", "c", "clients"], "client": ["c"]}
-    assert (
-        methods["SCAFFOLD"]["communication"]["upload"] == {"params": "model", "change": "trained"}
-        and "FedAvg" in methods["FedProx"]["limit"]
-    )
+    assert methods["SCAFFOLD"]["communication"]["upload"] == {
+        "params": "model",
+        "change": "trained",
+    }
+    assert "FedAvg" in methods["FedProx"]["limit"]
     assert {d["name"]: d["present"] for d in json.loads(said("datasets", "--json")[1])}[
         "digits"
     ] is True
@@ -60,7 +59,8 @@ def test_lists(said, spec, monkeypatch):
     assert "fedccfa/table2" in [t["name"] for t in ours], (
         "the package's tables stay beside one's own"
     )
-    assert table["name"] == "demo/t" and table["tiers"]["smoke"] == {"finished": 0, "runs": 4}
+    assert table["name"] == "demo/t"
+    assert table["tiers"]["smoke"] == {"finished": 0, "runs": 4}
     monkeypatch.setattr(folders, "roots", lambda: [spec.parents[2]])
     for command, word in [
         ("methods", "FedCCFA"),
@@ -68,7 +68,8 @@ def test_lists(said, spec, monkeypatch):
         ("tables", "smoke 0/4"),
     ]:
         code, out, _ = said(command)
-        assert code == 0 and word in out
+        assert code == 0
+        assert word in out
 
 
 def test_some_columns_alone(said, spec, write, monkeypatch):
@@ -88,7 +89,8 @@ def test_some_columns_alone(said, spec, write, monkeypatch):
         (second, {second}),
         (f"{first} , {second}", {first, second}),
     ]:
-        assert said("run", two, "--datasets", given, "--quiet")[0] == 0 and asked.pop() == columns
+        assert said("run", two, "--datasets", given, "--quiet")[0] == 0
+        assert asked.pop() == columns
     assert said("run", spec, two, "--datasets", second, "--quiet")[0] == 0
     assert set().union(*asked) == {second}, "a column that only one of the tables has"
 
@@ -96,12 +98,17 @@ def test_some_columns_alone(said, spec, write, monkeypatch):
 def test_run_table_figure(said, spec, tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "roots", lambda: [tmp_path])  # `tables` reads every spec
     code, out, err = said("run", spec, "--tier", "smoke", *ONE)
-    assert code == 0 and err == "" and "not comparable" in out and "IFCA" in out
+    assert code == 0
+    assert err == ""
+    assert "not comparable" in out
+    assert "IFCA" in out
     (file,) = (spec.parent / "results/smoke").iterdir()
     before = file.read_bytes()
     # the first is kept
     code, again, err = said("run", "demo/t", "--tier", "smoke", "--device", "cpu")
-    assert code == 0 and "3 computed, 1 were there" in err and file.read_bytes() == before
+    assert code == 0
+    assert "3 computed, 1 were there" in err
+    assert file.read_bytes() == before
     assert len(list(file.parent.iterdir())) == 4
     for kind, word in [
         ("text", "± "),
@@ -110,18 +117,16 @@ def test_run_table_figure(said, spec, tmp_path, monkeypatch):
         ("html", "<table"),
     ]:
         code, out, err = said("table", spec, "--tier", "smoke", "--format", kind)
-        assert code == 0 and err == "" and word in out
+        assert code == 0
+        assert err == ""
+        assert word in out
     assert said("table", spec, "--tier", "smoke")[1] == again
     code, out, err = said("figure", spec, "--tier", "smoke")
-    assert (
-        code == 0
-        and out.strip() == "out/demo_t_smoke.png"
-        and Path(out.strip()).stat().st_size > 5000
-    )
-    assert (
-        said("figure", spec, "--tier", "smoke", "--out", tmp_path / "x/y.pdf")[0] == 0
-        and (tmp_path / "x/y.pdf").exists()
-    )
+    assert code == 0
+    assert out.strip() == "out/demo_t_smoke.png"
+    assert Path(out.strip()).stat().st_size > 5000
+    assert said("figure", spec, "--tier", "smoke", "--out", tmp_path / "x/y.pdf")[0] == 0
+    assert (tmp_path / "x/y.pdf").exists()
     assert json.loads(said("tables", "--json")[1])[0]["tiers"]["smoke"]["finished"] == 4
 
 
@@ -129,20 +134,21 @@ def test_where_results_and_data_lie(said, spec, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert said("run", spec, *ONE, "--results", "~/there")[0] == 0
     assert len(list((tmp_path / "home/there/smoke").glob("*.jsonl"))) == 1
-    assert not (tmp_path / "~").exists() and not (spec.parent / "results").exists()
-    assert (
-        "(1)" in said("table", spec, "--results", "~/there")[1]
-        and "(1)" not in said("table", spec)[1]
-    )
+    assert not (tmp_path / "~").exists()
+    assert not (spec.parent / "results").exists()
+    assert "(1)" in said("table", spec, "--results", "~/there")[1]
+    assert "(1)" not in said("table", spec)[1]
     code, out, err = said("data", "digits")
-    assert code == 0 and Path(out.strip()).is_dir()
+    assert code == 0
+    assert Path(out.strip()).is_dir()
     for argv in (["--data", tmp_path], []):
         if not argv:
             monkeypatch.setenv("FEDREPRO_DATA", str(tmp_path))
         mnist = next(
             d for d in json.loads(said("datasets", "--json", *argv)[1]) if d["name"] == "MNIST"
         )
-        assert not mnist["present"] and Path(mnist["folder"]).is_relative_to(tmp_path)
+        assert not mnist["present"]
+        assert Path(mnist["folder"]).is_relative_to(tmp_path)
 
 
 def test_two_specs_share_runs(said, refused, spec, write):
@@ -150,10 +156,15 @@ def test_two_specs_share_runs(said, refused, spec, write):
         RAW | dict(title="Another one", base=RAW["base"] | dict(drift="sudden", drift_round=0)), "u"
     )
     code, out, err = said("run", spec, other, *ONE[:4], "--device", "cpu")
-    assert code == 0 and "A small one" in out and "Another one" in out and "2 computed" in err
+    assert code == 0
+    assert "A small one" in out
+    assert "Another one" in out
+    assert "2 computed" in err
     refused(["run", spec, other, "--methods", "FedAvg,FedAvgg"], "'FedAvgg'", "FedAvg")
     code, out, err = said("run", spec, spec, *ONE[:4], "--executor", "stacked")
-    assert code == 0 and out.count("A small one") == 1 and "0 computed, 1 were there" in err
+    assert code == 0
+    assert out.count("A small one") == 1
+    assert "0 computed, 1 were there" in err
 
 
 OWN = """
@@ -210,7 +221,8 @@ def test_what_new_method_writes_runs(said, refused, tmp_path, monkeypatch):
     "Pays for the contract of a method in a process of its own, and for two runs of 12 rounds"
     monkeypatch.chdir(tmp_path)
     code, out, err = said("new-method", "my_method.py")
-    assert (code, out) == (0, "my_method.py\nmy_method.toml\n") and "--import my_method.py" in err
+    assert (code, out) == (0, "my_method.py\nmy_method.toml\n")
+    assert "--import my_method.py" in err
     checked = subprocess.run([sys.executable, "my_method.py"], capture_output=True, text=True)
     assert checked.returncode == 0 and "MyMethod(mu=0.0) = FedAvg()" in checked.stdout, (
         checked.stderr
@@ -223,18 +235,18 @@ def test_what_new_method_writes_runs(said, refused, tmp_path, monkeypatch):
     )
     run = err.strip().splitlines()[-1].split("fedrepro ")[1].split()
     code, out, err = said(*run, "--seeds", 1, "--quiet")
-    assert (
-        (code, err) == (0, "")
-        and "MyMethod" in out
-        and "published" not in out
-        and "not run" not in out
-    )
+    assert (code, err) == (0, "")
+    assert "MyMethod" in out
+    assert "published" not in out
+    assert "not run" not in out
     refused(["new-method", "my_method.py"], "my_method.py exists")
 
 
 def test_pages_are_listed_and_copied(said, refused, tmp_path):
     code, out, _ = said("notebook")
-    assert code == 0 and "01_your_method" in out and len(out.splitlines()) == len(page_files()) + 2
+    assert code == 0
+    assert "01_your_method" in out
+    assert len(out.splitlines()) == len(page_files()) + 2
     for name, file in [("14_fedccfa", "14_fedccfa"), ("your_method", "01_your_method")]:
         assert said("notebook", name, "--out", tmp_path)[1].strip() == str(
             tmp_path / f"{file}.ipynb"
@@ -368,8 +380,10 @@ def test_a_plan_needs_no_data_and_has_a_line_a_tier(said, write, spec, tmp_path,
     )
     lines = [line.split() for line in out.splitlines()[2:]]
     assert code == 0 and [line[1] for line in lines] == ["smoke", "paper"], out
-    assert all("2 of 2" in line for line in out.splitlines()[2:]) and "measured" not in out
-    assert "--measure" in err and len(err.splitlines()) == 1
+    assert all("2 of 2" in line for line in out.splitlines()[2:])
+    assert "measured" not in out
+    assert "--measure" in err
+    assert len(err.splitlines()) == 1
     words = ["plan", spec, "--data", tmp_path / "none", "--device", "cpu", "--seeds", 1]
     code, measured, err = said(*words, "--measure")
     assert (code, err) == (0, "") and measured.count("measured") == 2, measured
@@ -377,7 +391,9 @@ def test_a_plan_needs_no_data_and_has_a_line_a_tier(said, write, spec, tmp_path,
     code, out, err = said(
         "plan", spec, "--device", "cpu", "--seeds", 1, "--sbatch", tmp_path / "jobs.sh", "--json"
     )
-    assert code == 0 and json.loads(out) and err == f"{tmp_path / 'jobs.sh'}\n"
+    assert code == 0
+    assert json.loads(out)
+    assert err == f"{tmp_path / 'jobs.sh'}\n"
 
 
 def test_a_script_is_checked_before_anything_is_tried(refused, spec, tmp_path, monkeypatch):
@@ -421,12 +437,17 @@ def test_a_login_node_needs_no_gpu(said, spec, tmp_path, monkeypatch):
     script = tmp_path / "jobs.sh"
     words = ["plan", spec, "--seeds", 1, "--methods", "FedAvg"]
     code, _, err = said(*words, "--device", "cuda", "--sbatch", script)
-    assert code == 0 and "their times are those of a CPU" in err
-    assert "--gres=gpu:1" in script.read_text() and "--device cuda" in script.read_text()
+    assert code == 0
+    assert "their times are those of a CPU" in err
+    assert "--gres=gpu:1" in script.read_text()
+    assert "--device cuda" in script.read_text()
     code, *_ = said(*words, "--sbatch", script)
-    assert code == 0 and "--device" not in script.read_text() and "gres" not in script.read_text()
+    assert code == 0
+    assert "--device" not in script.read_text()
+    assert "gres" not in script.read_text()
     code, out, _ = said(*words, "--device", "cuda", "--list")
-    assert code == 0 and "--device cuda" in out
+    assert code == 0
+    assert "--device cuda" in out
     assert said(*words, "--device", "cuda")[0] == 2
 
 
@@ -503,7 +524,9 @@ def test_a_run_that_fails_or_is_interrupted(said, spec, monkeypatch, error, code
 
     monkeypatch.setattr(runner, "run_job", broken)
     found, out, err = said("run", spec, "--seeds", 1)
-    assert found == code and words in err and ("not run" in out if code == 1 else out == "")
+    assert found == code
+    assert words in err
+    assert "not run" in out if code == 1 else out == ""
 
 
 def test_our_own_mistakes_are_not_hidden(said, spec, monkeypatch):
@@ -540,7 +563,8 @@ def test_the_advertised_example_shows_the_papers_point(said, tmp_path, monkeypat
 
 
 def test_help_and_version(said):
-    assert said("--version") == (0, fedrepro.__version__ + "\n", "") and said("-h")[0] == 0
+    assert said("--version") == (0, fedrepro.__version__ + "\n", "")
+    assert said("-h")[0] == 0
     out = said("run", "--help")[1]
     for option in "tier methods datasets seeds device data results workers executor quiet".split():
         assert f"--{option}" in out
@@ -553,8 +577,11 @@ def test_help_and_version(said):
         "Look up": ["methods", "datasets", "tables", "scoreboard", "claims"],
     }
     at = [out.index(title) for title in groups]
-    assert at == sorted(at) and "Commands" not in out and "--install-completion" in out
-    assert "fedrepro compare FedAvg FedCCFA" in out and "fedrepro run fedccfa/table2" in out
+    assert at == sorted(at)
+    assert "Commands" not in out
+    assert "--install-completion" in out
+    assert "fedrepro compare FedAvg FedCCFA" in out
+    assert "fedrepro run fedccfa/table2" in out
     for title, end, names in zip(groups, [*at[1:], len(out)], groups.values()):
         for name in names:
             assert f" {name} " in out[out.index(title) : end], (title, name)
@@ -600,7 +627,8 @@ def test_a_row_of_equal_runs_is_not_added_to_the_rows_asked_for(said, write, tmp
         assert code == 0
         return [line.split()[0] for line in out.splitlines() if line[:4] in ("FedA", "Twin")]
 
-    assert rows("FedAvg") == ["FedAvg"] and rows("Twin") == ["Twin"]
+    assert rows("FedAvg") == ["FedAvg"]
+    assert rows("Twin") == ["Twin"]
     assert rows("FedAvg,Twin") == ["FedAvg", "Twin"]
 
 
@@ -618,8 +646,11 @@ def test_a_list_of_commands_is_the_whole_table(said, refused, write, spec, tmp_p
     )
     code, out, _ = said("plan", spec, "--list", "--results", tmp_path / "r")
     lines = [shlex.split(line) for line in out.splitlines()]
-    assert code == 0 and len(lines) == 4 and all(line[:2] == ["fedrepro", "run"] for line in lines)
-    assert said(*lines[0][1:]) == (0, "", "") and len(list((tmp_path / "r").rglob("*.jsonl"))) == 1
+    assert code == 0
+    assert len(lines) == 4
+    assert all(line[:2] == ["fedrepro", "run"] for line in lines)
+    assert said(*lines[0][1:]) == (0, "", "")
+    assert len(list((tmp_path / "r").rglob("*.jsonl"))) == 1
     code, out, _ = said("plan", spec, "--list", "--results", tmp_path / "r")
     assert [shlex.split(line) for line in out.splitlines()] == lines[1:]
     refused(

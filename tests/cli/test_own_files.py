@@ -114,9 +114,8 @@ def test_one_run_fails_and_the_others_go_on(said, own, tmp_path, hook, line, wor
     assert code == 1 and len(failures) == 1 and words in failures[0] and "FedAvg" in out, err
     where = f"({file.name}:{text.splitlines().index(f'        {line}') + 1})"
     assert words == "mine" or where in failures[0], failures
-    assert "Traceback" not in err and [p.name.split("-")[0] for p in tmp_path.rglob("*.jsonl")] == [
-        "FedAvg"
-    ]
+    assert "Traceback" not in err
+    assert [p.name.split("-")[0] for p in tmp_path.rglob("*.jsonl")] == ["FedAvg"]
 
 
 @pytest.mark.parametrize(
@@ -202,13 +201,11 @@ def test_a_reader_that_raises_is_not_the_disk(said, own, tmp_path, body, words):
         tmp_path / "papers", SMALL | dict(columns=columns, methods={"FedAvg": {}}), "demo/t"
     )
     code, out, err = said("run", spec, "--import", file, "--seeds", 1, "--workers", 1)
-    assert (
-        code == 1
-        and words in err
-        and f"{file.name}:3" in err
-        and "output:" not in err
-        and len(list(tmp_path.rglob("*.jsonl"))) == 1
-    )
+    assert code == 1
+    assert words in err
+    assert f"{file.name}:3" in err
+    assert "output:" not in err
+    assert len(list(tmp_path.rglob("*.jsonl"))) == 1
     for command in (["compare", "FedAvg", "--dataset", "mine"], ["plan", spec, "--device", "cpu"]):
         code, out, err = said(*command)
         others = [row for row in err.splitlines() if not row.startswith("fedrepro: rough times")]
@@ -237,13 +234,10 @@ def test_runs_of_one_job_fail_alone(said, own, tmp_path):
 def test_the_message_of_an_error_is_one_line(own):
     from fedrepro.core.errors import InputError, brief
 
-    assert (
-        "\n" not in brief(ValueError("a\nb " * 400)) and len(brief(ValueError("a\nb " * 400))) < 600
-    )
-    assert (
-        brief(Unprintable()) == "Unprintable: a message that cannot be printed"
-        and brief(InputError("x")) == "x"
-    )
+    assert "\n" not in brief(ValueError("a\nb " * 400))
+    assert len(brief(ValueError("a\nb " * 400))) < 600
+    assert brief(Unprintable()) == "Unprintable: a message that cannot be printed"
+    assert brief(InputError("x")) == "x"
 
 
 def test_a_file_that_cannot_be_imported_names_its_line(refused, own):
@@ -271,12 +265,12 @@ def test_a_method_that_changes_the_working_folder_moves_nothing(said, own, tmp_p
         "--checkpoint",
         1,
     )
-    assert (
-        (code, err) == (0, "") and "Broken" in out and "2)" in out and os.getcwd() == str(tmp_path)
-    )
-    assert [p.parent.name for p in tmp_path.rglob("*.jsonl")] == ["smoke"] * 2 and not list(
-        (tmp_path / "elsewhere").iterdir()
-    )
+    assert (code, err) == (0, "")
+    assert "Broken" in out
+    assert "2)" in out
+    assert os.getcwd() == str(tmp_path)
+    assert [p.parent.name for p in tmp_path.rglob("*.jsonl")] == ["smoke"] * 2
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_a_thread_that_a_method_leaves_does_not_keep_the_command(own, tmp_path):
@@ -426,12 +420,10 @@ def test_what_is_nearly_right_is_proposed(refused, own, line, words):
 
 def test_one_method_is_shown_with_its_fields(said, own):
     code, out, err = said("methods", "FedProx")
-    assert (
-        (code, err) == (0, "")
-        and "mu" in out
-        and "FedAvg" not in out.split("\n")[0]
-        and "SCAFFOLD" not in out
-    )
+    assert (code, err) == (0, "")
+    assert "mu" in out
+    assert "FedAvg" not in out.split("\n")[0]
+    assert "SCAFFOLD" not in out
 
 
 def test_no_type_stands_beside_a_flag(said, own):

@@ -14,16 +14,19 @@ from fedrepro.core.own_modules import own_file
 
 @pytest.mark.parametrize("file", [errors.__file__, os.__file__, np.__file__, torch.__file__])
 def test_no_file_of_a_user(file):
-    assert not is_own(file) and not own_file(file)
+    assert not is_own(file)
+    assert not own_file(file)
 
 
 @pytest.mark.parametrize("folder", [f"{PACKAGE_FOLDER}_study", f"{Path(os.__file__).parent}_study"])
 def test_a_folder_whose_name_begins_alike(folder):
     file = f"{folder}/own.py"
-    assert is_own(file) and own_file(file)
+    assert is_own(file)
+    assert own_file(file)
 
 
 def test_a_link_to_the_package(tmp_path):
     (tmp_path / "linked").symlink_to(PACKAGE_FOLDER)
     file = str(tmp_path / "linked/core/errors.py")
-    assert not is_own(file) and not own_file(file)
+    assert not is_own(file)
+    assert not own_file(file)

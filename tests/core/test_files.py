@@ -23,7 +23,8 @@ def test_a_lock_whose_name_is_gone(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", take)
     with locked(tmp_path):
-        assert first and (tmp_path / ".lock").exists()
+        assert first
+        assert (tmp_path / ".lock").exists()
     assert not list(tmp_path.iterdir())
 
 
@@ -45,9 +46,8 @@ def test_a_file_is_as_open_as_the_umask_says(tmp_path):
             files.write_atomic(tmp_path / "x", b"1")
         finally:
             os.umask(before)
-        assert (tmp_path / "x").stat().st_mode & 0o777 == mode and [
-            p.name for p in tmp_path.iterdir()
-        ] == ["x"]
+        assert (tmp_path / "x").stat().st_mode & 0o777 == mode
+        assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
 @pytest.mark.parametrize("path", [".", "..", "/", ""])

@@ -18,7 +18,8 @@ def test_a_spec_is_named_so_that_it_is_found_again(tmp_path, monkeypatch):
         str(tmp_path / "m y/two.toml"): "m y/two.toml",
     }.items():
         path = spec_path(typed)
-        assert spec_word(path) == word and spec_path(word).samefile(path)
+        assert spec_word(path) == word
+        assert spec_path(word).samefile(path)
     monkeypatch.chdir(tmp_path / "m y")
     assert spec_word(spec_path("two")) == "two.toml"
 

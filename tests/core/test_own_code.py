@@ -98,7 +98,8 @@ def test_a_helper_module_belongs_to_a_method_and_a_strange_one_does_not(files, t
         )
         return source(planned(tmp_path, methods={"Idem": {}})[0])
 
-    assert ids() == ids(other="2") != ids(deep="2") and ids() == ids()
+    assert ids() == ids(other="2") != ids(deep="2")
+    assert ids() == ids()
 
 
 def test_an_edited_file_is_imported_again_under_a_new_name_and_a_planned_run_is_refused(
@@ -118,7 +119,8 @@ def test_an_edited_file_is_imported_again_under_a_new_name_and_a_planned_run_is_
         assert sys.modules["idem_y"].VALUE == 1
         runs.check_sources(old)
     (new,) = planned(tmp_path, methods={"Idem": {}})
-    assert sys.modules["idem_y"].VALUE == 2 and source(old) != source(new)
+    assert sys.modules["idem_y"].VALUE == 2
+    assert source(old) != source(new)
     runs.check_sources(new)
     with one_line(
         "the source of its Idem is not the one that it was planned with", source(old), source(new)
@@ -133,7 +135,8 @@ def test_a_module_that_is_imported_by_a_computed_name_belongs_to_it(files, tmp_p
         files(comp_helper=f"W = {factor}\n", idem_c=head + OWN.format("", "server"))
         return source(planned(tmp_path, methods={"Idem": {}})[0])
 
-    assert ids(1) != ids(2) and ids(1) == ids(1)
+    assert ids(1) != ids(2)
+    assert ids(1) == ids(1)
     with as_imported():
         sent = own_texts()
         before = own_digest(method.METHODS["Idem"])
@@ -155,9 +158,11 @@ def test_a_computed_name_while_runs_are_computed_fails_that_run(files, tmp_path,
     files(late_helper="W = 1\n", late_x=text.format("importlib.import_module('late_' + 'helper')"))
     late, avg = planned(tmp_path, methods={"Late": {}, "FedAvg": {}})
     report = runner.compute_runs([late, avg], tmp_path / "r", quiet=True)
-    assert [*report.failed] == [late] and len(report.done) == 1
+    assert [*report.failed] == [late]
+    assert len(report.done) == 1
     assert "late_x imports late_helper by a computed name" in report.failed[late]
-    assert "(late_x.py:5)" in report.failed[late] and "late_helper" not in sys.modules
+    assert "(late_x.py:5)" in report.failed[late]
+    assert "late_helper" not in sys.modules
     files(late_x=text.format("import late_helper"))
     (late, _) = planned(tmp_path, methods={"Late": {}, "FedAvg": {}})
     assert runner.compute_runs([late], tmp_path / "r", quiet=True).exit_code == 0
@@ -351,7 +356,8 @@ def test_an_edit_that_cannot_be_imported_leaves_what_was(files, tmp_path):
     path.write_text("1 / 0\n")
     with one_line("idem_z.py: ZeroDivisionError"):
         load_methods()
-    assert method.METHODS["Idem"] is before and sys.modules["idem_z"].Idem is before
+    assert method.METHODS["Idem"] is before
+    assert sys.modules["idem_z"].Idem is before
 
 
 def test_a_package_with_relative_imports(files, tmp_path):
@@ -362,7 +368,8 @@ def test_a_package_with_relative_imports(files, tmp_path):
     assert method.METHODS["Idem"].__module__ == "mylab.deep"
     (tmp_path / "mylab/tools.py").write_text("RATE = 3\n")
     load_methods()
-    assert sys.modules["mylab.deep"].RATE == 3 and own_digest(method.METHODS["Idem"]) != first
+    assert sys.modules["mylab.deep"].RATE == 3
+    assert own_digest(method.METHODS["Idem"]) != first
 
 
 def test_two_files_of_one_name(files, tmp_path):
@@ -455,7 +462,8 @@ def test_code_travels_as_it_was_imported(files, tmp_path):
     with as_imported():
         adopt(sent)
         load_methods()
-        assert sys.modules["idem_t"].W == 1 and own_digest(method.METHODS["Idem"]) == then
+        assert sys.modules["idem_t"].W == 1
+        assert own_digest(method.METHODS["Idem"]) == then
     path.unlink()
 
 
@@ -474,11 +482,9 @@ def test_the_source_of_a_network_is_in_the_name(files, tmp_path):
         return planned(tmp_path, base=dict(network="mynet"))[0]
 
     first, second = run(8), run(9)
-    assert (
-        first.run_id != second.run_id
-        and set(first.settings["sources"]) == {"network"}
-        and run(8).run_id == first.run_id
-    )
+    assert first.run_id != second.run_id
+    assert set(first.settings["sources"]) == {"network"}
+    assert run(8).run_id == first.run_id
     head = dict(settings=first.settings, run_id=first.run_id, status="diverged")
     assert store.decode(store.encode(head, []))[0]["settings"] == first.settings
     assert "sources" not in planned(tmp_path)[0].settings
@@ -520,10 +526,8 @@ def test_what_a_file_may_not_change(files, tmp_path, text, words):
     )
     with one_line("bad_x.py", words):
         files(bad_x=text)
-    assert (
-        before == (FedAvg.loss, ARCHITECTURES["digits_cnn"], json.dumps(transforms.RECIPES))
-        and positions() == state
-    )
+    assert before == (FedAvg.loss, ARCHITECTURES["digits_cnn"], json.dumps(transforms.RECIPES))
+    assert positions() == state
     files(good_x="import torch\ntorch.set_num_threads(3)\n")
     assert torch.get_num_threads() == state["number of threads"]
 
@@ -592,7 +596,8 @@ def test_what_a_reader_draws_is_the_same_for_everybody(files):
     one, after = datasets.load("stars").fingerprint, torch.rand(())
     other = datasets.load("stars").fingerprint
     torch.manual_seed(1)
-    assert one == other and after == torch.rand(())
+    assert one == other
+    assert after == torch.rand(())
 
 
 LEARNED = (
@@ -671,9 +676,8 @@ def test_a_method_that_turns_a_switch_has_no_result_and_changes_no_other(files, 
     report = runner.compute_runs(
         [turns, avg], tmp_path / "r", quiet=True, executor=how, workers=1 + (how == "processes")
     )
-    assert "Turns sets torch's default dtype to torch.float64" in report.failed[turns] and [
-        *report.failed
-    ] == [turns]
+    assert "Turns sets torch's default dtype to torch.float64" in report.failed[turns]
+    assert [*report.failed] == [turns]
     runner.compute_runs([avg], tmp_path / "alone", quiet=True)
     assert (
         store.read(store.run_path(tmp_path / "r", avg))[1]
@@ -687,7 +691,8 @@ def test_a_switch_that_is_turned_in_the_first_round_is_refused_before_it(files, 
     runs = planned(tmp_path, methods={"Turns": {}, "FedAvg": {}})
     with pytest.raises(InputError, match="Turns sets torch's default dtype to torch.float64"):
         runner.compute_runs(runs, tmp_path / "r", quiet=True)
-    assert torch.get_default_dtype() == torch.float32 and not list(tmp_path.rglob("*.jsonl"))
+    assert torch.get_default_dtype() == torch.float32
+    assert not list(tmp_path.rglob("*.jsonl"))
 
 
 # --- cached answers
@@ -734,10 +739,8 @@ def test_a_class_of_a_script_with_the_name_of_a_method_is_refused(before, tmp_pa
         "from fedrepro import FedAvg\n" + (own + load if before else load + own) + plan
     )
     done = subprocess.run([sys.executable, tmp_path / "mine.py"], capture_output=True, text=True)
-    assert (
-        done.returncode == 1
-        and "LfD of this notebook or script has the name of a method of the package" in done.stderr
-    )
+    assert done.returncode == 1
+    assert "LfD of this notebook or script has the name of a method of the package" in done.stderr
 
 
 CHANGES = {

@@ -22,7 +22,8 @@ def test_the_digits_are_those_of_scikit_learn():
     package = load_digits()
     digits = datasets.load("digits")
     images = torch.cat([digits.train_x, digits.test_x])[:, 0]
-    assert (images.numpy() == package.images).all() and digits.scale == package.images.max()
+    assert (images.numpy() == package.images).all()
+    assert digits.scale == package.images.max()
     assert (torch.cat([digits.train_y, digits.test_y]).numpy() == package.target).all()
 
 
@@ -172,9 +173,8 @@ def test_the_made_cifar_is_like_the_real_one(tmp_path, served):  # noqa: F811
     theirs = pickle.loads(content["test"], encoding="bytes")
     ours = source.read(source, tmp_path)
     assert torch.equal(ours["test_x"].reshape(4, -1), torch.from_numpy(theirs[b"data"]))
-    assert ours["test_y"].tolist() == theirs[b"labels"] and ours["class_names"] == tuple(
-        "0123456789"
-    )
+    assert ours["test_y"].tolist() == theirs[b"labels"]
+    assert ours["class_names"] == tuple("0123456789")
 
 
 def test_download_fails(whole, tmp_path):
@@ -250,14 +250,18 @@ def test_download_delivers_the_wrong_bytes(whole, tmp_path):
 def test_every_data_set_is_one_card(name):
     "Its parts agree with each other, and whoever asks for one of them finds it there"
     card = datasets.DATA_CARDS[name]
-    assert card.name == name and (card.source is None or card.source.name == name)
+    assert card.name == name
+    assert card.source is None or card.source.name == name
     mean, std = card.statistics
     channels = card.shape[:1] or (1,)
-    assert len(mean) == len(std) and len(mean) in (0, *channels)
-    assert card.network in network_names() and card.classes > 1
+    assert len(mean) == len(std)
+    assert len(mean) in (0, *channels)
+    assert card.network in network_names()
+    assert card.classes > 1
     for paper, differs in card.recipes.items():
         recipe = datasets.recipe_for(paper, name)
-        assert recipe.name == paper and all(getattr(recipe, k) == v for k, v in differs.items())
+        assert recipe.name == paper
+        assert all(getattr(recipe, k) == v for k, v in differs.items())
     if card.source and card.source.class_names:
         assert len(card.source.class_names) == card.classes
 
@@ -268,11 +272,13 @@ def test_tables_of_older_files_are_fields_of_the_cards():
     transforms.PIXEL_STATISTICS["own5"] = ((0.5,), (0.25,))
     card = datasets.DATA_CARDS["own5"]
     assert (card.read, card.statistics) == (made, ((0.5,), (0.25,)))
-    assert "own5" in datasets.dataset_names() and "own5" not in datasets.SOURCES
+    assert "own5" in datasets.dataset_names()
+    assert "own5" not in datasets.SOURCES
     assert {*datasets.MADE} == {"digits", "synthetic", "own5"}
     assert len(datasets.MADE) + len(datasets.SOURCES) == len(transforms.PIXEL_STATISTICS)
     del datasets.MADE["own5"]
-    assert "own5" not in datasets.DATA_CARDS and "own5" not in transforms.PIXEL_STATISTICS
+    assert "own5" not in datasets.DATA_CARDS
+    assert "own5" not in transforms.PIXEL_STATISTICS
     assert transforms.RECIPES is datasets.RECIPES
     with pytest.raises(AttributeError, match="has no attribute 'PIXELS'"):
         transforms.PIXELS

@@ -126,7 +126,8 @@ def test_more_than_the_limit(served, tmp_path, length):
     server = served({"x": BYTES}, length=length)
     with pytest.raises(InputError, match="more than the 100000"):
         get(server, tmp_path / "x", max_bytes=100_000)
-    assert names(tmp_path) == [] and len(server.asked) == 1
+    assert names(tmp_path) == []
+    assert len(server.asked) == 1
 
 
 def test_only_http(served, tmp_path):
@@ -151,7 +152,8 @@ def test_only_http(served, tmp_path):
         with pytest.raises(InputError, match="could not be downloaded"):
             download_file([url], tmp_path / "x", md5(BYTES))
     got = get(server, tmp_path / "x", "there")
-    assert got.read_bytes() == BYTES and got.stat().st_mode & 0o777 == 0o644
+    assert got.read_bytes() == BYTES
+    assert got.stat().st_mode & 0o777 == 0o644
 
 
 def test_a_server_that_is_silent_or_drips_is_given_up(served, tmp_path, monkeypatch):
@@ -246,7 +248,9 @@ def test_two_processes_at_once(offer, tmp_path):
     ):
         time.sleep(0.01)
     offer.hold.set()
-    assert ended(first) == ended(second) == 0 and len(offer.asked) == 1 and whole(tmp_path / "set")
+    assert ended(first) == ended(second) == 0
+    assert len(offer.asked) == 1
+    assert whole(tmp_path / "set")
 
 
 def killed_at(k: int, work) -> int:
@@ -304,10 +308,12 @@ def test_an_archive_that_is_there_is_not_downloaded(offer, tmp_path):
     folder.mkdir()
     (folder / "set.tar.gz").write_bytes(offer.files["/set.tar.gz"])
     offer.into(folder)
-    assert offer.asked == [] and whole(folder, "set.tar.gz")
+    assert offer.asked == []
+    assert whole(folder, "set.tar.gz")
     bring(
         [Archive((offer.url("set.tar.gz"),), offer.archives[0].digest)],
         tmp_path / "own",
         {"set.tar.gz": offer.archives[0].digest},
     )
-    assert offer.asked == ["/set.tar.gz"] and names(tmp_path / "own") == ["set.tar.gz"]
+    assert offer.asked == ["/set.tar.gz"]
+    assert names(tmp_path / "own") == ["set.tar.gz"]

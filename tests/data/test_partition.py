@@ -143,9 +143,8 @@ def test_a_table_that_cannot_be_dealt(counts, says):
 
 def test_test_labels_count_for_the_classes():
     cut = partition("iid", [0, 1], [0, 1, 2], clients=2)
-    assert (
-        cut.settings["classes"] == 3 and class_counts(cut.test, np.array([0, 1, 2]), 3).sum() == 3
-    )
+    assert cut.settings["classes"] == 3
+    assert class_counts(cut.test, np.array([0, 1, 2]), 3).sum() == 3
 
 
 # --- label noise and concept drift
@@ -154,9 +153,8 @@ def test_test_labels_count_for_the_classes():
 def test_a_map_given_away_is_a_copy():
     s = drift("sudden", clients=10, classes=10, at=0)
     s.label_maps(0)[:] = 0
-    assert s.label_maps(0)[0].tolist() == [0, 2, 1, 3, 4, 5, 6, 7, 8, 9] and s == drift(
-        "sudden", clients=10, classes=10, at=0
-    )
+    assert s.label_maps(0)[0].tolist() == [0, 2, 1, 3, 4, 5, 6, 7, 8, 9]
+    assert s == drift("sudden", clients=10, classes=10, at=0)
 
 
 @pytest.mark.parametrize("name", drift_names())
@@ -209,7 +207,8 @@ def test_cohorts_of_the_released_code(which):
         partition("dirichlet-class-5", train, test, clients=100, alpha=alpha),
         GOLDEN[which]["cohorts_in_drawn_order"],
     )
-    assert len(drawn) == 200 and split.sizes.tolist() == GOLDEN[which]["train_sizes"]
+    assert len(drawn) == 200
+    assert split.sizes.tolist() == GOLDEN[which]["train_sizes"]
     assert [fedccfa_cohort(split, 20, t) for t in range(200)] == drawn
 
 
@@ -244,9 +243,10 @@ def test_every_paper_run_with_100_clients_has_these_cohorts():
         for r in load_spec(path).runs("paper")
     ]
     hundred = [r for r in runs if r.settings["partition"]["clients"] == 100]
-    assert len(hundred) > 300 and {
-        r.settings.get("cohorts") for r in hundred if r.row != "FedAvg, other cohorts"
-    } == {"fedccfa-code"}
+    assert len(hundred) > 300
+    assert {r.settings.get("cohorts") for r in hundred if r.row != "FedAvg, other cohorts"} == {
+        "fedccfa-code"
+    }
     assert not any("cohorts" in r.settings for r in runs if r not in hundred)
 
 
@@ -262,4 +262,5 @@ def test_a_partition_keeps_its_own_positions():
     assert len({one.fingerprint for one in made}) == 3
     for one, lists in zip(made, expected):
         for mine, tested, there in zip(one.train, one.test, lists):
-            assert np.array_equal(mine, there) and np.array_equal(tested, there)
+            assert np.array_equal(mine, there)
+            assert np.array_equal(tested, there)

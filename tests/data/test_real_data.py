@@ -36,10 +36,10 @@ def present(name, **settings):
 @pytest.mark.parametrize("name", NAMES)
 def test_as_published(name):
     d = present(name)
-    assert (len(d.train_y), len(d.test_y)) == SOURCES[name].sizes and d.train_x.dtype == torch.uint8
-    assert d.shape == ((3, 32, 32) if "CIFAR" in name else (1, 28, 28)) and d.classes == len(
-        d.test_y.unique()
-    )
+    assert (len(d.train_y), len(d.test_y)) == SOURCES[name].sizes
+    assert d.train_x.dtype == torch.uint8
+    assert d.shape == ((3, 32, 32) if "CIFAR" in name else (1, 28, 28))
+    assert d.classes == len(d.test_y.unique())
     for c, (mean, std) in enumerate(zip(d.recipe.mean, d.recipe.std)):
         histogram = (
             np.bincount(d.train_x[:, c].numpy().ravel(), minlength=256) / d.train_x[:, c].numel()
@@ -85,7 +85,5 @@ def test_every_small_run_can_be_built(name):
     assert len(parts) > 2
     for run in parts.values():
         _, federation, _ = build(run)
-        assert (
-            federation.clients == run.settings["partition"]["clients"]
-            and min(federation.partition.sizes) > 0
-        )
+        assert federation.clients == run.settings["partition"]["clients"]
+        assert min(federation.partition.sizes) > 0

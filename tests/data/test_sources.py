@@ -175,9 +175,8 @@ def rng():
 
 def test_a_picture_of_any_kind(rng):
     x = random_picture(rng, 9, 9)
-    assert np.array_equal(picture(png(x), 9), x) and np.array_equal(
-        picture(png(x[:1]), 9), x[:1].expand(3, 9, 9)
-    )
+    assert np.array_equal(picture(png(x), 9), x)
+    assert np.array_equal(picture(png(x[:1]), 9), x[:1].expand(3, 9, 9))
     alpha = torch.cat([x, torch.full((1, 9, 9), 5, dtype=torch.uint8)])
     with io.BytesIO() as raw:
         Image.fromarray(alpha.permute(1, 2, 0).numpy(), "RGBA").save(raw, "png")
@@ -193,7 +192,8 @@ def test_a_picture_of_any_kind(rng):
     # brighter downwards, not to the right
     ramp = torch.arange(64, dtype=torch.uint8).mul(2)[None, :, None].expand(3, 64, 32)
     small = picture(png(ramp), 16)
-    assert (np.diff(small[0, :, 3].astype(int)) > 0).all() and np.ptp(small[0], axis=1).max() == 0
+    assert (np.diff(small[0, :, 3].astype(int)) > 0).all()
+    assert np.ptp(small[0], axis=1).max() == 0
 
 
 def test_cinic_is_imagefolders(tmp_path, rng):
@@ -205,10 +205,8 @@ def test_cinic_is_imagefolders(tmp_path, rng):
     parts = source.read(source, tmp_path)
     for part in ("train", "test"):
         theirs = torchvision.datasets.ImageFolder(tmp_path / "open" / part)
-        assert (
-            tuple(theirs.classes) == parts["class_names"]
-            and theirs.targets == parts[f"{part}_y"].tolist()
-        )
+        assert tuple(theirs.classes) == parts["class_names"]
+        assert theirs.targets == parts[f"{part}_y"].tolist()
         assert all(
             np.array_equal(np.asarray(x).transpose(2, 0, 1), ours)
             for (x, _), ours in zip(theirs, parts[f"{part}_x"])
@@ -230,14 +228,15 @@ def test_a_domain_is_a_client(tmp_path, rng, monkeypatch):
         groups=d.groups,
     )
     assert [d.train_groups[mine].unique().tolist() for mine in cut.train] == [[k] for k in range(6)]
-    assert cut.sizes.tolist() == [6] * 6 and d.shape == (3, 64, 64) and d.classes == 10
+    assert cut.sizes.tolist() == [6] * 6
+    assert d.shape == (3, 64, 64)
+    assert d.classes == 10
     few = d.first(18, 12)  # a shortened set has all domains and classes
-    assert (
-        np.bincount(few.groups[0]).tolist() == [3] * 6
-        and len(few.train_x) == 18
-        and set(few.train_y.tolist()) == set(d.train_y.tolist())
-    )
-    assert np.array_equal(few.groups[1], d.groups[1][:12]) and d.first(None, None) is d
+    assert np.bincount(few.groups[0]).tolist() == [3] * 6
+    assert len(few.train_x) == 18
+    assert set(few.train_y.tolist()) == set(d.train_y.tolist())
+    assert np.array_equal(few.groups[1], d.groups[1][:12])
+    assert d.first(None, None) is d
     with pytest.raises(InputError, match="train_samples 37: DomainNet has 36"):
         d.first(37, None)
     with pytest.raises(InputError, match="test_samples 99: DomainNet has 18"):
@@ -254,14 +253,11 @@ def test_statistics_that_nobody_published_are_measured(tmp_path, monkeypatch):
         monkeypatch.setitem(datasets.SOURCES, name, made(name, tmp_path))
         d = datasets.load(name, tmp_path, "FedDC")
         x = d.train_x.double() / 255
-        assert np.allclose(d.recipe.mean, x.mean((0, 2, 3)), rtol=1e-12) and np.allclose(
-            d.recipe.std, x.std((0, 2, 3), correction=0), rtol=1e-12
-        )
+        assert np.allclose(d.recipe.mean, x.mean((0, 2, 3)), rtol=1e-12)
+        assert np.allclose(d.recipe.std, x.std((0, 2, 3), correction=0), rtol=1e-12)
         z = d.batch(d.train_x, None, torch.float64)
-        assert (
-            z.mean((0, 2, 3)).abs().max() < 1e-9
-            and (z.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-9
-        )
+        assert z.mean((0, 2, 3)).abs().max() < 1e-9
+        assert (z.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-9
     own = replace(recipe_for("plain", "MNIST"), name="own")
     assert datasets.load("EMNIST-letters-10", tmp_path, own).recipe == own
 
@@ -279,11 +275,16 @@ def test_measuring_in_pieces():
 
 def test_recipes_of_cinic():
     ccfa, lfd = (recipe_for(p, "CINIC-10") for p in ("FedCCFA", "LfD"))
-    assert ccfa.mean == lfd.mean == (
-        0.47889522,
-        0.47227842,
-        0.43047404,
-    ) and ccfa.std == lfd.std == (0.24205776, 0.23828046, 0.25874835)
+    assert (
+        ccfa.mean
+        == lfd.mean
+        == (
+            0.47889522,
+            0.47227842,
+            0.43047404,
+        )
+    )
+    assert ccfa.std == lfd.std == (0.24205776, 0.23828046, 0.25874835)
     assert (ccfa.crop, ccfa.flip, ccfa.pad, lfd.crop, lfd.flip, lfd.pad) == (
         4,
         True,
@@ -313,9 +314,11 @@ def test_a_pack_stands_for_the_archives(name, tmp_path, monkeypatch):
     for f in source.files:
         (tmp_path / source.folder / f).unlink()
     complete(source, tmp_path)
-    assert names(tmp_path / source.folder) == [source.pack] and source.present(tmp_path)
+    assert names(tmp_path / source.folder) == [source.pack]
+    assert source.present(tmp_path)
     after = source.read(source, tmp_path)
-    assert len(calls) == n and before.keys() == after.keys()
+    assert len(calls) == n
+    assert before.keys() == after.keys()
     for k, v in before.items():
         assert torch.equal(v, after[k]) if torch.is_tensor(v) else v == after[k]
     monkeypatch.setitem(datasets.SOURCES, name, source)
@@ -344,10 +347,8 @@ def test_damaged_pixels_of_a_pack_are_found(tmp_path):
         with one_line("missing: CINIC-10.tar.gz"):
             source.read(source, tmp_path)
     archive.write_bytes(kept)
-    assert (
-        torch.equal(source.read(source, tmp_path)["train_x"], before["train_x"])
-        and pack.read_bytes()[:1000] == content[:1000]
-    )
+    assert torch.equal(source.read(source, tmp_path)["train_x"], before["train_x"])
+    assert pack.read_bytes()[:1000] == content[:1000]
 
 
 # --- what is wrong

@@ -89,10 +89,10 @@ def test_the_partial_copies(name, train, test):
     if not datasets.SOURCES[name].present(datasets.data_dir()):
         pytest.skip(f"{name} is not in {datasets.data_dir()}")
     d = datasets.load(name)
-    assert d.train_y.bincount().tolist() == train and d.test_y.bincount().tolist() == test
-    assert d.train_x.shape[1] == sum(d.lengths) and all(
-        len(v) <= n for v, n in zip(d.vocabularies, d.shape[1::2])
-    )
+    assert d.train_y.bincount().tolist() == train
+    assert d.test_y.bincount().tolist() == test
+    assert d.train_x.shape[1] == sum(d.lengths)
+    assert all(len(v) <= n for v, n in zip(d.vocabularies, d.shape[1::2]))
 
 
 def test_pictures_are_augmented_texts_are_not():
@@ -150,7 +150,8 @@ def test_every_method_has_a_round_on_texts(net, name):
     federation = suited(METHODS[name], toy(net))
     ends = [run(method, federation, 2, evaluate, executor=e) for e in (sequential, Stacked())]
     for h in ends:
-        assert h.status == "complete" and 0 <= h.rows[-1]["generalised_accuracy"] <= 100
+        assert h.status == "complete"
+        assert 0 <= h.rows[-1]["generalised_accuracy"] <= 100
     assert gap(*(h.snapshot.server for h in ends))[0] < 1e-9
     embeddings = [
         w
@@ -158,4 +159,5 @@ def test_every_method_has_a_round_on_texts(net, name):
         for n, w in model.items()
         if n.endswith("embed.weight")
     ]
-    assert embeddings and not any(w[texts.PADDING].any() for w in embeddings)
+    assert embeddings
+    assert not any(w[texts.PADDING].any() for w in embeddings)

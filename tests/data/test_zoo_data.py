@@ -32,7 +32,9 @@ def named(cases):
 
 
 def test_the_zoo_is_large():
-    assert len(ACCEPTED) >= 30 and len(REFUSED) >= 30 and len({c.name for c in CASES}) == len(CASES)
+    assert len(ACCEPTED) >= 30
+    assert len(REFUSED) >= 30
+    assert len({c.name for c in CASES}) == len(CASES)
 
 
 # --- by hand
@@ -60,9 +62,8 @@ def test_right_to_a_computation_by_hand(case, tmp_path):
     parts = case.make(tmp_path)
     mean, std, train, test = by_hand(parts, case.scale)
     data = Dataset("own", **parts)
-    assert data.scale == case.scale and data.classes == len(parts["class_names"]) == len(
-        data.class_names
-    )
+    assert data.scale == case.scale
+    assert data.classes == len(parts["class_names"]) == len(data.class_names)
     assert np.allclose(np.array(data.recipe.mean), mean.astype(float), rtol=1e-12, atol=1e-300)
     assert np.allclose(np.array(data.recipe.std), std.astype(float), rtol=1e-9, atol=1e-300)
 
@@ -75,9 +76,8 @@ def test_right_to_a_computation_by_hand(case, tmp_path):
         assert np.allclose(batch.x.numpy(), train[rows].astype(float), rtol=1e-6, atol=1e-6)
         assert batch.y.tolist() == parts["train_y"][rows.copy()].tolist()
     single = data.batch(data.test_x, None, torch.float32)
-    assert single.dtype == torch.float32 and np.allclose(
-        single.numpy(), test.astype(float), rtol=1e-4, atol=1e-4
-    )
+    assert single.dtype == torch.float32
+    assert np.allclose(single.numpy(), test.astype(float), rtol=1e-4, atol=1e-4)
 
     right = (
         perceptron(params, test.astype(float).reshape(len(test), -1)).argmax(1)
@@ -92,8 +92,10 @@ def test_training_changes_nothing(case, tmp_path):
     data = Dataset("own", **case.make(tmp_path))
     before, kept = data.fingerprint, {n: t.clone() for n, t in data.tensors.items()}
     history = run(FedAvg(**LOCAL), federated(data), 2, evaluate)
-    assert not history.diverged and np.isfinite([list(row.values()) for row in history.rows]).all()
-    assert all(torch.equal(t, kept[n]) for n, t in data.tensors.items()) and data.digest() == before
+    assert not history.diverged
+    assert np.isfinite([list(row.values()) for row in history.rows]).all()
+    assert all(torch.equal(t, kept[n]) for n, t in data.tensors.items())
+    assert data.digest() == before
 
 
 @named(REFUSED)
@@ -178,9 +180,9 @@ def test_another_device_is_not_another_check(monkeypatch):
     for name in ("pixels", "class_numbers", "fitting"):
         monkeypatch.setattr(datasets, name, lambda *a: pytest.fail("checked again"))
     moved = data.to("cpu")
-    assert (
-        moved.__dict__["fingerprint"] == known and moved.recipe == data.recipe and moved is not data
-    )
+    assert moved.__dict__["fingerprint"] == known
+    assert moved.recipe == data.recipe
+    assert moved is not data
 
 
 def test_an_expanded_set_takes_no_memory():
@@ -211,16 +213,16 @@ def test_the_largest_numbers_do_not_overflow(dtype, top):
     x = torch.zeros(2400, 1, 8, 8, dtype=torch.int64)
     x[::2] = top
     found = pixel_statistics(x.to(dtype), 1.0)
-    assert found == {"mean": (top / 2,), "std": (top / 2,)} and isinstance(found["std"][0], float)
+    assert found == {"mean": (top / 2,), "std": (top / 2,)}
+    assert isinstance(found["std"][0], float)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e6, -1e12])
 def test_an_offset_takes_no_digits(offset):
     steps = torch.arange(8, dtype=torch.float64)[:, None].repeat(300, 1)
     found = pixel_statistics(steps + offset, 1.0)
-    assert found["mean"][0] == offset + 3.5 and found["std"][0] == pytest.approx(
-        5.25**0.5, rel=1e-12
-    )
+    assert found["mean"][0] == offset + 3.5
+    assert found["std"][0] == pytest.approx(5.25**0.5, rel=1e-12)
 
 
 def test_bits_are_measured_as_numbers():
@@ -242,12 +244,10 @@ def test_a_set_sorted_by_class_keeps_its_classes():
         | {"train_y": labels(300).sort().values, "test_y": labels(60)},
     )
     few = data.first(12, 6)
-    assert (
-        few.train_y.tolist() == [0] * 4 + [1] * 4 + [2] * 4 and few.test_y.tolist() == [0, 1, 2] * 2
-    )
-    assert torch.equal(few.train_x[4:8], data.train_x[100:104]) and torch.equal(
-        few.test_x, data.test_x[:6]
-    )
+    assert few.train_y.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert few.test_y.tolist() == [0, 1, 2] * 2
+    assert torch.equal(few.train_x[4:8], data.train_x[100:104])
+    assert torch.equal(few.test_x, data.test_x[:6])
     with one_line("train_samples 2: own has samples of 3 classes, expected at least one of each"):
         data.first(2, None)
     with one_line("train_samples 301: own has 300"):
@@ -262,9 +262,11 @@ def test_shares_of_a_shortened_set(counts, n):
     y = torch.arange(3).repeat_interleave(torch.tensor(counts))
     rows = torch.arange(100)[shortened(y, n, "train_samples", "own")]
     kept = y[rows].bincount(minlength=3)
-    assert len(rows) == n and torch.equal(rows, rows.unique())
+    assert len(rows) == n
+    assert torch.equal(rows, rows.unique())
     for c, there in enumerate(counts):
-        assert (kept[c] > 0) == (there > 0) and abs(int(kept[c]) - there * n / 100) <= 2
+        assert (kept[c] > 0) == (there > 0)
+        assert abs(int(kept[c]) - there * n / 100) <= 2
 
 
 def test_groups_are_shortened_with_their_samples():
@@ -274,10 +276,8 @@ def test_groups_are_shortened_with_their_samples():
             train_y=labels(24).sort().values, train_groups=torch.arange(24), test_groups=labels(9)
         ),
     )
-    assert (
-        data.first(6, None).groups[0].tolist() == [0, 1, 8, 9, 16, 17]
-        and len(data.first(6, None).groups[1]) == 9
-    )
+    assert data.first(6, None).groups[0].tolist() == [0, 1, 8, 9, 16, 17]
+    assert len(data.first(6, None).groups[1]) == 9
 
 
 @pytest.mark.parametrize("name", ["digits", "synthetic"])
@@ -313,9 +313,8 @@ def test_a_table_is_learned():
     data = Dataset(
         "line", x[:300], y[:300], x[300:], y[300:], ("left", "middle", "right"), MEASURED
     )
-    assert repr(
-        data
-    ) == "line: 300 + 100 rows of 2 features, 3 classes, recipe own" and data.shape == (2,)
+    assert repr(data) == "line: 300 + 100 rows of 2 features, 3 classes, recipe own"
+    assert data.shape == (2,)
     found = run(FedAvg(lr=0.1, epochs=5, batch_size=20), federated(data), 4, evaluate).rows[-1]
     assert found["generalised_accuracy"] > 99
 
@@ -412,10 +411,8 @@ def test_what_a_reader_returns_is_checked_as_a_data_set(monkeypatch):
         datasets.load("own4")
     registered(monkeypatch, given())
     data = datasets.load("own4")
-    assert (
-        data.recipe.name == "plain"
-        and data.batch(data.train_x, None, torch.float64).mean().abs() < 1e-12
-    )
+    assert data.recipe.name == "plain"
+    assert data.batch(data.train_x, None, torch.float64).mean().abs() < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -439,7 +436,8 @@ def test_one_statement_registers_a_data_set(monkeypatch):
         monkeypatch.setitem(table, "own4", None)
     datasets.add_data_set("own4", given, (0.5,), (0.25,))
     loaded = datasets.load("own4")
-    assert loaded.recipe.mean == (0.5,) and loaded.recipe.std == (0.25,)
+    assert loaded.recipe.mean == (0.5,)
+    assert loaded.recipe.std == (0.25,)
     assert "own4" not in datasets.SOURCES
     for name, read in (("digits", given), ("", given), ("own4", 3), ("own4", None)):
         with one_line("data set "):
@@ -480,11 +478,10 @@ def test_a_reader_in_an_imported_file(tmp_path, said, monkeypatch):
         "--workers",
         1,
     )
-    assert code != 0 and not list(tmp_path.rglob("*.jsonl"))
-    assert (
-        "its reader read_mine (mine.py, line 3) returned no class_names" in err
-        and "Traceback" not in err
-    )
+    assert code != 0
+    assert not list(tmp_path.rglob("*.jsonl"))
+    assert "its reader read_mine (mine.py, line 3) returned no class_names" in err
+    assert "Traceback" not in err
 
 
 # --- a study of one client reads the test set too
@@ -502,7 +499,8 @@ def test_padding_changes_nothing():
     federation = as_floats(tiny())
     client = federation.client(1, 0, {"params": federation.initial}, {})
     plain, padded = client.batch(np.arange(5)), replace(client, pad=3).batch(np.arange(5))
-    assert same_bits([padded.x[:5]], [plain.x]) and padded.w.tolist() == [1.0] * 5 + [0.0] * 3
+    assert same_bits([padded.x[:5]], [plain.x])
+    assert padded.w.tolist() == [1.0] * 5 + [0.0] * 3
 
 
 def test_a_partition_of_ones_own_with_one_sample_each():

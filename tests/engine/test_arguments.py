@@ -190,9 +190,8 @@ def test_a_method_goes_on_with_what_it_keeps_beside_the_network():
     method = Counting(epochs=1, batch_size=0)
     first = run(method, THREE, 1).snapshot
     again = run(method, THREE, 2, start=first).snapshot.server["params"]
-    assert again["rounds"] == 2 and same_bits(
-        again, run(method, THREE, 2).snapshot.server["params"]
-    )
+    assert again["rounds"] == 2
+    assert same_bits(again, run(method, THREE, 2).snapshot.server["params"])
     with pytest.raises(InputError, match="start: 'rounds' is no part of digits_cnn"):
         run(ONE_EPOCH, THREE, 2, start=first)
 

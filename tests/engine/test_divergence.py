@@ -191,19 +191,16 @@ def test_who_is_recorded_whoever_computes(what, value, client, executor):
         callbacks=[AfterRound(before.append)],
         executor=EXECUTORS[executor](),
     )
-    assert history.status == "diverged" and (
+    assert history.status == "diverged"
+    assert (
         history.diverged["round"],
         history.diverged["client"],
     ) == (2, client)
-    assert (
-        set(history.diverged) == {"round", "client", "norm"}
-        and not 0 <= float(history.diverged["norm"]) <= EXPLODED
-    )
-    assert (
-        [r["round"] for r in history.rows] == [1]
-        and before[-1] is history.snapshot
-        and history.snapshot.round == 2
-    )
+    assert set(history.diverged) == {"round", "client", "norm"}
+    assert not 0 <= float(history.diverged["norm"]) <= EXPLODED
+    assert [r["round"] for r in history.rows] == [1]
+    assert before[-1] is history.snapshot
+    assert history.snapshot.round == 2
     if client is not None:
         assert same_bits(before[0].server, before[1].server)  # what diverged is not averaged
 
@@ -234,7 +231,8 @@ def test_a_diverged_run_is_not_gone_on_from():
 def test_a_server_that_overshoots(settings):
     name, wild = settings
     history = run(METHODS[name](**SHORT | wild), FED, 4)
-    assert history.status == "diverged" and history.diverged["client"] is None
+    assert history.status == "diverged"
+    assert history.diverged["client"] is None
 
 
 def test_the_nan_of_a_quotient():
@@ -310,11 +308,9 @@ def test_fine_tuning_that_diverges_is_recorded(name, wild):
         METHODS[name](**SHORT | wild), FED, 2, evaluate, callbacks=[AfterRound(seen.append)]
     )
     assert seen[-1] is history.snapshot  # a checkpoint would keep it
-    assert (
-        history.status == "diverged"
-        and history.diverged["round"] == 2
-        and history.diverged["client"] == 0
-    )
+    assert history.status == "diverged"
+    assert history.diverged["round"] == 2
+    assert history.diverged["client"] == 0
     # the last round has no metrics: its models were not finite
     assert [r["round"] for r in history.rows] == [1]
 
@@ -334,11 +330,9 @@ def test_a_course_that_diverges_leaves_the_others_their_bits():
     alone = [run_forked([make()])[0] for make in makes]
     assert [h.status for h in together] == ["complete", "diverged", "complete"]
     for a, b in zip(together, alone):
-        assert (
-            a.rows == b.rows
-            and same_bits(a.snapshot.server, b.snapshot.server)
-            and repr(a.diverged) == repr(b.diverged)
-        )
+        assert a.rows == b.rows
+        assert same_bits(a.snapshot.server, b.snapshot.server)
+        assert repr(a.diverged) == repr(b.diverged)
 
 
 def drifting(at):
@@ -356,9 +350,8 @@ def test_runs_that_share_their_first_rounds_diverge_alone(when):
         for d in (drifting(2), drifting(3))
     ]
     for history in run_forked([make() for make in makes]):
-        assert history.diverged == record(when + 1, 2, nan) and [
-            r["round"] for r in history.rows
-        ] == list(range(1, when + 1))
+        assert history.diverged == record(when + 1, 2, nan)
+        assert [r["round"] for r in history.rows] == list(range(1, when + 1))
 
 
 def test_an_evaluation_that_finds_divergence_ends_all_who_share_it():
@@ -416,7 +409,8 @@ def test_a_spec_that_clips(tmp_path):
         run(m, fed, rounds).snapshot.server["params"]
         for m in (build(plain)[0], method, replace(method, clip_norm=1e9))
     ]
-    assert not same_bits(ends[0], ends[1]) and same_bits(ends[0], ends[2])
+    assert not same_bits(ends[0], ends[1])
+    assert same_bits(ends[0], ends[2])
 
 
 def uses(tree):

@@ -142,9 +142,8 @@ def test_a_personal_model_is_as_old_as_its_client(rounds):
         heard = last_heard(k, cohorts, rounds)
         for params, t in ((old, heard), (new, rounds)):
             want = snapshots[t].server["params"] | at.states[k]["head"]
-            assert params.keys() == want.keys() and all(
-                torch.equal(params[n], want[n]) for n in want
-            )
+            assert params.keys() == want.keys()
+            assert all(torch.equal(params[n], want[n]) for n in want)
         stale.append(heard < rounds)
     assert rounds == 0 or 0 < sum(stale) < 5
 
@@ -173,9 +172,8 @@ def scores(federation, models, t):
 @pytest.mark.parametrize("name", ["FedAvg", "FedRep", "FedBABU", "FedDyn", "Ditto"])
 def test_evaluate_names_every_accuracy(name):
     method, federation, snapshots, cohorts = played(name)
-    assert (federation.label_maps(0) != federation.label_maps(1)).any() and not len(
-        federation.partition.test[0]
-    )
+    assert (federation.label_maps(0) != federation.label_maps(1)).any()
+    assert not len(federation.partition.test[0])
     for rounds, at in enumerate(snapshots):
         t, final = max(rounds - 1, 0), rounds == 4
         judged, tuned = eval_models(method, federation, at), None
@@ -213,7 +211,8 @@ def test_another_federation_is_not_judged_by_what_is_remembered():
     one, predict = tiny(), Predictor()
     other = replace(one, data=replace(one.data, test_x=one.data.test_x.flip(0)))
     first, second = predict(one, [one.initial])[0], predict(other, [one.initial])[0]
-    assert torch.equal(second, first.flip(0)) and not torch.equal(first, second)
+    assert torch.equal(second, first.flip(0))
+    assert not torch.equal(first, second)
 
 
 def by_optim(method, federation, at, judged):
@@ -261,9 +260,8 @@ def test_fine_tuning_is_torch_optims():
     for a, b, start in zip(
         ours, by_optim(method, federation, snapshots[-1], judged), judged, strict=True
     ):
-        assert all(
-            torch.allclose(a[n], b[n], rtol=0, atol=1e-12) for n in b
-        ) and not torch.allclose(a["head.weight"], start["head.weight"])
+        assert all(torch.allclose(a[n], b[n], rtol=0, atol=1e-12) for n in b)
+        assert not torch.allclose(a["head.weight"], start["head.weight"])
     method, federation, snapshots, _ = played("FedAvg")
     assert finetuned(method, federation, snapshots[-1], judged) is None
 
@@ -289,7 +287,8 @@ def test_a_test_set_that_is_not_divided_has_no_personalised_accuracy():
 def test_summaries_are_the_standard_librarys(values):
     rows = [{"round": t, "other": -v, "generalised_accuracy": v} for t, v in enumerate(values, 1)]
     found = summarise(rows)
-    assert (found["last"], found["best"]) == (values[-1], sorted(values)[-1]) and found.keys() == {
+    assert (found["last"], found["best"]) == (values[-1], sorted(values)[-1])
+    assert found.keys() == {
         "last",
         "best",
         "mean_last_10",
@@ -314,8 +313,11 @@ def test_fine_tuned_and_untuned_rounds_are_two_series(values, tuned):
             == summarise([{"a_untuned": math.nan} | r for r in rows], "a")
         )
         mine = summarise(found, "a")
-        assert mine["last"] == tuned and (len(values) == 1) == (not math.isnan(mine["best"])) == (
-            not math.isnan(mine["mean_last_10"])
+        assert mine["last"] == tuned
+        assert (
+            (len(values) == 1)
+            == (not math.isnan(mine["best"]))
+            == (not math.isnan(mine["mean_last_10"]))
         )
         best = max(values)
         for frame in map(pd.DataFrame, (found, rows)):
@@ -332,11 +334,9 @@ def test_a_round_that_is_not_a_number_leaves_no_best(values, seed):
     "Whatever its place: a best of the others would hide it"
     values.insert(np.random.default_rng(seed).integers(len(values) + 1), math.nan)
     found = summarise([{"generalised_accuracy": v} for v in values])
-    assert (
-        math.isnan(found["best"])
-        and math.isnan(found["mean_last_10"])
-        and math.isnan(found["last"]) == math.isnan(values[-1])
-    )
+    assert math.isnan(found["best"])
+    assert math.isnan(found["mean_last_10"])
+    assert math.isnan(found["last"]) == math.isnan(values[-1])
 
 
 @SOME
@@ -384,12 +384,10 @@ def test_madd_from_its_sum(seed, n, d, ties):
         for i in range(n)
     ]
     found = madd(torch.as_tensor(v)).numpy()
-    assert (
-        np.allclose(found, want, atol=1e-12)
-        and np.array_equal(found, found.T)
-        and (found >= 0).all()
-        and (found <= 2 + 1e-12).all()
-    )
+    assert np.allclose(found, want, atol=1e-12)
+    assert np.array_equal(found, found.T)
+    assert (found >= 0).all()
+    assert (found <= 2 + 1e-12).all()
 
 
 @SOME
@@ -418,9 +416,8 @@ def test_cluster_scores_are_scikit_learns(seed, classes, n):
         len(set(zip(a, b))) == len(set(a)) == len(set(b))
         for a, b in zip(true.tolist(), got.tolist())
     ]
-    assert found["cluster_ari"] == pytest.approx(np.mean(each)) and found[
-        "perfect_classes"
-    ] == pytest.approx(100 * np.mean(same))
+    assert found["cluster_ari"] == pytest.approx(np.mean(each))
+    assert found["perfect_classes"] == pytest.approx(100 * np.mean(same))
     assert found["clusters_per_class"] == pytest.approx(
         np.mean([len(np.unique(row)) for row in got])
     )
@@ -446,10 +443,14 @@ def worst():
 
 def test_what_is_said_of_every_metric():
     for name, metric in METRICS.items():
-        assert metric.name == name and metric.definition and metric.label
-        assert name in PACKAGE_METRICS and metric.compute is None
+        assert metric.name == name
+        assert metric.definition
+        assert metric.label
+        assert name in PACKAGE_METRICS
+        assert metric.compute is None
         if metric.of:
-            assert METRICS[metric.of].unit == metric.unit and metric.words.startswith(metric.of)
+            assert METRICS[metric.of].unit == metric.unit
+            assert metric.words.startswith(metric.of)
         elif metric.unit:
             assert metric.words.startswith(f"{metric.unit}, ")
     accuracies = {n for n in METRICS if "accuracy" in n}
@@ -468,7 +469,8 @@ def test_a_metric_may_be_any_real_number():
 
     try:
         for given in (1, 1.0, np.float64(1), np.float32(1), np.int64(1), torch.tensor(1.0)):
-            assert type(value(given)) is float and value(given) == 1.0
+            assert type(value(given)) is float
+            assert value(given) == 1.0
         for given in (None, "1", True, 1j, torch.ones(2), np.bool_(True), [1.0]):
             with pytest.raises(InputError, match="metric 'own': compute: expected a number, got"):
                 value(given)
@@ -525,10 +527,12 @@ def test_a_metric_of_ones_own_is_in_every_row_and_in_a_comparison(worst, tmp_pat
     tiny_run = dict(clients=3, rounds=2, epochs=1, batch_size=64, seeds=2, quiet=True)
     found = compare(["FedAvg", "pFedMe"], metric="worst", folder=tmp_path, **tiny_run)
     rows = found.frame
-    assert rows.worst.notna().all() and (rows.worst <= rows.generalised_accuracy + 1e-9).all()
+    assert rows.worst.notna().all()
+    assert (rows.worst <= rows.generalised_accuracy + 1e-9).all()
     one_model = rows[rows.row == "FedAvg"]  # without drift the worst client is every client
     assert np.allclose(one_model.worst, one_model.generalised_accuracy)
-    assert set(found.summary.metric) == {"worst"} and "worst: %, the lowest accuracy" in repr(found)
+    assert set(found.summary.metric) == {"worst"}
+    assert "worst: %, the lowest accuracy" in repr(found)
     assert found.plot().axes[0].get_ylabel() == "worst (%)"
 
 
@@ -565,7 +569,8 @@ def test_a_metric_that_returns_no_number_is_refused_in_the_first_round(worst, tm
     found = compare(
         ["FedAvg"], clients=3, rounds=2, epochs=1, seeds=1, quiet=True, folder=tmp_path
     ).report.failed
-    assert len(found) == 1 and "metric 'worst': compute: expected a number" in str(found)
+    assert len(found) == 1
+    assert "metric 'worst': compute: expected a number" in str(found)
 
 
 def subtracts(predicted, test_y, label_maps, shares):

@@ -79,7 +79,8 @@ def test_maps_are_those_of_the_round_however_they_are_asked_for():
         assert (place.label_maps(t) == place.drift.label_maps(t)).all()
     assert len(place._maps) <= engine.MAPS
     still = replace(place, drift=None)
-    assert (still.label_maps(3) == np.arange(4)).all() and isinstance(still, Federation)
+    assert (still.label_maps(3) == np.arange(4)).all()
+    assert isinstance(still, Federation)
 
 
 def test_a_round_of_ten_takes_as_many_calls_with_many_clients():

@@ -517,7 +517,9 @@ def test_an_object_that_a_method_changes_is_memory_too(name):
 
 def test_an_object_that_does_not_change_may_be_on_a_method():
     def aggregate(self, server, exchange):
-        assert self.counter.half and self.federation.indices and self.layer.eval()
+        assert self.counter.half
+        assert self.federation.indices
+        assert self.layer.eval()
         return usual(server, exchange)
 
     own = ran(method(init_server=with_objects, aggregate=aggregate)).snapshot.server

@@ -75,22 +75,23 @@ def test_what_travels_arrives_as_it_was(in_memory, monkeypatch):
     if shared:
         shared.close()  # who has opened it keeps it
     found = loads(message, there)
-    assert found.keys() == sent.keys() and found["twice"][0] is found["twice"][1]
+    assert found.keys() == sent.keys()
+    assert found["twice"][0] is found["twice"][1]
     for name in ("array", "text", "none"):
         assert np.array_equal(found[name], sent[name])
     for a, b in [(sent[n], found[n]) for n in sent if isinstance(sent[n], torch.Tensor)] + [
         (one, found["twice"][0])
     ]:
-        assert torch.equal(a, b) and (a.dtype, a.stride(), a.requires_grad) == (
+        assert torch.equal(a, b)
+        assert (a.dtype, a.stride(), a.requires_grad) == (
             b.dtype,
             b.stride(),
             b.requires_grad,
         )
         assert b.untyped_storage().data_ptr() % 64 == 0
     found["twice"][0].add_(1)  # it may be written to, and nobody else sees it
-    assert torch.equal(sent["twice"][0], one) and torch.equal(
-        loads(message, there)["twice"][1], one
-    )
+    assert torch.equal(sent["twice"][0], one)
+    assert torch.equal(loads(message, there)["twice"][1], one)
     if there:
         there.close()
     assert len(opened()) == before
@@ -102,7 +103,8 @@ def test_a_large_tensor_lies_there_once_for_every_message():
     large, small = torch.randn(LARGE // 4), torch.randn(LARGE // 4 - 1)
     with SharedBuffer() as shared:
         first, second = dumps([large, small], shared), dumps({"again": large}, shared)
-        assert shared.end == large.nbytes and len(second) < 500 < small.nbytes < len(first)
+        assert shared.end == large.nbytes
+        assert len(second) < 500 < small.nbytes < len(first)
         with pytest.raises(pickle.UnpicklingError, match="read without it"):
             loads(second)
         with SharedBuffer(shared.place) as there:
@@ -126,9 +128,8 @@ def test_workers_get_and_give_large_tensors(name, monkeypatch):
     alone = ends(method, rounds.sequential)
     assert max(t.nbytes for t in alone[0]["params"].values()) >= LARGE
     with Processes(TOY, 2) as pool:
-        assert same_bits(ends(method, pool), alone) and pool.shares_memory == (
-            sys.platform == "linux"
-        )
+        assert same_bits(ends(method, pool), alone)
+        assert pool.shares_memory == (sys.platform == "linux")
         if sys.platform == "linux":
             assert opened() == []
         with monkeypatch.context() as patch:
@@ -139,7 +140,8 @@ def test_workers_get_and_give_large_tensors(name, monkeypatch):
                 self.place = "/proc/self/fd/100000", 0, 1
 
             patch.setattr(SharedBuffer, "__init__", astray)
-            assert same_bits(ends(method, pool), alone) and not pool.shares_memory
+            assert same_bits(ends(method, pool), alone)
+            assert not pool.shares_memory
         pool.shares_memory = True
         with monkeypatch.context() as patch:
 
@@ -147,10 +149,12 @@ def test_workers_get_and_give_large_tensors(name, monkeypatch):
                 raise OSError(28, "No space left on device")
 
             patch.setattr(SharedBuffer, "put", full)
-            assert same_bits(ends(method, pool), alone) and not pool.shares_memory
+            assert same_bits(ends(method, pool), alone)
+            assert not pool.shares_memory
         pool.shares_memory = True
         monkeypatch.delattr(os, "memfd_create", raising=False)
-        assert same_bits(ends(method, pool), alone) and not pool.shares_memory
+        assert same_bits(ends(method, pool), alone)
+        assert not pool.shares_memory
 
 
 @LINUX
@@ -166,7 +170,8 @@ def test_nothing_stays_open_after_an_error():
     with Processes(TOY, 2) as pool:
         with pytest.raises(TypeError):
             run(broken, TOY, 1, executor=pool)
-        assert opened() == [] and pool.shares_memory
+        assert opened() == []
+        assert pool.shares_memory
         assert same_bits(ends(FedAvg(**LOCAL), pool), ends(FedAvg(**LOCAL), rounds.sequential))
         victims = []
 
@@ -177,11 +182,9 @@ def test_nothing_stays_open_after_an_error():
             victim.join()  # or the others could finish the next round before this one has ended
 
         late = run(FedAvg(**LOCAL), TOY, 2, executor=pool, callbacks=[AfterRound(kill)]).snapshot
-        assert (
-            same_bits(late.server, run(FedAvg(**LOCAL), TOY, 2).snapshot.server)
-            and len(set(victims)) == 2
-            and opened() == []
-        )
+        assert same_bits(late.server, run(FedAvg(**LOCAL), TOY, 2).snapshot.server)
+        assert len(set(victims)) == 2
+        assert opened() == []
 
 
 # --- workers that die: module level, because workers import what they compute
@@ -228,11 +231,13 @@ def test_a_worker_that_dies_while_it_writes_holds_up_nobody(tmp_path, monkeypatc
                 os.kill(content[0], signal.SIGKILL)
             heard[i].append((kind, content if kind == "done" and i != 0 else None))
     assert [k for k, _ in heard[0]] == ["report", "died", "report", "done"]
-    assert heard[1] == [("died", None), ("done", 1)] and [k for k, _ in heard[2]] == [
+    assert heard[1] == [("died", None), ("done", 1)]
+    assert [k for k, _ in heard[2]] == [
         "died",
         "lost",
     ]
-    assert heard[3] == [("failed", None)] and heard[4] == [("done", 8)]
+    assert heard[3] == [("failed", None)]
+    assert heard[4] == [("done", 8)]
     with (
         Workers(1, lambda number: dumps((os._exit, (1,)))) as workers,
         pytest.raises(RuntimeError, match="no worker process could be started"),
@@ -271,9 +276,11 @@ def test_a_script_may_start_workers_where_they_do_not_import_it(tmp_path, guarde
     ended = subprocess.run([sys.executable, script], capture_output=True, text=True)
     assert ended.stdout.count("once more") == 2
     if guarded:
-        assert ended.returncode == 0 and "(0, 'done', 8)" in ended.stdout
+        assert ended.returncode == 0
+        assert "(0, 'done', 8)" in ended.stdout
         return
-    assert ended.returncode == 1 and "bootstrapping" not in ended.stderr
+    assert ended.returncode == 1
+    assert "bootstrapping" not in ended.stderr
     assert ended.stderr.splitlines()[-1].endswith(
         f"InputError: {script}: it starts worker processes, which import it and would start more; "
         'put what it runs under if __name__ == "__main__":'
@@ -324,10 +331,8 @@ def test_no_other_file_is_taken_for_shared_memory(tmp_path):
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(OSError, match="is something else now"):
             SharedBuffer(place)
-        assert (
-            len(os.listdir("/proc/self/fd")) == before
-            and (tmp_path / "precious").read_bytes() == b"as it was"
-        )
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert (tmp_path / "precious").read_bytes() == b"as it was"
     finally:
         for each in {other, file}:
             os.close(each)

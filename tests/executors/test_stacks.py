@@ -173,12 +173,15 @@ def test_code_for_one_client_is_trained_in_turn_and_says_so_once(cls, why, capsy
     assert same(ends(executor, method), ends(sequential, method))
     assert why in executor.in_turn["local"]
     (line,) = capsys.readouterr().err.splitlines()
-    assert why in line and "stacked: phase local" in line and "in turn" in line
+    assert why in line
+    assert "stacked: phase local" in line
+    assert "in turn" in line
 
 
 def test_a_loss_of_each_clients_own_is_no_others():
     method, executor = Closing(**FEW), Stacked()
-    assert same(ends(executor, method), ends(sequential, method)) and not executor.in_turn
+    assert same(ends(executor, method), ends(sequential, method))
+    assert not executor.in_turn
 
 
 def network(*layers):

@@ -132,14 +132,11 @@ def test_two_workers_over_tcp_write_the_same_files(two, alone, tmp_path):
         runner.Progress, "round", lambda self, *what: heard.append(what) or progress(self, *what)
     ):
         report = runner.compute_runs(many(), tmp_path, quiet=True, pool=two.pool)
-    assert report.summary() == "8 computed, 0 were there" and plain(tmp_path, many()) == plain(
-        alone, many()
-    )
-    assert (
-        names(tmp_path) == names(alone)
-        and {run for run, _ in heard} <= {c.run_id for c in many()}
-        and len(heard) > 8
-    )
+    assert report.summary() == "8 computed, 0 were there"
+    assert plain(tmp_path, many()) == plain(alone, many())
+    assert names(tmp_path) == names(alone)
+    assert {run for run, _ in heard} <= {c.run_id for c in many()}
+    assert len(heard) > 8
     assert (
         runner.compute_runs(many(), tmp_path, quiet=True, pool=two.pool).summary()
         == "0 computed, 8 were there"
@@ -158,7 +155,8 @@ def test_what_is_asked_for_first_is_computed_first(two, tmp_path):
 
 def test_a_time_budget_counts_for_workers(two, tmp_path):
     report = runner.compute_runs(many(), tmp_path, quiet=True, pool=two.pool, until=time.time() - 1)
-    assert len(report.later) == 8 and names(tmp_path) == []
+    assert len(report.later) == 8
+    assert names(tmp_path) == []
 
 
 # --- refused
@@ -168,13 +166,13 @@ def test_workers_that_cannot_work_are_refused(two, tmp_path, monkeypatch):
     def said():
         with pytest.raises(InputError) as error:
             runner.compute_runs(RUNS, tmp_path, quiet=True, pool=two.pool)
-        assert "\n" not in str(error.value) and names(tmp_path) == []
+        assert "\n" not in str(error.value)
+        assert names(tmp_path) == []
         return str(error.value)
 
     monkeypatch.setattr(cluster, "code_digest", lambda: "other")
-    assert (
-        said().startswith("worker tcp://127.0.0.1:") and "has other code than the driver" in said()
-    )
+    assert said().startswith("worker tcp://127.0.0.1:")
+    assert "has other code than the driver" in said()
     monkeypatch.undo()
     monkeypatch.setattr(
         Pool, "check", lambda pool, order: lease_of(order.flag).unlink() or checked(pool, order)
@@ -217,7 +215,8 @@ def test_the_worker_of_a_killed_driver_stops(tmp_path, dead, monkeypatch):
     assert [
         o.status
         for o in cluster.work_there(Job(RUNS[:1], tmp_path), DriverTicket(code_digest(), flag))
-    ] == ["elsewhere"] and seen == [1]
+    ] == ["elsewhere"]
+    assert seen == [1]
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense://x", ""])
@@ -304,11 +303,9 @@ def test_a_local_worker_that_dies_as_it_starts_is_started_again(deaths, monkeypa
 
     monkeypatch.setattr(cluster, "dask", lambda: SimpleNamespace(LocalCluster=start))
     if deaths < 3:
-        assert (
-            cluster.local_cluster(2) == "a cluster"
-            and len(tries) == deaths + 1
-            and tries[0]["n_workers"] == 2
-        )
+        assert cluster.local_cluster(2) == "a cluster"
+        assert len(tries) == deaths + 1
+        assert tries[0]["n_workers"] == 2
     else:
         with pytest.raises(
             InputError,
@@ -343,19 +340,15 @@ def test_workers_and_scheduler_die(two, alone, tmp_path):
             two.pool(jobs, report, progress)
 
     report = runner.compute_runs(many(), results, quiet=True, pool=assail)
-    assert (
-        alive[0]
-        and len(report.done) >= 3
-        and report.failed
-        and set(report.failed.values()) == {LOST}
-        and report.exit_code == 1
-    )
+    assert alive[0]
+    assert len(report.done) >= 3
+    assert report.failed
+    assert set(report.failed.values()) == {LOST}
+    assert report.exit_code == 1
     there = len(list(results.rglob("*.jsonl")))
     again = runner.compute_runs(many(), results, quiet=True)
-    assert (
-        len(again.skipped) >= there
-        and not again.failed
-        and rows(results, many()) == rows(alone, many())
-    )
+    assert len(again.skipped) >= there
+    assert not again.failed
+    assert rows(results, many()) == rows(alone, many())
     # theirs: `second` may end the run that it was at
     assert len(again.skipped) + len(again.done) + len(again.theirs) == 8

@@ -110,7 +110,8 @@ def test_one_holder_at_a_time(tmp_path):
     path = tmp_path / "a.jsonl"
     with ThreadPoolExecutor(8) as pool:
         for _ in range(50):
-            assert sum(pool.map(take, [path] * 8)) == 1 and held(path)
+            assert sum(pool.map(take, [path] * 8)) == 1
+            assert held(path)
             lease_of(path).unlink()
 
 
@@ -125,9 +126,8 @@ def test_a_void_lease_passes_to_exactly_one(tmp_path, dead):
         for _ in range(50):
             lease_of(path).write_text(json.dumps(dead))
             assert sum(pool.map(hurry, range(6))) == 1
-            assert json.loads(lease_of(path).read_text())["pid"] == os.getpid() and names(
-                tmp_path
-            ) == [".a.jsonl.lease"]
+            assert json.loads(lease_of(path).read_text())["pid"] == os.getpid()
+            assert names(tmp_path) == [".a.jsonl.lease"]
             lease_of(path).unlink()
 
 
@@ -142,7 +142,8 @@ def test_a_newer_lease_is_not_cleared_in_place_of_the_judged_one(tmp_path, dead,
 
     monkeypatch.setattr(leases, "new", slow)
     clear(path.parent)
-    assert json.loads(lease_of(path).read_text()) == me() and names(tmp_path) == [".a.jsonl.lease"]
+    assert json.loads(lease_of(path).read_text()) == me()
+    assert names(tmp_path) == [".a.jsonl.lease"]
 
 
 @pytest.mark.parametrize(
@@ -151,9 +152,12 @@ def test_a_newer_lease_is_not_cleared_in_place_of_the_judged_one(tmp_path, dead,
 def test_a_strange_lease_counts_until_its_age(tmp_path, content):
     path = tmp_path / "a.jsonl"
     lease_of(path).write_bytes(content)
-    assert held(path) and not take(path)
+    assert held(path)
+    assert not take(path)
     os.utime(lease_of(path), (0, 0))
-    assert void(lease_of(path)) and not held(path) and take(path)
+    assert void(lease_of(path))
+    assert not held(path)
+    assert take(path)
 
 
 def test_a_lease_from_the_future_is_void_when_it_has_not_moved_for_long(tmp_path, monkeypatch):
@@ -173,7 +177,8 @@ def test_a_lease_from_the_future_is_void_when_it_has_not_moved_for_long(tmp_path
     os.utime(lease_of(path), (4e9 + 10, 4e9 + 10))
     assert held(path)
     now[0] += 91
-    assert take(path) and holder(lease_of(path)) == me()
+    assert take(path)
+    assert holder(lease_of(path)) == me()
 
 
 def test_a_claim_of_one_who_died_taking_over_is_in_nobodys_way(tmp_path, dead):
@@ -181,7 +186,8 @@ def test_a_claim_of_one_who_died_taking_over_is_in_nobodys_way(tmp_path, dead):
     lease_of(path).write_text(json.dumps(dead))
     inode, stamp = fingerprint(lease_of(path))
     (tmp_path / f".a.jsonl.lease.{inode}-{stamp}.partial").write_text(json.dumps(dead))
-    assert take(path) and names(tmp_path) == [".a.jsonl.lease"]
+    assert take(path)
+    assert names(tmp_path) == [".a.jsonl.lease"]
 
 
 def test_ones_own_alone_is_released_and_kept_alive(tmp_path):
@@ -259,7 +265,8 @@ def test_a_lease_is_never_there_without_a_name(tmp_path, dead, stale):
         lines.append(holder(lease_of(path)))
         assert lines[-1] or not lease_of(path).exists()
 
-    assert at_each_line(look, lambda: take(path)) and len(lines) > 10
+    assert at_each_line(look, lambda: take(path))
+    assert len(lines) > 10
     assert holder(lease_of(path)) == me()
 
 
@@ -271,7 +278,8 @@ def test_without_hard_links_a_lease_is_taken_as_well(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "link", link)
     with block([path]) as ours:
-        assert ours == {path} and holder(lease_of(path)) == me()
+        assert ours == {path}
+        assert holder(lease_of(path)) == me()
         with block([path]) as theirs:
             assert theirs == set()
     assert names(tmp_path) == []
@@ -338,7 +346,8 @@ def test_one_that_stood_still_leaves_what_others_took(alone, tmp_path, there):
     found = runner.attempt(Job([run], tmp_path), [AfterRound(stand_still)])
     assert [o.status for o in found] == ["elsewhere"]
     left = lease_of(path) if there == "a lease" else path
-    assert names(tmp_path) == [left.name] and left.stat().st_mtime == 1
+    assert names(tmp_path) == [left.name]
+    assert left.stat().st_mtime == 1
 
 
 def test_a_void_lease_that_cannot_be_taken_is_named(tmp_path, monkeypatch, dead):
@@ -357,13 +366,13 @@ def test_a_void_lease_that_cannot_be_taken_is_named(tmp_path, monkeypatch, dead)
     monkeypatch.setattr(leases, "take_over", take_over)
     report = runner.compute_runs(RUNS[:2], tmp_path, quiet=True)
     (why,) = report.failed.values()
-    assert report.exit_code == 1 and len(report.done) == 1 and list(report.failed) == [RUNS[0]]
-    assert (
-        f"the lease of process {dead['pid']} on " in why
-        and str(lease) in why
-        and "remove the file" in why
-        and "last sign of life 20" in why
-    )
+    assert report.exit_code == 1
+    assert len(report.done) == 1
+    assert list(report.failed) == [RUNS[0]]
+    assert f"the lease of process {dead['pid']} on " in why
+    assert str(lease) in why
+    assert "remove the file" in why
+    assert "last sign of life 20" in why
 
 
 def test_it_is_said_who_is_waited_for(tmp_path, monkeypatch, capsys):
@@ -373,12 +382,12 @@ def test_it_is_said_who_is_waited_for(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("CI", raising=False)
     runner.compute_runs(RUNS[:1], tmp_path)
     said = [line for line in capsys.readouterr().err.splitlines() if "waiting" in line]
+    assert len(said) == 1
     assert (
-        len(said) == 1
-        and f"{RUNS[0].describe()} is held by process {os.getpid()} on elsewhere, last sign of life 20"
+        f"{RUNS[0].describe()} is held by process {os.getpid()} on elsewhere, last sign of life 20"
         in said[0]
-        and "after 90 s" in said[0]
     )
+    assert "after 90 s" in said[0]
 
 
 @pytest.fixture(scope="module")
@@ -392,11 +401,9 @@ def test_what_others_compute_is_left_to_them_and_waited_for(tmp_path, monkeypatc
     first, looks = RUNS[0], []
     lease = lease_on(tmp_path, first, elsewhere())
     report = runner.compute_runs(RUNS, tmp_path, quiet=True, wait=False)
-    assert (
-        report.summary() == "3 computed, 0 were there, 1 in the hands of others"
-        and report.elsewhere == [first]
-        and report.exit_code == 0
-    )
+    assert report.summary() == "3 computed, 0 were there, 1 in the hands of others"
+    assert report.elsewhere == [first]
+    assert report.exit_code == 0
     report = runner.compute_runs(RUNS, tmp_path, quiet=True, until=time.time() + 2)
     assert report.summary() == "0 computed, 3 were there, 1 left for another time"
 
@@ -406,7 +413,8 @@ def test_what_others_compute_is_left_to_them_and_waited_for(tmp_path, monkeypatc
 
     monkeypatch.setattr(runner.time, "sleep", glance)
     report = runner.compute_runs(RUNS, tmp_path, quiet=True)
-    assert report.summary() == "1 computed, 3 were there" and looks == [True]
+    assert report.summary() == "1 computed, 3 were there"
+    assert looks == [True]
 
 
 def test_what_others_finish_is_counted_as_theirs(alone, tmp_path, monkeypatch):
@@ -419,9 +427,8 @@ def test_what_others_finish_is_counted_as_theirs(alone, tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner.time, "sleep", glance)
     report = runner.compute_runs(runs, tmp_path, quiet=True)
-    assert report.summary() == "7 computed, 0 were there, 1 computed by others" and rows(
-        tmp_path, runs
-    ) == rows(alone, runs)
+    assert report.summary() == "7 computed, 0 were there, 1 computed by others"
+    assert rows(tmp_path, runs) == rows(alone, runs)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX sessions and signals")
@@ -446,8 +453,6 @@ def test_three_drivers_share_the_work_and_take_over_what_a_killed_one_held(tmp_p
     assert sum(done for done, *_ in counts) == 8 and all(
         sum(c) == 8 and not c[3] for c in counts
     ), counts
-    assert (
-        all(store.is_complete(store.run_path(folder, c)) for c in many(rounds))
-        and not lease.exists()
-    )
+    assert all(store.is_complete(store.run_path(folder, c)) for c in many(rounds))
+    assert not lease.exists()
     assert all(n.endswith(".jsonl") and n[0] != "." for n in names(folder)), names(folder)

@@ -115,7 +115,8 @@ def test_a_client_that_cannot_be_is_refused():
     ):
         with pytest.raises(InputError, match=says):
             assigned(cut, labels, client, 0)
-    assert parse_client("client 3") == (3, range(0)) and parse_client("classes 2-4") == (
+    assert parse_client("client 3") == (3, range(0))
+    assert parse_client("classes 2-4") == (
         None,
         range(2, 5),
     )
@@ -125,7 +126,8 @@ def test_halves_by_loss_are_passed_as_often_as_all(toy):
     client = client_after(toy, made("FedAvg"))
     loss = rate_samples(client)[0].cpu().numpy()
     larger, smaller = chosen(client, "larger losses"), chosen(client, "smaller losses")
-    assert len(larger) == len(smaller) == client.n and not set(larger) & set(smaller)
+    assert len(larger) == len(smaller) == client.n
+    assert not set(larger) & set(smaller)
     assert len(set(larger)) == len(set(smaller)) == client.n // 2
     assert loss[smaller].max() <= loss[larger].min() < loss[larger].max()
     assert np.ptp(np.bincount(smaller)[np.unique(smaller)]) <= 1
@@ -141,7 +143,8 @@ def test_at_the_start_nothing_has_changed_and_at_the_end_it_is_the_clients_model
     rows = local_rows(method, toy, client)
     assert [r["epoch"] for r in rows] == [0, 1, 2, 3]
     first, last = rows[0], rows[-1]
-    assert first["lp_existing"] == first["lp_absent"] == 1 and abs(first["cka"] - 1) < 1e-12
+    assert first["lp_existing"] == first["lp_absent"] == 1
+    assert abs(first["cka"] - 1) < 1e-12
     assert (
         max(
             abs(first[key])
@@ -149,7 +152,9 @@ def test_at_the_start_nothing_has_changed_and_at_the_end_it_is_the_clients_model
         )
         < 1e-12
     )
-    assert last["kl"] > 1e-6 and last["cka"] < 1 - 1e-6 and last["drift_norm"] > 1e-3
+    assert last["kl"] > 1e-6
+    assert last["cka"] < 1 - 1e-6
+    assert last["drift_norm"] > 1e-3
     sent = client_round(method, client_after(toy, method))[0]["params"]  # what it would upload
     assert last["drift_norm"] == distance(sent, client.received["params"])
     z = method.logits(toy.net, sent, toy.data.batch(toy.data.test_x, None, torch.float64))
@@ -233,9 +238,8 @@ def test_sample_rows_are_the_losses_uncertainties_and_gradients_of_plain_torch(t
         assert np.allclose([r[key] for r in rows], want.numpy()[order], atol=1e-10), key
     unbiased, biased = split(loss.detach().numpy(), u.numpy())
     assert [r["biased"] for r in rows] == [0] * len(unbiased) + [1] * len(biased)
-    assert {r["unbiased_share"] for r in rows} == {len(unbiased) / client.n} and [
-        r["sample"] for r in rows
-    ] == list(range(client.n))
+    assert {r["unbiased_share"] for r in rows} == {len(unbiased) / client.n}
+    assert [r["sample"] for r in rows] == list(range(client.n))
 
 
 # --- settings
@@ -312,7 +316,8 @@ def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, mo
     whole = [store.read(p) for p in run_job(runs, tmp_path / "whole")]
     assert opened == [0, 1, 2], "one federation is computed more than once"
     alone = [store.read(run_job([c], tmp_path / "alone")[0])[1] for c in runs]
-    assert [rows for _, rows in whole] == alone and len({str(rows[-1]) for rows in alone}) == 3
+    assert [rows for _, rows in whole] == alone
+    assert len({str(rows[-1]) for rows in alone}) == 3
     assert all(
         [(r["round"], r["epoch"]) for r in rows] == [(3, 0), (3, 1), (3, 2)] for rows in alone
     )
@@ -350,8 +355,10 @@ def test_a_study_that_was_killed_in_its_federation_goes_on(tmp_path):
     with pytest.raises(Killed):
         run_job([planned], tmp_path / "killed", checkpoint_rounds=1, tell=killing(2))
     head, again = store.read(run_job([planned], tmp_path / "killed")[0])
-    assert again == rows and head["resumed"][0]["round"] == 1
-    assert {r["round"] for r in rows} == {1, 3} and {r["epoch"] for r in rows} == {0}
+    assert again == rows
+    assert head["resumed"][0]["round"] == 1
+    assert {r["round"] for r in rows} == {1, 3}
+    assert {r["epoch"] for r in rows} == {0}
 
 
 def test_the_federation_goes_on_until_it_knows_every_class(tmp_path):
@@ -377,27 +384,21 @@ def test_the_federation_goes_on_until_it_knows_every_class(tmp_path):
         floor: min(v for k, v in rows[0].items() if k.startswith("accuracy_") and k[9:].isdecimal())
         for floor, rows in runs.items()
     }
-    assert (
-        least[0.01] >= 0.01
-        and 1 < runs[0.01][0]["round"] < runs[99.9][0]["round"] == 8
-        and least[99.9] < 99.9
-    )
+    assert least[0.01] >= 0.01
+    assert 1 < runs[0.01][0]["round"] < runs[99.9][0]["round"] == 8
+    assert least[99.9] < 99.9
     active = prelude(asked[0.01], None, "cpu", "")
     run_forked([active])
     before = [row["least_class_accuracy"] for row in active.history.rows]
-    assert (
-        len(before) == runs[0.01][0]["round"]
-        and all(v < 0.01 for v in before[:-1])
-        and before[-1] == pytest.approx(least[0.01])
-    )
+    assert len(before) == runs[0.01][0]["round"]
+    assert all(v < 0.01 for v in before[:-1])
+    assert before[-1] == pytest.approx(least[0.01])
     long = store.load_results(tmp_path / "smoke")
     notes = "; ".join(
         start_notes(starts([(r, long[long.run_id == r.run_id]) for r in asked.values()]))
     )
-    assert (
-        "asked for 1 % and 0.01 % on every class" in notes
-        and "asked for 1 % and 99.9 % on every class" in notes
-    )
+    assert "asked for 1 % and 0.01 % on every class" in notes
+    assert "asked for 1 % and 99.9 % on every class" in notes
     assert notes.count("not reached") == 1
 
 
@@ -408,7 +409,9 @@ def test_divergence_of_the_federation_and_of_the_client_is_recorded(tmp_path):
     head, rows = store.read(
         run_job([replace(planned, settings=planned.settings | {"method": hot})], tmp_path)[0]
     )
-    assert head["status"] == "diverged" and head["diverged"]["round"] == 1 and rows == []
+    assert head["status"] == "diverged"
+    assert head["diverged"]["round"] == 1
+    assert rows == []
     start = planned.settings["study"] | {"start": planned.settings["method"]}
     head, rows = store.read(
         run_job(
@@ -417,8 +420,11 @@ def test_divergence_of_the_federation_and_of_the_client_is_recorded(tmp_path):
         )[0]
     )
     k = head["diverged"]["client"]
-    assert head["status"] == "diverged" and head["diverged"]["round"] == 1 and 0 <= k < 5
-    assert [r["epoch"] for r in rows] == [0] and rows[0]["drift_norm"] == 0
+    assert head["status"] == "diverged"
+    assert head["diverged"]["round"] == 1
+    assert 0 <= k < 5
+    assert [r["epoch"] for r in rows] == [0]
+    assert rows[0]["drift_norm"] == 0
 
 
 def test_rows_that_are_no_study_are_neither_written_nor_read(tmp_path):
@@ -494,15 +500,14 @@ def test_run_table_and_figure_from_the_command_line(tmp_path, capsys):
         == 0
     )
     text = capsys.readouterr().out
-    assert (
-        "lp_existing" in text
-        and "lp_absent" in text
-        and "starting models, asked for 75 %: FedAvg, seed 0" in text
-    )
+    assert "lp_existing" in text
+    assert "lp_absent" in text
+    assert "starting models, asked for 75 %: FedAvg, seed 0" in text
     frame = table(load_spec("lfd/table5"), "smoke", tmp_path).set_index(["column", "row"])
     # two readings of LP
     groups = {f"{name}_{group}" for name in ("lp", "lp_means") for group in ("existing", "absent")}
-    assert set(frame.metric) == groups and frame.n.sum() == 8
+    assert set(frame.metric) == groups
+    assert frame.n.sum() == 8
     rows = {
         h["settings"]["method"]["class"]: r for h, r in map(store.read, tmp_path.rglob("*.jsonl"))
     }
@@ -514,10 +519,8 @@ def test_run_table_and_figure_from_the_command_line(tmp_path, capsys):
     assert len(rows) == 2, "both columns of Table 5 are one run, and so is Figure 4"
     assert main(["figure", "lfd/figure4", *where, "--out", str(tmp_path / "four.png")]) == 0
     assert (tmp_path / "four.png").stat().st_size > 5000
-    assert (
-        main(["figure", "lfd/figure1", *where]) == 2
-        and "no finished run" in capsys.readouterr().err
-    )
+    assert main(["figure", "lfd/figure1", *where]) == 2
+    assert "no finished run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -526,9 +529,8 @@ def test_every_study_can_be_run_at_every_tier_that_has_its_data(name):
     spec = load_spec(name)
     for tier in ("smoke", "small", "paper"):
         runs = spec.runs(tier)
-        assert {r.row for r in runs} == set(spec.rows) and not [
-            c for c in spec.tier_columns(tier) if c.missing
-        ]
+        assert {r.row for r in runs} == set(spec.rows)
+        assert not [c for c in spec.tier_columns(tier) if c.missing]
         assert len({r.run_id for r in runs}) == len(spec.rows) * len({r.seed for r in runs})
     for planned in {r.run_id: r for r in spec.runs("smoke", seeds=1)}.values():
         check_study(planned, None, "cpu")
@@ -568,7 +570,6 @@ def test_a_study_of_two_settings_shows_both_and_two_readings_of_one_run_once(tmp
     spec, fig, labels = two_columns(
         "lfd/figure3", tmp_path, samples_0=1, samples_1=2, confidence_0=0.1, confidence_1=0.1
     )
-    assert [ax.get_title() for ax in fig.axes] == labels and len(fig.legends[0].get_texts()) == len(
-        spec.rows
-    )
+    assert [ax.get_title() for ax in fig.axes] == labels
+    assert len(fig.legends[0].get_texts()) == len(spec.rows)
     assert len(draw(load_spec("lfd/figure3"), "smoke", tmp_path).axes) == 1

@@ -71,12 +71,10 @@ def test_it_is_given_what_is_stored(planned, results):
         first,
     ]
     run = listed.runs[0]
-    assert (
-        run.settings["row"] == "FedAvg"
-        and run.settings["clients"] == 3
-        and run.settings["lr"] == 0.01
-        and "alpha" not in run.settings
-    )
+    assert run.settings["row"] == "FedAvg"
+    assert run.settings["clients"] == 3
+    assert run.settings["lr"] == 0.01
+    assert "alpha" not in run.settings
     json.dumps(run.settings)
 
 
@@ -224,4 +222,6 @@ def test_stored_runs_are_sent_by_run(planned, said, monkeypatch, tmp_path):
         "--log",
         "kept:x",
     )
-    assert (code, out) == (0, "") and "0 computed, 2 were there" in err and len(listed.runs) == 2
+    assert (code, out) == (0, "")
+    assert "0 computed, 2 were there" in err
+    assert len(listed.runs) == 2

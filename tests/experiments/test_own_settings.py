@@ -114,8 +114,10 @@ def test_every_run_has_what_was_set_and_one_row_what_is_its_own(toy):
         toy, "smoke", {"rounds": 7, "lr": 0.5, "FedProx.mu": 0.25, "FedProx.lr": 0.125}
     )
     fields = {r.row: r.settings["method"]["fields"] for r in spec.runs(tier)}
-    assert {r.rounds for r in spec.runs(tier)} == {7} and fields["FedAvg"]["lr"] == 0.5
-    assert fields["FedProx"]["lr"] == 0.125 and fields["FedProx"]["mu"] == 0.25
+    assert {r.rounds for r in spec.runs(tier)} == {7}
+    assert fields["FedAvg"]["lr"] == 0.5
+    assert fields["FedProx"]["lr"] == 0.125
+    assert fields["FedProx"]["mu"] == 0.25
     assert tier == "own-smoke+FedProx.lr=0.125+FedProx.mu=0.25+lr=0.5+rounds=7"
     assert (
         with_settings(
@@ -150,11 +152,9 @@ def test_a_set_value_wins_over_tier_column_and_row(tmp_path):
     spec, tier = with_settings(
         load_spec(written(tmp_path, raw)), "smoke", {"rounds": 3, "participation": 0.75, "mu": 0.5}
     )
-    assert (
-        values(spec, tier, "rounds") == {3}
-        and values(spec, tier, "participation") == {0.75}
-        and values(spec, tier, "mu") == {None, 0.5}
-    )
+    assert values(spec, tier, "rounds") == {3}
+    assert values(spec, tier, "participation") == {0.75}
+    assert values(spec, tier, "mu") == {None, 0.5}
 
 
 def test_a_column_says_what_of_it_was_replaced(tmp_path):
@@ -187,15 +187,15 @@ def test_a_network_that_does_not_fit_is_refused_before_any_run():
 def test_no_row_shows_anothers_runs_any_more():
     spec = load_spec("fedbss/table2")
     changed, tier = with_settings(spec, "paper", {"participation": 0.5})
-    assert any(c.same_as for c in spec.columns) and not any(
-        c.same_as for c in changed.tier_columns(tier)
-    )
+    assert any(c.same_as for c in spec.columns)
+    assert not any(c.same_as for c in changed.tier_columns(tier))
     assert {r.method for r in changed.runs(tier, ["InCo"], 1)} != {"FedAvg"}
 
 
 def test_a_difference_changes_both_its_tables():
     changed, tier = with_settings(load_spec("fedccfa/table8"), "smoke", {"epochs": 1})
-    assert values(changed, tier, "epochs") == {1} and {r.table for r in changed.runs(tier)} == {
+    assert values(changed, tier, "epochs") == {1}
+    assert {r.table for r in changed.runs(tier)} == {
         "fedccfa/table2",
         "fedccfa/table1",
     }
@@ -233,12 +233,10 @@ def test_results_lie_in_a_folder_of_their_own_and_are_never_judged(toy, said):
         "paper",
         "own-paper+rounds=1",
     }, (code, err)
-    assert (
-        "changed: rounds = 1" in out
-        and "not comparable" in out
-        and "rounds 1 (paper 2)" in out
-        and "Verdicts" not in out
-    )
+    assert "changed: rounds = 1" in out
+    assert "not comparable" in out
+    assert "rounds 1 (paper 2)" in out
+    assert "Verdicts" not in out
     changed, tier = with_settings(toy, "paper", {"rounds": 1})
     assert not set(table(changed, tier).verdict) & {
         "reproduced",
@@ -272,15 +270,17 @@ def test_the_scoreboard_does_not_see_them(toy, monkeypatch):
     changed, tier = with_settings(toy, "paper", {"rounds": 3})
     put(changed, tier, "FedAvg", [[90.0] * 3, [90.0] * 3], results=toy.results)
     board = scoreboard(root=root)
-    assert len(board) and set(board.status) == {"runnable", "missing"} and not (board.n > 0).any()
+    assert len(board)
+    assert set(board.status) == {"runnable", "missing"}
+    assert not (board.n > 0).any()
 
 
 def test_what_changes_nothing_stays_the_tier(toy):
     assert with_settings(toy, "paper", {}) == (toy, "paper")
     spec, tier = with_settings(toy, "paper", {"rounds": 2, "seeds": [5, 6]})
-    assert (
-        tier == "paper" and {r.seed for r in spec.runs(tier)} == {5, 6} and spec.title == toy.title
-    )
+    assert tier == "paper"
+    assert {r.seed for r in spec.runs(tier)} == {5, 6}
+    assert spec.title == toy.title
 
 
 def test_a_setting_must_be_read_by_a_run_that_is_asked_for(toy, refused):
@@ -322,19 +322,19 @@ def test_a_plan_prints_commands_that_set_the_same(toy, said):
             toy, "smoke", toy.runs("smoke", ["FedProx"]), {"rounds": 2, "FedProx.mu": 0.5}
         )[2]
     }
-    assert (
-        "--tier smoke --set rounds=2 --set FedProx.mu=0.5" in out
-        and {line.split()[4] for line in out.splitlines()} == runs
-    )
+    assert "--tier smoke --set rounds=2 --set FedProx.mu=0.5" in out
+    assert {line.split()[4] for line in out.splitlines()} == runs
     code, out, _ = said("table", toy.path, "--tier", "smoke", "--set", "rounds=2")
-    assert code == 0 and "--tier smoke --set rounds=2" in out
+    assert code == 0
+    assert "--tier smoke --set rounds=2" in out
 
 
 def test_a_plan_leaves_out_tiers_that_cannot_have_the_settings(said, refused):
     "A drift after round 50 comes after the last of tier smoke, and of small"
     words = ["plan", "fedccfa/table2", "--methods", "FedAvg", "--seeds", 1, "--set"]
     code, out, _ = said(*words, "drift_round=50", "--json")
-    assert code == 0 and [line["tier"] for line in json.loads(out)] == ["own-paper+drift_round=50"]
+    assert code == 0
+    assert [line["tier"] for line in json.loads(out)] == ["own-paper+drift_round=50"]
     refused([*words, "drift_round=500"], "drift_round 500 comes after the last of 12 rounds")
 
 
@@ -350,14 +350,16 @@ def copied(folder, text="", extends="fedccfa/table2"):
 def test_a_copy_in_any_folder_is_the_papers_table_until_it_is_changed(tmp_path):
     original = load_spec("fedccfa/table2")
     same = copied(tmp_path / "a")
-    assert same.origin is None and "paper" in same.tiers and same.published == original.published
-    assert {r.run_id for r in same.runs("paper")} == {
-        r.run_id for r in original.runs("paper")
-    } and same.results == tmp_path / "a" / "results"
+    assert same.origin is None
+    assert "paper" in same.tiers
+    assert same.published == original.published
+    assert {r.run_id for r in same.runs("paper")} == {r.run_id for r in original.runs("paper")}
+    assert same.results == tmp_path / "a" / "results"
     more = copied(
         tmp_path / "b", '[methods.Mine]\nclass = "FedProx"\nmu = {value = 1.0, source = "guess: x"}'
     )
-    assert more.origin is None and "Mine" in more.rows
+    assert more.origin is None
+    assert "Mine" in more.rows
 
 
 @pytest.mark.parametrize(
@@ -373,9 +375,9 @@ def test_a_copy_in_any_folder_is_the_papers_table_until_it_is_changed(tmp_path):
 )
 def test_a_changed_copy_has_no_tier_paper_and_its_title_says_why(tmp_path, text, words):
     spec = copied(tmp_path / "x", text)
-    assert (
-        spec.origin.name == "fedccfa/table2" and "paper" not in spec.tiers and words in spec.title
-    )
+    assert spec.origin.name == "fedccfa/table2"
+    assert "paper" not in spec.tiers
+    assert words in spec.title
     with one_line("no tier paper", "fedccfa/table2", "own-paper"):
         spec.runs("paper")
     assert "not comparable" in render(spec, "own-paper") if words != "other runs" else True
@@ -384,7 +386,8 @@ def test_a_changed_copy_has_no_tier_paper_and_its_title_says_why(tmp_path, text,
 def test_a_changed_copy_says_at_every_tier_what_differs_from_the_paper(tmp_path):
     spec = copied(tmp_path / "x", '[base]\nalpha_dirichlet = {value = 0.2, source = "guess: x"}')
     changes = spec.reductions("small")
-    assert Change("alpha_dirichlet", 0.2, 0.5) in changes and Change("rounds", 40, 200) in changes
+    assert Change("alpha_dirichlet", 0.2, 0.5) in changes
+    assert Change("rounds", 40, 200) in changes
 
 
 def test_a_copied_folder_that_was_edited_is_no_paper(tmp_path):
@@ -413,18 +416,17 @@ def test_a_changed_copy_is_judged_nowhere(tmp_path, monkeypatch):
         '[base]\nrounds = {value = 3, source = "guess: x"}\ndrift_round = {value = 1, source = "guess: x"}',
     )
     put(spec, "own-paper", "FedAvg", [[90.0] * 3], "Fashion-MNIST, 20 clients")
-    assert "90.00 (1)" in render(spec, "own-paper") and "reproduced" not in render(
-        spec, "own-paper"
-    )
+    assert "90.00 (1)" in render(spec, "own-paper")
+    assert "reproduced" not in render(spec, "own-paper")
     monkeypatch.chdir(tmp_path)
-    assert "fedccfa/mine" in find_specs() and "fedccfa/mine" not in [
-        s.name for s in specs_of("fedccfa")
-    ]
+    assert "fedccfa/mine" in find_specs()
+    assert "fedccfa/mine" not in [s.name for s in specs_of("fedccfa")]
 
 
 def test_the_package_has_no_changed_copies():
     found = {name: load_spec(path) for name, path in find_specs(PAPERS).items()}
-    assert not [name for name, spec in found.items() if spec.origin] and set(CHECKS) <= set(found)
+    assert not [name for name, spec in found.items() if spec.origin]
+    assert set(CHECKS) <= set(found)
 
 
 def test_a_copy_that_says_nothing_of_a_paper_is_nobodys(tmp_path):
@@ -456,11 +458,9 @@ def test_a_method_added_to_a_copy_is_a_row_where_the_paper_lists_its_rows(tmp_pa
 
 def test_a_page_plans_its_own_table_with_other_settings():
     job = planned_table(main="fedccfa/table2", set={"rounds": 8}, methods="FedAvg", seeds=1)
-    assert (
-        job.tier == "own-smoke+rounds=8"
-        and {r.rounds for r in job.runs} == {8}
-        and len(job.runs) == 1
-    )
+    assert job.tier == "own-smoke+rounds=8"
+    assert {r.rounds for r in job.runs} == {8}
+    assert len(job.runs) == 1
     assert planned_table(main="fedccfa/table2") is None
     for wrong, words in [
         (dict(set=[1]), "parameter set"),

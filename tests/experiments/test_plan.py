@@ -49,15 +49,15 @@ def test_operations_of_a_network_by_hand():
     # 8x8 images, halved twice
     conv1, conv2, fc1, head = (2 * 16 * 9 * 64, 2 * 32 * 16 * 9 * 16, 2 * 64 * 128, 2 * 10 * 64)
     forward = conv1 + conv2 + fc1 + head
-    assert found.judging == forward and found.flops == 3 * (3 * forward - conv1)
+    assert found.judging == forward
+    assert found.flops == 3 * (3 * forward - conv1)
 
 
 def test_a_trial_takes_the_first_samples_of_each_client():
     whole = build(AVG)[1]
     few, all_of_them = few_samples(whole, 8).partition, few_samples(whole, 10**6).partition
-    assert max(few.sizes) <= 8 and all(
-        set(some) <= set(mine) for some, mine in zip(few.train, whole.partition.train)
-    )
+    assert max(few.sizes) <= 8
+    assert all(set(some) <= set(mine) for some, mine in zip(few.train, whole.partition.train))
     assert all((some == mine).all() for some, mine in zip(all_of_them.train, whole.partition.train))
 
 
@@ -109,10 +109,12 @@ def test_stand_ins_have_the_sizes_of_the_data_sets(name):
     "Against what the source declares; against the files, where they are"
     blank, card = stand_in(name), DATA_CARDS[name]
     source = card.source
-    assert (len(blank.train_y), len(blank.test_y)) == source.sizes and blank.classes == card.classes
+    assert (len(blank.train_y), len(blank.test_y)) == source.sizes
+    assert blank.classes == card.classes
     assert blank.batch(blank.train_x[:2]).shape == (2, *blank.shape)
     if source.class_names:
-        assert blank.class_names == source.class_names and len(source.class_names) == blank.classes
+        assert blank.class_names == source.class_names
+        assert len(source.class_names) == blank.classes
     assert int(blank.train_y.bincount().max() - blank.train_y.bincount().min()) <= 1
     if not source.present(data_dir()):
         pytest.skip(f"{name} is not here: compared with its declaration only")
@@ -164,8 +166,10 @@ def test_what_is_there_costs_nothing_and_tells_the_time_of_its_like(tmp_path):
         2,
         1,
         1,
-    ) and found.cost.seconds == pytest.approx(head["wall_seconds"])
-    assert plan_row(found, 2)["missing"] == "1 of 2" and plan_row(found, 2)["by"] == "stored runs"
+    )
+    assert found.cost.seconds == pytest.approx(head["wall_seconds"])
+    assert plan_row(found, 2)["missing"] == "1 of 2"
+    assert plan_row(found, 2)["by"] == "stored runs"
 
 
 @pytest.fixture
@@ -187,13 +191,18 @@ def test_a_trial_is_made_once_and_only_when_asked_for(trials, tmp_path):
     asked = [AVG, replace(AVG, settings=AVG.settings | {"seed": 1})]
     assert plan(SPEC, asked, "smoke", tmp_path).tried == len(trials) == 0
     first = plan(SPEC, asked, "smoke", tmp_path, measure="missing")
-    assert len(trials) == 1 and (first.tried, first.measured) == (2, 2) and len(first.on) == 10
+    assert len(trials) == 1
+    assert (first.tried, first.measured) == (2, 2)
+    assert len(first.on) == 10
     assert plan(SPEC, asked, "smoke", tmp_path) == first
-    assert plan(SPEC, asked, "smoke", tmp_path, measure="missing") == first and len(trials) == 1
+    assert plan(SPEC, asked, "smoke", tmp_path, measure="missing") == first
+    assert len(trials) == 1
     again = plan(SPEC, asked, "smoke", tmp_path, measure="again")
-    assert len(trials) == 2 and replace(again, cost=first.cost) == first
+    assert len(trials) == 2
+    assert replace(again, cost=first.cost) == first
     assert plan(SPEC, asked, "smoke", tmp_path) == again, "the last measurement counts"
-    assert plan_row(again, 1)["by"] == f"measured {again.on}" and plan_row(again, 1)["memory"]
+    assert plan_row(again, 1)["by"] == f"measured {again.on}"
+    assert plan_row(again, 1)["memory"]
     assert trial_of(with_fields(AVG, epochs=7)) is None
     with patch.object(costs, "__version__", "another"):
         assert trial_of(AVG) is None
@@ -217,12 +226,15 @@ def test_without_a_trial_the_time_is_that_of_stored_runs(trials, tmp_path):
     for run, factor in ((prox, 1), (longer, 3), (twice, 2)):
         assert rough_cost(run, paces).seconds == pytest.approx(factor * middle), run
         found = plan(SPEC, [run], "smoke", tmp_path)
-        assert (found.rough, found.tried) == (1, 0) and plan_row(found, 1)["by"] == "rough"
+        assert (found.rough, found.tried) == (1, 0)
+        assert plan_row(found, 1)["by"] == "rough"
     elsewhere = replace(AVG, settings=AVG.settings | {"network": "fedccfa_fmnist"})
     assert costs.stored_paces([elsewhere], tmp_path).keys().isdisjoint({("FedAvg", "digits_cnn")})
     nothing = plan(SPEC, [prox], "smoke", tmp_path / "empty")
-    assert (nothing.untimed, nothing.cost.seconds) == (1, 0.0) and nothing.cost.samples > 0
-    assert plan_row(nothing, 1)["by"] == "not timed" and plan_row(nothing, 1)["time"] == ""
+    assert (nothing.untimed, nothing.cost.seconds) == (1, 0.0)
+    assert nothing.cost.samples > 0
+    assert plan_row(nothing, 1)["by"] == "not timed"
+    assert plan_row(nothing, 1)["time"] == ""
     assert trials == []
 
 
@@ -281,8 +293,10 @@ def test_rough_costs_of_the_papers_do_not_train(trials):
     "The whole of a paper's table, from the runs that are stored in the repository"
     spec = load_spec("fedccfa/table2")
     found = plan(spec, spec.runs("paper"), "paper")
-    assert found == plan(spec, spec.runs("paper"), "paper") and trials == []
-    assert found.known + found.rough == found.missing > 0 and found.untimed == 0
+    assert found == plan(spec, spec.runs("paper"), "paper")
+    assert trials == []
+    assert found.known + found.rough == found.missing > 0
+    assert found.untimed == 0
     assert 100 < found.cost.seconds / 3600 < 10_000
 
 
@@ -334,7 +348,8 @@ def test_a_job_array_is_a_script_that_bash_reads(tmp_path):
         )
     for hours, time, budget in ((0.001, "0:01", "1m"), (2.3, "2:18", "136m")):
         text = sbatch(tmp_path / "jobs.sh", ["x"], [some], 1, hours).read_text()
-        assert f"--time={time}:00\n" in text and f"exec x --time-budget {budget} " in text
+        assert f"--time={time}:00\n" in text
+        assert f"exec x --time-budget {budget} " in text
     for hours in (0, -1, 1001, float("nan")):
         with pytest.raises(InputError, match="--hours"):
             sbatch(tmp_path / "no.sh", ["x"], [some], 1, hours)

@@ -59,11 +59,9 @@ def test_a_bar_at_a_terminal(clock, monkeypatch):
     rounds = RUNS[0].rounds
     what = f"0 of 4 runs, 1 of {4 * rounds} rounds, {RUNS[3].describe()}"
     assert said[0].startswith("░░") and said[0].endswith(what), "ten seconds of start are no pace"
-    assert (
-        said[-2].startswith("█" * (30 * (rounds + 5) // (4 * rounds)) + "░")
-        and "1 of 4 runs" in said[-2]
-        and said[-1] == "gone"
-    )
+    assert said[-2].startswith("█" * (30 * (rounds + 5) // (4 * rounds)) + "░")
+    assert "1 of 4 runs" in said[-2]
+    assert said[-1] == "gone"
 
 
 def test_a_line_in_jupyterlab(clock, monkeypatch, capsys):
@@ -86,11 +84,9 @@ def test_a_line_in_jupyterlab(clock, monkeypatch, capsys):
         assert bool(said) == bool(session)
         if not session:
             assert "1 of 2 runs" in capsys.readouterr().err
-    assert (
-        said[-2].startswith("███")
-        and f"1 of 2 runs, 12 of 24 rounds, {RUNS[0].describe()}, about 12 s left" in said[-2]
-        and said[-1] == ""
-    )
+    assert said[-2].startswith("███")
+    assert f"1 of 2 runs, 12 of 24 rounds, {RUNS[0].describe()}, about 12 s left" in said[-2]
+    assert said[-1] == ""
     assert capsys.readouterr().err == ""
 
 

@@ -239,7 +239,8 @@ def test_each_run_of_a_job_may_go_on_alone(fork, forked, tmp_path):
     with pytest.raises(Killed):
         run_job(fork, tmp_path, checkpoint_rounds=1, tell=killing(4))
     first = store.read(run_job(fork[1:], tmp_path)[0])
-    assert first[1] == forked[1] and [r["round"] for r in first[0]["resumed"]] == [2]
+    assert first[1] == forked[1]
+    assert [r["round"] for r in first[0]["resumed"]] == [2]
     assert (tmp_path / "smoke" / "checkpoints").exists()  # the other still needs it
     assert store.read(run_job(fork, tmp_path)[0])[1] == forked[0]
     assert not (tmp_path / "smoke" / "checkpoints").exists()
@@ -283,11 +284,9 @@ def test_another_executor_starts_anew(fork, forked, stopped, capsys):
     )
     seen = []
     paths = run_job(fork, stopped, tell=lambda run, done: seen.append(done), executor="stacked")
-    assert (
-        seen[0] == 1
-        and {store.read(p)[0]["executor"] for p in paths} == {"stacked"}
-        and "executor are not used" in capsys.readouterr().err
-    )
+    assert seen[0] == 1
+    assert {store.read(p)[0]["executor"] for p in paths} == {"stacked"}
+    assert "executor are not used" in capsys.readouterr().err
 
 
 def test_a_truncated_result_does_not_take_its_checkpoint_along(fork, forked, stopped):
@@ -321,10 +320,8 @@ def test_a_sealed_but_malformed_checkpoint_is_set_aside(tmp_path, capsys):
     }
     for name, body in (("x-1", '{"format": 2, "rounds": {"a": "b"}}'), ("x-2", json.dumps(about))):
         (tmp_path / f"{name}.json").write_text(sealed(body))
-    assert (
-        CheckpointWriter(tmp_path, ["a"], {}).find() == {}
-        and capsys.readouterr().err.count("malformed; it is set aside") == 2
-    )
+    assert CheckpointWriter(tmp_path, ["a"], {}).find() == {}
+    assert capsys.readouterr().err.count("malformed; it is set aside") == 2
     assert sorted(p.name for p in tmp_path.glob("*.json*")) == [
         "x-1.json.damaged",
         "x-2.json.damaged",
@@ -333,10 +330,8 @@ def test_a_sealed_but_malformed_checkpoint_is_set_aside(tmp_path, capsys):
 
 def test_a_checkpoint_of_a_newer_format_is_left_alone(tmp_path, capsys):
     (tmp_path / "x-1.json").write_text(sealed('{"format": 3}'))
-    assert (
-        CheckpointWriter(tmp_path, ["a"], {}).find() == {}
-        and "format 3, not 2; it is not used" in capsys.readouterr().err
-    )
+    assert CheckpointWriter(tmp_path, ["a"], {}).find() == {}
+    assert "format 3, not 2; it is not used" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["x-1.json"]
 
 
@@ -349,7 +344,8 @@ def test_a_flipped_byte_is_found_and_the_one_before_taken(fork, forked, stopped,
     content = bytearray(newest.read_bytes())
     content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     newest.write_bytes(content)
-    assert rounds_of(fork, stopped) == (2, forked) and "it is set aside" in capsys.readouterr().err
+    assert rounds_of(fork, stopped) == (2, forked)
+    assert "it is set aside" in capsys.readouterr().err
 
 
 def test_a_hundred_damages_of_a_checkpoint_are_all_found(tmp_path):
@@ -394,7 +390,8 @@ def test_a_hundred_damages_of_a_checkpoint_are_all_found(tmp_path):
 def test_what_no_file_can_hold_is_refused_in_one_line(odd, tmp_path):
     with pytest.raises(InputError, match="cannot be kept") as refused:
         checkpoints.save_message(tmp_path / "x", {}, {"odd": odd})
-    assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_does_not_stop_a_run(fork, forked, tmp_path, monkeypatch, capsys):
@@ -448,9 +445,9 @@ def test_checkpoints_that_cannot_be_removed_cost_no_result(
     said = capsys.readouterr().err
     assert "cannot be written (Operation not permitted); it stays until the next run" in said
     left = list((tmp_path / "smoke" / "checkpoints").iterdir())
-    assert (
-        left and said.count("goes on without this checkpoint") == len(left) // 2 - 2
-    )  # from the third on, none could go
+    # from the third on, none could go
+    assert left
+    assert said.count("goes on without this checkpoint") == len(left) // 2 - 2
     paths[0].unlink()
     run_job(fork, tmp_path, checkpoint_rounds=0)
     assert not (tmp_path / "smoke" / "checkpoints").exists()
@@ -470,7 +467,8 @@ def test_a_checkpoint_of_a_run_with_a_result_is_removed_when_nothing_is_left_to_
         p: set(checkpoints.read_description(p.with_suffix(""))["rounds"])
         for p in kept.glob("*.json")
     }
-    assert {fork[0].run_id} in heads.values() and {fork[1].run_id} in heads.values()
+    assert {fork[0].run_id} in heads.values()
+    assert {fork[1].run_id} in heads.values()
     runner.compute_runs(fork[:1], tmp_path, quiet=True)
     assert {p for p in kept.glob("*.json")} == {
         p for p, runs in heads.items() if runs == {fork[1].run_id}
@@ -517,9 +515,8 @@ def test_a_diverged_run_beside_others_goes_on_as_diverged(tmp_path):
     with pytest.raises(Killed):
         run_job([wild, calm], tmp_path / "b", checkpoint_rounds=1, tell=killing(3))
     again = [store.read(p) for p in run_job([wild, calm], tmp_path / "b")]
-    assert [head["status"] for head, _ in again] == ["diverged", "complete"] and [
-        r["round"] for r in again[1][0]["resumed"]
-    ] == [2]
+    assert [head["status"] for head, _ in again] == ["diverged", "complete"]
+    assert [r["round"] for r in again[1][0]["resumed"]] == [2]
     assert [(h.get("diverged"), rows) for h, rows in again] == [
         (h.get("diverged"), rows) for h, rows in reference
     ]

@@ -53,26 +53,25 @@ def reference(tmp_path_factory):
     "The results of one process, one run after the other"
     folder = tmp_path_factory.mktemp("reference")
     report = runner.compute_runs(RUNS, folder, quiet=True)
-    assert len(report.done) == len(RUNS) == 4 and report.exit_code == 0
+    assert len(report.done) == len(RUNS) == 4
+    assert report.exit_code == 0
     return folder
 
 
 def test_what_a_result_says(reference):
     head, found = store.read(store.run_path(reference, RUNS[-1]))
-    assert (
-        head["status"] == "complete"
-        and head["threads"] == 1
-        and head["executor"] == "sequential"
-        and head["device"] == "cpu"
-    )
-    assert (
-        head["wall_seconds"] > 0
-        and head["peak_memory_mb"] > 10
-        and len(head["data_fingerprint"]) == 64
-    )
+    assert head["status"] == "complete"
+    assert head["threads"] == 1
+    assert head["executor"] == "sequential"
+    assert head["device"] == "cpu"
+    assert head["wall_seconds"] > 0
+    assert head["peak_memory_mb"] > 10
+    assert len(head["data_fingerprint"]) == 64
     began = datetime.fromisoformat(head["started"])
-    assert began.utcoffset() == timedelta(0) and began <= datetime.now(timezone.utc)
-    assert head["bytes_up"] == found[-1]["bytes_up"] > 0 and [r["round"] for r in found] == [1, 2]
+    assert began.utcoffset() == timedelta(0)
+    assert began <= datetime.now(timezone.utc)
+    assert head["bytes_up"] == found[-1]["bytes_up"] > 0
+    assert [r["round"] for r in found] == [1, 2]
     assert all(
         0 <= r[m] <= 100 for r in found for m in ("generalised_accuracy", "personalised_accuracy")
     )
@@ -87,22 +86,22 @@ def test_when_time_is_up_the_rest_is_left_for_another_time(reference, tmp_path, 
 
     Pays for five calls of a second and more."""
     report = runner.compute_runs(RUNS, tmp_path, workers=workers, quiet=True, until=time.time() - 1)
-    assert (
-        len(report.later) == 4
-        and not report.failed
-        and report.exit_code == 0
-        and not names(tmp_path)
-    )
+    assert len(report.later) == 4
+    assert not report.failed
+    assert report.exit_code == 0
+    assert not names(tmp_path)
     assert report.summary() == "0 computed, 0 were there, 4 left for another time"
     done = []
     while len(done) < 4:  # a second a call: some calls stop in the middle
         report = runner.compute_runs(
             RUNS, tmp_path, workers=workers, quiet=True, until=time.time() + 1 + len(done)
         )
-        assert not report.failed and len(report.done) + len(report.skipped) + len(report.later) == 4
+        assert not report.failed
+        assert len(report.done) + len(report.skipped) + len(report.later) == 4
         done.append(report)
     runner.compute_runs(RUNS, tmp_path, workers=workers, quiet=True)
-    assert rows(tmp_path) == rows(reference) and names(tmp_path) == names(reference)
+    assert rows(tmp_path) == rows(reference)
+    assert names(tmp_path) == names(reference)
 
 
 def test_halves_of_files_are_removed_after_an_hour(tmp_path):
@@ -126,7 +125,8 @@ def test_halves_of_files_are_removed_after_an_hour(tmp_path):
     for path in half + others:
         os.utime(path, (0, 0))
     runner.remove_leftovers(tmp_path)
-    assert not any(p.exists() for p in half) and all(p.exists() for p in others)
+    assert not any(p.exists() for p in half)
+    assert all(p.exists() for p in others)
     for path in others:
         path.unlink()
     runner.remove_leftovers(tmp_path)
@@ -141,13 +141,11 @@ def test_nothing_is_computed_twice_and_damage_is_repaired(reference, tmp_path, c
     broken.write_bytes(broken.read_bytes()[:100])
     stamps = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.jsonl") if p != broken}
     report = runner.compute_runs(RUNS + RUNS, tmp_path, quiet=True)
-    assert (
-        report.done == [broken] and len(report.skipped) == 3 and rows(tmp_path) == rows(reference)
-    )
-    assert (
-        all(p.stat().st_mtime_ns == t for p, t in stamps.items())
-        and "set aside" in capsys.readouterr().err
-    )
+    assert report.done == [broken]
+    assert len(report.skipped) == 3
+    assert rows(tmp_path) == rows(reference)
+    assert all(p.stat().st_mtime_ns == t for p, t in stamps.items())
+    assert "set aside" in capsys.readouterr().err
 
 
 def test_a_result_that_another_process_writes_between_two_looks_is_taken(
@@ -164,11 +162,9 @@ def test_a_result_that_another_process_writes_between_two_looks_is_taken(
 
     monkeypatch.setattr(store, "is_complete", late)
     report = runner.compute_runs(RUNS[:2], tmp_path, quiet=True)
-    assert (
-        report.exit_code == 0
-        and report.theirs == [done]
-        and rows(tmp_path, RUNS[:2]) == rows(reference, RUNS[:2])
-    )
+    assert report.exit_code == 0
+    assert report.theirs == [done]
+    assert rows(tmp_path, RUNS[:2]) == rows(reference, RUNS[:2])
 
 
 def test_a_damaged_result_of_another_driver_is_computed_again(reference, tmp_path):
@@ -178,10 +174,8 @@ def test_a_damaged_result_of_another_driver_is_computed_again(reference, tmp_pat
     )
     report = runner.SweepReport(elsewhere=[RUNS[0]])
     with runner.Progress([RUNS[0]], True) as progress:
-        assert (
-            runner.awaited(report, progress, tmp_path, float("inf"), True, {}) == [RUNS[0]]
-            and report.theirs == []
-        )
+        assert runner.awaited(report, progress, tmp_path, float("inf"), True, {}) == [RUNS[0]]
+        assert report.theirs == []
 
 
 # --- refused before anything is computed
@@ -219,13 +213,13 @@ def test_a_failing_run_does_not_stop_the_others(reference, tmp_path, monkeypatch
 
     monkeypatch.setattr(runner, "run_job", fails)
     report = runner.compute_runs(RUNS, tmp_path, quiet=True)
-    assert report.exit_code == 1 and len(report.done) == 3 and list(report.failed) == [RUNS[0]]
+    assert report.exit_code == 1
+    assert len(report.done) == 3
+    assert list(report.failed) == [RUNS[0]]
     said = capsys.readouterr().err
-    assert (
-        said.count("\n") == 1
-        and RUNS[0].describe() in said
-        and "ZeroDivisionError: a slip of the pen (test_runner.py:" in said
-    )
+    assert said.count("\n") == 1
+    assert RUNS[0].describe() in said
+    assert "ZeroDivisionError: a slip of the pen (test_runner.py:" in said
 
 
 def test_runs_that_are_described_alike_fail_one_by_one(tmp_path, monkeypatch, capsys):
@@ -300,9 +294,8 @@ def test_a_killed_worker_loses_no_run(reference, tmp_path, monkeypatch):
     with runner.Progress(RUNS, quiet=True) as progress:
         runner.run_apart([Job([r], tmp_path) for r in RUNS], 2, report, progress, task)
     kept = [r for r in RUNS if r != RUNS[1]]
-    assert sorted(report.done) == sorted(store.run_path(tmp_path, c) for c in kept) and rows(
-        tmp_path, kept
-    ) == rows(reference, kept)
+    assert sorted(report.done) == sorted(store.run_path(tmp_path, c) for c in kept)
+    assert rows(tmp_path, kept) == rows(reference, kept)
     assert list(report.failed) == [RUNS[1]]
 
 
@@ -348,9 +341,8 @@ def test_a_method_that_changes_the_data_writes_no_result_and_spoils_no_other(
         "RuntimeError: the data digits were changed while Spoils ran; its result is void (jobs.py:"
         + next(iter(report.failed.values())).rsplit(":", 1)[1]
     ]
-    assert report.done == [store.run_path(tmp_path / "r", RUNS[1])] and rows(
-        tmp_path / "r", RUNS[1:2]
-    ) == rows(reference, RUNS[1:2])
+    assert report.done == [store.run_path(tmp_path / "r", RUNS[1])]
+    assert rows(tmp_path / "r", RUNS[1:2]) == rows(reference, RUNS[1:2])
 
 
 def test_the_name_of_a_method_of_the_package_is_refused(own):
@@ -362,14 +354,10 @@ def test_the_name_of_a_method_of_the_package_is_refused(own):
 
 def test_an_edited_method_is_computed_again(own):
     first, same, edited = own(), own(), own(line="None")
-    assert (
-        first.run_id == same.run_id != edited.run_id
-        and len(first.settings["method"]["source"]) == 16
-    )
-    assert (
-        store.encode(dict(settings=first.settings, run_id=first.run_id, status="diverged"), [])
-        and "source" not in RUNS[0].settings["method"]
-    )
+    assert first.run_id == same.run_id != edited.run_id
+    assert len(first.settings["method"]["source"]) == 16
+    assert store.encode(dict(settings=first.settings, run_id=first.run_id, status="diverged"), [])
+    assert "source" not in RUNS[0].settings["method"]
 
 
 @pytest.mark.parametrize("kind", ["", "@property", "@staticmethod", "@classmethod"])
@@ -380,7 +368,8 @@ def test_the_source_of_a_method_from_a_notebook(kind):
         exec(text, {"FedAvg": method.FedAvg, "__name__": "nowhere"}, spaces := {})
         found.append(own_digest(spaces["Typed"]))
     method.METHODS.pop("Typed")
-    assert found[0] and found[0] != found[1]
+    assert found[0]
+    assert found[0] != found[1]
 
 
 def test_the_source_of_a_typed_method_is_the_same_in_every_process():
@@ -417,7 +406,8 @@ def test_an_interrupt_between_a_result_and_its_note(tmp_path, monkeypatch, momen
         *((runner, "note") if moment == "note" else (runner.Progress, "finish")), interrupt
     )
     report = runner.compute_runs(RUNS[:2], tmp_path, quiet=True)
-    assert report.exit_code == 130 and report.done == [store.run_path(tmp_path, RUNS[0])]
+    assert report.exit_code == 130
+    assert report.done == [store.run_path(tmp_path, RUNS[0])]
 
 
 def test_an_interrupt_counts_what_others_have_computed_once(tmp_path):
@@ -441,14 +431,18 @@ def test_quiet_and_ci_are_silent(reference, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("CI")
     runner.compute_runs(RUNS[:1], tmp_path / "loud")
     out, err = capsys.readouterr()
-    assert out == "" and err == f"fedrepro: 1 of 1 runs: {RUNS[0].describe()}: complete\n"
+    assert out == ""
+    assert err == f"fedrepro: 1 of 1 runs: {RUNS[0].describe()}: complete\n"
 
 
 def test_two_workers_give_the_same_bits_in_any_order(reference, tmp_path):
     report = runner.compute_runs(RUNS[::-1], tmp_path, workers=2, quiet=True)
-    assert len(report.done) == 4 and not report.failed and rows(tmp_path) == rows(reference)
+    assert len(report.done) == 4
+    assert not report.failed
+    assert rows(tmp_path) == rows(reference)
     heads = [
         [store.read(store.run_path(f, r))[0]["partition_fingerprint"] for r in RUNS]
         for f in (tmp_path, reference)
     ]
-    assert heads[0] == heads[1] and names(tmp_path) == names(reference)
+    assert heads[0] == heads[1]
+    assert names(tmp_path) == names(reference)

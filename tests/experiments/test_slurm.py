@@ -26,5 +26,6 @@ def test_two_jobs_of_an_array_share_the_runs(tmp_path, said, monkeypatch):
     def results(folder):
         return {p.name: store.read(p)[1] for p in folder.rglob("*.jsonl")}
 
-    assert len(results(one)) == 4 and results(array) == results(one)
+    assert len(results(one)) == 4
+    assert results(array) == results(one)
     assert not list(array.rglob(".*.lease"))

@@ -35,7 +35,8 @@ TEXT = (ROOT / "tests/spec.toml").read_text()  # Table 2 in one file, for what i
 def test_every_spec_loads_and_every_value_has_a_source(name):
     "A smaller tier says that it is one; no published number stands beside part of a data set"
     spec = load_spec(name, ROOT / "papers")
-    assert spec.name == name == load_spec(SPECS[name]).name and spec.reductions("paper") == []
+    assert spec.name == name == load_spec(SPECS[name]).name
+    assert spec.reductions("paper") == []
     for tier in spec.tiers:
         for column in spec.tier_columns(tier):
             for row in spec.rows:
@@ -49,9 +50,8 @@ def test_every_spec_loads_and_every_value_has_a_source(name):
             for layer in (spec.tiers[tier].base, *spec.tiers[tier].methods.values())
             for v in layer.values()
         ]
-        assert bool(changed) == (tier != "paper") and all(
-            v.source.startswith("tier:") for v in changed
-        )
+        assert bool(changed) == (tier != "paper")
+        assert all(v.source.startswith("tier:") for v in changed)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -71,7 +71,8 @@ def test_every_published_number_is_found_exactly_once(name):
         *(c for tier in spec.tiers.values() for c in tier.columns),
     ]:
         if part.unpublished:
-            assert part.published == NOTHING and not found(part.published)
+            assert part.published == NOTHING
+            assert not found(part.published)
         elif isinstance(part, Column):
             assert found(part.published), part
     for row in spec.rows.values():
@@ -88,7 +89,8 @@ def test_table_2_at_the_paper_tier_is_section_5_of_the_paper():
     spec = load_spec("fedccfa/table2", ROOT / "papers")
     settings = {(r.row, r.column, r.seed): r.settings for r in spec.runs("paper")}
     # AdapFedAvg's are FedAvg's
-    assert len(settings) == 19 * 6 * 3 and len({c.run_id for c in spec.runs("paper")}) == 18 * 6 * 3
+    assert len(settings) == 19 * 6 * 3
+    assert len({c.run_id for c in spec.runs("paper")}) == 18 * 6 * 3
     for seed in (0, 1, 2):
         assert (
             settings["AdapFedAvg", "CIFAR-10, 20 clients", seed]
@@ -126,7 +128,8 @@ def test_table_2_at_the_paper_tier_is_section_5_of_the_paper():
     assert s["method"]["fields"] | want == s["method"]["fields"]
     assert settings["FedProx", "Fashion-MNIST, 20 clients", 0]["method"]["fields"]["mu"] == 0.01
     sparse = {row for (row, column, seed), s in settings.items() if s["every"] == 10}
-    assert sparse == {"pFedMe", "Ditto"} and all(
+    assert sparse == {"pFedMe", "Ditto"}
+    assert all(
         s.get("last", 1) == (10 if row in sparse else 1) for (row, *_), s in settings.items()
     )
 
@@ -140,10 +143,12 @@ def test_rows_beside_published_numbers_are_what_was_run():
             c.row: c.settings["method"]["fields"].get("variant") for c in spec.runs("paper")
         }
         for row in ("FedPAC", "Flash", "FedDrift", "FedCCFA"):
-            assert row in paper and variants[row] == "as_published"
+            assert row in paper
+            assert variants[row] == "as_published"
         mended = {row: variants[row] for row in spec.rows if row not in paper}
         # None: Flash's default, honest
-        assert len(mended) == 5 and set(mended.values()) == {"corrected", "adaptive", None}
+        assert len(mended) == 5
+        assert set(mended.values()) == {"corrected", "adaptive", None}
 
 
 def test_table_1_is_table_2_without_drift():
@@ -174,7 +179,8 @@ def test_some_rows_of_a_table_are_the_same_runs(name, tmp_path):
     rows = list(whole.rows)
     for chosen in (rows[-2:], rows[:2], list(whole.gap[:1]) or rows[:1]):
         some = copy(f"rows = {json.dumps(chosen)}")
-        assert list(some.rows) == chosen and some.tiers.keys() == whole.tiers.keys()
+        assert list(some.rows) == chosen
+        assert some.tiers.keys() == whole.tiers.keys()
         assert ("changed copy" in some.title) == (name in CHECKS)
         for tier in whole.tiers:
             ids = [run.run_id for run in whole.runs(tier, methods=chosen)]
@@ -191,7 +197,8 @@ def test_a_new_version_of_a_method_is_a_new_run(monkeypatch):
     before = load_spec(SPECS["fedccfa/table2"]).runs("smoke", methods=["FedProx"])[0]
     monkeypatch.setattr(load_methods()["FedProx"], "version", 2)
     after = load_spec(SPECS["fedccfa/table2"]).runs("smoke", methods=["FedProx"])[0]
-    assert before.run_id != after.run_id and run_id(before.settings) == before.run_id
+    assert before.run_id != after.run_id
+    assert run_id(before.settings) == before.run_id
 
 
 # --- what is judged needs a margin
@@ -271,8 +278,10 @@ def test_layers_from_general_to_special(tmp_path):
         found = spec.runs(tier, methods=[row])[0].settings["method"]["fields"]
         return [found[k] for k in ("lr", "momentum", "epochs")]
 
-    assert fields("paper", "FedAvg") == [0.3, 0.2, 1] and fields("smoke", "FedAvg") == [0.3, 0.2, 3]
-    assert fields("paper", "half") == [0.2, 0.6, 7] and fields("smoke", "half") == [0.2, 0.6, 4]
+    assert fields("paper", "FedAvg") == [0.3, 0.2, 1]
+    assert fields("smoke", "FedAvg") == [0.3, 0.2, 3]
+    assert fields("paper", "half") == [0.2, 0.6, 7]
+    assert fields("smoke", "half") == [0.2, 0.6, 4]
     assert spec.runs("smoke", methods=["half"])[0].settings["partition"]["clients"] == 5
     assert spec.reductions("smoke") == [
         Change("epochs", 3, 1, rows=("FedAvg",)),
@@ -302,7 +311,9 @@ def test_noise_and_drift_reach_the_federation(tmp_path):
     )
     method, federation, rounds = build(load_spec(written(tmp_path, raw)).runs("paper")[0])
     wrong = (federation.labels != federation.data.train_y).double().mean().item()
-    assert rounds == 2 and abs(wrong - 0.3) < 0.01 and federation.drift.change_rounds == (0, 1)
+    assert rounds == 2
+    assert abs(wrong - 0.3) < 0.01
+    assert federation.drift.change_rounds == (0, 1)
     assert federation.partition.settings["alpha"] == 0.7
 
 
@@ -438,11 +449,10 @@ def test_what_a_row_says_of_itself(tmp_path):
         "other": ("mu: the grid was not searched", ""),
         "FedAvg": ("", ""),
     }
-    assert (
-        s.rows["FedProx"].published == s.columns[1].published == NOTHING
-        and s.columns[0].published == {}
-    )
-    assert s.tier("smoke").caption == "Too small to tell." and s.tier("paper").caption == ""
+    assert s.rows["FedProx"].published == s.columns[1].published == NOTHING
+    assert s.columns[0].published == {}
+    assert s.tier("smoke").caption == "Too small to tell."
+    assert s.tier("paper").caption == ""
 
 
 def test_seeds_that_follow_the_trial_are_the_same_runs_as_if_they_were_written(tmp_path):
@@ -457,10 +467,11 @@ def test_seeds_that_follow_the_trial_are_the_same_runs_as_if_they_were_written(t
         ids(partition_seed="seed", cohort_seed="seed"),
         ids(partition_seed=3, cohort_seed=3),
     )
-    assert own[0] == ids()[0] and own[3] == fixed[3] != ids()[3] and own[3][1:] == (3, 3)
-    assert own[0] == ids(partition_seed=0, cohort_seed=0)[0] and ids(partition_seed="seed")[3][
-        1:
-    ] == (3, 0)
+    assert own[0] == ids()[0]
+    assert own[3] == fixed[3] != ids()[3]
+    assert own[3][1:] == (3, 3)
+    assert own[0] == ids(partition_seed=0, cohort_seed=0)[0]
+    assert ids(partition_seed="seed")[3][1:] == (3, 0)
 
 
 def test_unknown_names_and_unreadable_files(tmp_path):
@@ -491,17 +502,14 @@ def test_unknown_names_and_unreadable_files(tmp_path):
 def test_a_folder_of_ones_own_comes_first_and_hides_nothing(tmp_path, monkeypatch):
     own = written(tmp_path / "papers", TOY)
     monkeypatch.chdir(tmp_path)
-    assert (
-        list(find_specs())[0] == "toy/x"
-        and set(SPECS) < set(find_specs())
-        and load_spec("toy/x").title == "t"
-    )
+    assert list(find_specs())[0] == "toy/x"
+    assert set(SPECS) < set(find_specs())
+    assert load_spec("toy/x").title == "t"
     assert load_spec("fedccfa/table2").paper == "FedCCFA"
     (tmp_path / "papers/fedccfa").mkdir()
     (tmp_path / "papers/fedccfa/table2.toml").write_text(own.read_text())
-    assert load_spec("fedccfa/table2").title == "t" and find_specs()[
-        "fedccfa/table2"
-    ].is_relative_to(tmp_path)
+    assert load_spec("fedccfa/table2").title == "t"
+    assert find_specs()["fedccfa/table2"].is_relative_to(tmp_path)
     assert load_spec("fedccfa/table1").paper == "FedCCFA"
 
 
@@ -511,7 +519,9 @@ def test_a_spec_rests_on_digests_not_on_contents(tmp_path):
     spec.write_text("")
     table.write_bytes(b"1,2,3\n" * 200_000)
     files = rests_on(spec)
-    assert spec in files and table in files and len(repr(files)) < 100_000
+    assert spec in files
+    assert table in files
+    assert len(repr(files)) < 100_000
     table.write_bytes(b"1,2,4\n" * 200_000)
     assert rests_on(spec) != files
 
@@ -530,7 +540,8 @@ def test_a_file_that_an_editor_locks_is_no_spec(tmp_path):
     path = written(tmp_path, TOY)
     for name in ("x.csv", "x.toml"):
         path.with_name(f".#{name}").symlink_to("user@host.123")
-    assert list(find_specs(tmp_path)) == ["toy/x"] and load_spec(path).title == "t"
+    assert list(find_specs(tmp_path)) == ["toy/x"]
+    assert load_spec(path).title == "t"
 
 
 CSV = "method,variant,clients,mean,std\nFedAvg,,20,1,2\nFedAvg,,100,3,\nOther,a,20,5,6\nOther,b,20,7,8\n"

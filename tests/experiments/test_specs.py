@@ -94,7 +94,8 @@ def test_every_published_line_has_exactly_one_place(name):
         return lines({**row.published, **column.published}).astype(int)
 
     found = sum(named(row, column) for column in s.columns for row in s.rows.values())
-    assert len(found) == LINES[name] and (found == 1).all()
+    assert len(found) == LINES[name]
+    assert (found == 1).all()
     for column in s.columns:
         for row in s.rows.values():
             assert named(row, column).sum() == (
@@ -128,9 +129,8 @@ def test_a_column_runs_what_its_published_lines_say(name):
                 line.get("noise_ratio", 0),
             )
             key, recipes = kinds[line["partition"]]
-            assert run["partition"]["recipe"] in recipes and (
-                key == "recipe" or run["partition"][key] == line["partition_parameter"]
-            )
+            assert run["partition"]["recipe"] in recipes
+            assert key == "recipe" or run["partition"][key] == line["partition_parameter"]
 
 
 # --- tiers
@@ -150,9 +150,8 @@ def test_what_is_missing_says_why_and_smaller_tiers_have_every_row_on_what_is_th
         assert used <= {"digits", "synthetic"} if tier == "smoke" else not used & {"digits"}
         if tier == "paper" or name in LOCAL:
             continue
-        assert {c.row for c in runs} == set(s.rows) and {c.seed for c in runs} == (
-            {0} if tier == "small" else {0, 1}
-        )
+        assert {c.row for c in runs} == set(s.rows)
+        assert {c.seed for c in runs} == ({0} if tier == "small" else {0, 1})
         assert len({(c.row, c.column) for c in runs}) == len(s.rows) * len(columns)
         if name.startswith(("fedbss/", "fedadc/")):
             assert not [c for c in runs if "resnet" in c.settings["network"]]
@@ -177,12 +176,11 @@ def test_what_is_not_tuned_yet_declares_its_grid(name):
         rules = field_rules(load_methods()[spec(name).rows[row].method])
         assert grid["split"] == "a held-out tenth of the training data"
         for key, values in ((k, v) for k, v in grid.items() if k != "split"):
-            assert [rules[key](v, key) for v in values] == sorted(set(values)) and len(values) > 1
+            assert [rules[key](v, key) for v in values] == sorted(set(values))
+            assert len(values) > 1
             value = spec(name).rows[row].values[key]
-            assert (
-                value.value in values
-                and "{" + ", ".join(f"{v:g}" for v in values) + "}" in value.source
-            )
+            assert value.value in values
+            assert "{" + ", ".join(f"{v:g}" for v in values) + "}" in value.source
 
 
 # --- values that are easily lost on the way
@@ -442,9 +440,8 @@ def test_table_1_of_lfd_ties_each_part_in_both_ways():
     }
     for row, f in tied.items():
         where = spec("lfd/table1").rows[row].published
-        assert where["constraint_kind"] == f["kind"] and where["constraint_target"].endswith(
-            f["part"]
-        )
+        assert where["constraint_kind"] == f["kind"]
+        assert where["constraint_target"].endswith(f["part"])
 
 
 def test_table_5_asks_its_start_for_every_class_and_shows_both_ratios():
@@ -491,10 +488,10 @@ def test_synthetic_data_reach_the_clients_as_they_were_made():
         _, federation, asked = build(
             next(c for (row, _), c in first_runs("feddc/synthetic", tier).items() if row == "FedDC")
         )
-        assert asked == rounds and [len(p) for p in federation.partition.train] == [200] * 20
-        assert federation.net.count() == 155 and not any(
-            t.any() for t in federation.net.init(0).values()
-        )
+        assert asked == rounds
+        assert [len(p) for p in federation.partition.train] == [200] * 20
+        assert federation.net.count() == 155
+        assert not any(t.any() for t in federation.net.init(0).values())
         assert all(
             (federation.data.groups[0][mine] == k).all()
             for k, mine in enumerate(federation.partition.train)

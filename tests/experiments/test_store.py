@@ -125,13 +125,13 @@ def test_load_results_uses_only_whole_files(path, tmp_path, capsys):
     other.write_bytes(other.read_bytes()[:-1])
     (folder / "notes.txt").write_text("mine")
     frame = store.load_results(folder)
-    assert (
-        set(frame.run_id) == {RUN.run_id} and len(frame) == 3 and list(frame["round"]) == [1, 2, 12]
-    )
-    assert frame.generalised_accuracy.tolist() == [10.5, 21.0, 126.0] and set(store.COLUMNS) <= set(
-        frame.columns
-    )
-    assert capsys.readouterr().err.count("set aside") == 2 and (folder / "notes.txt").exists()
+    assert set(frame.run_id) == {RUN.run_id}
+    assert len(frame) == 3
+    assert list(frame["round"]) == [1, 2, 12]
+    assert frame.generalised_accuracy.tolist() == [10.5, 21.0, 126.0]
+    assert set(store.COLUMNS) <= set(frame.columns)
+    assert capsys.readouterr().err.count("set aside") == 2
+    assert (folder / "notes.txt").exists()
     assert [h["file"] for h in store.load_headers(folder)] == [path.name]
 
 
@@ -214,24 +214,22 @@ def whole_or_set_aside(folder, path):
     with contextlib.redirect_stderr(io.StringIO()) as said:
         frame = store.load_results(folder)
     if "written by another version" in said.getvalue():
-        assert frame.empty and path.exists() and said.getvalue().count("\n") == 1
+        assert frame.empty
+        assert path.exists()
+        assert said.getvalue().count("\n") == 1
     elif path.exists():
         head, rows = store.read(path)
         again = frame.drop(columns=[c for c in frame if c in store.ABOUT]).to_dict("records")
-        assert (
-            len(frame) == max(1, len(rows))
-            and head["run_id"] == run_id(head["settings"])
-            and not said.getvalue()
-        )
+        assert len(frame) == max(1, len(rows))
+        assert head["run_id"] == run_id(head["settings"])
+        assert not said.getvalue()
         for row, back in zip(rows, again):
             assert all(v is None and back[k] != back[k] or back[k] == v for k, v in row.items())
     else:
-        assert (
-            frame.empty
-            and list(folder.glob("*.damaged"))
-            and said.getvalue().count("\n") == 1
-            and "set aside" in said.getvalue()
-        )
+        assert frame.empty
+        assert list(folder.glob("*.damaged"))
+        assert said.getvalue().count("\n") == 1
+        assert "set aside" in said.getvalue()
     if path.exists():
         assert len(table(SMALL, "smoke", folder.parent)) > 1
 
@@ -299,7 +297,8 @@ def test_methods_and_keys_of_others_are_read(tmp_path, change):
         tmp_path / "smoke",
         signed(GOOD | dict(settings=GOOD["settings"] | change, added_later=[1]), ROWS),
     )
-    assert store.is_complete(file) and len(store.load_results(file.parent)) == 3
+    assert store.is_complete(file)
+    assert len(store.load_results(file.parent)) == 3
 
 
 @pytest.mark.parametrize(
@@ -328,7 +327,8 @@ def test_methods_and_keys_of_others_are_read(tmp_path, change):
 def test_status_record_and_rows_belong_together(tmp_path, change):
     rows, change = ROWS[: change["rows"]], {k: v for k, v in change.items() if k != "rows"}
     file = put(tmp_path / "smoke", signed(GOOD | change, rows))
-    assert not store.is_complete(file) and not file.exists()
+    assert not store.is_complete(file)
+    assert not file.exists()
     file = put(
         tmp_path / "smoke",
         signed(
@@ -336,9 +336,8 @@ def test_status_record_and_rows_belong_together(tmp_path, change):
             ROWS[:2],
         ),
     )
-    assert store.is_complete(file) and set(store.load_results(file.parent).diverged) == {
-        "round 3, server, norm nan"
-    }
+    assert store.is_complete(file)
+    assert set(store.load_results(file.parent).diverged) == {"round 3, server, norm nan"}
 
 
 # --- what is no file
@@ -356,10 +355,14 @@ def test_a_pipe_a_device_a_folder_are_left_alone(path, capsys):
     ):
         other = path.with_name(f"odd{n}.jsonl")
         make(other)
-        assert store.read_or_set_aside(other) is None and os.path.lexists(other)
+        assert store.read_or_set_aside(other) is None
+        assert os.path.lexists(other)
         said = capsys.readouterr().err
-        assert said.count("\n") == 1 and other.name in said and "it is not used" in said
-    assert len(store.load_results(path.parent)) == 3 and capsys.readouterr().err.count("\n") == 4
+        assert said.count("\n") == 1
+        assert other.name in said
+        assert "it is not used" in said
+    assert len(store.load_results(path.parent)) == 3
+    assert capsys.readouterr().err.count("\n") == 4
 
 
 def test_links_are_followed_and_never_their_targets_renamed(path, tmp_path, capsys):
@@ -367,26 +370,24 @@ def test_links_are_followed_and_never_their_targets_renamed(path, tmp_path, caps
     real.parent.mkdir()
     path.rename(real)
     path.symlink_to(real)
-    assert (
-        store.is_complete(path)
-        and len(store.load_results(path.parent)) == 3
-        and capsys.readouterr().err == ""
-    )
+    assert store.is_complete(path)
+    assert len(store.load_results(path.parent)) == 3
+    assert capsys.readouterr().err == ""
     real.write_bytes(real.read_bytes()[:-9])
-    assert (
-        not store.is_complete(path)
-        and real.exists()
-        and not os.path.lexists(path)
-        and "set aside" in capsys.readouterr().err
-    )
+    assert not store.is_complete(path)
+    assert real.exists()
+    assert not os.path.lexists(path)
+    assert "set aside" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["new\nline.jsonl", "right\u202eleft.jsonl"])
 def test_odd_names_stay_on_one_line(tmp_path, capsys, name):
     (tmp_path / name).write_text("x")
-    assert store.load_results(tmp_path).empty and (tmp_path / (name + ".damaged")).exists()
+    assert store.load_results(tmp_path).empty
+    assert (tmp_path / (name + ".damaged")).exists()
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and said.strip().isprintable()
+    assert said.count("\n") == 1
+    assert said.strip().isprintable()
 
 
 def test_a_run_too_long_to_be_read_is_not_written(tmp_path, monkeypatch):
@@ -409,7 +410,8 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(path, monkeypatch):
             m.setattr(os, name, full)
             with pytest.raises(InputError, match="No space left"):
                 store.write(path, OPEN, ROWS[:1])
-        assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
+        assert path.read_bytes() == before
+        assert list(path.parent.iterdir()) == [path]
 
 
 # --- what an adversary found

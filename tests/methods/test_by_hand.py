@@ -182,4 +182,5 @@ def test_fedccfa(eps):
             for n in HEAD:
                 assert torch.allclose(now.states[k]["head"][n], heads[k][n], atol=1e-12, rtol=0)
             assert torch.allclose(now.states[k]["anchors"], anchors[k], atol=1e-12, rtol=0)
-    assert (ran == 0) == (eps == 1e-9) and (ran == 12) == (eps == 2.0)
+    assert (ran == 0) == (eps == 1e-9)
+    assert (ran == 12) == (eps == 2.0)

@@ -131,7 +131,8 @@ def test_every_round_equals_a_plain_loop(drift, participation, previous):
         assert same_bits(list(now.server["models"].values()), list(same.server["models"].values()))
     given = same.server["now"].tolist()
     # models came, and some merged
-    assert len(given) > 3 and (drift == "incremental" or len(set(given)) < len(given))
+    assert len(given) > 3
+    assert drift == "incremental" or len(set(given)) < len(given)
 
 
 # --- merging
@@ -164,15 +165,14 @@ def test_merged_clients_start_from_the_mean_of_their_models():
         start.server, Exchange(0, list(range(K)), answers, sizes, None, None)
     )
     mean = weighted_mean(list(start.server["models"].values()), [sum(sizes[:3]), sum(sizes[3:])])
-    assert list(server["models"]) == ["0"] and server["now"].tolist() == [0, 0]
+    assert list(server["models"]) == ["0"]
+    assert server["now"].tolist() == [0, 0]
     assert distance(server["models"]["0"], mean) < 1e-10
     for client, reply in zip(clients, replies):
         client.received = client.received | reply
         (phase,) = method.local_phases(client)
-        assert (
-            distance(start_phase(client, phase, {}), mean) < 1e-10
-            and int(client.constants["cluster"]) == 0
-        )
+        assert distance(start_phase(client, phase, {}), mean) < 1e-10
+        assert int(client.constants["cluster"]) == 0
 
 
 # --- what each client knows

@@ -176,9 +176,9 @@ def test_selection_depends_on_the_received_model_alone():
     )
     stream = str(client.rng.bit_generator.state)
     pools = m.select(client)
-    assert (
-        str(client.rng.bit_generator.state) == stream and not client.constants and not client.state
-    )
+    assert str(client.rng.bit_generator.state) == stream
+    assert not client.constants
+    assert not client.state
     assert all(np.array_equal(a, b) for a, b in zip(pools, m.select(other)))
     far = fed.client(0, 60, {"params": {n: -t for n, t in W.items()}}, {})
     assert not all(np.array_equal(a, b) for a, b in zip(pools, m.select(far)))
@@ -187,7 +187,8 @@ def test_selection_depends_on_the_received_model_alone():
 def test_the_rating_is_in_eval_mode_and_not_augmented(part):
     class Watching:
         def __call__(self, params, x, train=False):
-            assert not train and len(x) == client.n
+            assert not train
+            assert len(x) == client.n
             return part.net(params, x)
 
     client, draws = part.client(0, 60, {"params": part.initial}, {}), []

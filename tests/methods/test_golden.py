@@ -258,9 +258,11 @@ def test_every_round_of_ifca_equals_the_released_code():
 def test_every_round_of_fedbabu_equals_the_released_code():
     def only_the_body(now, want, seen, t):
         for _, upload, state, _ in seen:
-            assert all(n.startswith("body.") for n in upload["params"]) and not state
+            assert all(n.startswith("body.") for n in upload["params"])
+            assert not state
         head = {n: v for n, v in tree(GOLDEN["init"]).items() if n.startswith("head.")}
-        assert head and all(torch.equal(now.server["params"][n], v) for n, v in head.items())
+        assert head
+        assert all(torch.equal(now.server["params"][n], v) for n, v in head.items())
 
     check(as_stored(FedBABU, "FedBABU"), "FedBABU", only_the_body)
 
@@ -277,7 +279,8 @@ def test_every_round_of_ditto_equals_the_released_code():
 def test_every_round_of_pfedme_judged_by_its_anchor_equals_the_released_code():
     me = as_stored(pFedMe, "pFedMe")
     # given, and not used, here as in the released code
-    assert me.momentum > 0 and me.weight_decay > 0
+    assert me.momentum > 0
+    assert me.weight_decay > 0
 
     def anchors(now, want, seen, t):
         for k, stored in want["local"].items():

@@ -170,7 +170,8 @@ def test_judged_model_predicts_by_cosines():
             Predictor()(fed, models)[0], cosines(fed.net, at.server["params"], X).argmax(1)
         )
         again = LfD().eval_params({"params": models[0]}, {})
-        assert distance(again, models[0]) < 1e-12 and not again["head.bias"].any()
+        assert distance(again, models[0]) < 1e-12
+        assert not again["head.bias"].any()
     # as a plain network: always the first class
     assert len(set(logits(far.server["params"], X).argmax(1).tolist())) == 1
 
@@ -197,7 +198,8 @@ def test_frozen_models_run_in_eval_mode():
     want = -((F.one_hot(batch.y, 2) + auxiliary_label(zP, zG, 0.1)) * log_sigma).sum(1).mean()
     assert torch.allclose(loss, want, atol=1e-10)
     # only the trained model's statistics move
-    assert same_bits(kept, [fed.initial, old]) and not same_bits(own, fed.initial)
+    assert same_bits(kept, [fed.initial, old])
+    assert not same_bits(own, fed.initial)
     upload, state, _ = client_round(m, c)
     assert same_bits(state["model"], upload["params"])
 
@@ -210,15 +212,12 @@ def test_union_pools_tests_and_noisy_labels_once():
     fed = replace(federation(), partition=cut, labels=1 - Y, participation=0.5)
     fed.data.test_x, fed.data.test_y = X, Y
     pooled = fed.pooled()
-    assert [p.tolist() for p in pooled.partition.train] == [[0, 1, 2, 3, 5]] and [
-        p.tolist() for p in pooled.partition.test
-    ] == [[4, 6, 7]]
-    assert (
-        pooled.pooled() is pooled
-        and pooled.clients == 1
-        and pooled.participation == 1
-        and fed.clients == 2
-    )
+    assert [p.tolist() for p in pooled.partition.train] == [[0, 1, 2, 3, 5]]
+    assert [p.tolist() for p in pooled.partition.test] == [[4, 6, 7]]
+    assert pooled.pooled() is pooled
+    assert pooled.clients == 1
+    assert pooled.participation == 1
+    assert fed.clients == 2
     assert pooled.client(0, 0, {}, {}).labels.tolist() == (1 - Y)[[0, 1, 2, 3, 5]].tolist()
 
 
@@ -286,4 +285,5 @@ def test_all_parameters_is_fedprox_with_statistics_too():
         after(m, fed, 3)
         for m in (Constraint(kind="parameter", part="all", mu=0.7, **FULL), FedProx(mu=0.7, **FULL))
     )
-    assert distance(ours, prox) < 1e-10 and distance(prox, after(FedAvg(**FULL), fed, 3)) > 1e-5
+    assert distance(ours, prox) < 1e-10
+    assert distance(prox, after(FedAvg(**FULL), fed, 3)) > 1e-5

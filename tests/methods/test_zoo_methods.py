@@ -172,9 +172,8 @@ def test_a_momentum_that_a_client_keeps():
             ends.append({n: t.detach().clone() for n, t in net.state_dict().items()})
         w = mean(ends)
     at = ended(zoo.KeepsMomentum(**PLAIN), fed)
-    assert distance(at.server["params"], w) < 1e-10 and [int(s["met"]) for s in at.states] == [
-        ROUNDS
-    ] * len(SIZES)
+    assert distance(at.server["params"], w) < 1e-10
+    assert [int(s["met"]) for s in at.states] == [ROUNDS] * len(SIZES)
 
 
 @pytest.mark.parametrize("idle", [None, 1])
@@ -224,7 +223,8 @@ def test_a_wrong_method_is_refused_in_one_line(what, executor):
 def test_what_is_not_finite_ends_the_run_and_names_who(what):
     method, who = zoo.DIVERGED[what]
     history = run(method(**PLAIN), federation(), 2)
-    assert history.status == "diverged" and (
+    assert history.status == "diverged"
+    assert (
         history.diverged["round"],
         history.diverged["client"],
     ) == (1, who)

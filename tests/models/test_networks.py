@@ -38,7 +38,8 @@ from fedrepro.models.networks import network, network_names
 def test_impossible_networks(wrong, said):
     with pytest.raises(InputError) as e:
         network(**wrong)
-    assert str(e.value).startswith(said) and "\n" not in str(e.value)
+    assert str(e.value).startswith(said)
+    assert "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize("name", network_names())
@@ -46,12 +47,14 @@ def test_names_and_order(name):
     "Every name says body or head; the tree is in the module's order; the head is last and linear"
     net = network(name, classes=3)
     tree = net.init(0)
-    assert all(n.startswith(("body.", "head.")) for n in tree) and list(tree)[-2:] == [
+    assert all(n.startswith(("body.", "head.")) for n in tree)
+    assert list(tree)[-2:] == [
         "head.weight",
         "head.bias",
     ]
     assert [n for n in tree if n in net.trained] == list(net.trained)
-    assert tree["head.weight"].shape == (3, net.feature_dim) and net.classes == 3
+    assert tree["head.weight"].shape == (3, net.feature_dim)
+    assert net.classes == 3
     assert (
         net.count()
         == net.count("body.") + net.count("head.")
@@ -69,9 +72,8 @@ def test_large_networks_as_functions(name):
     )
     tree = net.init(0)
     expected = net._fresh(0).eval()(x)
-    assert torch.equal(net(tree, x), expected) and torch.equal(
-        net.classify(tree, net.features(tree, x)), expected
-    )
+    assert torch.equal(net(tree, x), expected)
+    assert torch.equal(net.classify(tree, net.features(tree, x)), expected)
 
 
 def test_modes_do_not_leak():
@@ -84,7 +86,8 @@ def test_modes_do_not_leak():
     )
     before = net(a, x)
     net(b, x, train=True)
-    assert same_bits(before, net(a, x)) and same_bits(a, net.init(0))
+    assert same_bits(before, net(a, x))
+    assert same_bits(a, net.init(0))
     assert not same_bits(b, net.init(1))
 
 
@@ -147,13 +150,12 @@ def test_what_moon_compares_is_the_projection():
         ("fedadc_moon_resnet18", "fedadc_resnet18", 512),
     ):
         moon, other = network(name), network(plain)
-        assert (
-            moon.feature_dim == 256
-            and moon.count("body.header") == linear(last, last) + linear(last, 256)
-            and not other.count("body.header")
-        )
+        assert moon.feature_dim == 256
+        assert moon.count("body.header") == linear(last, last) + linear(last, 256)
+        assert not other.count("body.header")
         convolutions = [n for n, t in other.init(0).items() if t.ndim == 4]
-        assert convolutions and [n for n, t in moon.init(0).items() if t.ndim == 4] == convolutions
+        assert convolutions
+        assert [n for n, t in moon.init(0).items() if t.ndim == 4] == convolutions
         x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         z = moon.features(moon.init(0), x)
         assert z.shape == (2, 256) and (z < 0).any(), "no activation after the projection"

@@ -63,7 +63,8 @@ def test_other_methods(name, method):
         1,
         evaluate,
     )
-    assert history.status == "complete" and np.isfinite(history.rows[0]["train_loss"])
+    assert history.status == "complete"
+    assert np.isfinite(history.rows[0]["train_loss"])
     end = history.snapshot.server["params"]
     assert all(t.isfinite().all() for t in end.values())
     assert all(torch.equal(end[n], fed.initial[n]) for n in fed.net.frozen if n in end)
@@ -138,15 +139,14 @@ def network_without_head_training():
 def test_refused(name):
     with pytest.raises(InputError) as e:
         federation(name)
-    assert (
-        str(e.value).startswith("network zoo: ")
-        and ZOO[name].refused in str(e.value)
-        and "\n" not in str(e.value)
-    )
+    assert str(e.value).startswith("network zoo: ")
+    assert ZOO[name].refused in str(e.value)
+    assert "\n" not in str(e.value)
 
 
 def test_enough_of_them():
-    assert len(ACCEPTED) >= 30 and len(REFUSED) >= 15
+    assert len(ACCEPTED) >= 30
+    assert len(REFUSED) >= 15
 
 
 NEEDS_A_LOOK = [name for name in ZOO if "lambda" in name or "keeps" in name]

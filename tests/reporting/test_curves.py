@@ -78,7 +78,8 @@ def test_mean_and_band(spec, tmp_path):
     lines = {
         to_hex(line.get_color()): line.get_ydata() for line in ax.lines if len(line.get_ydata()) > 2
     }
-    assert np.allclose(lines[FOIL], 62) and np.allclose(lines[ACCENT], 80.5)
+    assert np.allclose(lines[FOIL], 62)
+    assert np.allclose(lines[ACCENT], 80.5)
     band = next(b for b in ax.collections if to_hex(b.get_facecolor()[0]) == FOIL)
     y = band.get_paths()[0].vertices[:, 1]
     # the sample standard deviation
@@ -94,7 +95,8 @@ def test_of_many_lines_five_are_stressed_the_papers_own_fedavg_and_the_best(spec
         for line in fig.axes[0].lines
         if len(line.get_ydata()) > 2 and to_hex(line.get_color()) == REST
     ]
-    assert len(grey) == len(values) - 5 and {line.get_linewidth() for line in grey} == {0.7}
+    assert len(grey) == len(values) - 5
+    assert {line.get_linewidth() for line in grey} == {0.7}
     assert [t.get_text() for t in fig.legends[0].get_texts()] == [
         "FedAvg",
         *others,
@@ -111,7 +113,8 @@ def test_drift_stands_between_the_rounds(spec, tmp_path):
     assert [line.get_xdata() for line in ax.lines if len(line.get_xdata()) == 2] == [[at + 0.5] * 2]
     assert [t.get_text() for t in ax.texts] == ["concept drift", "FedAvg"]
     assert "sudden drift" in ax.get_title()
-    assert ax.get_ylabel() == "generalised accuracy (%)" and ax.get_xlabel() == "round"
+    assert ax.get_ylabel() == "generalised accuracy (%)"
+    assert ax.get_xlabel() == "round"
 
 
 @pytest.mark.filterwarnings("error")
@@ -124,7 +127,8 @@ def test_a_diverged_run_is_apart(spec, tmp_path):
         (50, 4, "x"),
     ]
     # no mean, no band of survivors
-    assert {line.get_linewidth() for line in lines} == {0.8} and not fig.axes[0].collections
+    assert {line.get_linewidth() for line in lines} == {0.8}
+    assert not fig.axes[0].collections
     assert "every seed, x = diverged" in [t.get_text() for t in fig.legends[0].get_texts()]
     assert (
         fig.get_supxlabel()
@@ -151,7 +155,8 @@ def test_the_axis_starts_where_the_lines_have_settled(spec, tmp_path):
         spec, "smoke", "FedCCFA", [curves["FedCCFA"]], spec.tier_columns("smoke")[0].label, tmp_path
     )
     low, high = accuracy_figure(spec, "smoke", tmp_path).axes[0].get_ylim()
-    assert 40 < low < 47 and 90 < high < 93
+    assert 40 < low < 47
+    assert 90 < high < 93
     assert "a third of the rounds" in axis_in_words(spec, "smoke", tmp_path)
     long = pd.DataFrame(
         [
@@ -207,11 +212,9 @@ def test_many_diverged_runs_are_counted():
         )
     )
     notes = diverged_notes(pd.concat([long, long.assign(round=2)]))
-    assert (
-        len(notes) == 7
-        and notes[-1] == "and 3 more: see the table"
-        and not diverged_notes(long.assign(status="complete"))
-    )
+    assert len(notes) == 7
+    assert notes[-1] == "and 3 more: see the table"
+    assert not diverged_notes(long.assign(status="complete"))
 
 
 @pytest.mark.parametrize("tier, columns, drawn", [("smoke", 1, False), ("paper", 3, True)])
@@ -249,10 +252,8 @@ def test_rows_of_one_method_differ(spec):
     mine = replace(spec.rows["FedAvg"], name="mine", method="Mine")
     twice = replace(spec, rows=spec.rows | {"again": again, "mine": mine})
     styles = row_styles(twice, ["FedAvg", "FedCCFA", "again", "mine"])
-    assert (
-        styles["FedCCFA"].colour != styles["again"].colour
-        and styles["FedCCFA"].dashes != styles["again"].dashes
-    )
+    assert styles["FedCCFA"].colour != styles["again"].colour
+    assert styles["FedCCFA"].dashes != styles["again"].dashes
     assert len({styles[row].colour for row in ("FedAvg", "FedCCFA", "again", "mine")}) == 4
     assert {s.colour for r, s in styles.items() if r in spec.rows} == {ACCENT, FOIL, REST}
     # the paper's own is on top, and thick
@@ -267,10 +268,8 @@ def test_files(spec, tmp_path):
         return save_figure(accuracy_figure(spec, "smoke", tmp_path), tmp_path / name)
 
     one, two = draw("new/a.png"), draw("new/b.png")
-    assert (
-        one.read_bytes() == two.read_bytes()
-        and draw("a.pdf").read_bytes() == draw("b.pdf").read_bytes()
-    )
+    assert one.read_bytes() == two.read_bytes()
+    assert draw("a.pdf").read_bytes() == draw("b.pdf").read_bytes()
     with pytest.raises(InputError, match="'doc'.*png"):
         draw("a.doc")
     (tmp_path / "file").write_text("")
@@ -290,7 +289,8 @@ def test_names_stand_at_the_ends_of_their_lines(spec, tmp_path):
     places = {row: low + names[row].xy[1] * (high - low) for row in ends}
     assert np.isclose(places["FedAvg"], 68.0), "one that is alone stays where its line ends"
     heights = [names[row].xy[1] for row in sorted(ends, key=ends.get)]
-    assert min(np.diff(heights)) > 0.099 and max(heights) <= 1
+    assert min(np.diff(heights)) > 0.099
+    assert max(heights) <= 1
     assert to_hex(names["FedCCFA"].get_color()) == ACCENT
     assert not fig.legends[0].get_texts(), "no name stands twice"
 
@@ -325,8 +325,11 @@ def test_what_single_runs_differ_by_looks_no_larger_than_it_is(tmp_path):
     (bars,) = ax.containers
     assert bars.lines[0].get_linestyle() == "None"
     low, high = ax.get_ylim()
-    assert high - low >= 5 - 1e-9 and low < 64.5 and high > 65.3
-    assert ax.get_title() == "digits, 20 clients, one seed" and not ax.figure.legends
+    assert high - low >= 5 - 1e-9
+    assert low < 64.5
+    assert high > 65.3
+    assert ax.get_title() == "digits, 20 clients, one seed"
+    assert not ax.figure.legends
     assert "\n" in ax.get_ylabel(), "an axis' words fit beside it"
 
 

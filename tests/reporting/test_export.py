@@ -49,24 +49,19 @@ def spec(tmp_path):
 
 def test_csv_is_what_is_stored(spec):
     frame = pd.read_csv(io.BytesIO(as_csv(spec, "paper")))
-    assert (
-        len(frame) == 12 * (3 + 2 + 1 + 2) + 1
-        and set(frame["table"]) == {"demo/t_1"}
-        and set(frame.tier) == {"paper"}
-    )
+    assert len(frame) == 12 * (3 + 2 + 1 + 2) + 1
+    assert set(frame["table"]) == {"demo/t_1"}
+    assert set(frame.tier) == {"paper"}
     for (row, column, seed), run in frame.groupby(["row", "column", "seed"]):
         (planned,) = [
             r for r in spec.runs("paper") if (r.row, r.column, r.seed) == (row, column, seed)
         ]
         head, rows = store.read(store.run_path(spec.results, planned))
-        assert list(run.generalised_accuracy) == [r["generalised_accuracy"] for r in rows] and list(
-            run["round"]
-        ) == [r["round"] for r in rows]
-        assert (
-            set(run.run_id) == {planned.run_id}
-            and set(run.status) == {head["status"]}
-            and set(run.clients) == {planned.settings["partition"]["clients"]}
-        )
+        assert list(run.generalised_accuracy) == [r["generalised_accuracy"] for r in rows]
+        assert list(run["round"]) == [r["round"] for r in rows]
+        assert set(run.run_id) == {planned.run_id}
+        assert set(run.status) == {head["status"]}
+        assert set(run.clients) == {planned.settings["partition"]["clients"]}
     assert result(spec.path, "paper").frame.equals(tidy(spec, "paper"))
 
 
@@ -107,7 +102,8 @@ def structure(text: str) -> list[list[list[str]]]:
     for c in re.findall(r"\\.|[{}]", text):
         depth += {"{": 1, "}": -1}.get(c, 0)
         assert depth >= 0
-    assert depth == 0 and len(re.findall(r"(?<!\\)\$", text)) % 2 == 0
+    assert depth == 0
+    assert len(re.findall(r"(?<!\\)\$", text)) % 2 == 0
     open_, found = [], []
     for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
         if kind == "begin":
@@ -137,7 +133,8 @@ def test_the_table(spec):
     first, second = structure(text)
     cells = {line[0]: line[1:] for line in first[2:]}
     # the third has nothing published
-    assert first[1] == ["", "ours", "published", "ours", "published"] and len(second[1]) == 4
+    assert first[1] == ["", "ours", "published", "ours", "published"]
+    assert len(second[1]) == 4
     assert cells["FedAvg"] == [
         r"\textbf{70.40} $\pm$ 0.20$^{\approx}$",
         r"70.00 $\pm$ 0.60",
@@ -153,16 +150,12 @@ def test_the_table(spec):
         "100\\% of a\\_b \\& $<$c$>$ \\#1 \\{x\\} \\textasciitilde{}\\textasciicircum{} $\\pm$ $\\lambda$"
         in text
     )
-    assert (
-        r"$^{\approx}$ consistent" in text
-        and r"$^{\neq}$ contradicted" in text
-        and "reproduced" not in text
-        and "No mean is taken" in text
-    )
-    assert (
-        text.count(r"\caption{") == text.count(r"\label{tab:demo-t-1-paper-") == 2
-        and r"generalised\_accuracy" in text
-    )
+    assert r"$^{\approx}$ consistent" in text
+    assert r"$^{\neq}$ contradicted" in text
+    assert "reproduced" not in text
+    assert "No mean is taken" in text
+    assert text.count(r"\caption{") == text.count(r"\label{tab:demo-t-1-paper-") == 2
+    assert r"generalised\_accuracy" in text
     assert set(re.findall(r"\\([a-zA-Z]+)", text)) <= set(
         "usepackage begin end centering caption label toprule midrule bottomrule multicolumn textbf pm approx neq lambda textasciitilde textasciicircum".split()
     ), "nothing but LaTeX's own and booktabs"
@@ -182,12 +175,10 @@ def test_columns_that_latex_prints_alike_are_refused(tmp_path):
 def test_only_the_paper_tier_has_marks(spec):
     text = latex(spec, "smoke")
     structure(text)
-    assert (
-        not any(f"{MARKS[word]}" in text for word in VERDICTS)
-        and "not comparable" in text
-        and "rounds 3 (paper 12)" in text
-        and "$n$ = 2 to 3" in text
-    )
+    assert not any(f"{MARKS[word]}" in text for word in VERDICTS)
+    assert "not comparable" in text
+    assert "rounds 3 (paper 12)" in text
+    assert "$n$ = 2 to 3" in text
 
 
 def test_no_text_becomes_a_command():
@@ -195,10 +186,8 @@ def test_no_text_becomes_a_command():
     assert (
         len(re.findall(r"(?<!\\)[{}]", re.sub(r"\\text\w+\{\}|\$[^$]*\$", "", escape(every)))) == 0
     )
-    assert (
-        escape("\\input{/etc/passwd}") == r"\textbackslash{}input\{/etc/passwd\}"
-        and escape("漢\n") == "??"
-    )
+    assert escape("\\input{/etc/passwd}") == r"\textbackslash{}input\{/etc/passwd\}"
+    assert escape("漢\n") == "??"
 
 
 # --- the command
@@ -207,13 +196,11 @@ def test_no_text_becomes_a_command():
 def test_the_command(spec, said, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     argv = ["export", spec.path, "--tier", "paper"]
-    assert said(*argv) == (0, as_csv(spec, "paper").decode(), "") and said(
-        *argv, "--to", "latex"
-    ) == (0, latex(spec, "paper"), "")
+    assert said(*argv) == (0, as_csv(spec, "paper").decode(), "")
+    assert said(*argv, "--to", "latex") == (0, latex(spec, "paper"), "")
     code, out, err = said(*argv, "--to", "latex", "--out", "a/b.tex")
-    assert (code, out, err) == (0, "a/b.tex\n", "") and Path("a/b.tex").read_text() == latex(
-        spec, "paper"
-    )
+    assert (code, out, err) == (0, "a/b.tex\n", "")
+    assert Path("a/b.tex").read_text() == latex(spec, "paper")
     for more, word in [
         (["--to", "xlsx"], "csv, latex, parquet"),
         (["--results", "nowhere"], "'nowhere'"),
@@ -222,6 +209,5 @@ def test_the_command(spec, said, refused, tmp_path, monkeypatch):
         (["--out", "a/b.tex/c.csv"], "a/b.tex"),
     ]:
         refused([*argv, *more], word)
-    assert set(EXPORTS) == {"csv", "parquet", "latex"} and np.isclose(
-        table(spec, "paper")["mean"].iloc[0], 70.4
-    )
+    assert set(EXPORTS) == {"csv", "parquet", "latex"}
+    assert np.isclose(table(spec, "paper")["mean"].iloc[0], 70.4)

@@ -34,20 +34,17 @@ def test_the_papers_own_shape(spec):
     put(spec, "paper", "prox", ONE, [74.0, 74.1, 73.9])
     sheet = table_sheet(table_parts(spec, "paper", table(spec, "paper")))
     main, judged = sheet.grids
-    assert main.columns == ["method", ONE] and [row[0] for row in main.rows] == [
+    assert main.columns == ["method", ONE]
+    assert [row[0] for row in main.rows] == [
         "prox",
         "FedAvg",
         "twin",
     ]
-    assert (
-        main.rows[1][1] == Cell("70.00 ± 1.00 (3)", "70.00 ± 0.60 C", "fair")
-        and main.rows[0][1].colour == "bad"
-    )
-    assert (
-        judged.rows[0][3].startswith("contradicted, p")
-        and "q" in judged.rows[0][3]
-        and judged.rows[1][3] == "consistent"
-    )
+    assert main.rows[1][1] == Cell("70.00 ± 1.00 (3)", "70.00 ± 0.60 C", "fair")
+    assert main.rows[0][1].colour == "bad"
+    assert judged.rows[0][3].startswith("contradicted, p")
+    assert "q" in judged.rows[0][3]
+    assert judged.rows[1][3] == "consistent"
     text = " ".join(render(spec, "paper").split())
     for said in [
         "FedCCFA, table 2: A small one",
@@ -70,8 +67,10 @@ def test_a_terminal_of_any_width_gets_whole_numbers(spec):
     sheet = table_sheet(table_parts(spec, "paper", table(spec, "paper")))
     for width in (40, 80, 200):
         text = as_text(sheet, width)
-        assert max(map(len, text.splitlines())) <= width and text.count("70.00 ± 1.00 (3)") == 2
-    assert "\x1b[" in as_text(sheet, 80, colours=True) and "\x1b[" not in text
+        assert max(map(len, text.splitlines())) <= width
+        assert text.count("70.00 ± 1.00 (3)") == 2
+    assert "\x1b[" in as_text(sheet, 80, colours=True)
+    assert "\x1b[" not in text
 
 
 def test_every_format_says_who_diverged_where(spec, diverged):
@@ -80,23 +79,24 @@ def test_every_format_says_who_diverged_where(spec, diverged):
     note = f"diverged: FedAvg, {ONE}, {said}"
     for format in ("text", "md", "html"):
         out = html.unescape(" ".join(render(spec, tier, format).split()))
-        assert (
-            out.count(note) == 1
-            and out.count("A run has diverged when") == 1
-            and "diverged (2 of 3)" in out
-        )
+        assert out.count(note) == 1
+        assert out.count("A run has diverged when") == 1
+        assert "diverged (2 of 3)" in out
     assert f"\n\n{note}\n\n" in render(spec, tier, "md")  # a paragraph of its own
     csv = pd.read_csv(io.StringIO(render(spec, tier, "csv")), keep_default_na=False).set_index(
         ["column", "row"]
     )
-    assert csv.loc[ONE, "FedAvg"].diverged_runs == said and csv.loc[ONE, "FedAvg"]["mean"] == ""
+    assert csv.loc[ONE, "FedAvg"].diverged_runs == said
+    assert csv.loc[ONE, "FedAvg"]["mean"] == ""
 
 
 def test_markdown_and_html_are_escaped(spec):
     put(spec, "paper", "prox", ONE, [69, 70, 71])
     changed = replace(spec, rows={"<script>|x": replace(spec.rows["prox"], name="<script>|x")})
     md, page = render(changed, "paper", "md"), render(changed, "paper", "html")
-    assert "| <script>\\|x |" in md and "<script>" not in page and "&lt;script&gt;&#124;x" in page
+    assert "| <script>\\|x |" in md
+    assert "<script>" not in page
+    assert "&lt;script&gt;&#124;x" in page
     rows = [line for line in md.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", r)) for r in rows} == {3, 7}
 
@@ -140,7 +140,8 @@ def test_an_answer_that_is_kept_sees_a_new_result(
         os.utime(p, (1e9, 1e9))
     argv = [command, typed.format(spec.path), "--tier", "paper"]
     argv += ["--to", "latex"] * (command == "export")
-    assert said(*argv) == said(*argv) and "69.50" in said(*argv)[1]
+    assert said(*argv) == said(*argv)
+    assert "69.50" in said(*argv)[1]
     put(spec, "paper", "FedAvg", ONE, [69.0, 70.0, 74.0])
     assert "71.00" in said(*argv)[1]
 
@@ -152,13 +153,15 @@ def test_a_mean_over_the_runs_that_did_not_diverge_is_not_printed(spec):
 
 def test_a_run_without_the_metric_is_no_missing_run(spec):
     put(spec, "smoke", "FedAvg", ONE, [math.nan])
-    assert "no run yet" not in render(spec, "smoke") and "To run it" not in render(spec, "smoke")
+    assert "no run yet" not in render(spec, "smoke")
+    assert "To run it" not in render(spec, "smoke")
 
 
 def test_a_reduced_tier_says_what_it_changes_and_judges_nothing(spec):
     put(spec, "smoke", "FedAvg", ONE, [70, 70, 70])
     text = render(spec, "smoke")
-    assert "rounds 3 (paper 12)" in text and "not comparable with the published numbers" in text
+    assert "rounds 3 (paper 12)" in text
+    assert "not comparable with the published numbers" in text
     assert "reproduced" not in text
     put(spec, "smoke", "prox", ONE, [70])
     both = replace(
@@ -178,7 +181,8 @@ def test_the_settings_that_are_printed_are_those_of_the_runs(tmp_path):
     of_one, tier = with_settings(toy, "smoke", {"FedProx.mu": 0.3})
     assert row_settings(of_one, tier) == ["FedProx: mu 0.3, epochs 2"]
     of_all, tier = with_settings(toy, "smoke", {"mu": 0.3, "batch_size": 32})
-    assert "batch size 32" in own_settings(of_all, tier) and "mu 0.3" in own_settings(of_all, tier)
+    assert "batch size 32" in own_settings(of_all, tier)
+    assert "mu 0.3" in own_settings(of_all, tier)
     assert row_settings(of_all, tier) == ["FedProx: epochs 2"]
 
 

@@ -56,7 +56,10 @@ WITHOUT_PEERS = pytest.mark.skipif(
 )
 def test_bad_input(said, argv, words):
     code, out, err = said(*argv)
-    assert code == 2 and out == "" and len(err.splitlines()) == 1 and words in err
+    assert code == 2
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert words in err
 
 
 @pytest.mark.parametrize("kind", ["sequential", "stacked", "processes"])
@@ -113,31 +116,29 @@ def test_evaluation_is_the_same_by_hand():
 def test_precisions_are_compared_seed_by_seed():
     "By hand: differences 0.1, 0.2, 0.3 have the mean 0.2 and the standard error 0.1/sqrt(3)"
     found = precision.judged([60.0, 70.0, 65.0], [60.1, 70.2, 65.3])
-    assert (
-        found.word == "reproduced"
-        and found.margin == 1.0
-        and found.far_end == pytest.approx(0.2 + 2.919986 * 0.1 / 3**0.5)
-    )
+    assert found.word == "reproduced"
+    assert found.margin == 1.0
+    assert found.far_end == pytest.approx(0.2 + 2.919986 * 0.1 / 3**0.5)
     assert precision.judged([60.0, 70.0, 65.0], [61.9, 72.0, 67.1]).word == "contradicted"
     for network in precision.NETWORKS:
         for a, b in precision.pairs(network):
-            assert a.run_id != b.run_id and b.settings == a.settings | {"precision": "bf16"}
+            assert a.run_id != b.run_id
+            assert b.settings == a.settings | {"precision": "bf16"}
 
 
 def test_one_group_alone_is_reported(said):
     code, out, _ = said("--only", "state", "--quick", "--samples", 400, "--device", "cpu")
-    assert code == 0 and "GB of state" in out
+    assert code == 0
+    assert "GB of state" in out
 
 
 def test_equality_sees_nan_and_its_last_comparison(monkeypatch, capsys):
     of = lambda *values: Namespace(
         server={f"p{i}": torch.tensor([v]) for i, v in enumerate(values)}, states={}
     )
-    assert (
-        equal.gap(of(1.0, 2.0), of(1.0, 3.0)) == 0.5
-        and math.isnan(equal.gap(of(1.0, 2.0), of(1.0, math.nan)))
-        and equal.gap(of(), of()) == 0
-    )
+    assert equal.gap(of(1.0, 2.0), of(1.0, 3.0)) == 0.5
+    assert math.isnan(equal.gap(of(1.0, 2.0), of(1.0, math.nan)))
+    assert equal.gap(of(), of()) == 0
     row = {
         "method": "FedAvg",
         "network": "mlp",

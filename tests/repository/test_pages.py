@@ -74,9 +74,11 @@ def test_a_summary_starts_no_list(path):
 def test_a_summary_is_one_line_of_text():
     for text in ("1. Released code", "a) first", "(iv) fourth", "- dash", "# sharp", "IV. four"):
         line = re.search("<summary>(.*)</summary>", folded(text, "..."))[1]
-        assert not BLOCK.match(line) and html.unescape(line) == text
+        assert not BLOCK.match(line)
+        assert html.unescape(line) == text
     line = re.search("<summary>(.*)</summary>", folded("a*b*c [d](e) `f` $g$ <h>", "..."))[1]
-    assert not set("*[]`$<>") & set(line) and html.unescape(line) == "a*b*c [d](e) `f` $g$ <h>"
+    assert not set("*[]`$<>") & set(line)
+    assert html.unescape(line) == "a*b*c [d](e) `f` $g$ <h>"
 
 
 @pytest.mark.parametrize("path", RESULTS, **NAME)
@@ -101,7 +103,9 @@ def test_every_table_has_a_heading_of_its_own(path):
     specs = specs_of(path.stem[3:])
     names = [heading_of(spec, specs) for spec in specs]
     headings = re.findall("^### (.*)$", "\n".join(texts(path)), re.M)
-    assert len(set(names)) == len(names) and len(set(headings)) == len(headings) and headings
+    assert len(set(names)) == len(names)
+    assert len(set(headings)) == len(headings)
+    assert headings
     assert [h for h in map(html.unescape, headings) if h not in names] == []
 
 
@@ -122,7 +126,8 @@ def test_a_table_says_what_a_cell_holds(path):
 def test_a_page_opens_with_its_headline(path):
     first = next(cell for cell in cells(path, "code") if cell["outputs"])
     text = "".join(first["outputs"][0]["data"]["text/markdown"])
-    assert text.startswith("> **What the paper is about.** ") and "<details>" in text
+    assert text.startswith("> **What the paper is about.** ")
+    assert "<details>" in text
     assert re.search(
         "reproduced|supported|contradicted|undecided|not tested yet|cannot be tested yet", text
     )
@@ -172,7 +177,8 @@ def test_every_picture_says_what_it_shows(path):
         if "image/png" in out.get("data", {})
     ]
     words = [out["metadata"]["image/png"]["alt"] for out in pictures]
-    assert len(set(words)) == len(words) and all(len(w.split()) > 7 for w in words)
+    assert len(set(words)) == len(words)
+    assert all(len(w.split()) > 7 for w in words)
 
 
 def test_quarto_gets_the_words_of_each_picture():
@@ -213,8 +219,10 @@ def test_search_finds_lessons_before_modules():
     ]
     found = website.sorted_search(items)
     assert [item["title"] for item in found] == ["Reproduce", "Questions", "core.files"]
-    assert "install" not in found[0]["text"] and "By one command" in found[0]["text"]
-    assert found[1] == items[2] and len(found[2]["text"]) == 200
+    assert "install" not in found[0]["text"]
+    assert "By one command" in found[0]["text"]
+    assert found[1] == items[2]
+    assert len(found[2]["text"]) == 200
 
 
 def test_llms_txt_lists_every_page_then_the_modules():
@@ -290,14 +298,14 @@ def test_print_has_the_text_alone():
         assert rules[part]["display"] == "none !important"
     scrolls = {selector for selector, rule in RULES if rule.get("overflow-x") == "auto"}
     for part in ("main.content table", ".cell-output-display"):
-        assert part in scrolls and rules[part]["overflow"] == "visible"
+        assert part in scrolls
+        assert rules[part]["overflow"] == "visible"
     assert rules["main.content pre"]["white-space"] == "pre-wrap"
 
 
 def test_contrast_is_that_of_wcag():
-    assert contrast("#000000", "#ffffff") == pytest.approx(21) and contrast(
-        "#808080", "#ffffff"
-    ) == pytest.approx(3.95, abs=0.01)
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#808080", "#ffffff") == pytest.approx(3.95, abs=0.01)
 
 
 @pytest.mark.parametrize("mode", PAPER)
@@ -351,7 +359,8 @@ def test_specificity():
 )
 def test_our_rules_win(ours, theirs):
     "Quarto and Bootstrap name classes: a rule of elements alone loses to theirs"
-    assert ours in [s for s, _ in RULES] and specificity(ours) > specificity(theirs)
+    assert ours in [s for s, _ in RULES]
+    assert specificity(ours) > specificity(theirs)
 
 
 def test_code_holds_110_characters():
@@ -366,7 +375,8 @@ def test_code_holds_110_characters():
 
 def test_tables_have_lines_and_room():
     (cell,) = [rule for s, rule in RULES if s == "main.content table td"]
-    assert "border-bottom" in cell and float(re.search(r"([\d.]+)em$", cell["padding"])[1]) >= 0.5
+    assert "border-bottom" in cell
+    assert float(re.search(r"([\d.]+)em$", cell["padding"])[1]) >= 0.5
     assert all(
         dict(RULES)[s]["text-align"] == "right"
         for s in ("main.content table.numbers td + td", "main.content table td.number")

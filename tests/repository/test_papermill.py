@@ -19,20 +19,17 @@ def test_a_wrong_parameter_stops_in_the_first_cell(tmp_path):
         papermill.execute_notebook(
             page, out, {"sped": "papers/fedccfa/table2.toml"}, cwd=NBS, progress_bar=False
         )
-    assert (
-        stopped.value.ename == "UnknownName"
-        and said in stopped.value.evalue
-        and stopped.value.evalue.isprintable()
-    )
+    assert stopped.value.ename == "UnknownName"
+    assert said in stopped.value.evalue
+    assert stopped.value.evalue.isprintable()
     assert stopped.value.traceback == [f"UnknownName: {stopped.value.evalue}"]  # no frames
     assert len(str(stopped.value).strip().splitlines()) == 3  # two of papermill's before the line
     cells = [c for c in nbformat.read(out, 4).cells if c.cell_type == "code"]
     checked = next(
         i for i, c in enumerate(cells) if "planned_table(spec=" in "".join(c.source.split())
     )
-    assert cells[checked].execution_count and not any(
-        c.execution_count for c in cells[checked + 1 :]
-    )
+    assert cells[checked].execution_count
+    assert not any(c.execution_count for c in cells[checked + 1 :])
 
 
 def covered_calls(page):

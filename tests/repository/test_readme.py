@@ -79,11 +79,9 @@ HERE = [c for c in commands() if place(c) is None]
 
 
 def test_the_list_is_exact():
-    assert (
-        len(HERE) >= 14
-        and len(HERE) == len(set(HERE))
-        and all(c.startswith("fedrepro ") for c in HERE)
-    )
+    assert len(HERE) >= 14
+    assert len(HERE) == len(set(HERE))
+    assert all(c.startswith("fedrepro ") for c in HERE)
     for pattern in ELSEWHERE:
         assert [c for c in commands() if re.fullmatch(pattern, c)], (
             f"nobody is told {pattern} any more"

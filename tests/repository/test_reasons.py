@@ -113,7 +113,9 @@ def test_what_is_no_sentence_may_be_cut(fine):
     ],
 )
 def test_a_reason_in_words(reason, says):
-    assert str(reason) == says and kind_of(reason) is reason.kind and kind_of(None) == ""
+    assert str(reason) == says
+    assert kind_of(reason) is reason.kind
+    assert kind_of(None) == ""
 
 
 def test_equal_reasons_are_one():

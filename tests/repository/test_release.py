@@ -130,10 +130,8 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(built):
     ):
         assert f"fedrepro/{name}" in mine
     large = {name: len(text) for name, text in files.items() if len(text) >= 500_000}
-    assert (
-        all("/results/" in name and size < 1_000_000 for name, size in large.items())
-        and built[1].stat().st_size - stored(built[1]) < 2_000_000
-    )
+    assert all("/results/" in name and size < 1_000_000 for name, size in large.items())
+    assert built[1].stat().st_size - stored(built[1]) < 2_000_000
     for name in mine:
         assert (
             files[name] == (ROOT / re.sub("^fedrepro/(?=papers/|nbs/)", "", name)).read_bytes()
@@ -257,26 +255,32 @@ def test_the_demo_runs_without_the_repository(alone):
     assert "[tier paper]" in said["committed"][1] and re.search(
         r"FedCCFA +\d\d\.\d\d", said["committed"][1]
     ), "runs that the wheel carries"
-    assert "01_your_method.ipynb" in said["files"] and " decided" in said["scoreboard"][1]
+    assert "01_your_method.ipynb" in said["files"]
+    assert " decided" in said["scoreboard"][1]
     for text in (said["run"][1], said["table"][1]):
-        assert re.search(r"FedProx .*\d\d\.\d\d", text) and "published" in text.lower()
-    assert said["specs"] == len(folders.find_specs(ROOT / "papers")) and said["ledgers"] == len(
-        read_ledger("feddc", ROOT / "papers")
-    )
+        assert re.search(r"FedProx .*\d\d\.\d\d", text)
+        assert "published" in text.lower()
+    assert said["specs"] == len(folders.find_specs(ROOT / "papers"))
+    assert said["ledgers"] == len(read_ledger("feddc", ROOT / "papers"))
     assert "1024" in said["scoreboard"][1].replace(",", "")
-    assert said["job"] == ["FedAvg on digits, 20 clients, seed 0 (smoke)"] and said["skipped"] == 1
+    assert said["job"] == ["FedAvg on digits, 20 clients, seed 0 (smoke)"]
+    assert said["skipped"] == 1
 
 
 def test_results_of_an_installed_package_lie_in_the_working_folder(alone):
     _, said = alone
-    assert said["results"] == "papers/lfd/results" and said["page"] == "mine/14_fedccfa.ipynb"
+    assert said["results"] == "papers/lfd/results"
+    assert said["page"] == "mine/14_fedccfa.ipynb"
     kept = [f for f in said["files"] if f.endswith(".jsonl")]
-    assert len(kept) == 2 and all(f.startswith("papers/fedccfa/results/smoke/Fed") for f in kept)
-    assert "out/fedccfa_table2_smoke.png" in said["files"] and said["commit"] is None
+    assert len(kept) == 2
+    assert all(f.startswith("papers/fedccfa/results/smoke/Fed") for f in kept)
+    assert "out/fedccfa_table2_smoke.png" in said["files"]
+    assert said["commit"] is None
 
 
 def test_results_of_the_repository_lie_beside_the_spec():
-    assert not folders.INSTALLED and folders.PACKAGE == ROOT / "fedrepro"
+    assert not folders.INSTALLED
+    assert folders.PACKAGE == ROOT / "fedrepro"
     assert (
         specs.load_spec("fedccfa/table2", ROOT / "papers").results.resolve()
         == ROOT / "papers/fedccfa/results"
@@ -290,12 +294,11 @@ def test_results_of_older_versions_are_read(tmp_path, capsys):
     "The first results that were ever committed: version 0.1.0 before its release, format 1"
     shutil.copytree(ROOT / "tests/old/0.1.0", tmp_path / "small")
     frame = store.load_results(tmp_path / "small")
-    assert (
-        set(frame.run_id) == {"f48d4922777d81f6"}
-        and set(frame.method) == {"FedAvg"}
-        and list(frame["round"]) == list(range(1, 41))
-    )
-    assert frame.generalised_accuracy.iloc[-1] == 69.661 and capsys.readouterr().err == ""
+    assert set(frame.run_id) == {"f48d4922777d81f6"}
+    assert set(frame.method) == {"FedAvg"}
+    assert list(frame["round"]) == list(range(1, 41))
+    assert frame.generalised_accuracy.iloc[-1] == 69.661
+    assert capsys.readouterr().err == ""
 
 
 def test_results_of_another_format_are_refused_in_one_line_and_left_alone(tmp_path, capsys):
@@ -303,12 +306,10 @@ def test_results_of_another_format_are_refused_in_one_line_and_left_alone(tmp_pa
     before = {p.name: p.read_bytes() for p in (tmp_path / "small").iterdir()}
     assert not len(store.load_results(tmp_path / "small"))
     line, *others = capsys.readouterr().err.splitlines()
-    assert (
-        line.endswith(
-            f"format 0, not {store.RESULT_FORMAT}: written by another version; it is not used"
-        )
-        and not others
+    assert line.endswith(
+        f"format 0, not {store.RESULT_FORMAT}: written by another version; it is not used"
     )
+    assert not others
     assert {p.name: p.read_bytes() for p in (tmp_path / "small").iterdir()} == before
 
 
@@ -321,7 +322,8 @@ def test_citation():
         "1.2.0",
         fedrepro.__version__,
         "Apache-2.0",
-    ) and cff["message"]
+    )
+    assert cff["message"]
     for entry in (cff, *cff["references"]):
         assert entry["title"] and entry["authors"], entry
     assert {paper["abbreviation"] for paper in cff["references"]} == {
@@ -397,7 +399,8 @@ def test_a_hook_finds_what_it_is_for(name, text, tmp_path):
     (tmp_path / "wrong.py").write_bytes(text.encode())
     done("git", "init", "-q", cwd=tmp_path)
     ran = hooked(name, tmp_path, ["wrong.py"])
-    assert ran.returncode and "wrong.py" in ran.stdout
+    assert ran.returncode
+    assert "wrong.py" in ran.stdout
 
 
 def test_without_its_papers_there_is_no_wheel(tmp_path):
@@ -424,4 +427,5 @@ def test_without_its_papers_there_is_no_wheel(tmp_path):
         text=True,
         env=QUIET,
     )
-    assert ran.returncode and "a wheel needs papers/*.toml" in ran.stdout + ran.stderr
+    assert ran.returncode
+    assert "a wheel needs papers/*.toml" in ran.stdout + ran.stderr

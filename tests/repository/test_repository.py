@@ -224,10 +224,8 @@ TIMING = re.compile(r"\d+(?:\.\d+)?\s?(?:it/s|s/it)\b|Wall time|CPU times|\bper 
 def test_notebook_leaves_nothing_behind(path):
     "No widget state, warnings, errors, timings or execution counts; pictures stay small"
     notebook = json.loads(path.read_text())
-    assert (
-        set(notebook["metadata"]) <= {"kernelspec"}
-        and notebook["metadata"]["kernelspec"]["name"] == "python3"
-    )
+    assert set(notebook["metadata"]) <= {"kernelspec"}
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     for cell in cells(path, "code"):
         where = f"{path.name}, cell {cell['id']}"
         assert cell["execution_count"] is None and set(cell["metadata"]) <= {"tags"}, where

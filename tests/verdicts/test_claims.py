@@ -43,8 +43,10 @@ def test_joint():
 def test_the_smallest_or_the_largest_difference_decides():
     low = Comparison("low", differences={0: 1.0, 1: 2.0})
     high = Comparison("high", differences={0: 5.0, 1: 6.0})
-    assert decisive([high, low], "all") is low and low.mean == 1.5
-    assert decisive([low, high], "any") is high and high.mean == 5.5
+    assert decisive([high, low], "all") is low
+    assert low.mean == 1.5
+    assert decisive([low, high], "any") is high
+    assert high.mean == 5.5
     assert math.isclose(low.half, stats.t.ppf(0.975, 1) * 0.5, rel_tol=1e-9)
 
 
@@ -129,7 +131,8 @@ def test_a_claim_of_the_list_that_nobody_checks_or_two_do_is_refused(demo):
         'paper = "Demo"\nsource = "text 1"\nsays = "best of all"', 'listed = {paper = "Demo"}'
     )
     (demo / "demo/claims.toml").write_text(listed)
-    assert read_claims(demo)[0].published == 2.5 and read_claims(demo)[0].listed
+    assert read_claims(demo)[0].published == 2.5
+    assert read_claims(demo)[0].listed
     (demo / "demo/claims.toml").write_text(listed * 2)
     with pytest.raises(InputError, match="checked 2 times"):
         read_claims(demo)
@@ -139,36 +142,47 @@ def test_a_claim_of_the_list_that_nobody_checks_or_two_do_is_refused(demo):
 
 
 def test_supported_contradicted_and_undecided(demo):
-    assert only(demo).state == "not tested yet" and only(demo).comparisons == 2  # not the extra row
+    # not the extra row
+    assert only(demo).state == "not tested yet"
+    assert only(demo).comparisons == 2
     put(demo, FedAvg=[70.0, 70.4, 69.8], IFCA=[72.0, 72.1, 71.9], FedCCFA=[75.0, 75.2, 74.7])
     found = only(demo)
-    assert (found.state, found.n) == ("supported", 3) and "IFCA" in found["at"]
-    assert math.isclose(found.effect, np.mean([3.0, 3.1, 2.8])) and found.p_holm < 0.01
+    assert (found.state, found.n) == ("supported", 3)
+    assert "IFCA" in found["at"]
+    assert math.isclose(found.effect, np.mean([3.0, 3.1, 2.8]))
+    assert found.p_holm < 0.01
     put(demo, FedCCFA=[70.3, 71.0, 69.9])  # above FedAvg, below IFCA
     found = only(demo)
-    assert found.state == "contradicted" and found.effect < 0 and found.p_opposite_holm < 0.05
+    assert found.state == "contradicted"
+    assert found.effect < 0
+    assert found.p_opposite_holm < 0.05
     put(demo, FedCCFA=[75.0, 71.0, 72.3])
-    assert only(demo).state == "undecided" and 0.05 < only(demo).p_holm < 1
+    assert only(demo).state == "undecided"
+    assert 0.05 < only(demo).p_holm < 1
 
 
 def test_named_rivals_are_the_only_rivals(demo):
     "a control beside the methods that a claim is about is nobody's rival"
     (demo / "demo/claims.toml").write_text(claim(against='["FedAvg"]'))
     put(demo, FedAvg=[70.0, 70.4, 69.8], IFCA=[79.0, 79.1, 78.9], FedCCFA=[75.0, 75.2, 74.7])
-    assert only(demo).comparisons == 1 and only(demo).state == "supported"
+    assert only(demo).comparisons == 1
+    assert only(demo).state == "supported"
 
 
 def test_one_seed_cannot_be_tested(demo):
     put(demo, FedCCFA=[90.0], FedAvg=[50.0], IFCA=[60.0])
     found = only(demo)
     assert (found.state, found.lacks) == (CANNOT, (Reason(Kind.ONE_SEED),))
-    assert found.effect == 30.0 and math.isnan(found.p) and math.isnan(found.half)
+    assert found.effect == 30.0
+    assert math.isnan(found.p)
+    assert math.isnan(found.half)
 
 
 def test_seeds_are_paired(demo):
     "seeds vary by ten points, the gain by a tenth: only a paired test can see it; a seed of one side alone is left out"
     put(demo, FedAvg=[60.0, 70.0, 80.0], IFCA=[60.0, 70.0, 80.0, 99.0], FedCCFA=[61.0, 71.1, 80.9])
-    assert only(demo).state == "supported" and only(demo).n == 3
+    assert only(demo).state == "supported"
+    assert only(demo).n == 3
 
 
 def test_a_rival_that_is_not_run_is_named(demo):
@@ -181,22 +195,17 @@ def test_a_rival_that_is_not_run_is_named(demo):
 def test_who_diverged_is_said(demo):
     put(demo, FedAvg=[70.0, 70.4, 69.8], IFCA=[72.0, None, 71.9], FedCCFA=[75.0, 75.2, 74.7])
     found = only(demo)
-    assert (
-        found.state == "supported"
-        and found.reasons == (Reason(Kind.DIVERGED, ("IFCA",), (1, 3)),)
-        and found.compared == 2
-    )
+    assert found.state == "supported"
+    assert found.reasons == (Reason(Kind.DIVERGED, ("IFCA",), (1, 3)),)
+    assert found.compared == 2
     # of the two seeds left
-    assert (found["at"], found.n) == ("FedCCFA against IFCA, A", 2) and math.isclose(
-        found.effect, 2.9
-    )
+    assert (found["at"], found.n) == ("FedCCFA against IFCA, A", 2)
+    assert math.isclose(found.effect, 2.9)
     # one seed cannot be tested, and does not stop the test of the others
     put(demo, IFCA=[72.0, None, None])
-    assert (
-        only(demo).state == "supported"
-        and only(demo).compared == 1
-        and only(demo).reasons[0].seeds == (2, 3)
-    )
+    assert only(demo).state == "supported"
+    assert only(demo).compared == 1
+    assert only(demo).reasons[0].seeds == (2, 3)
     put(demo, FedCCFA=[75.0, None, 74.7])
     assert only(demo).state == CANNOT
     assert only(demo).lacks == (Reason(Kind.DIVERGED, ("FedCCFA",), (1, 3)),)
@@ -211,11 +220,9 @@ def test_reduced_tiers_are_shown_and_not_judged(demo):
         IFCA=[60.0, 60.3, 59.9],
     )
     found = only(demo, "small")
-    assert (
-        found.state == "not judged"
-        and round(found.effect) == 30
-        and only(demo).state == "not tested yet"
-    )
+    assert found.state == "not judged"
+    assert round(found.effect) == 30
+    assert only(demo).state == "not tested yet"
     with pytest.raises(InputError, match="'big'.*paper, small"):
         verdicts("big", root=demo)
 
@@ -231,7 +238,8 @@ def test_holm_counts_the_claims_of_a_paper(demo):
             FedCCFA=[75.0, 75.2, 74.7],
         )
     found = verdicts(root=demo)
-    assert np.allclose(found.p_holm, 2 * found.p) and set(found.state) == {"supported"}
+    assert np.allclose(found.p_holm, 2 * found.p)
+    assert set(found.state) == {"supported"}
 
 
 def test_any_needs_one_and_all_needs_all(demo):
@@ -241,7 +249,8 @@ def test_any_needs_one_and_all_needs_all(demo):
     assert only(demo).state == "contradicted"
     (demo / "demo/claims.toml").write_text(text + 'need = "any"\n')
     found = only(demo)
-    assert found.state == "supported" and math.isclose(found.effect, np.mean([5, 4.8, 4.9]))
+    assert found.state == "supported"
+    assert math.isclose(found.effect, np.mean([5, 4.8, 4.9]))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +275,8 @@ def test_values_at_a_round(demo, kind, rounds, stated, word):
     last = 0 if rounds > 2 or kind == "within" else 1
     assert math.isclose(found.effect, np.mean([75.0, 75.2, 74.7]) - last - stated)
     [wide] = claims.settle([examine_claim(replace(claim, margin=3.0), runs)])
-    assert wide.state == "supported" and math.isclose(wide.effect, found.effect)
+    assert wide.state == "supported"
+    assert math.isclose(wide.effect, found.effect)
 
 
 def test_fewer_rounds_to_the_references_last_accuracy(demo):
@@ -304,10 +314,10 @@ def test_values_are_of_models_of_one_kind_or_of_none():
         {"round": [1, 2, 3], "a": [50.0, 60.0, 90.0], "a_untuned": [math.nan, math.nan, 55.0]}
     )
     assert [claims.first_round(run, m, 55.0) for m in ("a", "a_untuned", "b")] == [3.0, 2.0, 4.0]
-    assert claims.best_within("a_untuned", 3)(run) == 60.0 and math.isnan(
-        claims.at_round("a", 2)(run)
-    )
-    assert math.isnan(claims.best_within("b", 3)(run)) and math.isnan(claims.at_round("b", 1)(run))
+    assert claims.best_within("a_untuned", 3)(run) == 60.0
+    assert math.isnan(claims.at_round("a", 2)(run))
+    assert math.isnan(claims.best_within("b", 3)(run))
+    assert math.isnan(claims.at_round("b", 1)(run))
 
 
 # --- the headline
@@ -342,16 +352,12 @@ def test_a_headline_as_values(demo):
         False,
         "points",
     )
-    assert (
-        math.isclose(found.ours.mean, 224.9 / 3)
-        and math.isclose(found.theirs.mean, 210.2 / 3)
-        and math.isclose(found.gain, 4.9)
-    )
-    assert (
-        math.isclose(found.half, 4.302653 * 0.1 / 3**0.5, rel_tol=1e-6)
-        and found.state == "supported"
-        and not found.reproduced
-    )
+    assert math.isclose(found.ours.mean, 224.9 / 3)
+    assert math.isclose(found.theirs.mean, 210.2 / 3)
+    assert math.isclose(found.gain, 4.9)
+    assert math.isclose(found.half, 4.302653 * 0.1 / 3**0.5, rel_tol=1e-6)
+    assert found.state == "supported"
+    assert not found.reproduced
     assert found.reasons == (Reason(Kind.DIVERGED, ("FedAvg",), (1, 3)),)
     with pytest.raises(InputError, match="'nobody'"):
         claims.paper_headline("nobody", root=demo)

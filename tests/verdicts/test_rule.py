@@ -88,13 +88,10 @@ def test_table_2_is_judged_by_half_of_what_it_claims():
             published_cell(paper, spec.rows[row].published | column.published)[0],
         )
 
-    assert math.isclose(margin("FedCCFA"), (89.39 - 88.25) / 2) and math.isclose(
-        margin("IFCA"), 0.57
-    )
-    assert (
-        math.isclose(margin("FedDrift"), (89.39 - 87.75) / 2)
-        and margin("FedPAC") == margin("FedAvg") == 1.0
-    )
+    assert math.isclose(margin("FedCCFA"), (89.39 - 88.25) / 2)
+    assert math.isclose(margin("IFCA"), 0.57)
+    assert math.isclose(margin("FedDrift"), (89.39 - 87.75) / 2)
+    assert margin("FedPAC") == margin("FedAvg") == 1.0
 
 
 # --- the words
@@ -103,11 +100,9 @@ def test_table_2_is_judged_by_half_of_what_it_claims():
 def test_a_reproduced_whose_interval_excludes_0_says_so():
     "79.5 ± .1 (3) against 80 ± .1 (3): SE = .1 sqrt(2/3) = .0816, PI = 2.776 * .0816 = .227 < .5; E = .5 + 2.132 * .0816 = .674 <= 1"
     found = verdict([79.4, 79.5, 79.6], 80.0, 0.1, 3, 1.0, "pooled")
-    assert (
-        found.word == "reproduced"
-        and round(found.interval, 3) == 0.227
-        and round(found.far_end, 3) == 0.674
-    )
+    assert found.word == "reproduced"
+    assert round(found.interval, 3) == 0.227
+    assert round(found.far_end, 3) == 0.674
     cell = pd.Series(
         dict(
             verdict="reproduced",
@@ -118,10 +113,8 @@ def test_a_reproduced_whose_interval_excludes_0_says_so():
             same_runs="",
         )
     )
-    assert (
-        judged_in_words(cell) == "reproduced" + EXCLUDES
-        and judged_in_words(pd.Series(dict(cell) | {"difference": -0.2})) == "reproduced"
-    )
+    assert judged_in_words(cell) == "reproduced" + EXCLUDES
+    assert judged_in_words(pd.Series(dict(cell) | {"difference": -0.2})) == "reproduced"
 
 
 def test_consistent_is_explained_with_its_error():
@@ -172,7 +165,8 @@ def test_cells_that_three_seeds_cannot_decide_are_not_reachable(spec):
         "far": "runnable",
         "wide": "not decidable",
     }
-    assert "± 4.1" in board().why["wide"] and totals(board().reset_index()).iloc[0].reachable == 3
+    assert "± 4.1" in board().why["wide"]
+    assert totals(board().reset_index()).iloc[0].reachable == 3
     put(spec, "wide", [70.0, 70.1, 69.9])
     assert board().status["wide"] == "undecided"
     put(spec, "wide", [40.0, 40.1, 39.9])
@@ -183,11 +177,9 @@ def test_the_stored_specs_have_such_cells(board):
     "counted by hand from the printed spreads of the cells that can be run here"
     paper = board[(board.tier == "paper") & (board.status == "not decidable")]
     count = paper.groupby(["folder", "table"]).size()
-    assert (
-        count["lfd", "table4"] <= 7
-        and count["fedadc", "table1"] <= 7
-        and not (paper.folder == "fedbss").any()
-    )
+    assert count["lfd", "table4"] <= 7
+    assert count["fedadc", "table1"] <= 7
+    assert not (paper.folder == "fedbss").any()
 
 
 # --- counted once
@@ -199,9 +191,11 @@ def test_rounds_that_are_equal_in_most_seeds_count_once(spec):
     found, board = cells(spec), scoreboard(root=spec.path.parents[1], tiers=("paper",))
     assert str(found.same_runs["near"]) == "row Own in 2 of 3 seeds"
     assert not found.same_runs["Own"]
-    assert board.set_index("method").status["near"] == sb.ALIAS and len(sb.judged_lines(board)) == 1
+    assert board.set_index("method").status["near"] == sb.ALIAS
+    assert len(sb.judged_lines(board)) == 1
     put(spec, "near", [80.0, 78.1, 78.0])
-    assert not cells(spec).same_runs["near"] and not same_rounds({}, {"Own": {}})
+    assert not cells(spec).same_runs["near"]
+    assert not same_rounds({}, {"Own": {}})
 
 
 def test_a_trace_is_of_every_round():
@@ -229,7 +223,8 @@ def test_differences_are_shown_and_not_called_none():
         for part in note.removeprefix("Verdicts: ").split("; ")[0].split(", ")
         if "diverged" not in part
     )
-    assert letters == said > 0 and "tables 2 and 1 judge" in note
+    assert letters == said > 0
+    assert "tables 2 and 1 judge" in note
 
 
 # --- processors

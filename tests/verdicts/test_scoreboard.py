@@ -27,9 +27,8 @@ def statuses(demo, tier="paper"):
 
 def test_totals_add_up(board):
     count = totals(board)
-    assert (count.decided <= count.reachable).all() and (
-        board.why[board.status == "missing"].str.len() > 5
-    ).all()
+    assert (count.decided <= count.reachable).all()
+    assert (board.why[board.status == "missing"].str.len() > 5).all()
     for tier, part in count.groupby("tier"):
         whole = part.set_index("paper")
         assert whole.loc["all"].numbers == 1024 and whole.drop("all").numbers.sum() == 1024, tier
@@ -46,9 +45,8 @@ def test_a_number_whose_setting_is_lost_is_not_missing(board):
         & (board.table == "table5")
         & board.why.str.startswith("the text lost")
     ]
-    assert lost.groupby("tier").size().to_dict() == {"paper": 10, "small": 10} and set(
-        lost.status
-    ) == {"not comparable"}
+    assert lost.groupby("tier").size().to_dict() == {"paper": 10, "small": 10}
+    assert set(lost.status) == {"not comparable"}
     assert not (
         (board.folder == "fedccfa") & (board.tier == "paper") & (board.status == "missing")
     ).any()
@@ -62,7 +60,8 @@ def test_a_number_whose_setting_is_lost_is_not_missing(board):
 
 def test_numbers_decided_an_hour(demo):
     decided, hours = sb.speed(scoreboard(root=demo), root=demo)
-    assert decided == 0 and math.isnan(hours)
+    assert decided == 0
+    assert math.isnan(hours)
     for file in put(demo, "FedAvg", [70.0, 70.5]):
         head, rows = store.read(file)
         store.write(file, head | {"wall_seconds": 900.0}, rows)
@@ -77,11 +76,9 @@ def test_missing_and_runnable(demo):
     assert statuses(demo) == {0: "runnable", 1: "missing", 2: "runnable", 3: "missing"}
     assert statuses(demo, "small") == {0: "runnable", 1: "missing", 2: "runnable", 3: "missing"}
     why = board[board.tier == "paper"].set_index(["table", "line"]).why
-    assert (
-        why["table1", 1] == "nobody has the data"
-        and "no cell" in why["table1", 3]
-        and why["table9", 0] == "no spec yet"
-    )
+    assert why["table1", 1] == "nobody has the data"
+    assert "no cell" in why["table1", 3]
+    assert why["table9", 0] == "no spec yet"
     assert "other" not in set(board.table)  # a third party's
 
 
@@ -97,7 +94,8 @@ def test_missing_and_runnable(demo):
 )
 def test_verdicts(demo, values, word):
     put(demo, "FedAvg", values)
-    assert statuses(demo)[0] == word and statuses(demo)[2] == "runnable"
+    assert statuses(demo)[0] == word
+    assert statuses(demo)[2] == "runnable"
 
 
 def test_the_other_reading_of_a_row_does_not_fill_its_cell(demo):
@@ -114,10 +112,8 @@ def test_a_dash_is_not_comparable(demo):
 def test_small_runs_are_run_and_not_judged(demo):
     put(demo, "FedAvg", [10.0, None], "small")
     board = scoreboard(root=demo).set_index(["tier", "table", "line"])
-    assert (
-        board.loc["small", "table1", 0].status == "run"
-        and "1 of 2" in board.loc["small", "table1", 0].why
-    )
+    assert board.loc["small", "table1", 0].status == "run"
+    assert "1 of 2" in board.loc["small", "table1", 0].why
     assert board.loc["paper", "table1", 0].status == "runnable"
 
 
@@ -142,10 +138,8 @@ def test_a_result_that_changes_is_read_again(demo):
     folder = file.parent
     for frame in (store.load_results(folder), store.load_results(folder)):
         frame.loc[:, "round"] = -1  # a caller's copy
-    assert (
-        len(store.LOADED[os.path.realpath(folder)][0]) == 2
-        and (store.load_results(folder)["round"] > 0).all()
-    )
+    assert len(store.LOADED[os.path.realpath(folder)][0]) == 2
+    assert (store.load_results(folder)["round"] > 0).all()
     put(demo, "FedAvg", [30.0])
     age()
     assert 30.0 in set(store.load_results(folder).generalised_accuracy)

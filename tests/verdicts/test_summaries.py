@@ -51,7 +51,8 @@ def test_runs_are_read_once(toy, planned):
     assert len(first) == 1
     planned.clear()
     again = stored_runs(toy, tier)
-    assert not planned and again is not first
+    assert not planned
+    assert again is not first
     assert [(run, id(rows)) for run, rows in again] == [(run, id(rows)) for run, rows in first]
     again.clear()
     assert len(stored_runs(toy, tier)) == 1  # a list of one's own was given out
@@ -76,7 +77,8 @@ def test_what_is_registered_counts(toy, planned):
         "Registered by its definition"
 
     planned.clear()
-    assert len(stored_runs(toy, tier)) == 1 and planned
+    assert len(stored_runs(toy, tier)) == 1
+    assert planned
     planned.clear()
     stored_runs(toy, tier)
     assert not planned
@@ -94,4 +96,5 @@ def test_runs_with_code_of_ones_own_are_planned_each_time(tmp_path, planned):
     put(spec, tier, "FedAvg", [[50.0] * spec.runs(tier)[0].rounds])
     for _ in range(2):  # also while none of its own runs is there
         planned.clear()
-        assert len(stored_runs(spec, tier)) == 1 and planned
+        assert len(stored_runs(spec, tier)) == 1
+        assert planned

@@ -56,29 +56,31 @@ def test_table(spec):
     )
     assert math.isclose(avg.mean_last_10, 70.0)
     assert avg.last_std == avg.best_std == 1.0, "over seeds; rounds_std is over rounds"
-    assert long.loc[ONE, "prox"].verdict == "undecided" and math.isnan(long.loc[ONE, "prox"]["std"])
+    assert long.loc[ONE, "prox"].verdict == "undecided"
+    assert math.isnan(long.loc[ONE, "prox"]["std"])
     assert (
         long.loc[ONE, "IFCA"].verdict
         == long.loc["digits, 4 clients", "FedAvg"].verdict
         == "not run"
     )
-    assert (
-        long.loc[ONE, "IFCA"].published_mean == 50.0
-        and long.loc["digits, 4 clients", "FedAvg"].published_mean == 60.0
-    )
+    assert long.loc[ONE, "IFCA"].published_mean == 50.0
+    assert long.loc["digits, 4 clients", "FedAvg"].published_mean == 60.0
 
 
 def test_a_diverged_trial_is_not_averaged_away(spec):
     put(spec, "paper", "FedAvg", ONE, [69, None, 71])
     avg = table(spec, "paper").set_index(["column", "row"]).loc[ONE, "FedAvg"]
-    assert math.isnan(avg["mean"]) and (avg.n, avg.diverged, avg.verdict) == (2, 1, "diverged")
-    assert all(math.isnan(avg[s]) for s in STATISTICS) and avg["values"] == (69.0, "diverged", 71.0)
+    assert math.isnan(avg["mean"])
+    assert (avg.n, avg.diverged, avg.verdict) == (2, 1, "diverged")
+    assert all(math.isnan(avg[s]) for s in STATISTICS)
+    assert avg["values"] == (69.0, "diverged", 71.0)
 
 
 def test_a_run_without_the_metric_is_not_left_out(spec):
     put(spec, "paper", "FedAvg", ONE, [70.0, math.nan, 72.0])
     avg = table(spec, "paper").set_index(["column", "row"]).loc[ONE, "FedAvg"]
-    assert math.isnan(avg["mean"]) and (avg.n, avg.diverged, avg.verdict) == (2, 0, "not measured")
+    assert math.isnan(avg["mean"])
+    assert (avg.n, avg.diverged, avg.verdict) == (2, 0, "not measured")
     put(spec, "smoke", "FedAvg", ONE, [math.nan])
     avg = table(spec, "smoke").set_index(["column", "row"]).loc[ONE, "FedAvg"]
     assert avg.verdict == "not measured"
@@ -87,11 +89,9 @@ def test_a_run_without_the_metric_is_not_left_out(spec):
 def test_only_the_paper_tier_is_judged(spec):
     put(spec, "smoke", "FedAvg", ONE, [70, 70, 70])
     avg = table(spec, "smoke").set_index(["column", "row"]).loc[ONE, "FedAvg"]
-    assert (
-        avg.verdict == "not comparable"
-        and math.isnan(avg.difference)
-        and avg.published_mean == 70.0
-    )
+    assert avg.verdict == "not comparable"
+    assert math.isnan(avg.difference)
+    assert avg.published_mean == 70.0
 
 
 def test_q_counts_the_papers_other_tables(spec):
@@ -123,4 +123,5 @@ def test_a_run_says_where_it_diverged(spec, diverged):
     long = table(spec, tier).set_index(["column", "row"])
     line = long.loc[ONE, "FedAvg"]
     assert line.diverged_runs == ((1, words), (2, "round 2, client 0, norm inf"))
-    assert line.diverged == 2 and not any(long.drop(index=(ONE, "FedAvg")).diverged_runs)
+    assert line.diverged == 2
+    assert not any(long.drop(index=(ONE, "FedAvg")).diverged_runs)

@@ -44,9 +44,8 @@ def test_p_is_scipys(seed, pairing, n, n0):
     x, y = rng.normal(70, 1, n), rng.normal(71, 3, n0)
     v = verdict(x, y.mean(), y.std(ddof=1), n0, pairing=pairing)
     oracle = stats.ttest_ind(x, y, equal_var=pairing == "pooled")
-    assert math.isclose(v.p, oracle.pvalue, rel_tol=1e-6) and math.isclose(
-        v.df, oracle.df, rel_tol=1e-9
-    )
+    assert math.isclose(v.p, oracle.pvalue, rel_tol=1e-6)
+    assert math.isclose(v.df, oracle.df, rel_tol=1e-9)
     low, high = oracle.confidence_interval(0.95)
     assert math.isclose(v.interval, (high - low) / 2, rel_tol=1e-9)
     low, high = oracle.confidence_interval(0.9)
@@ -57,9 +56,13 @@ def test_a_new_observation_where_the_published_spread_is_not_used():
     "SE = s sqrt(1 + 1/n): scipy's t quantile of a prediction interval for one more value"
     x = np.array([69.1, 70.4, 70.9])
     a, b = verdict(x, 71.0, 6.3, 0), verdict(x, 71.0)
-    assert a == b and a.df == 2 and math.isclose(a.se, x.std(ddof=1) * math.sqrt(4 / 3))
+    assert a == b
+    assert a.df == 2
+    assert math.isclose(a.se, x.std(ddof=1) * math.sqrt(4 / 3))
     alone = verdict([71.0], 71.0)
-    assert alone.word == "undecided" and math.isnan(alone.interval) and alone.needed == 2
+    assert alone.word == "undecided"
+    assert math.isnan(alone.interval)
+    assert alone.needed == 2
 
 
 @pytest.mark.parametrize(
@@ -77,14 +80,11 @@ def test_above_and_below_are_the_same(values, published, std):
 
 
 def test_a_declared_margin_and_gaps_that_say_nothing():
-    assert default_margin(90.0, declared=2.0) == 2.0 and [
-        default_margin(90.0, gap=g) for g in (9.0, 0.0, NAN)
-    ] == [1.0, 1.0, 1.0]
-    assert (
-        false_discovery([NAN, 0.02])[1] == 0.02
-        and math.isnan(false_discovery([NAN])[0])
-        and false_discovery([]) == []
-    )
+    assert default_margin(90.0, declared=2.0) == 2.0
+    assert [default_margin(90.0, gap=g) for g in (9.0, 0.0, NAN)] == [1.0, 1.0, 1.0]
+    assert false_discovery([NAN, 0.02])[1] == 0.02
+    assert math.isnan(false_discovery([NAN])[0])
+    assert false_discovery([]) == []
 
 
 @pytest.mark.parametrize("pairing", ["pooled", "welch"])
@@ -92,7 +92,8 @@ def test_a_declared_margin_and_gaps_that_say_nothing():
 def test_the_seeds_that_are_said_to_decide_do(pairing, gap, s, s0):
     n = seeds_needed(gap, s, 2, s0, 3, 1.0, pairing)
     said = lambda k: str(verdict_words(gap, *standard_error(s, k, s0, 3, pairing), 1.0, k))
-    assert said(n) != "undecided" and all(said(k) == "undecided" for k in range(3, int(n)))
+    assert said(n) != "undecided"
+    assert all(said(k) == "undecided" for k in range(3, int(n)))
 
 
 # --- declared in the specs
@@ -176,13 +177,12 @@ def test_what_the_spec_declares_is_used(demo):
         spec = demo(top=top)
         put(spec, "FedAvg", values)
         cells[name] = line(spec, "FedAvg")
-    assert (
-        cells["pooled"].df == 4
-        and cells["last"].df == cells["own"].df == 2
-        and 3.9 < cells["welch"].df <= 4
-    )
+    assert cells["pooled"].df == 4
+    assert cells["last"].df == cells["own"].df == 2
+    assert 3.9 < cells["welch"].df <= 4
     assert [cells[k].margin for k in ("pooled", "gap", "base", "margin")] == [1.0, 0.5, 0.5, 4.0]
-    assert cells["margin"].verdict == "reproduced" and cells["pooled"].verdict == "consistent"
+    assert cells["margin"].verdict == "reproduced"
+    assert cells["pooled"].verdict == "consistent"
 
 
 def test_rows_that_were_not_tuned_say_so(demo):
@@ -190,16 +190,16 @@ def test_rows_that_were_not_tuned_say_so(demo):
     put(spec, "FedProx", [60.0, 60.1])
     put(spec, "FedAvg", [70.0, 70.1])
     text = render(spec, "paper")
-    assert "contradicted, p < 0.001, q < 0.001, untuned" in text and text.count("untuned") == 1
+    assert "contradicted, p < 0.001, q < 0.001, untuned" in text
+    assert text.count("untuned") == 1
 
 
 def test_undecided_cells_say_how_many_seeds_would_decide(demo):
     spec = demo()
     put(spec, "FedAvg", [71.0, 68.0])
     found = line(spec, "FedAvg")
-    assert found.verdict == "undecided" and f"undecided: {found.needed:.0f} seeds" in render(
-        spec, "paper", "md"
-    )
+    assert found.verdict == "undecided"
+    assert f"undecided: {found.needed:.0f} seeds" in render(spec, "paper", "md")
     (spec.path.with_name("table1.published.csv")).write_text(
         CSV.format(table=1, mean=71).replace("0.50\n", "41.05\n")
     )
@@ -210,9 +210,8 @@ def test_undecided_cells_say_how_many_seeds_would_decide(demo):
 def test_a_diverged_run_beside_what_the_code_would_print(demo):
     spec = demo(top=TRIALS + "\nnan_model = 10.0")
     put(spec, "FedAvg", [None, None, 81.1])
-    assert (
-        "33.70 ± 41.05 (3)" in render(spec, "paper") and line(spec, "FedAvg").verdict == "diverged"
-    )
+    assert "33.70 ± 41.05 (3)" in render(spec, "paper")
+    assert line(spec, "FedAvg").verdict == "diverged"
     assert "would print" not in render(demo(), "paper")
     # of a difference of two accuracies that value says nothing
     both = dataclasses.replace(spec, difference=(spec, spec))
@@ -231,10 +230,8 @@ def test_two_rows_never_share_a_number(demo):
     assert line(spec, "FedAvg").verdict in VERDICTS
     assert "same number as row FedAvg" in render(spec, "paper")
     board = scoreboard(root=spec.path.parents[1], tiers=("paper",))
-    assert (
-        len(judged_lines(board)) == 1
-        and totals(board).consistent.sum() + totals(board).reproduced.sum() == 1
-    )
+    assert len(judged_lines(board)) == 1
+    assert totals(board).consistent.sum() + totals(board).reproduced.sum() == 1
 
 
 def test_rows_that_show_the_same_runs_count_once(demo):
@@ -242,35 +239,36 @@ def test_rows_that_show_the_same_runs_count_once(demo):
     spec = demo(row='class = "FedAvg"')
     put(spec, "FedAvg", [70.0, 70.2, 70.4])
     twin, board = line(spec, "FedProx"), scoreboard(root=spec.path.parents[1], tiers=("paper",))
-    assert (
-        twin.verdict in VERDICTS
-        and str(twin.same_runs) == "row FedAvg"
-        and "(same runs as row FedAvg)" in render(spec, "paper")
-    )
-    assert (
-        board.status.tolist().count(ALIAS) == 1
-        and len(judged_lines(board)) == 1
-        and len(independent(board)) == len(board)
-    )
+    assert twin.verdict in VERDICTS
+    assert str(twin.same_runs) == "row FedAvg"
+    assert "(same runs as row FedAvg)" in render(spec, "paper")
+    assert board.status.tolist().count(ALIAS) == 1
+    assert len(judged_lines(board)) == 1
+    assert len(independent(board)) == len(board)
 
 
 def test_a_number_printed_twice_counts_once(demo):
     first, second = demo(1), demo(2, mean="72.0")
     put(first, "FedAvg", [70.0, 70.2, 70.4])
     again = {i: str(origin) for i, origin in same_runs(second).items()}
-    assert same_runs(first) == {} and again == {0: "table 1"}  # FedProx's numbers differ
+    # FedProx's numbers differ
+    assert same_runs(first) == {}
+    assert again == {0: "table 1"}
     assert str(line(second, "FedAvg").same_runs) == "table 1"
     assert line(first, "FedAvg").verdict in VERDICTS
     assert line(second, "FedAvg").verdict == "same number"
     assert "same number as table 1" in render(second, "paper")
     board = scoreboard(root=first.path.parents[1], tiers=("paper",))
-    assert len(board) == 4 and len(independent(board)) == 3 and len(judged_lines(board)) == 1
+    assert len(board) == 4
+    assert len(independent(board)) == 3
+    assert len(judged_lines(board)) == 1
 
 
 def test_a_neighbour_that_cannot_be_read_does_not_stop_a_table(demo):
     spec = demo(1)
     demo(2).path.write_text("not toml [")
-    assert same_runs(spec) == {} and len(table(spec, "paper")) == 3
+    assert same_runs(spec) == {}
+    assert len(table(spec, "paper")) == 3
 
 
 def test_the_papers_numbers(board):
