@@ -76,11 +76,9 @@ class Remote:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",
         }
-        self.kind, self.errors, started = (
-            kind,
-            tempfile.TemporaryFile("w+", errors="replace"),
-            time.perf_counter(),
-        )
+        self.kind = kind
+        self.errors = tempfile.TemporaryFile("w+", errors="replace")
+        started = time.perf_counter()
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -90,10 +88,8 @@ class Remote:
             env={**os.environ, **quiet, **settings},
         )
         # both are pipes
-        self.asked, self.said = (
-            cast(IO[str], self.process.stdin),
-            cast(IO[str], self.process.stdout),
-        )
+        self.asked = cast(IO[str], self.process.stdin)
+        self.said = cast(IO[str], self.process.stdout)
         self.settings = self.hear()
         self.startup = time.perf_counter() - started
 
@@ -139,7 +135,8 @@ def compare(
         for label, remote, threads in entries:
             for w in works:
                 remote.ask(w, threads)
-                said, row = remote.hear(), rows[label, w.name]
+                said = remote.hear()
+                row = rows[label, w.name]
                 if r == 0:
                     row["first_seconds"] = said["seconds"]
                 else:
@@ -203,7 +200,8 @@ def machine(device: str, workers: int) -> dict:
 
 def entries_of(device: str, workers: int, quick: bool = False) -> list[tuple[str, str, int]]:
     "(label, kind, threads) of the plain loop, with one thread and with as many as workers, and of the executors"
-    alone, on_cpu = [("plain loop", "plain loop", 1)], device == "cpu"
+    alone = [("plain loop", "plain loop", 1)]
+    on_cpu = device == "cpu"
     if on_cpu and workers > 1 and not quick:
         alone.append((f"plain loop, {workers} threads", "plain loop", workers))
     more = ("processes",) if on_cpu and workers > 1 else ()
@@ -249,20 +247,19 @@ class Bench:
             raise InputError(f"samples {samples}: expected at least 400")
         if peers:
             require_peers()
-        self.works, self.rounds, self.device, self.workers = (
-            works(samples, device),
-            rounds,
-            device,
-            workers,
-        )
+        self.works = works(samples, device)
+        self.rounds = rounds
+        self.device = device
+        self.workers = workers
         self.works = {
             group: self.works[choice(group, self.works, "--only")] for group in only or self.works
         }
-        self.entries, self.peers = (
-            entries_of(device, workers, quick),
-            ["loader loop", *PEERS] if peers else [],
-        )
-        self.say, self.remotes, self.quick, self.file = say, {}, quick, file
+        self.entries = entries_of(device, workers, quick)
+        self.peers = ["loader loop", *PEERS] if peers else []
+        self.say = say
+        self.remotes = {}
+        self.quick = quick
+        self.file = file
         self.many = 1 if quick else rounds
         described = [
             asdict(w) | {"flops_per_sample": flops_per_sample(w), "group": group}
@@ -326,7 +323,8 @@ class Bench:
         between: Callable[[], None] = lambda: None,
     ):
         "All rounds of a group; says how long the others will take, and saves after each"
-        before, started = self.found["rows"], time.perf_counter()
+        before = self.found["rows"]
+        started = time.perf_counter()
         self.found["machine"].setdefault("tf32", seats[0][1].settings["tf32"])
 
         def after(turn: int, rows: list[dict]):
@@ -345,7 +343,8 @@ class Bench:
 
     def w1(self):
         "W1 and, between the turns, the rates of the machine"
-        work, n = self.works["W1"][0], 1 if self.device == "cuda" else self.workers
+        work = self.works["W1"][0]
+        n = 1 if self.device == "cuda" else self.workers
         seats = self.seats("W1") + self.others("W1")
         limits = [self.remote("limits", work, f"limits {i}") for i in range(n)]
 
@@ -380,7 +379,8 @@ class Bench:
 
     def evaluation(self):
         "A test set, predicted by the model of every client"
-        first, kinds = self.works["evaluation"][0], ("plain evaluation", "evaluation")
+        first = self.works["evaluation"][0]
+        kinds = ("plain evaluation", "evaluation")
         self.turns(
             "evaluation", [(kind, self.remote(kind, first, kind), 1) for kind in kinds], self.many
         )
@@ -461,7 +461,8 @@ def growth(found: dict) -> dict[str, list[float]]:
 # %% bench.ipynb #04dbf07a
 def targets(found: dict) -> list[tuple[str, float, float, bool]]:
     "(what, found, target, whether larger is better), for those targets that the run can judge"
-    device, out = found["machine"]["device"], list[tuple[str, float, float, bool]]()
+    device = found["machine"]["device"]
+    out = list[tuple[str, float, float, bool]]()
     if rows := rows_of(found, "W1"):
         best = max((row for row in rows if row["contestant"] in EXECUTORS), key=speed)
         others = [row for row in rows if row["contestant"] in PEERS]
@@ -518,11 +519,13 @@ def aligned(lines: list[tuple]) -> list[str]:
 
 def speed_lines(found: dict, group: str) -> list[str]:
     "The table of W1 or of ResNet-18, under a line that says what was computed"
-    work, rows = next(w for w in found["works"] if w["group"] == group), rows_of(found, group)
+    work = next(w for w in found["works"] if w["group"] == group)
+    rows = rows_of(found, group)
     more = ("share of limit", "peak MB", "start s") if group == "W1" else ()
     lines = [("", "samples/s", "x plain loop", "from", "to", *more)]
     for row in rows:
-        x, name = ratios(row, plain(found, group)), row["contestant"]
+        x = ratios(row, plain(found, group))
+        name = row["contestant"]
         lines.append(
             (name, f"{speed(row):,.0f}", *(f"{v:.2f}" for v in (median(x), min(x), max(x))))
         )
@@ -555,7 +558,8 @@ def paired_lines(title: str, base: str, pairs: list[tuple[str, dict, dict]]) -> 
 
 def other_lines(found: dict) -> list[str]:
     "The tables of rates, of growth, of bf16 and of evaluation, as far as they were measured"
-    out, rows = list[str](), rows_of(found, "growth")
+    out = list[str]()
+    rows = rows_of(found, "growth")
     if many := [(row["contestant"], f"{speed(row):,.0f}") for row in rows_of(found, "seeds")]:
         out += ["", "three seeds together, samples/s", *aligned(many)]
     if numbers := sorted({entry["processes"] for entry in found["limits"]}):
@@ -576,7 +580,8 @@ def other_lines(found: dict) -> list[str]:
             *aligned([("", *map(str, clients)), *grown]),
         ]
     if rows := rows_of(found, "bf16"):
-        exact, rough = rows[::2], rows[1::2]
+        exact = rows[::2]
+        rough = rows[1::2]
         out += paired_lines(
             "training in bf16", "float32", [(b["work"], b, a) for a, b in zip(exact, rough)]
         )

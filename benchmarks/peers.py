@@ -33,7 +33,9 @@ class Pictures(torch.utils.data.Dataset):
     def __init__(self, x, y, recipe):
         from torchvision import transforms  # takes a second to import
 
-        self.x, self.y, self.picture = x, y.tolist(), transforms.ToPILImage()
+        self.x = x
+        self.y = y.tolist()
+        self.picture = transforms.ToPILImage()
         self.transform = transforms.Compose(
             [transforms.ToTensor(), transforms.Normalize(recipe.mean, recipe.std)]
         )
@@ -49,7 +51,8 @@ class LoaderLoop(PlainLoop):
     "The plain loop with a `DataLoader` for each client"
 
     def build(self, work: Work, dtype=torch.float32) -> dict:
-        f, built = work.federation(), super().build(work, dtype)
+        f = work.federation()
+        built = super().build(work, dtype)
         loaders = [
             torch.utils.data.DataLoader(
                 Pictures(f.data.train_x[r], f.data.train_y[r], f.data.recipe),
@@ -61,7 +64,8 @@ class LoaderLoop(PlainLoop):
         return built | {"loaders": loaders}
 
     def epoch(self, work: Work, built: dict, k: int) -> int:
-        model, device = built["model"], self.device
+        model = built["model"]
+        device = self.device
         sgd = torch.optim.SGD(
             model.parameters(), work.lr, work.momentum, weight_decay=work.weight_decay
         )
@@ -89,7 +93,8 @@ def flower_train(message, context):
         (message.content["config"][n] for n in ("work", "device")),
     )
     torch.set_num_threads(1)
-    built, work = resident(text, device), read_work(json.loads(text))
+    built = resident(text, device)
+    work = read_work(json.loads(text))
     x, y = built["shares"][context.node_config["partition-id"]]
     built["model"].load_state_dict(message.content["arrays"].to_torch_state_dict())
     steps = train_plainly(built["model"], x, y, work, torch.randperm(len(y), device=y.device))
@@ -112,7 +117,8 @@ class Flower(Contestant):
     "Flower's simulation on Ray"
 
     def build(self, work: Work) -> dict:
-        app, strategies = import_module("flwr.app"), import_module("flwr.serverapp.strategy")
+        app = import_module("flwr.app")
+        strategies = import_module("flwr.serverapp.strategy")
         config = {"work": json.dumps(work.__dict__), "device": self.device}
         average = strategies.FedAvg(
             fraction_evaluate=0.0, min_available_nodes=work.clients, train_metrics_aggr_fn=added
@@ -133,10 +139,8 @@ class Flower(Contestant):
         }
 
     def serve(self, first: Work, say: Callable):
-        client, server = (
-            import_module("flwr.clientapp").ClientApp(),
-            import_module("flwr.serverapp").ServerApp(),
-        )
+        client = import_module("flwr.clientapp").ClientApp()
+        server = import_module("flwr.serverapp").ServerApp()
         client.train()(flower_train)
 
         @server.main()
@@ -158,17 +162,17 @@ class Pfl(Contestant):
     "pfl-research's simulation"
 
     def build(self, work: Work) -> dict:
-        pfl, data = import_module("pfl.model.pytorch"), plain_parts(work, self.device)
-        model, counts = data["model"], [0, 0]
+        pfl = import_module("pfl.model.pytorch")
+        data = plain_parts(work, self.device)
+        model = data["model"]
+        counts = [0, 0]
 
         def loss(x, y):
             counts[0], counts[1] = counts[0] + len(y), counts[1] + 1
             return F.cross_entropy(model(x), y)
 
-        model.loss, model.metrics = (
-            loss,
-            lambda x, y: {"samples": import_module("pfl.metrics").Weighted(0, len(y))},
-        )
+        model.loss = loss
+        model.metrics = lambda x, y: {"samples": import_module("pfl.metrics").Weighted(0, len(y))}
         np.random.seed(0)
         make = lambda params, lr: torch.optim.SGD(
             params, lr, work.momentum, weight_decay=work.weight_decay, fused=True
@@ -252,8 +256,10 @@ CONTESTANTS["pfl-research"] = Pfl
 # %% peers.ipynb #bc6bad42
 def child():
     "What the process of a contestant does"
-    job, out = json.loads(sys.argv[1]), os.fdopen(os.dup(1), "w")
+    job = json.loads(sys.argv[1])
+    out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(1)
-    kind, first = CONTESTANTS[job["kind"]], read_work(job["work"])
+    kind = CONTESTANTS[job["kind"]]
+    first = read_work(job["work"])
     kind(job).serve(first, lambda said: print(json.dumps(said), file=out, flush=True))

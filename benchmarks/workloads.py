@@ -60,7 +60,8 @@ class Work:
         def bytes_of(n):
             return torch.randint(256, (n, *self.shape), dtype=torch.uint8, generator=rng)
 
-        x, y = bytes_of(self.samples), torch.randint(self.classes, (self.samples,), generator=rng)
+        x = bytes_of(self.samples)
+        y = torch.randint(self.classes, (self.samples,), generator=rng)
         test = bytes_of(self.test_samples), torch.zeros(self.test_samples, dtype=torch.int64)
         recipe = recipe_for("plain", "Fashion-MNIST" if self.shape[0] == 1 else "CIFAR-100")
         data = Dataset(self.name, x, y, *test, tuple(map(str, range(self.classes))), recipe).to(
@@ -149,7 +150,9 @@ class Contestant:
     "Computes rounds on request, in a process of its own"
 
     def __init__(self, job: dict):
-        self.device, self.workers, self.kind = job["device"], job["workers"], job["kind"]
+        self.device = job["device"]
+        self.workers = job["workers"]
+        self.kind = job["kind"]
         self.built = {}
 
     def build(self, work: Work):
@@ -176,10 +179,12 @@ class Contestant:
         "A round of `work`: its seconds, those of this process on a processor, what it was, and the most memory of the device so far"
         built = self.prepared(work)
         self.synchronise()
-        started, busy = time.perf_counter(), time.process_time()
+        started = time.perf_counter()
+        busy = time.process_time()
         self.round(work, built)
         self.synchronise()
-        seconds, cpu = time.perf_counter() - started, time.process_time() - busy
+        seconds = time.perf_counter() - started
+        cpu = time.process_time() - busy
         most = torch.cuda.max_memory_allocated() / 2**20 if self.device == "cuda" else None
         return {"seconds": seconds, "cpu_seconds": cpu, "device_mb": most, **self.done(work, built)}
 
@@ -206,7 +211,9 @@ class Engine(Contestant):
         return self.kind
 
     def build(self, work: Work) -> dict:
-        federation, method, stack = work.federation(self.device), work.method(), ExitStack()
+        federation = work.federation(self.device)
+        method = work.method()
+        stack = ExitStack()
         compute = stack.enter_context(executor(self.executor, federation, self.workers))
         seeds = [replace(federation, seed=s) for s in range(work.runs)]
         starts = [begin(method, seed) for seed in seeds]
@@ -215,7 +222,8 @@ class Engine(Contestant):
 
     def round(self, work: Work, built: dict):
         "The next round of every seed; the executor gets the clients of all of them at once"
-        method, runs = built["method"], list(zip(built["seeds"], built["snapshots"]))
+        method = built["method"]
+        runs = list(zip(built["seeds"], built["snapshots"]))
         opened = [open_round(method, seed, at) for seed, at in runs]
         clients = [client for now in opened for client in now.clients]
         results = iter(built["compute"](method, clients))
@@ -258,7 +266,8 @@ def train_plainly(model: nn.Module, x, y, work: Work, order) -> int:
 def plain_parts(work: Work, device: str, dtype=torch.float32) -> dict:
     "What FedAvg by hand needs: the clients' shares on the device, the initial model, the module, counts"
     f = work.federation(device, dtype)
-    x, y = f.data.batch(f.data.train_x, None, dtype), f.data.train_y
+    x = f.data.batch(f.data.train_x, None, dtype)
+    y = f.data.train_y
     return dict(
         shares=[(x[rows], y[rows]) for rows in f.indices],
         w=f.initial,
@@ -277,11 +286,9 @@ class PlainLoop(Contestant):
         return plain_parts(work, self.device, dtype)
 
     def round(self, work: Work, built: dict):
-        model, mean, steps = (
-            built["model"],
-            {n: torch.zeros_like(v) for n, v in built["w"].items()},
-            0,
-        )
+        model = built["model"]
+        mean = {n: torch.zeros_like(v) for n, v in built["w"].items()}
+        steps = 0
         for k, (_, y) in enumerate(built["shares"]):
             model.load_state_dict(built["w"])
             steps += self.epoch(work, built, k)
@@ -332,7 +339,8 @@ class PlainEvaluation(Evaluation):
 
     def build(self, work: Work) -> dict:
         built = super().build(work)
-        data, net = built["federation"].data, built["federation"].net
+        data = built["federation"].data
+        net = built["federation"].net
         return built | {
             "x": data.batch(data.test_x, None, torch.float32),
             "model": usual(net).to(self.device).eval(),
@@ -349,7 +357,8 @@ class PlainEvaluation(Evaluation):
 def rate(flops: float, f: Callable, synchronise: Callable, seconds: float = 0.15) -> float:
     "GFLOP/s of `f`, which takes `flops` operations"
     f(), synchronise()
-    n, started = 0, time.perf_counter()
+    n = 0
+    started = time.perf_counter()
     while (passed := time.perf_counter() - started) < seconds:
         f(), synchronise()
         n += 1
@@ -369,7 +378,8 @@ def convolution(conv: nn.Conv2d, x, first: bool = False) -> tuple[float, Callabl
 
 def own_convolutions(work: Work, device: str) -> list[tuple[float, Callable]]:
     "The convolutions of the work's network, with the shapes they have in a batch"
-    module, seen = usual(networks.network(work.network, work.classes, tuple(work.shape))), []
+    module = usual(networks.network(work.network, work.classes, tuple(work.shape)))
+    seen = []
     convs = [m for m in module.modules() if isinstance(m, nn.Conv2d)]
     for m in convs:
         m.register_forward_pre_hook(lambda m, x: seen.append((m, x[0].detach().to(device))))
@@ -385,10 +395,8 @@ class Limits(Contestant):
 
     def build(self, work: Work) -> list[tuple[str, float, Callable]]:
         own = own_convolutions(work, self.device)
-        wide, a = (
-            nn.Conv2d(64, 64, 3, padding=1, bias=False),
-            torch.rand(1024, 1024, device=self.device),
-        )
+        wide = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+        a = torch.rand(1024, 1024, device=self.device)
         flops, f = convolution(wide, torch.rand(64, 64, 32, 32, device=self.device))
         return [
             ("own convolutions", sum(n for n, _ in own), lambda: [g() for _, g in own]),

@@ -45,7 +45,9 @@ if __name__ in ("__main__", "__mp_main__"):  # here and in worker processes
     runner.forget_finished = lambda folder, finished: None
 
 if __name__ == "__main__":
-    folder, workers, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    folder = Path(sys.argv[1])
+    workers = int(sys.argv[2])
+    names = sys.argv[3:]
     report = runner.compute_runs(
         every_run(names=names),
         folder,

@@ -132,7 +132,8 @@ class Start(Net):
     nudge = 0
 
     def init(self, seed: int, dtype=torch.float32) -> dict:
-        made, rng = super().init(seed, dtype), np.random.default_rng(seed)
+        made = super().init(seed, dtype)
+        rng = np.random.default_rng(seed)
         if dtype == torch.float64:  # constants stay
             made = {
                 n: t
@@ -142,7 +143,8 @@ class Start(Net):
             }
         if not self.nudge:
             return made
-        coin, unit = torch.Generator().manual_seed(self.nudge), torch.finfo(dtype).eps
+        coin = torch.Generator().manual_seed(self.nudge)
+        unit = torch.finfo(dtype).eps
         return {
             n: t * (1 + unit * (2 * torch.randint(2, t.shape, generator=coin) - 1).to(dtype))
             for n, t in made.items()
@@ -152,10 +154,8 @@ class Start(Net):
 def federation(name: str, dtype: torch.dtype, nudge: int = 0) -> Federation:
     "The federation of a method's cell"
     cell = cell_of(name)
-    d, swaps = (
-        digits(cell.samples),
-        tuple(Swap(cell.first + t, (k,), labels) for t, k, labels in cell.swaps),
-    )
+    d = digits(cell.samples)
+    swaps = tuple(Swap(cell.first + t, (k,), labels) for t, k, labels in cell.swaps)
     split = partition.partition(
         "dirichlet-class",
         d.train_y.numpy(),
@@ -178,11 +178,10 @@ def federation(name: str, dtype: torch.dtype, nudge: int = 0) -> Federation:
 
 def test_loss(federation: Federation, trees: list[dict], t: int) -> float:
     "Mean over clients of the mean cross-entropy on the whole test set, labelled as in round t"
-    d, maps = federation.data, torch.as_tensor(federation.label_maps(t))
-    x, w = (
-        d.batch(d.test_x, None, federation.dtype),
-        torch.ones(len(d.test_y), dtype=federation.dtype),
-    )
+    d = federation.data
+    maps = torch.as_tensor(federation.label_maps(t))
+    x = d.batch(d.test_x, None, federation.dtype)
+    w = torch.ones(len(d.test_y), dtype=federation.dtype)
     with torch.no_grad():
         losses = [
             cross_entropy(federation.net(params, x), Batch(x, concept[d.test_y], w))
@@ -200,7 +199,8 @@ class Judge:
     def __call__(self, method, federation, at, final) -> dict:
         now = eval_models(method, federation, at)
         ways = torch.stack([squared_norm(sub(a, b)) for a, b in zip(now, self.before)]).double()
-        tuned, self.before = finetuned(method, federation, at, now) if final else None, now
+        tuned = finetuned(method, federation, at, now) if final else None
+        self.before = now
         return evaluate(method, federation, at, final) | {
             "moved": math.sqrt(float(ways.mean())),
             "test_loss": test_loss(federation, tuned or now, at.round - 1),
@@ -217,7 +217,8 @@ def numbers(
     method = METHODS[name](**changed)
     where = federation(name, TYPES[type], nudge)
     start = replace(begin(method, where), round=cell.first)
-    judge, end = Judge(method, where, start), cell.first + cell.rounds
+    judge = Judge(method, where, start)
+    end = cell.first + cell.rounds
     rows = run(method, where, end, judge, start=start, executor=executor).rows
     names = sorted({n for row in rows for n in row} - {"round"})
     return {n: [row.get(n) for row in rows] + [None] * (cell.rounds - len(rows)) for n in names}

@@ -175,7 +175,8 @@ def put(
     for c in spec.runs(tier, methods=[row], seeds=len(curves)):
         if column and c.column != column:
             continue
-        curve, head = curves[c.seed], {}
+        curve = curves[c.seed]
+        head = {}
         if curve is None:
             curve = dict(round=2, client=0, norm="inf")
         if isinstance(curve, dict):

@@ -216,7 +216,8 @@ def the_usual_half_and_half(folder):
 @case()
 def statistics_as_tensors(folder):
     parts = floats(3, 8, 8)
-    mean, std = parts["train_x"].mean((0, 2, 3)), parts["train_x"].std((0, 2, 3))
+    mean = parts["train_x"].mean((0, 2, 3))
+    std = parts["train_x"].std((0, 2, 3))
     return parts | {"recipe": Recipe("own", mean, std)}
 
 
@@ -268,7 +269,8 @@ def table_file(folder, **columns) -> pd.DataFrame:
 def split_table(frame: pd.DataFrame, answer: str) -> dict:
     "A frame as a data set: `answer` is the column of the classes, in words or numbers"
     names, y = np.unique(frame.pop(answer).to_numpy(str), return_inverse=True)
-    x, y = torch.from_numpy(frame.to_numpy()), torch.from_numpy(y)
+    x = torch.from_numpy(frame.to_numpy())
+    y = torch.from_numpy(y)
     return dict(
         train_x=x[:24],
         train_y=y[:24],
@@ -702,7 +704,8 @@ def by_hand(parts: dict, scale: float) -> tuple:
     train, test = (exact(parts[key]) / scale for key in ("train_x", "test_x"))
     axes = (0, 2, 3)[: train.ndim - 1]
     constant = np.ptp(train, axes) == 0
-    mean, std = train.mean(axes), np.where(constant, 1, train.std(axes))
+    mean = train.mean(axes)
+    std = np.where(constant, 1, train.std(axes))
     given = parts["recipe"]
     if given.mean:
         mean, std = (np.array(v, np.longdouble) for v in (given.mean, given.std))

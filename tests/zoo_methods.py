@@ -203,7 +203,8 @@ class PerStep(FedAvg, listed=False):
         }, client.state
 
     def aggregate(self, server, exchange):
-        w, steps = server["params"], [u["steps"] for u in exchange.uploads]
+        w = server["params"]
+        steps = [u["steps"] for u in exchange.uploads]
         moves = [
             scale(sub(u["params"], w), 1 / h.clamp(min=1)) for u, h in zip(exchange.uploads, steps)
         ]

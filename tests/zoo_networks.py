@@ -21,7 +21,8 @@ from fedrepro.engine.federation import INIT, TRAIN, Federation
 from fedrepro.models.architectures import ARCHITECTURES, Network
 from fedrepro.models.networks import network
 
-CLASSES, IMAGE = 3, (1, 4, 4)
+CLASSES = 3
+IMAGE = (1, 4, 4)
 # of the plain loop and of FedAvg
 SETTINGS = dict(lr=0.05, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=4)
 
@@ -48,7 +49,9 @@ def bred(make=None, **about):
 
 def federation(name: str, holdings=(6, 8)) -> Federation:
     "Clients with so many samples of images that suit the network; in float64"
-    shape, rng, n = ZOO[name].shape, np.random.default_rng(5), sum(holdings)
+    shape = ZOO[name].shape
+    rng = np.random.default_rng(5)
+    n = sum(holdings)
 
     def images(n):
         return torch.from_numpy(rng.integers(0, 256, (n, *shape), dtype=np.uint8)), torch.arange(
@@ -167,7 +170,8 @@ def tied_and_transposed():
     class Both(nn.Module):
         def __init__(self):
             super().__init__()
-            self.encode, self.decode = nn.Linear(8, 8, bias=False), nn.Linear(8, 8)
+            self.encode = nn.Linear(8, 8, bias=False)
+            self.decode = nn.Linear(8, 8)
             self.decode.weight = self.encode.weight
 
         def forward(self, x):
@@ -339,10 +343,8 @@ class Named(nn.Module):
     def __init__(self):
         super().__init__()
         self.by_name = nn.ModuleDict({"one": nn.Linear(8, 8), "two": nn.Linear(8, 8)})
-        self.in_order, self.scales = (
-            nn.ModuleList([nn.Linear(8, 8)]),
-            nn.ParameterList([torch.ones(8), torch.ones(8)]),
-        )
+        self.in_order = nn.ModuleList([nn.Linear(8, 8)])
+        self.scales = nn.ParameterList([torch.ones(8), torch.ones(8)])
         self.shifts = nn.ParameterDict({"up": torch.zeros(8)})
 
     def forward(self, x):
@@ -364,7 +366,8 @@ class Experts(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.gate, self.experts = nn.Linear(8, 4), nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.gate = nn.Linear(8, 4)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
 
     def forward(self, x):
         weights, chosen = self.gate(x).softmax(1).max(1)
@@ -418,7 +421,8 @@ class Finishes(nn.Module):
 
     def __init__(self, layer):
         super().__init__()
-        self.first, self.layer = nn.Linear(16, 8), layer
+        self.first = nn.Linear(16, 8)
+        self.layer = layer
         self.finish = lambda x: torch.relu(self.layer(x))
 
     def forward(self, x):
@@ -940,7 +944,8 @@ class Follows(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.online, self.target = nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)
+        self.online = nn.Linear(8, 8)
+        self.target = nn.Linear(8, 8).requires_grad_(False)
 
     def forward(self, x):
         if self.training:
@@ -1013,7 +1018,9 @@ class Again(nn.Module):
 
     def __init__(self, reentrant):
         super().__init__()
-        self.first, self.second, self.reentrant = nn.Linear(16, 8), nn.Linear(8, 8), reentrant
+        self.first = nn.Linear(16, 8)
+        self.second = nn.Linear(8, 8)
+        self.reentrant = reentrant
 
     def forward(self, x):
         return checkpoint(self.second, self.first(x.flatten(1)), use_reentrant=self.reentrant)
@@ -1089,11 +1096,9 @@ def mean_of(tensors: list, sizes: list):
 def plain_client(module, server: dict, fed: Federation, t: int, k: int) -> dict:
     "One client's state_dict after training in round t"
     module.load_state_dict(server)
-    rows, seeds, order = (
-        fed.partition.train[k],
-        fed.noise(TRAIN, t, k),
-        np.random.default_rng([fed.seed, TRAIN, t, k]),
-    )
+    rows = fed.partition.train[k]
+    seeds = fed.noise(TRAIN, t, k)
+    order = np.random.default_rng([fed.seed, TRAIN, t, k])
     s = {n: v for n, v in SETTINGS.items() if n in ("lr", "momentum", "weight_decay")}
     optimiser = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], **s)
     seeds.integers(2**62)  # that of what comes before the training

@@ -193,9 +193,11 @@ def caught(name: str, f: dataclasses.Field, bands: dict) -> float:
 
 def sensitivity(name: str, bands: dict) -> dict:
     "Hyper-parameter -> [values tried, bands off], or why it cannot show. Raises InputError where that is not so"
-    table, wrong = {}, []
+    table = {}
+    wrong = []
     for f in dataclasses.fields(METHODS[name]):
-        far, why = caught(name, f, bands), UNSEEN.get((name, f.name))
+        far = caught(name, f, bands)
+        why = UNSEEN.get((name, f.name))
         if (far < SHOWS) != (why is not None):
             wrong.append(f"{f.name} {far:.2g} bands off, UNSEEN says {why!r}")
         table[f.name] = why or [others(name, f), float(f"{min(far, 1e9):.2g}")]
@@ -263,11 +265,13 @@ def renewed(entry: dict, name: str, bands: dict, fields: dict, why: str) -> dict
 
 def check(name: str, path: Path = BANDS) -> list[str]:
     "A line for everything about a method that is not as the file says. Raises InputError for an unreadable file"
-    entry, lines = stored(path).get(name), []
+    entry = stored(path).get(name)
+    lines = []
     if entry is None:
         lines.append(f"{name}: not in {path.name}")
     else:
-        own, known = {f.name for f in dataclasses.fields(METHODS[name])}, entry["fields"].keys()
+        own = {f.name for f in dataclasses.fields(METHODS[name])}
+        known = entry["fields"].keys()
         lines += [
             f"{name}.{f}: a hyper-parameter that is not in {path.name}" for f in sorted(own - known)
         ]
@@ -290,7 +294,8 @@ def renew(names: list[str], why: str, path: Path = BANDS):
     "Measure and write one method after the other. Raises InputError for those that do not show what they should"
     stored(path)
     print(f"computing {len(names)} methods in {len(ELSEWHERE)} other ways", file=sys.stderr)
-    elsewhere, wrong = compute_elsewhere(names), []
+    elsewhere = compute_elsewhere(names)
+    wrong = []
     for name in names:
         bands = {type: measured(name, type, elsewhere) for type in TYPES}
         try:
@@ -349,10 +354,8 @@ def main(words: list[str] | None = None) -> int:
     try:
         if len(chosen) != 1:
             raise InputError(f"expected one of --{', --'.join(does)}")
-        names, why = (
-            [choice(n, METHODS, "method") for n in given[chosen[0]]] or list(METHODS),
-            given["why"].split(),
-        )
+        names = [choice(n, METHODS, "method") for n in given[chosen[0]]] or list(METHODS)
+        why = given["why"].split()
         if chosen == ["renew"] and not why:
             raise InputError('--renew without a reason: expected --why "TEXT"')
         if chosen == ["check"]:

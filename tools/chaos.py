@@ -133,10 +133,8 @@ def said(head: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
 
 def damage(path: Path, rng: random.Random) -> str:
     "Flip a bit of a file in place, cut it off, or add to it; returns how"
-    content, how = (
-        bytearray(path.read_bytes()),
-        rng.choice(["a bit flipped", "cut off", "bytes added"]),
-    )
+    content = bytearray(path.read_bytes())
+    how = rng.choice(["a bit flipped", "cut off", "bytes added"])
     at = rng.randrange(len(content))
     if how == "a bit flipped":
         content[at] ^= 1 << rng.randrange(8)
@@ -160,14 +158,26 @@ class Storm:
         drivers: int = 1,
         only: str = "",
     ):
-        self.spec, self.reference, self.disk, self.rng = spec, reference, disk, random.Random(seed)
+        self.spec = spec
+        self.reference = reference
+        self.disk = disk
+        self.rng = random.Random(seed)
         # drivers; until when the disk is full
-        self.tier, self.all, self.full = disk / "results/smoke", [], 0.0
+        self.tier = disk / "results/smoke"
+        self.all = []
+        self.full = 0.0
         # at once, of several every fourth has a Dask cluster; the only fault
-        self.drivers, self.only = drivers, only
+        self.drivers = drivers
+        self.only = only
         # file -> stamp, whole or damaged; from a checkpoint
-        self.stamps, self.hurt, self.resumed = {}, {}, set()
-        self.lost, self.twice, self.wrong, self.odd, self.done = [], [], [], [], Counter()
+        self.stamps = {}
+        self.hurt = {}
+        self.resumed = set()
+        self.lost = []
+        self.twice = []
+        self.wrong = []
+        self.odd = []
+        self.done = Counter()
         kinds = (
             [only]
             if only
@@ -226,7 +236,8 @@ class Storm:
     def turn(self):
         "A hundredth of a second: look, empty the disk, start what has ended, and let the next fault happen"
         time.sleep(0.01 + len(self.reference) / 10_000)
-        before, now = len(self.stamps), time.monotonic()
+        before = len(self.stamps)
+        now = time.monotonic()
         self.look()
         if self.full and now > self.full:
             self.full = (self.disk / "filler").unlink() or 0.0
@@ -250,7 +261,8 @@ class Storm:
         if len(self.stamps) < after or now < self.next or not (what := FAULTS[kind](self)):
             return
         self.done[self.schedule.pop(0)[1]] += 1
-        self.news, self.next = now, now + self.rng.uniform(0, 2)
+        self.news = now
+        self.next = now + self.rng.uniform(0, 2)
         print(
             f"  {now - self.began:5.1f} s, {len(self.stamps):2} results: {kind}: {what}", flush=True
         )
@@ -333,7 +345,8 @@ class Storm:
 
     def terminate(self) -> str:
         "At any moment, while it starts too; where nothing else happens, nothing may be left then"
-        driver, moment = self.one(), self.rng.uniform(0, 8 if self.only else 2)
+        driver = self.one()
+        moment = self.rng.uniform(0, 8 if self.only else 2)
         with suppress(subprocess.TimeoutExpired):
             driver.process.wait(moment)
         driver.send(signal.SIGTERM)
@@ -365,7 +378,8 @@ class Storm:
 
     def fill_disk(self) -> str:
         "Leave no byte, or a few, for a while"
-        filler, spare = self.disk / "filler", self.rng.choice([0, 0, 4096, 20480])
+        filler = self.disk / "filler"
+        spare = self.rng.choice([0, 0, 4096, 20480])
         if self.full or not self.one().workers():
             return ""
         with open(filler, "wb", buffering=0) as file, suppress(OSError):
@@ -439,13 +453,12 @@ def undisturbed(folder: Path, **base) -> tuple[Path, dict]:
         TOY | {"title": "Faults", "base": BASE | base, "methods": METHODS, "tiers": {"smoke": {}}},
         "faults/table",
     )
-    driver, began = Driver(spec, folder / "reference"), time.monotonic()
+    driver = Driver(spec, folder / "reference")
+    began = time.monotonic()
     if driver.process.wait():
         raise SystemExit("\n".join(["the undisturbed sweep failed:", *driver.lines]))
-    took, found = (
-        time.monotonic() - began,
-        {p.name: store.read(p) for p in (folder / "reference/smoke").iterdir()},
-    )
+    took = time.monotonic() - began
+    found = {p.name: store.read(p) for p in (folder / "reference/smoke").iterdir()}
     spent = sum(head["wall_seconds"] for head, _ in found.values())
     print(
         f"{len(found)} runs in {took:.0f} s by 2 workers: {(2 * took - spent) / len(found) * 1000:.0f} ms a run beside "
@@ -462,7 +475,8 @@ def main() -> int:
     parser.add_argument("--seeds", default="0", metavar="1..20")
     parser.add_argument("--runs", type=int, default=0, help="a rehearsal with so many")
     parser.add_argument("--terms", type=int, default=0, help="end so many drivers")
-    asked, good = parser.parse_args(), []
+    asked = parser.parse_args()
+    good = []
     first, _, last = asked.seeds.partition("..")
     base = (
         {"seeds": list(range(-(-asked.runs // len(ROWS)))), "rounds": 2, "drift_round": 1}

@@ -23,7 +23,8 @@ TIER = "smoke"
 
 def trouble(spec: Spec, folder: Path) -> str:
     "What is wrong with a table or figure as it is shown; empty when nothing is"
-    results, name = folder / spec.folder, spec.name.replace("/", "_")
+    results = folder / spec.folder
+    name = spec.name.replace("/", "_")
     try:
         if not spec.difference:
             # else: no curves of its own

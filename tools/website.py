@@ -155,10 +155,8 @@ def rendered(obj) -> str:
 
 def reference(pages: Path):
     "Writes 13_reference/api/MODULE.qmd for every module in the index of the API, and leads the index there"
-    index, source = (
-        pages / "13_reference/02_api.ipynb",
-        rf"{re.escape(REPO)}/blob/main/fedrepro/([\w/]+)\.py",
-    )
+    index = pages / "13_reference/02_api.ipynb"
+    source = rf"{re.escape(REPO)}/blob/main/fedrepro/([\w/]+)\.py"
     (pages / "13_reference/api").mkdir()
     for path in dict.fromkeys(re.findall(rf"\]\({source}\)", index.read_text())):
         name = "fedrepro." + path.replace("/", ".")
@@ -216,7 +214,8 @@ def sidebar_pages(contents: list) -> list[str]:
 
 def llms(config: dict, notebooks: Path, modules: list[str]) -> str:
     "llms.txt: the pages by sidebar, each with its title and what it says of itself, then the modules of the API"
-    site, lines = config["website"], []
+    site = config["website"]
+    lines = []
     for bar in site["sidebar"]:
         lines.append(f"\n## {bar['title']}\n")
         for page in sidebar_pages(bar["contents"]):
@@ -241,10 +240,8 @@ def build(folder: Path) -> Path:
     config = yaml.safe_load((ROOT / "_quarto.yml").read_text())
     (folder / "_proc/_docs/llms.txt").write_text(llms(config, ROOT / "nbs", modules))
     for path in (folder / "nbs").rglob("*.ipynb"):
-        nb, to = (
-            nbformat.read(path, as_version=4),
-            folder / "_proc/_docs/notebooks" / path.relative_to(folder / "nbs"),
-        )
+        nb = nbformat.read(path, as_version=4)
+        to = folder / "_proc/_docs/notebooks" / path.relative_to(folder / "nbs")
         nb.cells.insert(1, nbformat.v4.new_code_cell(BOOTSTRAP, id="bootstrap"))
         to.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(nb, to)

@@ -198,7 +198,9 @@ def stamp(files: Iterable[Path]) -> list[tuple] | None:
 # %% ../../nbs/01_core/02_files.ipynb #42444a6b
 def files_below(folder: Path, ends: Iterable[str]) -> set[Path]:
     "The files in a folder and all below it, links followed, whose names end in one of `ends`"
-    below, seen, waiting = set(), set(), [Path(folder)]
+    below = set()
+    seen = set()
+    waiting = [Path(folder)]
     while waiting:
         place = waiting.pop()
         if (real := os.path.realpath(place)) in seen:
@@ -234,7 +236,8 @@ def code_digest(*packages: str) -> str:
     `packages`: only of the files in these, such as "core"."""
     import fedrepro
 
-    root, digest = Path(fedrepro.__file__).resolve().parent, hashlib.sha256()
+    root = Path(fedrepro.__file__).resolve().parent
+    digest = hashlib.sha256()
     for file in sorted(file for part in packages or [""] for file in (root / part).rglob("*.py")):
         digest.update(f"{file.relative_to(root).as_posix()}\0".encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())

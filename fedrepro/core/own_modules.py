@@ -427,7 +427,8 @@ def unrepeatable_names(text: bytes) -> frozenset[str]:
         value = getattr(node, "value", None)
         targets = getattr(node, "targets", [getattr(node, "target", None)])
         if isinstance(node, ast.withitem):
-            value, targets = node.context_expr, [node.optional_vars]
+            value = node.context_expr
+            targets = [node.optional_vars]
         targets = [target for target in targets if target is not None]
         if not isinstance(value, ast.AST) or not targets:
             continue

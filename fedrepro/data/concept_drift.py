@@ -14,7 +14,10 @@ from ..core.errors import InputError, choice, listed, number, require, short
 
 # %% ../../nbs/02_data/00_concept_drift.ipynb #b24f2af5
 # upper limits of what may be given; MAX_MAPS: of clients x classes
-MAX_CLIENTS, MAX_CLASSES, MAX_MAPS, MAX_ROUNDS = 10**5, 10**5, 10**7, 10**9
+MAX_CLIENTS = 10**5
+MAX_CLASSES = 10**5
+MAX_MAPS = 10**7
+MAX_ROUNDS = 10**9
 
 
 def as_labels(labels) -> np.ndarray:

@@ -199,7 +199,8 @@ def _refuse_mean(mean: tuple[float, ...], x: Tensor, scale: float, of: str):
     if not beyond:
         return
     low, high = (float(end) / scale for end in x.aminmax())
-    least, most = min(low, 0), max(high, 1)
+    least = min(low, 0)
+    most = max(high, 1)
     samples = "the training samples" if scale == 1 else f"the training samples / {scale:g}"
     for m in beyond:
         by = next((n for n in (scale, 255) if n != 1 and least <= m / n <= most), None)

@@ -72,7 +72,8 @@ class Partition:
         )
 
     def __repr__(self) -> str:
-        least, most = self.sizes.min(), self.sizes.max()
+        least = self.sizes.min()
+        most = self.sizes.max()
         return f"{self.recipe}: {self.clients} clients, {least} to {most} training samples each"
 
     @property

@@ -328,7 +328,8 @@ def missing_and_finished(
     runs: list[PlannedRun], folder: str | Path
 ) -> tuple[list[PlannedRun], list[tuple[PlannedRun, dict]]]:
     "(runs without a result in `folder`, those with one and its header)"
-    missing, finished = [], []
+    missing = []
+    finished = []
     for r in runs:
         result = store.read_or_set_aside(store.run_path(folder, r))
         if result is None:

@@ -170,7 +170,8 @@ STUDY_SAMPLES = ("all", "smaller losses", "larger losses")
 # "seed": the run's own, so that every trial has a draw of its own
 SEED = Rule(int, 0, 2**32 - 100, words=("seed",))
 # two of them are a formula in a figure
-COUNT, NAME = Rule(int, 1, 10**6), Rule(str, 1, 80, once="$")
+COUNT = Rule(int, 1, 10**6)
+NAME = Rule(str, 1, 80, once="$")
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #27c96810
 PARTITION = {  # key of a spec -> (argument of the partition recipe, rule)

@@ -354,7 +354,8 @@ def pick_devices(device: str, pool: Callable | None) -> tuple[str, str]:
 
 def by_result(runs: list[PlannedRun], results: Path) -> tuple[list[PlannedRun], list[PlannedRun]]:
     "(runs without a finished result, runs with one)"
-    todo, finished = [], []
+    todo = []
+    finished = []
     for r in runs:
         if store.is_complete(store.run_path(results, r)):
             finished.append(r)

@@ -64,12 +64,14 @@ class SCAFFOLD(FedAvg):
 
     def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
         "$g-c_k+c$"
-        own_c, server_c = client.state["c"], client.received["c"]
+        own_c = client.state["c"]
+        server_c = client.received["c"]
         return {n: g - own_c[n] + server_c[n] for n, g in grads.items()}
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model and `change`, $c_k^+-c_k$ (upload 2); keeps $c_k^+$"
-        own_c, server_c = client.state["c"], client.received["c"]
+        own_c = client.state["c"]
+        server_c = client.received["c"]
         steps = results["local"].steps
         if not steps:
             return {"params": params, "change": zeros_like(own_c)}, client.state

@@ -72,7 +72,8 @@ class FedLC(FedAvg):
 # %% ../../nbs/06_methods/00_objective.ipynb #33edd5e1
 def part_modules(net) -> dict[str, nn.Module]:
     "The parts that `net` has, in order: extractor, header (if some layer of its body is named so), classifier"
-    body, head = net.module.body, net.module.head
+    body = net.module.body
+    head = net.module.head
     if isinstance(body, nn.Sequential):
         for i, (name, _) in enumerate(body.named_children()):
             if name.startswith("header"):

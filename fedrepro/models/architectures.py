@@ -40,7 +40,9 @@ class Network(nn.Module):
             raise InputError(
                 f"its head is a {type(head).__name__}; expected an nn.Linear, the rest in the body"
             )
-        self.body, self.head, self.feature_dim = body, head, head.in_features
+        self.body = body
+        self.head = head
+        self.feature_dim = head.in_features
 
     def forward(self, x: Tensor, features: bool = False) -> Tensor:
         "Logits of `x`, or with `features` the input of the head"
@@ -50,7 +52,8 @@ class Network(nn.Module):
 # %% ../../nbs/03_models/00_architectures.ipynb #da6132f3
 def places_of(module: nn.Module) -> dict[str, tuple[Tensor, list[str]]]:
     "Every parameter and buffer by its name, in the order of the modules: the tensor, and all places that hold it"
-    names, places = dict[int, str](), dict[str, tuple[Tensor, list[str]]]()
+    names = dict[int, str]()
+    places = dict[str, tuple[Tensor, list[str]]]()
     for path, part in module.named_modules():
         for key, t in [*part._parameters.items(), *part._buffers.items()]:
             if t is None:
@@ -62,7 +65,8 @@ def places_of(module: nn.Module) -> dict[str, tuple[Tensor, list[str]]]:
 # %% ../../nbs/03_models/00_architectures.ipynb #eb650424
 def buffer_kinds(module: nn.Module) -> tuple[list[str], list[str]]:
     "Names of the buffers of `module` that are statistics, and of those that are constant"
-    statistics, constant = [], []
+    statistics = []
+    constant = []
     for name, (t, _) in places_of(module).items():
         path, _, key = name.rpartition(".")
         part = module.get_submodule(path)
@@ -94,10 +98,8 @@ def unusable(module: nn.Module) -> str | None:
     "Why `module` cannot be used as a network, in one line; None if it can"
     if not isinstance(module, Network):
         return f"its builder gave a {type(module).__name__}; expected a Network(body, head), with an nn.Linear as head"
-    parameters, head = (
-        dict(module.named_parameters()),
-        [n for n, _ in module.head.named_parameters()],
-    )
+    parameters = dict(module.named_parameters())
+    head = [n for n, _ in module.head.named_parameters()]
     for name, (t, places) in places_of(module).items():
         if is_lazy(t):
             return f"{name} has no shape yet; expected layers with sizes, not lazy ones"
@@ -137,7 +139,8 @@ class _Constants:
     "The constant buffers of a network, by name: the same in every model"
 
     def __init__(self, network: str, values: Tree):
-        self.network, self.values = network, values
+        self.network = network
+        self.values = values
         self._held: dict[tuple, Tree] = {}  # by device and type
 
     def refuse_others(self, module: nn.Module):
@@ -209,7 +212,8 @@ class Net:
         """`make` builds a fresh `Network`; its random draw decides the initial parameters.
 
         Raises InputError for a module that is `unusable`, or has constant buffers that are drawn at random."""
-        self.name, self.make = name, make
+        self.name = name
+        self.make = make
         if isinstance(make, nn.Module) or not callable(make):
             raise InputError(
                 f"network {name}: expected a function without arguments that builds a Network, as in "
@@ -226,7 +230,8 @@ class Net:
         self.frozen = tuple(n for n, p in module.named_parameters() if not p.requires_grad)
         self.buffers = (*statistics, *self.frozen)  # what no gradient moves
         self.by_batch = bool(statistics) or any(isinstance(m, _BatchNorm) for m in module.modules())
-        self.feature_dim, self.classes = module.head.in_features, module.head.out_features
+        self.feature_dim = module.head.in_features
+        self.classes = module.head.out_features
         self.constants = {n: by_name[n][0].detach().clone() for n in constant}
         self._beside = _Constants(name, self.constants)
         again = None
@@ -254,7 +259,8 @@ class Net:
         """Initial parameters and statistics, PyTorch's own initialisation; drawn in float32 whatever `dtype`.
 
         Raises InputError for tensors that are neither of `dtype` nor float32."""
-        places, tree = places_of(self._fresh(seed)), {*self.trained, *self.buffers}
+        places = places_of(self._fresh(seed))
+        tree = {*self.trained, *self.buffers}
         for name, (t, _) in places.items():
             if t.is_floating_point() and t.dtype not in (torch.float32, dtype):
                 raise InputError(
@@ -374,7 +380,8 @@ def _holding(module: nn.Module, values: Tree) -> Iterator[None]:
         yield
     finally:
         for t, data, grad in before:
-            t.data, t.grad = data, grad
+            t.data = data
+            t.grad = grad
         for _, held, key, was in slots:
             held[key] = was
         for part, mode in modes:
@@ -405,7 +412,8 @@ def _two_apart(x: Tensor) -> Tensor:
 # %% ../../nbs/03_models/00_architectures.ipynb #a35366dd
 def _plain_steps(net: Net, x: Tensor, start: Tree) -> Tree:
     "Gradients, parameters and buffers of steps of `torch.optim.SGD` on a module of the builder's, from `start`"
-    module, found = net._fresh(0), dict[str, Tensor]()
+    module = net._fresh(0)
+    found = dict[str, Tensor]()
     y = torch.arange(len(x)) % net.classes
     values = start | net._beside.like(next(iter(start.values())))
     with _holding(module, values):
@@ -427,7 +435,8 @@ def _plain_steps(net: Net, x: Tensor, start: Tree) -> Tree:
 # %% ../../nbs/03_models/00_architectures.ipynb #2d92ba9f
 def _net_steps(net: Net, x: Tensor, start: Tree) -> Tree:
     "The same steps of models that take the place of the module's tensors; raises InputError for scores of another shape"
-    w, found = start, dict[str, Tensor]()
+    w = start
+    found = dict[str, Tensor]()
     y = torch.arange(len(x)) % net.classes
     for step in range(_STEPS):
         w = _to_train(net, w)
@@ -454,7 +463,8 @@ def _agree(a: Tensor, b: Tensor, size: float) -> bool:
 # %% ../../nbs/03_models/00_architectures.ipynb #daa991c7
 def _refuse_other_steps(net: Net, x: Tensor, start: Tree):
     "Raises InputError where a network of one's own is not trained as its module is in a plain loop"
-    start, x = _moved_a_little(net, start), _two_apart(x)
+    start = _moved_a_little(net, start)
+    x = _two_apart(x)
     ours = _net_steps(net, x, start)
     plain = _plain_steps(net, x, start)
     for name in net.frozen:
@@ -568,7 +578,8 @@ def _refuse_what_is_kept_outside(net: Net, x: Tensor, start: Tree):
 def _in_training(net: Net, x: Tensor, start: Tree) -> bool:
     "Whether it draws random numbers in training; raises InputError where something is wrong there"
     w = _to_train(net, start)
-    given, before = x.clone(), torch.get_rng_state()
+    given = x.clone()
+    before = torch.get_rng_state()
     z = _scores(net, w, given, train=True)
     draws = not torch.equal(before, torch.get_rng_state())
     require(
@@ -688,7 +699,8 @@ def tried(net: Net, x: Tensor, dtype: torch.dtype = torch.float32) -> Behaviour:
 
     Raises InputError for a network that cannot compute them, changes what it should not, or keeps something outside
     of its parameters and buffers. The outcome is kept with the network."""
-    kind, known = (tuple(x.shape), x.dtype, dtype), net.__dict__.setdefault("_trials", {})
+    kind = (tuple(x.shape), x.dtype, dtype)
+    known = net.__dict__.setdefault("_trials", {})
     if kind in known:
         return known[kind]
     with global_seed(0), torch.enable_grad():
@@ -892,7 +904,8 @@ def _resnet(
         nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
     faster = norm is nn.BatchNorm2d  # GroupNorm is a quarter slower in that order
     layout = dict[str, nn.Module](layout=ChannelsLast()) if faster else {}
-    layers, features = layout | dict(net.named_children()), net.fc.in_features
+    layers = layout | dict(net.named_children())
+    features = net.fc.in_features
     layers.pop("fc")
     if small:
         layers.pop("maxpool")

@@ -98,7 +98,8 @@ def dta_cnn(classes, shape):
             f"it needs a shape (length, tokens, length, tokens) of two texts, got {shape}"
         )
     length, tokens, wide, letters = shape
-    drug, protein = tower(length, tokens, (4, 6), 2), tower(wide, letters, (8, 12), 4)
+    drug = tower(length, tokens, (4, 6), 2)
+    protein = tower(wide, letters, (8, 12), 4)
     layers = {
         "pair": Stretches((shape[0], shape[2]), drug=drug, protein=protein),
         "fc1": nn.Linear(128, 128),

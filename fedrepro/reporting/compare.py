@@ -96,7 +96,8 @@ PUBLISHED_ROUNDS = 200  # of which methods' defaults wait for some
 def scaled(row: dict, rounds: int) -> dict:
     "`row` with its waits in proportion to `rounds`, unless it says them itself; its file says what they were"
     method = load_methods()[row["class"]]
-    accepted, out = field_rules(method), dict(row)
+    accepted = field_rules(method)
+    out = dict(row)
     for key in declared(method, "waits"):
         if key not in accepted or key in row:
             continue
@@ -202,7 +203,8 @@ def base_of(setting: Setting, data=None) -> dict[str, Any]:
         seeds = list(asked)
     else:
         seeds = list(range(COUNT(asked, "compare: seeds")))
-    split, drift = split_of(setting, dataset), drift_of(setting, rounds)
+    split = split_of(setting, dataset)
+    drift = drift_of(setting, rounds)
     network = usual_network(dataset, data) if setting.network is None else setting.network
     usual = {key: value for key, value in COMMON.items() if setting.optimiser[key] is None}
     return {
@@ -224,7 +226,8 @@ def base_of(setting: Setting, data=None) -> dict[str, Any]:
 # %% ../../nbs/09_reporting/08_compare.ipynb #39e1f3e3
 def label_of(base: dict[str, Any]) -> str:
     "The setting in words"
-    kind, drift = base["partition"], "no drift"
+    kind = base["partition"]
+    drift = "no drift"
     if "alpha_dirichlet" in base:
         alpha = f"{base['alpha_dirichlet']:g}"
         kind = f"Dir({alpha})" if kind == USUAL_RECIPE else f"{kind}, alpha {alpha}"
@@ -243,7 +246,8 @@ def own_defaults(method: type[FedAvg]) -> dict[str, Any]:
 
 def with_own_optimiser(row: dict, typed: list[str]) -> dict:
     "`row` with its class's own defaults in place of COMMON, but for what was typed in it, or for all rows: `typed`"
-    own, out = own_defaults(load_methods()[row["class"]]), dict(row)
+    own = own_defaults(load_methods()[row["class"]])
+    out = dict(row)
     for key, usual in COMMON.items():
         given = key in row or key in typed
         if not given and own.get(key, usual) != usual:
@@ -388,7 +392,8 @@ class ComparedTable(StoredTable):
 
     def sheet(self) -> Sheet:
         "Both tables, that of the comparison's metric first"
-        grids, notes = [], []
+        grids = []
+        notes = []
         for metric in dict.fromkeys([self.spec.metric, *COMPARED_METRICS]):
             spec = replace(self.spec, metric=metric)
             frame = table(spec, self.tier, self.results)
@@ -463,7 +468,8 @@ def compare(
     folder = as_path(folder, "compare: folder").expanduser()
     base = base_of(setting, data)
     raw = raw_spec(setting, compared_rows(methods, optimiser, base), base, metric, name)
-    spec, loggers = checked(raw, folder), Loggers.of(log)
+    spec = checked(raw, folder)
+    loggers = Loggers.of(log)
     check_place(spec.path)
     runs = spec.runs(OWN_TIER)
     report = compute_runs(

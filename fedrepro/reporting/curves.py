@@ -174,7 +174,9 @@ def row_styles(
     there = set(labelled)
     names = [row for row in spec.rows if row in there]
     colours = row_colours(spec, names, fixed or {})
-    patterns, mine, seen = list(DASHES.values()), own_rows(spec), Counter[str]()
+    patterns = list(DASHES.values())
+    mine = own_rows(spec)
+    seen = Counter[str]()
     styles = {}
     for row in spec.rows.values():
         if row.name not in colours:
@@ -233,7 +235,8 @@ def plot_mean(ax: Axes, found: pd.DataFrame, metric: str, style: Style) -> None:
     ax.plot(at.index, at["mean"], **style.line, markevery=max(1, len(at) // 8))
     if style.colour == REST or at["std"].isna().all():
         return
-    low, high = at["mean"] - at["std"], at["mean"] + at["std"]
+    low = at["mean"] - at["std"]
+    high = at["mean"] + at["std"]
     band: dict = {"alpha": 0.15, "linewidth": 0.4, "zorder": 1}
     ax.fill_between(at.index, low, high, color=style.colour, **band)
 
@@ -267,7 +270,8 @@ def mark_drift(ax: Axes, rounds: tuple[int, ...]) -> None:
 # %% ../../nbs/09_reporting/04_curves.ipynb #4f1989e9
 def schedule_of(run: PlannedRun):
     "When and where labels change in a run on ten classes"
-    settings, clients = dict(run.settings["drift"]), run.settings["partition"]["clients"]
+    settings = dict(run.settings["drift"])
+    clients = run.settings["partition"]["clients"]
     return drift(settings.pop("name"), clients=clients, classes=10, **settings)
 
 
@@ -385,7 +389,8 @@ def highlighted(spec: Spec, long: pd.DataFrame) -> dict[str, Style]:
     All of `long` are labelled where rows are few, or where the highest of the metric is not the best."""
     if long.row.nunique() <= FEW or not metric_named(spec.metric).higher_is_better:
         return row_styles(spec, long.row)
-    order, mine = best_first(spec, long), own_rows(spec)
+    order = best_first(spec, long)
+    mine = own_rows(spec)
     own = [row for row in order if row in mine]
     foil = [row for row in order if row == "FedAvg"]
     return row_styles(spec, list(dict.fromkeys(own[:2] + foil + order))[:FEW])
@@ -416,7 +421,8 @@ def share_scale(axes: list[Axes], start: float = -math.inf) -> None:
     low = min(ax.get_ylim()[0] for ax in axes)
     high = max(ax.get_ylim()[1] for ax in axes)
     if start > low:
-        low, top = start, max(ax.dataLim.y1 for ax in axes)
+        low = start
+        top = max(ax.dataLim.y1 for ax in axes)
         high = top + (top - low) / 20
     for ax in axes:
         ax.set_ylim(low, high)
@@ -523,7 +529,9 @@ def add_legend(
     def line(label, color="0.3", **more):
         return Line2D([], [], label=label, color=color, **more)
 
-    drawn, lines, rest = set(long.row), [], 0
+    drawn = set(long.row)
+    lines = []
+    rest = 0
     for row, style in styles.items():
         if row not in drawn:
             continue
@@ -677,7 +685,8 @@ def small_png(fig: Figure, colours: int = 128) -> bytes:
     "`fig` as a PNG file of so many colours (2 to 256), at its own resolution"
     from PIL import Image  # comes with matplotlib; only pages of results need it
 
-    whole, out = io.BytesIO(), io.BytesIO()
+    whole = io.BytesIO()
+    out = io.BytesIO()
     fig.savefig(whole, format="png", dpi=fig.dpi, bbox_inches="tight", metadata={"Software": None})
     # keeps the hues of thin lines
     few = (

@@ -199,7 +199,8 @@ def as_csv(spec: Spec, tier: str, results: str | Path | None = None) -> bytes:
 
 
 def as_parquet(spec: Spec, tier: str, results: str | Path | None = None) -> bytes:
-    frame, out = tidy(spec, tier, results), BytesIO()
+    frame = tidy(spec, tier, results)
+    out = BytesIO()
     try:
         frame.to_parquet(out, engine="pyarrow", index=False)
     except ImportError:

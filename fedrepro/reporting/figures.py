@@ -144,7 +144,8 @@ def against_figure(spec: Spec, tier: str, results: str | Path | None = None) -> 
     if not len(found):
         refuse_empty(spec, tier, results)
     fig, (ax,) = grid(1)
-    there, order = set(found.line), list(spec.rows)
+    there = set(found.line)
+    order = list(spec.rows)
     if there <= set(found.column):
         order = [column.label for column in spec.tier_columns(tier)]
     lines = [name for name in order if name in there]
@@ -172,7 +173,8 @@ SHOWN = 20  # clients in a picture of a partition; of more, a random draw
 
 def shown_clients(run: PlannedRun) -> list[int]:
     "The clients that a picture shows, ascending: all, or `SHOWN` of them, drawn by the partition's seed"
-    clients, seed = run.settings["partition"]["clients"], run.settings["partition"]["seed"]
+    clients = run.settings["partition"]["clients"]
+    seed = run.settings["partition"]["seed"]
     if clients <= SHOWN:
         return list(range(clients))
     return sorted(np.random.default_rng(seed).choice(clients, SHOWN, replace=False).tolist())
@@ -191,7 +193,8 @@ def bubbles_figure(spec: Spec, tier: str, data: str | Path | None = None) -> Fig
     fig.set_size_inches(4.2 * min(len(runs), 2), 2.1 * math.ceil(len(runs) / 2))
     for ax, run in zip(axes, runs):
         _, federation, _ = build(run, data)
-        shown, some = shown_clients(run), ""
+        shown = shown_clients(run)
+        some = ""
         plot_partition(federation.partition, federation.data.train_y, ax, shown)
         if len(shown) < federation.clients:
             some = f"{len(shown)} of {federation.clients} clients"
@@ -201,7 +204,8 @@ def bubbles_figure(spec: Spec, tier: str, data: str | Path | None = None) -> Fig
 # %% ../../nbs/09_reporting/05_figures.ipynb #1d1569a4
 def matrices_of(run: pd.DataFrame) -> dict[int, tuple[list[int], list]]:
     "class -> clients and the distances between them, in the last row of a run"
-    last, found = run.iloc[-1].to_dict(), {}
+    last = run.iloc[-1].to_dict()
+    found = {}
     for c in range(10):
         clients, matrix = distance_matrix(last, c)
         if clients:
@@ -253,7 +257,8 @@ def study_rows(
     """A run of each column; the rows of all runs that have some, with `row`, `column`, `seed`; which runs diverged.
 
     Raises InputError when no run has a row."""
-    runs, studied = [], []
+    runs = []
+    studied = []
     planned: dict[str, PlannedRun] = {}  # column -> its first run that has rows
     for plan, run in stored_runs(spec, tier, results):
         run = run.assign(row=plan.row, column=plan.column, seed=plan.seed)
@@ -298,7 +303,8 @@ COLOURS = (PALETTE["blue"], PALETTE["vermillion"])
 
 def study_styles(spec: Spec, rows: Iterable[str]) -> dict[str, Style]:
     "row -> style of the `rows` of a plot: red where the samples with large losses are studied, blue for small ones"
-    halves, fixed = dict(zip(STUDY_SAMPLES[1:], COLOURS)), {}
+    halves = dict(zip(STUDY_SAMPLES[1:], COLOURS))
+    fixed = {}
     for row in spec.rows.values():
         samples = row.values.get("study_samples")
         if samples and samples.value in halves:
@@ -324,7 +330,9 @@ def epochs_figure(spec: Spec, tier: str, results: str | Path | None = None) -> F
 # %% ../../nbs/09_reporting/05_figures.ipynb #eb9bd80d
 def class_gaps(run: pd.DataFrame) -> pd.DataFrame:
     "One line a class of a run's rows: samples at the client, change of the confidence from the first to the last epoch"
-    first, last, lines = run.iloc[0], run.iloc[-1], []
+    first = run.iloc[0]
+    last = run.iloc[-1]
+    lines = []
     while pd.notna(first.get(f"confidence_{len(lines)}")):
         c = len(lines)
         gap = last[f"confidence_{c}"] - first[f"confidence_{c}"]
@@ -408,7 +416,8 @@ def plot_slice(bars: Axes, lines: Axes, long: pd.DataFrame, styles: dict[str, St
 def slice_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
     "Drift as bars, and the loss along it, two panels a column, a line for each row; raises InputError without any run"
     planned, long, notes = study_rows(spec, tier, results)
-    planned, styles = panels_of(planned), study_styles(spec, long.row)
+    planned = panels_of(planned)
+    styles = study_styles(spec, long.row)
     fig, axes = grid(2 * len(planned), wide=2)
     for k, column in enumerate(planned):
         bars, lines = axes[2 * k : 2 * k + 2]
@@ -423,7 +432,8 @@ def one_run(
 ) -> tuple[dict[str, PlannedRun], list[tuple[str, pd.DataFrame]]]:
     "The run of the first seed in each column; what a panel's title says of the column, and the rows of its run"
     planned, long, _ = study_rows(spec, tier, results)
-    planned, found = panels_of(planned), []
+    planned = panels_of(planned)
+    found = []
     for run in planned.values():
         title = f"{run.column}: " if len(planned) > 1 else ""
         mine = (long.column == run.column) & (long.seed == run.seed) & (long.row == run.row)
@@ -591,13 +601,15 @@ def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) ->
     columns = spec.tier_columns(tier)
     metrics = dict.fromkeys(column.metric or spec.metric for column in columns)
     labels = [column.label for column in columns if not column.missing]
-    rows, best = list(spec.rows), ""
+    rows = list(spec.rows)
+    best = ""
     if spec.plot in ("curves", "against"):
         found = seed_values(spec, tier, results)
         metrics = dict.fromkeys([spec.metric, *spec.beside])
         best = best_of(found.assign(y=found[spec.statistic]), spec.metric)
         if len(found):  # what has no run is not drawn
-            drawn, there = set(found.row), set(found.column)
+            drawn = set(found.row)
+            there = set(found.column)
             rows = coloured(spec, tier, [row for row in rows if row in drawn], results)
             labels = [column.label for column in columns if column.label in there]
     axis = ""

@@ -180,7 +180,8 @@ def shapes_in_words(shapes: dict[str, str]) -> str:
 
 def round_steps(messages: Messages, client: str, server: str) -> list[tuple[str, str, str]]:
     "(name, direction, text) of the messages that a round has, and of the work between them, in order"
-    work, steps = {"client": client, "server": server}, []
+    work = {"client": client, "server": server}
+    steps = []
     for name, direction in ORDER.items():
         text = work[name] if name in work else shapes_in_words(getattr(messages, name))
         if text:
@@ -213,7 +214,8 @@ def message_figure(method: FedAvg, client: str, server: str, federation: Federat
     """A round of `method` as messages between server and participant, from what it declares; bytes beside FedAvg's
 
     `client`, `server`: what each computes, in words."""
-    messages, name = method.communication(), type(method).__name__
+    messages = method.communication()
+    name = type(method).__name__
     steps = round_steps(messages, client, server)
     fig, ax = plt.subplots(figsize=(5.4, 0.42 * len(steps) + 0.6), layout="constrained")
     ax.set(xlim=(0, 1), ylim=(len(steps) + 0.1, -0.9))
@@ -223,7 +225,8 @@ def message_figure(method: FedAvg, client: str, server: str, federation: Federat
         ax.text(x, -0.6, side, ha="center", va="center", fontweight="bold")
     for y, (step, way, text) in enumerate(steps):
         draw_step(ax, y, step, way, text)
-    server_start, model = method.init_server(federation), nbytes(federation.initial)
+    server_start = method.init_server(federation)
+    model = nbytes(federation.initial)
     down, up = (
         declared_bytes(shapes, federation, server_start) / model
         for shapes in (messages.down, messages.up)
@@ -237,7 +240,8 @@ def message_figure(method: FedAvg, client: str, server: str, federation: Federat
 def refuse_untrue(cls: type[FedAvg], lines: list[tuple[str, str, str]]) -> None:
     "Raises InputError unless the hooks in `lines` are those that `cls` overrides, and each `FedAvg.` one is not"
     own = overridden_hooks(cls)
-    named, wrong = set(), []
+    named = set()
+    wrong = []
     for *_, hook in lines:
         usual = hook.removeprefix("FedAvg.")
         if usual == hook:
@@ -307,7 +311,8 @@ def deviation_table(paper: str) -> str:
     def cell(text):
         return re.sub(r"(?<!\\)\|", r"\\|", said(text))
 
-    rows, entries = [], read_ledger(paper)
+    rows = []
+    entries = read_ledger(paper)
     for i, entry in enumerate(entries, 1):
         switch = f" `{entry['switch']}`".replace("|", "\\|") if entry["switch"] else ""
         rows.append(

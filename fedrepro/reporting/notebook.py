@@ -163,7 +163,8 @@ def assigned(cell: str) -> set[str]:
 def mistyped() -> list[str]:
     "The names that papermill has set in this kernel, by its cell `# Parameters`, and that no cell before it has"
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    known, wrong = set(), []
+    known = set()
+    wrong = []
     for cell in shell.user_ns.get("In", ()) if shell else ():
         if cell.startswith("# Parameters\n"):
             wrong += sorted(assigned(cell) - known)

@@ -142,7 +142,8 @@ def leads(paper: str, tier: str = "small", results=None, root=None) -> tuple[int
         if not compared or spec.difference or not started(spec, tier, results):
             continue
         pooled = {row.name for row in spec.rows.values() if load_methods()[row.method].pooled}
-        frame, mine = table(spec, tier, results), own_rows(spec)
+        frame = table(spec, tier, results)
+        mine = own_rows(spec)
         known = frame["mean"].notna() & frame.published_mean.notna() & ~frame.row.isin(pooled)
         for _, part in frame[known & frame.metric.isin(accuracies())].groupby("column"):
             rows = set(part.row)
@@ -637,7 +638,8 @@ def other_tiers(spec: Spec, tiers: list[str], whole: bool, results=None) -> list
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #f84afc3d
 def not_run(specs: list[Spec]) -> Iterator[tuple]:
     "What is said of specs without a run: how to make one, or that a figure needs none"
-    trained, bubbles = [], []
+    trained = []
+    bubbles = []
     for spec in specs:
         names = bubbles if spec.plot == "bubbles" else trained
         names.append(f"`{spec.name}`")
@@ -663,7 +665,8 @@ def section(
 
     apart: reduced runs beside published numbers are folded. specs: those of the page. above, more: notes that it has, and what is said of other tiers."""
     first = table_part(spec, done[0], results, root, above)
-    words, drawing = "", []
+    words = ""
+    drawing = []
     if apart and done[0] != "paper" and spec.published is not None:
         first = folded("Reduced runs, which do not show what the paper is about", first)
     else:
@@ -679,11 +682,13 @@ def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> I
     """(text, drawing) of every spec with runs, (text,) without a picture; last, what has no run yet
 
     One of `tiers` is shown (`tiers_in_order`); of the others a line says how to print them."""
-    specs, above = specs_of(paper, root), set[str]()
+    specs = specs_of(paper, root)
+    above = set[str]()
     apart = reduced_in_words(paper, results, root)
     compared = effect_rows(paper, root)
     main = headline_tables(root).values()
-    idle, below = [], []
+    idle = []
+    below = []
     for spec in specs:
         done = tiers_in_order(spec, tiers, results)
         if not done:
@@ -891,7 +896,8 @@ def entry_in_words(entry: dict, measured: pd.DataFrame) -> str:
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #6d1451ed
 def ledger_opening(entries: int, found: pd.DataFrame) -> str:
     "Of how many of the `entries` of a ledger the effect can be measured, and is; `found`: lines of `effects`"
-    can, measured = found.deviation.nunique(), found.deviation[found.n > 0].nunique()
+    can = found.deviation.nunique()
+    measured = found.deviation[found.n > 0].nunique()
     said_of = found.deviation[(found.n > 0) | (found.gone != "")].nunique()
     lost = ""
     if said_of > measured:
@@ -904,7 +910,8 @@ def ledger_opening(entries: int, found: pd.DataFrame) -> str:
 
 def ledger(paper: str, results=None, root=None) -> str:
     "The deviations of a paper, numbered and folded, with lines of the released code and the effects that runs measure"
-    entries, found = read_ledger(paper, root), effects_of(paper, results, root)
+    entries = read_ledger(paper, root)
+    found = effects_of(paper, results, root)
     done = found[(found.n > 0) | (found.gone != "")]
     parts = []
     for i, entry in enumerate(entries, 1):
@@ -926,7 +933,8 @@ HEADERS = (
 def headers(paper: str, results=None, root=None) -> pd.DataFrame:
     "One line a stored result of a paper: tier, whether a spec still asks for it, the header's cost"
     specs = specs_of(paper, root)
-    tiers, asked = set(), set()
+    tiers = set()
+    asked = set()
     for spec in specs:
         tiers.update(spec.tiers)
         for tier in spec.tiers:
@@ -954,13 +962,14 @@ def cost_line(part: pd.DataFrame) -> dict[str, str]:
         "sent (GB)": f"{sent / 1e9:.1f}",
     }
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #2937cba2
 def paper_cost(paper: str, results=None, root=None) -> str:
     "Runs, hours of processes, processor and memory by tier; hours of the machine where the runs say when they began"
     found = headers(paper, results, root)
     if not len(found):
         return "No stored run, no cost.\n"
-    lines, hours = {}, {}
+    lines = {}
+    hours = {}
     groups = found.groupby(["tier", "device", "cpu"], sort=False, dropna=False)
     for (tier, device, cpu), part in groups:
         where = f"tier {tier}, {device}, {cpu}"
@@ -1004,7 +1013,8 @@ def guessed(paper: str, root=None) -> list[str]:
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #ddde26f8
 def easy_lines(paper: str, root=None) -> list[str]:
     "What the paper, or code, states"
-    count, specs = sources(paper, root), specs_of(paper, root)
+    count = sources(paper, root)
+    specs = specs_of(paper, root)
     whole = 0
     for spec in specs:
         whole += not any(column.missing for column in spec.columns)
@@ -1017,7 +1027,8 @@ def easy_lines(paper: str, root=None) -> list[str]:
 
 def hard_lines(paper: str, root=None) -> list[str]:
     "What the paper leaves open"
-    count, entries = sources(paper, root), read_ledger(paper, root)
+    count = sources(paper, root)
+    entries = read_ledger(paper, root)
     switched = sum(bool(entry["switch"]) for entry in entries)
     lines = [
         f"{count['guess']} settings are guesses: {', '.join(guessed(paper, root)) or 'none'}.",
@@ -1031,10 +1042,11 @@ def hard_lines(paper: str, root=None) -> list[str]:
         lines.append(f"Not possible yet: {why}.")
     return lines
 
-
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #6db55fa9
 def easy_and_hard(paper: str, root=None) -> str:
     "What the paper states and what it leaves open, in numbers"
-    easy, hard = bullets(easy_lines(paper, root)), bullets(hard_lines(paper, root))
+    easy = bullets(easy_lines(paper, root))
+    hard = bullets(hard_lines(paper, root))
     return f"**Easy**\n\n{easy}\n\n**Hard**\n\n{hard}\n"
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #22c85ade
@@ -1047,7 +1059,8 @@ def paper_lines(paper: str, results=None, root=None) -> dict[str, str]:
     "One paper in one column: heading -> text"
     board = scoreboard(results, root, paper=paper)
     found = verdicts("paper", results, root, paper)
-    alone, stored = independent(board), headers(paper, results, root)
+    alone = independent(board)
+    stored = headers(paper, results, root)
     judged = Counter(alone.status[alone.tier == "paper"])
     small = Counter(alone.status[alone.tier == "small"])
     claimed = Counter(found.state)

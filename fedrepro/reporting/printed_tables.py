@@ -225,7 +225,8 @@ def waiting(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #5a2092d8
 def change_in_words(change: Change) -> str:
     "`epochs 2 (paper 5)`"
-    new, paper = value_in_words(change.new), value_in_words(change.paper)
+    new = value_in_words(change.new)
+    paper = value_in_words(change.paper)
     return f"{change.key.replace('_', ' ')} {new} (paper {paper})"
 
 

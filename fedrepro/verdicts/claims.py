@@ -90,7 +90,8 @@ class StoredRuns:
         self, row: str, column: str, value: RunValue
     ) -> tuple[dict[int, float], Reason | None]:
         "(seed -> number, None), without the seeds that diverged, which are then the reason; or ({}, why there is none)"
-        runs, gone = self.found.get((row, column), {}), self.diverged(row, column)
+        runs = self.found.get((row, column), {})
+        gone = self.diverged(row, column)
         if not runs:
             return {}, Reason(Kind.NOT_RUN, (row,))
         out = {seed: value(run) for seed, run in runs.items() if seed not in gone}
@@ -517,7 +518,8 @@ def missing_at(claim: Claim, spec: Spec, tier: str) -> Reason | None:
     "Why no column of a claim can be run at `tier`; None if one can"
     if tier not in spec.tiers:
         return Reason(Kind.NO_TIER, (tier,), because=f"no tier {tier}")
-    columns, reach = columns_at(claim, spec, tier), read_reach()
+    columns = columns_at(claim, spec, tier)
+    reach = read_reach()
     if not columns:
         return Reason(Kind.NO_COLUMN, because=f"no such column at tier {tier}")
     found: list[Reason | None] = []

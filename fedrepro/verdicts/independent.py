@@ -96,7 +96,8 @@ def places(spec: Spec, columns: tuple[Column, ...]) -> dict[int, tuple[str, Colu
     "Line of the published csv -> the row and the column that stand beside it"
     if spec.published is None:
         return {}
-    lines, found = line_finder(read_published(spec), str(spec.published)), {}
+    lines = line_finder(read_published(spec), str(spec.published))
+    found = {}
     rows = sorted(spec.rows.values(), key=lambda r: r.name not in r.published.values())
     for column in columns:
         for row in rows:

@@ -95,7 +95,8 @@ def status(cell, tier: str) -> tuple[str, str]:
 def too_wide(spec: Spec, paper: pd.DataFrame, line: int, row: str, column: Column) -> str:
     "Why three seeds cannot decide a published `line`; empty if they can"
     printed = paper.loc[line]
-    mean, std = printed["mean"], printed["std"]
+    mean = printed["mean"]
+    std = printed["std"]
     if spec.trials < 2 or metric_named(spec.metric).hardware or np.isnan(mean) or np.isnan(std):
         return ""
     margin = cell_margin(spec, paper, row, column, mean)
@@ -268,7 +269,9 @@ def scoreboard(
 
     `results` holds the tiers' folders (default: beside each spec), `root` is `papers`, `paper` one of its folders.
     `same_runs` names the table that a repeated number is from; "-": no number is printed. Raises InputError."""
-    specs, reach, out = find_specs(root), read_reach(root), []
+    specs = find_specs(root)
+    reach = read_reach(root)
+    out = []
     for name, csv in published_tables(root, paper).items():
         printed = read_published_csv(csv)
         spec = load_spec(specs[name]) if name in specs else None

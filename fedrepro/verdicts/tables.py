@@ -117,7 +117,9 @@ def judgement(
         word = "other hardware"
     if word:
         return dict(verdict=word) | dict.fromkeys(JUDGED, math.nan)
-    mean, std, step = beside["mean"], beside["std"], beside["std_step"]
+    mean = beside["mean"]
+    std = beside["std"]
+    step = beside["std_step"]
     said = verdict(values, mean, std, spec.trials, margin, spec.pairing, step)
     return dict(verdict=said.word) | {name: getattr(said, name) for name in JUDGED}
 

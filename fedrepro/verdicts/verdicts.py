@@ -57,7 +57,8 @@ DECIDED = tuple(word for word in VERDICTS if word != "undecided")
 
 def verdict_words(difference, se, df, margin, n):
     "The word for each difference with its SE and degrees of freedom (numbers or arrays); an unknown SE decides nothing"
-    gap, interval = np.abs(difference), special.stdtrit(df, 0.975) * se
+    gap = np.abs(difference)
+    interval = special.stdtrit(df, 0.975) * se
     far_end = gap + special.stdtrit(df, 0.95) * se
     far = gap > interval  # never where the interval is nan
     return np.select(

@@ -178,7 +178,8 @@ class Remembers(FedAvg):
     def aggregate(self, server, exchange):
         new = super().aggregate(server, exchange)
         move = {n: t - server["params"][n] for n, t in new["params"].items()}
-        old, self.velocity = self.velocity or move, move
+        old = self.velocity or move
+        self.velocity = move
         return new | {"params": {n: t + 0.5 * old[n] for n, t in new["params"].items()}}
 
 

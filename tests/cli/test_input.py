@@ -154,7 +154,8 @@ def some_labels(draw, least=0):
     classes = draw(st.lists(st.integers(0, 19), min_size=1, max_size=20))
     if draw(st.booleans()):
         return draw(st.lists(st.sampled_from(classes), min_size=least, max_size=30))
-    n, rng = draw(st.integers(least, 400)), np.random.default_rng(draw(st.integers(0, 99)))
+    n = draw(st.integers(least, 400))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
     labels = rng.choice(classes, n)
     return draw(
         st.sampled_from(
@@ -282,10 +283,8 @@ def test_a_partition_is_disjoint_and_complete_or_refused(recipe):
     def holds(draw):
         labels = draw.draw(some_labels(1))
         test = draw.draw(st.none() | some_labels(1))
-        clients, seed = (
-            draw.draw(st.integers(1, min(len(labels), 12)) | st.integers(1, len(labels) + 5)),
-            draw.draw(st.integers(0, 99) | st.integers(0, 2**33)),
-        )
+        clients = draw.draw(st.integers(1, min(len(labels), 12)) | st.integers(1, len(labels) + 5))
+        seed = draw.draw(st.integers(0, 99) | st.integers(0, 2**33))
         asked = draw.draw(
             st.fixed_dictionaries({}, optional={k: ARGUMENTS[k] for k in recipe_settings(recipe)})
             if recipe != "quantity-skew"
@@ -324,10 +323,8 @@ def test_odd_requests_for_a_partition_are_refused_or_kept(draw):
         if isinstance(recipe, str) and recipe in recipe_names()
         else ARGUMENTS
     )
-    labels, test = (
-        draw.draw(most_often(some_labels(1), ODD_LABELS)),
-        draw.draw(st.none() | most_often(some_labels(1), ODD_LABELS)),
-    )
+    labels = draw.draw(most_often(some_labels(1), ODD_LABELS))
+    test = draw.draw(st.none() | most_often(some_labels(1), ODD_LABELS))
     each = {k: most_often(ARGUMENTS[k]) for k in names}
     asked = draw.draw(st.fixed_dictionaries(each) | st.fixed_dictionaries({}, optional=each))
     asked |= draw.draw(
@@ -396,7 +393,8 @@ def check_schedule(s, around):
     start = np.tile(np.arange(s.classes), (s.clients, 1))
     rounds = sorted({max(0, t + d) for t in [0, *s.change_rounds, *around] for d in (-1, 0, 1)})
     for t in rounds:
-        maps, before = s.label_maps(t), s.label_maps(t - 1) if t else start
+        maps = s.label_maps(t)
+        before = s.label_maps(t - 1) if t else start
         assert (np.sort(maps) == start).all()
         assert (s.concept_maps[s.concepts(t)] == maps).all()
         assert t in s.change_rounds or (maps == before).all()
@@ -536,11 +534,9 @@ def change(raw, draw):
     parent = raw
     for key in where[:-1]:
         parent = parent[key]
-    key, how = (
-        where[-1],
-        draw.draw(
-            st.sampled_from(["value", "value", "add", "delete", "twice", "move", "wrap", "number"])
-        ),
+    key = where[-1]
+    how = draw.draw(
+        st.sampled_from(["value", "value", "add", "delete", "twice", "move", "wrap", "number"])
     )
     if how == "value":
         parent[key] = draw.draw(anything)
@@ -853,10 +849,8 @@ def tally():
 
 def said(argv):
     "Exit code, stdout and stderr of a command; the code and the lines are as they must be"
-    out, err = (
-        io.TextIOWrapper(io.BytesIO(), "utf-8"),
-        io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace"),
-    )
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    err = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace")
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), answered_in_time():
             code = main.main(argv)
@@ -915,10 +909,8 @@ def test_every_page_hands_all_its_parameters_over(page):
     at = next(i for i, c in enumerate(cells) if "parameters" in c.metadata.get("tags", []))
     names = {}
     exec(cells[at].source, names)
-    types, defaults = (
-        names["__annotations__"],
-        {k: v for k, v in names.items() if not k.startswith("__")},
-    )
+    types = names["__annotations__"]
+    defaults = {k: v for k, v in names.items() if not k.startswith("__")}
     # the page's own table
     wanted = {
         n: p for n, p in inspect.signature(notebook.planned_table).parameters.items() if n != "main"

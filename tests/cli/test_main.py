@@ -634,10 +634,8 @@ def test_a_row_of_equal_runs_is_not_added_to_the_rows_asked_for(said, write, tmp
 
 def test_a_list_of_commands_is_the_whole_table(said, refused, write, spec, tmp_path):
     "One line a job for any engine; each computes its runs alone, and prints no table"
-    again, other = (
-        write(RAW, "again"),
-        write(RAW | dict(tiers={"own": RAW["tiers"]["smoke"]}), "other"),
-    )
+    again = write(RAW, "again")
+    other = write(RAW | dict(tiers={"own": RAW["tiers"]["smoke"]}), "other")
     code, out, _ = said("plan", spec, again, other, "--list", "--results", tmp_path / "r")
     lines = [shlex.split(line) for line in out.splitlines()]
     tiers = [(line[2], line[line.index("--tier") + 1]) for line in lines]

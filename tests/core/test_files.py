@@ -14,7 +14,8 @@ from fedrepro.core.files import locked
 
 def test_a_lock_whose_name_is_gone(tmp_path, monkeypatch):
     "Who opened the lock of the last holder just before it was removed takes the lock that others see"
-    original, first = fcntl.flock, []
+    original = fcntl.flock
+    first = []
 
     def take(*args):
         if not first:

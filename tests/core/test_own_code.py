@@ -233,7 +233,8 @@ def test_what_a_file_has_read_at_its_top_is_in_the_name(files, tmp_path, monkeyp
         )
         return planned(tmp_path, methods={"Idem": {}})[0]
 
-    first, second = run(0.5), run(5.0)
+    first = run(0.5)
+    second = run(5.0)
     assert first.run_id != second.run_id
     with one_line("the source of its Idem is not the one that it was planned with"):
         runs.check_sources(first)
@@ -430,7 +431,8 @@ def typed(text, **names):
     ],
 )
 def test_what_is_typed_into_a_notebook(one, other):
-    first, second = typed(one), typed(other)
+    first = typed(one)
+    second = typed(other)
     assert (
         own_digest(first, True)
         == own_digest(typed(one + "  # a comment"), True)
@@ -456,7 +458,8 @@ def test_a_digest_is_the_same_in_every_process(files, tmp_path):
 def test_code_travels_as_it_was_imported(files, tmp_path):
     "A worker that has another version imports the sender's, whatever the files say"
     path = files(help_t="W = 1\n", idem_t=OWN.format("from help_t import W", "server"))
-    then, sent = own_digest(method.METHODS["Idem"]), own_texts()
+    then = own_digest(method.METHODS["Idem"])
+    sent = own_texts()
     files(help_t="W = 2\n", idem_t=OWN.format("from help_t import W", "server"))
     assert own_digest(method.METHODS["Idem"]) != then
     with as_imported():
@@ -481,7 +484,8 @@ def test_the_source_of_a_network_is_in_the_name(files, tmp_path):
         files(net_x=NET.format("mynet", width, width))
         return planned(tmp_path, base=dict(network="mynet"))[0]
 
-    first, second = run(8), run(9)
+    first = run(8)
+    second = run(9)
     assert first.run_id != second.run_id
     assert set(first.settings["sources"]) == {"network"}
     assert run(8).run_id == first.run_id
@@ -520,10 +524,8 @@ def test_the_source_of_a_network_is_in_the_name(files, tmp_path):
     ],
 )
 def test_what_a_file_may_not_change(files, tmp_path, text, words):
-    before, state = (
-        (FedAvg.loss, ARCHITECTURES["digits_cnn"], json.dumps(transforms.RECIPES)),
-        positions(),
-    )
+    before = (FedAvg.loss, ARCHITECTURES["digits_cnn"], json.dumps(transforms.RECIPES))
+    state = positions()
     with one_line("bad_x.py", words):
         files(bad_x=text)
     assert before == (FedAvg.loss, ARCHITECTURES["digits_cnn"], json.dumps(transforms.RECIPES))
@@ -593,7 +595,8 @@ def test_what_a_reader_draws_is_the_same_for_everybody(files):
     "Whatever was drawn before; and nothing that is drawn after it is another"
     files(stars_x=DRAWS)
     torch.manual_seed(1)
-    one, after = datasets.load("stars").fingerprint, torch.rand(())
+    one = datasets.load("stars").fingerprint
+    after = torch.rand(())
     other = datasets.load("stars").fingerprint
     torch.manual_seed(1)
     assert one == other

@@ -40,12 +40,10 @@ class Server(ThreadingHTTPServer):
     daemon_threads, length, hold = True, True, None
 
     def __init__(self, files, cuts=(), status=None, **habits):
-        self.files, self.asked, self.cuts, self.status = (
-            {f"/{n}": c for n, c in files.items()},
-            [],
-            list(cuts),
-            status or {},
-        )
+        self.files = {f"/{n}": c for n, c in files.items()}
+        self.asked = []
+        self.cuts = list(cuts)
+        self.status = status or {}
         self.__dict__ |= habits
         super().__init__(("127.0.0.1", 0), Answer)
         threading.Thread(
@@ -66,7 +64,8 @@ class Answer(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        server, codes = self.server, self.server.status.get(self.path, [])
+        server = self.server
+        codes = self.server.status.get(self.path, [])
         server.asked.append(self.path)
         if codes and isinstance(codes[0], int):
             return self.send_error(codes.pop(0))
@@ -237,7 +236,8 @@ def whole(folder, *more):
 
 def test_two_processes_at_once(offer, tmp_path):
     "One downloads, the other says that it waits, and then finds everything there"
-    offer.hold, offer.cuts = threading.Event(), [1000]
+    offer.hold = threading.Event()
+    offer.cuts = [1000]
     first = forked(lambda: offer.into(tmp_path / "set"), tmp_path / "first")
     while not offer.asked:
         time.sleep(0.01)

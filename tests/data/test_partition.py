@@ -201,12 +201,11 @@ SORTED = {"Fashion-MNIST": (6000, 1000), "CIFAR-10": (5000, 1000)}
 @pytest.mark.parametrize("which", GOLDEN)
 def test_cohorts_of_the_released_code(which):
     "All 200 rounds, in drawn order. Only the sizes of the test lists move the stream, so sorted labels do as well as the real ones"
-    name, alpha = which.split(", ")[0], float(which.split()[-1])
+    name = which.split(", ")[0]
+    alpha = float(which.split()[-1])
     train, test = (np.repeat(np.arange(10), n) for n in SORTED[name])
-    split, drawn = (
-        partition("dirichlet-class-5", train, test, clients=100, alpha=alpha),
-        GOLDEN[which]["cohorts_in_drawn_order"],
-    )
+    split = partition("dirichlet-class-5", train, test, clients=100, alpha=alpha)
+    drawn = GOLDEN[which]["cohorts_in_drawn_order"]
     assert len(drawn) == 200
     assert split.sizes.tolist() == GOLDEN[which]["train_sizes"]
     assert [fedccfa_cohort(split, 20, t) for t in range(200)] == drawn
@@ -215,7 +214,8 @@ def test_cohorts_of_the_released_code(which):
 @pytest.mark.parametrize("which", GOLDEN)
 def test_partitions_of_the_released_code(which):
     "sha256 over the sorted lists as json, of the official labels in their order"
-    name, alpha = which.split(", ")[0], float(which.split()[-1])
+    name = which.split(", ")[0]
+    alpha = float(which.split()[-1])
     d = present(name)
     split = partition(
         "dirichlet-class-5", d.train_y.numpy(), d.test_y.numpy(), clients=100, alpha=alpha
@@ -254,7 +254,8 @@ def test_a_partition_keeps_its_own_positions():
     "One array that is shuffled again and again makes another partition each time"
     rng = np.random.default_rng(0)
     rows = np.arange(20)
-    made, expected = [], []
+    made = []
+    expected = []
     for _ in range(3):
         rng.shuffle(rows)
         made.append(Partition(np.split(rows, 2), np.split(rows, 2)))

@@ -94,7 +94,8 @@ def made_letters(r):
 
 def made_tiny(r):
     "Three classes whose words are in another order than their numbers"
-    ids, top = ["n03", "n01", "n02"], "tiny-imagenet-200"
+    ids = ["n03", "n01", "n02"]
+    top = "tiny-imagenet-200"
     pictures = {
         f"{top}/train/{w}/images/{w}_{n}.JPEG": jpg(random_picture(r, 64, 64, 1 if n == 2 else 3))
         for w in ids
@@ -115,7 +116,8 @@ def made_tiny(r):
 
 def made_domains(r, per_class=2):
     "Training files 0 to per_class - 1 of three classes and a strange one, one for testing; the pictures of any size"
-    files, pictures = {}, {}
+    files = {}
+    pictures = {}
     for d in DOMAINS:
         listed = {
             part: [
@@ -300,7 +302,8 @@ def test_recipes_of_cinic():
 
 def counted(monkeypatch):
     "Counts the pictures that are decoded"
-    calls, before = [], images.picture
+    calls = []
+    before = images.picture
     monkeypatch.setattr(
         images, "picture", lambda content, size: (calls.append(size), before(content, size))[1]
     )
@@ -309,8 +312,10 @@ def counted(monkeypatch):
 
 @pytest.mark.parametrize("name", ARCHIVED)
 def test_a_pack_stands_for_the_archives(name, tmp_path, monkeypatch):
-    calls, source = counted(monkeypatch), made(name, tmp_path)
-    before, n = source.read(source, tmp_path), len(calls)
+    calls = counted(monkeypatch)
+    source = made(name, tmp_path)
+    before = source.read(source, tmp_path)
+    n = len(calls)
     for f in source.files:
         (tmp_path / source.folder / f).unlink()
     complete(source, tmp_path)
@@ -329,16 +334,12 @@ def test_damaged_pixels_of_a_pack_are_found(tmp_path):
     "Decoded again where the archive is there, refused where it is not"
     source = made("CINIC-10", tmp_path)
     before = source.read(source, tmp_path)
-    archive, pack = (
-        tmp_path / source.folder / "CINIC-10.tar.gz",
-        tmp_path / source.folder / source.pack,
-    )
-    content, kept, pixels, r = (
-        pack.read_bytes(),
-        archive.read_bytes(),
-        before["train_x"].numpy().tobytes(),
-        random.Random(3),
-    )
+    archive = tmp_path / source.folder / "CINIC-10.tar.gz"
+    pack = tmp_path / source.folder / source.pack
+    content = pack.read_bytes()
+    kept = archive.read_bytes()
+    pixels = before["train_x"].numpy().tobytes()
+    r = random.Random(3)
     archive.unlink()
     for _ in range(5):
         wrong = bytearray(content)
@@ -356,7 +357,8 @@ def test_damaged_pixels_of_a_pack_are_found(tmp_path):
 
 @pytest.mark.parametrize("name", ARCHIVED)
 def test_damaged_archives_are_not_opened(name, tmp_path, monkeypatch):
-    calls, source = counted(monkeypatch), made(name, tmp_path)
+    calls = counted(monkeypatch)
+    source = made(name, tmp_path)
     path = tmp_path / source.folder / next(iter(source.files))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

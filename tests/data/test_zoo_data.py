@@ -23,7 +23,8 @@ from fedrepro.models.networks import network, network_names
 from toy import OURS, SMALL, one_line, written
 from zoo_data import CASES, MEASURED, by_hand, floats, labels, pictures, usual
 
-ACCEPTED, REFUSED = [c for c in CASES if not c.said], [c for c in CASES if c.said]
+ACCEPTED = [c for c in CASES if not c.said]
+REFUSED = [c for c in CASES if c.said]
 LOCAL = dict(lr=0.05, epochs=1, batch_size=8)
 
 
@@ -90,7 +91,8 @@ def test_right_to_a_computation_by_hand(case, tmp_path):
 @named(ACCEPTED)
 def test_training_changes_nothing(case, tmp_path):
     data = Dataset("own", **case.make(tmp_path))
-    before, kept = data.fingerprint, {n: t.clone() for n, t in data.tensors.items()}
+    before = data.fingerprint
+    kept = {n: t.clone() for n, t in data.tensors.items()}
     history = run(FedAvg(**LOCAL), federated(data), 2, evaluate)
     assert not history.diverged
     assert np.isfinite([list(row.values()) for row in history.rows]).all()
@@ -151,10 +153,8 @@ def test_a_change_is_seen_even_where_it_is_no_data_set_any_more(part, value):
 
 def test_a_batch_is_its_readers_own():
     "Of pictures, tables and texts: who writes into it does not write into the data"
-    some, rows = (
-        Dataset("own", **floats(1, 8, 8, dtype=torch.float64)),
-        Dataset("own", **floats(5, dtype=torch.float64)),
-    )
+    some = Dataset("own", **floats(1, 8, 8, dtype=torch.float64))
+    rows = Dataset("own", **floats(5, dtype=torch.float64))
     tokens = torch.tensor([[2, 3, 0], [3, 2, 2]])
     texts = Texts(
         "own",
@@ -498,7 +498,8 @@ def test_a_study_changes_nothing():
 def test_padding_changes_nothing():
     federation = as_floats(tiny())
     client = federation.client(1, 0, {"params": federation.initial}, {})
-    plain, padded = client.batch(np.arange(5)), replace(client, pad=3).batch(np.arange(5))
+    plain = client.batch(np.arange(5))
+    padded = replace(client, pad=3).batch(np.arange(5))
     assert same_bits([padded.x[:5]], [plain.x])
     assert padded.w.tolist() == [1.0] * 5 + [0.0] * 3
 

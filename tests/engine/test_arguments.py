@@ -47,7 +47,8 @@ def lists(*rows):
 
 
 def test_a_federation_says_which_part_is_something_else():
-    labels, parts = DIGITS.train_y, dict(data=DIGITS, net=NET, partition=SPLIT)
+    labels = DIGITS.train_y
+    parts = dict(data=DIGITS, net=NET, partition=SPLIT)
     mistakes = [
         (dict(net=nn.Linear(64, 10)), "net: expected a Net .*@architecture.* got Linear"),
         (dict(net="digits_cnn"), r"net: expected a Net \(`network\(name\)` gives one"),

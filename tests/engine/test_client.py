@@ -169,7 +169,8 @@ def test_scaffold_divides_by_the_steps_that_were_taken():
             for s in run(cls(lr=0.05, epochs=epochs, batch_size=8), EVERYBODY, 1).snapshot.states
         ]
 
-    found, want = variates(Halves, 2), variates(METHODS["SCAFFOLD"], 1)
+    found = variates(Halves, 2)
+    want = variates(METHODS["SCAFFOLD"], 1)
     assert max(distance(a, b) for a, b in zip(found, want)) < 1e-12
 
 

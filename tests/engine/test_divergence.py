@@ -35,7 +35,8 @@ from fedrepro.models import networks
 from toy import BASE, OURS, ROOT, TOY, written
 
 SHORT = dict(lr=0.05, epochs=1, batch_size=64)
-nan, inf = math.nan, math.inf
+nan = math.nan
+inf = math.inf
 
 
 def federation(clients=4, **more):
@@ -264,7 +265,8 @@ def test_a_wild_learning_rate_is_an_outcome(name):
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_sane_run_stays_five_orders_below(name):
-    method, largest = METHODS[name](**SHORT | METHODS[name].check_settings), []
+    method = METHODS[name](**SHORT | METHODS[name].check_settings)
+    largest = []
     federation = arranged(name)
 
     def watched(method, clients):

@@ -44,7 +44,8 @@ from fedrepro.verdicts.summaries import std_of_last_rounds, to_target
 from fedrepro.verdicts.tables import half_width, mean_std
 from toy import OURS as METHODS
 
-SEEDS, SOME = st.integers(0, 2**32 - 1), settings(max_examples=60, deadline=None)
+SEEDS = st.integers(0, 2**32 - 1)
+SOME = settings(max_examples=60, deadline=None)
 points = st.floats(0, 100, width=32)
 
 
@@ -100,7 +101,8 @@ def by_numpy(federation, params):
 @settings(max_examples=20, deadline=None)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 400))
 def test_predictions_are_numpys_however_models_share_parts(seed, count, chunk):
-    federation, rng = tiny(), np.random.default_rng(seed)
+    federation = tiny()
+    rng = np.random.default_rng(seed)
     drawn = [federation.own_init(k) for k in range(3)]
     bodies, heads = (
         [{n: t for n, t in w.items() if n.startswith(part)} for w in drawn]
@@ -119,7 +121,9 @@ def played(name, rounds=4):
     method = METHODS[name](lr=0.05, epochs=1, batch_size=8)
     # it refuses clients that disagree on labels
     given = replace(tiny(), drift=None) if name == "Union" else tiny()
-    federation, snapshots, cohorts = given.pooled() if method.pooled else given, [], []
+    federation = given.pooled() if method.pooled else given
+    snapshots = []
+    cohorts = []
     snapshots.append(begin(method, federation))
     for t in range(rounds):
         cohorts.append(federation.cohort(t))
@@ -135,7 +139,8 @@ def last_heard(k, cohorts, rounds):
 @pytest.mark.parametrize("rounds", range(5))
 def test_a_personal_model_is_as_old_as_its_client(rounds):
     method, federation, snapshots, cohorts = played("FedRep")
-    at, stale = snapshots[rounds], []
+    at = snapshots[rounds]
+    stale = []
     for k, (old, new) in enumerate(
         zip(eval_models(method, federation, at), eval_models(method, federation, at, "_fresh"))
     ):
@@ -156,7 +161,8 @@ def test_a_global_model_is_the_newest_for_all():
 
 def scores(federation, models, t):
     "(generalised, personalised) accuracy of one model per client, by numpy and scikit-learn; `t` is the round's index"
-    y, pairs = federation.data.test_y.numpy(), []
+    y = federation.data.test_y.numpy()
+    pairs = []
     for params, concept, rows in zip(models, federation.label_maps(t), federation.partition.test):
         p = by_numpy(federation, params).argmax(1)
         pairs.append(
@@ -175,8 +181,10 @@ def test_evaluate_names_every_accuracy(name):
     assert (federation.label_maps(0) != federation.label_maps(1)).any()
     assert not len(federation.partition.test[0])
     for rounds, at in enumerate(snapshots):
-        t, final = max(rounds - 1, 0), rounds == 4
-        judged, tuned = eval_models(method, federation, at), None
+        t = max(rounds - 1, 0)
+        final = rounds == 4
+        judged = eval_models(method, federation, at)
+        tuned = None
         want = {"": judged}
         if final and (tuned := by_optim(method, federation, at, judged)):
             want = {"": tuned, "_untuned": judged}
@@ -208,9 +216,11 @@ def test_what_was_predicted_before_changes_no_number(name):
 
 
 def test_another_federation_is_not_judged_by_what_is_remembered():
-    one, predict = tiny(), Predictor()
+    one = tiny()
+    predict = Predictor()
     other = replace(one, data=replace(one.data, test_x=one.data.test_x.flip(0)))
-    first, second = predict(one, [one.initial])[0], predict(other, [one.initial])[0]
+    first = predict(one, [one.initial])[0]
+    second = predict(other, [one.initial])[0]
     assert torch.equal(second, first.flip(0))
     assert not torch.equal(first, second)
 
@@ -219,7 +229,8 @@ def by_optim(method, federation, at, judged):
     "FedBABU's fine-tuning with a torch module and torch.optim.SGD; None for other methods"
     if type(method).__name__ != "FedBABU":
         return None
-    out, concepts = [], federation.label_maps(at.round - 1)
+    out = []
+    concepts = federation.label_maps(at.round - 1)
     for k, params in enumerate(judged):
         body = nn.Sequential(
             nn.Flatten(), nn.Linear(64, 12), nn.LeakyReLU(), nn.Linear(12, 6), nn.Linear(6, 10)
@@ -230,11 +241,10 @@ def by_optim(method, federation, at, judged):
         step = torch.optim.SGD(
             body.parameters(), method.lr, method.momentum, weight_decay=method.weight_decay
         )
-        rows, d = np.asarray(federation.partition.train[k]), federation.data
-        rng, y = (
-            np.random.default_rng([federation.seed, TUNE, at.round - 1, k]),
-            concepts[k][d.train_y.numpy()[rows]],
-        )
+        rows = np.asarray(federation.partition.train[k])
+        d = federation.data
+        rng = np.random.default_rng([federation.seed, TUNE, at.round - 1, k])
+        y = concepts[k][d.train_y.numpy()[rows]]
         plans = []
         for _ in range(method.finetune_epochs):
             order = rng.permutation(len(rows))
@@ -267,10 +277,8 @@ def test_fine_tuning_is_torch_optims():
 
 
 def test_a_test_set_that_is_not_divided_has_no_personalised_accuracy():
-    method, federation = (
-        METHODS["FedAvg"](),
-        replace(tiny(), partition=replace(tiny().partition, test=None)),
-    )
+    method = METHODS["FedAvg"]()
+    federation = replace(tiny(), partition=replace(tiny().partition, test=None))
     assert [
         n for n in evaluate(method, federation, begin(method, federation)) if "accuracy" in n
     ] == ["generalised_accuracy"]
@@ -408,10 +416,8 @@ def test_cluster_scores_are_scikit_learns(seed, classes, n):
     rng = np.random.default_rng(seed)
     true, got = rng.integers(0, 3, (2, classes, n))
     got[0] = true[0]
-    found, each = (
-        cluster_scores(torch.as_tensor(true), torch.as_tensor(got)),
-        [adjusted_rand_score(a, b) for a, b in zip(true, got)],
-    )
+    found = cluster_scores(torch.as_tensor(true), torch.as_tensor(got))
+    each = [adjusted_rand_score(a, b) for a, b in zip(true, got)]
     same = [
         len(set(zip(a, b))) == len(set(a)) == len(set(b))
         for a, b in zip(true.tolist(), got.tolist())
@@ -540,7 +546,8 @@ def test_a_metric_of_ones_own_reads_every_sort_of_models(worst):
     "A personal method's with the server's newest part, too, and those before a final fine-tuning"
     found = {}
     for name in ("pFedMe", "FedBABU"):
-        method, federation = METHODS[name](), tiny()
+        method = METHODS[name]()
+        federation = tiny()
         at = next_round(method, federation, begin(method, federation))
         found |= evaluate(method, federation, at, final=True)
     accuracies = {k.replace("generalised_accuracy", "") for k in found if "generalised" in k}

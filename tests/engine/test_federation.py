@@ -54,7 +54,8 @@ def same(a, b):
 @pytest.mark.parametrize("method", ["FedAvg", "Ditto", "FedRep"])
 def test_what_the_caller_drew_is_no_part_of_it(fed, method):
     torch.manual_seed(1)
-    first, before = end(fed, method), torch.get_rng_state()
+    first = end(fed, method)
+    before = torch.get_rng_state()
     torch.rand(5)
     assert same(first, end(fed, method))
     torch.manual_seed(1)
@@ -89,7 +90,8 @@ def test_workers_draw_the_same(part):
 
 @pytest.mark.parametrize("method", ["FedAvg", "FedRep", "Ditto"])
 def test_a_resumed_run_draws_the_same(fed, method):
-    whole, half = end(fed, method, 4), end(fed, method, 2)
+    whole = end(fed, method, 4)
+    half = end(fed, method, 2)
     torch.rand(3)
     rest = end(fed, method, 4, start=half[0])
     assert same_bits(whole[0].server, rest[0].server)
@@ -144,7 +146,8 @@ def test_draws_of_numpy_and_python_come_from_the_seed_too(part, executor):
         history = run(Mixup(**SHORT), federation, 3, Evaluator(), executor=EXECUTORS[executor]())
         return history.snapshot, history.rows
 
-    first, next_draws = played(1), (random.random(), np.random.rand())
+    first = played(1)
+    next_draws = (random.random(), np.random.rand())
     assert same(first, played(2))
     random.seed(1)
     np.random.seed(1)

@@ -87,7 +87,8 @@ def test_a_round_of_ten_takes_as_many_calls_with_many_clients():
     "But for what is copied once: the list of states, and the numbers of all clients"
     found = []
     for n in (50, 400):
-        place, method = federation(n), FedAvg(epochs=1, batch_size=0)
+        place = federation(n)
+        method = FedAvg(epochs=1, batch_size=0)
         at = begin(method, place)
         next_round(method, place, at)
         found.append(calls(lambda at=at, place=place, method=method: next_round(method, place, at)))

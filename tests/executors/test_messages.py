@@ -46,7 +46,8 @@ def opened() -> list[str]:
 def test_what_travels_arrives_as_it_was(in_memory, monkeypatch):
     "Tensors of every kind: values, type, strides (which choose the kernel), alignment; one object sent twice is one there too"
     monkeypatch.setattr(messages, "LARGE", 0)
-    one, picture = torch.randn(3), torch.randn(16, 5, 5, 1)
+    one = torch.randn(3)
+    picture = torch.randn(16, 5, 5, 1)
     sent = {
         "twice": [one, one],
         "scalar": torch.tensor(2.0),
@@ -100,9 +101,11 @@ def test_what_travels_arrives_as_it_was(in_memory, monkeypatch):
 
 @LINUX
 def test_a_large_tensor_lies_there_once_for_every_message():
-    large, small = torch.randn(LARGE // 4), torch.randn(LARGE // 4 - 1)
+    large = torch.randn(LARGE // 4)
+    small = torch.randn(LARGE // 4 - 1)
     with SharedBuffer() as shared:
-        first, second = dumps([large, small], shared), dumps({"again": large}, shared)
+        first = dumps([large, small], shared)
+        second = dumps({"again": large}, shared)
         assert shared.end == large.nbytes
         assert len(second) < 500 < small.nbytes < len(first)
         with pytest.raises(pickle.UnpicklingError, match="read without it"):

@@ -47,7 +47,8 @@ def same(a, b):
 @pytest.mark.parametrize("name", sorted(OURS))
 def test_every_method_is_the_loop(name):
     "To 1e-10 in float64; only what is known not to share a stack is trained in turn"
-    cls, executor = METHODS[name], Stacked()
+    cls = METHODS[name]
+    executor = Stacked()
     method = cls(**LOCAL | cls.check_settings | {"epochs": 3})
     federation = suited(cls, tiny())
     assert (
@@ -69,7 +70,8 @@ def test_every_method_is_the_loop(name):
     ids=str,
 )
 def test_unequal_clients_with_every_setting_of_the_local_optimiser(settings):
-    method, executor = FedAvg(**FEW | settings), Stacked()
+    method = FedAvg(**FEW | settings)
+    executor = Stacked()
     assert gap(ends(executor, method), ends(sequential, method)) < 1e-12
     assert not executor.in_turn
 
@@ -169,7 +171,8 @@ class Counts(FedAvg, listed=False):
     ],
 )
 def test_code_for_one_client_is_trained_in_turn_and_says_so_once(cls, why, capsys):
-    method, executor = cls(**FEW), Stacked()
+    method = cls(**FEW)
+    executor = Stacked()
     assert same(ends(executor, method), ends(sequential, method))
     assert why in executor.in_turn["local"]
     (line,) = capsys.readouterr().err.splitlines()
@@ -179,7 +182,8 @@ def test_code_for_one_client_is_trained_in_turn_and_says_so_once(cls, why, capsy
 
 
 def test_a_loss_of_each_clients_own_is_no_others():
-    method, executor = Closing(**FEW), Stacked()
+    method = Closing(**FEW)
+    executor = Stacked()
     assert same(ends(executor, method), ends(sequential, method))
     assert not executor.in_turn
 
@@ -199,7 +203,8 @@ def network(*layers):
 )
 def test_networks_that_cannot_share_a_stack(layer, why):
     federation = replace(TOY, net=Net("own", lambda: network(layer())))
-    method, executor = FedAvg(**FEW), Stacked()
+    method = FedAvg(**FEW)
+    executor = Stacked()
     assert same(ends(executor, method, federation), ends(sequential, method, federation))
     assert why in executor.in_turn["local"]
 
@@ -270,13 +275,15 @@ def zero_head():
 @pytest.mark.parametrize("more", [{}, dict(clip_norm=0.1)], ids=str)
 def test_what_sees_the_padding_is_trained_in_turn_and_says_so(cls, make, more):
     federation = replace(TOY, net=Net("own", make))
-    method, executor = cls(**FEW, **more), Stacked()
+    method = cls(**FEW, **more)
+    executor = Stacked()
     assert same(ends(executor, method, federation), ends(sequential, method, federation))
     assert "sees rows of padding" in executor.in_turn["local"]
 
 
 def test_a_loss_without_weights_is_stacked_where_nothing_is_padded():
-    federation, executor = few((16, 8, 24)), Stacked()
+    federation = few((16, 8, 24))
+    executor = Stacked()
     method = Forgets(**FEW)
     assert gap(ends(executor, method, federation), ends(sequential, method, federation)) < 1e-12
     assert not executor.in_turn

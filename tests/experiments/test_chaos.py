@@ -148,16 +148,16 @@ def test_killed_workers_hold_up_nobody(monkeypatch, bounded):
     Forty, or as many as FEDREPRO_KILLS says."""
     # a task that is hit three times would fail, as it should
     monkeypatch.setattr(processes, "TRIES", 10**6)
-    kills, large, rng, struck, wrong = (
-        int(os.environ.get("FEDREPRO_KILLS", 40)),
-        1 << 24,
-        random.Random(0),
-        Counter(),
-        0,
-    )
-    data, net = datasets.load("digits"), networks.network("feddc_mlp", 10, (1, 8, 8))
+    kills = int(os.environ.get("FEDREPRO_KILLS", 40))
+    large = 1 << 24
+    rng = random.Random(0)
+    struck = Counter()
+    wrong = 0
+    data = datasets.load("digits")
+    net = networks.network("feddc_mlp", 10, (1, 8, 8))
     cut = partition.partition("iid", data.train_y.numpy(), data.test_y.numpy(), clients=8)
-    federation, method = Federation(data, net, cut), FedAvg(lr=0.05, epochs=5, batch_size=8)
+    federation = Federation(data, net, cut)
+    method = FedAvg(lr=0.05, epochs=5, batch_size=8)
     alone = run(method, federation, 2).snapshot.server
 
     def writers():

@@ -37,7 +37,9 @@ class Cluster:
     "A scheduler and workers as processes of their own, as somebody starts them by hand"
 
     def __init__(self, folder: Path):
-        self.folder, self.processes, file = folder, [], folder / "scheduler.json"
+        self.folder = folder
+        self.processes = []
+        file = folder / "scheduler.json"
         self.scheduler = self.start(
             "scheduler",
             "--host",
@@ -127,7 +129,8 @@ def plain(folder, runs):
 
 
 def test_two_workers_over_tcp_write_the_same_files(two, alone, tmp_path):
-    heard, progress = [], runner.Progress.round
+    heard = []
+    progress = runner.Progress.round
     with patch.object(
         runner.Progress, "round", lambda self, *what: heard.append(what) or progress(self, *what)
     ):
@@ -144,7 +147,8 @@ def test_two_workers_over_tcp_write_the_same_files(two, alone, tmp_path):
 
 
 def test_what_is_asked_for_first_is_computed_first(two, tmp_path):
-    runs, before = many(), []
+    runs = many()
+    before = []
     runner.compute_runs(
         runs, tmp_path, quiet=True, pool=lambda jobs, *more: two.pool(jobs[::-1], *more)
     )
@@ -197,7 +201,8 @@ checked = Pool.check
 
 def test_the_worker_of_a_killed_driver_stops(tmp_path, dead, monkeypatch):
     "At the end of a round, without a result; nobody else has failed"
-    flag, seen = tmp_path / "driver", []
+    flag = tmp_path / "driver"
+    seen = []
     lease_of(flag).write_text(json.dumps(me()))
 
     def log_event(topic, event):
@@ -238,7 +243,8 @@ def test_an_address_where_somebody_else_answers(answer):
                     held.append(server.accept()[0])
                     held[-1].sendall(answer)
 
-        held, began = [], time.monotonic()
+        held = []
+        began = time.monotonic()
         threading.Thread(target=serve, daemon=True).start()
         with pytest.raises(InputError, match="no scheduler answers there"):
             connect(f"127.0.0.1:{server.getsockname()[1]}", 1.0)
@@ -274,7 +280,8 @@ def test_without_dask(monkeypatch):
 
 def test_what_became_of_a_task():
     killed = type("KilledWorker", (Exception,), {})("twice")
-    one, done = Job(RUNS[:1], ""), [runner.Outcome("done", Path("path"))]
+    one = Job(RUNS[:1], "")
+    done = [runner.Outcome("done", Path("path"))]
     ends = {
         "finished": done,
         "error": failed(one.runs, DIED),
@@ -322,7 +329,8 @@ def test_workers_and_scheduler_die(two, alone, tmp_path):
         listen = Pool.listen
 
         def watched(pool, heard, futures, report, progress, ours):
-            real, seen = heard.get, []
+            real = heard.get
+            seen = []
 
             def get(timeout):
                 what = real(timeout=timeout)

@@ -24,7 +24,8 @@ class Entered:
         return path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else None
 
     def __call__(self, frame, event, arg):
-        module, name = self.module(frame), frame.f_code.co_name
+        module = self.module(frame)
+        name = frame.f_code.co_name
         if module is None or event not in ("call", "return"):
             return
         if (module, name) == ("engine/rounds.py", "next_round"):

@@ -116,7 +116,8 @@ def test_one_holder_at_a_time(tmp_path):
 
 
 def test_a_void_lease_passes_to_exactly_one(tmp_path, dead):
-    path, start = tmp_path / "a.jsonl", threading.Barrier(6)
+    path = tmp_path / "a.jsonl"
+    start = threading.Barrier(6)
 
     def hurry(_):
         start.wait()
@@ -132,7 +133,8 @@ def test_a_void_lease_passes_to_exactly_one(tmp_path, dead):
 
 
 def test_a_newer_lease_is_not_cleared_in_place_of_the_judged_one(tmp_path, dead, monkeypatch):
-    path, real = tmp_path / "a.jsonl", leases.new
+    path = tmp_path / "a.jsonl"
+    real = leases.new
     lease_of(path).write_text(json.dumps(dead))
 
     def slow(claim):  # between our judgement and our move somebody else has taken the lease
@@ -162,7 +164,8 @@ def test_a_strange_lease_counts_until_its_age(tmp_path, content):
 
 def test_a_lease_from_the_future_is_void_when_it_has_not_moved_for_long(tmp_path, monkeypatch):
     "So is one that nobody may read, in a folder that tells no time; one that moves is not"
-    path, now = tmp_path / "a.jsonl", [0.0]
+    path = tmp_path / "a.jsonl"
+    now = [0.0]
     lease_of(path).write_text(json.dumps(elsewhere()))
     os.utime(lease_of(path), (4e9, 4e9))
 
@@ -191,7 +194,8 @@ def test_a_claim_of_one_who_died_taking_over_is_in_nobodys_way(tmp_path, dead):
 
 
 def test_ones_own_alone_is_released_and_kept_alive(tmp_path):
-    path, other = tmp_path / "a.jsonl", json.dumps(elsewhere())
+    path = tmp_path / "a.jsonl"
+    other = json.dumps(elsewhere())
     with block([path]) as ours:
         ours.check()
         lease_of(path).write_text(other)
@@ -204,7 +208,8 @@ def test_ones_own_alone_is_released_and_kept_alive(tmp_path):
 
 
 def test_a_holder_without_progress_gives_no_sign_of_life(tmp_path, monkeypatch):
-    path, now = tmp_path / "a.jsonl", [0.0]
+    path = tmp_path / "a.jsonl"
+    now = [0.0]
     monkeypatch.setattr(leases.time, "monotonic", lambda: now[0])
 
     def lives():
@@ -257,7 +262,8 @@ def at_each_line(look, work):
 @pytest.mark.parametrize("stale", [False, True])
 def test_a_lease_is_never_there_without_a_name(tmp_path, dead, stale):
     "Whenever its process is killed, it stands in nobody's way"
-    path, lines = tmp_path / "a.jsonl", []
+    path = tmp_path / "a.jsonl"
+    lines = []
     if stale:
         lease_of(path).write_text(json.dumps(dead))
 
@@ -286,7 +292,8 @@ def test_without_hard_links_a_lease_is_taken_as_well(tmp_path, monkeypatch):
 
 
 def test_an_interrupt_at_any_line_leaves_no_lease(tmp_path):
-    path, lines = tmp_path / "a.jsonl", []
+    path = tmp_path / "a.jsonl"
+    lines = []
     me()  # asks once what machine this is
     whole = block([path])
     at_each_line(lambda: lines.append(1), whole.__enter__)
@@ -331,7 +338,8 @@ def test_leftovers_of_the_dead_are_removed(tmp_path, dead):
 def test_one_that_stood_still_leaves_what_others_took(alone, tmp_path, there):
     "Between two rounds its lease passes to somebody, or somebody has even finished: it writes nothing, and removes nothing"
     run = many()[0]
-    path, other = store.run_path(tmp_path, run), json.dumps(elsewhere())
+    path = store.run_path(tmp_path, run)
+    other = json.dumps(elsewhere())
 
     def stand_still(snapshot):
         if snapshot.round != 1:
@@ -398,7 +406,8 @@ def alone(tmp_path_factory):
 
 
 def test_what_others_compute_is_left_to_them_and_waited_for(tmp_path, monkeypatch):
-    first, looks = RUNS[0], []
+    first = RUNS[0]
+    looks = []
     lease = lease_on(tmp_path, first, elsewhere())
     report = runner.compute_runs(RUNS, tmp_path, quiet=True, wait=False)
     assert report.summary() == "3 computed, 0 were there, 1 in the hands of others"
@@ -436,7 +445,8 @@ def test_three_drivers_share_the_work_and_take_over_what_a_killed_one_held(tmp_p
     """Every run is computed once. The first dies in the middle of its first run, while the others wait for it or are at other runs.
 
     Pays for three drivers, one with a pool"""
-    folder, rounds = tmp_path / "r", 6
+    folder = tmp_path / "r"
+    rounds = 6
     killed = driver(folder, rounds=rounds)
     until(lambda: list(folder.rglob("*-000001.json")))  # a checkpoint: it is in the middle of a run
     os.killpg(killed.pid, signal.SIGSTOP)

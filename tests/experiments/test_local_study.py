@@ -84,10 +84,8 @@ def toy():
 
 def client_after(toy, method, rounds=3, client="classes 0-4"):
     "The client in the round after some of FedAvg's"
-    w, k = (
-        run(made("FedAvg", epochs=5), toy, rounds).snapshot.server["params"],
-        position(toy.partition, client),
-    )
+    w = run(made("FedAvg", epochs=5), toy, rounds).snapshot.server["params"]
+    k = position(toy.partition, client)
     return toy.client(
         k,
         rounds,
@@ -125,7 +123,8 @@ def test_a_client_that_cannot_be_is_refused():
 def test_halves_by_loss_are_passed_as_often_as_all(toy):
     client = client_after(toy, made("FedAvg"))
     loss = rate_samples(client)[0].cpu().numpy()
-    larger, smaller = chosen(client, "larger losses"), chosen(client, "smaller losses")
+    larger = chosen(client, "larger losses")
+    smaller = chosen(client, "smaller losses")
     assert len(larger) == len(smaller) == client.n
     assert not set(larger) & set(smaller)
     assert len(set(larger)) == len(set(smaller)) == client.n // 2
@@ -142,7 +141,8 @@ def test_at_the_start_nothing_has_changed_and_at_the_end_it_is_the_clients_model
     client = client_after(toy, method)
     rows = local_rows(method, toy, client)
     assert [r["epoch"] for r in rows] == [0, 1, 2, 3]
-    first, last = rows[0], rows[-1]
+    first = rows[0]
+    last = rows[-1]
     assert first["lp_existing"] == first["lp_absent"] == 1
     assert abs(first["cka"] - 1) < 1e-12
     assert (
@@ -187,7 +187,8 @@ def test_at_the_start_nothing_has_changed_and_at_the_end_it_is_the_clients_model
 def test_lfd_predicts_with_the_softmax_that_it_trains(toy):
     method = made("LfD", weight=0.0, margin=0.0)
     client = client_after(toy, method)
-    batch, w = client.batch(np.arange(client.n)), client.received["params"]
+    batch = client.batch(np.arange(client.n))
+    w = client.received["params"]
     assert method.loss(client, w, batch).item() == pytest.approx(
         F.cross_entropy(method.logits(toy.net, w, batch.x), batch.y).item(), abs=1e-12
     )
@@ -206,10 +207,8 @@ def test_a_slice_ends_at_the_clients_model(toy):
         end["drift_norm"],
         end["generalised_accuracy"],
     ]
-    received, x = (
-        client_after(toy, made("FedAvg")).received["params"],
-        toy.data.batch(toy.data.test_x, None, torch.float64),
-    )
+    received = client_after(toy, made("FedAvg")).received["params"]
+    x = toy.data.batch(toy.data.test_x, None, torch.float64)
     assert rows[10]["test_loss"] == pytest.approx(
         F.cross_entropy(toy.net(received, x), toy.data.test_y).item(), abs=1e-12
     )
@@ -217,7 +216,8 @@ def test_a_slice_ends_at_the_clients_model(toy):
 
 def test_sample_rows_are_the_losses_uncertainties_and_gradients_of_plain_torch(toy):
     client = client_after(toy, made("FedAvg"))
-    rows, w = sample_rows(client), client.received["params"]
+    rows = sample_rows(client)
+    w = client.received["params"]
     batch = next(client.chunks(client.n, augment=False))
     own = {n: t.clone().requires_grad_() for n, t in w.items()}
     loss = F.cross_entropy(toy.net(own, batch.x), batch.y, reduction="none")
@@ -321,7 +321,8 @@ def test_a_study_is_stored_found_again_and_resumed_to_the_same_bits(tmp_path, mo
     assert all(
         [(r["round"], r["epoch"]) for r in rows] == [(3, 0), (3, 1), (3, 2)] for rows in alone
     )
-    real, calls = conclude, []
+    real = conclude
+    calls = []
 
     def dies(planned, active):
         calls.append(planned.row)

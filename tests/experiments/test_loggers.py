@@ -196,7 +196,8 @@ def test_a_kill_leaves_nothing_that_looks_finished(planned, results, tmp_path, m
             pass
 
     monkeypatch.setattr(module, "needed", lambda *_: types.SimpleNamespace(SummaryWriter=Writer))
-    asked, folder = [f"tensorboard:{tmp_path / 'tb'}"], tmp_path / "tb"
+    asked = [f"tensorboard:{tmp_path / 'tb'}"]
+    folder = tmp_path / "tb"
     with pytest.raises(KeyboardInterrupt):
         log_stored(Loggers.of(asked), planned, results)
     assert [p.name for p in folder.iterdir()] == [f".{logged_run(planned[0]).slug}.partial"]

@@ -47,7 +47,10 @@ def test_operations_of_a_network_by_hand():
     "digits_cnn: two operations a multiplication; back through every layer twice, but the first, whose input needs no gradient"
     found = trial(with_fields(AVG, epochs=3))
     # 8x8 images, halved twice
-    conv1, conv2, fc1, head = (2 * 16 * 9 * 64, 2 * 32 * 16 * 9 * 16, 2 * 64 * 128, 2 * 10 * 64)
+    conv1 = 2 * 16 * 9 * 64
+    conv2 = 2 * 32 * 16 * 9 * 16
+    fc1 = 2 * 64 * 128
+    head = 2 * 10 * 64
     forward = conv1 + conv2 + fc1 + head
     assert found.judging == forward
     assert found.flops == 3 * (3 * forward - conv1)
@@ -55,7 +58,8 @@ def test_operations_of_a_network_by_hand():
 
 def test_a_trial_takes_the_first_samples_of_each_client():
     whole = build(AVG)[1]
-    few, all_of_them = few_samples(whole, 8).partition, few_samples(whole, 10**6).partition
+    few = few_samples(whole, 8).partition
+    all_of_them = few_samples(whole, 10**6).partition
     assert max(few.sizes) <= 8
     assert all(set(some) <= set(mine) for some, mine in zip(few.train, whole.partition.train))
     assert all((some == mine).all() for some, mine in zip(all_of_them.train, whole.partition.train))
@@ -83,11 +87,9 @@ def test_what_is_judged_is_what_a_run_judges(row, every, last):
         | {"every": every, "last": last, "participation": 0.8, "rounds": 5, "data": data},
     )
     method, federation, rounds = build(planned)
-    expected, counted, tests = (
-        costs.judged_bodies(planned, trial(planned)),
-        [0],
-        len(federation.data.test_y),
-    )
+    expected = costs.judged_bodies(planned, trial(planned))
+    counted = [0]
+    tests = len(federation.data.test_y)
     features = type(federation.net).features
 
     def counting(net, params, x, train=False):
@@ -107,7 +109,8 @@ def test_what_is_judged_is_what_a_run_judges(row, every, last):
 @pytest.mark.parametrize("name", [n for n, card in DATA_CARDS.items() if card.has_stand_in])
 def test_stand_ins_have_the_sizes_of_the_data_sets(name):
     "Against what the source declares; against the files, where they are"
-    blank, card = stand_in(name), DATA_CARDS[name]
+    blank = stand_in(name)
+    card = DATA_CARDS[name]
     source = card.source
     assert (len(blank.train_y), len(blank.test_y)) == source.sizes
     assert blank.classes == card.classes
@@ -145,10 +148,8 @@ def drifting(at=None, **more):
 )
 def test_shared_rounds_are_counted_once(tmp_path, asked, runs, rounds):
     "In any order; a run that two cells of a table show is one"
-    single, found = (
-        plan(SPEC, [drifting()], "smoke", tmp_path),
-        plan(SPEC, asked, "smoke", tmp_path),
-    )
+    single = plan(SPEC, [drifting()], "smoke", tmp_path)
+    found = plan(SPEC, asked, "smoke", tmp_path)
     assert (found.jobs, found.runs, found.missing) == (1, runs, runs)
     assert found.cost.samples == pytest.approx(single.cost.samples * rounds / 10)
     (line,) = commands("x", asked, tmp_path, [])

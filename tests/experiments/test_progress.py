@@ -92,7 +92,8 @@ def test_a_line_in_jupyterlab(clock, monkeypatch, capsys):
 
 def test_no_time_left_is_guessed_from_the_start(clock):
     "A start of 10 s and rounds of a quarter of a second: after the fifth round the guess is right, before there is none"
-    seen, rounds = Progress(RUNS), RUNS[0].rounds
+    seen = Progress(RUNS)
+    rounds = RUNS[0].rounds
     for n in range(1, rounds + 1):
         clock[0] = 10 + 0.25 * n
         seen.round(RUNS[1].run_id, n)
@@ -101,7 +102,8 @@ def test_no_time_left_is_guessed_from_the_start(clock):
 
 
 def test_rounds_that_were_there_do_not_count_for_the_pace(clock):
-    seen, rounds = Progress(RUNS), RUNS[0].rounds
+    seen = Progress(RUNS)
+    rounds = RUNS[0].rounds
     seen.round(RUNS[0].run_id, rounds - 5)  # kept by an earlier process
     assert seen.text() == "0 of 4 runs"
     for n in range(4, -1, -1):

@@ -78,9 +78,11 @@ def killed_until_done(folder: Path, workers: int, kills: int, seed: int, names=(
     """Start the sweep, kill it with all its workers, and again; returns the kills
 
     First when a run is half way, so that one goes on, then at random moments after something has been written."""
-    rng, done = random.Random(seed), 0
+    rng = random.Random(seed)
+    done = 0
     while True:
-        process, before = started(folder, workers, names), events(folder)
+        process = started(folder, workers, names)
+        before = events(folder)
         if done == kills:
             said = process.communicate(timeout=300)[1].decode()
             assert process.returncode == 0, said
@@ -337,10 +339,8 @@ def test_a_checkpoint_of_a_newer_format_is_left_alone(tmp_path, capsys):
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
 def test_a_flipped_byte_is_found_and_the_one_before_taken(fork, forked, stopped, capsys, suffix):
-    rng, newest = (
-        random.Random(1),
-        sorted((stopped / "smoke" / "checkpoints").glob(f"*{suffix}"))[-1],
-    )
+    rng = random.Random(1)
+    newest = sorted((stopped / "smoke" / "checkpoints").glob(f"*{suffix}"))[-1]
     content = bytearray(newest.read_bytes())
     content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     newest.write_bytes(content)
@@ -417,10 +417,8 @@ def test_another_process_may_remove_the_empty_folder_at_any_time(tmp_path, monke
         return look(path)
 
     monkeypatch.setattr(os, "scandir", late)
-    writer, folder = (
-        CheckpointWriter(tmp_path / "checkpoints", ["0" * 16], {}),
-        tmp_path / "checkpoints",
-    )
+    writer = CheckpointWriter(tmp_path / "checkpoints", ["0" * 16], {})
+    folder = tmp_path / "checkpoints"
     for use in (writer.mine, writer.find, writer.clear, lambda: runner.remove_leftovers(tmp_path)):
         folder.mkdir(exist_ok=True)
         use()

@@ -106,7 +106,8 @@ def test_when_time_is_up_the_rest_is_left_for_another_time(reference, tmp_path, 
 
 def test_halves_of_files_are_removed_after_an_hour(tmp_path):
     "What a kill left: parts of files, and a checkpoint's tensors without json; not what may still be written, nor what is not ours"
-    kept, name = tmp_path / "checkpoints", "0123456789abcdef-000002"
+    kept = tmp_path / "checkpoints"
+    name = "0123456789abcdef-000002"
     kept.mkdir()
     half = [
         tmp_path / ".x.jsonl.1.partial",
@@ -152,7 +153,8 @@ def test_a_result_that_another_process_writes_between_two_looks_is_taken(
     reference, tmp_path, monkeypatch
 ):
     "In a rehearsal of 2,000 runs three of a hundred drivers refused such a result as no result"
-    done, look = store.run_path(tmp_path, RUNS[0]), store.is_complete
+    done = store.run_path(tmp_path, RUNS[0])
+    look = store.is_complete
 
     def late(path):
         found = look(path)
@@ -287,10 +289,8 @@ def test_a_killed_worker_loses_no_run(reference, tmp_path, monkeypatch):
 
     monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", none)
     monkeypatch.setattr(processes, "TRIES", 2)
-    report, task = (
-        runner.SweepReport(),
-        partial(dies, deaths={RUNS[0].run_id: 1, RUNS[1].run_id: 9}, folder=tmp_path),
-    )
+    report = runner.SweepReport()
+    task = partial(dies, deaths={RUNS[0].run_id: 1, RUNS[1].run_id: 9}, folder=tmp_path)
     with runner.Progress(RUNS, quiet=True) as progress:
         runner.run_apart([Job([r], tmp_path) for r in RUNS], 2, report, progress, task)
     kept = [r for r in RUNS if r != RUNS[1]]
@@ -353,7 +353,9 @@ def test_the_name_of_a_method_of_the_package_is_refused(own):
 
 
 def test_an_edited_method_is_computed_again(own):
-    first, same, edited = own(), own(), own(line="None")
+    first = own()
+    same = own()
+    edited = own(line="None")
     assert first.run_id == same.run_id != edited.run_id
     assert len(first.settings["method"]["source"]) == 16
     assert store.encode(dict(settings=first.settings, run_id=first.run_id, status="diverged"), [])

@@ -12,7 +12,8 @@ from toy import ROOT, SMALL, written
 def test_two_jobs_of_an_array_share_the_runs(tmp_path, said, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     spec = written(tmp_path, SMALL)
-    array, one = tmp_path / "an array", tmp_path / "one"
+    array = tmp_path / "an array"
+    one = tmp_path / "one"
     script = tmp_path / "jobs.sh"
     asked = [spec, "--tier", "paper", "--device", "cpu"]
     code, _, err = said("plan", *asked, "--results", array, "--sbatch", script)

@@ -463,10 +463,8 @@ def test_seeds_that_follow_the_trial_are_the_same_runs_as_if_they_were_written(t
             for c in s.runs("paper")
         }
 
-    own, fixed = (
-        ids(partition_seed="seed", cohort_seed="seed"),
-        ids(partition_seed=3, cohort_seed=3),
-    )
+    own = ids(partition_seed="seed", cohort_seed="seed")
+    fixed = ids(partition_seed=3, cohort_seed=3)
     assert own[0] == ids()[0]
     assert own[3] == fixed[3] != ids()[3]
     assert own[3][1:] == (3, 3)
@@ -515,7 +513,8 @@ def test_a_folder_of_ones_own_comes_first_and_hides_nothing(tmp_path, monkeypatc
 
 def test_a_spec_rests_on_digests_not_on_contents(tmp_path):
     "A folder may have a csv of any size beside its specs"
-    spec, table = tmp_path / "x.toml", tmp_path / "large.csv"
+    spec = tmp_path / "x.toml"
+    table = tmp_path / "large.csv"
     spec.write_text("")
     table.write_bytes(b"1,2,3\n" * 200_000)
     files = rests_on(spec)

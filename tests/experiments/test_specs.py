@@ -141,7 +141,8 @@ def test_what_is_missing_says_why_and_smaller_tiers_have_every_row_on_what_is_th
     s = spec(name)
     assert set(s.tiers) == {"smoke", "small", "paper"}
     for tier in s.tiers:
-        columns, runs = s.tier_columns(tier), s.runs(tier)
+        columns = s.tier_columns(tier)
+        runs = s.runs(tier)
         assert {c.label for c in columns if c.missing} == (
             MISSING.get(name, set()) if tier == "paper" else set()
         )
@@ -531,10 +532,8 @@ def test_a_trial_of_fedbss_and_fedadc_has_draws_of_its_own():
 @pytest.mark.parametrize("paper", ["fedccfa", "fedbss", "fedadc", "lfd", "feddc"])
 def test_readings_change_one_thing_of_a_row_that_a_table_has(paper):
     "And each is measured: an effect of claims.toml subtracts it from the row that it is like"
-    s, effects = (
-        spec(f"{paper}/readings"),
-        tomllib.loads((PAPERS / f"{paper}/claims.toml").read_text())["effect"],
-    )
+    s = spec(f"{paper}/readings")
+    effects = tomllib.loads((PAPERS / f"{paper}/claims.toml").read_text())["effect"]
     measured = {
         row: base
         for e in effects
@@ -548,7 +547,8 @@ def test_readings_change_one_thing_of_a_row_that_a_table_has(paper):
     for row, base in measured.items():
         for column in s.columns:
             a, b = (first_runs(f"{paper}/readings")[r, column.label].settings for r in (row, base))
-            mine, theirs = a["method"]["fields"], b["method"]["fields"]
+            mine = a["method"]["fields"]
+            theirs = b["method"]["fields"]
             changed = {k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k)}
             others = sum(a.get(k) != b.get(k) for k in ("rounds", "cohorts"))
             if a["method"]["class"] == b["method"]["class"]:

@@ -325,7 +325,8 @@ def test_methods_and_keys_of_others_are_read(tmp_path, change):
     ids=str,
 )
 def test_status_record_and_rows_belong_together(tmp_path, change):
-    rows, change = ROWS[: change["rows"]], {k: v for k, v in change.items() if k != "rows"}
+    rows = ROWS[: change["rows"]]
+    change = {k: v for k, v in change.items() if k != "rows"}
     file = put(tmp_path / "smoke", signed(GOOD | change, rows))
     assert not store.is_complete(file)
     assert not file.exists()

@@ -36,7 +36,8 @@ FEW = [
 @pytest.mark.parametrize("name, field", FIELDS if NIGHTLY else FEW)
 def test_a_changed_default_leaves_its_band(name, field):
     f = METHODS[name].__dataclass_fields__[field]
-    far, why = bands.caught(name, f, KEPT[name]["float64"]), bands.UNSEEN.get((name, field))
+    far = bands.caught(name, f, KEPT[name]["float64"])
+    why = bands.UNSEEN.get((name, field))
     assert far < 1 if why else far > 1, (
         f"{name}.{field}, in place of {f.default!r} {bands.others(name, f)}: {far} bands off; said to be unseen: {why}"
     )
@@ -45,7 +46,8 @@ def test_a_changed_default_leaves_its_band(name, field):
 def test_the_table_of_what_is_caught_is_complete():
     "Each hyper-parameter is two bands off or said to be unseen, and why; its text and number come from the table, not from hand"
     for name, field in FIELDS:
-        said, why = KEPT[name]["fields"][field], bands.UNSEEN.get((name, field))
+        said = KEPT[name]["fields"][field]
+        why = bands.UNSEEN.get((name, field))
         if why:
             assert said == why
         else:

@@ -49,7 +49,8 @@ class Points:
     "Training samples as they are stored: nothing to normalise or augment"
 
     def __init__(self, x, y):
-        self.train_x, self.train_y = x, y
+        self.train_x = x
+        self.train_y = y
 
     def draw(self, n, rng):
         return None
@@ -78,7 +79,8 @@ def logits(w, x):
 
 def descend(w, names, loss, lr, steps, momentum=0.9, decay=1e-2):
     "PyTorch's SGD written out"
-    w, velocity = {n: t.clone() for n, t in w.items()}, {}
+    w = {n: t.clone() for n, t in w.items()}
+    velocity = {}
     for _ in range(steps):
         leaves = {n: w[n].clone().requires_grad_() for n in names}
         grads = torch.autograd.grad(loss({**w, **leaves}), list(leaves.values()))
@@ -101,7 +103,8 @@ def test_fedavg():
         assert torch.allclose(after[n], by_hand, atol=1e-12, rtol=0)
 
 
-HEAD, BODY = ["head.weight", "head.bias"], ["body.weight", "body.bias"]
+HEAD = ["head.weight", "head.bias"]
+BODY = ["body.weight", "body.bias"]
 
 
 @pytest.mark.parametrize("eps", [1e-9, 0.05, 2.0])
@@ -120,13 +123,20 @@ def test_fedccfa(eps):
         gamma=2.0,
         align_from=0,
     )
-    now, fed = begin(m, federation()), federation()
-    heads, anchors, body, ran = [None] * 3, [None] * 3, {n: W[n] for n in BODY}, 0
+    now = begin(m, federation())
+    fed = federation()
+    heads = [None] * 3
+    anchors = [None] * 3
+    body = {n: W[n] for n in BODY}
+    ran = 0
     for t in range(2):
         now = next_round(m, fed, now)
-        balanced, local, own = [], [], []
+        balanced = []
+        local = []
+        own = []
         for k, p in enumerate(PARTS):
-            x, y = X[p], Y[p]
+            x = X[p]
+            y = Y[p]
             ce = lambda w: F.cross_entropy(logits(w, x), y)
             start = {**body, "head.weight": W["head.weight"], "head.bias": W["head.bias"]}
             b = descend(start, HEAD, ce, 0.2, 3)
@@ -175,7 +185,8 @@ def test_fedccfa(eps):
                     group
                 )
                 new_anchors[i][c] = sum(own[j][c] for j in group) / len(group)
-        heads, anchors = new_heads, [torch.stack(a) for a in new_anchors]
+        heads = new_heads
+        anchors = [torch.stack(a) for a in new_anchors]
         for n in BODY:
             assert torch.allclose(now.server["params"][n], body[n], atol=1e-12, rtol=0)
         for k in range(3):

@@ -18,7 +18,9 @@ from fedrepro.engine.rounds import begin, next_round, run
 from fedrepro.methods.clustered import IFCA, FedDrift, merged, new_model
 from fedrepro.models import networks
 
-K, LOCAL, LONGER = 8, dict(lr=0.05, epochs=2, batch_size=16), dict(lr=0.05, epochs=5, batch_size=12)
+K = 8
+LOCAL = dict(lr=0.05, epochs=2, batch_size=16)
+LONGER = dict(lr=0.05, epochs=5, batch_size=12)
 
 
 def federation(drift="sudden", participation=0.5, recipe="iid-class"):
@@ -42,7 +44,8 @@ def mean_loss(fed, params, k, labels):
 
 def merge(trees, identity, cohort, losses, sizes, delta):
     "Merge the closest clusters of the cohort's clients, drop models, and move the numbers of the cohort alone"
-    M, d = len(trees), {}
+    M = len(trees)
+    d = {}
 
     def members(j):
         return [k for k in cohort if identity[k] == j]
@@ -63,10 +66,12 @@ def merge(trees, identity, cohort, losses, sizes, delta):
         for k in members(j):
             identity[k] = i
         for other in range(M):
-            a, b = tuple(sorted((i, other))), tuple(sorted((j, other)))
+            a = tuple(sorted((i, other)))
+            b = tuple(sorted((j, other)))
             if a in d and b in d:
                 d[a] = max(d[a], d[b])
-        d, gone = {pair: v for pair, v in d.items() if j not in pair}, gone + [j]
+        d = {pair: v for pair, v in d.items() if j not in pair}
+        gone = gone + [j]
     for j in sorted(gone, reverse=True):
         for k in cohort:
             identity[k] = None if identity[k] is None else identity[k] - (identity[k] > j)
@@ -75,11 +80,15 @@ def merge(trees, identity, cohort, losses, sizes, delta):
 
 def released(fed, rounds, delta, keep_previous):
     "Yields (models, positions of all clients) after each round; `keep_previous`: absent clients keep previous labels"
-    trees, identity, sizes = [fed.initial], [0] * K, [len(rows) for rows in fed.indices]
+    trees = [fed.initial]
+    identity = [0] * K
+    sizes = [len(rows) for rows in fed.indices]
     labels = lambda t: [fed.client(k, t, {}, {}).labels for k in range(K)]
     previous = labels(0)
     for t in range(rounds):
-        present, cohort, losses = labels(t), fed.cohort(t), {}
+        present = labels(t)
+        cohort = fed.cohort(t)
+        losses = {}
         for k in cohort:
             losses[k] = [mean_loss(fed, w, k, present[k]) for w in trees]
             jump = min(losses[k]) > min(mean_loss(fed, w, k, previous[k]) for w in trees) + delta
@@ -117,9 +126,11 @@ def test_every_round_equals_a_plain_loop(drift, participation, previous):
     fixed, published = (
         FedDrift(previous=previous, variant=v, **LONGER) for v in ("corrected", "as_published")
     )
-    now, same = begin(published, fed), begin(fixed, fed)
+    now = begin(published, fed)
+    same = begin(fixed, fed)
     for trees, positions in released(fed, 5, 0.5, previous == "participation"):
-        now, same = next_round(published, fed, now), next_round(fixed, fed, same)
+        now = next_round(published, fed, now)
+        same = next_round(fixed, fed, same)
         assert list(now.server["models"]) == [str(m) for m in range(len(trees))]
         assert (
             max(distance(a, b) for a, b in zip(now.server["models"].values(), trees, strict=True))
@@ -180,13 +191,12 @@ def test_merged_clients_start_from_the_mean_of_their_models():
 
 @pytest.mark.parametrize("variant", ["corrected", "as_published"])
 def test_numbers_stay_meaningful(variant):
-    fed, method = (
-        federation("reoccurring", 0.4),
-        FedDrift(previous="participation", variant=variant, **LONGER),
-    )
+    fed = federation("reoccurring", 0.4)
+    method = FedDrift(previous="participation", variant=variant, **LONGER)
     now = begin(method, fed)
     for t in range(5):
-        before, now = now, next_round(method, fed, now)
+        before = now
+        now = next_round(method, fed, now)
         assert now.server["identity"].tolist() == [int(s["cluster"]) for s in now.states]
         assert all(str(int(n)) in now.server["models"] for n in now.server["now"])
         assert all(now.states[k] is before.states[k] for k in range(K) if k not in fed.cohort(t))

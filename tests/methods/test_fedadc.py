@@ -33,7 +33,8 @@ def federation(parts=PARTS, **changes):
 
 def objective(w, x, y, received, shares, lam, T):
     "Eq. 6 to 9, sample by sample and class by class"
-    total, rho = 0.0, [s / max(shares) for s in shares]
+    total = 0.0
+    rho = [s / max(shares) for s in shares]
     for z, zt, label in zip(logits(w, x), logits(received, x), y.tolist()):
         p, teacher = ((a / T).exp() / (a / T).exp().sum() for a in (z, zt))
         target = [(1 - rho[i]) * teacher[i] for i in range(2)]
@@ -60,9 +61,12 @@ def plain(
     batch_size=2,
 ):
     "Server's model and momentum after each round"
-    w, m, out = W, {n: torch.zeros_like(t) for n, t in W.items()}, []
+    w = W
+    m = {n: torch.zeros_like(t) for n, t in W.items()}
+    out = []
     for t in range(rounds):
-        eta, ends = lr * lr_decay**t, []
+        eta = lr * lr_decay**t
+        ends = []
         for k, part in enumerate(PARTS):
             rng, n = fed.client(k, t, {}, {}).rng, len(part)  # the client's own order of samples
             orders = [rng.permutation(n) for _ in range(epochs)]
@@ -71,7 +75,9 @@ def plain(
                 for order in orders
                 for i in range(0, n, batch_size)
             ]
-            H, v, u = len(batches), w, None
+            H = len(batches)
+            v = w
+            u = None
             shares = [sum(Y[part] == c).item() / n for c in range(2)]
             for rows in batches:
                 push = {n: beta_local * m[n] / H for n in w}
@@ -100,7 +106,8 @@ def gap(
     method, fed, variant="nesterov", beta=0.8, beta_local=0.8, alpha=1.0, phi=0.6, lam=0.0, T=1.0
 ):
     "The largest difference between `method` and the equations over three rounds"
-    now, worst = begin(method, fed), 0.0
+    now = begin(method, fed)
+    worst = 0.0
     for w, m in plain(fed, 3, variant, beta, beta_local, alpha, phi, lam, T):
         now = next_round(method, fed, now)
         worst = max(worst, distance(now.server["params"], w), distance(now.server["m"], m))
@@ -163,11 +170,14 @@ def test_the_comparison_can_fail(m):
     ids=[*VARIANTS, "plus"],
 )
 def test_equal_betas_average_and_two_models_hold_the_momentum(m):
-    fed, seen = federation(**AWAY), []
+    fed = federation(**AWAY)
+    seen = []
     now = begin(m, fed)
     for t in range(4):
-        before, now = now.server["params"], next_round(m, fed, now, watching(seen))
-        after, eta = now.server["params"], 0.2 * 0.5**t
+        before = now.server["params"]
+        now = next_round(m, fed, now, watching(seen))
+        after = now.server["params"]
+        eta = 0.2 * 0.5**t
         ends = [upload["params"] for _, upload, _, _ in seen]
         assert len(ends) == 2
         assert distance(after, weighted_mean(ends)) < 1e-10
@@ -184,10 +194,12 @@ def test_the_momentum_is_slowmo_s(variant):
                 sums[n] = sums[n] + (g + 1e-2 * params[n].detach()) / 2
             return grads
 
-    m, fed = Watched(variant=variant, beta=0.9, beta_local=0.5, alpha=0.6, **SETTINGS), federation()
+    m = Watched(variant=variant, beta=0.9, beta_local=0.5, alpha=0.6, **SETTINGS)
+    fed = federation()
     now = begin(m, fed)
     for _ in range(4):
-        sums, before = {n: 0.0 for n in W}, now.server["m"]
+        sums = {n: 0.0 for n in W}
+        before = now.server["m"]
         now = next_round(m, fed, now)
         assert distance(now.server["m"], {n: sums[n] + 0.9 * before[n] for n in W}) < 1e-10
 
@@ -236,12 +248,11 @@ def calibrated_by_torch(
     weight_decay=1e-2,
 ):
     "Client k's head after `epochs` of torch.optim.SGD, the body frozen"
-    part, rng = fed.partition.train[k], fed.client(k, rounds - 1, {}, {}, TUNE).rng
+    part = fed.partition.train[k]
+    rng = fed.client(k, rounds - 1, {}, {}, TUNE).rng
     shares = [float((Y[part] == c).sum()) / len(part) for c in range(2)]
-    body, head = (
-        select(w, "body."),
-        {n: t.clone().requires_grad_() for n, t in select(w, "head.").items()},
-    )
+    body = select(w, "body.")
+    head = {n: t.clone().requires_grad_() for n, t in select(w, "head.").items()}
     sgd = torch.optim.SGD(head.values(), lr=lr, weight_decay=weight_decay)
     for order in [rng.permutation(len(part)) for _ in range(epochs)]:
         for i in range(0, len(part), batch_size):
@@ -286,7 +297,8 @@ def test_calibration_is_sgd_on_the_head_of_the_final_model(how):
 
 
 def test_calibration_without_its_weight_is_plain():
-    fed, m = federation(**AWAY), FedADCPlus(calibration="plain", **SETTINGS)
+    fed = federation(**AWAY)
+    m = FedADCPlus(calibration="plain", **SETTINGS)
     at = run(m, fed, 2).snapshot
 
     def tuned(m):

@@ -50,7 +50,8 @@ def plain(
     batch_size,
 ):
     "Server's model after each round"
-    w, out = W, []
+    w = W
+    out = []
     for t in range(rounds):
         ends = []
         for k, part in enumerate(PARTS):
@@ -75,7 +76,8 @@ def plain(
 def gap(method, warm_up=1, selection="cosine", weights=(1, 1)):
     "The largest difference between `method` and the equations over three rounds"
     fed = tiny()
-    now, worst = begin(method, fed), 0.0
+    now = begin(method, fed)
+    worst = 0.0
     for w in plain(fed, 3, warm_up, selection, weights, **SETTINGS):
         now = next_round(method, fed, now)
         worst = max(worst, distance(now.server["params"], w))
@@ -93,7 +95,8 @@ def test_fedbss(warm_up, selection):
 
 def latest_by_hand(fed, rounds, method):
     "Line 12 to the letter: the mean of every client's last model, the initial one for who has none"
-    last, w = [fed.initial] * fed.clients, fed.initial
+    last = [fed.initial] * fed.clients
+    w = fed.initial
     for t in range(rounds):
         for k in fed.cohort(t):
             last[k] = client_round(method, fed.client(k, t, {"params": w}, {}))[0]["params"]
@@ -102,7 +105,8 @@ def latest_by_hand(fed, rounds, method):
 
 
 def test_over_all_clients():
-    fed, m = tiny(**AWAY), FedBSS(warm_up=1, aggregation="all", **SETTINGS)
+    fed = tiny(**AWAY)
+    m = FedBSS(warm_up=1, aggregation="all", **SETTINGS)
     assert len({k for t in range(4) for k in fed.cohort(t)}) > 2 == len(fed.cohort(0))
     there = latest_by_hand(fed, 4, FedBSS(warm_up=1, **SETTINGS))
     at = run(m, fed, 4).snapshot
@@ -169,11 +173,10 @@ def test_ratings_by_hand():
 
 
 def test_selection_depends_on_the_received_model_alone():
-    fed, m = tiny(), FedBSS(**SETTINGS)
-    client, other = (
-        fed.client(0, 60, {"params": W}, {}),
-        replace(fed, seed=5).client(0, 199, {"params": W}, {"x": X}),
-    )
+    fed = tiny()
+    m = FedBSS(**SETTINGS)
+    client = fed.client(0, 60, {"params": W}, {})
+    other = replace(fed, seed=5).client(0, 199, {"params": W}, {"x": X})
     stream = str(client.rng.bit_generator.state)
     pools = m.select(client)
     assert str(client.rng.bit_generator.state) == stream
@@ -191,7 +194,9 @@ def test_the_rating_is_in_eval_mode_and_not_augmented(part):
             assert len(x) == client.n
             return part.net(params, x)
 
-    client, draws = part.client(0, 60, {"params": part.initial}, {}), []
-    client.net, client.draw = Watching(), draws.append
+    client = part.client(0, 60, {"params": part.initial}, {})
+    draws = []
+    client.net = Watching()
+    client.draw = draws.append
     FedBSS().rate(client)
     assert not draws

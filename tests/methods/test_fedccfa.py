@@ -15,7 +15,8 @@ from fedrepro.methods.fedccfa import BalancedHeads, FedCCFA, SharedHeads, cluste
 from fedrepro.methods.personal import server_head
 from fedrepro.models import networks
 
-K, LOCAL = 6, dict(lr=0.05, epochs=1, batch_size=32)
+K = 6
+LOCAL = dict(lr=0.05, epochs=1, batch_size=32)
 
 
 def federation():

@@ -22,7 +22,8 @@ from fedrepro.methods.personal import Ditto, FedBABU, FedRep, pFedMe
 from fedrepro.models.architectures import Net, Network
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "fedccfa_code.json").read_text())
-CONFIG, CLIENTS = GOLDEN["config"], range(GOLDEN["config"]["clients"])
+CONFIG = GOLDEN["config"]
+CLIENTS = range(GOLDEN["config"]["clients"])
 TOLERANCE = 1e-9
 
 
@@ -116,9 +117,11 @@ def check(m, name, extra=None, fed=None):
     """Every round of method `m` against the stored run `name`: participants after training, server, judged models.
 
     `extra(now, want, seen, t)` checks what the method adds; `seen` as in `watching`."""
-    fed, stored = fed or federation(), GOLDEN["methods"][name]["rounds"]
+    fed = fed or federation()
+    stored = GOLDEN["methods"][name]["rounds"]
     assert len(stored) == CONFIG["rounds"]
-    now, seen = begin(m, fed), []
+    now = begin(m, fed)
+    seen = []
     for t, want in enumerate(stored):
         now = next_round(m, fed, now, watching(seen))
         for client, upload, state, _ in seen:
@@ -292,7 +295,8 @@ def test_every_round_of_pfedme_judged_by_its_anchor_equals_the_released_code():
 @pytest.mark.parametrize("name", ["Flash", "Flash/early_stop"])
 def test_every_round_of_flash_equals_the_released_code(name):
     "With the clients' test data, which serve early stopping"
-    fed, stops = federation(), []
+    fed = federation()
+    stops = []
     fed.data.test_x = torch.tensor(
         sum((d["test_x"] for d in GOLDEN["data"]), []), dtype=torch.float64
     )

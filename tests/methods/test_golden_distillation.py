@@ -38,10 +38,8 @@ def golden_case(want):
     "Our method with the stored settings, what moves, and a client whose teachers are the stored ones"
     settings = {name: want[name] for name in ("tau", "beta", "mu") if name in want}
     m = {"FedNTD": FedNTD, "MOON": MOON}[want["loss"]](**settings)
-    received, previous = (
-        {"logits": stored("global_logits"), "z": stored("z_global")},
-        {"z": stored("z_previous")},
-    )
+    received = {"logits": stored("global_logits"), "z": stored("z_global")}
+    previous = {"z": stored("z_previous")}
     state = {"previous": previous, "known": torch.ones((), dtype=torch.float64)}
     return (
         m,
@@ -75,10 +73,8 @@ def test_value_and_gradient_equal_the_released_code(want):
 def test_fedgkd_by_hand():
     "T = 1/2; teacher (3/4, 1/4), pupil (1/2, 1/2): T^2 KL = (3/4 ln 3 - ln 2) / 4, once each as received model and as own teacher"
     half_ln3 = torch.log(torch.tensor(3.0, dtype=torch.float64)) / 2
-    teacher, pupil = (
-        torch.stack([half_ln3, half_ln3 * 0])[None],
-        torch.zeros(1, 2, dtype=torch.float64),
-    )
+    teacher = torch.stack([half_ln3, half_ln3 * 0])[None]
+    pupil = torch.zeros(1, 2, dtype=torch.float64)
     want = float(1.5 * half_ln3 - torch.log(torch.tensor(2.0, dtype=torch.float64))) / 4
     assert abs(float(distillation(pupil, teacher, 0.5)) - want) < TOLERANCE
     for received in (
@@ -121,7 +117,8 @@ def test_teachers_are_in_eval_mode(normed, m):
     "A teacher's answer for a sample does not depend on the others in the batch, and its statistics keep every bit"
     now = run(m, normed, 3).snapshot
     k = normed.cohort(2)[0]
-    client, answers = normed.client(k, 3, m.broadcast(now.server), now.states[k]), []
+    client = normed.client(k, 3, m.broadcast(now.server), now.states[k])
+    answers = []
     before = {n: t.clone() for n, t in client.received["params"].items()}
 
     class Spy:

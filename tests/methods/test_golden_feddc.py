@@ -30,8 +30,11 @@ def test_feddc_equals_the_released_code():
 
 def test_average_of_all_last_models_equals_the_released_code():
     "`all`: every client's last local model, the initial one for a client never seen, unweighted"
-    m, fed = FedDC(alpha=ALPHA, compat_eta0=True, **SGD), feddc_federation()
-    now, last, seen = begin(m, fed), [fed.initial] * fed.clients, []
+    m = FedDC(alpha=ALPHA, compat_eta0=True, **SGD)
+    fed = feddc_federation()
+    now = begin(m, fed)
+    last = [fed.initial] * fed.clients
+    seen = []
     for t, want in enumerate(FEDDC["methods"]["FedDC"]["models"]["all"]):
         now = next_round(m, fed, now, watching(seen))
         for client, upload, _, _ in seen:
@@ -71,11 +74,9 @@ class Quadratic(FedDC):
         return batch.mean(batch.x[:, 1] * (params["body.w"] - batch.x[:, 0]) ** 2) / 2
 
 
-SIZES, TARGETS, SLOPES = (
-    np.array([3, 10, 6, 5, 1]),
-    np.array([1.0, 5.0, -2.0, 0.0, 3.0]),
-    np.array([1.0, 0.5, 2.0, 1.0, 0.25]),
-)
+SIZES = np.array([3, 10, 6, 5, 1])
+TARGETS = np.array([1.0, 5.0, -2.0, 0.0, 3.0])
+SLOPES = np.array([1.0, 0.5, 2.0, 1.0, 0.25])
 
 
 def points(participation=1.0):
@@ -94,12 +95,20 @@ def points(participation=1.0):
 
 def plain(cohorts, lr, decay, alpha, epochs, batch, weight_decay, clip, compat):
     "Cloud model and participants' average after each round, and the memories at the end"
-    N, w, g = len(SIZES), 0.5, 0.0
-    h, own, shares, out = np.zeros(N), np.zeros(N), SIZES * N / SIZES.sum(), []
+    N = len(SIZES)
+    w = 0.5
+    g = 0.0
+    h = np.zeros(N)
+    own = np.zeros(N)
+    shares = SIZES * N / SIZES.sum()
+    out = []
     for t, cohort in enumerate(cohorts):
-        eta, ends, moved = lr * decay**t, [], 0.0
+        eta = lr * decay**t
+        ends = []
+        moved = 0.0
         for i in cohort:
-            theta, H = w, epochs * math.ceil(SIZES[i] / batch)
+            theta = w
+            H = epochs * math.ceil(SIZES[i] / batch)
             for _ in range(H):
                 d = (
                     SLOPES[i] * (theta - TARGETS[i])
@@ -124,12 +133,14 @@ def plain(cohorts, lr, decay, alpha, epochs, batch, weight_decay, clip, compat):
 @pytest.mark.parametrize("compat", [False, True])
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 def test_every_round_follows_the_equations(participation, compat, clip):
-    fed, numbers = points(participation), dict(lr=0.2, alpha=0.3, epochs=2, weight_decay=1e-2)
+    fed = points(participation)
+    numbers = dict(lr=0.2, alpha=0.3, epochs=2, weight_decay=1e-2)
     m = Quadratic(**numbers, lr_decay=0.9, batch_size=4, clip_norm=clip, compat_eta0=compat)
     want, h, own = plain(
         [fed.cohort(t) for t in range(6)], **numbers, decay=0.9, batch=4, clip=clip, compat=compat
     )
-    found, keys = [], ("params", "selected", "g")
+    found = []
+    keys = ("params", "selected", "g")
     now = run(
         m,
         fed,

@@ -62,7 +62,8 @@ def feddc_federation():
 
 def same_as_feddc(m, name, where):
     "Every round's models of the server against the stored ones; `where`: our key -> theirs"
-    fed, stored = feddc_federation(), FEDDC["methods"][name]["models"]
+    fed = feddc_federation()
+    stored = FEDDC["methods"][name]["models"]
     now = begin(m, fed)
     for t in range(FEDDC["config"]["rounds"]):
         now = next_round(m, fed, now)
@@ -97,7 +98,8 @@ class FedDCScaffold(SCAFFOLD):
         }
 
     def client_result(self, client, params, results):
-        way, w = self.epochs * self.lr, client.received["params"]
+        way = self.epochs * self.lr
+        w = client.received["params"]
         change = {n: (w[n] - params[n]) / way - c for n, c in client.received["c"].items()}
         return {"params": params, "change": change}, client.state | {
             "c": {n: t + change[n] for n, t in client.state["c"].items()}
@@ -151,19 +153,19 @@ def test_slowmo_counts_clients_equally(part):
         def aggregate(self, server, exchange):
             return {"params": weighted_mean([u["params"] for u in exchange.uploads])}
 
-    slow, mean = (
-        run(SlowMo(beta=0.0, lr_decay=0.9, **LOCAL), part, 3),
-        run(Uniform(lr_decay=0.9, momentum=0.0, **LOCAL), part, 3),
-    )
+    slow = run(SlowMo(beta=0.0, lr_decay=0.9, **LOCAL), part, 3)
+    mean = run(Uniform(lr_decay=0.9, momentum=0.0, **LOCAL), part, 3)
     assert distance(slow.snapshot.server["params"], mean.snapshot.server["params"]) < 1e-10
 
 
 def test_fedexp_at_partial_participation(part):
     "The server's step by the formula, from the uploads of one round; eps shrinks with the square of the rate"
-    m, seen = FedExP(eps=1e-3, lr_decay=0.5, **LOCAL), []
+    m = FedExP(eps=1e-3, lr_decay=0.5, **LOCAL)
+    seen = []
     now = begin(m, part)
     for t in range(3):
-        before, now = now.server["params"], next_round(m, part, now, watching(seen))
+        before = now.server["params"]
+        now = next_round(m, part, now, watching(seen))
         flat = torch.stack(
             [
                 torch.cat([(before[n] - upload["params"][n]).flatten() for n in before])
@@ -172,7 +174,8 @@ def test_fedexp_at_partial_participation(part):
         )
         p = torch.tensor([client.n for client, *_ in seen]).double()
         p /= p.sum()
-        mean, eps = p @ flat, 1e-3 * 0.25**t
+        mean = p @ flat
+        eps = 1e-3 * 0.25**t
         rate = max(1.0, float(p @ flat.square().sum(1) / (2 * (mean.square().sum() + 3 * eps))))
         assert abs(float(now.server["server_lr"]) - rate) < 1e-10
         moved = torch.cat([(before[n] - now.server["params"][n]).flatten() for n in before])
@@ -199,7 +202,8 @@ def test_fedexp_at_partial_participation(part):
 )
 def test_statistics_of_batch_norm_are_averaged(normed, m):
     fed = normed
-    now, seen = run(m, fed, 2).snapshot, []
+    now = run(m, fed, 2).snapshot
+    seen = []
     end = next_round(m, fed, now, watching(seen)).server
     after = end["params"]
     weights = [client.n for client, *_ in seen] if isinstance(m, FedAvgM | FedExP) else None

@@ -54,7 +54,8 @@ def test_an_update_of_a_resnet(name):
     "Two clients, random moves of a tenth of each layer's scale: mixed where a partner is, the mean by size elsewhere"
     net = networks.network(name)
     want = {f"body.{l}.weight": f"body.{s}.weight" for l, s in EXPECTED[name]}
-    w, noise = net.init(0, torch.float64), torch.Generator().manual_seed(1)
+    w = net.init(0, torch.float64)
+    noise = torch.Generator().manual_seed(1)
     assert partners(w) == want
     if name.startswith("resnet50"):
         w = {n: t for n, t in w.items() if "layer1." in n or "layer" not in n}  # faster
@@ -83,9 +84,12 @@ def test_an_update_of_a_resnet(name):
 
 def plain_fedcda(m, fed, rounds):
     "Yields the global model after each round: whole models, costs as the equation says, every choice in turn"
-    params, memory, kept = fed.initial, {}, {}
+    params = fed.initial
+    memory = {}
+    kept = {}
     for t in range(rounds):
-        cohort, fresh = fed.cohort(t), {}
+        cohort = fed.cohort(t)
+        fresh = {}
         for client in (fed.client(k, t, {"params": params}, {}) for k in cohort):
             ((upload, _, _),) = sequential(FedAvg(**LOCAL), [client])
             everything = client.batch(np.arange(client.n))
@@ -129,7 +133,8 @@ def plain_fedcda(m, fed, rounds):
 )
 def test_every_round_equals_a_plain_search(most, more):
     m = FedCDA(**LOCAL, **more)
-    now, older = begin(m, most), 0
+    now = begin(m, most)
+    older = 0
     for want in plain_fedcda(m, most, 6):
         now = next_round(m, most, now)
         assert distance(now.server["params"], want) < 1e-10

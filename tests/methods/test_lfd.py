@@ -53,7 +53,8 @@ def log_softmax(z):
 
 def objective(w, x, y, P, G, weight, margin, tau, margin_in_regulariser, outer_tau, own_margins):
     "Eq. 3, 7, 8 and 10 to the letter; P None: no regulariser; own margins: eq. 7 for one class after the other"
-    total, z = 0.0, angles(w, x)
+    total = 0.0
+    z = angles(w, x)
     for i, label in enumerate(y.tolist()):
         shifted = torch.stack([z[i, c] - margin if c == label else z[i, c] for c in range(2)])
         log_sigma = log_softmax(shifted / tau)
@@ -78,9 +79,12 @@ def objective(w, x, y, P, G, weight, margin, tau, margin_in_regulariser, outer_t
 
 def plain(fed, parts, rounds, first, stale, cfg):
     "The server's model after each round"
-    w, last, out = W, {}, []
+    w = W
+    last = {}
+    out = []
     for t in range(rounds):
-        ends, sizes = [], []
+        ends = []
+        sizes = []
         for k in fed.cohort(t):
             own, when = last.get(k, (None, None))
             P = (
@@ -90,7 +94,8 @@ def plain(fed, parts, rounds, first, stale, cfg):
                 if first == "uniform"
                 else None
             )
-            x, y = X[parts[k]], Y[parts[k]]
+            x = X[parts[k]]
+            y = Y[parts[k]]
             leaves = list(W)
             end = descend(
                 w,
@@ -139,8 +144,10 @@ def test_equations(parts, participation, changes):
         )
         | changes
     )
-    first, stale = cfg.pop("first", "uniform"), cfg.pop("stale", True)
-    m, now = LfD(**FULL, **changes), begin(LfD(**FULL), fed)
+    first = cfg.pop("first", "uniform")
+    stale = cfg.pop("stale", True)
+    m = LfD(**FULL, **changes)
+    now = begin(LfD(**FULL), fed)
     for w in plain(fed, parts, 3, first, stale, cfg):
         now = next_round(m, fed, now)
         assert distance(now.server["params"], w) < 1e-10
@@ -156,7 +163,8 @@ def test_the_comparison_can_fail(changes):
 
 def test_judged_model_predicts_by_cosines():
     fed = federation()
-    fed.data.test_x, fed.data.test_y = X, Y
+    fed.data.test_x = X
+    fed.data.test_y = Y
     now = run(LfD(**FULL), fed, 2).snapshot
     far = replace(
         now,
@@ -185,12 +193,11 @@ def batch_norm():
 def test_frozen_models_run_in_eval_mode():
     fed = replace(federation(), net=Net("bn", batch_norm))
     old = {n: t + 0.3 for n, t in fed.initial.items()}
-    m, c = (
-        LfD(**FULL),
-        fed.client(0, 3, {"params": fed.initial}, {"model": old, "last": torch.tensor(2)}),
-    )
+    m = LfD(**FULL)
+    c = fed.client(0, 3, {"params": fed.initial}, {"model": old, "last": torch.tensor(2)})
     kept = [{n: t.clone() for n, t in w.items()} for w in (fed.initial, old)]
-    batch, own = c.batch(np.arange(c.n)), {n: t.clone() for n, t in fed.initial.items()}
+    batch = c.batch(np.arange(c.n))
+    own = {n: t.clone() for n, t in fed.initial.items()}
     loss = m.loss(c, own, batch)
     zP, zG = (cosines(fed.net, w, batch.x, train=False) for w in (old, fed.initial))
     z = cosines(fed.net, {n: t.clone() for n, t in fed.initial.items()}, batch.x, train=True)
@@ -210,7 +217,8 @@ def test_frozen_models_run_in_eval_mode():
 def test_union_pools_tests_and_noisy_labels_once():
     cut = Partition(([3, 1], [0, 5, 2]), ([7], [4, 6]))
     fed = replace(federation(), partition=cut, labels=1 - Y, participation=0.5)
-    fed.data.test_x, fed.data.test_y = X, Y
+    fed.data.test_x = X
+    fed.data.test_y = Y
     pooled = fed.pooled()
     assert [p.tolist() for p in pooled.partition.train] == [[0, 1, 2, 3, 5]]
     assert [p.tolist() for p in pooled.partition.test] == [[4, 6, 7]]
@@ -249,7 +257,8 @@ CELLS = [
 
 @pytest.mark.parametrize("kind, part", CELLS)
 def test_constraints_in_plain_torch(kind, part):
-    fed, mu = replace(federation(), net=Net("headed", headed)), 0.7
+    fed = replace(federation(), net=Net("headed", headed))
+    mu = 0.7
     w = fed.initial
 
     def stages(v, x):
@@ -260,7 +269,9 @@ def test_constraints_in_plain_torch(kind, part):
         return {"extractor": f, "header": h, "classifier": h @ v["head.weight"].T + v["head.bias"]}
 
     def loss(v, x, y):
-        now, then, R = stages(v, x), stages(w, x), 0.0
+        now = stages(v, x)
+        then = stages(w, x)
+        R = 0.0
         own = {"extractor": "body.fc", "header": "body.header", "classifier": "head."}
         for q in own if part == "all" else [part]:
             if kind == "feature":

@@ -23,7 +23,8 @@ def code(name):
     "The lines of a method's class, without docstrings, comments and empty lines"
     source = (ROOT / (METHODS[name].__module__.replace(".", "/") + ".py")).read_text()
     node = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == name)
-    lines, skipped = source.split("\n"), documents(node)
+    lines = source.split("\n")
+    skipped = documents(node)
     kept = [
         lines[i - 1].strip() for i in range(node.lineno, node.end_lineno + 1) if i not in skipped
     ]

@@ -75,7 +75,9 @@ def test_adam_at_the_clients():
 
 
 def test_adam_at_the_server():
-    fed, m, v = federation(), {}, {}
+    fed = federation()
+    m = {}
+    v = {}
 
     def server(w, new, t):
         out = {}
@@ -94,7 +96,8 @@ def test_adam_at_the_server():
 
 def test_normalisation_that_stays_at_the_client():
     fed = federation(normed_net)
-    w, own = dict(fed.initial), [dict(fed.initial) for _ in SIZES]
+    w = dict(fed.initial)
+    own = [dict(fed.initial) for _ in SIZES]
 
     def local(tree):
         return {n: t for n, t in tree.items() if n.startswith(zoo.NORM)}
@@ -142,7 +145,8 @@ def test_clipping_and_momentum_are_pytorch_s():
 
 
 def test_momentum_at_the_server():
-    fed, v = federation(), {}
+    fed = federation()
+    v = {}
 
     def server(w, new, t):
         for n in w:
@@ -156,7 +160,8 @@ def test_momentum_at_the_server():
 
 def test_a_momentum_that_a_client_keeps():
     fed = federation()
-    w, kept = dict(fed.initial), [None] * len(SIZES)
+    w = dict(fed.initial)
+    kept = [None] * len(SIZES)
     for _ in range(ROUNDS):
         ends = []
         for k in range(len(SIZES)):
@@ -179,11 +184,13 @@ def test_a_momentum_that_a_client_keeps():
 @pytest.mark.parametrize("idle", [None, 1])
 def test_moves_per_step_count_the_steps_that_were_taken(idle):
     "By hand: sum p_k H_k times sum p_k (w_k - w) / H_k; a client without a step has H_k = 0 and has not moved"
-    fed, p = federation(), [n / sum(SIZES) for n in SIZES]
+    fed = federation()
+    p = [n / sum(SIZES) for n in SIZES]
     method = zoo.PerStep(**PLAIN)
     if idle is not None:
         zoo.idle_for(method, idle)
-    steps, w = [0 if k == idle else 2 for k in range(3)], dict(fed.initial)
+    steps = [0 if k == idle else 2 for k in range(3)]
+    w = dict(fed.initial)
     for t in range(ROUNDS):
         ends = [w if k == idle else fit(fed, w, k, sgd()(t))[0] for k in range(3)]
         each = sum(a * h for a, h in zip(p, steps))

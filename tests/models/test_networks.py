@@ -66,10 +66,8 @@ def test_names_and_order(name):
     "name", ["resnet18_cifar", "feddc_resnet18", "resnet50_cifar", "resnet50", "resnet18"]
 )
 def test_large_networks_as_functions(name):
-    net, x = (
-        network(name),
-        torch.randn(2, *ARCHITECTURES[name][1], generator=torch.Generator().manual_seed(0)),
-    )
+    net = network(name)
+    x = torch.randn(2, *ARCHITECTURES[name][1], generator=torch.Generator().manual_seed(0))
     tree = net.init(0)
     expected = net._fresh(0).eval()(x)
     assert torch.equal(net(tree, x), expected)
@@ -79,11 +77,9 @@ def test_large_networks_as_functions(name):
 def test_modes_do_not_leak():
     "A training call between two evaluating ones of another model changes nothing for them"
     net = network("resnet18_cifar", shape=(3, 8, 8))
-    a, b, x = (
-        net.init(0),
-        net.init(1),
-        torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)),
-    )
+    a = net.init(0)
+    b = net.init(1)
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     before = net(a, x)
     net(b, x, train=True)
     assert same_bits(before, net(a, x))
@@ -108,7 +104,8 @@ def normed(*convs):
 
 def resnet(stem, block, out):
     "All but the classifier: the stem, then 2, 2, 2, 2 blocks of two convolutions, or 3, 4, 6, 3 of three"
-    total, i = normed((3, 64, stem)), 64
+    total = normed((3, 64, stem))
+    i = 64
     for width, blocks in zip((64, 128, 256, 512), {2: (2, 2, 2, 2), 3: (3, 4, 6, 3)}[block]):
         o = width * out
         for b in range(blocks):
@@ -149,7 +146,8 @@ def test_what_moon_compares_is_the_projection():
         ("fedadc_moon_cnn", "fedadc_cnn", 256),
         ("fedadc_moon_resnet18", "fedadc_resnet18", 512),
     ):
-        moon, other = network(name), network(plain)
+        moon = network(name)
+        other = network(plain)
         assert moon.feature_dim == 256
         assert moon.count("body.header") == linear(last, last) + linear(last, 256)
         assert not other.count("body.header")

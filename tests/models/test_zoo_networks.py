@@ -27,7 +27,8 @@ ACCEPTED, REFUSED = (
 def test_as_in_a_plain_loop(name):
     fed = federation(name)
     torch.manual_seed(len(name))  # whatever the caller drew before
-    end, right = run(FedAvg(**SETTINGS), fed, 2).snapshot.server["params"], plain_loop(name, fed, 2)
+    end = run(FedAvg(**SETTINGS), fed, 2).snapshot.server["params"]
+    right = plain_loop(name, fed, 2)
     for n, t in end.items():
         assert (
             t.dtype == torch.float64
@@ -44,7 +45,8 @@ def test_as_in_a_plain_loop(name):
             assert torch.equal(t.to(right[n]), right[n])
     assert all(torch.equal(end[n], fed.initial[n]) for n in fed.net.frozen)
     assert any(not torch.equal(end[n], fed.initial[n]) for n in fed.net.trained)
-    module, x = fresh(name), fed.data.batch(fed.data.test_x, None, torch.float64)
+    module = fresh(name)
+    x = fed.data.batch(fed.data.test_x, None, torch.float64)
     module.load_state_dict(right)
     with torch.no_grad():
         gap = fed.net(end, x) - module.eval()(x)
@@ -170,7 +172,8 @@ class EveryFifth(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.online, self.target = nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)
+        self.online = nn.Linear(8, 8)
+        self.target = nn.Linear(8, 8).requires_grad_(False)
         self.register_buffer("n", torch.zeros(()))
 
     def forward(self, x):

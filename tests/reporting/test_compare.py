@@ -235,10 +235,8 @@ def test_a_method_of_ones_own(folder):
             return server
 
     own = compare({"ours": {"class": "Lazy"}, "FedAvg": {}}, folder=folder, **TINY)
-    curve, shown = (
-        own.frame[own.frame.row == "ours"].groupby("seed").generalised_accuracy,
-        own.summary,
-    )
+    curve = own.frame[own.frame.row == "ours"].groupby("seed").generalised_accuracy
+    shown = own.summary
     assert own.report.failed == {}
     assert (curve.nunique() == 1).all()
     assert list(own.spec.rows) == ["ours", "FedAvg"]
@@ -390,10 +388,8 @@ def test_a_default_that_has_no_effect_is_refused():
 
 
 def test_every_difference_between_rows_is_printed(tmp_path):
-    rows, small = (
-        ["FedAvg", "FedProx:momentum=0.5", "FedADC"],
-        dict(clients=3, rounds=1, seeds=1, epochs=1, folder=tmp_path, quiet=True),
-    )
+    rows = ["FedAvg", "FedProx:momentum=0.5", "FedADC"]
+    small = dict(clients=3, rounds=1, seeds=1, epochs=1, folder=tmp_path, quiet=True)
     found = compare(rows, **small)
     fields = {c.row: c.settings["method"]["fields"] for c in found.spec.runs(OWN_TIER)}
     said = {

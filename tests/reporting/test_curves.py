@@ -89,7 +89,8 @@ def test_mean_and_band(spec, tmp_path):
 def test_of_many_lines_five_are_stressed_the_papers_own_fedavg_and_the_best(spec, tmp_path):
     values = {row: 50.0 + i for i, row in enumerate(list(spec.rows)[:9])} | {"FedCCFA": 40.0}
     put(spec, "smoke", tmp_path, {row: [v, v] for row, v in values.items()})
-    fig, others = accuracy_figure(spec, "smoke", tmp_path), sorted(values, key=values.get)[-3:]
+    fig = accuracy_figure(spec, "smoke", tmp_path)
+    others = sorted(values, key=values.get)[-3:]
     grey = [
         line
         for line in fig.axes[0].lines
@@ -267,7 +268,8 @@ def test_files(spec, tmp_path):
     def draw(name):
         return save_figure(accuracy_figure(spec, "smoke", tmp_path), tmp_path / name)
 
-    one, two = draw("new/a.png"), draw("new/b.png")
+    one = draw("new/a.png")
+    two = draw("new/b.png")
     assert one.read_bytes() == two.read_bytes()
     assert draw("a.pdf").read_bytes() == draw("b.pdf").read_bytes()
     with pytest.raises(InputError, match="'doc'.*png"):

@@ -104,7 +104,8 @@ def structure(text: str) -> list[list[list[str]]]:
         assert depth >= 0
     assert depth == 0
     assert len(re.findall(r"(?<!\\)\$", text)) % 2 == 0
-    open_, found = [], []
+    open_ = []
+    found = []
     for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
         if kind == "begin":
             open_.append(name)

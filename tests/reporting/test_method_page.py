@@ -31,7 +31,8 @@ def outputs(cell, kind):
 
 @pytest.mark.parametrize("paper", FIVE)
 def test_the_first_five_cells(paper):
-    at, first = PAPER_LINKS[paper], cells(FIVE[paper])[:5]
+    at = PAPER_LINKS[paper]
+    first = cells(FIVE[paper])[:5]
     shown = "\n".join(text for c in first for text in outputs(c, "text/markdown"))
     for link in (
         f"https://arxiv.org/abs/{at.arxiv}",

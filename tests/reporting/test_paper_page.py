@@ -30,7 +30,8 @@ def nothing(tmp_path_factory):
 @pytest.fixture(scope="module")
 def some(tmp_path_factory):
     "Made-up runs of two rows of FedCCFA's Table 2 in its first column, tiers paper and small"
-    folder, spec = tmp_path_factory.mktemp("some results"), load_spec("fedccfa/table2")
+    folder = tmp_path_factory.mktemp("some results")
+    spec = load_spec("fedccfa/table2")
     for tier in ("paper", "small"):
         for row, value in (
             ("AdapFedAvg", 67.0),
@@ -79,7 +80,8 @@ def test_every_part_without_results(paper, nothing):
     assert all(f"`{s.name}`" in idle for s in paper_page.specs_of(paper) if s.plot != "bubbles")
     assert "No stored run" in paper_page.paper_cost(paper, nothing)
     assert "**Easy**" in paper_page.easy_and_hard(paper)
-    entries, ledger = paper_page.read_ledger(paper), paper_page.ledger(paper, nothing)
+    entries = paper_page.read_ledger(paper)
+    ledger = paper_page.ledger(paper, nothing)
     assert "0 have runs" in ledger
     assert ledger.count(": not measured</summary>") == len(entries) == ledger.count("<details")
     assert "supported" not in "".join(rows_with(paper_page.claims(paper, nothing)))
@@ -147,7 +149,8 @@ def test_published_and_reduced_are_apart(some):
 
 def test_every_number_leads_to_its_runs(some):
     text = paper_page.table_part(load_spec("fedccfa/table2"), "paper", some)
-    links, ids = re.findall('href="#([^"]+)"', text), re.findall('<span id="([^"]+)"', text)
+    links = re.findall('href="#([^"]+)"', text)
+    ids = re.findall('<span id="([^"]+)"', text)
     # FedAvg's are AdapFedAvg's
     assert len(links) == 4
     assert set(links) == set(ids)
@@ -187,7 +190,8 @@ def test_a_deviation_touches_rows_that_have_a_value_of_each_limit():
 def test_effects_are_differences_over_seeds(some):
     found = paper_page.effects("fedccfa", "paper", some)
     done = found[found.n > 0].set_index("deviation")
-    rate, stale = done.loc["Adaptive learning rate of AdapFedAvg"], done.loc["Stale bodies"]
+    rate = done.loc["Adaptive learning rate of AdapFedAvg"]
+    stale = done.loc["Stale bodies"]
     assert (rate.n, rate.points) == (2, 3.0)
     assert "rate used" in rate.what
     assert " ".join(rate.runs).count("](../../papers/fedccfa/results/paper/") == 4

@@ -22,7 +22,8 @@ from fedrepro.reporting.printed_tables import written_frame
 from fedrepro.verdicts.claims import headlines, paper_headline, verdicts
 from fedrepro.verdicts.scoreboard import scoreboard
 
-demo, board = toy_claims.demo, toy_board.demo
+demo = toy_claims.demo
+board = toy_board.demo
 
 
 def words(demo, tier="paper"):

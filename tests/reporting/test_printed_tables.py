@@ -93,7 +93,8 @@ def test_every_format_says_who_diverged_where(spec, diverged):
 def test_markdown_and_html_are_escaped(spec):
     put(spec, "paper", "prox", ONE, [69, 70, 71])
     changed = replace(spec, rows={"<script>|x": replace(spec.rows["prox"], name="<script>|x")})
-    md, page = render(changed, "paper", "md"), render(changed, "paper", "html")
+    md = render(changed, "paper", "md")
+    page = render(changed, "paper", "html")
     assert "| <script>\\|x |" in md
     assert "<script>" not in page
     assert "&lt;script&gt;&#124;x" in page

@@ -65,11 +65,9 @@ def test_bad_input(said, argv, words):
 @pytest.mark.parametrize("kind", ["sequential", "stacked", "processes"])
 def test_the_plain_loop_computes_the_same_model(kind):
     loop = PlainLoop(JOB | {"kind": "plain loop"})
-    built, federation, method = (
-        loop.build(SMALL, torch.float64),
-        SMALL.federation(dtype=torch.float64),
-        SMALL.method(),
-    )
+    built = loop.build(SMALL, torch.float64)
+    federation = SMALL.federation(dtype=torch.float64)
+    method = SMALL.method()
     at = begin(method, federation)
     with executor(kind, federation, 2) as compute:
         for _ in range(2):

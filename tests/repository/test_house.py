@@ -126,7 +126,8 @@ def test_a_checkpoint_depends_on_all_packages_up_to_experiments():
 
 def misplaced(root):
     "What is wrong with the folders of nbs/: one package each, numbered from 00 without a gap, pages named as their modules"
-    said, stems = [], defaultdict(list)
+    said = []
+    stems = defaultdict(list)
     packages = {p.name for p in (root / "fedrepro").iterdir() if p.is_dir() and any(p.glob("*.py"))}
     said += [
         f"{p.name}: a page in no folder"
@@ -143,10 +144,8 @@ def misplaced(root):
     ]
     exported = set()
     for folder in folders:
-        name, pages = (
-            folder.name.split("_", 1)[-1],
-            sorted(p for p in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts),
-        )
+        name = folder.name.split("_", 1)[-1]
+        pages = sorted(p for p in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
         if len(pages) > PAGES:
             said.append(f"{folder.name}: {len(pages)} pages")
         for at, page in enumerate(pages):
@@ -414,7 +413,8 @@ def strays(files, ids):
 
 
 def test_every_stored_result_is_one_of_a_planned_run(tmp_path):
-    files, ids = sorted((ROOT / "papers").glob("*/results/*/*.jsonl")), planned()
+    files = sorted((ROOT / "papers").glob("*/results/*/*.jsonl"))
+    ids = planned()
     assert len(files) > 300
     assert not strays(files, ids)
     assert strays([*files, tmp_path / "FedAvg-digits-4c-s0-0123456789abcdef.jsonl"], ids) == {

@@ -29,10 +29,8 @@ class Tab:
     "A page of the browser, spoken to by its debugging protocol"
 
     def __init__(self, address: str):
-        self.socket, self.count = (
-            websocket.create_connection(address, suppress_origin=True, timeout=120),
-            0,
-        )
+        self.socket = websocket.create_connection(address, suppress_origin=True, timeout=120)
+        self.count = 0
 
     def call(self, method: str, **parameters) -> dict:
         self.count += 1

@@ -45,7 +45,8 @@ def test_every_anchor_is_there(path):
 
 
 def test_a_lost_anchor_is_found(tmp_path, monkeypatch):
-    page, other = tmp_path / "one_page.ipynb", tmp_path / "two.ipynb"
+    page = tmp_path / "one_page.ipynb"
+    other = tmp_path / "two.ipynb"
     monkeypatch.setitem(globals(), "NOTEBOOKS", [page, other])
 
     def write(path, text):

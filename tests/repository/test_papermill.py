@@ -14,7 +14,8 @@ NBS = Path(__file__).parents[2] / "nbs"
 def test_a_wrong_parameter_stops_in_the_first_cell(tmp_path):
     "Pays for a kernel; what else is refused, and that every page asks `planned_table`, is in test_input.py"
     said = "parameter 'sped' is unknown; did you mean 'spec'? accepted: data, device, imports, lessons, methods, "
-    page, out = next(NBS.rglob("14_fedccfa.ipynb")), tmp_path / "out.ipynb"
+    page = next(NBS.rglob("14_fedccfa.ipynb"))
+    out = tmp_path / "out.ipynb"
     with pytest.raises(papermill.PapermillExecutionError) as stopped:
         papermill.execute_notebook(
             page, out, {"sped": "papers/fedccfa/table2.toml"}, cwd=NBS, progress_bar=False
@@ -34,7 +35,8 @@ def test_a_wrong_parameter_stops_in_the_first_cell(tmp_path):
 
 def covered_calls(page):
     "Calls of builtins that a cell covers with a value of its own, as the parameter `set` does"
-    covered, calls = set(), []
+    covered = set()
+    calls = []
     for cell in nbformat.read(page, 4).cells:
         if cell.cell_type != "code" or cell.source.lstrip().startswith("%"):
             continue

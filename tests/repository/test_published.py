@@ -34,7 +34,8 @@ def changed(path, reference):
     def lines(path):
         return [{k: value(v) for k, v in line.items()} for line in read(path)]
 
-    ours, theirs = lines(path), lines(reference)
+    ours = lines(path)
+    theirs = lines(reference)
     return [line for line in ours if line not in theirs] + [
         line for line in theirs if line not in ours
     ]
@@ -51,10 +52,8 @@ def test_every_table_has_cells_read_by_hand():
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell["table"])
 def test_cells_read_by_hand(cell):
-    lines, words = (
-        read(HERE[cell["table"]]),
-        dict(part.split("=", 1) for part in cell["where"].split("|")),
-    )
+    lines = read(HERE[cell["table"]])
+    words = dict(part.split("=", 1) for part in cell["where"].split("|"))
     found = [(line["mean"], line["std"]) for line in lines if line | words == line]
     assert len(lines) == int(cell["lines"])
     assert found == [(cell["mean"], cell["std"])]

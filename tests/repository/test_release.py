@@ -61,7 +61,8 @@ def built(tmp_path_factory):
     tree = copied(
         [n for n in known_to_git() if not n.startswith("tests/")], tmp_path_factory.mktemp("tree")
     )
-    first, second = tree / "dist", tree / "direct"
+    first = tree / "dist"
+    second = tree / "direct"
     done(
         sys.executable,
         "-m",
@@ -94,10 +95,8 @@ def content(wheel: Path) -> dict[str, bytes]:
 def expected() -> set[str]:
     "What a wheel must hold: modules, specs, published numbers, ledgers, committed results, a template, the papers' pages and a guide"
     names = [n for n in known_to_git() if n.startswith("fedrepro/") and n != "fedrepro/_modidx.py"]
-    data, pages = (
-        r"papers/([a-z]+/)?[^/]+\.(toml|csv)|papers/answers\.json|papers/new_method\.py|papers/[a-z]+/results/[a-z]+/[^/]+\.jsonl",
-        r"nbs/06_methods/1[0-4]_[^/]+\.ipynb",
-    )
+    data = r"papers/([a-z]+/)?[^/]+\.(toml|csv)|papers/answers\.json|papers/new_method\.py|papers/[a-z]+/results/[a-z]+/[^/]+\.jsonl"
+    pages = r"nbs/06_methods/1[0-4]_[^/]+\.ipynb"
     carried = [
         n
         for n in known_to_git()
@@ -196,7 +195,8 @@ Path("said.json").write_text(json.dumps(found))
 @pytest.fixture(scope="module")
 def alone(built, tmp_path_factory):
     "(folder of the installed wheel, what the demo said there); the repository is on no path: -S leaves out *.pth files. Pays for its runs"
-    other, empty = tmp_path_factory.mktemp("other"), tmp_path_factory.mktemp("empty")
+    other = tmp_path_factory.mktemp("other")
+    empty = tmp_path_factory.mktemp("empty")
     package = other / "package"  # within a repository that is not ours
     done("git", "init", "-q", cwd=other)
     done(

@@ -41,10 +41,8 @@ def wrong_counts(text, board):
 
 
 def test_the_readme_counts_what_the_store_decides(board):
-    count, text = (
-        totals(board).set_index(["tier", "paper"]).loc["paper"],
-        (ROOT / "README.md").read_text(),
-    )
+    count = totals(board).set_index(["tier", "paper"]).loc["paper"]
+    text = (ROOT / "README.md").read_text()
     assert not wrong_counts(text, count)
     assert wrong_counts("", count)
     planted = re.sub(r"(\d+) decided of", lambda m: f"{int(m[1]) + 1} decided of", text, count=1)

@@ -74,10 +74,8 @@ def test_a_table_of_some_rows_has_the_margins_of_the_whole_table(spec, row, marg
 
 def test_table_2_is_judged_by_half_of_what_it_claims():
     spec = load_spec("fedccfa/table2")
-    paper, column = (
-        read_published(spec),
-        next(c for c in spec.columns if c.label == "Fashion-MNIST, 100 clients"),
-    )
+    paper = read_published(spec)
+    column = next(c for c in spec.columns if c.label == "Fashion-MNIST, 100 clients")
 
     def margin(row):
         return cell_margin(
@@ -122,8 +120,10 @@ def test_consistent_is_explained_with_its_error():
     import numpy as np
     from fedrepro.verdicts.verdicts import standard_error, verdict_words
 
-    rng, draws = np.random.default_rng(5), 100_000
-    m0, m = rng.normal(0, 3**-0.5, draws), rng.normal(2, 3**-0.5, draws)
+    rng = np.random.default_rng(5)
+    draws = 100_000
+    m0 = rng.normal(0, 3**-0.5, draws)
+    m = rng.normal(2, 3**-0.5, draws)
     s0, s = (np.sqrt(rng.chisquare(2, draws) / 2) for _ in range(2))
     words = verdict_words(m - m0, *standard_error(s, 3, s0, 3, "pooled"), 1.0, 3)
     assert (
@@ -188,7 +188,8 @@ def test_the_stored_specs_have_such_cells(board):
 def test_rounds_that_are_equal_in_most_seeds_count_once(spec):
     put(spec, "Own", [80.0, 80.1, 79.9])
     put(spec, "near", [80.0, 80.1, 78.0])
-    found, board = cells(spec), scoreboard(root=spec.path.parents[1], tiers=("paper",))
+    found = cells(spec)
+    board = scoreboard(root=spec.path.parents[1], tiers=("paper",))
     assert str(found.same_runs["near"]) == "row Own in 2 of 3 seeds"
     assert not found.same_runs["Own"]
     assert board.set_index("method").status["near"] == sb.ALIAS

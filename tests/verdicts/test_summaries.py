@@ -44,7 +44,8 @@ def one_tier(spec):
 
 
 def test_runs_are_read_once(toy, planned):
-    row, tier = next(iter(toy.rows)), one_tier(toy)
+    row = next(iter(toy.rows))
+    tier = one_tier(toy)
     rounds = toy.runs(tier)[0].rounds
     put(toy, tier, row, [[50.0] * rounds])
     first = stored_runs(toy, tier)
@@ -59,7 +60,8 @@ def test_runs_are_read_once(toy, planned):
 
 
 def test_a_run_more_is_seen(toy, planned):
-    row, tier = next(iter(toy.rows)), one_tier(toy)
+    row = next(iter(toy.rows))
+    tier = one_tier(toy)
     rounds = toy.runs(tier)[0].rounds
     put(toy, tier, row, [[50.0] * rounds])
     assert len(stored_runs(toy, tier)) == 1
@@ -69,7 +71,8 @@ def test_a_run_more_is_seen(toy, planned):
 
 def test_what_is_registered_counts(toy, planned):
     "A method, or an entry in a table of the package: runs are planned anew, and what is replaced is refused as ever"
-    row, tier = next(iter(toy.rows)), one_tier(toy)
+    row = next(iter(toy.rows))
+    tier = one_tier(toy)
     put(toy, tier, row, [[50.0] * toy.runs(tier)[0].rounds])
     stored_runs(toy, tier)
 

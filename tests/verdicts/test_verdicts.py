@@ -41,7 +41,8 @@ NAN = math.nan
 @pytest.mark.parametrize("n, n0", [(2, 3), (3, 3), (5, 4), (7, 2)])
 def test_p_is_scipys(seed, pairing, n, n0):
     rng = np.random.default_rng(seed)
-    x, y = rng.normal(70, 1, n), rng.normal(71, 3, n0)
+    x = rng.normal(70, 1, n)
+    y = rng.normal(71, 3, n0)
     v = verdict(x, y.mean(), y.std(ddof=1), n0, pairing=pairing)
     oracle = stats.ttest_ind(x, y, equal_var=pairing == "pooled")
     assert math.isclose(v.p, oracle.pvalue, rel_tol=1e-6)
@@ -55,7 +56,8 @@ def test_p_is_scipys(seed, pairing, n, n0):
 def test_a_new_observation_where_the_published_spread_is_not_used():
     "SE = s sqrt(1 + 1/n): scipy's t quantile of a prediction interval for one more value"
     x = np.array([69.1, 70.4, 70.9])
-    a, b = verdict(x, 71.0, 6.3, 0), verdict(x, 71.0)
+    a = verdict(x, 71.0, 6.3, 0)
+    b = verdict(x, 71.0)
     assert a == b
     assert a.df == 2
     assert math.isclose(a.se, x.std(ddof=1) * math.sqrt(4 / 3))
@@ -238,7 +240,8 @@ def test_rows_that_show_the_same_runs_count_once(demo):
     "Each stands beside a number of its own; the second is judged too, and counts for nothing"
     spec = demo(row='class = "FedAvg"')
     put(spec, "FedAvg", [70.0, 70.2, 70.4])
-    twin, board = line(spec, "FedProx"), scoreboard(root=spec.path.parents[1], tiers=("paper",))
+    twin = line(spec, "FedProx")
+    board = scoreboard(root=spec.path.parents[1], tiers=("paper",))
     assert twin.verdict in VERDICTS
     assert str(twin.same_runs) == "row FedAvg"
     assert "(same runs as row FedAvg)" in render(spec, "paper")
@@ -248,7 +251,8 @@ def test_rows_that_show_the_same_runs_count_once(demo):
 
 
 def test_a_number_printed_twice_counts_once(demo):
-    first, second = demo(1), demo(2, mean="72.0")
+    first = demo(1)
+    second = demo(2, mean="72.0")
     put(first, "FedAvg", [70.0, 70.2, 70.4])
     again = {i: str(origin) for i, origin in same_runs(second).items()}
     # FedProx's numbers differ
@@ -319,7 +323,8 @@ def test_every_row_with_a_grid_and_a_guess_says_untuned():
     from fedrepro.experiments.spec_files import read_spec
 
     for name, path in ((n, p) for n, p in find_specs(PAPERS).items() if own_table(p)):
-        spec, grids = load_spec(path), read_spec(path).get("tuning", {})
+        spec = load_spec(path)
+        grids = read_spec(path).get("tuning", {})
         for row, grid in ((r, g) for r, g in grids.items() if r in spec.rows):
             values = spec.base | spec.rows[row].values
             guess = any(values[k].source.startswith("guess:") for k in grid if k in values)
