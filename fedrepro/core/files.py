@@ -238,7 +238,10 @@ def code_digest(*packages: str) -> str:
 
     root = Path(fedrepro.__file__).resolve().parent
     digest = hashlib.sha256()
-    for file in sorted(file for part in packages or [""] for file in (root / part).rglob("*.py")):
+    files: list[Path] = []
+    for package in packages or [""]:
+        files += (root / package).rglob("*.py")
+    for file in sorted(files):
         digest.update(f"{file.relative_to(root).as_posix()}\0".encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()

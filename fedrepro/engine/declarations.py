@@ -80,7 +80,10 @@ def declared_bytes(shapes: list[str], federation: Federation, server: dict) -> i
 # %% ../../nbs/04_engine/09_declarations.ipynb #3b7e5a02
 def refuse_untrained(method, federation: Federation):
     "Raises InputError where clients send one part of the model alone, of which the network trains nothing"
-    factors = {f for shape in method.communication().up for f in shape.split(": ")[0].split(" x ")}
+    factors: set[str] = set()
+    for shape in method.communication().up:
+        product = shape.split(": ")[0]
+        factors.update(product.split(" x "))
     sent = sorted(factors & {"model", "trained", "body", "head"})
     if not sent or {"model", "trained"} & set(sent):
         return

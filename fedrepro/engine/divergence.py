@@ -66,7 +66,10 @@ def record(rounds: int, client: int | None, norm: float) -> dict:
 
 def surely_finite(results: list[tuple], losses: list[float], most: float) -> bool:
     "Cheap check: True if no message can have diverged; False means check each one"
-    norm = float(get_total_norm(t for up, kept, _ in results for _, t in named_tensors((up, kept))))
+    tensors = []
+    for upload, state, _ in results:
+        tensors += [t for _, t in named_tensors((upload, state))]
+    norm = float(get_total_norm(tensors))
     return norm <= most / 2 and all(abs(loss) <= EXPLODED for loss in losses)
 
 # %% ../../nbs/04_engine/03_divergence.ipynb #7c11305b

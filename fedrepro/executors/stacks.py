@@ -77,7 +77,11 @@ def side_by_side(clients: list[Client], batches: list[tuple]) -> Batch:
         padded = copy(client)
         padded.pad = width - len(rows)
         made.append(padded.batch(rows, draws))
-    return Batch(*(torch.stack([getattr(batch, part) for batch in made]) for part in "xyw"))
+    return Batch(
+        x=torch.stack([batch.x for batch in made]),
+        y=torch.stack([batch.y for batch in made]),
+        w=torch.stack([batch.w for batch in made]),
+    )
 
 # %% ../../nbs/05_executors/00_stacks.ipynb #cd90d58e
 def stack_step(

@@ -225,7 +225,8 @@ class Net:
             raise InputError(f"network {name}: {e}") from e
         if why := unusable(module):
             raise InputError(f"network {name}: {why}")
-        by_name, (statistics, constant) = places_of(module), buffer_kinds(module)
+        by_name = places_of(module)
+        statistics, constant = buffer_kinds(module)
         self.trained = tuple(n for n, p in module.named_parameters() if p.requires_grad)
         self.frozen = tuple(n for n, p in module.named_parameters() if not p.requires_grad)
         self.buffers = (*statistics, *self.frozen)  # what no gradient moves
@@ -246,9 +247,8 @@ class Net:
         self._places = _slots(self.module, {n: p for n, (_, p) in by_name.items() if n in tree})
         self._body_places = [place for place in self._places if place[0].startswith("body.")]
         self._constant_places = _slots(self.module, {n: by_name[n][1] for n in constant})
-        self._names, self._body_names = (
-            {n for n, *_ in some} for some in (self._places, self._body_places)
-        )
+        self._names = {name for name, *_ in self._places}
+        self._body_names = {name for name, *_ in self._body_places}
 
     def _fresh(self, seed: int) -> Network:
         "A new module initialised with `seed`; the state of the global generators is restored"
@@ -283,9 +283,8 @@ class Net:
 
     def enter(self, params: Tree, train: bool = False, body: bool = False):
         "Put `params` into the module (with `body` those of the body alone); raises KeyError for missing ones"
-        names, places = (
-            (self._body_names, self._body_places) if body else (self._names, self._places)
-        )
+        names = self._body_names if body else self._names
+        places = self._body_places if body else self._places
         if missing := names - params.keys():
             raise KeyError(f"{self.name} misses {', '.join(sorted(missing))}")
         if self.module.training != train:
