@@ -126,8 +126,9 @@ def shown_tier(
 def without_twins(frame, asked: set[str]):
     "The lines of a table but those of rows that nobody `asked` for and that show the runs of a row asked for"
     mine = frame.row.isin(asked)
-    theirs = set(frame.runs[mine]) - {()}
-    return frame[mine | ~frame.runs.map(theirs.__contains__)]
+    shown = set(frame.runs[mine]) - {()}
+    twins = frame.runs.map(lambda runs: runs in shown)
+    return frame[mine | ~twins]
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #750361da
 RunTierOption = Annotated[

@@ -128,11 +128,8 @@ def _refuse_range(y: Tensor, what: str, classes: int):
         hint = "; subtract 1 from each"
     elif high >= classes and low >= 0:
         hint = "; class_names needs a name for each class"
-    there = (
-        f"0 to {classes - 1} for {classes} class name{'s' * (classes > 1)}"
-        if classes < 10**9
-        else "numbers from 0"
-    )
+    names = "class name" if classes == 1 else "class names"
+    there = f"0 to {classes - 1} for {classes} {names}" if classes < 10**9 else "numbers from 0"
     raise InputError(f"{what}: labels from {low} to {high}, expected {there}{hint}")
 
 # %% ../../nbs/02_data/07_datasets.ipynb #d1ec3b19

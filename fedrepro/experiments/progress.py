@@ -139,7 +139,9 @@ class SweepReport:
     @property
     def exit_code(self) -> int:
         "0, 1 when a run failed, 130 when interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP"
-        return 128 + self.signal if self.interrupted else 1 if self.failed else 0
+        if self.interrupted:
+            return 128 + self.signal
+        return 1 if self.failed else 0
 
     def add(self, other: "SweepReport"):
         "Enter what became of other runs"

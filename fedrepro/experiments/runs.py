@@ -442,7 +442,9 @@ def pick_device(device: str) -> str:
     choice(device, ("auto", "cpu", "cuda"), "device")
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device 'cuda': PyTorch finds no GPU here; accepted: auto, cpu")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
 
 
 def named_device(device: str) -> str:

@@ -176,7 +176,8 @@ def gain_in_words(h: Headline) -> str:
         if h.margin:
             words += f" (tested: at least {h.stated - h.margin:.2f})"
         words += ", difference"
-    words += f" {with_ends(h.gain, h.half)} over {h.ours.n} seed{'s' * (h.ours.n != 1)}"
+    seeds = "seed" if h.ours.n == 1 else "seeds"
+    words += f" {with_ends(h.gain, h.half)} over {h.ours.n} {seeds}"
     if h.theirs and not math.isnan(h.published):
         words += f", published {h.published:+.2f}"
     return words

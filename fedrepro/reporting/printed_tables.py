@@ -326,7 +326,8 @@ def start_in_words(start: Start) -> str:
     if not start.reached:
         words += ", not reached"
     for group, n in start.left_out.items():
-        words += f", {n} {group} class{'es' * (n > 1)} left out of LP"
+        classes = "class" if n == 1 else "classes"
+        words += f", {n} {group} {classes} left out of LP"
     return words
 
 
