@@ -31,13 +31,14 @@ from fedrepro.checks.harness import (
 from ..core.errors import InputError, instance
 from ..core.trees import nbytes
 from ..engine.checkpoints import load_snapshot, save_snapshot
-from ..engine.client import ChangedInPlace, Client, client_round
+from ..engine.client import Client, client_round
 from ..engine.declarations import Messages, declared_bytes, law_of, law_text, shape_bytes
 from ..engine.rows import in_words
 from ..engine.evaluation import eval_models, evaluate, model_suffixes
 from ..engine.federation import Federation
 from ..engine.method import METHODS, FedAvg, overridden_hooks
 from ..engine.rounds import Snapshot, begin, next_round, sequential
+from ..engine.watches import ChangedInPlace
 from ..executors.executors import EXECUTORS
 
 # %% ../../nbs/10_checks/01_contract.ipynb #f14c0077

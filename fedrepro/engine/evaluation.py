@@ -20,8 +20,9 @@ from ..core.trees import Tree, as_bytes, moved
 from .client import Client, Phase, refuse_model, train
 from .divergence import refuse_diverged
 from .federation import TUNE, Federation
-from .rounds import Snapshot, unchanged
+from .rounds import Snapshot
 from .rows import METRICS, RESERVED, as_number
+from .watches import unchanged
 
 # %% ../../nbs/04_engine/06_evaluation.ipynb #34289e27
 def digests(models: Iterable[Tree]) -> list[dict[str, bytes]]:

@@ -25,7 +25,7 @@ from ..core.torch_state import USUAL, turned, usual_state
 from ..engine.client import Client, client_round
 from ..engine.federation import Federation
 from ..engine.method import import_package_methods, load_methods
-from ..engine.rounds import own_attributes, refuse_memory
+from ..engine.method_memory import own_attributes, refuse_memory
 from ..models.architectures import Net
 from .messages import SharedBuffer, dumps, loads
 
