@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from .engine.rounds import History as History, run as run
     from .executors.executors import executor as executor
     from .experiments.specs import Spec as Spec, load_spec as load_spec
-    from .models.architectures import Network as Network, architecture as architecture
+    from .models.architectures import architecture as architecture
+    from .models.net import Network as Network
     from .models.networks import network as network
     from .reporting.compare import compare as compare
     from .reporting.notebook import result as result
@@ -38,7 +39,8 @@ _HOMES = {
     "engine.rounds": ("History", "run"),
     "executors.executors": ("executor",),
     "experiments.specs": ("Spec", "load_spec"),
-    "models.architectures": ("Network", "architecture"),
+    "models.architectures": ("architecture",),
+    "models.net": ("Network",),
     "models.networks": ("network",),
     "reporting.compare": ("compare",),
     "reporting.notebook": ("result",),

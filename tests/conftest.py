@@ -87,7 +87,7 @@ def part():
 def normed(part):
     "The same clients with a network that normalises by batches"
     from torch import nn
-    from fedrepro.models.architectures import Net, Network
+    from fedrepro.models.net import Net, Network
 
     def make():
         return Network(

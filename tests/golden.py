@@ -20,7 +20,7 @@ from fedrepro.engine.evaluation import eval_models, evaluate, finetuned
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.rounds import begin, run, sequential
 from fedrepro.models import networks
-from fedrepro.models.architectures import Net, Network
+from fedrepro.models.net import Net, Network
 
 TYPES = {"float32": torch.float32, "float64": torch.float64}
 

@@ -14,7 +14,7 @@ from fedrepro.engine.client import cross_entropy
 from fedrepro.engine.declarations import Messages
 from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import FedAvg, Survey
-from fedrepro.models.architectures import Net, Network
+from fedrepro.models.net import Net, Network
 
 
 SIZES = (12, 7, 20)

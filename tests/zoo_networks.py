@@ -18,7 +18,8 @@ from fedrepro.data.datasets import Dataset
 from fedrepro.data.partition import Partition
 from fedrepro.data.transforms import Recipe
 from fedrepro.engine.federation import INIT, TRAIN, Federation
-from fedrepro.models.architectures import ARCHITECTURES, Network
+from fedrepro.models.architectures import ARCHITECTURES
+from fedrepro.models.net import Network
 from fedrepro.models.networks import network
 
 CLASSES = 3

@@ -23,7 +23,8 @@ from ..data.partition import Partition
 from ..engine.federation import Federation
 from ..engine.method import FedAvg
 from ..engine.rounds import Snapshot, begin, next_round, sequential
-from ..models.architectures import Net, Network, dense
+from ..models.architectures import dense
+from ..models.net import Net, Network
 
 # %% ../../nbs/10_checks/00_harness.ipynb #29619d04
 # classes, samples

@@ -27,7 +27,8 @@ from ..core.trees import Tree, same_bits
 from ..data.datasets import Dataset
 from .probes import OFF, Profiler
 from .watches import ChangedInPlace, Watch, numbers_mark, own_code
-from ..models.architectures import Net, tried
+from ..models.net import Net
+from ..models.trials import tried
 
 # %% ../../nbs/04_engine/01_client.ipynb #dd27ea0a
 @dataclass(frozen=True)

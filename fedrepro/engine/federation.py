@@ -22,7 +22,8 @@ from ..data.datasets import Dataset
 from ..data.partition import Partition, fedccfa_cohort
 from .client import Client, two_samples
 from .probes import OFF, Profiler
-from ..models.architectures import Net, tried
+from ..models.net import Net
+from ..models.trials import tried
 
 # %% ../../nbs/04_engine/02_federation.ipynb #41d30491
 PRECISIONS = ("float32", "bf16")  # in which clients compute their network

@@ -26,7 +26,7 @@ from ..engine.client import Client, client_round
 from ..engine.federation import Federation
 from ..engine.method import import_package_methods, load_methods
 from ..engine.method_memory import own_attributes, refuse_memory
-from ..models.architectures import Net
+from ..models.net import Net
 from .messages import SharedBuffer, dumps, loads
 
 # %% ../../nbs/05_executors/02_processes.ipynb #fa5190fe

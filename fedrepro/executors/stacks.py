@@ -19,7 +19,7 @@ from ..core.torch_state import global_seed
 from ..core.trees import Tree, distance, norm, stack
 from ..engine.client import Batch, Client, Phase, PhaseResult, Step
 from ..engine.client import adjusted, bounded, gradient, movable, plan_batches, sgd_step
-from ..models.architectures import Net
+from ..models.net import Net
 
 # %% ../../nbs/05_executors/00_stacks.ipynb #01631218
 @dataclass(frozen=True)

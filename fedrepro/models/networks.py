@@ -9,7 +9,8 @@ __all__ = ['network_names', 'network']
 from functools import partial
 from ..core.errors import InputError, choice, listed, number
 from ..core.registries import note_package
-from .architectures import ARCHITECTURES, Net
+from .architectures import ARCHITECTURES
+from .net import Net
 from . import text_architectures  # registers the networks for texts
 
 # %% ../../nbs/03_models/02_networks.ipynb #ba1e0093

@@ -10,7 +10,8 @@ from collections import OrderedDict
 import torch
 from torch import nn
 from ..core.errors import InputError
-from .architectures import Network, architecture
+from .architectures import architecture
+from .net import Network
 
 # %% ../../nbs/03_models/01_text_architectures.ipynb #bef7f1d5
 class Along(nn.Module):

@@ -15,7 +15,8 @@ from toy import ROOT, SMALL, one_line, written
 
 DATA = """import torch
 from fedrepro.data import datasets, transforms
-from fedrepro.models.architectures import Network, architecture
+from fedrepro.models.architectures import architecture
+from fedrepro.models.net import Network
 def parts():
     x, y = torch.arange(120 * 36, dtype=torch.uint8).reshape(120, 1, 6, 6), torch.arange(120) % 3
     return dict(train_x=x, train_y=y, test_x=x[:30], test_y=y[:30], class_names=("a", "b", "c"))

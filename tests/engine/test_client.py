@@ -19,7 +19,7 @@ from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import run
 from fedrepro.executors.executors import EXECUTORS
 from fedrepro.experiments.store import json_line
-from fedrepro.models.architectures import Net, Network
+from fedrepro.models.net import Net, Network
 from toy import OURS as METHODS
 
 EVERYBODY = replace(tiny(), participation=1.0)

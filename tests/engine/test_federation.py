@@ -15,7 +15,7 @@ from fedrepro.engine.method import METHODS, FedAvg
 from fedrepro.engine.rounds import run
 from fedrepro.executors.executors import EXECUTORS
 from fedrepro.executors.processes import Processes
-from fedrepro.models.architectures import Net, Network
+from fedrepro.models.net import Net, Network
 
 SHORT = dict(lr=0.05, epochs=1, batch_size=64)
 

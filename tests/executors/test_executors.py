@@ -18,7 +18,7 @@ from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import park_states, run
 from fedrepro.executors.executors import pick_executor
 from fedrepro.executors.processes import Processes
-from fedrepro.models.architectures import Net
+from fedrepro.models.net import Net
 from toy import few
 
 TOY = few((40, 25, 1, 33, 18))

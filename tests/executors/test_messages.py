@@ -19,7 +19,7 @@ from fedrepro.engine.rounds import AfterRound, run
 from fedrepro.executors import messages, processes
 from fedrepro.executors.processes import NoWorker, Processes, Workers, report
 from fedrepro.executors.messages import LARGE, SharedBuffer, dumps, loads
-from fedrepro.models.architectures import Net
+from fedrepro.models.net import Net
 from toy import few
 
 LINUX = pytest.mark.skipif(

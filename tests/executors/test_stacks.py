@@ -16,7 +16,7 @@ from fedrepro.engine.method import METHODS, FedAvg
 from fedrepro.engine.rounds import begin, close_round, open_round, run, sequential
 from fedrepro.executors import executors
 from fedrepro.executors.executors import Stacked
-from fedrepro.models.architectures import Net, Network
+from fedrepro.models.net import Net, Network
 from toy import OURS, few
 
 TOY = few((40, 25, 1, 33, 18))

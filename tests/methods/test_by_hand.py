@@ -10,7 +10,7 @@ from fedrepro.engine.federation import Federation
 from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import begin, next_round
 from fedrepro.methods.fedccfa import FedCCFA
-from fedrepro.models.architectures import Net, Network
+from fedrepro.models.net import Net, Network
 
 X = torch.tensor(
     [

@@ -19,7 +19,7 @@ from fedrepro.methods.clustered import IFCA
 from fedrepro.methods.fedccfa import FedCCFA, class_classifiers, label_entropy
 from fedrepro.methods.objective import FedProx
 from fedrepro.methods.personal import Ditto, FedBABU, FedRep, pFedMe
-from fedrepro.models.architectures import Net, Network
+from fedrepro.models.net import Net, Network
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "fedccfa_code.json").read_text())
 CONFIG = GOLDEN["config"]

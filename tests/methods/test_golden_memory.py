@@ -14,7 +14,7 @@ from fedrepro.engine.rounds import begin, next_round, run
 from fedrepro.methods.feddc import FedDC
 from fedrepro.methods.memory import SCAFFOLD, FedDyn
 from fedrepro.methods.server import FedAvgM, FedExP, SlowMo
-from fedrepro.models.architectures import Net, Network
+from fedrepro.models.net import Net, Network
 
 
 # --- FedCCFA's code

@@ -19,7 +19,7 @@ from fedrepro.engine.rounds import begin, next_round, run
 from fedrepro.methods.objective import Constraint, FedProx
 from fedrepro.methods.union import Union
 from fedrepro.methods.lfd import LfD, auxiliary_label, cosines, with_margin
-from fedrepro.models.architectures import Net, Network
+from fedrepro.models.net import Net, Network
 
 # no order of batches: plain loops suffice
 FULL = dict(lr=0.02, momentum=0.9, weight_decay=1e-2, epochs=3, batch_size=0)

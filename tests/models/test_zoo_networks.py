@@ -12,7 +12,8 @@ from fedrepro.engine.declarations import Messages
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.method import METHODS, FedAvg
 from fedrepro.engine.rounds import begin, run
-from fedrepro.models.architectures import Net, Network, tried
+from fedrepro.models.net import Net, Network
+from fedrepro.models.trials import tried
 from fedrepro.models.networks import network
 from toy import one_line
 from zoo_methods import HeavyBall
@@ -214,7 +215,7 @@ def test_the_packages_networks_are_not_tried_beside_a_plain_loop(monkeypatch):
     def never(*args):
         raise AssertionError("it costs time")
 
-    monkeypatch.setattr("fedrepro.models.architectures._plain_steps", never)
+    monkeypatch.setattr("fedrepro.models.trials._plain_steps", never)
     tried(network("digits_cnn"), torch.rand(2, 1, 8, 8))
     with pytest.raises(InputError, match="AssertionError: it costs time"):
         tried(Net("mine", flat), torch.rand(2, *IMAGE))
