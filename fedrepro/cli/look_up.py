@@ -171,7 +171,8 @@ def scoreboard_answer(results: Path | None) -> tuple[Sheet, Any]:
 def claims_answer(tier: str, results: Path | None) -> tuple[Sheet, Any]:
     "The papers' claims as a sheet and as a frame; raises InputError for a folder that does not exist"
     from fedrepro.reporting.printed_claims import claims_in_words, claims_sheet
-    from fedrepro.verdicts.claims import headlines, verdicts
+    from fedrepro.verdicts.claims import verdicts
+    from fedrepro.verdicts.headlines import headlines
 
     folder = folder_given(results)
     found = verdicts(tier, folder)

@@ -52,14 +52,13 @@ from fedrepro.verdicts.claims import (
     Comparison,
     StoredRuns,
     claim_tables,
-    headlines,
     load_stored_runs,
-    paper_headline,
     read_claims,
     statistic,
     subtract,
     verdicts,
 )
+from ..verdicts.headlines import headlines, paper_headline
 from ..verdicts.independent import own_tables
 from ..verdicts.scoreboard import ALIAS, independent, scoreboard
 from ..verdicts.summaries import each_run, stored_runs

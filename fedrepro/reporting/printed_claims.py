@@ -14,7 +14,8 @@ from pathlib import Path
 import pandas as pd
 from .grids import Grid, Sheet, grid_of
 from .words import plus_minus, reasons_in_words, small, with_ends
-from ..verdicts.claims import Headline, LateGain, Side, verdicts
+from ..verdicts.claims import verdicts
+from ..verdicts.headlines import Headline, LateGain, Side
 from ..verdicts.independent import Kind, Reason
 from fedrepro.verdicts.scoreboard import (
     NOT_DECIDABLE,

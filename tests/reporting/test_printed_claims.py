@@ -19,7 +19,8 @@ from fedrepro.reporting.printed_claims import (
     verdict_in_words,
 )
 from fedrepro.reporting.printed_tables import written_frame
-from fedrepro.verdicts.claims import headlines, paper_headline, verdicts
+from fedrepro.verdicts.claims import verdicts
+from fedrepro.verdicts.headlines import headlines, paper_headline
 from fedrepro.verdicts.scoreboard import scoreboard
 
 demo = toy_claims.demo

@@ -11,7 +11,8 @@ from fedrepro.engine import evaluation
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.notebook import COPIES, code_links, read_ledger
 from fedrepro.reporting.printed_claims import headline_sentences
-from fedrepro.verdicts.claims import NOT_TESTED, headlines
+from fedrepro.verdicts.claims import NOT_TESTED
+from fedrepro.verdicts.headlines import headlines
 from fedrepro.verdicts.scoreboard import totals
 from fedrepro.verdicts.summaries import stored_runs
 
