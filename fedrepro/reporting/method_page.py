@@ -25,15 +25,8 @@ from ..experiments.specs import Spec, load_spec
 from .curves import small_png, styled
 from .figures import axis_in_words, draw
 from .notebook import code_links, read_ledger
-from fedrepro.reporting.paper_page import (
-    anchor,
-    folded,
-    grids_html,
-    headline_tables,
-    other_tiers,
-    said,
-    tiers_in_order,
-)
+from .paper_page import anchor, headline_tables, other_tiers, tiers_in_order
+from .page_text import folded, grids_html, said
 from .printed_tables import paper_grid
 from ..verdicts.scoreboard import BOARD_TIERS
 from ..verdicts.tables import table

@@ -408,7 +408,7 @@ def test_a_copied_folder_that_was_edited_is_no_paper(tmp_path):
 
 def test_a_changed_copy_is_judged_nowhere(tmp_path, monkeypatch):
     "Not in the scoreboard of a folder with a copy of the same name, nor on the page of a paper"
-    from fedrepro.reporting.paper_page import specs_of
+    from fedrepro.reporting.page_text import specs_of
 
     folder = tmp_path / "papers" / "fedccfa"
     spec = copied(

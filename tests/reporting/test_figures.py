@@ -36,7 +36,8 @@ from fedrepro.reporting.figures import (
     figure_in_words,
     points,
 )
-from fedrepro.reporting.paper_page import leads, specs_of, started
+from fedrepro.reporting.paper_page import leads
+from fedrepro.reporting.page_text import specs_of, started
 from fedrepro.reporting.printed_tables import render
 from fedrepro.verdicts.tables import table
 from toy import ROOT

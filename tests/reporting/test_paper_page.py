@@ -13,7 +13,9 @@ import pytest
 from fedrepro.core.errors import InputError
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
-from fedrepro.reporting import paper_page
+from fedrepro.reporting import deviations, page_text, paper_facts, paper_page
+from fedrepro.reporting.notebook import read_ledger
+from fedrepro.verdicts.claims import claim_tables
 from toy import put
 
 matplotlib.use("Agg")
@@ -77,11 +79,11 @@ def test_every_part_without_results(paper, nothing):
     said = paper_page.opening(paper, nothing)
     assert said.startswith("None of the ") or said.startswith("No table of ")
     ((idle, *_),) = [s for s in paper_page.sections(paper, results=nothing) if "No run yet" in s[0]]
-    assert all(f"`{s.name}`" in idle for s in paper_page.specs_of(paper) if s.plot != "bubbles")
-    assert "No stored run" in paper_page.paper_cost(paper, nothing)
-    assert "**Easy**" in paper_page.easy_and_hard(paper)
-    entries = paper_page.read_ledger(paper)
-    ledger = paper_page.ledger(paper, nothing)
+    assert all(f"`{s.name}`" in idle for s in page_text.specs_of(paper) if s.plot != "bubbles")
+    assert "No stored run" in paper_facts.paper_cost(paper, nothing)
+    assert "**Easy**" in paper_facts.easy_and_hard(paper)
+    entries = read_ledger(paper)
+    ledger = deviations.ledger(paper, nothing)
     assert "0 have runs" in ledger
     assert ledger.count(": not measured</summary>") == len(entries) == ledger.count("<details")
     assert "supported" not in "".join(rows_with(paper_page.claims(paper, nothing)))
@@ -162,7 +164,7 @@ def test_every_number_leads_to_its_runs(some):
     assert "[22](#deviation-22)" in touched
     assert "[3](#deviation-3)" in touched
     assert "(#deviation-12)" not in touched
-    assert 'id="deviation-22"' in paper_page.ledger("fedccfa", some)
+    assert 'id="deviation-22"' in deviations.ledger("fedccfa", some)
 
 
 def test_a_deviation_touches_rows_that_have_a_value_of_each_limit():
@@ -171,8 +173,8 @@ def test_a_deviation_touches_rows_that_have_a_value_of_each_limit():
     def who(tier="small", **limits):
         rows = []
         for row in spec.rows.values():
-            values = paper_page.values_touched(spec, row, tier)
-            if paper_page.touched({"touches": limits}, values):
+            values = deviations.values_touched(spec, row, tier)
+            if deviations.touched({"touches": limits}, values):
                 rows.append(row.name)
         return rows
 
@@ -188,19 +190,19 @@ def test_a_deviation_touches_rows_that_have_a_value_of_each_limit():
 
 
 def test_effects_are_differences_over_seeds(some):
-    found = paper_page.effects("fedccfa", "paper", some)
+    found = deviations.effects("fedccfa", "paper", some)
     done = found[found.n > 0].set_index("deviation")
     rate = done.loc["Adaptive learning rate of AdapFedAvg"]
     stale = done.loc["Stale bodies"]
     assert (rate.n, rate.points) == (2, 3.0)
     assert "rate used" in rate.what
     assert " ".join(rate.runs).count("](../../papers/fedccfa/results/paper/") == 4
-    assert "*Runs:* [" in paper_page.ledger("fedccfa", some)
+    assert "*Runs:* [" in deviations.ledger("fedccfa", some)
     assert stale.points == 2.5
     assert math.isclose(stale.half, 12.706 * 0.5, rel_tol=1e-3)
     assert done.index.nunique() == 2
     assert set(found.deviation) > set(done.index)
-    text = paper_page.ledger("fedccfa", some)
+    text = deviations.ledger("fedccfa", some)
     assert text.count(": not measured</summary>") == 34
     assert "+3.00" in text
     assert "FedRep (generalised_accuracy_fresh minus" in text
@@ -214,7 +216,7 @@ def test_effects_are_differences_over_seeds(some):
     ],
 )
 def test_bad_effects_are_refused_in_one_line(tmp_path, line, word):
-    name = paper_page.read_ledger("fedccfa")[0]["name"]
+    name = read_ledger("fedccfa")[0]["name"]
     given = [
         "[[effect]]",
         f'deviation = "{name}"',
@@ -227,7 +229,7 @@ def test_bad_effects_are_refused_in_one_line(tmp_path, line, word):
         "\n".join(text for text in given if given.count(text) == 1)
     )
     with pytest.raises(InputError, match=word):
-        paper_page.effects("fedccfa", "paper", root=tmp_path)
+        deviations.effects("fedccfa", "paper", root=tmp_path)
 
 
 def test_nothing_decided_is_not_nothing_stored():
@@ -238,10 +240,10 @@ def test_nothing_decided_is_not_nothing_stored():
 
 def test_every_effect_names_an_entry_rows_and_specs():
     for paper in PAPERS:
-        for given in paper_page.claim_tables(
-            ROOT / f"papers/{paper}/claims.toml", "effect", paper_page.EFFECT
+        for given in claim_tables(
+            ROOT / f"papers/{paper}/claims.toml", "effect", deviations.EFFECT
         ):
-            assert given["deviation"] in [e["name"] for e in paper_page.read_ledger(paper)]
+            assert given["deviation"] in [e["name"] for e in read_ledger(paper)]
             rows = set(given["rows"]) | (
                 set(given.get("against", ())) if "against_spec" not in given else set()
             )
@@ -253,7 +255,7 @@ def test_every_effect_names_an_entry_rows_and_specs():
 
 
 def test_cost_sums_headers(some):
-    rows = rows_with(paper_page.paper_cost("fedccfa", some), "A processor")
+    rows = rows_with(paper_facts.paper_cost("fedccfa", some), "A processor")
     assert len(rows) == 2
     assert all(
         "<td>6</td><td>6</td><td>0</td><td>3.00</td><td>30.0</td><td>500</td><td>6.0</td>" in r
@@ -284,7 +286,7 @@ def test_a_reading_stands_once_among_the_deviations(tmp_path):
     ]
     assert len(last) == 1
     assert "`fedccfa/readings`" in last[0]
-    assert "tier small: diverged: SCAFFOLD, momentum 0.9</summary>" in paper_page.ledger(
+    assert "tier small: diverged: SCAFFOLD, momentum 0.9</summary>" in deviations.ledger(
         "fedccfa", tmp_path
     )
 

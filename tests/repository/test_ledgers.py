@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from fedrepro.core.errors import InputError
 from fedrepro.reporting.notebook import read_ledger
-from fedrepro.reporting.paper_page import specs_of, values_touched
+from fedrepro.reporting.deviations import values_touched
+from fedrepro.reporting.page_text import specs_of
 
 LEDGERS = sorted(Path(__file__).parents[2].glob("papers/*/deviations.toml"))
 KEYS = ["name", "paper", "code", "link", "ours", "cells", "touches", "switch"]

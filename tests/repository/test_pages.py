@@ -12,7 +12,8 @@ import yaml
 import website
 from fedrepro.reporting.grids import CELL_COLOURS
 from fedrepro.experiments.specs import load_spec
-from fedrepro.reporting.paper_page import at_chance, box, folded, heading_of, papers, specs_of
+from fedrepro.reporting.paper_page import at_chance, box, heading_of, papers
+from fedrepro.reporting.page_text import folded, specs_of
 from fedrepro.verdicts.claims import read_claims
 from pages import NOTEBOOKS, ROOT, cells
 from test_docs import anchors, texts
