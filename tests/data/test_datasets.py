@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from fedrepro.core.errors import InputError
-from fedrepro.data import datasets, sources, transforms
+from fedrepro.data import datasets, mnist_cifar, sources, transforms
 from fedrepro.data.download import Archive
 from fedrepro.models.networks import network_names
 from test_download import md5, quick, served, tar_gz  # noqa: F401 (fixtures)
@@ -59,7 +59,7 @@ def test_nothing_there(name, tmp_path):
 
 def test_a_pickle_is_not_opened_before_its_checksum(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        datasets, "_Batch", lambda *a, **k: pytest.fail("unpickled an unchecked file")
+        mnist_cifar, "_Batch", lambda *a, **k: pytest.fail("unpickled an unchecked file")
     )
     source = datasets.SOURCES["CIFAR-10"]
     (tmp_path / source.folder).mkdir()
@@ -139,7 +139,7 @@ def made(tmp_path, served):
     source = sources.Source(
         "MNIST",
         "made",
-        datasets.read_cifar,
+        mnist_cifar.read_cifar,
         part("batch"),
         part("test"),
         (10, 4),
