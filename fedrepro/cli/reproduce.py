@@ -79,7 +79,7 @@ def changed(
     if not own:
         return asked
     from fedrepro.experiments.rules import typed_settings
-    from fedrepro.experiments.specs import own_runs
+    from fedrepro.experiments.own_settings import own_runs
 
     settings = typed_settings(own)
     found = [own_runs(spec, tier, planned, settings, seeds) for spec, tier, planned in asked]
@@ -89,7 +89,7 @@ def changed(
 def tiers_with(spec, own: list[str]) -> list[tuple[Any, str]]:
     "(`spec` with the settings `own`, tier) of each tier that can have them, the nearest to the paper first; raises InputError if none can"
     from fedrepro.experiments.rules import typed_settings
-    from fedrepro.experiments.specs import with_settings
+    from fedrepro.experiments.own_settings import with_settings
 
     found = []
     refusals = []
@@ -110,7 +110,7 @@ def shown_tier(
 
     Raises InputError."""
     from fedrepro.experiments.rules import typed_settings
-    from fedrepro.experiments.specs import with_settings
+    from fedrepro.experiments.own_settings import with_settings
     from fedrepro.verdicts.summaries import stored_runs
     from fedrepro.verdicts.tables import best_tier
 

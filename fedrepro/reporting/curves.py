@@ -38,7 +38,8 @@ from ..core.folders import command
 from ..data.concept_drift import drift
 from ..engine.rows import metric_named, series
 from ..experiments.runs import PlannedRun
-from ..experiments.specs import Column, Spec, tier_words
+from ..experiments.specs import Column, Spec
+from ..experiments.own_settings import tier_words
 from .words import to
 from ..verdicts.independent import read_published
 from ..verdicts.summaries import metric_rows, stored_runs, trace

@@ -27,7 +27,8 @@ from ..engine.probes import distance_matrix
 from ..engine.rows import metric_named
 from ..experiments.rules import STUDY_SAMPLES
 from ..experiments.runs import PlannedRun, build
-from ..experiments.specs import Spec, tier_words
+from ..experiments.specs import Spec
+from ..experiments.own_settings import tier_words
 from fedrepro.reporting.curves import (
     AXIS,
     DASHES,

@@ -21,7 +21,8 @@ from ..experiments.progress import SweepReport
 from ..experiments.rules import COUNT, read_toml
 from ..experiments.runner import compute_runs
 from ..experiments.runs import PlannedRun, pick_device
-from ..experiments.specs import SEEDS, Spec, load_spec, own_runs
+from ..experiments.specs import SEEDS, Spec, load_spec
+from ..experiments.own_settings import own_runs
 from .export import tidy
 from .figures import draw
 from .printed_tables import render

@@ -19,7 +19,8 @@ from pathlib import Path
 import pandas as pd
 from ..core.folders import command
 from ..engine.rows import EXPLODED, metric_named
-from ..experiments.specs import Change, Column, Spec, tier_words
+from ..experiments.specs import Change, Column, Spec
+from ..experiments.own_settings import tier_words
 from .grids import Cell, Grid, Sheet, shown
 from fedrepro.reporting.words import (
     STATISTIC_WORDS,

@@ -12,15 +12,8 @@ from fedrepro.core.folders import PROJECT, find_specs
 from fedrepro.data.datasets import MADE
 from fedrepro.data.transforms import PIXEL_STATISTICS
 from fedrepro.experiments.rules import typed_settings
-from fedrepro.experiments.specs import (
-    Change,
-    CHECKS,
-    load_spec,
-    own_runs,
-    own_tier,
-    own_values,
-    with_settings,
-)
+from fedrepro.experiments.specs import Change, CHECKS, load_spec
+from fedrepro.experiments.own_settings import own_runs, own_tier, own_values, with_settings
 from fedrepro.models.architectures import ARCHITECTURES
 from fedrepro.reporting.notebook import FailedRuns, planned_table
 from fedrepro.verdicts.scoreboard import scoreboard

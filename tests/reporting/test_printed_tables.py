@@ -14,7 +14,8 @@ import pytest
 
 from fedrepro.core.errors import InputError
 from fedrepro.reporting.grids import Cell, as_text
-from fedrepro.experiments.specs import load_spec, with_settings
+from fedrepro.experiments.specs import load_spec
+from fedrepro.experiments.own_settings import with_settings
 from fedrepro.reporting.printed_tables import (
     mixed_processors,
     own_settings,
