@@ -40,6 +40,8 @@ def lack_in_words(reason: Reason) -> str:
         return f"{names} is missing"
     if reason.kind is Kind.LACKING:
         return f"{names} are missing"
+    if reason.kind is Kind.ONE_SEED and names:
+        return f"{names} with one seed"
     if reason.kind is Kind.NO_TIER:
         return f"{reason.kind} {names}".strip()
     return str(reason.kind)

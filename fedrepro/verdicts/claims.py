@@ -8,8 +8,8 @@ __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'GAINS', 'ABOVE_STATED', 'CANNO
            'best_within', 'first_round', 'Comparison', 'subtract', 'Claim', 'with_tuples', 'claim_tables',
            'listed_line', 'said_in', 'read_claim', 'read_claims', 'columns_at', 'rivals_of', 'rival_pairs', 'gain_over',
            'above', 'rounds_taken', 'fewer_rounds', 'joint', 'decisive', 'joint_test', 'diverged_rows', 'columns_run',
-           'missing', 'state_before_test', 'missing_at', 'ClaimResult', 'examine_claim', 'settle', 'check_claim',
-           'check_and_examine', 'claim_results', 'verdicts']
+           'missing', 'rivals_with_one_seed', 'state_before_test', 'missing_at', 'ClaimResult', 'examine_claim',
+           'settle', 'check_claim', 'check_and_examine', 'claim_results', 'verdicts']
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #411548c9
 import math
@@ -483,6 +483,14 @@ def missing(lacks: list[Comparison], made: list[Comparison], of: int) -> Reason:
             names |= dict.fromkeys(c.why.who or (str(c.why.kind),))
     return Reason(Kind.LACKING, tuple(names), (len(lacks), of))
 
+# %% ../../nbs/08_verdicts/04_claims.ipynb #934c65aa
+def rivals_with_one_seed(claim: Claim, runs: StoredRuns, made: list[Comparison]) -> tuple[str, ...]:
+    "The rivals for which alone a claim cannot be tested; none where its own rows have one seed too"
+    own = [c for c in made if len(runs.found.get((c.row, c.column), {})) < 2]
+    if own:
+        return ()
+    return tuple(dict.fromkeys(c.rival for c in made if len(c.differences) < 2 and c.rival))
+
 # %% ../../nbs/08_verdicts/04_claims.ipynb #e2e402fc
 CANNOT = "cannot be tested yet"
 NOT_TESTED = "not tested yet"
@@ -508,7 +516,7 @@ def state_before_test(
     if lacks:
         return CANNOT, (missing(lacks, made, len(found)),)
     if min(len(c.differences) for c in made) < 2:
-        return CANNOT, (Reason(Kind.ONE_SEED),)
+        return CANNOT, (Reason(Kind.ONE_SEED, rivals_with_one_seed(claim, runs, made)),)
     tests = [paired_test(list(c.differences.values())) for c in made]
     return (CANNOT, (Reason(Kind.NO_SPREAD),)) if np.isnan(tests).any() else ("", ())
 

@@ -178,6 +178,13 @@ def test_one_seed_cannot_be_tested(demo):
     assert math.isnan(found.half)
 
 
+def test_the_rivals_with_one_seed_are_named(demo):
+    put(demo, FedCCFA=[90.0, 90.3, 89.9], FedAvg=[50.0, 50.3, 49.9], IFCA=[60.0])
+    found = only(demo)
+    assert (found.state, found.lacks) == (CANNOT, (Reason(Kind.ONE_SEED, ("IFCA",)),))
+    assert found.compared == 2
+
+
 def test_seeds_are_paired(demo):
     "seeds vary by ten points, the gain by a tenth: only a paired test can see it; a seed of one side alone is left out"
     put(demo, FedAvg=[60.0, 70.0, 80.0], IFCA=[60.0, 70.0, 80.0, 99.0], FedCCFA=[61.0, 71.1, 80.9])
