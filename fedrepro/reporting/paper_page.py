@@ -543,14 +543,15 @@ def section(
     first = table_part(spec, done[0], results, root, above)
     words = ""
     drawing = []
+    heading = heading_of(spec, specs)
+    title = "" if spec.title in heading else f"**{said(spec.title)}.**"
     if apart and done[0] != "paper" and spec.published is not None:
         first = folded("Reduced runs, which do not show what the paper is about", first)
+        first = f"{title}\n\n{first}".strip()
     else:
+        first = f"{title} {first}".strip()
         words, *drawing = picture(spec, done[0], specs, results) or ("",)
-    heads = [f"### {said(heading_of(spec, specs))}"]
-    if spec.title not in heads[0]:
-        heads.append(f"**{said(spec.title)}**")
-    parts = [f'<span id="{place_of(spec)}"></span>', *heads, first, *more, words]
+    parts = [f'<span id="{place_of(spec)}"></span>', f"### {said(heading)}", first, *more, words]
     return ("\n\n".join(parts), *drawing)
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #8a0eff1e

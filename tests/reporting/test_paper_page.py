@@ -309,7 +309,7 @@ def test_a_page_types_in_no_number_and_shows_what_it_says(path):
     "path", [p for p in PAGES if p.stem.split("_")[1] in PAPERS], ids=lambda p: p.stem
 )
 def test_a_page_can_be_read(path):
-    "No box that scrolls inside the page, no empty table, every link within it has a target, under 700 lines, small"
+    "No box that scrolls inside the page, no empty table, every link within it has a target, under 600 lines, small"
     outs = [
         o["data"]
         for c in json.loads(path.read_text())["cells"]
@@ -319,8 +319,8 @@ def test_a_page_can_be_read(path):
     text = "\n".join("".join(d.get("text/markdown", "")) for d in outs)
     assert "overflow" not in text
     assert "max-height" not in text
-    assert path.stat().st_size < 450_000
-    assert len([line for line in text.splitlines() if re.sub("<[^>]+>", "", line).strip()]) < 700
+    assert path.stat().st_size < 400_000
+    assert len([line for line in text.splitlines() if re.sub("<[^>]+>", "", line).strip()]) < 600
     assert set(re.findall(r'(?:href="|\]\()#([^")]+)', text)) <= set(
         re.findall(r'id="([^"]+)"', text)
     )
