@@ -48,8 +48,8 @@ _BACKENDS = (
         for name, usual in (
             ("enabled", True),
             ("benchmark", False),
-            ("deterministic", False),
-            ("allow_tf32", True),
+            ("deterministic", True),
+            ("allow_tf32", False),
         )
     ),
 )
