@@ -182,7 +182,7 @@ ExecutorOption = Annotated[
     str,
     typer.Option(
         metavar="E",
-        help="How the clients of a round are trained: auto, sequential, processes, or stacked (not measured on a GPU)",
+        help="How the clients of a round are trained: auto, sequential, processes, or stacked (for a GPU)",
     ),
 ]
 CheckpointOption = Annotated[
