@@ -14,7 +14,7 @@ from fedrepro.core.trees import same_bits, tensors
 from fedrepro.engine.client import SGD, sgd_step
 from fedrepro.engine.method import METHODS, FedAvg
 from fedrepro.engine.rounds import begin, close_round, open_round, run, sequential
-from fedrepro.executors import executors
+from fedrepro.executors import executors, stacks
 from fedrepro.executors.executors import Stacked
 from fedrepro.models.net import Net, Network
 from toy import OURS, few
@@ -278,6 +278,26 @@ def test_what_sees_the_padding_is_trained_in_turn_and_says_so(cls, make, more):
     method = cls(**FEW, **more)
     executor = Stacked()
     assert same(ends(executor, method, federation), ends(sequential, method, federation))
+    assert "sees rows of padding" in executor.in_turn["local"]
+
+
+@pytest.mark.parametrize("answers", [[False], [True, False, False]])
+def test_one_client_alone_does_not_make_padding_count(monkeypatch, answers):
+    "In float32 a tie under a maximum may fall otherwise, for one client of one round"
+    left = list(answers)
+    monkeypatch.setattr(stacks, "sees_padding", lambda *_: left.pop(0) if left else False)
+    executor = Stacked()
+    method = FedAvg(**FEW)
+    assert gap(ends(executor, method, TOY), ends(sequential, method, TOY)) < 1e-12
+    assert not executor.in_turn
+
+
+@pytest.mark.parametrize("answers", [[True, True], [True, False, True]])
+def test_two_clients_of_three_make_padding_count(monkeypatch, answers):
+    left = list(answers)
+    monkeypatch.setattr(stacks, "sees_padding", lambda *_: left.pop(0) if left else False)
+    executor = Stacked()
+    ends(executor, FedAvg(**FEW), TOY)
     assert "sees rows of padding" in executor.in_turn["local"]
 
 
