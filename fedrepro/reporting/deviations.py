@@ -63,9 +63,8 @@ def label(given: dict, row: str, theirs: str, metrics: tuple[str, str]) -> str:
         words += f" minus {theirs}"
     if metrics[0] != metrics[1]:
         words += f" ({metrics[0]} minus {metrics[1]})"
-    if spec != other:
-        words += f" ({spec} minus {other})"
-    return words
+    where = spec if spec == other else f"{spec} minus {other}"
+    return f"{words} ({where})"
 
 # %% ../../nbs/09_reporting/12_deviations.ipynb #ff01009d
 def run_links(runs: StoredRuns, row: str, column: str) -> list[str]:

@@ -503,7 +503,7 @@ def sorted_figure(spec: Spec, tier: str, results: str | Path | None = None) -> F
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #8d30e9c9
 def best_of(found: pd.DataFrame, metric: str) -> str:
-    """Who is highest by `y` in lines of `seed_values`, and before whom; of several columns, in how many. Else nothing
+    """Who is highest by `y` in lines of `seed_values`, and before whom; of several columns, in how many. Nothing of one row
 
     Seeds are averaged; a row with a run that is not complete, or with the runs of another row, does not count."""
     bad = found[(found.status != "complete") | found.y.isna()]
@@ -511,6 +511,8 @@ def best_of(found: pd.DataFrame, metric: str) -> str:
     whole = found[found.row.isin(distinct_rows(found))]
     whole = whole[[key not in gone for key in zip(whole.row, whole.column)]]
     if not len(whole) or not metric_named(metric).higher_is_better:
+        return ""
+    if whole.row.nunique() == 1:
         return ""
     mean = whole.groupby(["column", "row"], sort=False).y.mean()
     first = mean.groupby(level="column", sort=False).idxmax().str[1]

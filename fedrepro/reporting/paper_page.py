@@ -43,7 +43,7 @@ from fedrepro.reporting.printed_claims import (
     side_in_words,
 )
 from .printed_tables import table_parts
-from .words import listing
+from .words import listing, signed
 from ..verdicts.claims import CLAIM_WORDS, read_claims, verdicts
 from ..verdicts.headlines import headlines, paper_headline
 from ..verdicts.independent import own_tables
@@ -152,7 +152,7 @@ def effect_sentence(measured: pd.DataFrame, entries: int) -> str:
         most = firm.loc[firm.points.abs().idxmax()]
         largest = (
             "; the largest of those at the published setting, or over several seeds, is "
-            f"{most.points:+.2f} points ({most.deviation}, tier {most.tier})"
+            f"{signed(most.points, most.half, most.n)} points ({most.deviation}: {most.what}, tier {most.tier})"
         )
     count = done.deviation.nunique()
     return f"Runs measure the effect of {count} of {entries} deviations{largest}."
@@ -174,7 +174,7 @@ def reduced_in_words(paper: str, results=None, root=None) -> str:
     name = specs_of(paper, root)[0].paper
     return (
         f"Runs at the reduced setting (tier small) do not show what the paper is about: {name} leads in {here} of "
-        f"{columns} settings there, in the paper in {there}. They are folded below."
+        f"{columns} settings of the tables there, in the paper in {there}."
     )
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #603ec251
@@ -366,7 +366,7 @@ def chance_level(spec: Spec, tier: str, row: str, column: Column) -> float:
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #31ae6379
 def why_right(method: str, results=None, root=None) -> str:
-    "What shows that a method's code is right: its law, and the best that it reaches in the store"
+    "What speaks for a method's code: its law, and the best that it reaches in the store"
     methods = load_methods()
     words = "its checks hold"
     law = law_of(methods[method])
@@ -379,7 +379,7 @@ def why_right(method: str, results=None, root=None) -> str:
 
 
 def at_chance(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=None) -> list[str]:
-    "Of each method whose every accuracy in a table is at chance, what shows that its code is right"
+    "Of each method whose every accuracy in a table is at chance, what speaks for its code"
     if spec.difference:
         return []  # of points: around 10 is no chance
     columns = {column.label: column for column in spec.tier_columns(tier)}
@@ -392,8 +392,7 @@ def at_chance(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=Non
             near.append(0.75 * chance < mean < 1.25 * chance)
         if all(near):
             why = why_right(spec.rows[row].method, results, root)
-            here = f"{row} is at chance here. That its code is right is shown elsewhere"
-            sentences.append(f"{here}: {why}.")
+            sentences.append(f"{row} is at chance here. What speaks for its code: {why}.")
     return sentences
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #c04af703
@@ -474,7 +473,8 @@ def picture(spec: Spec, tier: str, specs: list[Spec], results=None) -> tuple:
     plt.close(figure)  # a page shows it once, by itself
     words = figure_in_words(spec, tier, results)
     caption = f"{said(words)} {axis_in_words(spec, tier, results)}".strip()
-    return f"*Figure, tier {tier}.* {caption}\n", Drawing(figure, f"{spec.title}. {words}")
+    reduced = " (reduced runs)" if tier == "small" else ""
+    return f"*Figure, tier {tier}.* {caption}\n", Drawing(figure, f"{spec.title}{reduced}. {words}")
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #d8ef8c2f
 def headline_tables(root=None) -> dict[str, str]:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HOW', 'DECIDES', 'WIDE', 'HEADINGS', 'NOTE', 'lack_in_words', 'lacks_in_words', 'state_in_words', 'interval',
-           'verdict_in_words', 'claim_grid', 'claim_grids', 'claims_in_words', 'late_in_words', 'caveats',
-           'side_in_words', 'gain_in_words', 'signs_in_words', 'deciding_in_words', 'headline_sentences',
+           'verdict_in_words', 'claim_grid', 'claim_grids', 'claims_in_words', 'late_in_words', 'seeds_in_words',
+           'caveats', 'side_in_words', 'gain_in_words', 'signs_in_words', 'deciding_in_words', 'headline_sentences',
            'claims_sheet', 'missing_lines', 'blank', 'papers_across', 'speed_in_words', 'board_sheet']
 
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #8646c98d
@@ -141,6 +141,11 @@ def late_in_words(h: Headline, late: LateGain) -> str:
     return f"{words} the {DECIDES[h.need]} gain is {gain}, over {late.rival}{where}."
 
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #8db93799
+def seeds_in_words(n: int) -> str:
+    "'1 seed', '3 seeds'"
+    return f"{n} seed" if n == 1 else f"{n} seeds"
+
+
 def caveats(h: Headline) -> list[str]:
     "What limits a headline: seeds that diverged, processors, what it leaves out; sentences"
     out = []
@@ -151,6 +156,8 @@ def caveats(h: Headline) -> list[str]:
             )
         elif reason.kind is Kind.DIVERGED:
             out.append(f"{reason.who[0]} diverged in every seed.")
+    if h.tested:
+        out += [f"{rival.name} is compared over {seeds_in_words(rival.n)}." for rival in h.fewer]
     if len(h.cpus) > 1:
         out.append(f"The processors of these runs differ ({' and '.join(h.cpus)}).")
     if h.tested and h.late:
@@ -166,7 +173,7 @@ def side_in_words(side: Side) -> str:
 
 
 def gain_in_words(h: Headline) -> str:
-    "'89.14 against IFCA's 88.12, gain +1.02 [0.42, 1.63] over 3 seeds, published +1.14'; empty while nothing is run"
+    "'89.14 against IFCA's 88.12, gain +1.02 [0.42, 1.63] over 3 seeds that both have, published +1.14'; empty while nothing is run"
     if h.ours is None:
         return ""
     words = f"{h.ours.mean:.2f}"
@@ -179,8 +186,9 @@ def gain_in_words(h: Headline) -> str:
         if h.margin:
             words += f" (tested: at least {h.stated - h.margin:.2f})"
         words += ", difference"
-    seeds = "seed" if h.ours.n == 1 else "seeds"
-    words += f" {with_ends(h.gain, h.half)} over {h.ours.n} {seeds}"
+    words += f" {with_ends(h.gain, h.half)} over {seeds_in_words(h.ours.n)}"
+    if h.theirs:
+        words += " that both have"
     if h.theirs and not math.isnan(h.published):
         words += f", published {h.published:+.2f}"
     return words
@@ -207,6 +215,8 @@ def headline_sentences(h: Headline) -> str:
     "One or two sentences that a reader can quote: claim, word, setting, numbers; then what limits them"
     columns = "; ".join(h.columns)
     word = "reproduced" if h.reproduced else h.state
+    if not math.isnan(h.p):
+        word += f" ({small('p', h.p)}, corrected for all claims tested)"
     lacks = f": {lacks_in_words(h.lacks)}" if h.lacks else ""
     where = f"in the one column run ({columns})" if h.alone else f"on {columns}"
     first = f"{h.claim} ({h.source}): {word}"

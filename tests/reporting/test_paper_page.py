@@ -117,7 +117,7 @@ def test_the_opening_counts_what_the_store_decides(some):
     assert wide > 30
     assert "1 shown with the runs of another row" in said
     assert "2 of 36" in said
-    assert "+3.00 points" in said
+    assert "+3.00 ± 0.00 (2) points" in said
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,8 @@ def test_a_headline_in_a_sentence(demo):
     put(demo, IFCA=[70.0, 70.4, 69.8])
     found = paper_headline("demo", root=demo)
     assert headline_sentences(found) == (
-        "FedCCFA leads (text 1): supported on A: in 2 of 2 comparisons the 95 % interval of the gain lies above "
-        "0, in none below; the smallest gain: 74.97 against IFCA's 70.07, gain +4.90 [4.65, 5.15] over 3 seeds, published +0.00. FedAvg diverged in 1 of 3 seeds and is compared over the others. Made up."
+        "FedCCFA leads (text 1): supported (p = 0.002, corrected for all claims tested) on A: in 2 of 2 comparisons the 95 % interval of the gain lies above "
+        "0, in none below; the smallest gain: 74.97 against IFCA's 70.07, gain +4.90 [4.65, 5.15] over 3 seeds that both have, published +0.00. FedAvg diverged in 1 of 3 seeds and is compared over the others. Made up."
     )
 
 
@@ -114,7 +114,10 @@ def test_a_headline_says_what_the_last_ten_evaluations_say(demo):
     assert "last ten" not in headline_sentences(paper_headline("demo", root=demo))  # IFCA lacks
     toy.put(spec, "paper", "IFCA", [[72.0] * 12, [72.4] * 12, None])
     said = headline_sentences(paper_headline("demo", root=demo))
-    assert "FedCCFA leads (text 1): contradicted on A" in said
+    assert (
+        "FedCCFA leads (text 1): contradicted (p = 0.016, corrected for all claims tested) on A"
+        in said
+    )
     assert "gain -11.70" in said
     over = "the smallest gain is +5.85 [3.94, 7.76], over IFCA."
     assert f"Over the last ten evaluations (not judged) {over}" in said
@@ -137,7 +140,7 @@ def test_a_headline_of_which_one_column_is_run_names_the_columns(demo):
         toy.put(spec, "paper", row, [[end] * 5 for end in ends], "B")
     said = headline_sentences(paper_headline("demo", root=demo))
     assert (
-        "contradicted on A; B: in 3 of 4 comparisons the 95 % interval of the gain lies above 0, in 1 below; "
+        "contradicted (p = 0.025, corrected for all claims tested) on A; B: in 3 of 4 comparisons the 95 % interval of the gain lies above 0, in 1 below; "
         "the smallest gain, on B: 65.10 against IFCA's 70.20"
     ) in said
 
@@ -180,7 +183,7 @@ def test_a_headline_that_states_a_value_names_it(demo):
     )
     put(demo, FedCCFA=[75.0, 75.2, 74.7])
     assert headline_sentences(paper_headline("demo", root=demo)) == (
-        "FedCCFA has 80 (Figure 5): contradicted on A: 73.97 against the stated 80.00, "
+        "FedCCFA has 80 (Figure 5): contradicted (p < 0.001, corrected for all claims tested) on A: 73.97 against the stated 80.00, "
         "difference -6.03 [-6.66, -5.41] over 3 seeds."
     )
 
@@ -201,7 +204,7 @@ def test_a_headline_about_rounds_counts_each_side_s_own(demo):
     for row, first in rounds.items():
         toy.put(spec, "paper", row, [[50.0] * (r - 1) + [71.0] * (7 - r) for r in first], "A")
     assert headline_sentences(paper_headline("demo", root=demo)).endswith(
-        "; the smallest gain: 2.33 rounds against IFCA's 4.67, gain +2.33 [0.90, 3.77] over 3 seeds."
+        "; the smallest gain: 2.33 rounds against IFCA's 4.67, gain +2.33 [0.90, 3.77] over 3 seeds that both have."
     )
 
 

@@ -403,6 +403,6 @@ def test_chance_is_said_only_of_accuracies_at_chance(tmp_path):
     (said,) = at_chance(of, "small", frame, tmp_path)
     assert (
         said
-        == "MOON is at chance here. That its code is right is shown elsewhere: its checks hold (MOON(mu=0.0) = FedAvg())."
+        == "MOON is at chance here. What speaks for its code: its checks hold (MOON(mu=0.0) = FedAvg())."
     )
     assert at_chance(load_spec("fedccfa/table8"), "small", frame) == []
