@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PACKAGE_FOLDER', 'STANDARD_LIBRARY', 'LIBRARY_FOLDERS', 'InputError', 'UnknownName', 'Damaged', 'Foreign', 'say',
-           'short', 'choice', 'require', 'span', 'number', 'kind_of_value', 'fits_call', 'instance', 'as_path',
-           'listed', 'is_own', 'own_line', 'raised_by_own', 'brief']
+           'short', 'choice', 'literal', 'require', 'span', 'number', 'kind_of_value', 'fits_call', 'instance',
+           'as_path', 'listed', 'is_own', 'own_line', 'raised_by_own', 'brief']
 
 # %% ../../nbs/01_core/00_errors.ipynb #6cd03a1f
 import difflib, inspect, math, os, re, sys, sysconfig, traceback
@@ -89,6 +89,17 @@ def choice(name, accepted, what: str, kind: str = ""):
     error.accepted = tuple(accepted)
     raise error
 
+
+def literal(value, accepted: tuple, what: str):
+    "`value` if it is one of those of a `Literal`, texts or numbers; raises InputError, of texts as `choice`"
+    for one in accepted:
+        if type(one) is type(value) and one == value:
+            return value
+    if all(isinstance(one, str) for one in accepted):
+        return choice(value, accepted, what)
+    listing = ", ".join(map(repr, accepted))
+    raise InputError(f"{what}: expected one of {listing}, got {short(value)}")
+
 # %% ../../nbs/01_core/00_errors.ipynb #b1a6a880
 def require(ok, message: str):
     "Raises InputError(message) unless `ok`"
@@ -109,7 +120,7 @@ def span(low, high=math.inf, but=None) -> str:
 def number(name: str, value, low, high=math.inf, kind=float, but=None):
     "`value` as a `kind`, float or int; raises InputError unless it is a finite one in [low, high], other than `but`"
     good = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-    if good and low <= value <= high and abs(value) < math.inf and value != but:
+    if good and low <= value <= high and abs(value) <= sys.float_info.max and value != but:
         return kind(value)
     what = "a whole number" if kind is int else "a number"
     raise InputError(f"{name}: expected {what} {span(low, high, but)}, got {short(value)}")

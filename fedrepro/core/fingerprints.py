@@ -198,7 +198,16 @@ class Description:
         "An object: its class and its attributes; an array by its bytes, what a library has made as it prints itself"
         c = type(value)
         if hasattr(value, "detach") and c.__module__.startswith("torch"):
-            value = value.detach().cpu().numpy()
+            value = value.detach().cpu()
+            if (
+                str(value.dtype) == "torch.bfloat16"
+            ):  # NumPy has none; float32 holds each of its numbers
+                self.lines.append("bfloat16")
+                value = value.float()
+            value = value.numpy()
+        if isinstance(value, np.ndarray) and value.dtype.hasobject:
+            self.add_parts(f"array {value.shape}", *value.flat)
+            return
         if isinstance(value, np.ndarray):
             digest = hashlib.sha256(value.tobytes()).hexdigest()
             self.lines.append(f"{value.dtype} {value.shape} {digest}")

@@ -236,13 +236,14 @@ def _is_type_checking(node: ast.AST) -> bool:
 
 
 def _nodes(text: bytes, at_import: bool) -> Iterator[ast.AST]:
-    "All parts of a module's text; `at_import`: those that its import runs, so nothing inside of functions"
+    "All parts of a module's text, from top to bottom; `at_import`: those that its import runs, so nothing inside of functions"
     waiting: list[ast.AST] = [ast.parse(text)]
-    for node in waiting:
+    while waiting:
+        node = waiting.pop()
         yield node
         is_later = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
         if not at_import or not (is_later or _is_type_checking(node)):
-            waiting.extend(ast.iter_child_nodes(node))
+            waiting.extend(reversed(list(ast.iter_child_nodes(node))))
 
 # %% ../../nbs/01_core/05_own_modules.ipynb #5c7bbcee
 @lru_cache(256)

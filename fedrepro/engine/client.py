@@ -7,8 +7,8 @@ __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Pha
            'draws_numbers', 'positions_in', 'sample_pools', 'plan_batches', 'split_batches', 'clipped', 'bounded',
            'add_momentum', 'sgd_step', 'gradient', 'adjusted', 'Step', 'movable', 'checked_pair', 'checked_step',
            'refuse_replaced', 'refuse_moved_frozen', 'train', 'watch_client', 'refuse_writes', 'checked_result',
-           'in_turn', 'refuse_model', 'start_phase', 'steps_taken', 'refuse_unknown_prefix', 'local_phases',
-           'client_rounds', 'client_round', 'class_means']
+           'in_turn', 'refuse_model', 'add_constants', 'start_phase', 'steps_taken', 'refuse_unknown_prefix',
+           'local_phases', 'client_rounds', 'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 import math
@@ -541,15 +541,24 @@ def refuse_model(model, like: Tree, where: str):
             raise InputError(f"{where}: {n!r} has the type {t.dtype}, expected {usual.dtype}")
 
 # %% ../../nbs/04_engine/01_client.ipynb #a7d46028
+def add_constants(client: Client, phase: Phase, results: Results):
+    "Compute the constants of `phase`, which its hooks find in `client.constants`; raises InputError"
+    if phase.constants is None:
+        return
+    computed = phase.constants(client, results)
+    if not isinstance(computed, dict):
+        raise InputError(
+            f"client {client.id}, round {client.round + 1}: phase {phase.name}: constants returned "
+            f"{short(computed)}; expected a dict"
+        )
+    client.constants = client.constants | computed
+
+
 def start_phase(client: Client, phase: Phase, results: Results) -> Tree:
     "The parameters from which `phase` starts; its constants are computed before"
     where = f"client {client.id}, round {client.round + 1}: phase {phase.name}"
     with client.chance():
-        if phase.constants is not None:
-            computed = phase.constants(client, results)
-            if not isinstance(computed, dict):
-                raise InputError(f"{where}: constants returned {short(computed)}; expected a dict")
-            client.constants = client.constants | computed
+        add_constants(client, phase, results)
         if phase.start is not None:
             start = phase.start(client, results)
             refuse_model(start, client.initial, f"{where}: start")

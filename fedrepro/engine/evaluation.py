@@ -17,7 +17,15 @@ from torch import Tensor
 from ..core.errors import InputError, short
 from ..core.torch_state import global_seed
 from ..core.trees import Tree, as_bytes, moved
-from .client import Client, Phase, refuse_model, train
+from fedrepro.engine.client import (
+    Client,
+    Phase,
+    Results,
+    Trainer,
+    add_constants,
+    in_turn,
+    refuse_model,
+)
 from .divergence import refuse_diverged
 from .federation import TUNE, Federation
 from .rounds import Snapshot
@@ -146,22 +154,31 @@ def final_phases(method, client: Client) -> list[Phase]:
 
 
 def finetuned(
-    method, federation: Federation, snapshot: Snapshot, models: list[Tree]
+    method,
+    federation: Federation,
+    snapshot: Snapshot,
+    models: list[Tree],
+    trainer: Trainer = in_turn,
 ) -> list[Tree] | None:
-    "The models after the method's final phases on each client's own data; None if it has none"
+    "`models`, of the first clients, after the method's final phases on each client's own data; None if no client has one"
     out = []
+    tuned = False
     for k, params in enumerate(models):
         state = moved(snapshot.states[k], federation.device)
         client = federation.client(
             k, max(snapshot.round - 1, 0), snapshot.last_broadcasts[k], state, TUNE
         )
-        phases = final_phases(method, client)
-        if not phases:
-            return None
-        for phase in phases:
-            params = train(client, phase, params).params
+        results: Results = {}
+        for phase in final_phases(method, client):
+            if phase.constants is not None:
+                with client.chance():
+                    add_constants(client, phase, results)
+            (result,) = trainer([client], [phase], [params])
+            results[phase.name] = result
+            params = result.params
+            tuned = True
         out.append(params)
-    return out
+    return out if tuned else None
 
 # %% ../../nbs/04_engine/06_evaluation.ipynb #dfaeeeec
 def own_value(compute: Callable, given: dict, name: str, t: int) -> float:

@@ -86,6 +86,9 @@ def class_distances(c: int) -> Callable:
     def measure(method, federation, before: dict, after: dict, exchange) -> dict[str, float]:
         if method.distances not in after:
             raise InputError(f"distances_class_{c}: this method's server keeps no distances")
+        classes = len(after[method.distances])
+        if c >= classes:
+            raise InputError(f"distances_class_{c}: expected a class from 0 to {classes - 1}")
         rows = dict(zip(exchange.cohort, after[method.distances][c].tolist()))
         distances = {}
         for i, row in rows.items():

@@ -668,7 +668,8 @@ def run(
     history = History(snapshot=snapshot)
     over = False
     before = own_attributes(method, outside=False)
-    own = any(own_code(who) for who in (method, evaluate, *callbacks) if who is not None)
+    watched = [method, evaluate, *(getattr(c, "look", c) for c in callbacks)]
+    own = any(own_code(who) for who in watched if who is not None)
     data = Watch(lambda: getattr(federation.data, "tensors", {}), contents=own)
     while snapshot.round < rounds and not history.diverged and not over:
         with hooks_watched(method, federation, snapshot):

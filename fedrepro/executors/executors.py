@@ -107,10 +107,12 @@ def pick_executor(
         raise InputError(
             f"executor {name}: trains in float32 only; for bf16 use sequential or processes"
         )
+    if timed(measures) and name not in ("auto", "sequential"):
+        raise InputError(f"executor {name}: hides the seconds of a client's part; use sequential")
     if name != "auto":
         return name
     if timed(measures):
-        return "sequential"  # the others hide what a client's part takes
+        return "sequential"
     return "processes" if workers > 1 and federation.device == "cpu" else "sequential"
 
 # %% ../../nbs/05_executors/03_executors.ipynb #12abde08

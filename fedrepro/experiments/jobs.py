@@ -21,7 +21,7 @@ from ..core.torch_state import USUAL, turned, usual_state
 from ..core.trees import Tree
 from ..engine.checkpoints import CheckpointWriter
 from ..engine.client import Client, Phase, PhaseResult, client_rounds, in_turn
-from ..engine.evaluation import eval_models, model_suffixes
+from ..engine.evaluation import eval_models, finetuned, model_suffixes
 from ..engine.federation import Federation
 from ..engine.forks import ActiveRun, run_forked
 from ..engine.method import check_fields
@@ -352,7 +352,9 @@ def try_round(method, federation: Federation):
         results += client_rounds(method, [client], two_batches)
     end = close_round(method, federation, start, opened, results)
     for suffix in model_suffixes(method):
-        eval_models(method, federation, end, suffix)
+        models = eval_models(method, federation, end, suffix)
+        if not suffix:
+            finetuned(method, federation, end, models[: len(opened.clients)], two_batches)
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #2a387a12
 def prepare(runs: list[PlannedRun], data, device: str):

@@ -26,7 +26,7 @@ from ..core.files import read_cache, same_folder, stamped, write_atomic, write_c
 from ..core.folders import paper_files
 from ..core.trees import nbytes, select, tensors
 from ..data.datasets import DATA_CARDS, data_dir, stand_in
-from ..engine.client import Client, client_round, train
+from ..engine.client import Client, add_constants, client_round, train
 from ..engine.evaluation import final_phases
 from ..engine.federation import Federation
 from ..engine.method import FedAvg
@@ -92,6 +92,7 @@ def seconds_of(device: str, work: Callable, *inputs) -> float:
 def tune(method: FedAvg, client: Client, params: dict):
     "The fine-tuning of a client after the last round, from `params`"
     for phase in final_phases(method, client):
+        add_constants(client, phase, {})
         train(client, phase, params)
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #e9b25e61
@@ -261,10 +262,12 @@ def stored_paces(
         s = head["settings"]
         seconds = head["wall_seconds"]
         samples = known_samples(s)
-        counts = seconds and samples and "study" not in s
-        if counts and head["device"] == here and s["network"] in networks:
+        if "study" in s or s["network"] not in networks or head["device"] != here:
+            continue
+        work = passes(s, samples)
+        if seconds and work:
             pair = s["method"]["class"], s["network"]
-            took.setdefault(pair, []).append(seconds / passes(s, samples))
+            took.setdefault(pair, []).append(seconds / work)
     return {pair: statistics.median(found) for pair, found in took.items()}
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #de9c9e71

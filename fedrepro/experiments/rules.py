@@ -19,7 +19,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 import pandas as pd
-from ..core.errors import InputError, choice, number, short
+from ..core.errors import InputError, choice, literal, number, short
 from ..core.files import read_regular
 from ..data import concept_drift, partition
 from ..data.concept_drift import MAX_CLIENTS
@@ -53,7 +53,7 @@ def typed(value, kind, where: str):
     origin = get_origin(kind)
     inner = get_args(kind)
     if origin is Literal:
-        return choice(value, inner, where)
+        return literal(value, inner, where)
     if origin in (list, tuple):
         if type(value) is not list:
             raise InputError(f"{where}: {short(value)} is not a list")

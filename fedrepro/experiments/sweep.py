@@ -75,8 +75,10 @@ def accepted_names(specs: list[Spec]) -> dict[str, set[str]]:
         for tier in spec.tiers:
             for column in spec.tier_columns(tier):
                 accepted["places"].add(column.label)
-                if "dataset" in column.values:
-                    accepted["places"].add(column.values["dataset"].value)
+                for row in spec.rows:
+                    values = spec.values(tier, row, column)
+                    if "dataset" in values:
+                        accepted["places"].add(values["dataset"].value)
     return accepted
 
 # %% ../../nbs/07_experiments/13_sweep.ipynb #6f0533b0

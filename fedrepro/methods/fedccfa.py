@@ -443,7 +443,10 @@ class Switched(Algorithm1, listed=False):
         "By the clusters that were computed, or by the true concepts; also the newest common anchors"
         after = super().aggregate(server, exchange)
         if self.clustering == "oracle":
-            after["clusters"] = after["concepts"]
+            concepts = after["concepts"]
+            unused = len(after["clusters"]) - len(concepts)  # outputs that no class of the data has
+            no_concept = concepts.new_zeros(unused, concepts.shape[1])
+            after["clusters"] = torch.cat([concepts, no_concept])
         if self.anchors == "common":
             one_group = torch.zeros_like(after["clusters"])
             after["anchors"] = self.mean_anchors(exchange, one_group)[0]["anchors"]

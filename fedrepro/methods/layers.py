@@ -33,7 +33,7 @@ def partners(params: Tree) -> dict[str, str]:
         first_block = match["stage"] + "0."
         deep = first_block + "conv3.weight" in params
         partner = first_block + (match["convolution"] if deep else "conv2.weight")
-        if params[partner].shape == t.shape:
+        if partner in params and params[partner].shape == t.shape:
             mixed_with[name] = partner
     return mixed_with
 

@@ -33,6 +33,7 @@ from fedrepro.verdicts.independent import (
     read_published,
     read_reach,
 )
+from .independent import Reach
 from .summaries import metric_rows, stored_runs
 from .tables import half_width, mean_std
 
@@ -521,12 +522,11 @@ def state_before_test(
     return (CANNOT, (Reason(Kind.NO_SPREAD),)) if np.isnan(tests).any() else ("", ())
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #b303d643
-def missing_at(claim: Claim, spec: Spec, tier: str) -> Reason | None:
-    "Why no column of a claim can be run at `tier`; None if one can"
+def missing_at(claim: Claim, spec: Spec, tier: str, reach: Reach) -> Reason | None:
+    "Why no column of a claim can be run at `tier` with what is in `reach`; None if one can"
     if tier not in spec.tiers:
         return Reason(Kind.NO_TIER, (tier,), because=f"no tier {tier}")
     columns = columns_at(claim, spec, tier)
-    reach = read_reach()
     if not columns:
         return Reason(Kind.NO_COLUMN, because=f"no such column at tier {tier}")
     found: list[Reason | None] = []
@@ -617,8 +617,12 @@ def settle(results: list[ClaimResult]) -> list[ClaimResult]:
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #2fe15730
 def check_claim(claim: Claim, spec: Spec) -> None:
-    "Raises InputError unless a claim's rows and metrics exist, and as many are `against` them as its kind needs"
+    "Raises InputError unless a claim's rows, columns and metrics exist, and as many are `against` them as its kind needs"
     where = f"claim {short(claim.says)}"
+    if "paper" in spec.tiers:
+        labels = [column.label for column in spec.tier_columns("paper")]
+        for label in claim.columns:
+            choice(label, labels, f"{where}: column")
     for row in (*claim.rows, *claim.against):
         choice(row, spec.rows, f"{where}: row")
     for metric in filter(None, (claim.metric, claim.against_metric)):
@@ -632,11 +636,11 @@ def check_claim(claim: Claim, spec: Spec) -> None:
         raise InputError(f"{where}: margin: expected a claim of the kind {kinds}, not {claim.kind}")
 
 
-def check_and_examine(claim: Claim, runs: StoredRuns, tier: str) -> ClaimResult:
+def check_and_examine(claim: Claim, runs: StoredRuns, tier: str, reach: Reach) -> ClaimResult:
     "What the runs say about a claim, or why `tier` cannot have them, before the correction; raises InputError"
     check_claim(claim, runs.spec)
     found = replace(examine_claim(claim, runs), tier=tier)
-    gone = missing_at(claim, runs.spec, tier)
+    gone = missing_at(claim, runs.spec, tier, reach)
     if gone and found.state == NOT_TESTED:
         return replace(found, state=CANNOT, lacks=(gone,), reasons=(gone,))
     return found
@@ -664,9 +668,10 @@ def claim_results(
         there = tier in spec.tiers
         nothing = StoredRuns(spec, "paper", {})
         runs[name] = load_stored_runs(spec, tier, results) if there else nothing
+    reach = read_reach(root)
     by_paper: dict[str, list[ClaimResult]] = {}
     for claim in claims:
-        found = check_and_examine(claim, runs[claim.spec], tier)
+        found = check_and_examine(claim, runs[claim.spec], tier, reach)
         by_paper.setdefault(claim.paper, []).append(found)
     return [result for found in by_paper.values() for result in settle(found)]
 

@@ -221,8 +221,12 @@ def headlines(
     results: str | Path | None = None, root: str | Path | None = None, paper: str = ""
 ) -> list[Headline]:
     "The headline of every paper, or of those in the folder `paper`, from runs of tier paper alone"
-    found = claim_results("paper", results, root, paper)
-    return [headline_of(result, results, root) for result in found if result.claim.headline]
+    lines = []
+    for result in claim_results("paper", results, root, paper):
+        # a changed copy of a table has no tier paper
+        if result.claim.headline and "paper" in load_spec(result.claim.spec, root).tiers:
+            lines.append(headline_of(result, results, root))
+    return lines
 
 
 def paper_headline(

@@ -30,3 +30,8 @@ def test_a_link_to_the_package(tmp_path):
     file = str(tmp_path / "linked/core/errors.py")
     assert not is_own(file)
     assert not own_file(file)
+
+
+def test_a_whole_number_that_no_float_holds_is_refused():
+    with pytest.raises(errors.InputError, match="lr: expected a number of at least 0, got 1000"):
+        errors.number("lr", 10**400, 0)

@@ -787,3 +787,24 @@ def test_an_object_of_the_package_may_be_a_global_of_an_own_file(files, tmp_path
     )
     (run,) = planned(tmp_path, methods={"Holds": {}})
     assert source(run)
+
+
+def test_an_array_of_objects_is_known_by_what_it_holds():
+    def made():
+        return np.array(["".join(["c", "at"]), "".join(["do", "g"])], dtype=object)
+
+    assert own_digest((made(),), True) == own_digest((made(),), True)
+    other = np.array(["cat", "cow"], dtype=object)
+    assert own_digest((made(),), True) != own_digest((other,), True)
+
+
+def test_a_tensor_of_half_the_bits_is_known_by_what_it_holds():
+    half = torch.tensor([1.0, 2.0], dtype=torch.bfloat16)
+    assert own_digest((half,), True) == own_digest((half.clone(),), True)
+    assert own_digest((half,), True) != own_digest((half.float(),), True)
+    assert own_digest((half,), True) != own_digest((half + 1,), True)
+
+
+def test_what_follows_from_a_clock_is_found_inside_a_condition_too():
+    text = b"import time\nif True:\n    NOW = time.time()\nSTAMP = NOW\nRATE = 0.1\n"
+    assert own_modules.unrepeatable_names(text) == {"NOW", "STAMP"}

@@ -276,6 +276,61 @@ def test_fine_tuning_is_torch_optims():
     assert finetuned(method, federation, snapshots[-1], judged) is None
 
 
+class TunesByConstant(FedAvg, listed=False):
+    "Fine-tunes with gradients that a constant of the phase doubles"
+
+    def local_phases(self, client):
+        tune = self.phase(
+            client, "tune", final=True, constants=self.factors, adjust=self.multiplied
+        )
+        return [*super().local_phases(client), tune]
+
+    def factors(self, client, results):
+        return {"factor": 2.0}
+
+    def multiplied(self, client, params, grads):
+        return {n: client.constants["factor"] * g for n, g in grads.items()}
+
+
+class TunesByRate(FedAvg, listed=False):
+    "The same by twice the learning rate"
+
+    def local_phases(self, client):
+        tune = self.phase(client, "tune", lr=2 * self.lr, final=True)
+        return [*super().local_phases(client), tune]
+
+
+def test_a_final_phase_has_its_constants():
+    federation = tiny()
+    settings = dict(lr=0.05, momentum=0.0, weight_decay=0.0, epochs=1, batch_size=0)
+    found = []
+    for cls in (TunesByConstant, TunesByRate):
+        method = cls(**settings)
+        snapshot = next_round(method, federation, begin(method, federation))
+        judged = eval_models(method, federation, snapshot)
+        found.append(finetuned(method, federation, snapshot, judged))
+    for ours, theirs in zip(*found):
+        assert all(torch.allclose(ours[n], theirs[n], rtol=0, atol=1e-12) for n in ours)
+
+
+def test_a_client_that_is_not_fine_tuned_keeps_its_model():
+    class SomeTune(FedAvg, listed=False):
+        def local_phases(self, client):
+            phases = super().local_phases(client)
+            if client.id:
+                phases.append(self.phase(client, "tune", final=True))
+            return phases
+
+    federation = tiny()
+    method = SomeTune(lr=0.05, momentum=0.0, epochs=1, batch_size=8)
+    snapshot = next_round(method, federation, begin(method, federation))
+    judged = eval_models(method, federation, snapshot)
+    tuned = finetuned(method, federation, snapshot, judged)
+    assert all(torch.equal(tuned[0][n], judged[0][n]) for n in judged[0])
+    assert not torch.equal(tuned[1]["head.weight"], judged[1]["head.weight"])
+    assert "generalised_accuracy_untuned" in evaluate(method, federation, snapshot, final=True)
+
+
 def test_a_test_set_that_is_not_divided_has_no_personalised_accuracy():
     method = METHODS["FedAvg"]()
     federation = replace(tiny(), partition=replace(tiny().partition, test=None))

@@ -7,6 +7,7 @@ import sys
 import tokenize
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -123,6 +124,32 @@ def test_the_choice_of_none_is_not_listed():
         "FedADCPlus calibration 'head' is unknown; accepted: plain, proximal, self-confidence"
     ):
         load_methods()["FedADCPlus"](calibration="head")
+
+
+def test_a_choice_may_be_of_numbers():
+    @dataclass
+    class Order(FedAvg, listed=False):
+        order: Literal[1, 2] = 1
+
+    assert Order(order=2).order == 2
+    with one_line("Order order: expected one of 1, 2, got 3"):
+        Order(order=3)
+    with one_line("Order order: expected one of 1, 2, got True"):
+        Order(order=True)
+
+
+def test_fields_are_checked_where_types_are_texts():
+    "As under `from __future__ import annotations`"
+
+    @dataclass
+    class Texts(FedAvg, listed=False):
+        steps: "int" = 1
+        kind: "Literal['near', 'far']" = "near"
+
+    with one_line("Texts steps: expected a whole number of at least 0, got 2.5"):
+        Texts(steps=2.5)
+    with one_line("Texts kind 'fur' is unknown; did you mean 'far'?"):
+        Texts(kind="fur")
 
 
 def test_settings_that_contradict_each_other_are_refused():

@@ -114,3 +114,12 @@ def test_what_an_executor_refuses():
         match="executor 'threads' is unknown; accepted: auto, processes, sequential, stacked",
     ):
         pick_executor("threads", TOY)
+
+
+def test_an_executor_that_hides_seconds_is_refused_where_they_are_asked_for():
+    measures = ("collaboration_seconds",)
+    assert pick_executor("auto", TOY, 2, measures) == "sequential"
+    assert pick_executor("sequential", TOY, 2, measures) == "sequential"
+    for name in ("processes", "stacked"):
+        with pytest.raises(InputError, match=f"executor {name}: hides the seconds"):
+            pick_executor(name, TOY, 2, measures)

@@ -179,3 +179,10 @@ def test_a_search_without_end_is_refused(part):
     with pytest.raises(InputError, match=r"FedCDA\(batches=3\).*choices"):
         begin(FedCDA(), crowd)
     begin(FedCDA(batches=10), crowd)
+
+
+def test_a_block_without_a_partner_is_not_mixed():
+    "An own network whose first block lacks the convolution that would be mixed in"
+    shape = torch.zeros(4, 4, 3, 3)
+    params = {f"layer1.{block}.conv1.weight": shape for block in (0, 1)}
+    assert partners(params) == {}

@@ -325,3 +325,16 @@ def test_values_are_of_models_of_one_kind_or_of_none():
     assert math.isnan(claims.at_round("a", 2)(run))
     assert math.isnan(claims.best_within("b", 3)(run))
     assert math.isnan(claims.at_round("b", 1)(run))
+
+
+def test_a_column_that_its_spec_does_not_have_is_refused(demo):
+    (demo / "demo/claims.toml").write_text(claim(columns='["A", "C"]'))
+    with one_line("claim 'best of all': column 'C' is unknown; accepted: A, B"):
+        verdicts("paper", root=demo)
+
+
+def test_what_is_out_of_reach_is_that_of_the_same_folder(demo):
+    (demo / "reach.toml").write_text('[data]\ndigits = "its archive cannot be downloaded"\n')
+    found = only(demo)
+    assert found.state == CANNOT
+    assert str(found.lacks[0]) == "no data here: digits"
