@@ -6,14 +6,15 @@
 __all__ = ['SENTENCE', 'NOTHING', 'SEEDS', 'STATISTICS', 'PLOTS', 'TOP', 'SPREADS', 'PAIRINGS', 'MAY', 'PARTS',
            'PARTITION_OR_DRIFT', 'OWN_PAPER', 'CHECKS', 'JUDGED_BY', 'Column', 'Row', 'Tier', 'read_filter',
            'read_texts', 'usual_label', 'read_column', 'read_columns', 'read_row', 'read_methods', 'read_tier',
-           'Change', 'changed_values', 'one_or_words', 'gathered', 'Spec', 'pick_seeds', 'check_tuning', 'rests_on',
-           'load_spec', 'read_top', 'spec_from', 'read_gap', 'parts_of', 'unclaimed_rows', 'check_margin',
-           'check_published', 'check_alike', 'check_spec', 'settings_read', 'refuse_unread_in', 'Place', 'places_in',
-           'cells_of', 'refuse_unread', 'original', 'printed_cells', 'differing', 'marked_copy', 'as_typed']
+           'Change', 'changed_values', 'one_or_words', 'columns_by_rows', 'unless_all', 'gathered', 'Spec',
+           'pick_seeds', 'check_tuning', 'rests_on', 'load_spec', 'read_top', 'spec_from', 'read_gap', 'parts_of',
+           'unclaimed_rows', 'check_margin', 'check_published', 'check_alike', 'check_spec', 'settings_read',
+           'refuse_unread_in', 'Place', 'places_in', 'cells_of', 'refuse_unread', 'original', 'printed_cells',
+           'differing', 'marked_copy', 'as_typed']
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #2155c2c7
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -249,25 +250,39 @@ def one_or_words(values: list) -> object:
     return values[0] if values else None
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #b2c6ac2b
+def columns_by_rows(by_column: dict[str, list[str]]) -> dict[tuple[str, ...], list[str]]:
+    "The rows that have a change -> the columns in which exactly these have it"
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for column, rows in by_column.items():
+        columns.setdefault(tuple(rows), []).append(column)
+    return columns
+
+
+def unless_all(names: Sequence[str], everything: list[str]) -> tuple[str, ...]:
+    "`names`; empty where they are all there are"
+    return tuple(names) if len(names) < len(everything) else ()
+
+
 def gathered(found: dict[tuple, Change], rows: list[str], columns: list[str]) -> list[Change]:
     """Equal changes of `found` (by row, column, key) as one with all rows and columns that have it, those of all first
 
     Rows of other columns make another change."""
-    equal: dict[tuple, dict[str, list[str]]] = {}
+    equal: dict[tuple, dict[str, list[str]]] = {}  # of each change: column -> its rows
     for (row, column, key), change in found.items():
         what = (key, repr(change.new), repr(change.paper))
-        equal.setdefault(what, {}).setdefault(column, []).append(row)
-    changes = []
+        by_column = equal.setdefault(what, {})
+        by_column.setdefault(column, []).append(row)
+    of_all = []
+    of_some = []
     for (key, *_), by_column in equal.items():
-        by_rows: dict[tuple[str, ...], list[str]] = {}
-        for column, having in by_column.items():
-            by_rows.setdefault(tuple(having), []).append(column)
-        for names, labels in by_rows.items():
-            change = found[names[0], labels[0], key]
-            some_rows = names if len(names) < len(rows) else ()
-            some_columns = tuple(labels) if len(labels) < len(columns) else ()
-            changes.append(replace(change, rows=some_rows, columns=some_columns))
-    return sorted(changes, key=lambda change: bool(change.rows or change.columns))
+        for having, labels in columns_by_rows(by_column).items():
+            change = replace(
+                found[having[0], labels[0], key],
+                rows=unless_all(having, rows),
+                columns=unless_all(labels, columns),
+            )
+            (of_some if change.rows or change.columns else of_all).append(change)
+    return of_all + of_some
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #c5ba70cb
 @dataclass(frozen=True)

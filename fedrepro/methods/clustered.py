@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from ..core.errors import InputError
-from ..core.trees import Tree, stack, unstack, weighted_mean
+from ..core.trees import Tree, weighted_mean
 from ..engine.client import Client, Phase, Results
 from ..engine.method import Exchange, FedAvg, Survey
 from ..engine.declarations import Messages, law
@@ -75,9 +75,8 @@ class IFCA(FedAvg):
 
     def own_model(self, client: Client, results: Results) -> Tree:
         "The received model with that number"
-        models = stack(list(client.received["models"].values()))
-        chosen = client.constants["cluster"]
-        return {n: t.index_select(0, chosen[None])[0] for n, t in models.items()}
+        models = list(client.received["models"].values())
+        return models[int(client.constants["cluster"])]
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
         "Uploads the model and the identity, keeps the identity"
@@ -212,25 +211,31 @@ def assignment(
 ) -> tuple[dict, list[dict]]:
     """The server after merging, and the message to each participant: `cluster`, the number of its model; `drifted`,
     whether that is a new one; `mix` (M,), the shares of the models it holds in its own, where it is not."""
-    answers = stack(exchange.uploads)
-    losses = answers["losses"].cpu()
-    chosen = answers["cluster"].cpu()
+    losses = torch.stack([answer["losses"] for answer in exchange.uploads]).cpu()
+    chosen = torch.stack([answer["cluster"] for answer in exchange.uploads]).cpu()
     sizes = torch.tensor(exchange.sizes)
-    drifted = chosen < 0
     into = merged(cluster_distances(losses, chosen, sizes), delta)
     mix = mixture(into, cluster_masses(chosen, sizes, len(into)).sum(0))
-    numbers, stands_for = numbering(server, into, int(drifted.sum()))
+    drifted = (chosen < 0).tolist()
+    numbers, stands_for = numbering(server, into, sum(drifted))
     models = merged_models(server, into, mix, numbers)
-    fresh = len(into) + drifted.cumsum(0) - 1  # positions of new models, after the others
-    own = torch.tensor(numbers)[torch.where(drifted, fresh, chosen)]
 
+    device = server["identity"].device
     identity = server["identity"].clone()
-    device = identity.device
-    identity[exchange.cohort] = own.to(device)
+    new_numbers = iter(numbers[len(into) :])  # one for each who drifted, in the cohort's order
+    messages = []
+    for k, position, is_new in zip(exchange.cohort, chosen.tolist(), drifted):
+        number = next(new_numbers) if is_new else numbers[position]
+        identity[k] = number
+        messages.append(
+            {
+                "cluster": torch.tensor(number, device=device),
+                "drifted": torch.tensor(is_new, device=device),
+                "mix": mix[position].to(device, losses.dtype),  # of a new model nobody reads it
+            }
+        )
     now = torch.tensor(stands_for, device=device)
-    message = {"cluster": own, "drifted": drifted, "mix": mix[chosen].to(losses.dtype)}
-    message = {name: t.to(device) for name, t in message.items()}
-    return server | {"models": models, "now": now, "identity": identity}, unstack(message)
+    return server | {"models": models, "now": now, "identity": identity}, messages
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #d4fa2ed7
 def new_model(client: Client) -> Tree:
@@ -298,13 +303,14 @@ class FedDrift(IFCA):
         return {"cluster": cluster, "last": torch.full_like(cluster, client.round)}
 
     def own_model(self, client: Client, results: Results) -> Tree:
-        "The assigned model: mixed from those received, or a random draw"
-        models = client.received["models"].values()
+        "The assigned model: a random draw, or mixed from those received"
+        if client.received["drifted"]:
+            return new_model(client)
+        models = list(client.received["models"].values())
         shares = client.received["mix"]
         params = {}
-        for name, fresh in new_model(client).items():
-            mixed = sum(share * model[name] for share, model in zip(shares, models))
-            params[name] = torch.where(client.received["drifted"], fresh, mixed)
+        for name in client.initial:
+            params[name] = sum(share * model[name] for share, model in zip(shares, models))
         return params
 
     def eval_params(self, message: dict, state: dict) -> Tree:

@@ -91,20 +91,16 @@ def closest(
 
     `losses` (n,) and the first n rows of `gram` (n + 1, n + 1) belong to the options in order, client after client; the
     last row of `gram` to the sum of the fixed models."""
-    starts = []
-    ranges = []
-    start = 0
-    for models in options:
-        starts.append(start)
-        ranges.append(torch.arange(start, start + models))
-        start += models
-    picks = torch.cartesian_prod(*ranges).view(-1, len(options))
+    choices = torch.cartesian_prod(*map(torch.arange, options)).view(-1, len(options))
+    counts = torch.tensor(options)
+    first_rows = counts.cumsum(0) - counts  # of each client in `losses` and `gram`
+    rows = choices + first_rows
     N = fixed + len(options)
-    norms = gram.diagonal()[picks].sum(1)
-    between = gram[picks[:, :, None], picks[:, None, :]].sum((1, 2))
-    length = 2 * gram[-1][picks].sum(1) + between  # less the fixed part
-    cost = losses[picks].sum(1) / N + smooth / 2 * (norms / N - length / N**2)
-    return (picks[cost.argmin()] - torch.tensor(starts)).tolist()
+    squares = gram.diagonal()[rows].sum(1)
+    among = gram[rows[:, :, None], rows[:, None, :]].sum((1, 2))
+    length = 2 * gram[-1][rows].sum(1) + among  # less the fixed part
+    cost = losses[rows].sum(1) / N + smooth / 2 * (squares / N - length / N**2)
+    return choices[cost.argmin()].tolist()
 
 # %% ../../nbs/06_methods/09_layers.ipynb #525a7cc1
 def choose(

@@ -61,11 +61,13 @@ def verdict_words(difference, se, df, margin, n):
     interval = special.stdtrit(df, 0.975) * se
     far_end = gap + special.stdtrit(df, 0.95) * se
     far = gap > interval  # never where the interval is nan
-    return np.select(
-        [(n > 1) & (far_end <= margin), ~far & (interval <= 3 * margin), ~far, gap <= margin],
-        [*VERDICTS[:4]],
-        VERDICTS[4],
-    )
+    when = {  # the first that holds counts
+        "reproduced": (n > 1) & (far_end <= margin),
+        "consistent": ~far & (interval <= 3 * margin),
+        "undecided": ~far,
+        "differs slightly": gap <= margin,
+    }
+    return np.select(list(when.values()), list(when), "contradicted")
 
 # %% ../../nbs/08_verdicts/02_verdicts.ipynb #093a2931
 MOST = 1000  # seeds that a spec may ask for
