@@ -133,10 +133,14 @@ def kind_of_value(value) -> str:
     return f"a {type(value).__name__}"
 
 
-def fits_call(function: Callable, values: int) -> bool:
-    "Whether `function` can be called with so many values in their order; one whose signature is not known can"
+def fits_call(function: Callable, values: int, and_names: bool = False) -> bool:
+    """Whether `function` can be called with so many values in their order; one whose signature is not known can
+
+    `and_names`: together with others by name."""
     try:
-        inspect.signature(function).bind(*range(values))
+        signature = inspect.signature(function)
+        bind = signature.bind_partial if and_names else signature.bind
+        bind(*range(values))
     except TypeError:
         return False
     except ValueError:

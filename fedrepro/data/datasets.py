@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from ..core.errors import InputError, choice, number, require, short
+from ..core.errors import InputError, choice, fits_call, number, require, short
 from ..core.folders import data_dir
 from ..core.own_modules import define_once
 from ..core.registries import note_package, of_package
@@ -427,6 +427,7 @@ def add_data_set(
         require(read.name == name, f"{where}: its Source is called {short(read.name)}")
     else:
         require(callable(read), f"{where}: expected a function or a Source, got {short(read)}")
+        require(fits_call(read, 0), f"{where}: expected a function without arguments to read it")
     define_once("data set", name)
     DATA_CARDS[name] = card
 

@@ -113,11 +113,11 @@ def class_numbers(values, what: str, samples: int, classes: int = 10**9) -> Tens
     shape = tuple(y.shape)
     hint = ""
     if y.dim() == 2:
-        hint = (
-            "; take y[:, 0]"
-            if shape[1] == 1
-            else "; one-hot rows become class numbers by y.argmax(1)"
-        )
+        hint = "; several labels a sample cannot be learned here"
+        if shape[1] == 1:
+            hint = "; take y[:, 0]"
+        elif bool((y.sum(1) == 1).all()):
+            hint = "; one-hot rows become class numbers by y.argmax(1)"
     require(
         y.dim() == 1,
         f"{what}: expected one class number a sample, shape ({samples},), got shape {shape}{hint}",
@@ -182,10 +182,26 @@ def _refuse_mean(mean: tuple[float, ...], x: Tensor, scale: float, of: str):
         )
 
 # %% ../../nbs/02_data/09_own_data.ipynb #246f0da7
+def _refuse_unscaled(recipe: Recipe, x: Tensor, scale: float, of: str):
+    "Raises InputError for pixels far above 1 whose stated mean is from 0 to 1: one of the two is not divided by 255"
+    if scale != 1 or not recipe.mean or not recipe.std:
+        return
+    some = x[:1000].double()
+    mean = float(some.mean())
+    stated = sum(recipe.mean) / len(recipe.mean)
+    away = abs(mean - stated) / max(recipe.std)
+    if 0 <= stated <= 1 and mean > 1 and away > 20:
+        raise InputError(
+            f"{of} has a mean of {stated:.3g}, the training samples one of {mean:.4g}; give scale=255, or "
+            "the mean and std of the samples as they are"
+        )
+
+
 def fitting(recipe: Recipe, x: Tensor, scale: float, name: str) -> Recipe:
     "`recipe` for the training samples `x`, measured where it states no mean; raises InputError if it does not fit them"
     of = f"{name}: recipe {recipe.name!r}"
     _refuse_mean(recipe.mean, x, scale, of)
+    _refuse_unscaled(recipe, x, scale, of)
     if not recipe.mean:
         measured = pixel_statistics(x, scale)
         recipe = replace(

@@ -14,7 +14,7 @@ import numpy as np
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
-from ..core.errors import InputError, choice, listed, number, require, short
+from ..core.errors import InputError, choice, fits_call, listed, number, require, short
 from ..core.own_modules import define_once
 from ..core.registries import note_package
 from .concept_drift import MAX_CLASSES, as_labels
@@ -150,6 +150,11 @@ def partition_recipe(name: str):
     Of class c, `counts[:, c]` adds up to `per_class[c]` or less; what is left over, of the test set too, belongs to nobody."""
 
     def register(count):
+        require(
+            fits_call(count, 3, and_names=True),
+            f"partition recipe {name!r}: expected a function of (per_class, clients, rng) and its settings",
+        )
+
         @wraps(count)
         def dealt(labels, test_labels, clients, classes, seed, **settings):
             rng = np.random.default_rng(seed)

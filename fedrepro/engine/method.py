@@ -93,11 +93,16 @@ NUMBERS = (int, float, int | None, float | None)  # types of fields that are num
 
 @lru_cache(256)
 def field_types(cls: type) -> dict[str, Any]:
-    "The types of a dataclass's fields; as they were written where a text among them cannot be read"
-    try:
-        return get_type_hints(cls)
-    except Exception:  # of a name that only a function knew, or that exists for type checkers alone
-        return {f.name: f.type for f in fields(cls)}
+    "The types of a dataclass's fields; Any for a text that cannot be read: its names may exist for type checkers alone"
+    kinds = {}
+    for f in fields(cls):
+        alone = type(cls.__name__, (), {"__annotations__": {f.name: f.type}})
+        alone.__module__ = cls.__module__
+        try:
+            kinds[f.name] = get_type_hints(alone)[f.name]
+        except Exception:
+            kinds[f.name] = Any
+    return kinds
 
 
 def check_fields(method: "FedAvg"):

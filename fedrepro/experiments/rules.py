@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SOURCE_KINDS', 'NAMES', 'STUDIES', 'CLIENT_PATTERN', 'STUDY_SAMPLES', 'SEED', 'COUNT', 'NAME', 'PARTITION', 'STUDY',
-           'SETTINGS', 'DRIFT', 'DEFAULTS', 'type_hints', 'Value', 'typed', 'Rule', 'method_classes', 'names',
+           'SETTINGS', 'DRIFT', 'DEFAULTS', 'Value', 'is_kind', 'typed', 'Rule', 'method_classes', 'names',
            'parse_client', 'toml_table', 'read_values', 'read_toml', 'last_digit', 'read_published_csv', 'line_finder',
            'field_rules', 'typed_value', 'typed_settings']
 
@@ -16,7 +16,7 @@ from decimal import Decimal
 from functools import cache, lru_cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 import numpy as np
 import pandas as pd
 from ..core.errors import InputError, choice, literal, number, short
@@ -46,32 +46,43 @@ NAMES = {
 }
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #bce13c97
+def is_kind(value, kind) -> bool:
+    "Whether a value of a file can stand for a setting of the class `kind`"
+    if kind is NoneType:
+        return value == "none"
+    if kind is float:
+        return type(value) in (int, float) and -1e300 < value < 1e300
+    if kind is str:
+        return type(value) is str and value.isprintable() and len(value) <= 200
+    return type(value) is kind
+
+
 def typed(value, kind, where: str):
     """`value` as `kind`: a class, a union with None (written "none"), Literal, list[...] or tuple[...].
 
     Raises InputError naming `where`."""
     origin = get_origin(kind)
     inner = get_args(kind)
+    if kind is Any:
+        return value
     if origin is Literal:
         return literal(value, inner, where)
     if origin in (list, tuple):
         if type(value) is not list:
             raise InputError(f"{where}: {short(value)} is not a list")
         return origin(typed(v, inner[0], where) for v in value)
-    for k in inner or (kind,):
-        if k is NoneType and value == "none":
-            return None
-        if k is float and type(value) in (int, float) and -1e300 < value < 1e300:
-            return float(value)
-        if (
-            type(value) is k
-            and k is not float
-            and (k is not str or (value.isprintable() and len(value) <= 200))
-        ):
+    kinds = inner or (kind,)
+    for k in kinds:
+        if get_origin(k) in (list, tuple) and type(value) is list:
+            return typed(value, k, where)
+        if get_origin(k) is Literal and value in get_args(k):
             return value
-    raise InputError(
-        f"{where}: {short(value)} is not {' or '.join(NAMES.get(k, str(k)) for k in inner or (kind,))}"
-    )
+        if is_kind(value, k):
+            if k is NoneType:
+                return None
+            return float(value) if k is float else value
+    words = " or ".join(NAMES.get(k, str(k)) for k in kinds)
+    raise InputError(f"{where}: {short(value)} is not {words}")
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #f75d08ba
 @dataclass(frozen=True)
@@ -291,13 +302,25 @@ def last_digit(text: str) -> float:
 
 
 @lru_cache(256)  # a scoreboard asks for each file ten times
-def _published(path: Path, text: bytes) -> pd.DataFrame:
+def _published_texts(path: Path, text: bytes) -> pd.DataFrame:
+    "A published csv with `mean` and `std` as texts; raises InputError for a column that lacks or is there twice"
     paper = pd.read_csv(io.BytesIO(text), dtype={"mean": str, "std": str})
+    header = pd.read_csv(io.BytesIO(text), header=None, nrows=1, dtype=str).iloc[0]
+    for column in header[header.duplicated()]:
+        raise InputError(f"{path}: column {column!r} is there twice")
+    for column in paper:
+        if pd.api.types.is_string_dtype(paper[column]):
+            paper[column] = paper[column].str.strip()
     for column in ("method", "mean", "std"):
         if column not in paper:
             raise InputError(f"{path}: column {column!r} is missing")
     if not isinstance(paper.index, pd.RangeIndex):
         raise InputError(f"{path}: a line has more fields than the first")
+    return paper
+
+
+def _published(path: Path, text: bytes) -> pd.DataFrame:
+    paper = _published_texts(path, text)
     for column, low, what in (
         ("mean", -1e300, "a finite number"),
         ("std", 0, "a finite number of at least 0"),
@@ -352,13 +375,24 @@ def line_finder(paper: pd.DataFrame, where: str) -> Callable:
     return lines
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #c7af0c05
-type_hints = lru_cache(get_type_hints)
-
-
+@lru_cache(256)
 def field_rules(method: type) -> dict[str, Rule]:
-    "Rules for the hyper-parameters of a method: its dataclass fields and their types"
-    hints = type_hints(method)
-    return {f.name: Rule(hints[f.name], -1e18, 1e18) for f in dataclasses.fields(method) if f.init}
+    """Rules for the hyper-parameters of a method: its dataclass fields and their types
+
+    Raises InputError for a field that an experiment has a setting of the same name for: a value would set both."""
+    from fedrepro.engine.method import field_types
+
+    kinds = field_types(method)
+    rules = {}
+    for f in dataclasses.fields(method):
+        if f.name in SETTINGS:
+            raise InputError(
+                f"{method.__name__}.{f.name}: an experiment has a setting {f.name}; "
+                "expected another name for the field"
+            )
+        if f.init:
+            rules[f.name] = Rule(kinds[f.name], -1e18, 1e18)
+    return rules
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #240473b8
 def typed_value(text: str):

@@ -696,6 +696,11 @@ def check_published(spec: Spec):
                     f"{spec.path}: published: {n} lines of {spec.published.name} match {short(cell, 160)} "
                     f"(column {column.label}); name more columns"
                 )
+        if column.published != NOTHING and not lines(column.published).any():
+            raise InputError(
+                f"{spec.path}: published: no line of {spec.published.name} is of column {column.label}: "
+                f"{short(column.published, 160)}; expected values that its lines have"
+            )
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #4df7cf14
 def check_alike(spec: Spec, part: Spec):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 import torch
 from torch import nn
-from ..core.errors import InputError, number
+from ..core.errors import InputError, fits_call, number
 from ..core.own_modules import define_once
 from .net import ChannelsLast, Net, Network
 
@@ -68,6 +68,11 @@ def architecture(*shape: int):
         number("@architecture(shape), as in @architecture(3, 32, 32)", n, 1, kind=int)
 
     def register(build):
+        if not fits_call(build, 2):
+            raise InputError(
+                f"network {build.__name__}: expected a function of (classes, shape), as in "
+                f"`def {build.__name__}(classes, shape):`"
+            )
         define_once("network", build.__name__)
         ARCHITECTURES[build.__name__] = build, shape
         return build

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
-from ..core.errors import InputError, short
+from ..core.errors import InputError, fits_call, short
 from ..core.torch_state import global_seed
 from ..core.trees import Tree
 
@@ -101,6 +101,8 @@ def unusable(module: nn.Module) -> str | None:
     "Why `module` cannot be used as a network, in one line; None if it can"
     if not isinstance(module, Network):
         return f"its builder gave a {type(module).__name__}; expected a Network(body, head), with an nn.Linear as head"
+    if not fits_call(module.forward, 2):
+        return "its forward takes other arguments; expected forward(self, x, features=False)"
     parameters = dict(module.named_parameters())
     head = [n for n, _ in module.head.named_parameters()]
     for name, (t, places) in places_of(module).items():

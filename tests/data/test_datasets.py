@@ -282,3 +282,29 @@ def test_tables_of_older_files_are_fields_of_the_cards():
     assert transforms.RECIPES is datasets.RECIPES
     with pytest.raises(AttributeError, match="has no attribute 'PIXELS'"):
         transforms.PIXELS
+
+
+@pytest.mark.parametrize("kind", [torch.int16, torch.int64, torch.float32])
+def test_pixels_up_to_255_with_the_mean_of_pixels_up_to_1_are_refused(kind):
+    x = torch.randint(0, 256, (30, 1, 8, 8), generator=torch.Generator().manual_seed(0)).to(kind)
+    y = torch.arange(30) % 3
+    parts = dict(train_x=x, train_y=y, test_x=x, test_y=y, class_names=("a", "b", "c"))
+    recipe = transforms.Recipe("own", (0.1307,), (0.3081,))
+    with one_line("recipe 'own' has a mean of 0.131, the training samples one of", "scale=255"):
+        datasets.Dataset("d", **parts, recipe=recipe)
+    datasets.Dataset("d", **parts, recipe=recipe, scale=255.0)
+
+
+def test_a_reader_that_wants_an_argument_is_refused():
+    with one_line("data set 'mine': expected a function without arguments to read it"):
+        datasets.add_data_set("mine", lambda root: {})
+
+
+def test_several_labels_a_sample_are_not_called_one_hot():
+    x = torch.zeros(3, 4)
+    many = torch.tensor([[1, 1, 0], [0, 1, 0], [1, 0, 1]])
+    with one_line("several labels a sample cannot be learned here"):
+        datasets.Dataset("d", x, many, x, many, ("a", "b", "c"), transforms.Recipe("own", (), ()))
+    with one_line("one-hot rows become class numbers by y.argmax(1)"):
+        one = torch.eye(3)
+        datasets.Dataset("d", x, one, x, one, ("a", "b", "c"), transforms.Recipe("own", (), ()))

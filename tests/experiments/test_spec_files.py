@@ -1,14 +1,16 @@
 "Specs: every committed one says what the paper says; whatever is wrong in one is said in a single line"
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal  # noqa: F401 (read from a text)
 
+import numpy as np
 import pytest
 
 from fedrepro.core.errors import InputError
 from fedrepro.core.folders import find_specs
-from fedrepro.engine.method import load_methods
+from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rows import METRICS, Metric
 from fedrepro.experiments.rules import (
     SETTINGS,
@@ -17,7 +19,7 @@ from fedrepro.experiments.rules import (
     line_finder,
     read_published_csv,
 )
-from fedrepro.experiments.runs import build, pick_device, run_id
+from fedrepro.experiments.runs import build, method_settings, pick_device, run_id
 from fedrepro.experiments.specs import CHECKS, NOTHING, Change, Column
 from fedrepro.experiments.specs import load_spec, rests_on
 from fedrepro.models.architectures import ARCHITECTURES
@@ -581,3 +583,62 @@ def test_published_numbers_that_fit(tmp_path):
     # a row that the paper does not have
     load_spec(beside(tmp_path, CSV, {"method": "FedDyn"}, {"clients": 20}))
     load_spec(beside(tmp_path, CSV.replace("1,2", "1.5 , 2"), {}, {"clients": 20}))
+
+
+def test_a_column_of_which_no_line_is_printed_is_refused(tmp_path):
+    raw = TOY | {"published": "x.published.csv", "columns": [{"published": {"dataset": "CIFAR10"}}]}
+    csv = "method,dataset,mean,std\nFedAvg,CIFAR-10,81.3,0.4\n"
+    path = written(tmp_path, raw, csv=csv)
+    with one_line("published: no line of x.published.csv is of column", "CIFAR10"):
+        load_spec(path)
+
+
+def test_a_printed_csv_is_read_without_the_blanks_around_its_texts(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text("method,dataset,mean,std\nFedAvg , CIFAR-10,81.3,0.4\n")
+    line = read_published_csv(path).iloc[0]
+    assert (line.method, line.dataset) == ("FedAvg", "CIFAR-10")
+    path.write_text("method,mean,std,mean\nFedAvg,81.3,0.4,80\n")
+    with one_line("p.csv: column 'mean' is there twice"):
+        read_published_csv(path)
+
+
+def test_a_field_with_the_name_of_a_setting_is_refused():
+    "Its value would set both: half of the labels wrong, for a method that adds noise"
+
+    @dataclass
+    class Noisy(FedAvg, listed=False):
+        noise: float = 0.001
+
+    with one_line("Noisy.noise: an experiment has a setting noise; expected another name"):
+        field_rules(Noisy)
+    for method in load_methods().values():
+        field_rules(method)
+
+
+def test_fields_of_a_method_may_be_lists_or_none_and_have_types_as_texts():
+    @dataclass
+    class Own(FedAvg, listed=False):
+        layers: "list[int] | None" = None
+        kind: "Literal['near', 'far'] | None" = None
+        teacher: "Unknown | None" = None  # noqa: F821 (for type checkers alone)
+
+    rules = field_rules(Own)
+    assert rules["layers"]([1, 2], "layers") == [1, 2]
+    assert rules["layers"]("none", "layers") is None
+    assert rules["kind"]("far", "kind") == "far"
+    assert rules["lr"].kind is float
+    assert rules["teacher"](3, "teacher") == 3
+
+
+def test_what_cannot_name_a_run_is_refused():
+    @dataclass
+    class Own(FedAvg, listed=False):
+        steps: int = np.int64(3)
+        weights: np.ndarray = field(default_factory=lambda: np.arange(2))
+        criterion: object = None
+
+    settings = method_settings(Own())
+    assert (settings["steps"], settings["weights"]) == (3, [0, 1])
+    with one_line("Own criterion: a function cannot name a run; expected a number"):
+        method_settings(Own(criterion=lambda: 1))

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import same_bits
-from fedrepro.models.architectures import ARCHITECTURES
+from fedrepro.models.architectures import ARCHITECTURES, architecture
+from fedrepro.models.net import Net, Network
 from fedrepro.models.networks import network, network_names
 
 
@@ -157,3 +159,17 @@ def test_what_moon_compares_is_the_projection():
         x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         z = moon.features(moon.init(0), x)
         assert z.shape == (2, 256) and (z < 0).any(), "no activation after the projection"
+
+
+def test_a_builder_with_other_arguments_is_refused():
+    with pytest.raises(InputError, match=r"expected a function of \(classes, shape\)"):
+        architecture(1, 8, 8)(lambda num_classes=10: None)
+
+
+def test_a_forward_without_features_is_refused():
+    class Own(Network):
+        def forward(self, x):
+            return self.head(self.body(x))
+
+    with pytest.raises(InputError, match=r"expected forward\(self, x, features=False\)"):
+        Net("own", lambda: Own(nn.Flatten(), nn.Linear(64, 3)))
