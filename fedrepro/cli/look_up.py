@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 import typer
-from ..core.errors import choice
+from ..core.errors import InputError, choice, say
 from ..core.folders import data_dir, find_specs, paper_folders
 from ..reporting.grids import Sheet
 from .app import app, cached_answer, folder_given, print_table, show
@@ -101,7 +101,11 @@ def table_lines() -> list[dict]:
 
     lines = []
     for name, path in find_specs().items():
-        spec = load_spec(path)
+        try:
+            spec = load_spec(path)
+        except InputError as error:
+            say(f"left out: {error}")
+            continue
         tiers = finished_runs(spec)
         counts = [f"{tier} {n['finished']}/{n['runs']}" for tier, n in tiers.items()]
         lines.append(

@@ -98,14 +98,27 @@ def _restore_tables(before: list[dict]) -> list[str]:
     return wrong
 
 # %% ../../nbs/01_core/06_registries.ipynb #c9d994e5
+def _watched(name: str) -> bool:
+    "Whether the module `name` is the package's, or one of PyTorch's layers, functions and initialisations"
+    parts = name.split(".")
+    return parts[0] == "fedrepro" or parts[:3] in (
+        ["torch", "nn", "modules"],
+        ["torch", "nn", "functional"],
+        ["torch", "nn", "init"],
+    )
+
+
 def _attributes() -> dict[tuple[Any, str], Any]:
-    "(module or class, name) -> each function and class of the package, and each method of its classes"
+    """(module or class, name) -> each function and class of the package and of PyTorch's layers, and each method of
+    their classes; of the package also the constants, in capitals, that are numbers, texts or tuples"""
     attributes: dict[tuple[Any, str], Any] = {}
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] != "fedrepro" or module is None:
+        if module is None or not _watched(name):
             continue
+        of_package = name.split(".")[0] == "fedrepro"
         for key, value in list(vars(module).items()):
-            if callable(value):
+            constant = key.isupper() and isinstance(value, (int, float, str, tuple))
+            if callable(value) or of_package and constant:
                 attributes[module, key] = value
             if isinstance(value, type) and value.__module__ == name:
                 for attribute, member in vars(value).items():
@@ -115,14 +128,16 @@ def _attributes() -> dict[tuple[Any, str], Any]:
 
 
 def _restore_attributes(before: dict[tuple[Any, str], Any]) -> list[str]:
-    "Put functions, classes and methods of the package back, and what is wrong"
+    "Put functions, classes, methods and constants back, and what is wrong"
     wrong = []
     for (owner, key), value in before.items():
         if vars(owner).get(key) is value:
             continue
         setattr(owner, key, value)
         name = getattr(owner, "__qualname__", owner.__name__)
-        wrong.append(f"it replaces {key} of {name}, which is the package's")
+        module = getattr(owner, "__module__", owner.__name__)
+        whose = "PyTorch" if module.split(".")[0] == "torch" else "the package"
+        wrong.append(f"it replaces {key} of {name}, which is {whose}'s")
     return wrong
 
 # %% ../../nbs/01_core/06_registries.ipynb #95658a84

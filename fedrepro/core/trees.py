@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['Tree', 'add', 'sub', 'scale', 'zeros_like', 'dot', 'squared_norm', 'norm', 'distance', 'weighted_mean', 'select',
-           'stack', 'unstack', 'leaves', 'tensors', 'nbytes', 'moved', 'as_bytes', 'same_bits']
+           'stack', 'unstack', 'leaves', 'tensors', 'nbytes', 'rebuilt', 'moved', 'as_bytes', 'same_bits']
 
 # %% ../../nbs/01_core/01_trees.ipynb #08d44a9f
 import math
+from copy import copy
 from numbers import Number
 import numpy as np
 import torch
@@ -119,17 +120,27 @@ def nbytes(message) -> int:
     return total
 
 # %% ../../nbs/01_core/01_trees.ipynb #1c7e630e
+def rebuilt(message, parts):
+    "A dict, list or tuple of the kind of `message`, a defaultdict or a namedtuple too, with other `parts`"
+    if type(message) in (dict, list):
+        return parts
+    if isinstance(message, dict):
+        same = copy(message)  # keeps what its kind has beside the entries
+        for key, part in parts.items():
+            same[key] = part
+        return same
+    return type(message)(*parts) if hasattr(message, "_fields") else type(message)(parts)
+
+
 def moved(message, device):
     "A nested message with all its tensors on `device`; the very same tensors where they are there already"
     if isinstance(message, Tensor):
         return message.to(device)
     if isinstance(message, dict):
-        return {key: moved(part, device) for key, part in message.items()}
-    return (
-        type(message)(moved(part, device) for part in message)
-        if isinstance(message, (list, tuple))
-        else message
-    )
+        return rebuilt(message, {key: moved(part, device) for key, part in message.items()})
+    if isinstance(message, (list, tuple)):
+        return rebuilt(message, [moved(part, device) for part in message])
+    return message
 
 # %% ../../nbs/01_core/01_trees.ipynb #0edc8f88
 def as_bytes(t: Tensor) -> Tensor:

@@ -441,6 +441,12 @@ def natural(labels, test_labels, clients, classes, seed, groups):
     require(groups is not None, "partition 'natural': this data set has no groups")
     train, test = map(as_labels, groups)
     there = 1 + int(max(train.max(), test.max()))
+    empty = np.setdiff1d(np.arange(there), train)
+    require(
+        not len(empty),
+        f"partition 'natural': groups {short(empty[:5].tolist())} have no training sample; number those that have by "
+        "numpy.unique(groups, return_inverse=True)[1]",
+    )
     require(
         clients == there,
         f"partition 'natural': {clients} clients asked for, the data set has {there} groups",

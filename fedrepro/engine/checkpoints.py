@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MALFORMED', 'CHECKPOINT_FORMAT', 'MINUTE', 'SHARE', 'outline', 'filled', 'axes', 'to_bytes', 'from_bytes', 'digest',
-           'save_message', 'read_description', 'load_message', 'snapshot_parts', 'snapshot_of', 'save_snapshot',
-           'load_snapshot', 'matching', 'forget', 'forget_finished', 'state_in', 'CheckpointWriter']
+           'save_message', 'read_description', 'load_message', 'snapshot_parts', 'snapshot_of', 'refuse_unkeepable',
+           'save_snapshot', 'load_snapshot', 'matching', 'forget', 'forget_finished', 'state_in', 'CheckpointWriter']
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #3b589b5e
 import hashlib, json, math, time
@@ -33,7 +33,9 @@ def outline(message, tensors: dict[int, tuple[int, Tensor | np.ndarray]]):
     if isinstance(message, (Tensor, np.ndarray)):
         number = tensors.setdefault(id(message), (len(tensors), message))[0]
         return {"tensor" if isinstance(message, Tensor) else "array": number}
-    if isinstance(message, dict):
+    if isinstance(message, (np.number, np.bool_)):
+        return {"scalar": tensors.setdefault(id(message), (len(tensors), np.asarray(message)))[0]}
+    if type(message) is dict:
         return {"dict": [[inner(key), inner(value)] for key, value in message.items()]}
     if type(message) is tuple:
         return {"tuple": [inner(part) for part in message]}
@@ -63,6 +65,8 @@ def filled(shape, tensors: list[Tensor]):
         return tuple(inner(part) for part in value)
     if kind == "float":
         return float(value)
+    if kind == "scalar":
+        return tensors[value].cpu().numpy()[()]
     return tensors[value] if kind == "tensor" else tensors[value].cpu().numpy()
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #a26a4b00
@@ -191,14 +195,22 @@ def snapshot_of(parts: dict, federation: Federation) -> Snapshot:
     return Snapshot(**parts | {"states": park_states(federation, parts["states"])})
 
 
-def save_snapshot(path: Path, snapshot: Snapshot):
+def refuse_unkeepable(who: str, snapshot: Snapshot):
+    "Raises InputError if a state that `who` has made cannot be kept in a checkpoint"
+    try:
+        outline(snapshot_parts(snapshot), {})
+    except InputError as error:
+        raise InputError(f"{who}: of its state a {error}") from None
+
+
+def save_snapshot(path: str | Path, snapshot: Snapshot):
     "Keep a snapshot under `path` (two files, without suffix): a callback of `rounds.run` may. Raises InputError"
-    save_message(path, {"round": snapshot.round}, snapshot_parts(snapshot))
+    save_message(Path(path), {"round": snapshot.round}, snapshot_parts(snapshot))
 
 
-def load_snapshot(path: Path, federation: Federation) -> Snapshot:
+def load_snapshot(path: str | Path, federation: Federation) -> Snapshot:
     "The snapshot kept under `path`, to `start` a run of `federation` from; raises Damaged"
-    return snapshot_of(load_message(path, federation.device), federation)
+    return snapshot_of(load_message(Path(path), federation.device), federation)
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #dc791965
 # seconds between checkpoints; how many times longer a run computes than it writes

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Phase', 'PhaseResult', 'two_samples', 'needs_two',
            'draws_numbers', 'positions_in', 'sample_pools', 'plan_batches', 'split_batches', 'clipped', 'bounded',
-           'add_momentum', 'sgd_step', 'gradient', 'adjusted', 'Step', 'movable', 'checked_pair', 'checked_step',
-           'refuse_replaced', 'refuse_moved_frozen', 'train', 'watch_client', 'refuse_writes', 'checked_result',
-           'in_turn', 'refuse_model', 'add_constants', 'start_phase', 'steps_taken', 'refuse_unknown_prefix',
-           'local_phases', 'client_rounds', 'client_round', 'class_means']
+           'add_momentum', 'sgd_step', 'gradient', 'adjusted', 'refuse_unsaid_mode', 'Step', 'movable', 'checked_pair',
+           'checked_step', 'refuse_replaced', 'refuse_moved_frozen', 'train', 'watch_client', 'refuse_writes',
+           'checked_result', 'in_turn', 'refuse_model', 'add_constants', 'start_phase', 'steps_taken',
+           'refuse_unknown_prefix', 'local_phases', 'client_rounds', 'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 import math
@@ -336,6 +336,16 @@ def adjusted(phase: Phase, client: Client, params: Tree, grads: Tree) -> Tree:
     return new
 
 # %% ../../nbs/04_engine/01_client.ipynb #e7d5d9ca
+def refuse_unsaid_mode(net, phase: Phase, moving: Tree):
+    "Raises InputError where a loss that trains a body with dropout or batch statistics does not say in which mode"
+    if not net.has_modes or net.mode_is_said or not any(n.startswith("body.") for n in moving):
+        return
+    raise InputError(
+        f"phase {phase.name}: its loss does not say whether the network trains, which has dropout or batch "
+        "statistics; expected client.net(params, batch.x, train=True), or train=False for evaluation mode"
+    )
+
+
 @dataclass
 class Step:
     "One step of a phase, as a method's own `step` sees it"
@@ -356,7 +366,9 @@ class Step:
         if instead is not None:
             params = params | instead
             moving = instead
+        self.client.net.mode_is_said = False
         loss = self.phase.loss(self.client, params, self.batch)
+        refuse_unsaid_mode(self.client.net, self.phase, moving)
         if not isinstance(loss, Tensor) or loss.dim():
             got = tuple(loss.shape) if isinstance(loss, Tensor) else short(loss)
             raise InputError(

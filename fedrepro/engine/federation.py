@@ -33,7 +33,7 @@ class Autocast(Net):
     "A network with float32 parameters and float32 results, computed in bfloat16 in between"
 
     def __call__(
-        self, params: Tree, x: Tensor, train: bool = False, features: bool = False
+        self, params: Tree, x: Tensor, train: bool | None = None, features: bool = False
     ) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16):
             return super().__call__(params, x, train, features).float()

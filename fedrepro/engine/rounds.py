@@ -30,7 +30,7 @@ from fedrepro.core.errors import (
     short,
 )
 from ..core.torch_state import USUAL, turned
-from ..core.trees import Tree, moved, nbytes
+from ..core.trees import Tree, moved, nbytes, rebuilt
 from .client import Client, checked_pair, client_rounds
 from .client import refuse_model, refuse_writes, watch_client
 from .declarations import refuse_untrained
@@ -174,7 +174,7 @@ def with_frozen(message, frozen: Tree, model: bool = False):
             whole[n] = frozen[n]
         else:
             whole[n] = with_frozen(part, frozen, n == "params")
-    return whole
+    return rebuilt(message, whole)
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #58ef0efb
 def refuse_params(params, like: Tree, where: str, names: Iterable[str] = ()):

@@ -19,7 +19,7 @@ from ..core.files import code_digest
 from ..core.own_files import as_imported
 from ..core.torch_state import USUAL, turned, usual_state
 from ..core.trees import Tree
-from ..engine.checkpoints import CheckpointWriter
+from ..engine.checkpoints import CheckpointWriter, refuse_unkeepable
 from ..engine.client import Client, Phase, PhaseResult, client_rounds, in_turn
 from ..engine.evaluation import eval_models, finetuned, model_suffixes
 from ..engine.federation import Federation
@@ -351,6 +351,7 @@ def try_round(method, federation: Federation):
     for client in opened.clients:
         results += client_rounds(method, [client], two_batches)
     end = close_round(method, federation, start, opened, results)
+    refuse_unkeepable(type(method).__name__, end)
     for suffix in model_suffixes(method):
         models = eval_models(method, federation, end, suffix)
         if not suffix:

@@ -17,7 +17,7 @@ from fedrepro.core.own_files import adopt, as_imported, import_file, own_texts
 from fedrepro.core.fingerprints import own_digest
 from fedrepro.core.torch_state import USUAL, positions, put
 from fedrepro.data import datasets, partition, transforms
-from fedrepro.engine import method
+from fedrepro.engine import federation, method
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rows import METRICS
 from fedrepro.experiments import runner, runs, store
@@ -808,3 +808,27 @@ def test_a_tensor_of_half_the_bits_is_known_by_what_it_holds():
 def test_what_follows_from_a_clock_is_found_inside_a_condition_too():
     text = b"import time\nif True:\n    NOW = time.time()\nSTAMP = NOW\nRATE = 0.1\n"
     assert own_modules.unrepeatable_names(text) == {"NOW", "STAMP"}
+
+
+PATCHES = {
+    "reset_parameters of Linear, which is PyTorch's": (
+        "from torch import nn\nnn.Linear.reset_parameters = lambda self: nn.init.zeros_(self.weight)\n"
+    ),
+    "cross_entropy of torch.nn.functional, which is PyTorch's": (
+        "import torch.nn.functional as F\nF.cross_entropy = lambda logits, y: F.nll_loss(logits, y)\n"
+    ),
+    "INIT of fedrepro.engine.federation, which is the package's": (
+        "from fedrepro.engine import federation\nfederation.INIT = 11\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PATCHES)
+def test_a_file_may_not_replace_what_computes_others(tmp_path, what):
+    "Else FedAvg would have other numbers under its own name"
+    before = nn.Linear.reset_parameters, nn.functional.cross_entropy, federation.INIT
+    file = tmp_path / "patch.py"
+    file.write_text(PATCHES[what])
+    with one_line(f"it replaces {what}"):
+        import_file(file)
+    assert before == (nn.Linear.reset_parameters, nn.functional.cross_entropy, federation.INIT)

@@ -362,3 +362,27 @@ def test_samples_are_positions_of_any_kind(kind):
 def test_a_phase_may_train_a_body_without_parameters():
     flat = Net("flat", lambda: Network(nn.Flatten(), nn.Linear(64, 10)))
     assert run(FedAvg(**SMALL), replace(EVERYBODY, net=flat), 1).snapshot.round == 1
+
+
+class Unsaid(FedAvg, listed=False):
+    def loss(self, client, params, batch):
+        return F.cross_entropy(client.net(params, batch.x), batch.y)
+
+
+class Said(FedAvg, listed=False):
+    def loss(self, client, params, batch):
+        return F.cross_entropy(client.net(params, batch.x, train=False), batch.y)
+
+
+@pytest.mark.parametrize("layer", [lambda: nn.BatchNorm1d(12), lambda: nn.Dropout(0.5)])
+def test_a_loss_says_in_which_mode_a_network_with_two_trains(layer):
+    "In a plain loop a network trains; here a forgotten `train=True` would evaluate it in every step"
+
+    def build():
+        return Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 12), layer()), nn.Linear(12, 10))
+
+    federation = replace(tiny(), net=Net("own", build))
+    with pytest.raises(InputError, match="does not say whether the network trains"):
+        run(Unsaid(**LOCAL), federation, 1)
+    run(Said(**LOCAL), federation, 1)
+    run(Unsaid(**LOCAL), tiny(), 1)

@@ -2,25 +2,29 @@
 
 import itertools
 import random
-from collections import deque
+from collections import Counter as Counts, defaultdict, deque
 from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from fedrepro.checks.harness import tiny
+from fedrepro.core.errors import InputError
 from fedrepro.core.trees import same_bits
 from fedrepro.data.concept_drift import DriftSchedule, Swap
 from fedrepro.engine import rounds
+from fedrepro.engine.checkpoints import load_snapshot, save_snapshot
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.forks import ActiveRun, run_forked
 from fedrepro.engine.method import FedAvg
 from fedrepro.engine.rounds import AfterRound, run, sequential
 from fedrepro.engine.rows import RESERVED
 from fedrepro.executors.executors import Stacked
+from fedrepro.experiments.jobs import try_round
 from toy import one_line
 
 LOCAL = dict(lr=0.05, epochs=1, batch_size=0)
@@ -700,3 +704,51 @@ def test_everything_that_is_uploaded_is_counted():
     more = ran(method(client_result=client_result), 1).snapshot
     cohort = len(tiny().cohort(0))
     assert more.bytes_up - usual.bytes_up == cohort * (800 + 200)
+
+
+class Seen(NamedTuple):
+    rounds: int
+    best: float
+
+
+class Keeps(FedAvg, listed=False):
+    "Keeps objects of several kinds"
+
+    def init_client(self, federation, k):
+        return {"seen": Seen(0, 0.0), "count": Counts("aab"), "lists": defaultdict(list)}
+
+    def client_result(self, client, params, results):
+        state = client.state
+        seen = Seen(state["seen"].rounds + 1, state["seen"].best)
+        lists = state["lists"]
+        assert lists.default_factory is list
+        return {"params": params}, {"seen": seen, "count": state["count"], "lists": lists}
+
+
+def test_a_state_keeps_the_kinds_of_its_parts():
+    ended = run(Keeps(**LOCAL), tiny(), 2).snapshot
+    known = [state for state in ended.states if state["seen"].rounds]
+    assert known
+    assert all(state["count"] == Counts("aab") for state in known)
+
+
+class Mean(FedAvg, listed=False):
+    "Keeps a number of NumPy's"
+
+    def aggregate(self, server, exchange):
+        return super().aggregate(server, exchange) | {"mean": np.mean(exchange.sizes)}
+
+
+def test_a_number_of_numpy_is_kept(tmp_path):
+    federation = tiny()
+    ended = run(Mean(**LOCAL), federation, 1).snapshot
+    save_snapshot(str(tmp_path / "kept"), ended)
+    again = load_snapshot(str(tmp_path / "kept"), federation)
+    assert type(again.server["mean"]) is np.float64
+    assert again.server["mean"] == ended.server["mean"]
+
+
+def test_a_state_that_cannot_be_kept_is_refused_before_a_run():
+    try_round(Mean(**LOCAL), tiny())
+    with pytest.raises(InputError, match="Keeps: of its state a checkpoint: a Seen cannot be kept"):
+        try_round(Keeps(**LOCAL), tiny())

@@ -1,5 +1,6 @@
 """What people get wrong when they ask for a network, and what every network has to keep."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -173,3 +174,13 @@ def test_a_forward_without_features_is_refused():
 
     with pytest.raises(InputError, match=r"expected forward\(self, x, features=False\)"):
         Net("own", lambda: Own(nn.Flatten(), nn.Linear(64, 3)))
+
+
+def test_a_builder_whose_seed_does_not_decide_is_refused():
+    def build():
+        net = Network(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), nn.Linear(3, 2))
+        nn.init.constant_(net.body[1].weight, np.random.default_rng().normal())
+        return net
+
+    with pytest.raises(InputError, match="body.1.weight differs between two networks of one seed"):
+        Net("own", build)
