@@ -6,8 +6,8 @@
 __all__ = ['OWN_MODULES', 'SCALARS', 'CONTAINERS', 'CHANGING', 'READING', 'own_file', 'OwnModules', 'constants',
            'changed_constants', 'note_definition', 'forget_definitions', 'no_longer_named', 'defining_files',
            'still_defined', 'refuse_two_files', 'define_once', 'OwnFinder', 'file_of', 'pin_source', 'mentioned',
-           'family', 'is_array', 'is_data', 'array_text', 'PlainText', 'unrepeatable_names', 'plain_values',
-           'values_after_import', 'family_digest', 'source_digests']
+           'family', 'is_array', 'is_table', 'is_network', 'is_data', 'array_text', 'PlainText', 'unrepeatable_names',
+           'plain_values', 'values_after_import', 'family_digest', 'source_digests']
 
 # %% ../../nbs/01_core/05_own_modules.ipynb #32fd4ebc
 import ast, hashlib, importlib.util, inspect, os, sys
@@ -317,17 +317,29 @@ def is_array(value) -> bool:
     return kind.__module__.startswith("torch") and hasattr(value, "detach")
 
 
+def is_table(value) -> bool:
+    "Whether a value is a table or a column of pandas"
+    return type(value).__module__.split(".")[0] == "pandas" and hasattr(value, "to_numpy")
+
+
+def is_network(value) -> bool:
+    "Whether a value is a module of PyTorch, which has parameters and buffers"
+    return hasattr(value, "state_dict") and hasattr(value, "named_buffers")
+
+
 def is_data(value) -> bool:
-    "Whether a value is a number, a text, a path, an array or a container, and not code"
+    "Whether a value is a number, a text, a path, an array, a table, a network or a container, and not code"
     if isinstance(value, type):
         return False
     if isinstance(value, (*SCALARS, *CONTAINERS)) or is_dataclass(value):
         return True
-    return is_array(value)
+    return is_array(value) or is_table(value) or is_network(value)
 
 
 def array_text(value) -> str:
     "An array or tensor by type, shape and bytes"
+    if type(value).__name__.startswith("Uninitialized"):
+        return type(value).__name__  # a parameter of a lazy layer
     about = f"{value.dtype} {tuple(value.shape)}"
     try:
         if hasattr(value, "detach"):
@@ -335,7 +347,7 @@ def array_text(value) -> str:
             if value.is_floating_point() and value.element_size() < 4:
                 value = value.float()  # NumPy has not all of the small types
             value = value.numpy()
-    except (TypeError, RuntimeError, NotImplementedError):
+    except (TypeError, RuntimeError, NotImplementedError, ValueError):
         return f"{about} of no bytes"  # sparse, or without storage
     if value.dtype.hasobject:
         return f"{about} {value.tolist()!r}"
@@ -362,6 +374,9 @@ class PlainText:
             return self.scalar(value)
         if is_array(value):
             return array_text(value)
+        if is_table(value):
+            names = getattr(value, "columns", [value.name] if hasattr(value, "name") else [])
+            return f"table[{self.write(list(names))}, {array_text(value.to_numpy())}]"
         if id(value) in self.inside:
             return "<itself>"
         self.inside.add(id(value))
@@ -381,7 +396,9 @@ class PlainText:
             return f"{kind}[{', '.join(map(self.write, value))}]"
         if isinstance(value, (set, frozenset)):
             return f"{kind}[{', '.join(sorted(map(self.write, value)))}]"
-        if is_dataclass(value):
+        if is_network(value):
+            table = dict(value.state_dict())
+        elif is_dataclass(value):
             table = {f.name: getattr(value, f.name, None) for f in fields(value)}
         else:
             table = value if isinstance(value, dict) else vars(value)

@@ -7,6 +7,7 @@ import sys
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -832,3 +833,16 @@ def test_a_file_may_not_replace_what_computes_others(tmp_path, what):
     with one_line(f"it replaces {what}"):
         import_file(file)
     assert before == (nn.Linear.reset_parameters, nn.functional.cross_entropy, federation.INIT)
+
+
+def test_tables_and_networks_of_a_file_are_known_by_what_they_hold():
+    write = own_modules.PlainText("/folder/own.py").write
+    table = pd.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+    other = table.assign(a=[1, 3])
+    assert write(table) == write(table.copy())
+    assert write(table) != write(other)
+    assert write(table["a"]) != write(other["a"])
+    layer = nn.Linear(3, 2)
+    assert write(layer) == write(layer)
+    assert write(layer) != write(nn.Linear(3, 2))
+    assert "Uninitialized" in write(nn.LazyLinear(2))
