@@ -6,8 +6,8 @@
 __all__ = ['OWN_MODULES', 'SCALARS', 'CONTAINERS', 'CHANGING', 'READING', 'own_file', 'OwnModules', 'constants',
            'changed_constants', 'note_definition', 'forget_definitions', 'no_longer_named', 'defining_files',
            'still_defined', 'refuse_two_files', 'define_once', 'OwnFinder', 'file_of', 'pin_source', 'mentioned',
-           'family', 'is_array', 'is_table', 'is_network', 'is_data', 'array_text', 'PlainText', 'unrepeatable_names',
-           'plain_values', 'values_after_import', 'family_digest', 'source_digests']
+           'family', 'is_array', 'is_table', 'is_network', 'is_own_object', 'is_data', 'array_text', 'PlainText',
+           'unrepeatable_names', 'plain_values', 'values_after_import', 'family_digest', 'source_digests']
 
 # %% ../../nbs/01_core/05_own_modules.ipynb #32fd4ebc
 import ast, hashlib, importlib.util, inspect, os, sys
@@ -327,13 +327,24 @@ def is_network(value) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "named_buffers")
 
 
+def is_own_object(value) -> bool:
+    "Whether a value is an object of a person's class, such as a configuration, that asks no clock, process or machine"
+    c = type(value)
+    if not hasattr(value, "__dict__") or not own_file(file_of(c.__module__)):
+        return False
+    for node in ast.walk(ast.parse(pin_source(c.__module__))):
+        if isinstance(node, ast.ClassDef) and node.name == c.__name__ and _words(node) & CHANGING:
+            return False
+    return True
+
+
 def is_data(value) -> bool:
-    "Whether a value is a number, a text, a path, an array, a table, a network or a container, and not code"
+    "Whether a value is a number, a text, a path, an array, a table, a network, a container or a person's object, not code"
     if isinstance(value, type):
         return False
     if isinstance(value, (*SCALARS, *CONTAINERS)) or is_dataclass(value):
         return True
-    return is_array(value) or is_table(value) or is_network(value)
+    return is_array(value) or is_table(value) or is_network(value) or is_own_object(value)
 
 
 def array_text(value) -> str:

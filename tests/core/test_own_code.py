@@ -846,3 +846,16 @@ def test_tables_and_networks_of_a_file_are_known_by_what_they_hold():
     assert write(layer) == write(layer)
     assert write(layer) != write(nn.Linear(3, 2))
     assert "Uninitialized" in write(nn.LazyLinear(2))
+
+
+def test_an_object_of_a_file_counts_by_what_it_holds(files):
+    "Such as a configuration that was read; not one that asks a clock"
+    text = (
+        "import time\nclass Config:\n    def __init__(self, lr):\n        self.lr = lr\n"
+        "class Log:\n    def __init__(self):\n        self.start = time.time()\n"
+        "CONFIG = Config(0.25)\nLOG = Log()\n"
+    )
+    files(held_o=text + OWN.format("", "server"))
+    values = own_modules.plain_values(sys.modules["held_o"])
+    assert "CONFIG = Config['lr': 0.25]" in values
+    assert not any(value.startswith("LOG") for value in values)
