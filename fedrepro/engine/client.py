@@ -338,7 +338,8 @@ def adjusted(phase: Phase, client: Client, params: Tree, grads: Tree) -> Tree:
 # %% ../../nbs/04_engine/01_client.ipynb #e7d5d9ca
 def refuse_unsaid_mode(net, phase: Phase, moving: Tree):
     "Raises InputError where a loss that trains a body with dropout or batch statistics does not say in which mode"
-    if not net.has_modes or net.mode_is_said or not any(n.startswith("body.") for n in moving):
+    trains_body = any(n.startswith("body.") for n in moving)
+    if not trains_body or net.mode_is_said or not getattr(net, "has_modes", False):
         return
     raise InputError(
         f"phase {phase.name}: its loss does not say whether the network trains, which has dropout or batch "
