@@ -66,8 +66,9 @@ ODD_NAMES = TOY | dict(
     published="t.published.csv",
     base=BASE | dict(rounds=12, seeds=[0, 1, 2]),
     columns=[
-        {"clients": n, "source": "guess: a test", "published": {"clients": m}}
-        for n, m in ((3, 20), (4, 100), (5, 7))
+        {"clients": 3, "source": "guess: a test", "published": {"clients": 20}},
+        {"clients": 4, "source": "guess: a test", "published": {"clients": 100}},
+        {"clients": 5, "source": "guess: a test", "unpublished": "a test"},
     ],
     methods={
         "FedAvg": {},

@@ -94,7 +94,7 @@ def finished_runs(spec) -> dict[str, dict[str, int]]:
         tiers[tier] = dict(finished=len(stored & asked), runs=len(asked))
     return tiers
 
-
+# %% ../../nbs/11_cli/04_look_up.ipynb #b36dc3fc
 def table_lines() -> list[dict]:
     "Every spec found: name, title, paper, table, metric, and the runs finished and asked for in each tier"
     from fedrepro.experiments.specs import load_spec

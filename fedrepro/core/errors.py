@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PACKAGE_FOLDER', 'STANDARD_LIBRARY', 'LIBRARY_FOLDERS', 'InputError', 'UnknownName', 'Damaged', 'Foreign', 'say',
-           'short', 'choice', 'literal', 'require', 'span', 'number', 'kind_of_value', 'fits_call', 'instance',
+           'short', 'choice', 'one_of', 'require', 'span', 'number', 'kind_of_value', 'fits_call', 'instance',
            'as_path', 'listed', 'is_own', 'own_line', 'raised_by_own', 'brief']
 
 # %% ../../nbs/01_core/00_errors.ipynb #6cd03a1f
@@ -89,8 +89,8 @@ def choice(name, accepted, what: str, kind: str = ""):
     error.accepted = tuple(accepted)
     raise error
 
-
-def literal(value, accepted: tuple, what: str):
+# %% ../../nbs/01_core/00_errors.ipynb #4df9476c
+def one_of(value, accepted: tuple, what: str):
     "`value` if it is one of those of a `Literal`, texts or numbers; raises InputError, of texts as `choice`"
     for one in accepted:
         if type(one) is type(value) and one == value:

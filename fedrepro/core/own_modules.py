@@ -316,7 +316,7 @@ def is_array(value) -> bool:
     kind = type(value)
     return kind.__module__.startswith("torch") and hasattr(value, "detach")
 
-
+# %% ../../nbs/01_core/05_own_modules.ipynb #639d82bb
 def is_table(value) -> bool:
     "Whether a value is a table or a column of pandas"
     return type(value).__module__.split(".")[0] == "pandas" and hasattr(value, "to_numpy")
@@ -337,7 +337,7 @@ def is_own_object(value) -> bool:
             return False
     return True
 
-
+# %% ../../nbs/01_core/05_own_modules.ipynb #dce23a1b
 def is_data(value) -> bool:
     "Whether a value is a number, a text, a path, an array, a table, a network, a container or a person's object, not code"
     if isinstance(value, type):

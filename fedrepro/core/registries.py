@@ -126,7 +126,7 @@ def _attributes() -> dict[tuple[Any, str], Any]:
                         attributes[value, attribute] = member
     return attributes
 
-
+# %% ../../nbs/01_core/06_registries.ipynb #470c6e09
 def _restore_attributes(before: dict[tuple[Any, str], Any]) -> list[str]:
     "Put functions, classes, methods and constants back, and what is wrong"
     wrong = []

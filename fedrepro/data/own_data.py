@@ -196,7 +196,7 @@ def _refuse_unscaled(recipe: Recipe, x: Tensor, scale: float, of: str):
             "the mean and std of the samples as they are"
         )
 
-
+# %% ../../nbs/02_data/09_own_data.ipynb #0f92b5e6
 def fitting(recipe: Recipe, x: Tensor, scale: float, name: str) -> Recipe:
     "`recipe` for the training samples `x`, measured where it states no mean; raises InputError if it does not fit them"
     of = f"{name}: recipe {recipe.name!r}"

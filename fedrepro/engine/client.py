@@ -346,7 +346,7 @@ def refuse_unsaid_mode(net, phase: Phase, moving: Tree):
         "statistics; expected client.net(params, batch.x, train=True), or train=False for evaluation mode"
     )
 
-
+# %% ../../nbs/04_engine/01_client.ipynb #5f019125
 @dataclass
 class Step:
     "One step of a phase, as a method's own `step` sees it"

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SOURCE_KINDS', 'NAMES', 'STUDIES', 'CLIENT_PATTERN', 'STUDY_SAMPLES', 'SEED', 'COUNT', 'NAME', 'PARTITION', 'STUDY',
-           'SETTINGS', 'DRIFT', 'DEFAULTS', 'Value', 'is_kind', 'typed', 'Rule', 'method_classes', 'names',
-           'parse_client', 'toml_table', 'read_values', 'read_toml', 'last_digit', 'read_published_csv', 'line_finder',
-           'field_rules', 'typed_value', 'typed_settings']
+           'SETTINGS', 'DRIFT', 'DEFAULTS', 'field_rules', 'Value', 'is_kind', 'typed', 'Rule', 'method_classes',
+           'names', 'parse_client', 'toml_table', 'read_values', 'read_toml', 'last_digit', 'read_published_csv',
+           'line_finder', 'read_field_rules', 'typed_value', 'typed_settings']
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #9f1a0293
 import dataclasses, io, math, re, tomllib
@@ -19,7 +19,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 import numpy as np
 import pandas as pd
-from ..core.errors import InputError, choice, literal, number, short
+from ..core.errors import InputError, choice, number, one_of, short
 from ..core.files import read_regular
 from ..data import concept_drift, partition
 from ..data.concept_drift import MAX_CLIENTS
@@ -56,7 +56,7 @@ def is_kind(value, kind) -> bool:
         return type(value) is str and value.isprintable() and len(value) <= 200
     return type(value) is kind
 
-
+# %% ../../nbs/07_experiments/01_rules.ipynb #61af20d4
 def typed(value, kind, where: str):
     """`value` as `kind`: a class, a union with None (written "none"), Literal, list[...] or tuple[...].
 
@@ -66,7 +66,7 @@ def typed(value, kind, where: str):
     if kind is Any:
         return value
     if origin is Literal:
-        return literal(value, inner, where)
+        return one_of(value, inner, where)
     if origin in (list, tuple):
         if type(value) is not list:
             raise InputError(f"{where}: {short(value)} is not a list")
@@ -301,7 +301,6 @@ def last_digit(text: str) -> float:
     return 10.0 ** int(Decimal(text).as_tuple().exponent)
 
 
-@lru_cache(256)  # a scoreboard asks for each file ten times
 def _published_texts(path: Path, text: bytes) -> pd.DataFrame:
     "A published csv with `mean` and `std` as texts; raises InputError for a column that lacks or is there twice"
     paper = pd.read_csv(io.BytesIO(text), dtype={"mean": str, "std": str})
@@ -318,7 +317,8 @@ def _published_texts(path: Path, text: bytes) -> pd.DataFrame:
         raise InputError(f"{path}: a line has more fields than the first")
     return paper
 
-
+# %% ../../nbs/07_experiments/01_rules.ipynb #6d189cf8
+@lru_cache(256)  # a scoreboard asks for each file ten times
 def _published(path: Path, text: bytes) -> pd.DataFrame:
     paper = _published_texts(path, text)
     for column, low, what in (
@@ -375,8 +375,7 @@ def line_finder(paper: pd.DataFrame, where: str) -> Callable:
     return lines
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #c7af0c05
-@lru_cache(256)
-def field_rules(method: type) -> dict[str, Rule]:
+def read_field_rules(method: type) -> dict[str, Rule]:
     """Rules for the hyper-parameters of a method: its dataclass fields and their types
 
     Raises InputError for a field that an experiment has a setting of the same name for: a value would set both."""
@@ -393,6 +392,9 @@ def field_rules(method: type) -> dict[str, Rule]:
         if f.init:
             rules[f.name] = Rule(kinds[f.name], -1e18, 1e18)
     return rules
+
+
+field_rules: Callable[[type], dict[str, Rule]] = lru_cache(256)(read_field_rules)
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #240473b8
 def typed_value(text: str):

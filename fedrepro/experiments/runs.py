@@ -100,7 +100,7 @@ def plain_setting(value, where: str):
         ) from None
     return value
 
-
+# %% ../../nbs/07_experiments/03_runs.ipynb #7a2871d2
 def method_settings(method) -> dict:
     "The fields of a method that name its runs: all, but for those marked `neutral` that stand at their default"
     settings = {}

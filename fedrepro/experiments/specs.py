@@ -696,7 +696,9 @@ def check_published(spec: Spec):
                     f"{spec.path}: published: {n} lines of {spec.published.name} match {short(cell, 160)} "
                     f"(column {column.label}); name more columns"
                 )
-        if column.published != NOTHING and not lines(column.published).any():
+        if column.missing or column.published == NOTHING:
+            continue
+        if not lines(column.published).any():
             raise InputError(
                 f"{spec.path}: published: no line of {spec.published.name} is of column {column.label}: "
                 f"{short(column.published, 160)}; expected values that its lines have"

@@ -214,9 +214,11 @@ def own_head(client: Client, results: Results) -> Tree:
     first = common_head(client, results)
     if "balanced" in results:
         first = results["balanced"].params
-    if client.state["seen"]:
-        return first | client.state["head"]
-    return first
+    start = dict(first)
+    for name, own in client.state["head"].items():
+        # an `if` would wait for a GPU
+        start[name] = torch.where(client.state["seen"] > 0, own, first[name])
+    return start
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #38e35dcd
 @dataclass

@@ -221,7 +221,7 @@ def refuse_unrepeatable(name: str, once: dict, twice: dict):
                 "needs a seed, as in np.random.default_rng(torch.initial_seed())"
             )
 
-
+# %% ../../nbs/03_models/03_net.ipynb #1c7ae9d7
 class Net:
     "A network as a function of its parameters; one instance serves any number of models, but one thread at a time"
 
@@ -256,7 +256,7 @@ class Net:
         self._beside = _Constants(name, self.constants)
         again = None
         if not made_by_package(make):
-            refuse_unrepeatable(name, by_name, places_of(self._fresh(0)))
+            refuse_unrepeatable(name, places_of(self._fresh(0)), places_of(self._fresh(0)))
         if constant or not made_by_package(make):
             again = self._fresh(1)
             self._beside.refuse_others(again)

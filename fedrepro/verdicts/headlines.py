@@ -166,13 +166,14 @@ def processors_between(
 # %% ../../nbs/08_verdicts/09_headlines.ipynb #6e339b34
 def sides_with_fewer(compared: list[Comparison], seeds: int) -> tuple[Side, ...]:
     "The rivals of comparisons over fewer than `seeds` seeds, each once, without those of which a run diverged"
-    found = {}
+    found: dict[str, Side] = {}
     for comparison in compared:
-        if len(comparison.differences) < seeds and not comparison.diverged:
-            found[comparison.rival] = side(comparison.rival, tuple(comparison.theirs.values()))
+        rival = side(comparison.rival, tuple(comparison.theirs.values()))
+        if rival and len(comparison.differences) < seeds and not comparison.diverged:
+            found[comparison.rival] = rival
     return tuple(found.values())
 
-
+# %% ../../nbs/08_verdicts/09_headlines.ipynb #82fdaa49
 def headline_of(
     result: ClaimResult, results: str | Path | None, root: str | Path | None
 ) -> Headline:

@@ -142,7 +142,7 @@ def lines_repeated(spec: Spec, first: dict[tuple, Reason]) -> dict[int, Reason]:
             found[i] = origin
     return found
 
-
+# %% ../../nbs/08_verdicts/00_independent.ipynb #671f903b
 def repeats(specs: list[Spec]) -> dict[str, dict[int, Reason]]:
     "Spec -> line of its published csv -> the table, or tables, of the same paper that the number is from"
     first: dict[tuple, Reason] = {}
