@@ -12,6 +12,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 import numpy as np
 from fedrepro.core.own_modules import (
+    array_text,
     changed_constants,
     family,
     file_of,
@@ -199,12 +200,11 @@ class Description:
         c = type(value)
         if hasattr(value, "detach") and c.__module__.startswith("torch"):
             value = value.detach().cpu()
-            if (
-                str(value.dtype) == "torch.bfloat16"
-            ):  # NumPy has none; float32 holds each of its numbers
-                self.lines.append("bfloat16")
-                value = value.float()
-            value = value.numpy()
+            try:
+                value = value.numpy()
+            except TypeError:  # a type that NumPy has not, as bfloat16
+                self.lines.append(array_text(value))
+                return
         if isinstance(value, np.ndarray) and value.dtype.hasobject:
             self.add_parts(f"array {value.shape}", *value.flat)
             return

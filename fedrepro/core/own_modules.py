@@ -6,8 +6,8 @@
 __all__ = ['OWN_MODULES', 'SCALARS', 'CONTAINERS', 'CHANGING', 'READING', 'own_file', 'OwnModules', 'constants',
            'changed_constants', 'note_definition', 'forget_definitions', 'no_longer_named', 'defining_files',
            'still_defined', 'refuse_two_files', 'define_once', 'OwnFinder', 'file_of', 'pin_source', 'mentioned',
-           'family', 'is_array', 'is_table', 'is_network', 'is_own_object', 'is_data', 'array_text', 'PlainText',
-           'unrepeatable_names', 'plain_values', 'values_after_import', 'family_digest', 'source_digests']
+           'family', 'is_array', 'is_table', 'is_network', 'asks_the_machine', 'is_own_object', 'is_data', 'array_text',
+           'PlainText', 'unrepeatable_names', 'plain_values', 'values_after_import', 'family_digest', 'source_digests']
 
 # %% ../../nbs/01_core/05_own_modules.ipynb #32fd4ebc
 import ast, hashlib, importlib.util, inspect, os, sys
@@ -327,15 +327,21 @@ def is_network(value) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "named_buffers")
 
 
+@lru_cache(256)
+def asks_the_machine(text: bytes, name: str) -> bool:
+    "Whether the class `name` in a module's text asks a clock, a process or a machine"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef) and node.name == name and _words(node) & CHANGING:
+            return True
+    return False
+
+
 def is_own_object(value) -> bool:
     "Whether a value is an object of a person's class, such as a configuration, that asks no clock, process or machine"
     c = type(value)
     if not hasattr(value, "__dict__") or not own_file(file_of(c.__module__)):
         return False
-    for node in ast.walk(ast.parse(pin_source(c.__module__))):
-        if isinstance(node, ast.ClassDef) and node.name == c.__name__ and _words(node) & CHANGING:
-            return False
-    return True
+    return not asks_the_machine(pin_source(c.__module__), c.__name__)
 
 # %% ../../nbs/01_core/05_own_modules.ipynb #dce23a1b
 def is_data(value) -> bool:
