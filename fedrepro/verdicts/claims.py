@@ -485,7 +485,7 @@ def missing(lacks: list[Comparison], made: list[Comparison], of: int) -> Reason:
     return Reason(Kind.LACKING, tuple(names), (len(lacks), of))
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #934c65aa
-def rivals_with_one_seed(claim: Claim, runs: StoredRuns, made: list[Comparison]) -> tuple[str, ...]:
+def rivals_with_one_seed(runs: StoredRuns, made: list[Comparison]) -> tuple[str, ...]:
     "The rivals for which alone a claim cannot be tested; none where its own rows have one seed too"
     own = [c for c in made if len(runs.found.get((c.row, c.column), {})) < 2]
     if own:
@@ -517,7 +517,7 @@ def state_before_test(
     if lacks:
         return CANNOT, (missing(lacks, made, len(found)),)
     if min(len(c.differences) for c in made) < 2:
-        return CANNOT, (Reason(Kind.ONE_SEED, rivals_with_one_seed(claim, runs, made)),)
+        return CANNOT, (Reason(Kind.ONE_SEED, rivals_with_one_seed(runs, made)),)
     tests = [paired_test(list(c.differences.values())) for c in made]
     return (CANNOT, (Reason(Kind.NO_SPREAD),)) if np.isnan(tests).any() else ("", ())
 

@@ -87,9 +87,8 @@ class Headline:
     behind: int  # with the interval below 0
     deciding_column: str  # of the comparison that decides; "": nothing is run
     reasons: tuple[Reason, ...]  # why comparisons lack seeds
-    fewer: tuple[
-        Side, ...
-    ]  # rivals that are compared over fewer seeds than the one that decides, though none diverged
+    # rivals that are compared over fewer seeds than the one that decides, though none diverged
+    fewer: tuple[Side, ...]
     cpus: tuple[str, ...]  # the processors of the runs in the comparison that decides
     late: LateGain | None  # None: the claim is not about the last evaluation, or nothing is run
     caveat: str  # what the claim leaves out, as a sentence of its file

@@ -145,6 +145,14 @@ def test_a_headline_of_which_one_column_is_run_names_the_columns(demo):
     ) in said
 
 
+def test_a_headline_names_a_rival_with_fewer_seeds(demo):
+    (demo / "demo/claims.toml").write_text(claim(headline='"FedCCFA leads"'))
+    put(demo, FedAvg=[60.0, 60.4], FedCCFA=[75.0, 75.2, 74.7], IFCA=[70.0, 70.4, 69.8])
+    said = headline_sentences(paper_headline("demo", root=demo))
+    assert "FedAvg is compared over 2 seeds." in said
+    assert "IFCA is compared" not in said
+
+
 def test_one_seed_says_nothing_of_intervals(demo):
     (demo / "demo/claims.toml").write_text(claim(headline='"FedCCFA leads"'))
     put(demo, FedCCFA=[90.0], FedAvg=[50.0], IFCA=[60.0])
