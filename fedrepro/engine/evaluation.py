@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['digests', 'tensor_digest', 'Predictor', 'generalised_accuracy', 'personalised_accuracy', 'eval_models',
-           'model_suffixes', 'final_phases', 'finetuned', 'own_value', 'own_metrics', 'Evaluator', 'evaluate']
+           'model_suffixes', 'final_phases', 'finetuned', 'judged_models', 'own_value', 'own_metrics', 'Evaluator',
+           'evaluate']
 
 # %% ../../nbs/04_engine/06_evaluation.ipynb #e91970da
 import hashlib
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from itertools import islice
 import numpy as np
 import torch
 from torch import Tensor
@@ -180,6 +180,26 @@ def finetuned(
         out.append(params)
     return out if tuned else None
 
+# %% ../../nbs/04_engine/06_evaluation.ipynb #3d1c70ab
+def judged_models(
+    method, federation: Federation, snapshot: Snapshot, final: bool
+) -> dict[str, list[Tree]]:
+    """By suffix of their metrics: the K models that are judged after `snapshot.round` rounds; `final`: the last of the run
+
+    Where a method fine-tunes after the last round, the tuned models come first, and those before it are `_untuned`.
+    Raises Diverged when the fine-tuning has diverged."""
+    judged = {}
+    for suffix in model_suffixes(method):
+        judged[suffix] = eval_models(method, federation, snapshot, suffix)
+    if not final:
+        return judged
+    tuned = finetuned(method, federation, snapshot, judged[""])
+    if tuned is None:
+        return judged
+    refuse_diverged(federation.initial, tuned, federation.net.buffers)
+    untuned = judged.pop("")
+    return {"": tuned, "_untuned": untuned} | judged
+
 # %% ../../nbs/04_engine/06_evaluation.ipynb #dfaeeeec
 def own_value(compute: Callable, given: dict, name: str, t: int) -> float:
     """What `compute` of the metric `name` makes of copies of `given`, its arguments in order, in round t
@@ -242,22 +262,17 @@ class Evaluator:
         `generalised_accuracy`, `personalised_accuracy`: of the models that clients are evaluated by; after the last
         round of a method that fine-tunes, of the fine-tuned ones, with `_untuned` beside them. `_fresh`: with the
         server's newest part. Raises Diverged when the fine-tuning has diverged."""
-        sets = {
-            suffix: eval_models(method, federation, snapshot, suffix)
-            for suffix in model_suffixes(method)
-        }
-        tuned = finetuned(method, federation, snapshot, sets[""]) if final else None
-        if tuned:
-            refuse_diverged(federation.initial, tuned, federation.net.buffers)
-            sets = {"": tuned, "_untuned": sets.pop(""), **sets}
+        judged = judged_models(method, federation, snapshot, final)
         everything: list[Tree] = []
-        for models in sets.values():
+        for models in judged.values():
             everything += models
-        predicted = iter(self.predict(federation, everything))
+        predicted = self.predict(federation, everything)
+        t = max(snapshot.round - 1, 0)
         metrics: dict[str, float] = {}
-        for suffix, models in sets.items():
-            theirs = list(islice(predicted, len(models)))
-            metrics |= _score(federation, theirs, max(snapshot.round - 1, 0), suffix)
+        for i, suffix in enumerate(judged):
+            first = i * federation.clients
+            theirs = predicted[first : first + federation.clients]
+            metrics |= _score(federation, theirs, t, suffix)
         metrics |= snapshot.measured
         return metrics | own_metrics(method, snapshot.server, metrics)
 

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['METHODS', 'SHADOWED', 'NUMBERS', 'field_types', 'HOOKS', 'Exchange', 'Survey', 'declared', 'read_field_types',
            'check_fields', 'refuse_hook', 'refuse_misspelt', 'refuse_unlike_hooks', 'FedAvg', 'overridden_hooks',
-           'import_package_methods', 'load_methods', 'import_files']
+           'called_by', 'refuse_unused', 'import_package_methods', 'load_methods', 'import_files']
 
 # %% ../../nbs/04_engine/04_method.ipynb #0ea1af1a
 import difflib, importlib, inspect, math, os, pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from numbers import Real
@@ -20,6 +20,7 @@ import numpy as np
 from torch import Tensor
 from ..core.errors import InputError, choice, fits_call, number, one_of, own_line, short
 from ..core.files import same_folder
+from ..core.fingerprints import names_in
 from ..core.folders import own_files
 from ..core.own_files import import_file
 from ..core.own_modules import note_definition
@@ -314,6 +315,39 @@ HOOKS = tuple(
 def overridden_hooks(cls: type[FedAvg]) -> list[str]:
     "The hooks in which a method differs from FedAvg, in their order"
     return [name for name in HOOKS if getattr(cls, name) is not getattr(FedAvg, name)]
+
+# %% ../../nbs/04_engine/04_method.ipynb #9c4e1d02
+def called_by(classes: Iterable[type]) -> set[str]:
+    "The names that the functions of some classes look up: what they call is among them"
+    names: set[str] = set()
+    for cls in classes:
+        for part in vars(cls).values():
+            if isinstance(part, FunctionType):
+                names.update(names_in(part.__code__))
+    return names
+
+# %% ../../nbs/04_engine/04_method.ipynb #a45cc25d
+def refuse_unused(method: FedAvg):
+    "Raises InputError where a class adds functions that nothing calls to a method, and changes no hook of it"
+    cls = type(method)
+    own = []
+    for name, part in vars(cls).items():
+        if isinstance(part, FunctionType) and not name.startswith("_"):
+            own.append(name)
+    bases = cls.__mro__[1:]
+    parents = [base for base in bases if issubclass(base, FedAvg)]
+    if not own or not parents or "__post_init__" in vars(cls):
+        return
+    parent = parents[0]
+    for hook in (*HOOKS, "phase"):
+        if hook in vars(method) or getattr(cls, hook) is not getattr(parent, hook):
+            return
+    if any(hasattr(parent, name) for name in own) or called_by(bases) & set(own):
+        return
+    raise InputError(
+        f"{cls.__name__}: nothing calls {', '.join(own)}, and all its hooks are those of {parent.__name__}; "
+        f"expected one or more of {', '.join(HOOKS)}. A function for yourself begins with '_'"
+    )
 
 # %% ../../nbs/04_engine/04_method.ipynb #10c2d0f5
 @lru_cache(1)

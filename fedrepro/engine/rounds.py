@@ -6,9 +6,9 @@
 __all__ = ['STATE_LIMIT', 'TRAINING', 'Snapshot', 'initial_unchanged', 'a_dict', 'dict_each', 'broadcast_of',
            'federation_unchanged', 'sequential', 'park_states', 'begin', 'rounds_to', 'with_frozen', 'refuse_params',
            'refuse_uploads', 'aggregated', 'OpenRound', 'ask', 'assigned', 'open_round', 'as_cohort', 'in_numbers',
-           'cohort_loss', 'close_round', 'next_round', 'History', 'Callback', 'AfterRound', 'followed', 'is_due',
-           'note_round', 'refuse_settings', 'refuse_followers', 'hooks_watched', 'refuse_written_data', 'refuse_start',
-           'run']
+           'cohort_loss', 'ServerAnswer', 'close_round', 'next_round', 'History', 'Callback', 'AfterRound', 'followed',
+           'is_due', 'note_round', 'refuse_settings', 'refuse_followers', 'hooks_watched', 'refuse_written_data',
+           'refuse_start', 'run']
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #bf04f3f5
 import math, operator
@@ -42,7 +42,7 @@ from fedrepro.engine.divergence import (
     server_diverged,
 )
 from .federation import BEGIN, CLOSE, JUDGE, OPEN, Federation
-from .method import Exchange, FedAvg, Survey, check_fields
+from .method import Exchange, FedAvg, Survey, check_fields, refuse_unused
 from .method_memory import own_attributes, refuse_memory
 from .probes import MEASURES, OFF, Profiler, measurements, timed
 from .rows import RESERVED
@@ -333,6 +333,17 @@ def cohort_loss(losses: list[float | None], sizes: list[int]) -> float:
     return float(torch.tensor(known, dtype=torch.float64) @ w / w.sum())
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #5c1e7a02
+@dataclass
+class ServerAnswer:
+    "What the server makes of the uploads of a cohort"
+
+    server: dict  # its next state
+    broadcast: dict  # the message that opens the next round
+    replies: list[dict] | None = None  # one per participant, merged into its state
+    # the record of who has diverged, if anybody; nothing is aggregated or answered once a client has
+    diverged: dict | None = None
+
+# %% ../../nbs/04_engine/05_rounds.ipynb #7f8964a1
 def _server_answer(
     method,
     federation: Federation,
@@ -341,15 +352,16 @@ def _server_answer(
     exchange: Exchange,
     results: list[tuple],
     mean_losses: list[float | None],
-) -> tuple:
-    "(server state, next broadcast, replies or None, how the run has diverged or None); nothing is aggregated once it has"
+) -> ServerAnswer:
+    "What the server answers to the `results` of an opened round, unless something in them has diverged"
     t = snapshot.round + 1
     buffers = federation.net.buffers
     max_norm = largest_norm(federation.initial, buffers)
     losses = [0.0 if loss is None else loss for loss in mean_losses]
     diverged = client_diverged(t, exchange.cohort, results, losses, max_norm, buffers)
     if diverged:
-        return snapshot.server, broadcast_of(method, snapshot.server), None, diverged
+        broadcast = broadcast_of(method, snapshot.server)
+        return ServerAnswer(snapshot.server, broadcast, diverged=diverged)
     refuse_uploads(method, federation.initial, exchange)
     received = opened.clients[0].received
     server = aggregated(method, opened.server, exchange, received, federation.initial)
@@ -357,13 +369,14 @@ def _server_answer(
     broadcast = broadcast_of(method, server)
     diverged = server_diverged(t, broadcast, max_norm, buffers)
     if diverged:
-        return server, broadcast, None, diverged
+        return ServerAnswer(server, broadcast, diverged=diverged)
     where = f"round {t}: {type(method).__name__}.reply"
     with unchanged(server, f"{where} changed the server's state", own_code(method)):
         replies = method.reply(server, exchange)
     if replies is not None:
         replies = with_frozen(dict_each(replies, len(exchange.cohort), where), federation.frozen)
-    return server, broadcast, replies, server_diverged(t, replies, max_norm, buffers)
+    diverged = server_diverged(t, replies, max_norm, buffers)
+    return ServerAnswer(server, broadcast, replies, diverged)
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #539fec7f
 def _replaced(of_all: list, cohort: list[int], new: list) -> list:
@@ -393,23 +406,25 @@ def _closed(
         answer = _server_answer(
             method, federation, snapshot, opened, exchange, results, mean_losses
         )
-    server, broadcast, replies, diverged = answer
     measured = {}
-    if not diverged:
-        measured = measurements(measures, method, federation, snapshot.server, server, exchange)
-    if replies is not None:
-        client_states = [own | reply for own, reply in zip(own_states, replies, strict=True)]
+    if not answer.diverged:
+        measured = measurements(
+            measures, method, federation, snapshot.server, answer.server, exchange
+        )
+    if answer.replies is not None:
+        client_states = [own | reply for own, reply in zip(own_states, answer.replies, strict=True)]
     parked = park_states(federation, client_states)
     cohort = exchange.cohort
+    broadcasts = [answer.broadcast] * len(cohort)
     return Snapshot(
         round=snapshot.round + 1,
-        server=server,
+        server=answer.server,
         states=_replaced(snapshot.states, cohort, parked),
-        last_broadcasts=_replaced(snapshot.last_broadcasts, cohort, [broadcast] * len(cohort)),
+        last_broadcasts=_replaced(snapshot.last_broadcasts, cohort, broadcasts),
         bytes_up=snapshot.bytes_up + opened.bytes_up + nbytes(exchange.uploads),
-        bytes_down=snapshot.bytes_down + opened.bytes_down + nbytes(replies),
+        bytes_down=snapshot.bytes_down + opened.bytes_down + nbytes(answer.replies),
         train_loss=cohort_loss(mean_losses, exchange.sizes),
-        diverged=diverged,
+        diverged=answer.diverged,
         measured=measured,
     )
 
@@ -656,6 +671,7 @@ def run(
     instance("run: method", method, FedAvg, "an object of a method, like FedAvg(lr=0.1)")
     instance("run: federation", federation, Federation, "Federation(data, net, partition)")
     check_fields(method)
+    refuse_unused(method)
     refuse_settings(rounds, every, last, measures)
     refuse_followers(evaluate, callbacks, executor)
     if method.pooled:

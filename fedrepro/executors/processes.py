@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TRIES', 'UNGUARDED', 'one_thread', 'keep_memory', 'huge_pages', 'start_with', 'calm_worker', 'end_with',
            'no_interrupt', 'cores', 'portable', 'answer_to', 'serve', 'report', 'NoWorker', 'unguarded', 'Worker',
-           'Workers', 'shares', 'cannot_travel', 'sendable', 'unpacked', 'builder_of', 'Processes']
+           'TaskQueue', 'Workers', 'shares', 'cannot_travel', 'sendable', 'unpacked', 'builder_of', 'Processes']
 
 # %% ../../nbs/05_executors/02_processes.ipynb #dad2ae54
 import ctypes, itertools, multiprocessing, os, pickle, signal, sys, threading, traceback
@@ -185,6 +185,45 @@ class Worker:
         with suppress(OSError):
             self.pipe.send_bytes(message)
 
+# %% ../../nbs/05_executors/02_processes.ipynb #7be40fa2
+class TaskQueue:
+    "Tasks by their positions: which wait, which worker has which, and how many are not over"
+
+    def __init__(self, tasks: Sequence[bytes]):
+        self.tasks = tasks
+        self.waiting = deque(range(len(tasks)))
+        self.at: dict[Worker, int] = {}  # the task that a worker has
+        self.deaths: Counter[int] = Counter()  # of workers, by the task that they had
+        self.left = len(tasks)
+
+    def hand_out(self, worker: Worker):
+        "Send the worker the next task, if it is prepared and has none, and one waits"
+        if self.waiting and worker.ready and worker not in self.at:
+            position = self.waiting.popleft()
+            self.at[worker] = position
+            worker.send(self.tasks[position])
+
+    def hear(self, worker: Worker, kind: str) -> tuple[int, str] | None:
+        """What a worker's message means for its task, as (position, kind of `Workers.work`); None if it has no task
+
+        `kind`: of the message, as `Workers.receive` says."""
+        if kind == "failed" and not worker.ready and self.waiting:
+            self.at[worker] = self.waiting.popleft()
+        if worker not in self.at:
+            return None  # it is being prepared, or could not be
+        position = self.at[worker]
+        if kind == "report":
+            return position, kind
+        del self.at[worker]
+        if kind == "died":
+            self.deaths[position] += 1
+            if self.deaths[position] < TRIES:
+                self.waiting.appendleft(position)
+                return position, kind
+            kind = "lost"
+        self.left -= 1
+        return position, kind
+
 # %% ../../nbs/05_executors/02_processes.ipynb #64f3f9fe
 class Workers:
     """Processes that compute one task each at a time. Close them, or use them in a `with`.
@@ -230,43 +269,23 @@ class Workers:
 
         `report`: something that the task tells; `done`: its result; `failed`: its error; `died`: its worker, and it is
         tried again; `lost`: its worker has died `TRIES` times. Raises NoWorker if none can be started."""
-        waiting = deque(range(len(tasks)))
-        busy: dict[Worker, int] = {}
-        deaths: Counter[int] = Counter()
-        left = len(tasks)
-
-        def hand_out(worker: Worker):
-            if waiting and worker.ready and worker not in busy:
-                busy[worker] = waiting.popleft()
-                worker.send(tasks[busy[worker]])
-
+        queue = TaskQueue(tasks)
         try:
-            while left:
-                self.start_for(len(waiting) + len(busy))
+            while queue.left:
+                self.start_for(len(queue.waiting) + len(queue.at))
                 for worker in self.workers.values():
-                    hand_out(worker)
+                    queue.hand_out(worker)
                 for worker in self.speaking():
-                    kind, content = self.receive(worker)
-                    if kind == "failed" and not worker.ready and waiting:
-                        busy[worker] = waiting.popleft()
-                    if worker not in busy:
-                        continue  # it is being prepared, or could not be
-                    i = busy[worker]
-                    if kind != "report":
-                        del busy[worker]
-                    if kind == "died":
-                        deaths[i] += 1
-                        if deaths[i] == TRIES:
-                            kind = "lost"
-                        else:
-                            waiting.appendleft(i)
+                    message, content = self.receive(worker)
+                    heard = queue.hear(worker, message)
+                    if heard is None:
+                        continue
+                    position, kind = heard
                     if kind in ("done", "failed"):
-                        hand_out(worker)  # it computes while we read
-                    if kind in ("done", "failed", "lost"):
-                        left -= 1
-                    yield i, kind, content
+                        queue.hand_out(worker)  # it computes while we read
+                    yield position, kind, content
         finally:
-            if left:
+            if queue.left:
                 self.close()  # what they compute nobody waits for
 
     def speaking(self) -> list[Worker]:

@@ -10,7 +10,7 @@ __all__ = ['SENTENCE', 'NOTHING', 'SEEDS', 'STATISTICS', 'PLOTS', 'TOP', 'SPREAD
            'pick_seeds', 'check_tuning', 'rests_on', 'load_spec', 'read_top', 'spec_from', 'read_gap', 'parts_of',
            'unclaimed_rows', 'check_margin', 'check_published', 'check_alike', 'check_spec', 'settings_read',
            'refuse_unread_in', 'Place', 'places_in', 'cells_of', 'refuse_unread', 'original', 'printed_cells',
-           'differing', 'marked_copy', 'as_typed']
+           'differing', 'source_of_copy', 'changes_in_copy', 'marked_copy', 'as_typed']
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #2155c2c7
 import re
@@ -892,16 +892,35 @@ def differing(spec: Spec, first: Spec) -> list[str] | None:
     return None if same else keys
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #c0fba12d
-def marked_copy(spec: Spec) -> Spec:
-    "`spec`; a copy with other values has no tier paper, and a title that names them. Raises InputError"
-    keys: list[str] | None = []
+def source_of_copy(spec: Spec) -> tuple[Spec | None, list[str]]:
+    """(the package's table that `spec` changes, the keys of `JUDGED_BY` that differ); the first is None if it changes none
+
+    Of a difference of two tables: the first of the tables that its parts change."""
     if spec.difference:
         origins = [part.origin for part in spec.difference if part.origin]
-        first = origins[0] if origins else None
-    else:
-        first = original(spec)
-        keys = None if first is None else differing(spec, first)
-    if first is None or keys is None:
+        return (origins[0], []) if origins else (None, [])
+    first = original(spec)
+    keys = None if first is None else differing(spec, first)
+    return (None, []) if keys is None else (first, keys)
+
+
+def changes_in_copy(copy: Spec, keys: list[str]) -> str:
+    "Up to six values in which a changed copy differs from its original, in words; `keys`: those of `JUDGED_BY`"
+    changes = []
+    for change in copy.reductions(OWN_PAPER):
+        where = ", ".join(change.rows + change.columns)
+        start = f"{where}: " if where else ""
+        changes.append(start + as_typed({change.key: change.new}))
+    changes += [f"{key} = {getattr(copy, key)}" for key in keys]
+    if len(changes) > 6:
+        changes[6:] = [f"and {len(changes) - 6} more"]
+    return ", ".join(changes) or "other runs"
+
+# %% ../../nbs/07_experiments/04_specs.ipynb #0273ceb8
+def marked_copy(spec: Spec) -> Spec:
+    "`spec`; a copy with other values has no tier paper, and a title that names them. Raises InputError"
+    first, keys = source_of_copy(spec)
+    if first is None:
         return spec
     if OWN_PAPER in spec.tiers:
         raise InputError(f"{spec.path}: tiers: {OWN_PAPER} is the tier paper of a changed copy")
@@ -912,15 +931,7 @@ def marked_copy(spec: Spec) -> Spec:
         else:
             tiers[name] = tier
     copy = replace(spec, origin=first, tiers=tiers)
-    changes = []
-    for change in copy.reductions(OWN_PAPER):
-        where = ", ".join(change.rows + change.columns)
-        start = f"{where}: " if where else ""
-        changes.append(start + as_typed({change.key: change.new}))
-    changes += [f"{key} = {getattr(spec, key)}" for key in keys]
-    if len(changes) > 6:
-        changes[6:] = [f"and {len(changes) - 6} more"]
-    words = ", ".join(changes) or "other runs"
+    words = changes_in_copy(copy, keys)
     return replace(copy, title=f"{spec.title}; changed copy of {first.name}: {words}")
 
 # %% ../../nbs/07_experiments/04_specs.ipynb #1b5bf2d4

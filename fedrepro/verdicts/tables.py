@@ -272,15 +272,19 @@ class Above:
 
         `owner`: the row that stands beside its published line; `repeat`: the table that prints it too; `runs`: its run
         ids; `rounds`: `traces` of them, None where they are not compared."""
-        twin = self.runs.setdefault(runs or row, row)
-        found = Reason(Kind.SAME_ROW, (owner,)) if owner != row else repeat
-        if not found and twin != row:
-            found = Reason(Kind.SAME_ROW, (twin,))
-        if not found and rounds is not None:
-            found = same_rounds(rounds, self.rounds)
-        if not found:
-            self.rounds[row] = rounds or {}
-        return found
+        first = self.runs.setdefault(runs or row, row)
+        if owner != row:
+            return Reason(Kind.SAME_ROW, (owner,))
+        if repeat is not None:
+            return repeat
+        if first != row:
+            return Reason(Kind.SAME_ROW, (first,))
+        if rounds is not None:
+            equal = same_rounds(rounds, self.rounds)
+            if equal is not None:
+                return equal
+            self.rounds[row] = rounds
+        return None
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #e686497b
 def cell_processors(runs: pd.DataFrame, chips: dict[str, set[str]]) -> tuple[str, ...]:
@@ -347,22 +351,28 @@ def table(spec: Spec, tier: str, results: str | Path | None = None) -> pd.DataFr
     blank = cell_line(spec, tier, no_runs, UNKNOWN_VALUE)  # most cells have no run yet
     lines = []
     for column in spec.tier_columns(tier):
-        metric = column.metric or spec.metric
         above = Above()
         for row, where in rows.items():
             there = beside(row, where, column)
             mine = by_cell.get((row, column.label), no_runs)
-            printed = {f"published_{name}": there.line[name] for name in ("mean", "std")}
-            numbers = blank | printed
             if len(mine):
                 margin = cell_margin(spec, paper, row, column, there.line["mean"])
                 numbers = cell_line(spec, tier, mine, there.line, margin)
+            else:
+                published = {
+                    "published_mean": there.line["mean"],
+                    "published_std": there.line["std"],
+                }
+                numbers = blank | published
             rounds = traces(mine) if tier == "paper" else None
             origin = above.origin(row, there.owner, there.repeat, numbers["runs"], rounds)
-            numbers = judged_once(numbers, there.owner == row, origin)
-            line: dict[str, Any] = dict(row=row, column=column.label, tier=tier, metric=metric)
+            line: dict[str, Any] = {}
+            line["row"] = row
+            line["column"] = column.label
+            line["tier"] = tier
+            line["metric"] = column.metric or spec.metric
             line["statistic"] = spec.statistic
-            line |= numbers
+            line |= judged_once(numbers, there.owner == row, origin)
             line["untuned"] = spec.rows[row].untuned if row in spec.rows else ""
             line["same_runs"] = origin
             line["cpus"] = cell_processors(mine, chips)

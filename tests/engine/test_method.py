@@ -24,6 +24,7 @@ from fedrepro.engine.federation import Federation, in_precision
 from fedrepro.engine.forks import ActiveRun, run_forked
 from fedrepro.engine.method import HOOKS, FedAvg, import_file, load_methods
 from fedrepro.engine.rounds import run
+from fedrepro.experiments.jobs import try_round
 from fedrepro.methods.fedadc import FedADC
 from fedrepro.methods.lfd import LfD
 from fedrepro.methods.objective import Constraint
@@ -422,3 +423,63 @@ def test_fields_are_checked_again_when_a_run_begins():
     changed.lr = -0.1
     with pytest.raises(InputError, match="FedAvg lr: .* got -0.1"):
         ran(changed)
+
+
+def from_elsewhere(base):
+    "A class with functions of another framework's names alone"
+
+    class FromElsewhere(base):
+        def fit(self, parameters, config):
+            return parameters, 10, {}
+
+        def aggregate_fit(self, rounds, results):
+            return results
+
+    return FromElsewhere
+
+
+@pytest.mark.parametrize("base", [FedAvg, Constraint])
+def test_functions_that_nothing_calls_are_refused_before_the_first_round(base):
+    "The class would run as the method that it is derived from, under its own name"
+    words = f"nothing calls fit, aggregate_fit, and all its hooks are those of {base.__name__}"
+    method = from_elsewhere(base)(**LOCAL)
+    with pytest.raises(InputError, match=words):
+        ran(method)
+    with pytest.raises(InputError, match=words):
+        try_round(method, tiny())
+
+
+def test_functions_that_something_calls_are_accepted():
+    "Another name; a function for oneself; a part of a base's hook; a mixin; hooks set on the object"
+
+    class Another(FedAvg):
+        pass
+
+    class Private(FedAvg):
+        def _plot(self):
+            return None
+
+    class Penalised(FedAvg, listed=False):
+        def loss(self, client, params, batch):
+            return super().loss(client, params, batch) + self.penalty(params)
+
+    class Lasso(Penalised):
+        def penalty(self, params):
+            return 1e-3 * sum(t.abs().sum() for t in params.values())
+
+    class FromMixin(Penalised, FedAvg):
+        def penalty(self, params):
+            return 0.0
+
+    class SetLater(FedAvg):
+        def __post_init__(self):
+            super().__post_init__()
+            self.loss = self.own_loss
+
+        def own_loss(self, client, params, batch):
+            return super().loss(client, params, batch)
+
+    for cls in (Another, Private, Lasso, FromMixin, SetLater):
+        assert ran(cls(**LOCAL)).round > 0, cls
+    replaced = with_hooks(from_elsewhere(FedAvg)(**LOCAL), {"loss": FedAvg.loss})
+    assert ran(replaced).round > 0
