@@ -392,6 +392,14 @@ def test_data_of_any_size_are_compared_after_the_first_and_the_last_round(monkey
     with one_line("round 2: a hook, the evaluation or a callback changed", "in place (test_x)"):
         run(FedAvg(**LOCAL), own_copy(), 2, evaluate)
 
+    def look(snapshot):
+        if snapshot.round == 2:
+            federation.data.train_x.numpy()[0] = 0
+
+    federation = own_copy()
+    with one_line("round 2: a hook, the evaluation or a callback changed", "in place (train_x)"):
+        run(FedAvg(**LOCAL), federation, 2, callbacks=[AfterRound(look)])
+
 
 def test_uploads_may_be_made_in_inference_mode():
     "Such tensors count no writes, and nobody can write into them outside it"

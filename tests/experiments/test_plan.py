@@ -357,3 +357,12 @@ def test_a_job_array_is_a_script_that_bash_reads(tmp_path):
     with pytest.raises(InputError, match="--account"):
         sbatch(tmp_path / "no.sh", ["x"], [some], 1, 1.0, account="a\n#SBATCH --uid=0")
     assert not (tmp_path / "no.sh").exists()
+
+
+def test_stored_runs_without_a_step_tell_no_pace(stored, tmp_path):
+    "Zero epochs: seconds, but no sample that took them"
+    idle = with_fields(AVG, epochs=0)
+    elsewhere = replace(idle, settings=idle.settings | {"network": "my_net"})
+    stored(elsewhere, wall_seconds=100.0)
+    assert costs.passes(elsewhere.settings, 1437) == 0
+    assert costs.stored_paces([elsewhere], tmp_path) == {}

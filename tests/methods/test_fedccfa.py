@@ -155,3 +155,18 @@ def watched(method, clients, seen):
 
 def test_every_step_of_the_class_is_exported():
     assert {"SharedHeads", "BalancedHeads", "Algorithm1", "FedCCFA"} <= {*fedccfa.__all__}
+
+
+def test_the_oracle_gives_no_concept_to_outputs_that_no_class_has():
+    "Ten classes, twelve outputs: the rows of the last two are shared by all, as before the drift everything is"
+    wide = networks.network("feddc_mlp", classes=12, shape=(1, 8, 8))
+    fed = replace(federation(), net=wide)
+    sent, kept = heads(FedCCFA(clustering="oracle", **LOCAL), fed)
+    mean = weighted_mean(sent)
+    assert mean["head.weight"].shape[0] == 12
+    assert max(distance(own, mean) for own in kept) < 1e-12
+    drifted = run(FedCCFA(clustering="oracle", **LOCAL), fed, 2).snapshot.server
+    assert drifted["concepts"].shape == (10, K)
+    assert torch.equal(drifted["clusters"][:10], drifted["concepts"])
+    assert not drifted["clusters"][10:].any()
+    assert drifted["clusters"][:10].unique().numel() > 1

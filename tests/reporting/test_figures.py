@@ -150,6 +150,9 @@ def test_distances_are_those_of_the_clustering():
     assert distance_matrix(rows[-1], 4) == ([], [])
     with pytest.raises(InputError, match="keeps no distances"):
         played("FedAvg", ("distances_class_3",))
+    three_classes = {"madd": np.zeros((3, 2, 2))}
+    with pytest.raises(InputError, match="distances_class_3: expected a class from 0 to 2"):
+        MEASURES["distances_class_3"](load_methods()["FedCCFA"](), None, {}, three_classes, None)
 
 
 def test_seconds_are_measured_where_they_are_seen():
