@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['EFFECT', 'values_touched', 'touched', 'label', 'run_links', 'measure', 'effect_rows', 'check_effect', 'effects',
-           'effects_of', 'copies_in_words', 'effect_in_words', 'entry_in_words', 'ledger_opening', 'ledger']
+           'effects_of', 'OtherChoice', 'run_ids', 'choices_beside', 'other_choices', 'copies_in_words',
+           'effect_in_words', 'entry_in_words', 'ledger_opening', 'ledger']
 
 # %% ../../nbs/09_reporting/12_deviations.ipynb #2c8d1f22
 import re
+from dataclasses import dataclass
 from pathlib import Path
 import pandas as pd
 from ..core.errors import InputError, choice, short
@@ -18,6 +20,8 @@ from .page_text import folded, run_link
 from .words import listing, signed
 from ..verdicts.claims import Comparison, StoredRuns, claim_tables
 from ..verdicts.claims import load_stored_runs, statistic, subtract
+from ..verdicts.headlines import Headline, Side, side
+from ..verdicts.independent import Kind, Reason
 
 # %% ../../nbs/09_reporting/12_deviations.ipynb #7ffbdac3
 def values_touched(spec: Spec, row: Row, tier: str) -> dict[str, set]:
@@ -161,6 +165,57 @@ def effects_of(paper: str, results=None, root=None) -> pd.DataFrame:
     found = [effects(paper, t, results, root) for t in ("paper", "small")]
     done = set(found[0].deviation[found[0].n > 0])
     return pd.concat([found[0], found[1][~found[1].deviation.isin(done)]], ignore_index=True)
+
+# %% ../../nbs/09_reporting/12_deviations.ipynb #5ab0c704
+@dataclass(frozen=True)
+class OtherChoice:
+    "What a paper's method comes to if something that the paper leaves open is done in another way"
+
+    row: str  # "LfD, no regulariser at first"
+    side: Side | None  # over the seeds that did not diverge; None: all did
+    gone: Reason | None  # which diverged
+
+
+def run_ids(runs: StoredRuns, row: str, column: str) -> set[str]:
+    "The ids of the stored runs of a cell"
+    return {run.run_id.iloc[0] for run in runs.found.get((row, column), {}).values()}
+
+# %% ../../nbs/09_reporting/12_deviations.ipynb #5ab0c703
+def choices_beside(own: set[str], given: dict, results=None, root=None) -> list[OtherChoice]:
+    "The rows of one `[[effect]]` whose other side shows the runs `own`, as far as they are run at tier paper"
+    spec = load_spec(given["spec"], root)
+    if "paper" not in spec.tiers:
+        return []
+    runs = load_stored_runs(spec, "paper", results)
+    value = statistic(spec.metric, spec.statistic)
+    found = []
+    for column in spec.tier_columns("paper"):
+        for row, theirs in zip(given["rows"], given["against"]):
+            if not own & run_ids(runs, theirs, column.label):
+                continue
+            values, reason = runs.values(row, column.label, value)
+            gone = reason if reason is not None and reason.kind is Kind.DIVERGED else None
+            if values or gone:
+                found.append(OtherChoice(row, side(row, tuple(values.values())), gone))
+    return found
+
+# %% ../../nbs/09_reporting/12_deviations.ipynb #5ab0c702
+def other_choices(headline: Headline, results=None, root=None) -> list[OtherChoice]:
+    """The rows that an `[[effect]]` compares with a headline's own runs, where it is decided, as far as they are run
+
+    None for a headline without runs, or in another unit than the accuracies of its table."""
+    if headline.ours is None or headline.unit != "points":
+        return []
+    runs = load_stored_runs(load_spec(headline.spec, root), "paper", results)
+    own = run_ids(runs, headline.ours.name, headline.deciding_column)
+    found: dict[str, OtherChoice] = {}
+    for path in paper_files(f"{headline.folder}/claims.toml", root).values():
+        for given in claim_tables(path, "effect", EFFECT):
+            if "against" in given and not {"metric", "against_spec"} & given.keys():
+                check_effect(given, path)
+                for choice_made in choices_beside(own, given, results, root):
+                    found[choice_made.row] = choice_made
+    return list(found.values())
 
 # %% ../../nbs/09_reporting/12_deviations.ipynb #7a902050
 def copies_in_words(text: str) -> str:

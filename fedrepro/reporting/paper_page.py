@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['WAITS', 'TARGET', 'accuracies', 'leads', 'how_often', 'decided_sentence', 'judged_sentences', 'small_sentence',
-           'effect_sentence', 'claims_sentence', 'reduced_in_words', 'opening', 'box', 'all_boxes', 'place_of',
-           'heading_of', 'anchor', 'links_to', 'deviation_links', 'run_lines', 'how_to_print', 'reduced_runs',
-           'difference_runs', 'raw_runs', 'best_stored', 'chance_level', 'why_right', 'at_chance', 'table_part',
-           'Drawing', 'drawn_alike', 'worth_drawing', 'picture', 'headline_tables', 'tiers_in_order', 'other_tiers',
-           'not_run', 'section', 'sections', 'claims', 'papers', 'paper_lines', 'summary', 'more_seeds']
+           'effect_sentence', 'claims_sentence', 'reduced_in_words', 'opening', 'choices_in_words', 'box', 'all_boxes',
+           'place_of', 'heading_of', 'anchor', 'links_to', 'deviation_links', 'run_lines', 'how_to_print',
+           'reduced_runs', 'difference_runs', 'raw_runs', 'best_stored', 'chance_level', 'why_right', 'at_chance',
+           'table_part', 'Drawing', 'drawn_alike', 'worth_drawing', 'picture', 'headline_tables', 'tiers_in_order',
+           'other_tiers', 'not_run', 'section', 'sections', 'claims', 'papers', 'paper_lines', 'summary', 'more_seeds']
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #d25de4bf
 import re
@@ -29,7 +29,8 @@ from ..engine.rows import METRICS
 from ..experiments.specs import Column, Spec, load_spec
 from ..experiments.store import load_headers
 from .curves import own_rows, small_png
-from .deviations import effect_rows, effects_of, touched, values_touched
+from .deviations import OtherChoice, effect_rows, effects_of, other_choices
+from .deviations import touched, values_touched
 from .figures import axis_in_words, draw, figure_in_words
 from .grids import Cell, Grid
 from .notebook import read_ledger
@@ -40,6 +41,7 @@ from fedrepro.reporting.printed_claims import (
     HOW,
     claim_grids,
     headline_sentences,
+    lack_in_words,
     side_in_words,
 )
 from .printed_tables import table_parts
@@ -200,6 +202,22 @@ def opening(paper: str, results=None, root=None) -> str:
     return said(" ".join(sentences)) + "\n"
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #3a5d01e0
+def choices_in_words(made: list[OtherChoice]) -> str:
+    "What other choices come to where a headline is decided, as a sentence; empty without any"
+    parts = []
+    for choice in made:
+        words = [] if choice.side is None else [side_in_words(choice.side)]
+        if choice.gone is not None:
+            words.append(lack_in_words(choice.gone))
+        parts.append(", ".join(words))
+    if not parts:
+        return ""
+    return (
+        "In that setting other choices, where the paper leaves one open, and controls come to (not judged; mean ± half "
+        f"of the 95 % interval, seeds in brackets): {'; '.join(parts)}."
+    )
+
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #ca28e4fa
 def box(paper: str, results=None, root=None) -> str:
     "What a paper is about and what the runs of the published setting say of it, as a quotation"
     first = paper_headline(paper, results, root)
@@ -207,8 +225,10 @@ def box(paper: str, results=None, root=None) -> str:
     if first.ours:
         sides = [side_in_words(side) for side in (first.ours, first.theirs) if side]
         lines.append(f"Mean ± half of the 95 % interval (seeds): {' and '.join(sides)}.")
+    lines.append(said(choices_in_words(other_choices(first, results, root))))
     for other in headlines(results, root, paper)[1:]:
         lines.append(f"**Also.** {said(headline_sentences(other))}")
+        lines.append(said(choices_in_words(other_choices(other, results, root))))
     lines.append(reduced_in_words(paper, results, root))
     return "\n>\n".join(f"> {line}" for line in lines if line) + "\n"
 

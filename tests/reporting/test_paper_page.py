@@ -16,6 +16,7 @@ from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting import deviations, page_text, paper_facts, paper_page
 from fedrepro.reporting.notebook import read_ledger
 from fedrepro.verdicts.claims import claim_tables
+from fedrepro.verdicts.headlines import paper_headline
 from toy import put
 
 matplotlib.use("Agg")
@@ -345,3 +346,23 @@ def test_a_reduced_table_stays_until_the_papers_method_has_a_published_one(tmp_p
     assert "the published setting too" in paper_page.how_to_print(spec, "paper")
     put(spec, "paper", "FedDC", [[91.0] * 300], place, tmp_path)
     assert order() == ["paper", "small"]
+
+
+def test_other_choices_stand_beside_the_headline_whose_runs_they_change(tmp_path):
+    "In the setting that decides alone; a choice whose runs all diverged is named"
+    place = "CIFAR-10, 50 clients, share 0.25"
+    table, readings = load_spec("lfd/table4"), load_spec("lfd/readings")
+    put(table, "paper", "LfD", [[60.0] * 100, [61.0] * 100], place, tmp_path)
+    put(table, "paper", "FedAvg", [[59.0] * 100, [58.0] * 100], place, tmp_path)
+    assert deviations.other_choices(paper_headline("lfd", tmp_path), tmp_path) == []
+    assert "other choices" not in paper_page.box("lfd", tmp_path)
+    first, before = "LfD, no regulariser at first", "LfD, only the round before"
+    put(readings, "paper", first, [[64.0] * 22], "CIFAR-10, 22 rounds", tmp_path)
+    assert deviations.other_choices(paper_headline("lfd", tmp_path), tmp_path) == []
+    put(readings, "paper", first, [[64.0] * 100, [66.0] * 100], place, tmp_path)
+    put(readings, "paper", before, [None], place, tmp_path)
+    skipped, gone = deviations.other_choices(paper_headline("lfd", tmp_path), tmp_path)
+    assert (skipped.row, skipped.side.mean, skipped.side.n, skipped.gone) == (first, 65.0, 2, None)
+    assert (gone.row, gone.side) == (before, None)
+    text = paper_page.box("lfd", tmp_path)
+    assert f"{first} 65.00 ± 12.71 (2); {before} diverged." in text
