@@ -82,9 +82,8 @@ class AdaptiveFedAvg(FedAvg):
         return [self.phase(client, step=self.step, constants=self.rates)]
 
     def rates(self, client: Client, results: Results) -> dict:
-        "`rate`: $\\eta_0\\min(1,\\hat R)$ in every entry of a tree"
-        rate = self.phase(client).sgd.lr * client.received["rate"]
-        return {"rate": {n: rate.expand_as(t) for n, t in client.received["params"].items()}}
+        "`rate`: $\\eta_0\\min(1,\\hat R)$ ()"
+        return {"rate": self.phase(client).sgd.lr * client.received["rate"]}
 
     def step(self, step: Step) -> tuple[Tensor, Tree]:
         "SGD at that rate: $b$ as in `sgd_step`, then $w\\leftarrow w-\\eta_0\\min(1,\\hat R)\\,b$"
@@ -93,7 +92,7 @@ class AdaptiveFedAvg(FedAvg):
         rate = step.client.constants["rate"]
         with torch.no_grad():
             for name in grads:
-                step.moving[name].sub_(rate[name] * buffer[name])
+                step.moving[name].sub_(rate * buffer[name])
         return loss, buffer
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:

@@ -39,7 +39,7 @@ class DriftVariables(FedDyn, listed=False):
         w = client.received["params"]
         direction = {}
         for n, g in grads.items():
-            direction[n] = g + weight[n] * (params[n].detach() - (w[n] - h[n]))
+            direction[n] = g + weight * (params[n].detach() - (w[n] - h[n]))
         return direction
 
 # %% ../../nbs/06_methods/11_feddc.ipynb #6a63f16b

@@ -131,22 +131,21 @@ class FedDyn(FedAvg):
         return [self.phase(client, step=self.step, constants=self.weights)]
 
     def weights(self, client: Client, results: Results) -> dict:
-        "`weight`: $\\alpha_k$ as a tree, a view of one number for each parameter"
-        weight = self.alpha / client.state["relative"]
-        return {"weight": {n: weight.expand_as(t) for n, t in client.state["h"].items()}}
+        "`weight`: $\\alpha_k$ ()"
+        return {"weight": self.alpha / client.state["relative"]}
 
     def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
         "$g+\\alpha_k(h_k-w_t)$, which is clipped with the gradient, as FedDC's code does; $\\alpha_kw$ comes after it, in `step`"
         weight = client.constants["weight"]
         h = client.state["h"]
         start = client.received["params"]
-        return {n: g + weight[n] * (h[n] - start[n]) for n, g in grads.items()}
+        return {n: g + weight * (h[n] - start[n]) for n, g in grads.items()}
 
     def step(self, step: Step) -> tuple[Tensor, Tree]:
         "A step of SGD; $\\alpha_kw$ is added after the clipping, like weight decay"
         loss, grads = step.grad()
         weight = step.client.constants["weight"]
-        direction = {n: g + weight[n] * step.moving[n].detach() for n, g in grads.items()}
+        direction = {n: g + weight * step.moving[n].detach() for n, g in grads.items()}
         return loss, step.sgd(direction)
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
