@@ -320,6 +320,10 @@ def seen(self, federation, k):
 
 
 REFUSED = {  # what is wrong -> the method, and words of its line
+    "functions of another framework alone": (
+        broken(fit=lambda self, parameters, config: (parameters, 1, {})),
+        ("Broken: nothing calls fit", "those of FedAvg", "expected one or more of init_server"),
+    ),
     "client_result returns None": (
         broken(client_result=lambda self, c, w, r: None),
         ("client ", "round 1", "Broken.client_result returned None", "two dicts"),
