@@ -191,6 +191,8 @@ def gain_in_words(h: Headline) -> str:
         words += " that both have"
     if h.theirs and not math.isnan(h.published):
         words += f", published {h.published:+.2f}"
+        if h.compared < h.comparisons:
+            words += f" (the {DECIDES[h.need]} of all {h.comparisons})"
     return words
 
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #21b3a6d3
@@ -228,8 +230,9 @@ def headline_sentences(h: Headline) -> str:
         first += f" {where}: {signs_in_words(h)}{deciding_in_words(h)}."
     else:
         there = where if h.alone else f"on {'; '.join(h.columns_run)}"
+        run = f"{h.compared} is" if h.compared == 1 else f"{h.compared} are"
         first += (
-            f"{lacks}. Of its {h.comparisons} comparisons {h.compared} are run, {there}; "
+            f"{lacks}. Of its {h.comparisons} comparisons {run} run, {there}; "
             f"{signs_in_words(h)}{deciding_in_words(h)}."
         )
     return " ".join([first, *caveats(h)])
