@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import website
+from fedrepro.reporting.method_page import deviation_table
 from fedrepro.reporting.grids import CELL_COLOURS
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.paper_page import at_chance, box, heading_of, papers
@@ -146,6 +147,19 @@ def test_every_page_has_the_box_that_follows_from_the_store(paper):
             pages.append(path)
             assert said in "\n".join(texts(path)), path.name
     assert {"06_methods", "12_results"} <= {page.parent.name for page in pages}
+
+
+@pytest.mark.parametrize("paper", papers())
+def test_the_page_of_a_method_has_the_deviations_that_the_ledger_has(paper):
+    said = deviation_table(paper).strip()
+    pages = []
+    for path in NOTEBOOKS:
+        sources = ["".join(cell["source"]) for cell in cells(path, "code")]
+        whole = any(f'Markdown(deviation_table("{paper}"))' in source for source in sources)
+        if path.parent.name == "06_methods" and whole:
+            pages.append(path.name)
+            assert said in "\n".join(texts(path)), path.name
+    assert len(pages) == 1
 
 
 def test_the_summary_and_the_readme_have_every_headline():
