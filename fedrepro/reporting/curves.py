@@ -7,8 +7,8 @@ __all__ = ['PALETTE', 'ACCENT', 'FOIL', 'REST', 'MARKERS', 'DASHES', 'STYLE', 'N
            'FEW', 'SETTLED', 'AXIS', 'LABEL', 'FAR', 'LONG', 'lab', 'colour_distance', 'styled', 'Style', 'own_rows',
            'row_colours', 'row_styles', 'page_colours', 'untuned', 'curves', 'plot_seeds', 'plot_mean', 'plot_curves',
            'mark_drift', 'schedule_of', 'drift_rounds', 'partition_words', 'setting', 'axis_label', 'plot_published',
-           'grid', 'distinct_rows', 'best_first', 'highlighted', 'axis_start', 'share_scale', 'moved_apart',
-           'line_ends', 'label_ends', 'diverged_notes', 'over_seeds', 'add_notes', 'widen', 'add_legend',
+           'grid', 'repeated_rows', 'without_repeated', 'best_first', 'highlighted', 'axis_start', 'share_scale',
+           'moved_apart', 'line_ends', 'label_ends', 'diverged_notes', 'over_seeds', 'add_notes', 'widen', 'add_legend',
            'refuse_empty', 'finish_panel', 'title_panel', 'panels_in_line', 'first_runs', 'published_values',
            'accuracy_figure', 'check_figure_file', 'save_figure', 'small_png']
 
@@ -361,21 +361,30 @@ def grid(panels: int, wide: int | None = None) -> tuple[Figure, list[Axes]]:
 FEW = 5  # so many rows of a plot have labels
 
 
-def distinct_rows(found: pd.DataFrame) -> list[str]:
-    "The rows of lines of `curves` or `seed_values`, but for one whose rounds are those of a row before it"
-    rows = []
-    seen = []
+def repeated_rows(found: pd.DataFrame) -> dict[str, str]:
+    "row -> the row before it that has the same rounds, in lines of `curves` or `seed_values`"
+    repeated = {}
+    first: dict[frozenset, str] = {}
     for row, part in found.groupby("row", sort=False):
-        rounds = set(zip(part.column, part.seed, part.trace))
-        if rounds not in seen or (part.trace == "").all():
-            rows.append(str(row))
-        seen.append(rounds)
-    return rows
+        if (part.trace == "").all():
+            continue
+        rounds = frozenset(zip(part.column, part.seed, part.trace))
+        if rounds in first:
+            repeated[str(row)] = first[rounds]
+        else:
+            first[rounds] = str(row)
+    return repeated
+
+
+def without_repeated(found: pd.DataFrame) -> pd.DataFrame:
+    "The lines of `curves` or `seed_values` but for those of repeated rows"
+    return found[~found.row.isin(repeated_rows(found).keys())]
 
 
 def best_first(spec: Spec, long: pd.DataFrame) -> list[str]:
     "The rows with a complete run, by their metric at the end, in the settings that have most rows; equal runs once"
-    here = long[(long.status == "complete") & long.row.isin(distinct_rows(long))]
+    once = without_repeated(long)
+    here = once[once.status == "complete"]
     last = here.groupby(["row", "column", "seed"])["round"].transform("max")
     ends = here[here["round"] == last]
     rows = ends.groupby("column").row.nunique()
@@ -618,13 +627,13 @@ def published_values(
 # %% ../../nbs/09_reporting/04_curves.ipynb #2a170c9e
 @styled
 def accuracy_figure(spec: Spec, tier: str, results: str | Path | None = None) -> Figure:
-    """Metrics over rounds from the store: a panel for each setting with runs, a line for each row
+    """Metrics over rounds from the store: a panel for each setting with runs, a line for each row, repeated rows once
 
     With metrics `beside` the first, a line of panels for each. `results` holds the tiers' folders (default: beside the
     spec). Raises InputError without any run."""
     if spec.difference:
         raise InputError(f"{spec.name} is a difference of tables: it has no curves of its own")
-    long = curves(spec, tier, results)
+    long = without_repeated(curves(spec, tier, results))
     if not len(long):
         refuse_empty(spec, tier, results)
     styles = highlighted(spec, long)

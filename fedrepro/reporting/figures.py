@@ -8,7 +8,7 @@ __all__ = ['LEAST_POINTS', 'SHOWN', 'COLOURS', 'samples_figure', 'gradient_norms
            'bubbles_figure', 'matrices_of', 'plot_matrix', 'distances_figure', 'study_rows', 'panels_of',
            'finish_figure', 'study_styles', 'epochs_figure', 'class_gaps', 'plot_classes', 'mean_gaps', 'one_legend',
            'classes_figure', 'plot_slice', 'slice_figure', 'one_run', 'scatter', 'plot_sorted', 'sorted_figure',
-           'best_of', 'coloured', 'axis_in_words', 'rounds_in_words', 'figure_in_words', 'draw']
+           'best_of', 'coloured', 'axis_in_words', 'rounds_in_words', 'repeated_in_words', 'figure_in_words', 'draw']
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #3787ee98
 import math, textwrap
@@ -41,7 +41,6 @@ from fedrepro.reporting.curves import (
     axis_label,
     axis_start,
     curves,
-    distinct_rows,
     diverged_notes,
     grid,
     highlighted,
@@ -49,11 +48,13 @@ from fedrepro.reporting.curves import (
     partition_words,
     plot_curves,
     refuse_empty,
+    repeated_rows,
     row_styles,
     schedule_of,
     setting,
     styled,
     widen,
+    without_repeated,
 )
 from .words import listing, to
 from ..verdicts.summaries import seed_values, stored_runs
@@ -508,7 +509,7 @@ def best_of(found: pd.DataFrame, metric: str) -> str:
     Seeds are averaged; a row with a run that is not complete, or with the runs of another row, does not count."""
     bad = found[(found.status != "complete") | found.y.isna()]
     gone = set(zip(bad.row, bad.column))
-    whole = found[found.row.isin(distinct_rows(found))]
+    whole = without_repeated(found)
     whole = whole[[key not in gone for key in zip(whole.row, whole.column)]]
     if not len(whole) or not metric_named(metric).higher_is_better:
         return ""
@@ -574,7 +575,7 @@ def coloured(
     "Of the `rows` of curves those with a colour of their own, and how many others are grey"
     if spec.plot != "curves":
         return rows
-    styles = highlighted(spec, curves(spec, tier, results))
+    styles = highlighted(spec, without_repeated(curves(spec, tier, results)))
     named = [row for row in rows if styles[row].colour != REST]
     grey = len(rows) - len(named)
     if not grey:
@@ -586,7 +587,7 @@ def axis_in_words(spec: Spec, tier: str, results: str | Path | None = None) -> s
     "The sentence that says where the vertical axis of curves starts; empty where all values are in view"
     if spec.plot != "curves":
         return ""
-    long = curves(spec, tier, results)
+    long = without_repeated(curves(spec, tier, results))
     if axis_start(spec, long, highlighted(spec, long)) == -math.inf:
         return ""
     published = tier == "paper" and spec.published is not None
@@ -599,19 +600,29 @@ def rounds_in_words(spec: Spec, tier: str, columns: set[str]) -> str:
     return f"{to(counts)} rounds" if counts else "rounds"
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #52a64249
+def repeated_in_words(found: pd.DataFrame) -> str:
+    "The sentence on rows in lines of `curves` or `seed_values` that are not drawn, since their runs are another row's"
+    rows = [f"{row} (as {first})" for row, first in repeated_rows(found).items()]
+    return f" Not drawn, with the same runs as another: {listing(rows)}." if rows else ""
+
+
 def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) -> str:
-    "What the figure shows, in one sentence, for those who cannot see it"
+    "What the figure shows, in a sentence or two, for those who cannot see it"
     columns = spec.tier_columns(tier)
     metrics = dict.fromkeys(column.metric or spec.metric for column in columns)
     labels = [column.label for column in columns if not column.missing]
     rows = list(spec.rows)
     best = ""
+    repeated = ""
     if spec.plot in ("curves", "against"):
         found = seed_values(spec, tier, results)
         metrics = dict.fromkeys([spec.metric, *spec.beside])
         best = best_of(found.assign(y=found[spec.statistic]), spec.metric)
         if len(found):  # what has no run is not drawn
             drawn = set(found.row)
+            if spec.plot == "curves":
+                drawn -= repeated_rows(found).keys()
+                repeated = repeated_in_words(found)
             there = set(found.column)
             rows = coloured(spec, tier, [row for row in rows if row in drawn], results)
             labels = [column.label for column in columns if column.label in there]
@@ -619,7 +630,7 @@ def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) ->
     if spec.against != "row":
         axis = f" against {spec.against.replace('_', ' ')}"
     _, words = FIGURES[spec.plot]
-    return words.format(
+    sentence = words.format(
         what=listing(map(axis_label, metrics)),
         axis=axis,
         rows=listing(rows),
@@ -627,6 +638,7 @@ def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) ->
         best=best,
         rounds=rounds_in_words(spec, tier, set(labels)),
     )
+    return f"{sentence}{repeated}"
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #69639ebe
 @styled

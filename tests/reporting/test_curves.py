@@ -32,7 +32,7 @@ from fedrepro.reporting.curves import (
     row_styles,
     save_figure,
 )
-from fedrepro.reporting.figures import axis_in_words, draw
+from fedrepro.reporting.figures import axis_in_words, draw, figure_in_words
 
 
 @pytest.fixture
@@ -105,6 +105,18 @@ def test_of_many_lines_five_are_stressed_the_papers_own_fedavg_and_the_best(spec
         f"{len(grey)} other methods",
     ]
     assert over_seeds(pd.DataFrame(dict(row=["A"], column="c", seed=0))) == "one seed"
+
+
+def test_the_same_runs_are_one_line(tmp_path):
+    "AdapFedAvg has FedAvg's runs here: its line would hide, or be hidden"
+    whole = load_spec("fedccfa/table2")
+    put(whole, "smoke", tmp_path, dict(FedAvg=[60, 64], FedCCFA=[80, 81]))
+    fig = accuracy_figure(whole, "smoke", tmp_path)
+    assert len([line for line in fig.axes[0].lines if len(line.get_ydata()) > 2]) == 2
+    assert [text.get_text() for text in fig.axes[0].texts] == ["concept drift", "FedAvg", "FedCCFA"]
+    words = figure_in_words(whole, "smoke", tmp_path)
+    assert "for FedAvg and FedCCFA on" in words
+    assert words.endswith("Not drawn, with the same runs as another: AdapFedAvg (as FedAvg).")
 
 
 def test_drift_stands_between_the_rounds(spec, tmp_path):
