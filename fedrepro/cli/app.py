@@ -93,14 +93,16 @@ def _options(
 ) -> None:
     "Federated-learning papers, regenerated beside their published numbers."
     if context.invoked_subcommand is None:
-        return typer.echo(context.get_help())
+        typer.echo(context.get_help())
+        return
     import_own_files()
 
 # %% ../../nbs/11_cli/01_app.ipynb #1dab2492
 def print_sheet(found: Sheet | str) -> None:
     "Print a text, or a sheet: as wide as the terminal, with colours, or as plain text into a pipe"
     if isinstance(found, str):
-        return typer.echo(found, nl=False)
+        typer.echo(found, nl=False)
+        return
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else 120
     typer.echo(as_text(found, width, terminal), nl=False)
@@ -116,7 +118,8 @@ def in_a_cell(value) -> str:
 def show(lines: list[dict], columns: list[str], as_json: bool) -> None:
     "Print all of `lines` as JSON, or the `columns` of them as a grid, one line each in a pipe"
     if as_json:
-        return typer.echo(json.dumps(lines, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(lines, indent=2, ensure_ascii=False))
+        return
 
     rows: list[list[str | Cell]] = []
     for line in lines:

@@ -577,7 +577,7 @@ def plan_command(
         refuse_without_script(jobs=jobs, hours=hours, at_once=at_once, **directives)
     limit = 4.0 if hours is None else hours
     check_queue(limit, directives)
-    every_tier = not (tier or as_list or script or datasets)
+    every_tier = not (tier or as_list or script)
     tables = planned_tables(specs, tier, every_tier, own, methods, datasets, seeds)
     same = import_words() + set_words(own)
     same += option_words(seeds=seeds, data=data, results=results)

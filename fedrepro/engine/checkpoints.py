@@ -124,7 +124,7 @@ def digest(content: bytes) -> str:
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #341771a9
 def save_message(path: Path, about: dict, message) -> Path:
-    "Write `path`.safetensors, then `path`.json with the outline of `message` and `read_description`; raises InputError"
+    "Write `message` to `path`.safetensors, then its outline and what it is `about` to `path`.json; raises InputError"
     tensors = {}
     shape = outline(message, tensors)
     try:
@@ -339,7 +339,8 @@ class CheckpointWriter:
             if not path.with_suffix(".json").exists():
                 return None  # another process has just removed it
             if isinstance(error, Foreign):
-                return self.warn(f"{error}; it is not used")
+                self.warn(f"{error}; it is not used")
+                return None
             with suppress(OSError):
                 path.with_suffix(".json").rename(path.with_suffix(".json.damaged"))
             self.warn(f"{error}; it is set aside")

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Phase', 'PhaseResult', 'two_samples', 'needs_two',
            'draws_numbers', 'positions_in', 'sample_pools', 'plan_batches', 'split_batches', 'clipped', 'bounded',
-           'add_momentum', 'sgd_step', 'gradient', 'adjusted', 'refuse_unsaid_mode', 'Step', 'movable', 'checked_pair',
-           'checked_step', 'refuse_replaced', 'refuse_moved_frozen', 'train', 'watch_client', 'refuse_writes',
-           'checked_result', 'in_turn', 'refuse_model', 'add_constants', 'start_phase', 'steps_taken',
+           'add_momentum', 'sgd_direction', 'sgd_step', 'gradient', 'adjusted', 'refuse_unsaid_mode', 'Step', 'movable',
+           'checked_pair', 'checked_step', 'refuse_replaced', 'refuse_moved_frozen', 'train', 'watch_client',
+           'refuse_writes', 'checked_result', 'in_turn', 'refuse_model', 'add_constants', 'start_phase', 'steps_taken',
            'refuse_unknown_prefix', 'local_phases', 'client_rounds', 'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
@@ -294,20 +294,30 @@ def add_momentum(buffer: Tree, grads: Tree, momentum: float) -> Tree:
     return buffer | {n: g.clone() for n, g in grads.items() if n not in buffer}
 
 
-def sgd_step(moving: Tree, grads: Tree, buffer: Tree | None, sgd: SGD) -> Tree:
-    """Move those tensors of `moving` that have a gradient in `grads`, in place.
+def sgd_direction(moving: Tree, grads: Tree, buffer: Tree | None, sgd: SGD) -> Tree:
+    """Along what SGD moves `moving`: `grads` with weight decay, and with momentum the next buffer.
 
-    Takes and returns the momentum buffer (None before the first step); without momentum, returns where it went."""
+    `buffer`: the last one, changed in place; None before the first step."""
+    if sgd.weight_decay:
+        w = [moving[n] for n in grads]
+        decayed = torch._foreach_add(list(grads.values()), w, alpha=sgd.weight_decay)
+        grads = dict(zip(grads, decayed))
+    if sgd.momentum:
+        return add_momentum(buffer or {}, grads, sgd.momentum)
+    return grads
+
+
+def sgd_step(moving: Tree, grads: Tree, buffer: Tree | None, sgd: SGD) -> Tree:
+    """Move those tensors of `moving` that have a gradient in `grads`, in place; returns the `sgd_direction`.
+
+    With momentum it is the buffer of the next step (`buffer`: None before the first one)."""
     if not grads:
         return buffer or {}
-    w = [moving[n] for n in grads]
     with torch.no_grad():
-        if sgd.weight_decay:
-            decayed = torch._foreach_add(list(grads.values()), w, alpha=sgd.weight_decay)
-            grads = dict(zip(grads, decayed))
-        b = add_momentum(buffer or {}, grads, sgd.momentum) if sgd.momentum else grads
-        torch._foreach_add_(w, [b[n] for n in grads], alpha=-sgd.lr)
-    return b
+        direction = sgd_direction(moving, grads, buffer, sgd)
+        w = [moving[n] for n in grads]
+        torch._foreach_add_(w, [direction[n] for n in grads], alpha=-sgd.lr)
+    return direction
 
 # %% ../../nbs/04_engine/01_client.ipynb #d9116985
 def gradient(loss: Tensor, moving: Tree) -> Tree:

@@ -160,14 +160,15 @@ def finetuned(
     models: list[Tree],
     trainer: Trainer = in_turn,
 ) -> list[Tree] | None:
-    "`models`, of the first clients, after the method's final phases on each client's own data; None if no client has one"
+    """`models`, of the first clients, after the method's final phases on each client's own data; None if no client has one
+
+    The model that is tuned is what the client has received, beside all else that was last sent to it."""
     out = []
     tuned = False
     for k, params in enumerate(models):
         state = moved(snapshot.states[k], federation.device)
-        client = federation.client(
-            k, max(snapshot.round - 1, 0), snapshot.last_broadcasts[k], state, TUNE
-        )
+        received = snapshot.last_broadcasts[k] | {"params": params}
+        client = federation.client(k, max(snapshot.round - 1, 0), received, state, TUNE)
         results: Results = {}
         for phase in final_phases(method, client):
             if phase.constants is not None:

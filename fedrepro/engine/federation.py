@@ -270,7 +270,7 @@ class Federation:
         return {n: t.to(self.device) for n, t in self.net.init(seed, self.dtype).items()}
 
     def own_init(self, k: int) -> Tree:
-        "Client k's own random draw of a model: where personal parts start"
+        "Random draw k of a model, another one than `initial`: where client k's personal parts start, or global model k"
         return self._init(HEAD, k) | self.frozen
 
     def noise(self, *key: int) -> np.random.Generator:
@@ -353,7 +353,9 @@ class Federation:
         if self.clients == 1:
             return self
         cut = self.partition
-        train, test = (rows and (np.sort(np.concatenate(rows)),) for rows in (cut.train, cut.test))
-        return replace(
-            self, partition=Partition(train or (), test, "union"), drift=None, participation=1.0
-        )
+        train = (np.sort(np.concatenate(cut.train)),)
+        test = None
+        if cut.test is not None:
+            test = (np.sort(np.concatenate(cut.test)),)
+        union = Partition(train, test, "union")
+        return replace(self, partition=union, drift=None, participation=1.0)

@@ -39,7 +39,8 @@ class Profiler:
     def span(self, name: str) -> Iterator[None]:
         "The seconds inside are added to `name`; the empty name stands for nothing"
         if not (self.on and name):
-            return (yield)
+            yield
+            return
         started = clock()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + clock() - started

@@ -53,6 +53,8 @@ class Stacked:
 
     def __init__(self):
         self.in_turn: dict[str, str] = {}
+        self._method = None  # `in_turn` is about this method, and this network
+        self._net = None
 
     def train(
         self, clients: list[Client], phases: list[Phase], starts: list[Tree]
@@ -77,6 +79,10 @@ class Stacked:
 
     def __call__(self, method, clients: Iterable[Client]) -> list[tuple[dict, dict, Tensor | None]]:
         clients = list(clients)
+        if clients and (method is not self._method or clients[0].net is not self._net):
+            self.in_turn = {}
+            self._method = method
+            self._net = clients[0].net
         groups: dict[tuple, list[int]] = {}
         for i, client in enumerate(clients):
             groups.setdefault(kind(method, client), []).append(i)

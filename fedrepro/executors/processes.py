@@ -98,7 +98,8 @@ def end_with(parent):
 def no_interrupt():
     "Processes started inside never see Ctrl-C; it counts again after it"
     if threading.current_thread() is not threading.main_thread():
-        return (yield)
+        yield
+        return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

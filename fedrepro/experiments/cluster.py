@@ -263,7 +263,8 @@ def pool(
     `scheduler`: an address, or `local` for `workers` processes here; when not given, what FEDREPRO_SCHEDULER says."""
     scheduler = scheduler or os.environ.get("FEDREPRO_SCHEDULER")
     if not scheduler:
-        return (yield None)
+        yield None
+        return
     with ExitStack() as stack:
         if scheduler == "local":
             scheduler = stack.enter_context(local_cluster(workers)).scheduler_address

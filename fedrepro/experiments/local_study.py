@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['LINE', 'position', 'assigned', 'exchanged', 'means_by_class', 'class_accuracy', 'confidence', 'learning_performance',
            'linear_cka', 'kl', 'chosen', 'the_phase', 'train_watched', 'test_logits', 'DriftMeter', 'local_rows',
-           'slice_rows', 'gradient_norms', 'sample_rows']
+           'point_on_line', 'slice_rows', 'gradient_norms', 'sample_rows']
 
 # %% ../../nbs/07_experiments/00_local_study.ipynb #199b320f
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
@@ -235,6 +235,18 @@ def local_rows(method, federation: Federation, client: Client, samples: str = "a
 LINE = tuple(i / 10 for i in range(-10, 11))  # 0 = the received model, 1 = the client's
 
 
+def point_on_line(received: Tree, end: Tree, trained: Collection[str], s: float) -> Tree:
+    """received + s (end - received) over the `trained` names; all other tensors stay between their two ends.
+
+    Beyond an end, the variance of a batch normalisation would be negative."""
+    inside = min(max(s, 0.0), 1.0)
+    point = {}
+    for name, start in received.items():
+        share = s if name in trained else inside
+        point[name] = start + share * (end[name] - start)
+    return point
+
+# %% ../../nbs/07_experiments/00_local_study.ipynb #89a6cc0e
 def slice_rows(method, federation: Federation, client: Client, samples: str = "all") -> list[dict]:
     "A row a point of the line through the received and the trained model: signed distance, loss on the test set"
     meter = DriftMeter(method, federation, client)
@@ -242,7 +254,9 @@ def slice_rows(method, federation: Federation, client: Client, samples: str = "a
     end = train_watched(method, client, lambda *_: None, samples)
     rows = []
     for s in LINE:
-        params = end if s == 1 else add(meter.received, scale(sub(end, meter.received), s))
+        params = end
+        if s != 1:
+            params = point_on_line(meter.received, end, federation.net.trained, s)
         logits = test_logits(method, federation, params)
         rows.append(
             {

@@ -422,7 +422,8 @@ def set_aside(path: Path, why: Exception):
             path.rename(new)
         except OSError:
             break
-        return say(f"{why}; set aside as {new.name}")
+        say(f"{why}; set aside as {new.name}")
+        return
     say(f"{why}; it is not used")
 
 
@@ -431,13 +432,15 @@ def read_or_set_aside(path: Path) -> tuple[dict, list[dict]] | None:
     try:
         return read(path)
     except FileNotFoundError:
-        return say(f"{path}: leads nowhere; it is not used") if path.is_symlink() else None
+        if path.is_symlink():
+            say(f"{path}: leads nowhere; it is not used")
     except OSError as error:
-        return say(f"{path}: cannot be read ({error.strerror}); it is not used")
+        say(f"{path}: cannot be read ({error.strerror}); it is not used")
     except Foreign as error:
-        return say(f"{error}; it is not used")
+        say(f"{error}; it is not used")
     except Damaged as error:
-        return set_aside(path, error)
+        set_aside(path, error)
+    return None
 
 # %% ../../nbs/07_experiments/07_store.ipynb #d795ad16
 def is_complete(path: str | Path) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from ..core.errors import InputError, number
 from ..core.trees import Tree, squared_norm
-from ..engine.client import Batch, Client, Phase, Results, Step, cross_entropy, sgd_step
+from ..engine.client import Batch, Client, Phase, Results, Step, cross_entropy, sgd_direction
 from ..engine.method import Exchange, FedAvg
 from ..engine.declarations import Messages, law
 
@@ -86,11 +86,11 @@ class AdaptiveFedAvg(FedAvg):
         return {"rate": self.phase(client).sgd.lr * client.received["rate"]}
 
     def step(self, step: Step) -> tuple[Tensor, Tree]:
-        "SGD at that rate: $b$ as in `sgd_step`, then $w\\leftarrow w-\\eta_0\\min(1,\\hat R)\\,b$"
+        "SGD at that rate: $b$ of `sgd_direction`, then $w\\leftarrow w-\\eta_0\\min(1,\\hat R)\\,b$"
         loss, grads = step.grad()
-        buffer = sgd_step(step.moving, grads, step.memory, replace(step.phase.sgd, lr=0.0))
         rate = step.client.constants["rate"]
         with torch.no_grad():
+            buffer = sgd_direction(step.moving, grads, step.memory, step.phase.sgd)
             for name in grads:
                 step.moving[name].sub_(rate * buffer[name])
         return loss, buffer
@@ -189,9 +189,9 @@ class StopsEarly(FedAvg, listed=False):
 
     def local_phases(self, client: Client) -> list[Phase]:
         "One, that may end after any epoch"
-        return [self.phase(client, samples=self.samples, monitor=self.pays)]
+        return [self.phase(client, samples=self.samples, monitor=self.go_on)]
 
-    def pays(
+    def go_on(
         self, client: Client, params: Tree, epoch: int, last: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         "Whether the client goes on (eq. 2); if so, its loss is stored as $\\ell$"
@@ -244,7 +244,7 @@ class Flash(StopsEarly):
             all_m[n] = m
             all_v[n] = v
             all_d[n] = d
-        return {"params": params, "m": all_m, "v": all_v, "d": all_d}
+        return server | {"params": params, "m": all_m, "v": all_v, "d": all_d}
 
     def extra_metrics(self, server: dict) -> dict[str, float]:
         "`wrong_way`: percent of the entries whose denominator in eq. 3 is not above 0"

@@ -260,7 +260,6 @@ class FedADCPlus(SelfConfidence):
             final=True,
             epochs=self.calibration_epochs,
             loss=losses[self.calibration],
-            step=self.calibrate,
         )
         return [*phases, calibration]
 
@@ -272,15 +271,3 @@ class FedADCPlus(SelfConfidence):
         "Cross-entropy plus $\\frac\\mu2\\|\\phi-\\phi_T\\|^2$, with $\\phi_T$ the received head"
         gap = sub(select(params, "head."), client.received["params"])
         return self.plain(client, params, batch) + self.calibration_mu / 2 * squared_norm(gap)
-
-    def calibrate(self, step: Step) -> tuple[Tensor, Any]:
-        "A step of SGD of the head; the memory holds the head that the client began with, and SGD's momentum"
-        if step.memory is None:
-            head = {n: t.detach().clone() for n, t in step.moving.items()}
-            buffer = None
-        else:
-            head, buffer = step.memory
-        starter = replace(step.client, received={"params": step.params | head})
-        plain = replace(step, client=starter, memory=buffer)
-        loss, grads = plain.grad()
-        return loss, (head, plain.sgd(grads))

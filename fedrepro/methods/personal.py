@@ -143,8 +143,10 @@ class Ditto(FedAvg):
 # %% ../../nbs/06_methods/04_personal.ipynb #b1379299
 @dataclass
 class pFedMe(FedAvg):
-    "Averages the anchors of the clients' personal models (T Dinh et al. 2020); uses neither momentum nor weight decay"
+    "Averages the anchors of the clients' personal models (T Dinh et al. 2020)"
 
+    momentum: float = 0.0  # not used, as weight decay
+    weight_decay: float = 0.0
     lam: float = 1.0  # lambda, weight of the tie between model and anchor; 1 in FedCCFA's experiments, 15 originally
     inner_steps: int = 5  # J, steps of the personal model on each batch, at least 1
     personal_lr: float = 0.01  # eta_p of these steps, decayed as `lr`
@@ -153,6 +155,10 @@ class pFedMe(FedAvg):
     judged_by: Literal["w", "theta"] = "w"
     paper: ClassVar[str] = "T Dinh et al. 2020"
     positive = {"inner_steps"}
+    excluded: ClassVar[dict[str, str]] = {
+        "momentum": "its steps have none",
+        "weight_decay": "its steps have none",
+    }
     limit = law(
         lr=1.0,
         lam=1.0,

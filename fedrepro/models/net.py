@@ -58,15 +58,19 @@ _SMALL = 8
 # %% ../../nbs/03_models/03_net.ipynb #da6132f3
 def places_of(module: nn.Module) -> dict[str, tuple[Tensor, list[str]]]:
     "Every parameter and buffer by its name, in the order of the modules: the tensor, and all places that hold it"
-    names = dict[int, str]()
-    places = dict[str, tuple[Tensor, list[str]]]()
+    names: dict[int, str] = {}  # id of a tensor -> its first place
+    found: dict[str, tuple[Tensor, list[str]]] = {}
     for path, part in module.named_modules():
         for key, t in [*part._parameters.items(), *part._buffers.items()]:
             if t is None:
                 continue
             place = f"{path}.{key}" if path else key
-            places.setdefault(names.setdefault(id(t), place), (t, []))[1].append(place)
-    return places
+            name = names.setdefault(id(t), place)
+            if name not in found:
+                found[name] = (t, [])
+            _, places = found[name]
+            places.append(place)
+    return found
 
 # %% ../../nbs/03_models/03_net.ipynb #eb650424
 def buffer_kinds(module: nn.Module) -> tuple[list[str], list[str]]:
@@ -82,7 +86,10 @@ def buffer_kinds(module: nn.Module) -> tuple[list[str], list[str]]:
         if counts and part.momentum is not None and type(part).__module__.startswith("torch."):
             continue
         saved = key not in part._non_persistent_buffers_set
-        (statistics if counts or saved and t.is_floating_point() else constant).append(name)
+        if counts or (saved and t.is_floating_point()):
+            statistics.append(name)
+        else:
+            constant.append(name)
     return statistics, constant
 
 # %% ../../nbs/03_models/03_net.ipynb #052c7c67
@@ -120,7 +127,7 @@ def unusable(module: nn.Module) -> str | None:
         if name in parameters and not t.is_floating_point():
             return f"{name} is {t.dtype}; expected real parameters"
     if (
-        not {"weight"} <= {*head} <= {"weight", "bias"}
+        set(head) not in ({"weight"}, {"weight", "bias"})
         or type(module.head).forward is not nn.Linear.forward
     ):
         return f"its head is no plain nn.Linear but has {', '.join(head)}; expected a weight, and perhaps a bias"

@@ -30,7 +30,7 @@ def network(name: str, classes: int = 10, shape: tuple[int, ...] | None = None) 
     shape = tuple(number(f"network {name}: shape", n, 1, kind=int) for n in shape)
     if not shape:
         raise InputError(f"network {name} needs a shape, as (channels, height, width)")
-    if len(usual) == 3 != len(shape):
+    if len(usual) == 3 and len(shape) != 3:
         table = "; a table takes tabular_mlp" if len(shape) == 1 else ""
         raise InputError(
             f"network {name} needs a shape (channels, height, width), got {shape}{table}"

@@ -15,7 +15,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -358,7 +357,6 @@ def raw_runs(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=None
     return "\n".join(lines + run_lines(spec, tier, frame, link))
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #94411d25
-@cache
 def best_stored(method: str, results=None, root=None) -> str:
     "The highest accuracy of a method at a published setting in the store, in words; empty without any"
     found = []

@@ -318,7 +318,8 @@ def board_sheet(
     grids = []
     for tier, part in totals(board).groupby("tier", sort=False):
         counts = blank(part.drop(columns="tier"))
-        grids.append(grid_of(papers_across(counts), HEADINGS[tier]))
+        heading = HEADINGS.get(tier, f"Published numbers, tier {tier}: run, not judged")
+        grids.append(grid_of(papers_across(counts), heading))
     if len(claims):
         grids.append(grid_of(blank(claim_totals(claims)), "Claims in the texts, tier paper"))
     gone = missing_lines(board)

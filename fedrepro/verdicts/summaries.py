@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['WINDOWS', 'PLACE', 'parts_of_seeds', 'match_runs', 'StoredBefore', 'same_objects', 'stored_runs', 'each_run',
            'metric_rows', 'to_target', 'std_of_last_rounds', 'trace', 'run_line', 'seed_values', 'paired', 'Arrivals',
-           'group_ratios', 'Start', 'left_out', 'start', 'starts', 'processors_of', 'run_processors', 'processors',
-           'mixed_cells', 'TimeRatio', 'time_ratios']
+           'group_ratios', 'Start', 'left_out', 'start', 'starts', 'processors_of', 'run_processors', 'chips_of',
+           'processors', 'mixed_cells', 'TimeRatio', 'time_ratios']
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #a7b0ca2c
 import hashlib, math, operator
@@ -303,13 +303,17 @@ def run_processors(spec: Spec, tier: str, results: str | Path | None = None) -> 
     return {head["run_id"]: processors_of(head) for head in heads}
 
 
-def processors(spec: Spec, tier: str, results: str | Path | None, run_ids) -> list[str]:
-    "The processors and devices of the runs `run_ids`, from the headers of their files, in order of name"
-    chips = run_processors(spec, tier, results)
+def chips_of(run_ids: Iterable[str], chips: dict[str, set[str]]) -> list[str]:
+    "The processors of the runs `run_ids` by `chips`, run -> its processors, in order of name"
     found: set[str] = set()
     for run in run_ids:
         found |= chips.get(run, set())
     return sorted(found)
+
+
+def processors(spec: Spec, tier: str, results: str | Path | None, run_ids) -> list[str]:
+    "The processors and devices of the runs `run_ids`, from the headers of their files, in order of name"
+    return chips_of(run_ids, run_processors(spec, tier, results))
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #8fdd8aac
 def mixed_cells(

@@ -33,6 +33,7 @@ from fedrepro.verdicts.independent import (
 from fedrepro.verdicts.summaries import (
     WINDOWS,
     Arrivals,
+    chips_of,
     each_run,
     processors,
     run_processors,
@@ -289,10 +290,7 @@ class Above:
 # %% ../../nbs/08_verdicts/03_tables.ipynb #e686497b
 def cell_processors(runs: pd.DataFrame, chips: dict[str, set[str]]) -> tuple[str, ...]:
     "The processors of the runs of a cell, by `chips`, run -> its processors, as `run_processors` says"
-    found: set[str] = set()
-    for run in each_run(runs.run_ids):
-        found |= chips.get(run, set())
-    return tuple(sorted(found))
+    return tuple(chips_of(each_run(runs.run_ids), chips))
 
 # %% ../../nbs/08_verdicts/03_tables.ipynb #af62bea7
 @dataclass(frozen=True)

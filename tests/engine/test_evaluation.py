@@ -28,7 +28,7 @@ from fedrepro.engine.evaluation import (
 from fedrepro.engine.declarations import with_hooks
 from fedrepro.engine.federation import TUNE
 from fedrepro.engine.method import FedAvg
-from fedrepro.engine.rounds import begin, next_round
+from fedrepro.engine.rounds import begin, next_round, run
 from fedrepro.engine.rows import (
     METRICS,
     PACKAGE_METRICS,
@@ -311,6 +311,28 @@ def test_a_final_phase_has_its_constants():
         found.append(finetuned(method, federation, snapshot, judged))
     for ours, theirs in zip(*found):
         assert all(torch.allclose(ours[n], theirs[n], rtol=0, atol=1e-12) for n in ours)
+
+
+def test_what_is_tuned_is_what_the_client_has_received():
+    "A proximal term in a final phase ties to the model that is judged, not to one that was sent rounds ago"
+    seen = []
+
+    class TunesWithATie(FedAvg, listed=False):
+        def local_phases(self, client):
+            tune = self.phase(client, "tune", final=True, loss=self.tied)
+            return [*super().local_phases(client), tune]
+
+        def tied(self, client, params, batch):
+            seen.append(client.received["params"])
+            return self.loss(client, params, batch)
+
+    federation = replace(tiny(), participation=0.34)
+    method = TunesWithATie(lr=0.05, momentum=0.0, epochs=1, batch_size=0)
+    snapshot = run(method, federation, 2).snapshot
+    judged = eval_models(method, federation, snapshot)
+    finetuned(method, federation, snapshot, judged)
+    assert len(seen) == len(judged)
+    assert all(received is model for received, model in zip(seen, judged))
 
 
 def test_a_client_that_is_not_fine_tuned_keeps_its_model():

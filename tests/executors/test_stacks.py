@@ -58,6 +58,14 @@ def test_every_method_is_the_loop(name):
     assert all(IN_TURN[name] in why for why in executor.in_turn.values())
 
 
+def test_what_is_known_of_one_method_is_not_believed_of_the_next():
+    executor = Stacked()
+    ends(executor, METHODS["FedDyn"](**FEW))
+    assert executor.in_turn
+    ends(executor, FedAvg(**FEW))
+    assert not executor.in_turn
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -1,5 +1,6 @@
 "Studies of one client: the measures against other ways to compute them, the client, and a study as a run like any other"
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import recall_score
+from torch import nn
 
 from fedrepro.cli.main import main
 from fedrepro.core.errors import Damaged, InputError
@@ -27,6 +29,7 @@ from fedrepro.experiments.local_study import (
     local_rows,
     position,
     sample_rows,
+    point_on_line,
     slice_rows,
 )
 from fedrepro.experiments.rules import Value, parse_client
@@ -37,6 +40,7 @@ from fedrepro.experiments.specs import load_spec
 from fedrepro.experiments.studies import check_study, conclude, prelude
 from fedrepro.methods.fedbss import rate_samples, split
 from fedrepro.models import networks
+from fedrepro.models.net import Net, Network
 from fedrepro.reporting.figures import draw
 from fedrepro.reporting.printed_tables import start_notes
 from fedrepro.verdicts.summaries import starts
@@ -212,6 +216,27 @@ def test_a_slice_ends_at_the_clients_model(toy):
     assert rows[10]["test_loss"] == pytest.approx(
         F.cross_entropy(toy.net(received, x), toy.data.test_y).item(), abs=1e-12
     )
+
+
+def test_a_slice_of_a_batch_normalisation_goes_no_further_than_its_ends(toy):
+    "Its variance is kept between the two: on the line beyond them it would be negative, and the loss no number"
+
+    def normalised():
+        body = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU())
+        return Network(body, nn.Linear(12, 10))
+
+    federation = replace(toy, net=Net("normalised", normalised))
+    method = made("FedAvg", lr=0.5, epochs=3, batch_size=8)
+    client = client_after(federation, method, rounds=1)
+    rows = slice_rows(method, federation, client)
+    assert all(math.isfinite(row["test_loss"]) for row in rows)
+    start = {"w": torch.tensor([1.0, 2.0]), "v": torch.tensor([1.0, 4.0])}
+    end = {"w": torch.tensor([3.0, 2.0]), "v": torch.tensor([5.0, 4.0])}
+    before = point_on_line(start, end, ("w",), -1.0)
+    halfway = point_on_line(start, end, ("w",), 0.5)
+    assert before["w"].tolist() == [-1.0, 2.0]
+    assert before["v"].tolist() == [1.0, 4.0]
+    assert [t.tolist() for t in halfway.values()] == [[2.0, 2.0], [3.0, 4.0]]
 
 
 def test_sample_rows_are_the_losses_uncertainties_and_gradients_of_plain_torch(toy):

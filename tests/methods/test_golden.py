@@ -304,8 +304,8 @@ def test_every_round_of_flash_equals_the_released_code(name):
     fed.partition.test = shares([len(d["test_y"]) for d in GOLDEN["data"]]).train
 
     class Watched(Flash):
-        def pays(self, client, params, epoch, last):
-            more, last = super().pays(client, params, epoch, last)
+        def go_on(self, client, params, epoch, last):
+            more, last = super().go_on(client, params, epoch, last)
             stops.append(not more)
             return more, last
 

@@ -5,14 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from fedrepro.checks.contract import check
+from fedrepro.checks.harness import tiny
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import distance, weighted_mean
 from fedrepro.data import partition
 from fedrepro.engine.client import cross_entropy
 from fedrepro.engine.method import Exchange, FedAvg
 from fedrepro.engine.rounds import begin, next_round, run, sequential
-from fedrepro.methods.layers import FedCDA, InCo, choose, partners
+from fedrepro.methods.layers import FedCDA, InCo, choose, no_repeated_blocks, partners
 from fedrepro.models import networks
+from fedrepro.models.net import Net, Network
 
 LOCAL = dict(lr=0.05, epochs=1, batch_size=64)
 
@@ -77,6 +81,36 @@ def test_an_update_of_a_resnet(name):
         assert float((t - w[n] - step).abs().max()) < 1e-10, n
         if n in want:
             assert distance({n: t}, mean) > 0.01
+
+
+class Blocks(nn.Module):
+    "A stage of two equal blocks, as a ResNet has"
+
+    def __init__(self):
+        super().__init__()
+        self.layer1 = nn.ModuleList([nn.ModuleDict(), nn.ModuleDict()])
+        for n, block in enumerate(self.layer1):
+            block["conv1"] = nn.Conv2d(1 if n == 0 else 4, 4, 3, padding=1)
+            block["conv2"] = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x):
+        for block in self.layer1:
+            x = torch.tanh(block["conv2"](torch.tanh(block["conv1"](x))))
+        return x.mean((2, 3))
+
+
+def blocks():
+    return Network(Blocks(), nn.Linear(4, 10))
+
+
+def test_the_law_is_checked_on_a_network_without_repeated_blocks():
+    "On one with them InCo is another method, and `check` must not call that a fault"
+    federation = replace(tiny(), net=Net("blocks", blocks))
+    assert len(partners(federation.initial)) == 2
+    plain = no_repeated_blocks(federation)
+    assert partners(plain.initial) == {}
+    assert no_repeated_blocks(plain) is plain
+    assert not check(InCo, federation).broken
 
 
 # --- FedCDA

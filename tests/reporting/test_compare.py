@@ -343,6 +343,13 @@ def test_what_a_formula_excludes_is_refused_in_one_line(rows, settings, tmp_path
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("setting", [dict(momentum=0.9), dict(weight_decay=1e-4)])
+def test_what_a_method_would_not_use_is_refused_in_one_line(setting, tmp_path):
+    with one_line("compare: pFedMe: ", *setting, "expected 0: its steps have none"):
+        compare(["FedAvg", "pFedMe"], folder=tmp_path, **setting)
+    assert not any(tmp_path.iterdir())
+
+
 def test_with_a_source_of_its_own_it_is_computed(planned):
     asked = {
         "SCAFFOLD": {},

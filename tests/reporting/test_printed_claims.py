@@ -230,6 +230,12 @@ def test_what_a_number_costs_in_words():
     assert "hour of a process" in words
 
 
+def test_any_tier_has_a_heading(board):
+    found = scoreboard(tiers=("smoke",), root=board)
+    sheet = board_sheet(found, root=board)
+    assert "Published numbers, tier smoke: run, not judged" in shown(sheet, "text")
+
+
 @pytest.mark.parametrize("format", ["text", "md", "html", "csv"])
 def test_formats(board, format):
     toy_board.put(board, "FedAvg", [70.0, 70.5])
