@@ -605,7 +605,7 @@ def repeated_in_words(found: pd.DataFrame) -> str:
     rows = [f"{row} (as {first})" for row, first in repeated_rows(found).items()]
     return f" Not drawn, with the same runs as another: {listing(rows)}." if rows else ""
 
-
+# %% ../../nbs/09_reporting/05_figures.ipynb #476bee4f
 def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) -> str:
     "What the figure shows, in a sentence or two, for those who cannot see it"
     columns = spec.tier_columns(tier)
