@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from fedrepro.checks.contract import check
-from fedrepro.core.trees import squared_norm, sub
+from fedrepro.core.trees import squared_norm
 from fedrepro.engine.declarations import law
 from fedrepro.engine.method import FedAvg
+from fedrepro.methods.objective import from_received
 
 
 @dataclass
@@ -17,9 +18,9 @@ class MyMethod(FedAvg):
 
     def loss(self, client, params, batch):
         "What a client minimises; `fedrepro notebook your_method` shows the other hooks"
-        return super().loss(client, params, batch) + self.mu / 2 * squared_norm(
-            sub(params, client.received["params"])
-        )
+        fit = super().loss(client, params, batch)
+        moved = from_received(client, params)  # of what is trained
+        return fit + self.mu / 2 * squared_norm(moved)
 
 
 if __name__ == "__main__":

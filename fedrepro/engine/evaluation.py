@@ -29,7 +29,7 @@ from fedrepro.engine.client import (
 from .divergence import refuse_diverged
 from .federation import TUNE, Federation
 from .rounds import Snapshot
-from .rows import METRICS, RESERVED, as_number
+from .rows import METRICS, RESERVED, as_number, refuse_metric_name
 from .watches import unchanged
 
 # %% ../../nbs/04_engine/06_evaluation.ipynb #34289e27
@@ -241,6 +241,7 @@ def own_metrics(method, server: dict, taken: Iterable[str]) -> dict[str, float]:
         raise InputError(f"{where} returned {short(found)}; expected a dict of numbers")
     metrics = {}
     for name, value in found.items():
+        refuse_metric_name(name, where)
         if name in taken:
             raise InputError(
                 f"{where}: {name!r} is in every row of results already; choose another name"

@@ -21,7 +21,7 @@ from ..core.torch_state import USUAL, turned, usual_state
 from ..core.trees import Tree
 from ..engine.checkpoints import CheckpointWriter, refuse_unkeepable
 from ..engine.client import Client, Phase, PhaseResult, client_rounds, in_turn
-from ..engine.evaluation import eval_models, finetuned, model_suffixes
+from ..engine.evaluation import eval_models, finetuned, model_suffixes, own_metrics
 from ..engine.federation import Federation
 from ..engine.forks import ActiveRun, run_forked
 from ..engine.method import check_fields, refuse_unused
@@ -115,8 +115,13 @@ def refuse_taken(path: Path):
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #914fad55
 def shared_key(run: PlannedRun) -> str:
-    "Equal for runs that differ in nothing but their drift, and for studies of one federation"
-    return json.dumps(studies.shared(run.settings) | {"drift": None}, sort_keys=True)
+    """Equal for runs that differ in nothing but their drift, and for studies of one federation
+
+    Not of a method of one's own, which may look ahead at the drift: its runs share no rounds."""
+    settings = studies.shared(run.settings)
+    if "source" not in run.settings["method"]:
+        settings = settings | {"drift": None}
+    return json.dumps(settings, sort_keys=True)
 
 # %% ../../nbs/07_experiments/09_jobs.ipynb #5fe1f539
 def active_run(run: PlannedRun, data, device: str) -> ActiveRun:
@@ -149,6 +154,7 @@ def checkpoint_fingerprint(active: ActiveRun, device: str, executor: str = "sequ
         "versions": store.provenance()["versions"],
         "device": device,
         "data": input_fingerprint(active.federation.data),
+        "partition": active.federation.partition.fingerprint,
         "weights": weights_fingerprint(active.federation.initial),
         "executor": "sequential" if executor == "processes" else executor,
     }
@@ -353,6 +359,7 @@ def try_round(method, federation: Federation):
         results += client_rounds(method, [client], two_batches)
     end = close_round(method, federation, start, opened, results)
     refuse_unkeepable(type(method).__name__, end)
+    own_metrics(method, end.server, ())
     for suffix in model_suffixes(method):
         models = eval_models(method, federation, end, suffix)
         if not suffix:

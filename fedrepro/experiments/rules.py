@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SOURCE_KINDS', 'NAMES', 'STUDIES', 'CLIENT_PATTERN', 'STUDY_SAMPLES', 'SEED', 'COUNT', 'NAME', 'PARTITION', 'STUDY',
-           'SETTINGS', 'DRIFT', 'DEFAULTS', 'field_rules', 'Value', 'is_kind', 'typed', 'Rule', 'method_classes',
-           'names', 'parse_client', 'toml_table', 'read_values', 'read_toml', 'last_digit', 'read_published_csv',
-           'line_finder', 'read_field_rules', 'typed_value', 'typed_settings']
+           'SETTINGS', 'DRIFT', 'DEFAULTS', 'field_rules', 'Value', 'is_kind', 'is_list', 'typed_list', 'typed', 'Rule',
+           'method_classes', 'names', 'parse_client', 'toml_table', 'read_values', 'read_toml', 'last_digit',
+           'read_published_csv', 'line_finder', 'read_field_rules', 'typed_value', 'typed_settings']
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #9f1a0293
 import dataclasses, io, math, re, tomllib
@@ -43,6 +43,8 @@ NAMES = {
     bool: "true or false",
     NoneType: '"none"',
     str: "a text of one line, at most 200 characters",
+    list: "a list",
+    tuple: "a list",
 }
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #bce13c97
@@ -57,24 +59,34 @@ def is_kind(value, kind) -> bool:
     return type(value) is kind
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #61af20d4
+def is_list(kind) -> bool:
+    "Whether a class or annotation is that of a list or tuple"
+    return kind in (list, tuple) or get_origin(kind) in (list, tuple)
+
+
+def typed_list(value, kind, where: str):
+    "`value`, a list, as list, tuple, list[...] or tuple[...]; raises InputError naming `where`"
+    if type(value) is not list:
+        raise InputError(f"{where}: {short(value)} is not a list")
+    make = get_origin(kind) or kind
+    inner = get_args(kind)
+    return make(typed(v, inner[0], where) if inner else v for v in value)
+
+# %% ../../nbs/07_experiments/01_rules.ipynb #55e576b8
 def typed(value, kind, where: str):
-    """`value` as `kind`: a class, a union with None (written "none"), Literal, list[...] or tuple[...].
+    """`value` as `kind`: a class, a union with None (written "none"), Literal, list, tuple, list[...] or tuple[...].
 
     Raises InputError naming `where`."""
-    origin = get_origin(kind)
-    inner = get_args(kind)
     if kind is Any:
         return value
-    if origin is Literal:
-        return one_of(value, inner, where)
-    if origin in (list, tuple):
-        if type(value) is not list:
-            raise InputError(f"{where}: {short(value)} is not a list")
-        return origin(typed(v, inner[0], where) for v in value)
-    kinds = inner or (kind,)
+    if get_origin(kind) is Literal:
+        return one_of(value, get_args(kind), where)
+    if is_list(kind):
+        return typed_list(value, kind, where)
+    kinds = get_args(kind) or (kind,)
     for k in kinds:
-        if get_origin(k) in (list, tuple) and type(value) is list:
-            return typed(value, k, where)
+        if is_list(k) and type(value) is list:
+            return typed_list(value, k, where)
         if get_origin(k) is Literal and value in get_args(k):
             return value
         if is_kind(value, k):
@@ -384,6 +396,11 @@ def read_field_rules(method: type) -> dict[str, Rule]:
     kinds = field_types(method)
     rules = {}
     for f in dataclasses.fields(method):
+        if f.name == "source":
+            raise InputError(
+                f"{method.__name__}.source: a spec says with this key where a value is from; "
+                "expected another name for the field"
+            )
         if f.name in SETTINGS:
             raise InputError(
                 f"{method.__name__}.{f.name}: an experiment has a setting {f.name}; "

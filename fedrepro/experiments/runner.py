@@ -292,9 +292,10 @@ def remove_leftovers(folder: Path):
 
 # %% ../../nbs/07_experiments/10_runner.ipynb #59229097
 def data_key(run: PlannedRun) -> str:
-    "Equal for runs on the same data and network, from the same files of a person's own"
+    "Equal for runs on the same data and network, from the same files of a person's own, and the same own partition"
     sources = run.settings.get("sources", {})
-    return json.dumps([run.settings["data"], run.settings["network"], sources])
+    split = run.settings["partition"] if "partition" in sources else None
+    return json.dumps([run.settings["data"], run.settings["network"], sources, split])
 
 
 def check_origin(run: PlannedRun, path: Path, head: dict, now: dict[str, str]):
@@ -302,6 +303,12 @@ def check_origin(run: PlannedRun, path: Path, head: dict, now: dict[str, str]):
     for what, digest in now.items():
         if head.get(what) in (None, digest):
             continue
+        if what == "partition_fingerprint":
+            raise InputError(
+                f"{path}: partition recipe {run.settings['partition']['recipe']} gave clients other samples than it "
+                "gives now; was a file that it reads changed? Move the result away, or choose another folder "
+                "with --results"
+            )
         if what == "weights":
             raise InputError(
                 f"{path}: network {run.settings['network']} started from other weights than it has now; "
@@ -329,7 +336,7 @@ def compare_data(
     now = dict[str, dict[str, str]]()
     for r in finished:
         name = r.settings["data"]["name"]
-        mine = {"data", "network"} & r.settings.get("sources", {}).keys()
+        mine = {"data", "network", "partition"} & r.settings.get("sources", {}).keys()
         key = data_key(r)
         if not (key in loaded or mine or unchecked(name)):
             continue

@@ -52,6 +52,7 @@ def test_no_method_overrides_what_is_no_hook():
         "evaluated",
         "positive",
         "fractions",
+        "signed",
         "waits",
         "distances",
         "excluded",

@@ -219,7 +219,7 @@ def whole_or_set_aside(folder, path):
         assert said.getvalue().count("\n") == 1
     elif path.exists():
         head, rows = store.read(path)
-        again = frame.drop(columns=[c for c in frame if c in store.ABOUT]).to_dict("records")
+        again = frame.drop(columns=[c for c in frame if c in store.ABOUT_RUN]).to_dict("records")
         assert len(frame) == max(1, len(rows))
         assert head["run_id"] == run_id(head["settings"])
         assert not said.getvalue()
