@@ -407,6 +407,15 @@ def typed(text, **names):
     return space["f"]
 
 
+def test_a_helper_with_the_name_of_a_module_of_pythons_is_refused(tmp_path):
+    "Python's own `statistics` would be imported in place of the file beside the method"
+    (tmp_path / "statistics.py").write_text("SCALE = 42\n")
+    path = tmp_path / "helped_w.py"
+    path.write_text("import statistics\n" + OWN.format("", "").replace("Idem", "Helped"))
+    with one_line("helped_w.py: imports statistics", "not statistics.py beside it; rename"):
+        import_file(path)
+
+
 @pytest.mark.parametrize(
     "one, other",
     [
