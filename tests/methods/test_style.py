@@ -43,5 +43,5 @@ def test_no_two_methods_say_the_same():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_is_near_fedavg(name):
-    "At most two method classes stand between it and FedAvg, itself included"
+    "At most two methods stand between it and FedAvg, itself included; the stages of a page, which are no methods, aside"
     assert sum(c.__name__ in METHODS for c in METHODS[name].__mro__) <= 3
