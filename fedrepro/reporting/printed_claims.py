@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['HOW', 'DECIDES', 'WIDE', 'HEADINGS', 'NOTE', 'lack_in_words', 'lacks_in_words', 'state_in_words', 'interval',
            'verdict_in_words', 'claim_grid', 'claim_grids', 'claims_in_words', 'late_in_words', 'seeds_in_words',
-           'caveats', 'side_in_words', 'gain_in_words', 'signs_in_words', 'deciding_in_words', 'headline_sentences',
-           'claims_sheet', 'missing_lines', 'blank', 'papers_across', 'speed_in_words', 'board_sheet']
+           'caveats', 'side_in_words', 'published_in_words', 'gain_in_words', 'signs_in_words', 'deciding_in_words',
+           'headline_sentences', 'claims_sheet', 'missing_lines', 'blank', 'papers_across', 'speed_in_words',
+           'board_sheet']
 
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #8646c98d
 import math
@@ -172,6 +173,16 @@ def side_in_words(side: Side) -> str:
     return f"{side.name} {plus_minus(side.mean, side.half, side.n)}"
 
 
+def published_in_words(h: Headline) -> str:
+    "', published +4.20 (the smallest published: +3.20, over FedAvg)': over the same rival, and the one that decides in print"
+    words = "" if math.isnan(h.published) else f", published {h.published:+.2f}"
+    if h.printed is None:
+        return words
+    where = f" on {h.printed.column}" if len(h.columns) > 1 else ""
+    other = f"the {DECIDES[h.need]} published: {h.printed.gain:+.2f}, over {h.printed.rival}{where}"
+    return f"{words} ({other})" if words else f", {other}"
+
+
 def gain_in_words(h: Headline) -> str:
     "'89.14 against IFCA's 88.12, gain +1.02 [0.42, 1.63] over 3 seeds that both have, published +1.14'; empty while nothing is run"
     if h.ours is None:
@@ -187,13 +198,7 @@ def gain_in_words(h: Headline) -> str:
             words += f" (tested: at least {h.stated - h.margin:.2f})"
         words += ", difference"
     words += f" {with_ends(h.gain, h.half)} over {seeds_in_words(h.ours.n)}"
-    if h.theirs:
-        words += " that both have"
-    if h.theirs and not math.isnan(h.published):
-        words += f", published {h.published:+.2f}"
-        if h.compared < h.comparisons:
-            words += f" (the {DECIDES[h.need]} of all {h.comparisons})"
-    return words
+    return f"{words} that both have{published_in_words(h)}" if h.theirs else words
 
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #21b3a6d3
 def signs_in_words(h: Headline) -> str:

@@ -94,7 +94,7 @@ def test_a_headline_in_a_sentence(demo):
     half = headline_sentences(paper_headline("demo", root=demo))
     assert "cannot be tested yet: IFCA is missing. Of its 2 comparisons 1 is run" in half
     assert half.endswith(
-        "published +0.00 (the smallest of all 2). FedAvg diverged in 1 of 3 seeds and is compared over the others. Made up."
+        "published +0.00. FedAvg diverged in 1 of 3 seeds and is compared over the others. Made up."
     )
     put(demo, IFCA=[70.0, 70.4, 69.8])
     found = paper_headline("demo", root=demo)

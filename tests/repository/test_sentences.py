@@ -15,6 +15,7 @@ from fedrepro.verdicts.claims import NOT_TESTED
 from fedrepro.verdicts.headlines import headlines
 from fedrepro.verdicts.scoreboard import totals
 from fedrepro.verdicts.summaries import stored_runs
+from fedrepro.verdicts.tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -136,6 +137,34 @@ def test_every_paper_has_a_headline_that_follows_from_the_store():
         for name in ("FedAvg", "SCAFFOLD", "FedExP", "Against these three only")
     )
     assert "Against FedAvg only" in words["fedadc"]
+    assert "Fashion-MNIST" in words["fedbss"].split("(abstract")[0]  # not so in every column
+    assert "published +4.20 (the smallest published: +3.20, over FedAvg)" in words["lfd"]
+
+
+def last(name, tier="small"):
+    "(row, column) -> mean of the stored runs of a spec"
+    found = table(load_spec(name), tier)
+    return found[found.n > 0].set_index(["row", "column"])["mean"]
+
+
+def test_captions_of_reduced_figures_are_those_of_their_runs():
+    mean = last("fedadc/figure1")
+    gaps = {
+        s: [
+            mean[row, f"CIFAR-10, s={s}"] - mean["SlowMo", f"CIFAR-10, s={s}"]
+            for row in ("FedADC, blue (heavy ball)", "FedADC, red (Nesterov)")
+        ]
+        for s in (2, 3, 4)
+    }
+    assert max(map(abs, gaps[2])) < 1 < min(gaps[3] + gaps[4])
+    caption = load_spec("fedadc/figure1").tier("small").caption
+    assert "do not part FedADC from SlowMo with two classes" in caption
+    assert "with three and four both variants are ahead" in caption
+    mean = last("lfd/figure5")
+    for column in mean.index.unique("column"):
+        assert mean.xs(column, level="column").idxmin() == "MOON"
+    caption = load_spec("lfd/figure5").tier("small").caption
+    assert "MOON, with untuned weights, is behind all" in caption
 
 
 def test_the_words_of_lfds_picture_are_those_of_its_runs():
