@@ -5,18 +5,18 @@
 # %% auto #0
 __all__ = ['PALETTE', 'ACCENT', 'FOIL', 'REST', 'MARKERS', 'DASHES', 'STYLE', 'NAMED', 'PARTITION_WORDS', 'PANEL', 'LEGEND',
            'FEW', 'SETTLED', 'AXIS', 'LABEL', 'FAR', 'LONG', 'lab', 'colour_distance', 'styled', 'Style', 'own_rows',
-           'row_colours', 'row_styles', 'page_colours', 'untuned', 'curves', 'plot_seeds', 'plot_mean', 'plot_curves',
-           'mark_drift', 'schedule_of', 'drift_rounds', 'partition_words', 'setting', 'axis_label', 'plot_published',
-           'grid', 'repeated_rows', 'without_repeated', 'best_first', 'highlighted', 'axis_start', 'share_scale',
-           'moved_apart', 'line_ends', 'label_ends', 'diverged_notes', 'over_seeds', 'add_notes', 'widen', 'add_legend',
-           'refuse_empty', 'finish_panel', 'title_panel', 'panels_in_line', 'first_runs', 'published_values',
-           'accuracy_figure', 'check_figure_file', 'save_figure', 'small_png']
+           'main_row', 'row_colours', 'row_styles', 'page_colours', 'untuned', 'curves', 'plot_seeds', 'plot_mean',
+           'plot_curves', 'mark_drift', 'schedule_of', 'drift_rounds', 'partition_words', 'setting', 'axis_label',
+           'plot_published', 'grid', 'repeated_rows', 'without_repeated', 'best_first', 'highlighted', 'axis_start',
+           'share_scale', 'moved_apart', 'line_ends', 'label_ends', 'diverged_notes', 'over_seeds', 'add_notes',
+           'widen', 'add_legend', 'refuse_empty', 'finish_panel', 'title_panel', 'panels_in_line', 'first_runs',
+           'published_values', 'accuracy_figure', 'check_figure_file', 'save_figure', 'small_png']
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #c0866378
 import io, math, textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from itertools import cycle, product
 from pathlib import Path
@@ -36,6 +36,7 @@ from ..core.errors import InputError, choice
 from ..core.files import check_place
 from ..core.folders import command
 from ..data.concept_drift import drift
+from ..engine.method import load_methods
 from ..engine.rows import metric_named, series
 from ..experiments.runs import PlannedRun
 from ..experiments.specs import Column, Spec
@@ -134,7 +135,9 @@ class Style:
             linestyle=(0, self.dashes) if self.dashes else "-",
             marker=self.marker or None,
             markersize=2,
-            zorder=2 + self.width / 10,
+            zorder=2
+            + self.width / 10
+            + bool(self.dashes) / 5,  # through dashes one sees what is below
         )
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #98e33feb
@@ -147,6 +150,22 @@ def own_rows(spec: Spec) -> set[str]:
     return {r.name for r in spec.rows.values() if r.method.lower().startswith(spec.folder)}
 
 
+def main_row(spec: Spec) -> str:
+    "The row named as the paper's own method, else the one with most of its defaults, the first of several; empty without any"
+    mine = own_rows(spec)
+    own = [row for row in spec.rows.values() if row.name in mine]
+    same = [row for row in own if row.method == own[0].method]
+    if not same:
+        return ""
+    defaults = {f.name: f.default for f in fields(load_methods()[same[0].method])}
+
+    def changed(row):
+        settings = {key: value.value for key, value in row.values.items()}
+        return sum(key in defaults and defaults[key] != settings[key] for key in settings)
+
+    return min(same, key=lambda row: (row.name != row.method, changed(row))).name
+
+
 def row_colours(spec: Spec, rows: list[str], fixed: dict[str, str]) -> dict[str, str]:
     "A colour for each of the `rows` that one plot labels, some of them `fixed`; all different while the palette lasts"
     found = dict(fixed)
@@ -155,7 +174,8 @@ def row_colours(spec: Spec, rows: list[str], fixed: dict[str, str]) -> dict[str,
             if name in row:
                 found[row] = colour
     mine = own_rows(spec)
-    own = [row for row in rows if row in mine]
+    main = main_row(spec)
+    own = sorted((row for row in rows if row in mine), key=lambda row: row != main)
     if own and ACCENT not in found.values():
         found.setdefault(own[0], ACCENT)
     if "FedAvg" in rows:
@@ -177,18 +197,18 @@ def row_styles(
     colours = row_colours(spec, names, fixed or {})
     patterns = list(DASHES.values())
     mine = own_rows(spec)
-    seen = Counter[str]()
+    main = main_row(spec)
+    first = main if main in there else ""
+    seen = Counter[str]([spec.rows[first].method] if first else [])  # the next ones are dashed
     styles = {}
     for row in spec.rows.values():
         if row.name not in colours:
             styles[row.name] = Style(REST, width=0.7)
             continue
-        k = seen[row.method]
-        seen[row.method] += 1
+        k = 0 if row.name == first else seen[row.method]
+        seen[row.method] += row.name != first
         dashes = patterns[k % len(patterns)]
-        if any(name in row.name for name in NAMED):
-            dashes = ""
-        width = 1.6 if row.name in mine and k == 0 else 1.0
+        width = 1.6 if k == 0 and row.name in mine else 1.0
         colour = colours[row.name]
         styles[row.name] = Style(colour, dashes, MARKERS.get(colour, ""), width)
     return styles
@@ -401,7 +421,8 @@ def highlighted(spec: Spec, long: pd.DataFrame) -> dict[str, Style]:
         return row_styles(spec, long.row)
     order = best_first(spec, long)
     mine = own_rows(spec)
-    own = [row for row in order if row in mine]
+    main = main_row(spec)
+    own = sorted((row for row in order if row in mine), key=lambda row: row != main)
     foil = [row for row in order if row == "FedAvg"]
     return row_styles(spec, list(dict.fromkeys(own[:2] + foil + order))[:FEW])
 

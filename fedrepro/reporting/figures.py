@@ -8,7 +8,8 @@ __all__ = ['LEAST_POINTS', 'SHOWN', 'COLOURS', 'samples_figure', 'gradient_norms
            'bubbles_figure', 'matrices_of', 'plot_matrix', 'distances_figure', 'study_rows', 'panels_of',
            'finish_figure', 'study_styles', 'epochs_figure', 'class_gaps', 'plot_classes', 'mean_gaps', 'one_legend',
            'classes_figure', 'plot_slice', 'slice_figure', 'one_run', 'scatter', 'plot_sorted', 'sorted_figure',
-           'best_of', 'coloured', 'axis_in_words', 'rounds_in_words', 'repeated_in_words', 'figure_in_words', 'draw']
+           'ranked_in_words', 'best_of', 'coloured', 'axis_in_words', 'rounds_in_words', 'repeated_in_words',
+           'figure_in_words', 'draw']
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #3787ee98
 import math, textwrap
@@ -502,15 +503,30 @@ def sorted_figure(spec: Spec, tier: str, results: str | Path | None = None) -> F
         ax.set_title(title)
     return finish_figure(fig, planned)
 
+# %% ../../nbs/09_reporting/05_figures.ipynb #beabaeab
+def ranked_in_words(mean: pd.Series, column: str, unit: str) -> str:
+    "The highest of a column's means, all that print the same, before the next two; FedAvg by itself where others are between"
+    order = mean.sort_values(ascending=False, kind="stable")
+    printed = {row: f"{value:.2f}" for row, value in order.items()}
+    top = printed[order.index[0]]
+    best = [row for row in order.index if printed[row] == top]
+    others = order.index[len(best) :]
+    verb = "is" if len(best) == 1 else "are"
+    words = f"; the highest {verb} {listing(best)} on {column} with {top}{unit}"
+    if len(others):
+        words += f", before {listing([f'{row} with {printed[row]}' for row in others[:2]])}"
+    if "FedAvg" in others[2:]:
+        words += f"; FedAvg has {printed['FedAvg']}"
+    return words
+
 # %% ../../nbs/09_reporting/05_figures.ipynb #8d30e9c9
 def best_of(found: pd.DataFrame, metric: str) -> str:
     """Who is highest by `y` in lines of `seed_values`, and before whom; of several columns, in how many. Nothing of one row
 
-    Seeds are averaged; a row with a run that is not complete, or with the runs of another row, does not count."""
+    Seeds are averaged; a row with a run that is not complete does not count."""
     bad = found[(found.status != "complete") | found.y.isna()]
     gone = set(zip(bad.row, bad.column))
-    whole = without_repeated(found)
-    whole = whole[[key not in gone for key in zip(whole.row, whole.column)]]
+    whole = found[[key not in gone for key in zip(found.row, found.column)]]
     if not len(whole) or not metric_named(metric).higher_is_better:
         return ""
     if whole.row.nunique() == 1:
@@ -521,19 +537,8 @@ def best_of(found: pd.DataFrame, metric: str) -> str:
         wins = [f"{row} in {n} of {len(first)}" for row, n in first.value_counts().items()]
         return f"; the highest is {listing(wins)}"
     column = first.index[0]
-    order = mean[column].sort_values(ascending=False)
-    top = f"{order.iloc[0]:.2f}"
-    best = [row for row in order.index if f"{order[row]:.2f}" == top]
-    others = order.index[len(best) :]
-    shown = list(others[:2])
-    if "FedAvg" in others[2:]:
-        shown.append("FedAvg")
-    verb = "is" if len(best) == 1 else "are"
     unit = f" {metric_named(metric).unit}".rstrip()
-    words = f"; the highest {verb} {listing(best)} on {column} with {top}{unit}"
-    if shown:
-        words += f", before {listing([f'{row} with {order[row]:.2f}' for row in shown])}"
-    return words
+    return ranked_in_words(mean[column], column, unit)
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #ee611e29
 # plot of a spec -> (its figure, what it shows in words)
@@ -617,7 +622,8 @@ def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) ->
     if spec.plot in ("curves", "against"):
         found = seed_values(spec, tier, results)
         metrics = dict.fromkeys([spec.metric, *spec.beside])
-        best = best_of(found.assign(y=found[spec.statistic]), spec.metric)
+        known = found if spec.plot == "against" else without_repeated(found)  # points are all drawn
+        best = best_of(known.assign(y=known[spec.statistic]), spec.metric)
         if len(found):  # what has no run is not drawn
             drawn = set(found.row)
             if spec.plot == "curves":

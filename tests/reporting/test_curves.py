@@ -26,6 +26,7 @@ from fedrepro.reporting.curves import (
     diverged_notes,
     drift_rounds,
     label_ends,
+    main_row,
     over_seeds,
     page_colours,
     partition_words,
@@ -356,3 +357,17 @@ def test_one_seed_has_no_error_bar(tmp_path):
         )
     (bars,) = [c for c in draw(of, "smoke", tmp_path).axes[0].containers]
     assert not bars.has_yerr
+
+
+def test_the_papers_default_variant_is_thick_and_a_dashed_one_lies_above():
+    "So that of two lines close together both are seen"
+    both = load_spec("fedadc/figure2")
+    red, blue = (row_styles(both, both.rows)[row] for row in list(both.rows)[::-1])
+    assert (red.width, red.dashes, red.colour) == (1.6, "", ACCENT)
+    assert blue.dashes
+    assert blue.line["zorder"] > red.line["zorder"]
+    assert blue.line["linewidth"] < red.line["linewidth"]
+    weights = load_spec("fedccfa/table5")
+    styles = row_styles(weights, weights.rows)
+    assert max(styles, key=lambda row: styles[row].width) == "adaptive gamma=20"
+    assert main_row(load_spec("fedccfa/table2")) == "FedCCFA"
