@@ -27,7 +27,7 @@ from .figures import axis_in_words, draw
 from .notebook import code_links, read_ledger
 from .paper_page import anchor, headline_tables, other_tiers, tiers_in_order
 from .page_text import folded, grids_html, said
-from .printed_tables import paper_grid
+from .printed_tables import known_rows, paper_grid
 from ..verdicts.scoreboard import BOARD_TIERS
 from ..verdicts.tables import table
 
@@ -289,7 +289,8 @@ def stored_numbers(paper: str, results=None) -> str:
     setting = f"**{setting_in_words(spec, tier)}**"
     if caption := spec.tier(tier).caption:
         setting += f" {said(caption)}"
-    grid = grids_html([paper_grid(spec, tier, frame, link)])
+    rows = known_rows(spec, tier, frame)
+    grid = grids_html([paper_grid(spec, tier, frame, link, rows)])
     how = "Mean over seeds ± standard deviation (number of seeds)"
     if frame.published_mean.notna().any():
         how += "; in small type the published number"

@@ -43,7 +43,7 @@ from fedrepro.reporting.printed_claims import (
     lack_in_words,
     side_in_words,
 )
-from .printed_tables import table_parts
+from .printed_tables import name_in_paper, table_parts
 from .words import listing, signed
 from ..verdicts.claims import CLAIM_WORDS, read_claims, verdicts
 from ..verdicts.headlines import headlines, paper_headline
@@ -246,12 +246,14 @@ def place_of(spec: Spec) -> str:
 
 
 def heading_of(spec: Spec, specs: list[Spec]) -> str:
-    "The heading of a section: the paper's name of the table, with our title where two `specs` share it or none has it"
+    "The heading of a section: the paper's name of the table, with our title where two `specs` share it or it is no table"
     if not re.match(r"[\dIVX]", spec.table):
         return spec.title  # no table of the paper
-    name = f"{spec.kind.capitalize()} {spec.table}"
+    name = name_in_paper(spec)
     same = [other for other in specs if (other.kind, other.table) == (spec.kind, spec.table)]
-    return name if len(same) == 1 else f"{name}: {spec.title}"
+    heading = name[0].upper() + name[1:]
+    alone = len(same) == 1 and not name.startswith("section")
+    return heading if alone else f"{heading}: {spec.title}"
 
 
 def anchor(spec: Spec, tier: str, line: dict) -> str:

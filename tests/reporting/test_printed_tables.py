@@ -16,13 +16,19 @@ from fedrepro.core.errors import InputError
 from fedrepro.reporting.grids import Cell, as_text
 from fedrepro.experiments.specs import load_spec
 from fedrepro.experiments.own_settings import with_settings
+from fedrepro.reporting.page_text import specs_of
+from fedrepro.reporting.paper_page import heading_of
 from fedrepro.reporting.printed_tables import (
+    NOT_JUDGED,
+    SAME_RUNS,
+    ends,
     mixed_processors,
     own_settings,
     render,
     row_settings,
     table_parts,
     table_sheet,
+    title,
 )
 from fedrepro.verdicts.tables import table
 from toy import SMALL, written
@@ -198,3 +204,43 @@ def test_processors_that_differ_within_a_cell_are_named():
         )
     )
     assert mixed_processors(frame) == ["Processors differ within 1 of 2 cells (A and B): x"]
+
+
+def test_a_row_with_the_runs_of_another_has_no_letter_of_its_own(spec):
+    put(spec, "paper", "prox", ONE, [74.0, 74.1, 73.9])
+    put(spec, "paper", "FedAvg", ONE, [69, 70, 71])
+    parts = table_parts(spec, "paper", table(spec, "paper"))
+    cells = {row[0]: row[1] for row in parts.main.rows}
+    assert cells["twin"].below.endswith("= prox")
+    assert cells["twin"].colour == ""
+    assert cells["FedAvg"].below.endswith(" C")
+    assert SAME_RUNS in parts.ends
+    alone = table(spec, "paper")
+    assert SAME_RUNS not in ends(spec, "paper", alone[alone.row != "twin"])
+
+
+def test_a_page_has_the_rows_that_are_only_published(spec):
+    "IFCA is in the paper and not in the spec; a command shows what is run, or the rows that were asked for"
+    put(spec, "paper", "FedAvg", ONE, [69, 70, 71])
+    frame = table(spec, "paper")
+    page = table_parts(spec, "paper", frame, link=lambda line: "")
+    cells = {row[0]: row[1] for row in page.main.rows}
+    assert cells["IFCA"] == Cell("–", "50.00 ± 1.00")
+    assert [row[0] for row in table_parts(spec, "paper", frame).main.rows] == ["FedAvg"]
+    put(spec, "paper", "prox", ONE, [74.0, 74.1, 73.9])
+    asked = render(spec, "paper", rows=["FedAvg", "prox"])
+    assert "prox" in asked
+    assert "twin" not in asked.split("Judged")[0]
+
+
+def test_the_legend_has_the_words_of_the_columns(spec):
+    put(spec, "paper", "FedAvg", ONE, [69, 70, 71])
+    judged = table_parts(spec, "paper", table(spec, "paper")).judged
+    for name in judged.columns[-2:]:
+        assert f"{name.capitalize()}: " in NOT_JUDGED
+
+
+def test_what_is_no_table_of_the_paper_is_not_called_one():
+    about = load_spec("fedadc/class_covering")
+    assert heading_of(about, specs_of("fedadc")) == f"Section IV-E: {about.title}"
+    assert title(about).startswith("FedADC, section IV-E: ")
