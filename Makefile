@@ -70,7 +70,7 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 demo: $(READY)
 	@mkdir -p $(OUT)
 	$(call step,demo: $(SPEC) at tier $(TIER))
-	$(BIN)/papermill $(if $(CI),--no-progress-bar,--progress-bar) $(PAGE) $(OUT)/14_fedccfa_table2_$(TIER).ipynb -p spec $(SPEC) -p tier $(TIER) -p methods $(METHODS) -p results $(RESULTS)
+	$(BIN)/papermill $(if $(CI),--no-progress-bar,--progress-bar) $(PAGE) $(OUT)/14_fedccfa_table2_$(TIER).ipynb -p spec $(SPEC) -p tier $(TIER) -p methods $(METHODS) -p lessons False -p results $(RESULTS)
 	$(BIN)/fedrepro figure $(SPEC) --tier $(TIER) --results $(RESULTS) --out $(OUT)/fedccfa_table2_$(TIER).png
 	@echo
 	$(BIN)/fedrepro table $(SPEC) --tier $(TIER) --results $(RESULTS)

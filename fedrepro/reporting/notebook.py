@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['RUNS', 'NOTHING_SET', 'PARAMETERS', 'LEDGER', 'LIMITS', 'COPIES', 'StoredTable', 'result', 'project_folder',
            'FailedRuns', 'PlannedTable', 'import_given', 'assigned', 'mistyped', 'only_runs', 'skip_lessons',
-           'refuse_wrong_types', 'runs_asked_for', 'planned_table', 'read_ledger', 'code_link', 'code_links']
+           'refuse_wrong_types', 'truth', 'runs_asked_for', 'planned_table', 'read_ledger', 'code_link', 'code_links']
 
 # %% ../../nbs/09_reporting/07_notebook.ipynb #7641e343
 import ast, inspect, os, sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
@@ -104,7 +104,7 @@ class FailedRuns(RuntimeError):
 
     _render_traceback_ = InputError._render_traceback_
 
-
+# %% ../../nbs/09_reporting/07_notebook.ipynb #6fc4d15f
 @dataclass(frozen=True, repr=False)
 class PlannedTable(StoredTable):
     "A stored table whose missing runs can be computed"
@@ -112,6 +112,17 @@ class PlannedTable(StoredTable):
     runs: list[PlannedRun] = field(default_factory=list)
     device: str = "cpu"
     workers: int = 1
+    rows: tuple[str, ...] = ()  # those asked for; empty: all
+
+    def show(self, format: str = "text") -> str:
+        "The table, of the rows asked for, as text, md or html; raises InputError"
+        return render(self.spec, self.tier, format, self.results, self.rows)
+
+    def plot(self) -> Figure:
+        "The figure of the rows asked for; raises InputError without a finished run"
+        rows = {name: row for name, row in self.spec.rows.items() if name in self.rows}
+        shown = replace(self.spec, rows=rows or self.spec.rows)
+        return draw(shown, self.tier, self.results, self.data)
 
     def run(self) -> SweepReport:
         "Compute the runs that are missing (progress on stderr, none under CI); finished ones are never repeated"
@@ -204,6 +215,15 @@ def refuse_wrong_types(texts: dict, seeds, workers, changes, lessons) -> None:
     _require(type(lessons) is bool, "lessons", lessons, "true or false")
 
 
+def truth(value):
+    "`value`, or the bool that the text true or false, in any case, says: what `papermill -p` passes"
+    return (
+        {"true": True, "false": False}.get(value.lower(), value)
+        if isinstance(value, str)
+        else value
+    )
+
+# %% ../../nbs/09_reporting/07_notebook.ipynb #33bb3a04
 def runs_asked_for(spec: str, tier: str, methods: str, seeds: int, changes: dict) -> tuple:
     "(spec, tier, runs) that a page's parameters name, with the settings `changes`; raises InputError"
     file = project_folder() / spec
@@ -240,6 +260,7 @@ def planned_table(
     for name in mistyped():
         choice(name, PARAMETERS, "parameter")
     texts = dict(spec=spec, tier=tier, methods=methods, device=device, data=data, results=results)
+    lessons = truth(lessons)
     refuse_wrong_types(texts, seeds, workers, set, lessons)
     import_given(imports)
     if set or not lessons:
@@ -257,6 +278,7 @@ def planned_table(
         runs=runs,
         device=device,
         workers=workers,
+        rows=tuple(dict.fromkeys(run.row for run in runs)) if methods.strip() else (),
     )
 
 

@@ -94,6 +94,25 @@ def test_it_is_run_elsewhere(command):
     assert text in (ROOT / file).read_text(), f"{file} no longer runs it"
 
 
+def parameters(line):
+    "Parameter -> value of a line that runs papermill"
+    words = shlex.split(line)
+    return {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word == "-p"}
+
+
+def test_papermill_in_the_guide_asks_for_what_the_makefile_asks_for():
+    "But for the folder of the results"
+    make = (ROOT / "Makefile").read_text()
+    (line,) = re.findall(r"^\t\$\(BIN\)/papermill .*", make, re.M)
+    for name in ("SPEC", "TIER", "METHODS"):
+        value = re.search(rf"^{name}\s*:= (\S+)$", make, re.M)[1]
+        line = line.replace(f"$({name})", value)
+    asked = parameters(line.replace("$(RESULTS)", "out/results").replace("$", ""))
+    (told,) = [c for c in commands() if c.startswith("papermill") and "-p results" in c]
+    assert parameters(told) == asked
+    assert asked["lessons"] == "False"
+
+
 def test_the_example_imports_all_that_it_uses():
     "What it prints is compared on the index page, where more may be imported than is shown"
     text = "\n".join(
