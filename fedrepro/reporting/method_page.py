@@ -27,7 +27,7 @@ from .figures import axis_in_words, draw
 from .notebook import code_links, read_ledger
 from .paper_page import anchor, headline_tables, other_tiers, tiers_in_order
 from .page_text import folded, grids_html, said
-from .printed_tables import known_rows, paper_grid
+from .printed_tables import SAME_RUNS, ends, known_rows, paper_grid
 from ..verdicts.scoreboard import BOARD_TIERS
 from ..verdicts.tables import table
 
@@ -294,6 +294,8 @@ def stored_numbers(paper: str, results=None) -> str:
     how = "Mean over seeds ± standard deviation (number of seeds)"
     if frame.published_mean.notna().any():
         how += "; in small type the published number"
+    if SAME_RUNS in ends(spec, tier, frame):
+        how += f". {SAME_RUNS}"
     where = f"[All tables, figures and claims]({page})"
     below = f"{how}. A number leads to its raw runs. {where}.\n"
     return "\n\n".join([setting, grid, below, *other_tiers(spec, done[1:], whole=False)])

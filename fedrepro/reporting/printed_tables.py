@@ -383,7 +383,7 @@ NOT_JUDGED = (
     "the last twenty rounds of a run. Neither is judged"
 )
 UNTUNED = "Untuned: the paper searched settings of this row, and here they are not searched"
-SAME_RUNS = "= and a row: the runs, or all of their rounds, are those of that row; nothing is judged or counted twice"
+SAME_RUNS = "A row's name after =: the runs, or all of their rounds, are those of that row; nothing is judged or counted twice"
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #ff4a1dc9
 def divergences(frame: pd.DataFrame) -> list[str]:
@@ -449,6 +449,8 @@ def margins(spec: Spec, frame: pd.DataFrame) -> str:
 def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     "Which runs diverged and where, ratios of times, how many verdicts, letters and margins"
     out = divergences(frame)
+    again = (frame.same_runs.map(kind_of) == Kind.SAME_ROW) & (frame.n > 0)
+    out += [SAME_RUNS] if again.any() else []
     hardware = metric_named(spec.metric).hardware
     if hardware:
         out += map(ratio_in_words, time_ratios(frame))
@@ -456,12 +458,10 @@ def ends(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
     if tier != "paper" or hardware or spec.published is None:
         return out
     out.append(verdict_count(spec, frame))
-    again = (frame.same_runs.map(kind_of) == Kind.SAME_ROW) & (frame.n > 0)
     there = set(frame.verdict[~again])
     letters = [f"{LETTERS[w]} {w}: {MEANING[w]}" for w in VERDICTS if w in there]
     if letters:
         out += [". ".join(letters), NOT_JUDGED]
-    out += [SAME_RUNS] if again.any() else []
     out += [UNTUNED] if (frame.untuned.astype(bool) & frame.verdict.isin(VERDICTS)).any() else []
     return [*out, margins(spec, frame), *mixed_processors(frame)]
 

@@ -136,16 +136,38 @@ def test_a_page_opens_with_its_headline(path):
     )
 
 
+def boxes_shown(path, paper):
+    "What the cells of a page put out that show `box(paper)`, by a call or by the name of one before"
+    shown = []
+    names = []
+    for cell in cells(path, "code"):
+        source = "".join(cell["source"])
+        names += re.findall(rf'^(\w+) = box\("{paper}"\)', source, re.M)
+        has = f'box("{paper}")' in source or any(f"Markdown({name}" in source for name in names)
+        said = [out["data"].get("text/markdown", "") for out in cell["outputs"] if "data" in out]
+        if has and said:
+            shown.append("\n".join("".join(text) for text in said))
+    return shown
+
+
+def test_a_box_that_a_page_shows_twice_is_found_twice(tmp_path):
+    out = {"output_type": "display_data", "metadata": {}, "data": {"text/markdown": "> old"}}
+    sources = ['found = box("lfd")\nMarkdown(found)', "Markdown(found)", "Markdown(other)"]
+    made = [nbformat.v4.new_code_cell(source, outputs=[out]) for source in sources]
+    nbformat.write(nbformat.v4.new_notebook(cells=made), tmp_path / "page.ipynb")
+    assert boxes_shown(tmp_path / "page.ipynb", "lfd") == ["> old", "> old"]
+
+
 @pytest.mark.parametrize("paper", papers())
 def test_every_page_has_the_box_that_follows_from_the_store(paper):
     "The results page of a paper, and that of its method"
     said = box(paper).strip()
     pages = []
     for path in NOTEBOOKS:
-        sources = ["".join(cell["source"]) for cell in cells(path, "code") if cell["outputs"]]
-        if any(f'box("{paper}")' in source for source in sources):
+        boxes = boxes_shown(path, paper)
+        if boxes:
             pages.append(path)
-            assert said in "\n".join(texts(path)), path.name
+            assert all(said in text for text in boxes), path.name
     assert {"06_methods", "12_results"} <= {page.parent.name for page in pages}
 
 
