@@ -25,7 +25,7 @@ from ..core.torch_state import USUAL, turned, usual_state
 from ..engine.client import Client, client_round
 from ..engine.federation import Federation
 from ..engine.method import import_package_methods, load_methods
-from ..engine.method_memory import own_attributes, refuse_memory
+from ..engine.method_memory import own_attributes, refuse_memory, without_cached
 from ..models.net import Net
 from .messages import SharedBuffer, dumps, loads
 
@@ -485,10 +485,11 @@ class Processes:
                 if self.shares_memory:
                     buffers = [stack.enter_context(SharedBuffer()) for _ in buffers]
                 there, *backs = buffers  # for what is sent, and for each part what comes back
+                bare = without_cached(method)
                 tasks = []
                 for part, back in zip(parts, backs):
                     places = [there.place, back.place] if self.shares_memory else []
-                    sent = sendable((method, part), "the method", there)
+                    sent = sendable((bare, part), "the method", there)
                     tasks.append(dumps((_train_part, (sent, places))))
             except OSError:
                 return None  # no such memory, or no room

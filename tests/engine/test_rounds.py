@@ -21,6 +21,7 @@ from fedrepro.engine.checkpoints import load_snapshot, save_snapshot
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.forks import ActiveRun, run_forked
 from fedrepro.engine.method import FedAvg
+from fedrepro.engine.method_memory import without_cached
 from fedrepro.engine.rounds import AfterRound, run, sequential
 from fedrepro.engine.rows import RESERVED
 from fedrepro.executors.executors import Stacked
@@ -646,6 +647,44 @@ def test_what_does_not_change_may_be_on_a_method():
     plain = ran(FedAvg(**LOCAL)).snapshot.server
     for own in (method(init_server=with_things), Caches(**LOCAL)):
         assert same_bits(ran(own).snapshot.server, plain)
+
+
+class Cached(FedAvg, listed=False):
+    @cached_property
+    def losses(self):
+        return {}
+
+    @cached_property
+    def rng(self):
+        return np.random.default_rng(0)
+
+
+def fills_what_is_cached(self, client, params, results):
+    self.losses[client.id] = 1.0
+    return {"params": params}, client.state
+
+
+def draws_from_what_is_cached(self, client, params, results):
+    self.rng.random()
+    return {"params": params}, client.state
+
+
+@pytest.mark.parametrize(
+    "name, hook", [("losses", fills_what_is_cached), ("rng", draws_from_what_is_cached)]
+)
+def test_a_cached_property_is_no_store(name, hook):
+    cls = type("Own", (Cached,), {"client_result": hook}, listed=False)
+    with one_line(f"round 1: Own.{name} has changed", "a client's state", "client.rng"):
+        ran(cls(**LOCAL))
+
+
+def test_a_worker_gets_a_method_without_what_it_has_cached():
+    method = Cached(**LOCAL)
+    assert without_cached(method) is method
+    method.losses[0] = 1.0
+    bare = without_cached(method)
+    assert bare.losses == {}
+    assert method.losses == {0: 1.0}
 
 
 # --- what follows a round
