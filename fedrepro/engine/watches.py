@@ -4,17 +4,18 @@
 
 # %% auto #0
 __all__ = ['PLAIN', 'CONTENTS_LIMIT', 'ChangedInPlace', 'own_code', 'numbers_mark', 'tensor_mark', 'object_mark', 'module_marks',
-           'marks', 'Watch', 'unchanged']
+           'generator_mark', 'is_table', 'table_mark', 'marks', 'Watch', 'unchanged']
 
 # %% ../../nbs/04_engine/11_watches.ipynb #7ad0c1e2
-import io, itertools, pickle, warnings
+import io, itertools, pickle, sys, warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, GeneratorType, ModuleType
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributions.utils import lazy_property
 from ..core.errors import InputError
 from ..core.trees import as_bytes, tensors
 
@@ -53,7 +54,7 @@ class _Marking(pickle.Pickler):
 
     def persistent_id(self, value):
         if isinstance(value, Tensor):
-            return tensor_mark(value, numbers=True)
+            return numbers_mark(value) or tensor_mark(value, numbers=False)
         if isinstance(value, torch.Generator):
             return value.get_state().numpy().tobytes()
         if isinstance(value, itertools.count):
@@ -62,13 +63,19 @@ class _Marking(pickle.Pickler):
             return id(value)
         if isinstance(value, nn.Module):
             return module_marks(value)
+        if isinstance(value, GeneratorType):
+            return generator_mark(value)
+        if is_table(value):
+            return table_mark(value)
         return None if own_code(type(value)) else id(value)
 
     def reducer_override(self, value):
-        "What a `cached_property` remembers follows from the rest"
+        "What a `cached_property`, or its like in torch.distributions, remembers follows from the rest"
         cached = set()
         for cls in type(value).__mro__:
-            cached |= {n for n, a in vars(cls).items() if isinstance(a, cached_property)}
+            for name, part in vars(cls).items():
+                if isinstance(part, (cached_property, lazy_property)):
+                    cached.add(name)
         if not cached or isinstance(value, (dict, list, set, tuple)):
             return NotImplemented
         state = {n: part for n, part in vars(value).items() if n not in cached}
@@ -97,6 +104,28 @@ def module_marks(module: nn.Module) -> list:
     for t in (*module.parameters(), *module.buffers()):
         found.append(tensor_mark(t, numbers=True))
     return found
+
+# %% ../../nbs/04_engine/11_watches.ipynb #b0c0ffe1
+def generator_mark(generator: GeneratorType) -> list | None:
+    "Equal as long as nobody has asked a generator for its next value; None: it has ended"
+    frame = generator.gi_frame
+    if frame is None:
+        return None
+    variables = [(name, object_mark(value)) for name, value in frame.f_locals.items()]
+    return [frame.f_lasti, variables]
+
+
+def is_table(value) -> bool:
+    "Whether it is a DataFrame or a Series of pandas, if anybody has imported that"
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series))
+
+
+def table_mark(table) -> list:
+    "Equal as long as the names and values of a table are"
+    rows = sys.modules["pandas"].util.hash_pandas_object(table)
+    names = [str(name) for name in getattr(table, "columns", [table.name])]
+    return [names, str(table.dtypes), rows.to_numpy().tobytes()]
 
 # %% ../../nbs/04_engine/11_watches.ipynb #47ea7431
 PLAIN = (bool, int, float, complex, str, bytes, type(None))

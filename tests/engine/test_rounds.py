@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -544,6 +545,12 @@ SEEN = torch.zeros(10)
 TOTAL = 0
 DRAWS = np.random.default_rng(0)
 COUNTER = Counter()
+LAYER = torch.nn.Linear(1, 1)
+DECAY = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(LAYER.parameters(), 1.0), 1)
+CYCLE = itertools.cycle([0.1, 0.01])
+RATES = (rate for rate in (0.1, 0.05, 0.01))
+TABLE = pd.DataFrame({"loss": [0.0] * 10})
+COINS = torch.distributions.Categorical(torch.ones(2))
 LOGGED: list = []  # by a callback
 
 
@@ -600,7 +607,44 @@ def in_a_new_one(self, client, params, results):
     return {"params": params}, client.state
 
 
+def in_a_module(self, client, params, results):
+    LAYER.weight.data.add_(1)
+    return {"params": params}, client.state
+
+
+def in_a_schedule(self, client, params, results):
+    DECAY.optimizer.step()
+    DECAY.step()
+    return {"params": params}, client.state
+
+
+def in_a_cycle(self, client, params, results):
+    next(CYCLE)
+    return {"params": params}, client.state
+
+
+def in_an_iterator(self, client, params, results):
+    next(RATES)
+    return {"params": params}, client.state
+
+
+def in_a_table(self, client, params, results):
+    TABLE.loc[0, "loss"] += 1
+    return {"params": params}, client.state
+
+
+def in_a_function(self, client, params, results):
+    draw.calls = getattr(draw, "calls", 0) + 1
+    return {"params": params}, client.state
+
+
 ELSEWHERE = {
+    "a module": (in_a_module, "Own's global test_rounds.LAYER"),
+    "a schedule": (in_a_schedule, "Own's global test_rounds.DECAY"),
+    "a cycle": (in_a_cycle, "Own's global test_rounds.CYCLE"),
+    "an iterator": (in_an_iterator, "Own's global test_rounds.RATES"),
+    "a table": (in_a_table, "Own's global test_rounds.TABLE"),
+    "a function": (in_a_function, "an attribute of draw"),
     "a dict": (in_a_dict, "Own's global test_rounds.REMEMBERED"),
     "a tensor": (in_a_tensor, "Own's global test_rounds.SEEN"),
     "a number": (in_a_number, "Own's global test_rounds.TOTAL"),
@@ -619,6 +663,21 @@ def test_memory_outside_of_a_method_s_object_is_refused(what):
     hook, name = ELSEWHERE[what]
     with one_line(f"round 1: {name} has changed", "expected it in the server's or a client's"):
         ran(method(client_result=hook, memory={}))
+
+
+def test_an_object_of_a_library_that_is_only_read_may_be_a_global():
+    "Reading may rearrange a table, or compute what an object keeps"
+
+    def reads(self, server, exchange):
+        assert TABLE.mean().sum() >= 0
+        assert TABLE.to_numpy().size
+        assert COINS.logits.shape == (2,)
+        assert LAYER.eval()(torch.ones(1)).shape == (1,)
+        assert DECAY.get_last_lr()
+        return usual(server, exchange)
+
+    TABLE["round"] = 1.0  # in a block of its own until somebody reads
+    ran(method(aggregate=reads))
 
 
 def test_a_callback_may_write_into_a_global():
