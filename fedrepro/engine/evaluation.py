@@ -14,7 +14,7 @@ from copy import deepcopy
 import numpy as np
 import torch
 from torch import Tensor
-from ..core.errors import InputError, short
+from ..core.errors import InputError, require, short
 from ..core.torch_state import global_seed
 from ..core.trees import Tree, as_bytes, moved
 from fedrepro.engine.client import (
@@ -28,6 +28,7 @@ from fedrepro.engine.client import (
 )
 from .divergence import refuse_diverged
 from .federation import TUNE, Federation
+from .method_memory import first_changed, own_memory
 from .rounds import Snapshot
 from .rows import METRICS, RESERVED, as_number, refuse_metric_name
 from .watches import unchanged
@@ -205,11 +206,18 @@ def judged_models(
 def own_value(compute: Callable, given: dict, name: str, t: int) -> float:
     """What `compute` of the metric `name` makes of copies of `given`, its arguments in order, in round t
 
-    Raises InputError for what is no number, and if it writes into what it was given."""
+    Raises InputError for what is no number, and if it writes into what it was given, or remembers something."""
     copies = deepcopy(given)  # models of equal predictions still share theirs
+    memory = own_memory(compute, f"metric {name}")
     where = f"round {t + 1}: metric {name!r}: compute changed what it was given"
     with unchanged(copies, where, contents=True):
         value = compute(*copies.values())
+    changed = first_changed(memory, own_memory(compute, f"metric {name}"))
+    require(
+        changed is None,
+        f"round {t + 1}: {changed} has changed, with which the next run would begin; "
+        "expected a number that follows from the arguments of compute",
+    )
     return float(as_number(value, f"metric {name!r}: compute"))
 
 

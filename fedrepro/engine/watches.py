@@ -124,7 +124,7 @@ def is_table(value) -> bool:
 def table_mark(table) -> list:
     "Equal as long as the names and values of a table are"
     rows = sys.modules["pandas"].util.hash_pandas_object(table)
-    names = [str(name) for name in getattr(table, "columns", [table.name])]
+    names = [str(name) for name in ([table.name] if table.ndim == 1 else table.columns)]
     return [names, str(table.dtypes), rows.to_numpy().tobytes()]
 
 # %% ../../nbs/04_engine/11_watches.ipynb #47ea7431

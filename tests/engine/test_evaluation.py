@@ -23,6 +23,7 @@ from fedrepro.engine.evaluation import (
     finetuned,
     generalised_accuracy,
     eval_models,
+    own_value,
     personalised_accuracy,
 )
 from fedrepro.engine.declarations import with_hooks
@@ -42,7 +43,7 @@ from fedrepro.methods.fedccfa import cluster_scores, label_entropy, madd
 from fedrepro.reporting.compare import compare
 from fedrepro.verdicts.summaries import std_of_last_rounds, to_target
 from fedrepro.verdicts.tables import half_width, mean_std
-from toy import OURS as METHODS
+from toy import OURS as METHODS, one_line
 
 SEEDS = st.integers(0, 2**32 - 1)
 SOME = settings(max_examples=60, deadline=None)
@@ -560,6 +561,49 @@ def test_a_metric_may_be_any_real_number():
     finally:
         for name in [n for n in METRICS if n not in PACKAGE_METRICS]:
             del METRICS[name]
+
+
+BEST = {"accuracy": 0.0}
+
+
+def best_so_far(predicted, test_y, label_maps, shares):
+    BEST["accuracy"] = max(BEST["accuracy"], float(predicted[0]))
+    return BEST["accuracy"]
+
+
+def best_in_a_closure():
+    best = 0.0
+
+    def compute(predicted, test_y, label_maps, shares):
+        nonlocal best
+        best = max(best, float(predicted[0]))
+        return best
+
+    return compute
+
+
+class BestOnItself:
+    best = 0.0
+
+    def __call__(self, predicted, test_y, label_maps, shares):
+        self.best = max(self.best, float(predicted[0]))
+        return self.best
+
+
+@pytest.mark.parametrize(
+    "compute, where",
+    [
+        (best_so_far, "metric own's global test_evaluation.BEST"),
+        (best_in_a_closure(), "metric own's variable best"),
+        (BestOnItself(), "metric own's BestOnItself"),
+    ],
+)
+def test_a_metric_that_remembers_is_refused(compute, where):
+    "The next run of a process would begin with it"
+    given = {"predicted": [torch.ones(())], "test_y": None, "label_maps": None, "shares": None}
+    with one_line(f"round 3: {where} has changed", "expected a number that follows"):
+        own_value(compute, given, "own", 2)
+    assert own_value(compute, given, "own", 3) == 1.0  # nothing changes any more
 
 
 @pytest.mark.parametrize("name", [*RESERVED, "cka"])
