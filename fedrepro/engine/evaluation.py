@@ -22,9 +22,9 @@ from fedrepro.engine.client import (
     Phase,
     Results,
     Trainer,
-    add_constants,
     in_turn,
     refuse_model,
+    start_phase,
 )
 from .divergence import refuse_diverged
 from .federation import TUNE, Federation
@@ -163,7 +163,8 @@ def finetuned(
 ) -> list[Tree] | None:
     """`models`, of the first clients, after the method's final phases on each client's own data; None if no client has one
 
-    The model that is tuned is what the client has received, beside all else that was last sent to it."""
+    The model that is tuned, unless a phase has a `start`, is what the client has received, beside all else that was
+    last sent to it."""
     out = []
     tuned = False
     for k, params in enumerate(models):
@@ -172,9 +173,8 @@ def finetuned(
         client = federation.client(k, max(snapshot.round - 1, 0), received, state, TUNE)
         results: Results = {}
         for phase in final_phases(method, client):
-            if phase.constants is not None:
-                with client.chance():
-                    add_constants(client, phase, results)
+            if phase.constants is not None or phase.start is not None:
+                params = start_phase(client, phase, results)
             (result,) = trainer([client], [phase], [params])
             results[phase.name] = result
             params = result.params

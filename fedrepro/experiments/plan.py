@@ -26,7 +26,7 @@ from ..core.files import read_cache, same_folder, stamped, write_atomic, write_c
 from ..core.folders import paper_files
 from ..core.trees import nbytes, select, tensors
 from ..data.datasets import DATA_CARDS, data_dir, stand_in
-from ..engine.client import Client, add_constants, client_round, train
+from ..engine.client import Client, Results, client_round, start_phase, train
 from ..engine.evaluation import final_phases
 from ..engine.federation import Federation
 from ..engine.method import FedAvg
@@ -91,9 +91,11 @@ def seconds_of(device: str, work: Callable, *inputs) -> float:
 
 def tune(method: FedAvg, client: Client, params: dict):
     "The fine-tuning of a client after the last round, from `params`"
+    client = replace(client, received=client.received | {"params": params})
+    results: Results = {}
     for phase in final_phases(method, client):
-        add_constants(client, phase, {})
-        train(client, phase, params)
+        start = start_phase(client, phase, results)
+        results[phase.name] = train(client, phase, start)
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #e9b25e61
 def bodies_judged(

@@ -26,6 +26,7 @@ from fedrepro.engine.evaluation import (
     own_value,
     personalised_accuracy,
 )
+from fedrepro.engine.client import train
 from fedrepro.engine.declarations import with_hooks
 from fedrepro.engine.federation import TUNE
 from fedrepro.engine.method import FedAvg
@@ -311,6 +312,26 @@ def test_a_final_phase_has_its_constants():
         judged = eval_models(method, federation, snapshot)
         found.append(finetuned(method, federation, snapshot, judged))
     for ours, theirs in zip(*found):
+        assert all(torch.allclose(ours[n], theirs[n], rtol=0, atol=1e-12) for n in ours)
+
+
+class TunesFromTheFirst(FedAvg, listed=False):
+    "Fine-tunes the model from which everybody started, in a second phase"
+
+    def local_phases(self, client):
+        start = lambda client, results: client.initial  # noqa: E731
+        none = self.phase(client, "none", epochs=0, final=True, start=start)
+        return [*super().local_phases(client), none, self.phase(client, "tune", final=True)]
+
+
+def test_a_final_phase_starts_where_it_says():
+    federation = tiny()
+    method = TunesFromTheFirst(lr=0.05, momentum=0.0, weight_decay=0.0, epochs=1, batch_size=0)
+    snapshot = next_round(method, federation, begin(method, federation))
+    tuned = finetuned(method, federation, snapshot, eval_models(method, federation, snapshot))
+    for k, ours in enumerate(tuned):
+        client = federation.client(k, 0, {"params": federation.initial}, {}, TUNE)
+        theirs = train(client, method.phase(client), federation.initial).params
         assert all(torch.allclose(ours[n], theirs[n], rtol=0, atol=1e-12) for n in ours)
 
 
