@@ -108,7 +108,7 @@ def stack_step(
 
 # %% ../../nbs/05_executors/00_stacks.ipynb #5e0badd1
 def sees_padding(phase: Phase, client: Client, batch: tuple, start: Tree) -> bool:
-    "Whether one row of padding changes the first step of `client` from `start`, on its `batch`, by more than rounding"
+    "Whether one row of padding changes a step of `client` from the model `start`, on its `batch`, by more than rounding"
     steps = []
     for pad in (0, 1):
         padded = copy(client)
@@ -141,7 +141,7 @@ def train_longest_first(
     own, moving = movable(clients[0].net, phase, stack(starts))
     total = torch.zeros(len(clients), dtype=clients[0].dtype, device=clients[0].y.device)
     memory: Tree = {}  # momentum
-    padded = False
+    padded: list[tuple] = []  # the first batches of unequal widths
     for s in range(len(plans[0])):
         batches = [plan[s] for plan in plans if len(plan) > s]
         n = len(batches)
@@ -154,7 +154,7 @@ def train_longest_first(
         widths = [len(rows) for rows, _ in batches]
         if not padded and min(widths) < max(widths):
             refuse_seen_padding(phase, clients[:n], batches, starts[:n])
-            padded = True
+            padded = batches
         if phase.sgd.momentum:
             memory = buffer | memory
         total[:n] += loss
@@ -164,6 +164,9 @@ def train_longest_first(
         kept = {name: t[k] for name, t in memory.items() if k < len(t)} if plan else None
         loss = total[k] / max(len(plan), 1)
         results.append(PhaseResult(start | ends, loss, kept, steps=len(plan)))
+    if padded:
+        reached = [result.params for result in results[: len(padded)]]
+        refuse_seen_padding(phase, clients[: len(padded)], padded, reached)
     return results
 
 # %% ../../nbs/05_executors/00_stacks.ipynb #f0bae961
