@@ -7,8 +7,9 @@ __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Pha
            'draws_numbers', 'positions_in', 'sample_pools', 'plan_batches', 'split_batches', 'clipped', 'bounded',
            'add_momentum', 'sgd_direction', 'sgd_step', 'gradient', 'adjusted', 'refuse_unsaid_mode', 'Step', 'movable',
            'checked_pair', 'checked_step', 'refuse_replaced', 'refuse_moved_frozen', 'train', 'watch_client',
-           'refuse_writes', 'checked_result', 'in_turn', 'refuse_model', 'add_constants', 'start_phase', 'steps_taken',
-           'refuse_unknown_prefix', 'local_phases', 'client_rounds', 'client_round', 'class_means']
+           'refuse_writes', 'watch_constants', 'checked_result', 'in_turn', 'refuse_model', 'add_constants',
+           'start_phase', 'steps_taken', 'refuse_unknown_prefix', 'local_phases', 'client_rounds', 'client_round',
+           'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 import math
@@ -512,11 +513,20 @@ def refuse_writes(who: str, client: Client, before: dict[str, Watch]):
     "Raises ChangedInPlace, which names `who` did it, if what a client was given is no longer as it was `before`"
     for what, watch in before.items():
         place = watch.changed()
-        if place is not None:
-            raise ChangedInPlace(
-                f"client {client.id}, round {client.round + 1}: {who} changed client.{what} in place"
-                f"{place}; expected new tensors and dicts, as in `t + 1` or `state | {{...}}`"
-            )
+        if place is None:
+            continue
+        expected = "expected new tensors and dicts, as in `t + 1` or `state | {...}`"
+        if what == "constants":
+            expected = "expected what one step leaves to the next in the second part of what a phase's `step` returns"
+        raise ChangedInPlace(
+            f"client {client.id}, round {client.round + 1}: {who} changed client.{what} in place"
+            f"{place}; {expected}"
+        )
+
+
+def watch_constants(client: Client) -> dict[str, Watch]:
+    "What the phases so far computed for the hooks of a person's method, as `watch_client`"
+    return {"constants": Watch(lambda: client.constants, contents=True)}
 
 # %% ../../nbs/04_engine/01_client.ipynb #87d9a93e
 def checked_result(method, client: Client, result) -> tuple[dict, dict]:
@@ -642,6 +652,8 @@ def client_rounds(
     phases = [local_phases(method, client) for client in clients]
     for together in zip(*phases, strict=True):
         starts = [start_phase(*part) for part in zip(clients, together, results)]
+        if own_code(method):
+            before = [seen | watch_constants(client) for seen, client in zip(before, clients)]
         ends = trainer(clients, list(together), starts)
         for result, phase, end in zip(results, together, ends):
             result.pop(phase.name, None)  # the latest stands last
@@ -651,6 +663,7 @@ def client_rounds(
                 refuse_writes(f"{name}, phase {phase.name},", client, given)
     answers = []
     for client, result, given in zip(clients, results, before):
+        given.pop("constants", None)  # no other phase reads them
         last = list(result.values())[-1]
         with client.chance():
             answer = method.client_result(client, last.params, result)

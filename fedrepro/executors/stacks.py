@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from ..core.torch_state import global_seed
-from ..core.trees import Tree, distance, norm, stack
+from ..core.trees import Tree, distance, norm, stack, tensors
 from ..engine.client import Batch, Client, Phase, PhaseResult, Step
 from ..engine.client import adjusted, bounded, gradient, movable, plan_batches, sgd_step
+from ..engine.watches import tensor_mark
 from ..models.net import Net
 
 # %% ../../nbs/05_executors/00_stacks.ipynb #01631218
@@ -64,10 +65,18 @@ class Stack:
         def one(leaves, *parts):
             fields = tree_unflatten(leaves, self.structure)
             view = View(self.client.net, self.client.dtype, self.client.round, *fields)
-            return hook(view, *parts)
+            answer = hook(view, *parts)
+            after, structure = tree_flatten(fields)
+            if structure != self.structure or any(a is not b for a, b in zip(after, leaves)):
+                raise ValueError("it writes into what a client holds")
+            return answer
 
         leaves = [t if axis is None else t[:n] for t, axis in zip(self.leaves, self.axes)]
-        return torch.vmap(one, in_dims=(self.axes, *[0] * len(trees)))(leaves, *trees)
+        written = [tensor_mark(t, numbers=False) for t in tensors(self.leaves)]
+        answers = torch.vmap(one, in_dims=(self.axes, *[0] * len(trees)))(leaves, *trees)
+        if written != [tensor_mark(t, numbers=False) for t in tensors(self.leaves)]:
+            raise ValueError("it writes into what a client holds")
+        return answers
 
 # %% ../../nbs/05_executors/00_stacks.ipynb #cf6eb0c3
 def side_by_side(clients: list[Client], batches: list[tuple]) -> Batch:

@@ -17,7 +17,7 @@ from fedrepro.engine.rounds import begin, close_round, open_round, run, sequenti
 from fedrepro.executors import executors, stacks
 from fedrepro.executors.executors import Stacked
 from fedrepro.models.net import Net, Network
-from toy import OURS, few
+from toy import OURS, few, one_line
 
 TOY = few((40, 25, 1, 33, 18))
 FEW = dict(lr=0.05, epochs=3, batch_size=8)
@@ -348,6 +348,35 @@ def test_an_error_of_the_methods_own_is_raised_as_in_the_loop():
     for executor in (sequential, Stacked()):
         with pytest.raises(KeyError, match="prototypes"):
             ends(executor, Wrong(**FEW))
+
+
+class KeepsInConstants(FedAvg, listed=False):
+    "Local momentum where the phase's constants are"
+
+    def adjust_gradient(self, client, params, grads):
+        old = client.constants.get("g", grads)
+        client.constants["g"] = {n: 0.9 * old[n] + 0.1 * g for n, g in grads.items()}
+        return client.constants["g"]
+
+
+class WritesIntoConstants(FedAvg, listed=False):
+    def local_phases(self, client):
+        return [self.phase(client, constants=lambda c, r: {"g": torch.zeros_like(c.counts)})]
+
+    def adjust_gradient(self, client, params, grads):
+        client.constants["g"].add_(grads["head.bias"])
+        return grads
+
+
+@pytest.mark.parametrize("cls", [KeepsInConstants, WritesIntoConstants])
+def test_writes_into_the_constants_are_refused_in_every_executor(cls):
+    "In a stack they would be lost"
+    for executor in (sequential, Stacked()):
+        with one_line(
+            f"round 1: {cls.__name__}, phase local, changed client.constants in place",
+            "expected what one step leaves to the next",
+        ):
+            ends(executor, cls(**FEW), few((16, 8, 24)))
 
 
 def test_first_participations_are_a_kind_of_their_own():
