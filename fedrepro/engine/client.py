@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Phase', 'PhaseResult', 'two_samples', 'needs_two',
            'draws_numbers', 'positions_in', 'sample_pools', 'plan_batches', 'split_batches', 'clipped', 'bounded',
-           'add_momentum', 'sgd_direction', 'sgd_step', 'gradient', 'adjusted', 'refuse_unsaid_mode', 'Step', 'movable',
-           'checked_pair', 'checked_step', 'refuse_replaced', 'refuse_moved_frozen', 'train', 'watch_client',
-           'refuse_writes', 'watch_constants', 'checked_result', 'in_turn', 'refuse_model', 'add_constants',
-           'start_phase', 'steps_taken', 'refuse_unknown_prefix', 'local_phases', 'client_rounds', 'client_round',
-           'class_means']
+           'add_momentum', 'sgd_direction', 'sgd_step', 'gradient', 'adjusted', 'has_modes', 'refuse_unsaid_mode',
+           'Step', 'movable', 'checked_pair', 'checked_step', 'refuse_replaced', 'refuse_moved_frozen', 'train',
+           'watch_client', 'refuse_writes', 'watch_constants', 'checked_result', 'in_turn', 'refuse_model',
+           'add_constants', 'start_phase', 'steps_taken', 'refuse_unknown_prefix', 'local_phases', 'client_rounds',
+           'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 import math
@@ -347,10 +347,18 @@ def adjusted(phase: Phase, client: Client, params: Tree, grads: Tree) -> Tree:
     return new
 
 # %% ../../nbs/04_engine/01_client.ipynb #e7d5d9ca
-def refuse_unsaid_mode(net, phase: Phase, moving: Tree):
+def has_modes(client: Client) -> bool:
+    "Whether the client's network computes otherwise while it is trained: it has dropout or batch statistics"
+    net = client.net
+    if not isinstance(net, Net) or net.has_modes:
+        return getattr(net, "has_modes", False)
+    return tried(net, two_samples(client.data, client.dtype), client.dtype).has_modes
+
+
+def refuse_unsaid_mode(client: Client, phase: Phase, moving: Tree):
     "Raises InputError where a loss that trains a body with dropout or batch statistics does not say in which mode"
     trains_body = any(n.startswith("body.") for n in moving)
-    if not trains_body or net.mode_is_said or not getattr(net, "has_modes", False):
+    if not trains_body or client.net.mode_is_said or not has_modes(client):
         return
     raise InputError(
         f"phase {phase.name}: its loss does not say whether the network trains, which has dropout or batch "
@@ -380,7 +388,7 @@ class Step:
             moving = instead
         self.client.net.mode_is_said = False
         loss = self.phase.loss(self.client, params, self.batch)
-        refuse_unsaid_mode(self.client.net, self.phase, moving)
+        refuse_unsaid_mode(self.client, self.phase, moving)
         if not isinstance(loss, Tensor) or loss.dim():
             got = tuple(loss.shape) if isinstance(loss, Tensor) else short(loss)
             raise InputError(

@@ -28,6 +28,7 @@ class Behaviour:
 
     needs_two: bool  # it cannot be trained on one sample: its batch norm finds no variance
     draws: bool  # it draws random numbers while it is trained
+    has_modes: bool  # it computes otherwise while it is trained
 
 
 def _to_train(net: Net, start: Tree) -> Tree:
@@ -314,6 +315,20 @@ def _at_rest(net: Net, x: Tensor, start: Tree):
         "expected the forward of Network",
     )
 
+# %% ../../nbs/03_models/04_trials.ipynb #f0c0ffe2
+def _has_modes(net: Net, x: Tensor, start: Tree) -> bool:
+    "Whether it makes other scores in training than in evaluation mode, or draws other random numbers"
+    start = _moved_a_little(net, start)
+    x = _two_apart(x)
+    scores = []
+    drawn = []
+    for train in (True, False):
+        with global_seed(0):
+            scores.append(_scores(net, _to_train(net, start), x.clone(), train).detach())
+            drawn.append(torch.get_rng_state())
+    alike = _agree(*scores, size=float(scores[0].norm()))
+    return not alike or not torch.equal(*drawn)
+
 # %% ../../nbs/03_models/04_trials.ipynb #fd2e101c
 def _takes_one(net: Net, one: Tensor, start: Tree, train: bool) -> bool:
     "Whether it computes `one` sample (1, *shape), as batch norm may not; raises InputError for any other reason"
@@ -398,8 +413,9 @@ def tried(net: Net, x: Tensor, dtype: torch.dtype = torch.float32) -> Behaviour:
                 _refuse_other_steps(net, x, start)
             draws = _in_training(net, x, start)
             _at_rest(net, x, start)
+            modes = _has_modes(net, x, start)
         with _computing(net, x[:1]):
             _takes_one(net, x[:1], start, train=False)
             needs_two = not _takes_one(net, x[:1], start, train=True)
-    known[kind] = Behaviour(needs_two, draws)
+    known[kind] = Behaviour(needs_two, draws, modes)
     return known[kind]

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchvision.ops import StochasticDepth
 
 from fedrepro.checks.contract import suited
 from fedrepro.checks.harness import LOCAL, flat, gap, play, tiny
@@ -374,7 +375,41 @@ class Said(FedAvg, listed=False):
         return F.cross_entropy(client.net(params, batch.x, train=False), batch.y)
 
 
-@pytest.mark.parametrize("layer", [lambda: nn.BatchNorm1d(12), lambda: nn.Dropout(0.5)])
+class Drops(nn.Module):
+    "Dropout that is no layer of its own"
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        if kind == "lstm":
+            self.layer = nn.LSTM(12, 12, 2, batch_first=True, dropout=0.5)
+        if kind == "attention":
+            self.layer = nn.MultiheadAttention(12, 2, dropout=0.5, batch_first=True)
+        if kind == "depth":
+            self.layer = StochasticDepth(0.5, "row")
+
+    def forward(self, z):
+        if self.kind == "function":
+            return F.dropout(z, 0.5, self.training)
+        if self.kind == "depth":
+            return z + self.layer(z)
+        row = z[:, None].expand(-1, 3, -1)
+        if self.kind == "lstm":
+            return self.layer(row)[0][:, -1]
+        return self.layer(row, row, row)[0].mean(1)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.BatchNorm1d(12),
+        lambda: nn.Dropout(0.5),
+        lambda: Drops("function"),
+        lambda: Drops("lstm"),
+        lambda: Drops("attention"),
+        lambda: Drops("depth"),
+    ],
+)
 def test_a_loss_says_in_which_mode_a_network_with_two_trains(layer):
     "In a plain loop a network trains; here a forgotten `train=True` would evaluate it in every step"
 
