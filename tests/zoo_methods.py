@@ -283,6 +283,10 @@ def scales_in_its_step(self, client):
     return [self.phase(client, step=step)]
 
 
+def uploads_sparse(self, client, params, results):
+    return {"delta": {n: t.to_sparse() for n, t in params.items()}}, client.state
+
+
 def in_numpy(w):
     return {n: t.numpy() for n, t in w.items()}
 
@@ -469,6 +473,14 @@ REFUSED = {  # what is wrong -> the method, and words of its line
     "a server's model of one number": (
         broken(aggregate=lambda self, s, e: {"params": one_number(s["params"])}),
         ("aggregate", "'head.bias' has the shape ()"),
+    ),
+    "an upload that is sparse": (
+        broken(client_result=uploads_sparse),
+        ("client 0, round 1: Broken.client_result: upload: 'delta'", "expected a dense tensor"),
+    ),
+    "a state that is sparse": (
+        broken(init_client=lambda self, f, k: {"error": f.initial["head.bias"].to_sparse()}),
+        ("Broken.init_client: 'error'", "torch.sparse_coo", "expected a dense tensor"),
     ),
     "what it received": (
         broken(client_result=scales_what_it_received),

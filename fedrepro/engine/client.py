@@ -7,9 +7,9 @@ __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Pha
            'draws_numbers', 'positions_in', 'sample_pools', 'plan_batches', 'split_batches', 'clipped', 'bounded',
            'add_momentum', 'sgd_direction', 'sgd_step', 'gradient', 'adjusted', 'has_modes', 'refuse_unsaid_mode',
            'Step', 'movable', 'checked_pair', 'checked_step', 'refuse_replaced', 'refuse_moved_frozen', 'train',
-           'watch_client', 'refuse_writes', 'watch_constants', 'checked_result', 'in_turn', 'refuse_model',
-           'add_constants', 'start_phase', 'steps_taken', 'refuse_unknown_prefix', 'local_phases', 'client_rounds',
-           'client_round', 'class_means']
+           'watch_client', 'refuse_writes', 'watch_constants', 'refuse_sparse', 'checked_result', 'in_turn',
+           'refuse_model', 'add_constants', 'start_phase', 'steps_taken', 'refuse_unknown_prefix', 'local_phases',
+           'client_rounds', 'client_round', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 import math
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from ..core.errors import InputError, kind_of_value, number, require, short
 from ..core.torch_state import global_seed
-from ..core.trees import Tree, same_bits
+from ..core.trees import Tree, same_bits, tensors
 from ..data.datasets import Dataset
 from .probes import OFF, Profiler
 from .watches import ChangedInPlace, Watch, numbers_mark, own_code
@@ -537,18 +537,29 @@ def watch_constants(client: Client) -> dict[str, Watch]:
     return {"constants": Watch(lambda: client.constants, contents=True)}
 
 # %% ../../nbs/04_engine/01_client.ipynb #87d9a93e
+def refuse_sparse(message: dict, where: str):
+    "Raises InputError, which begins with `where`, for a tensor in a nested message that is not dense"
+    for name, part in message.items():
+        for t in tensors(part):
+            require(
+                t.layout is torch.strided,
+                f"{where}: {name!r} has a tensor of the layout {t.layout}; expected a dense tensor, "
+                "as t.to_dense() gives",
+            )
+
+
 def checked_result(method, client: Client, result) -> tuple[dict, dict]:
-    "What `client_result` returned, if it is (upload, next state); raises InputError"
-    if (
-        isinstance(result, tuple)
-        and len(result) == 2
-        and all(isinstance(part, dict) for part in result)
-    ):
-        return result
-    raise InputError(
-        f"client {client.id}, round {client.round + 1}: {type(method).__name__}.client_result returned "
-        f"{short(result)}; expected (upload, next state), two dicts"
-    )
+    "What `client_result` returned, if it is (upload, next state) of dense tensors; raises InputError"
+    where = f"client {client.id}, round {client.round + 1}: {type(method).__name__}.client_result"
+    both = isinstance(result, tuple) and len(result) == 2
+    if not both or not all(isinstance(part, dict) for part in result):
+        raise InputError(
+            f"{where} returned {short(result)}; expected (upload, next state), two dicts"
+        )
+    upload, state = result
+    refuse_sparse(upload, f"{where}: upload")
+    refuse_sparse(state, f"{where}: next state")
+    return upload, state
 
 # %% ../../nbs/04_engine/01_client.ipynb #e1f2a041
 Results = dict[str, PhaseResult]  # of a client's phases so far, by name

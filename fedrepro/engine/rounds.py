@@ -32,7 +32,7 @@ from fedrepro.core.errors import (
 from ..core.torch_state import USUAL, turned
 from ..core.trees import Tree, moved, nbytes, rebuilt
 from .client import Client, checked_pair, client_rounds
-from .client import refuse_model, refuse_writes, watch_client
+from .client import refuse_model, refuse_sparse, refuse_writes, watch_client
 from .declarations import refuse_untrained
 from fedrepro.engine.divergence import (
     Diverged,
@@ -73,17 +73,18 @@ def initial_unchanged(method, federation: Federation) -> AbstractContextManager:
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #58e8aa9d
 def a_dict(answer, where: str) -> dict:
-    "`answer` if it is a dict; raises InputError, which begins with the hook `where`"
-    if isinstance(answer, dict):
-        return answer
-    raise InputError(f"{where} returned {short(answer)}; expected a dict")
+    "`answer` if it is a dict of dense tensors; raises InputError, which begins with the hook `where`"
+    if not isinstance(answer, dict):
+        raise InputError(f"{where} returned {short(answer)}; expected a dict")
+    refuse_sparse(answer, where)
+    return answer
 
 
 def dict_each(answers, clients: int, where: str) -> list[dict]:
     "`answers` if they are a list of a dict for each client of a cohort; raises InputError, which begins with the hook"
     kinds = isinstance(answers, (list, tuple)) and all(isinstance(a, dict) for a in answers)
     if kinds and len(answers) == clients:
-        return list(answers)
+        return [a_dict(answer, where) for answer in answers]
     expected = f"expected a list of {clients} dicts, one for each participant"
     raise InputError(f"{where} returned {short(answers)}; {expected}")
 
