@@ -448,3 +448,14 @@ def test_one_place_clips():
 def test_a_hidden_clip_is_seen():
     for code in ("torch.nn.utils.clip_grad_norm_(g, 1)", "g.nan_to_num()", "clipped(g, 1)"):
         assert list(uses(ast.parse(f"def f(g): {code}")))
+
+
+def test_an_entry_of_a_state_that_has_nan_is_named(capsys):
+    "The upload is sound, so the record alone would tell nothing"
+    kept = {"known": torch.ones(2), "curve": torch.tensor([1.0, math.nan])}
+    sound = {"body.0": torch.ones(4)}
+    end = client_diverged(1, [3], [(sound, kept, 2.3)], [2.3], 1e6)
+    assert end == {"round": 1, "client": 3, "norm": "nan"}
+    assert "round 1: client 3 has diverged: 'curve' in its state has NaN" in capsys.readouterr().err
+    assert client_diverged(1, [3], [({"body.0": torch.ones(4) * math.nan}, {}, 2.3)], [2.3], 1e6)
+    assert not capsys.readouterr().err
