@@ -140,7 +140,6 @@ field_types: Callable[[type], dict[str, Any]] = lru_cache(256)(read_field_types)
 # %% ../../nbs/04_engine/04_method.ipynb #de250880
 def check_fields(method: "FedAvg"):
     "Raises InputError for a field of a method that is out of its range, or that is set without effect"
-    refuse_hidden_declarations(type(method))
     positive = declared_fields(type(method), "positive")
     fractions = declared_fields(type(method), "fractions")
     signed = declared_fields(type(method), "signed")
@@ -245,6 +244,7 @@ class FedAvg:
             _register(cls)
 
     def __post_init__(self):
+        refuse_hidden_declarations(type(self))
         check_fields(self)
 
     # who takes part, what is remembered, and what is sent

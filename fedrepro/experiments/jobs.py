@@ -24,7 +24,7 @@ from ..engine.client import Client, Phase, PhaseResult, client_rounds, in_turn
 from ..engine.evaluation import eval_models, finetuned, model_suffixes, own_metrics
 from ..engine.federation import Federation
 from ..engine.forks import ActiveRun, run_forked
-from ..engine.method import check_fields, refuse_unused
+from ..engine.method import check_fields, refuse_hidden_declarations, refuse_unused
 from ..engine.rounds import Callback, History, begin, close_round, open_round
 from ..executors.executors import executor, pick_executor
 from . import store, studies
@@ -350,6 +350,7 @@ def two_batches(
 
 def try_round(method, federation: Federation):
     "Compute a short first round and the models that would be evaluated; raises InputError for what the run would refuse"
+    refuse_hidden_declarations(type(method))
     check_fields(method)
     refuse_unused(method)
     start = begin(method, federation)
