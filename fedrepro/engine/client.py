@@ -691,7 +691,7 @@ def client_rounds(
         answers.append((upload, state, last.loss if last.steps else None))
     return answers
 
-
+# %% ../../nbs/04_engine/01_client.ipynb #c8487517
 def client_round(method, client: Client) -> tuple[dict, dict, Tensor | None]:
     "One client's round: its upload, its new state, and the mean loss () of its last phase or None, see `client_rounds`"
     return client_rounds(method, [client])[0]

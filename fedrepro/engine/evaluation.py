@@ -220,7 +220,7 @@ def own_value(compute: Callable, given: dict, name: str, t: int) -> float:
     )
     return float(as_number(value, f"metric {name!r}: compute"))
 
-
+# %% ../../nbs/04_engine/06_evaluation.ipynb #fe3342bf
 def _score(
     federation: Federation, predicted: list[Tensor], t: int, suffix: str
 ) -> dict[str, float]:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['functions_of', 'class_memory', 'UsedGlobals', 'collected', 'used_globals', 'cached_names', 'compute_cached',
-           'without_cached', 'marked', 'own_attributes', 'first_changed', 'refuse_memory', 'own_memory']
+           'without_cached', 'with_marks', 'own_attributes', 'first_changed', 'refuse_memory', 'own_memory']
 
 # %% ../../nbs/04_engine/12_method_memory.ipynb #5e0b9a12
 import inspect, sys
@@ -127,7 +127,7 @@ def without_cached(method):
     return bare
 
 # %% ../../nbs/04_engine/12_method_memory.ipynb #d91d08ea
-def marked(held: dict[str, object]) -> dict[str, tuple]:
+def with_marks(held: dict[str, object]) -> dict[str, tuple]:
     "Each value with its `marks`"
     found = {}
     for name, value in held.items():
@@ -147,9 +147,9 @@ def own_attributes(method, outside: bool = True) -> dict[str, tuple]:
         for cls in type(method).__mro__[:-1]:
             held |= class_memory(cls) if own_code(cls) else {}
         held |= used_globals(type(method)) if outside else {}
-    return marked(held)
+    return with_marks(held)
 
-# %% ../../nbs/04_engine/12_method_memory.ipynb #81d5379a
+# %% ../../nbs/04_engine/12_method_memory.ipynb #105fdb45
 def first_changed(before: dict[str, tuple], after: dict[str, tuple]) -> str | None:
     "The first name whose marks differ, or that only one of the two has; None: there is none"
     for name in before | after:
@@ -183,4 +183,4 @@ def own_memory(function: Callable, name: str) -> dict[str, tuple]:
     elif code.__module__ != "__main__":
         around = inspect.getclosurevars(code).nonlocals
         held |= {f"{name}'s variable {n}": value for n, value in around.items()}
-    return marked(held)
+    return with_marks(held)

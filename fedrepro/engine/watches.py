@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PLAIN', 'CONTENTS_LIMIT', 'ChangedInPlace', 'own_code', 'numbers_mark', 'tensor_mark', 'object_mark', 'module_marks',
-           'generator_mark', 'is_table', 'table_mark', 'marks', 'Watch', 'unchanged']
+           'generator_mark', 'is_pandas', 'table_mark', 'marks', 'Watch', 'unchanged']
 
 # %% ../../nbs/04_engine/11_watches.ipynb #7ad0c1e2
 import io, itertools, pickle, sys, warnings
@@ -65,7 +65,7 @@ class _Marking(pickle.Pickler):
             return module_marks(value)
         if isinstance(value, GeneratorType):
             return generator_mark(value)
-        if is_table(value):
+        if is_pandas(value):
             return table_mark(value)
         return None if own_code(type(value)) else id(value)
 
@@ -115,7 +115,7 @@ def generator_mark(generator: GeneratorType) -> list | None:
     return [frame.f_lasti, variables]
 
 
-def is_table(value) -> bool:
+def is_pandas(value) -> bool:
     "Whether it is a DataFrame or a Series of pandas, if anybody has imported that"
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series))
@@ -124,8 +124,8 @@ def is_table(value) -> bool:
 def table_mark(table) -> list:
     "Equal as long as the names and values of a table are"
     rows = sys.modules["pandas"].util.hash_pandas_object(table)
-    names = [str(name) for name in ([table.name] if table.ndim == 1 else table.columns)]
-    return [names, str(table.dtypes), rows.to_numpy().tobytes()]
+    names = [table.name] if table.ndim == 1 else list(table.columns)
+    return [list(map(str, names)), str(table.dtypes), rows.to_numpy().tobytes()]
 
 # %% ../../nbs/04_engine/11_watches.ipynb #47ea7431
 PLAIN = (bool, int, float, complex, str, bytes, type(None))

@@ -326,8 +326,8 @@ def _has_modes(net: Net, x: Tensor, start: Tree) -> bool:
         with global_seed(0):
             scores.append(_scores(net, _to_train(net, start), x.clone(), train).detach())
             drawn.append(torch.get_rng_state())
-    alike = _agree(*scores, size=float(scores[0].norm()))
-    return not alike or not torch.equal(*drawn)
+    alike = _agree(scores[0], scores[1], float(scores[0].norm()))
+    return not alike or not torch.equal(drawn[0], drawn[1])
 
 # %% ../../nbs/03_models/04_trials.ipynb #fd2e101c
 def _takes_one(net: Net, one: Tensor, start: Tree, train: bool) -> bool:
@@ -395,7 +395,7 @@ def _computing(net: Net, x: Tensor) -> Iterator[None]:
     except Exception as e:
         raise InputError(f"network {net.name}: {_explained(net, x, e)}") from e
 
-
+# %% ../../nbs/03_models/04_trials.ipynb #508227d4
 def tried(net: Net, x: Tensor, dtype: torch.dtype = torch.float32) -> Behaviour:
     """What `net`, with parameters of `dtype`, does with two samples `x` (2, *shape) on the CPU.
 
