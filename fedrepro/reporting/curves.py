@@ -165,7 +165,7 @@ def main_row(spec: Spec) -> str:
 
     return min(same, key=lambda row: (row.name != row.method, changed(row))).name
 
-
+# %% ../../nbs/09_reporting/04_curves.ipynb #e9560209
 def row_colours(spec: Spec, rows: list[str], fixed: dict[str, str]) -> dict[str, str]:
     "A colour for each of the `rows` that one plot labels, some of them `fixed`; all different while the palette lasts"
     found = dict(fixed)

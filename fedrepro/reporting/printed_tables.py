@@ -612,7 +612,7 @@ def table_sheet(parts: TableParts) -> Sheet:
     "A table as a command prints it: all of its parts"
     return Sheet(parts.title, parts.grids, [*parts.notes, *parts.settings, *parts.rows])
 
-
+# %% ../../nbs/09_reporting/02_printed_tables.ipynb #cf25b95f
 def render(
     spec: Spec,
     tier: str,
