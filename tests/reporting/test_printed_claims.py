@@ -233,7 +233,7 @@ def test_what_a_number_costs_in_words():
 def test_any_tier_has_a_heading(board):
     found = scoreboard(tiers=("smoke",), root=board)
     sheet = board_sheet(found, root=board)
-    assert "Published numbers, tier smoke: run, not judged" in shown(sheet, "text")
+    assert "Published numbers, tier smoke: run, not judged" in shown(sheet, "text", found)
 
 
 @pytest.mark.parametrize("format", ["text", "md", "html", "csv"])

@@ -151,7 +151,7 @@ def boxes_shown(path, paper):
 
 
 def test_a_box_that_a_page_shows_twice_is_found_twice(tmp_path):
-    out = {"output_type": "display_data", "metadata": {}, "data": {"text/markdown": "> old"}}
+    out = nbformat.v4.new_output("display_data", {"text/markdown": "> old"})
     sources = ['found = box("lfd")\nMarkdown(found)', "Markdown(found)", "Markdown(other)"]
     made = [nbformat.v4.new_code_cell(source, outputs=[out]) for source in sources]
     nbformat.write(nbformat.v4.new_notebook(cells=made), tmp_path / "page.ipynb")
