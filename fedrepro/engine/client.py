@@ -541,11 +541,11 @@ def refuse_sparse(message: dict, where: str):
     "Raises InputError, which begins with `where`, for a tensor in a nested message that is not dense"
     for name, part in message.items():
         for t in tensors(part):
-            require(
-                t.layout is torch.strided,
-                f"{where}: {name!r} has a tensor of the layout {t.layout}; expected a dense tensor, "
-                "as t.to_dense() gives",
-            )
+            if t.layout is not torch.strided:
+                raise InputError(
+                    f"{where}: {name!r} has a tensor of the layout {t.layout}; expected a dense tensor, "
+                    "as t.to_dense() gives"
+                )
 
 
 def checked_result(method, client: Client, result) -> tuple[dict, dict]:

@@ -105,7 +105,7 @@ def declared_fields(cls: type, what: str) -> set[str]:
     return names
 
 # %% ../../nbs/04_engine/04_method.ipynb #34e3dfa3
-def refuse_hidden_declarations(cls: type):
+def refuse_hidden_declarations(cls: type["FedAvg"]):
     "Raises InputError for a field with the name of something that FedAvg declares of a class, or of a hook"
     for f in fields(cls):
         if f.name in DECLARATIONS or f.name in HOOKS:
