@@ -70,7 +70,9 @@ def typed_list(value, kind, where: str):
         raise InputError(f"{where}: {short(value)} is not a list")
     make = get_origin(kind) or kind
     inner = get_args(kind)
-    return make(typed(v, inner[0], where) if inner else v for v in value)
+    if not inner:
+        return make(value)
+    return make(typed(v, inner[0], where) for v in value)
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #55e576b8
 def typed(value, kind, where: str):

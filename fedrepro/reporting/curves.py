@@ -129,15 +129,16 @@ class Style:
     @property
     def line(self) -> dict:
         "What matplotlib's `plot` takes"
+        height = 2 + self.width / 10
+        if self.dashes:
+            height += 0.2  # through dashes one sees what is below
         return dict(
             color=self.colour,
             linewidth=self.width,
             linestyle=(0, self.dashes) if self.dashes else "-",
             marker=self.marker or None,
             markersize=2,
-            zorder=2
-            + self.width / 10
-            + bool(self.dashes) / 5,  # through dashes one sees what is below
+            zorder=height,
         )
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #98e33feb
@@ -198,15 +199,18 @@ def row_styles(
     patterns = list(DASHES.values())
     mine = own_rows(spec)
     main = main_row(spec)
-    first = main if main in there else ""
-    seen = Counter[str]([spec.rows[first].method] if first else [])  # the next ones are dashed
+    seen = Counter[str]()
+    if main in there:
+        seen[spec.rows[main].method] = 1  # its other rows are dashed
     styles = {}
     for row in spec.rows.values():
         if row.name not in colours:
             styles[row.name] = Style(REST, width=0.7)
             continue
-        k = 0 if row.name == first else seen[row.method]
-        seen[row.method] += row.name != first
+        k = 0
+        if row.name != main:
+            k = seen[row.method]
+            seen[row.method] += 1
         dashes = patterns[k % len(patterns)]
         width = 1.6 if k == 0 and row.name in mine else 1.0
         colour = colours[row.name]

@@ -217,11 +217,10 @@ def refuse_wrong_types(texts: dict, seeds, workers, changes, lessons) -> None:
 
 def truth(value):
     "`value`, or the bool that the text true or false, in any case, says: what `papermill -p` passes"
-    return (
-        {"true": True, "false": False}.get(value.lower(), value)
-        if isinstance(value, str)
-        else value
-    )
+    if not isinstance(value, str):
+        return value
+    bools = {"true": True, "false": False}
+    return bools.get(value.lower(), value)
 
 # %% ../../nbs/09_reporting/07_notebook.ipynb #33bb3a04
 def runs_asked_for(spec: str, tier: str, methods: str, seeds: int, changes: dict) -> tuple:

@@ -85,12 +85,10 @@ class Headline:
     theirs: Side | None  # its rival there; None: nothing is run, or the claim states a value
     gain: float  # ours minus theirs, or minus the stated value; rounds: theirs minus ours; nan: nothing is run
     half: float  # half of its 95 % t interval over seeds; nan below two
-    published: (
-        float  # the printed gain over that rival, or before any run the stated one; nan: none
-    )
-    printed: (
-        PrintedGain | None
-    )  # the printed one that would decide, where it is another; None: it is not
+    # the printed gain over that rival, or before any run the stated one; nan: none
+    published: float
+    # the printed one that would decide, where it is another; None: it is not
+    printed: PrintedGain | None
     stated: float  # the value that the claim states; nan: it states a gain, or none
     margin: float  # what the test takes off that value, in its unit
     unit: str  # of the gain
