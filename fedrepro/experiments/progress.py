@@ -40,6 +40,7 @@ class Progress:
         self.runs = {r.run_id: r for r in runs}
         self.rounds = dict.fromkeys((r.run_id for r in runs), 0)
         self.ended: set[str] = set()
+        self.elsewhere: set[str] = set()  # what another process computes
         self.given = 0  # rounds that were not computed here, or not at all
         self.first: float | None = None  # when the first round that was computed here was complete
         self.said = time.monotonic()
@@ -77,10 +78,12 @@ class Progress:
         line = f"{len(self.ended)} of {len(self.runs)} runs{more}"
         done, every = self.count()
         here = done - self.given
-        if self.first is None or here < ENOUGH or done == every:
+        theirs = sum(self.runs[i].rounds - self.rounds[i] for i in self.elsewhere)
+        left = every - done - theirs
+        if self.first is None or here < ENOUGH or left == 0:
             return line
         a_round = (time.monotonic() - self.first) / (here - 1)
-        return f"{line}, about {duration(a_round * (every - done))} left"
+        return f"{line}, about {duration(a_round * left)} left"
 
     def draw(self, show: Callable[[str], None], run: PlannedRun):
         done, every = self.count()
@@ -113,6 +116,7 @@ class Progress:
     def finish(self, run_id: str, outcome: str):
         "A run has ended; `outcome` is complete, diverged or failed"
         self.ended.add(run_id)
+        self.elsewhere.discard(run_id)
         # rounds that nobody computes here
         self.given += self.runs[run_id].rounds - self.rounds[run_id]
         self.rounds[run_id] = self.runs[run_id].rounds

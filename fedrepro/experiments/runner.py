@@ -102,12 +102,12 @@ def attempt(job: Job, callbacks: Iterable[Callback] = ()) -> list[Outcome]:
 def note(report: SweepReport, progress: Progress, runs: list[PlannedRun], outcomes: list[Outcome]):
     "Enter what became of a job's runs"
     for run, outcome in zip(runs, outcomes):
-        progress.ended.add(run.run_id)
         if outcome.status == "later":
             report.later.append(run.describe())
             continue
         if outcome.status == "elsewhere":
             report.elsewhere.append(run)
+            progress.elsewhere.add(run.run_id)
             continue
         result = None if outcome.path is None else store.read_or_set_aside(outcome.path)
         if outcome.path is None or result is None:
@@ -161,6 +161,7 @@ def run_apart(
     devices = (gpus() if jobs[0].device == "cuda" else []) or [""]
     tasks = [dumps((task, (job, [WorkerReporter()]))) for job in jobs]
     own = own_texts()
+    noted: set[int] = set()  # places of the jobs whose runs are in the report
     with Workers(
         workers, lambda number: dumps((prepare_worker, (devices[number % len(devices)], own)))
     ) as pool:
@@ -172,13 +173,15 @@ def run_apart(
                     for run in jobs[i].runs:
                         progress.rounds[run.run_id] = 0
                 elif kind == "done":
+                    noted.add(i)
                     note(report, progress, jobs[i].runs, what)
                 else:
+                    noted.add(i)
                     died = f"its worker process died {TRIES} times (killed, or out of memory?)"
                     why = died if kind == "lost" else brief(what)
                     note(report, progress, jobs[i].runs, failed(jobs[i].runs, why))
         except NoWorker as error:
-            left = [r for job in jobs for r in job.runs if r.run_id not in progress.ended]
+            left = [r for i, job in enumerate(jobs) if i not in noted for r in job.runs]
             note(report, progress, left, failed(left, str(error)))
 
 # %% ../../nbs/07_experiments/10_runner.ipynb #c77bd21e
@@ -256,7 +259,7 @@ def awaited(
     quiet = progress.quiet
     while report.elsewhere:
         free = came_free(report, progress, results, tried)
-        progress.ended -= {r.run_id for r in free}
+        progress.elsewhere -= {r.run_id for r in free}
         if free or not wait:
             return free
         if not report.elsewhere:
