@@ -119,16 +119,18 @@ def marked(numbers: list[str], part: pd.DataFrame) -> list[str]:
 
 
 def texts(part: pd.DataFrame, statistic: str) -> dict[str, list[str]]:
-    "The columns of one setting as LaTeX: ours and published, or without published numbers the three statistics"
+    "The columns of one setting as LaTeX: ours and published; without published numbers the statistics, all three where more is better"
     if part.published_mean.notna().any():
         return {
             "ours": marked(column_texts(part, "mean", "std"), part),
             "published": column_texts(part, "published_mean", "published_std"),
         }
-    found = {}
-    for name in sorted(STATISTIC_WORDS, key=lambda other: other != statistic):
-        column = column_texts(part, name, f"{name}_std")
-        found[name.replace("_", " ")] = marked(column, part) if name == statistic else column
+    first = column_texts(part, statistic, f"{statistic}_std")
+    found = {statistic.replace("_", " "): marked(first, part)}
+    if metric_named(part.metric.iloc[0]).higher_is_better:
+        for name in STATISTIC_WORDS:
+            if name != statistic:
+                found[name.replace("_", " ")] = column_texts(part, name, f"{name}_std")
     return found
 
 # %% ../../nbs/09_reporting/06_export.ipynb #d01ab1a3

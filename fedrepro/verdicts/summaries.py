@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from ..core.errors import InputError
-from ..engine.rows import rounds_to_target, series, summarise
+from ..engine.rows import metric_named, rounds_to_target, series, summarise
 from ..experiments import rules
 from ..experiments.runs import PlannedRun, has_own_code, registered
 from ..experiments.specs import SEEDS, STATISTICS, Column, Spec
@@ -141,6 +141,9 @@ def run_line(spec: Spec, column: Column, planned: PlannedRun, run: pd.DataFrame)
     "The line of one run in a table: where it belongs, how it ended, its statistics"
     metric = column.metric or spec.metric
     target = None if column.target is None else column.target.value
+    statistics = summarise(metric_rows(run, metric), metric)
+    if metric_named(metric).higher_is_better is False:
+        statistics["best"] = math.nan  # the highest is the worst
     return dict(
         row=planned.row,
         column=planned.column,
@@ -148,7 +151,7 @@ def run_line(spec: Spec, column: Column, planned: PlannedRun, run: pd.DataFrame)
         run_ids=(planned.run_id,),
         status=run.status.iloc[0],
         diverged=run.diverged.iloc[0],
-        **summarise(metric_rows(run, metric), metric),
+        **statistics,
         rounds_std=std_of_last_rounds(run, metric),
         trace=trace(run, metric),
         rounds=planned.rounds,

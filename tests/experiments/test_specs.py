@@ -9,6 +9,7 @@ import pytest
 
 from fedrepro.core.folders import find_specs
 from fedrepro.engine.method import load_methods
+from fedrepro.engine.rows import METRICS, Metric
 from fedrepro.experiments.rules import field_rules, line_finder, read_published_csv
 from fedrepro.experiments.runs import build
 from fedrepro.experiments.spec_files import read_spec
@@ -628,3 +629,52 @@ def test_a_setting_that_some_run_reads_is_taken(tmp_path):
     )
     with one_line("four.toml: base.alpha_dirichlet: no run reads it"):
         load_spec(tmp_path / "toy/four.toml")
+
+
+UNRECORDED = {
+    "a study of one client": (
+        dict(metric="test_loss"),
+        "no run records test_loss; expected a study",
+    ),
+    "a measure": (dict(metric="update_norm_clients"), "expected measures = ['update_norm']"),
+    "a metric beside the first": (
+        dict(beside=["seconds_collaboration"]),
+        "no run records seconds_collaboration; expected measures = ['collaboration_seconds']",
+    ),
+    "a column's own": (
+        dict(columns=[{}, dict(label="b", metric="cka")]),
+        "b: metric: no run records cka",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNRECORDED)
+def test_a_metric_that_no_run_records_is_refused_before_the_first_round(what, tmp_path):
+    "All runs were computed, and then no table could be printed"
+    more, words = UNRECORDED[what]
+    with one_line("toy/x.toml", words):
+        load_spec(written(tmp_path, SMALL | more, "toy/x"))
+
+
+def test_a_metric_that_some_row_records_is_taken(tmp_path):
+    "A row may have a setting that the others have not"
+    measured = dict({"class": "FedAvg"}, measures=["update_norm"], source="guess: toy")
+    raw = SMALL | dict(metric="update_norm", methods=dict(FedProx={}, second=measured))
+    assert load_spec(written(tmp_path, raw, "toy/x")).metric == "update_norm"
+
+
+@pytest.mark.parametrize("higher", [False, None])
+def test_the_best_round_needs_a_metric_of_which_the_highest_is_the_best(
+    higher, tmp_path, monkeypatch
+):
+    "The highest loss was printed as the best evaluated round, and its first round had reached any target"
+    loss = Metric("own_loss", higher_is_better=higher, compute=len)
+    monkeypatch.setitem(METRICS, "own_loss", loss)
+    raw = SMALL | dict(metric="own_loss")
+    load_spec(written(tmp_path, raw, "toy/last"))
+    target = dict(target=1.5, source="guess: toy")
+    for name, more in {"best": dict(statistic="best"), "target": dict(columns=[target])}.items():
+        with one_line(f"{name}: expected a metric with higher_is_better = True", str(higher)):
+            load_spec(written(tmp_path, raw | more, "toy/x"))
+    monkeypatch.setitem(METRICS, "own_loss", Metric("own_loss", higher_is_better=True, compute=len))
+    load_spec(written(tmp_path, raw | dict(statistic="best"), "toy/best"))

@@ -1,6 +1,7 @@
 "What leaves the project: tidy rows that are read back as they were, and LaTeX in which every brace and column closes"
 
 import io
+import math
 import re
 import sys
 from pathlib import Path
@@ -8,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from toy import ODD_NAMES, TOY, installed, put, written
+from toy import ODD_NAMES, TOY, installed, put, stored, written
 
 from fedrepro.core.errors import InputError
+from fedrepro.engine.rows import METRICS, Metric
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting.export import EXPORTS, MARKS, as_csv, escape, export, latex, tidy
@@ -171,6 +173,22 @@ def test_columns_that_latex_prints_alike_are_refused(tmp_path):
     put(of, "paper", "FedAvg", [[50.0, 60.0]])
     with pytest.raises(InputError, match="alike: '数据一' and '数据二'"):
         latex(of, "paper")
+
+
+@pytest.mark.parametrize("higher", [False, None])
+def test_where_more_is_not_better_the_highest_is_not_the_best(higher, tmp_path, monkeypatch):
+    "One statistic in LaTeX, as in the printed table; of a loss the csv has no best round"
+    loss = Metric("own_loss", higher_is_better=higher, compute=len)
+    monkeypatch.setitem(METRICS, "own_loss", loss)
+    of = load_spec(written(tmp_path, TOY | dict(metric="own_loss")))
+    for run, losses in zip(of.runs("paper", seeds=2), ([3.0, 2.0], [5.0, 4.0])):
+        rows = [dict(round=t, own_loss=loss) for t, loss in enumerate(losses, 1)]
+        stored(run, rows, of.results)
+    (cells,) = structure(latex(of, "paper"))
+    assert cells[1:] == [["", "last"], ["FedAvg", r"3.00 $\pm$ 1.41"]]
+    assert "Bold" not in latex(of, "paper")
+    (line,) = table(of, "paper").itertuples()
+    assert (line.last, math.isnan(line.best)) == (3.0, higher is False)
 
 
 def test_only_the_paper_tier_has_marks(spec):
