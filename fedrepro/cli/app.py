@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EXAMPLES', 'app', 'VersionOption', 'ImportOption', 'SHIPPED', 'ENDINGS', 'import_own_files', 'print_sheet',
            'in_a_cell', 'show', 'busy', 'watched', 'sum_up', 'state_of', 'made_from', 'shipped_answer', 'cached_answer',
-           'print_table', 'folder_beside', 'folder_given', 'split_names', 'picked', 'in_places', 'first_tier',
+           'print_table', 'files_beside', 'folder_given', 'split_names', 'picked', 'in_places', 'first_tier',
            'with_ids', 'specs_at', 'asked_for']
 
 # %% ../../nbs/11_cli/01_app.ipynb #3e456385
@@ -159,13 +159,13 @@ SHIPPED = PROJECT / "papers" / "answers.json"
 ENDINGS = (".toml", ".csv", ".jsonl")  # of the files that an answer is made from, besides the code
 
 
-def state_of(folders: Iterable[Path]) -> tuple | None:
-    "The `stamp` of all files that an answer rests on; None without one, or with code of one's own"
+def state_of(places: Iterable[Path]) -> tuple | None:
+    "The `stamp` of all files that an answer rests on, `places` or below them; None without one, or with code of one's own"
     if own_files():
         return None  # they may import and read what they like
     files = set(PACKAGE.rglob("*.py"))
-    for folder in {Path(os.path.realpath(f)) for f in folders}:
-        files |= files_below(folder, ENDINGS)
+    for place in {Path(os.path.realpath(p)) for p in places}:
+        files |= {place} if place.is_file() else files_below(place, ENDINGS)
     stamped = stamp(files)
     return None if stamped is None else (stamped,)
 
@@ -202,7 +202,7 @@ def shipped_answer(question: list, folders: Iterable[Path | None]) -> Any:
 def cached_answer(question: list, folders: Iterable[Path | None], make: Callable[[], Any]) -> Any:
     """What `make` returns (text, a list, a sheet): from the cache, if nothing that it rests on has changed.
 
-    That is the package, and what is in `folders` (None: nothing)."""
+    That is the package, and what is in `folders`, of which some may be files (None: nothing)."""
     folders = list(folders)
     asked = [str(Path.cwd()), *map(str, question)]
     state = state_of(folder for folder in folders if folder is not None)
@@ -232,12 +232,20 @@ def print_table(
     print_sheet(cached_answer([*question, format], [*paper_folders(), *folders], answer))
 
 # %% ../../nbs/11_cli/01_app.ipynb #792101a9
-def folder_beside(spec: str) -> Path | None:
-    "The folder of a spec that lies outside of the folders papers, None for another one; raises InputError"
-    folder = spec_path(spec).parent.resolve()
+def files_beside(spec: str) -> list[Path]:
+    """What a spec outside of the folders papers rests on: the specs and numbers in its folder, the csv that it names
+    elsewhere, and the folder of its results. Nothing for another one; raises InputError."""
+    path = spec_path(spec)
+    folder = path.parent.resolve()
     if any(folder.is_relative_to(papers.resolve()) for papers in paper_folders()):
-        return None
-    return folder
+        return []
+    from fedrepro.experiments.spec_files import extended
+
+    found = [folder / "results", *folder.glob("*.toml"), *folder.glob("*.csv")]
+    published = extended(path).get("published")
+    if isinstance(published, str | Path):
+        found.append(folder / published)
+    return found
 
 
 def folder_given(results: Path | None) -> Path | None:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ClickError', 'LISTS', 'GRACE', 'shorter', 'imports_first', 'long_options', 'usage_line', 'without_types',
-           'completes_names', 'answer', 'interrupts', 'runs_own_code', 'leave_threads', 'panel_position',
+           'completes_names', 'disk_error', 'answer', 'interrupts', 'runs_own_code', 'leave_threads', 'panel_position',
            'open_closed_streams', 'main']
 
 # %% ../../nbs/11_cli/05_main.ipynb #a0323a60
@@ -116,6 +116,16 @@ def completes_names(argv: list[str]) -> bool:
         return True
     return any(word.endswith("-completion") for word in argv)
 
+# %% ../../nbs/11_cli/05_main.ipynb #2bd5a695
+def disk_error(error: OSError) -> str:
+    "What went wrong with which file, in one line"
+    if not error.filename:
+        try:
+            os.getcwd()
+        except OSError:
+            return "the working folder has been removed; change into another one"
+    return f"{error.filename or 'output'}: {error.strerror or error}"
+
 # %% ../../nbs/11_cli/05_main.ipynb #fa103a51
 def answer(argv: list[str] | None) -> tuple[int, str]:
     "(exit code, what to say on stderr) of a command line"
@@ -140,7 +150,7 @@ def answer(argv: list[str] | None) -> tuple[int, str]:
         if own_files() and own_line(e):
             return 1, brief(e)  # raised by a file of --import
         if isinstance(e, OSError):
-            return 2, f"{e.filename or 'output'}: {e.strerror or e}"
+            return 2, disk_error(e)
         raise
 
 # %% ../../nbs/11_cli/05_main.ipynb #3e8180e1

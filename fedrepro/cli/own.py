@@ -11,7 +11,7 @@ __all__ = ['ComparedArgument', 'DatasetOption', 'NetworkOption', 'ClientsOption'
            'new_method_command', 'exported', 'export_command', 'page_files', 'copy_page', 'notebook_command']
 
 # %% ../../nbs/11_cli/03_own.ipynb #0f7da6f5
-import re, shlex
+import keyword, re, shlex
 from pathlib import Path
 from typing import Annotated
 import typer
@@ -21,7 +21,7 @@ from ..core.folders import PROJECT, command, data_dir, paper_folders
 from fedrepro.cli.app import (
     app,
     cached_answer,
-    folder_beside,
+    files_beside,
     folder_given,
     print_sheet,
     show,
@@ -268,7 +268,8 @@ def class_named_after(file: Path) -> str:
     from fedrepro.core.own_files import check_name_is_free
 
     name = "".join(word[:1].upper() + word[1:] for word in re.split(r"[_-]", file.stem))
-    if file.suffix != ".py" or not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", name):
+    fits = re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", name) and not keyword.iskeyword(name)  # None.py
+    if file.suffix != ".py" or not fits:
         raise InputError(
             f"{file}: expected a file such as my_method.py, whose name becomes the class MyMethod"
         )
@@ -350,7 +351,7 @@ def export_command(
     if out is not None or to == "parquet":
         return print_sheet(make())
     question = ["export", spec, tier, to, results]
-    places = [*paper_folders(), results, folder_beside(spec)]
+    places = [*paper_folders(), results, *files_beside(spec)]
     print_sheet(cached_answer(question, places, make))
 
 # %% ../../nbs/11_cli/03_own.ipynb #7c5541e1

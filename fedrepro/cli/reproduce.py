@@ -26,7 +26,7 @@ from fedrepro.cli.app import (
     app,
     asked_for,
     busy,
-    folder_beside,
+    files_beside,
     folder_given,
     print_sheet,
     print_table,
@@ -332,7 +332,7 @@ def table_command(
         return table_answer(spec, tier, own, results, format)
 
     question = ["table", spec, tier, own, results]
-    print_table(question, format, make, results, folder_beside(spec))
+    print_table(question, format, make, results, *files_beside(spec))
 
 # %% ../../nbs/11_cli/02_reproduce.ipynb #d238de0c
 FigureFileOption = Annotated[

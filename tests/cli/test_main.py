@@ -289,6 +289,45 @@ def test_what_was_answered_once_is_answered_without_torch(tmp_path):
     assert ask("torch pandas matplotlib scipy", *TORCHLESS) == first
 
 
+def test_a_table_of_ones_own_rests_on_its_numbers_wherever_they_lie(said, tmp_path, monkeypatch):
+    "A csv in another folder could be changed, and the table printed the old numbers"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    csv = tmp_path / "numbers.csv"
+    csv.write_text(CSV)
+    spec = written(tmp_path, RAW | dict(published="../numbers.csv"), "demo/t")
+    for k, mean in enumerate(["67.81", "70.25"]):
+        csv.write_text(CSV.replace("67.81", mean))
+        for file in (csv, spec):
+            os.utime(file, (k, k))  # what has changed just now is not cached
+        for _ in range(2):
+            code, out, _ = said("table", spec, "--tier", "paper", "--format", "csv")
+            assert code == 0
+            assert mean in out
+    assert len(list((tmp_path / "cache").rglob("answers/*.json"))) == 1
+
+
+def test_what_lies_below_a_spec_is_not_looked_at(tmp_path):
+    "A spec in a home folder made each table walk through all of it"
+    spec = written(tmp_path, RAW | dict(published="numbers/t.csv"), "t")
+    (tmp_path / "data/deep").mkdir(parents=True)
+    (tmp_path / "data/deep/more.toml").write_text("")
+    (tmp_path / "other.toml").write_text("")
+    (tmp_path / "other.csv").write_text(CSV)
+    names = ["results", "t.toml", "other.toml", "other.csv", "numbers/t.csv"]
+    assert set(app.files_beside(spec)) == {tmp_path / name for name in names}
+    assert app.files_beside("fedccfa/table2") == []
+
+
+def test_a_removed_working_folder_is_named(refused, tmp_path, monkeypatch):
+    "It was called an error of the output"
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    refused(["tables"], "the working folder has been removed")
+
+
 # --- the answers that are shipped
 
 PAPERS = folders.PROJECT / "papers"
@@ -468,6 +507,7 @@ def test_a_login_node_needs_no_gpu(said, spec, tmp_path, monkeypatch):
         (["notebook", "fedcfa"], ["page 'fedcfa' is unknown", "`fedrepro notebook` lists them"]),
         (["notebook", "fedccfa"], ["14_fedccfa, 01_fedccfa"]),
         (["new-method", "mine.txt"], ["my_method.py"]),
+        (["new-method", "none.py"], ["none.py: expected a file such as my_method.py"]),
         (["new-method", "fedavg.py"], ["there is a method FedAvg already"]),
         (["new-method", "random.py"], ["random.py: a module is called 'random' already"]),
         (["new-method", "torch.py"], ["torch.py: a module is called 'torch' already"]),
