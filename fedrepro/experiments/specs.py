@@ -153,8 +153,12 @@ def read_column(
     given["label"] = given.get("label") or usual_label(base | values)
     own = read_methods(raw, rows, where)
     same = toml_table(raw.get("same_as", {}), f"{where}.same_as")
-    for row in (*same, *same.values()):
+    for row, other in same.items():
         choice(row, rows, f"{where}.same_as: row")
+        if choice(other, rows, f"{where}.same_as.{row}: row") in same:
+            raise InputError(
+                f"{where}.same_as.{row}: {other} has no runs of its own here; name a row that has"
+            )
     return Column(
         values=values,
         published=read_filter(raw, where),

@@ -55,12 +55,16 @@ def method_named(text: str) -> dict[str, Any]:
         )
     name, _, given = text.partition(":")
     pairs = [pair.partition("=") for pair in given.split(",") if given]
+    row: dict[str, Any] = {"class": name}
     for key, equals, value in pairs:
         if not (key.strip() and equals and value):
             raise InputError(
                 f"compare: method {short(text)} is neither NAME nor NAME:key=value,key=value"
             )
-    return {"class": name} | {key.strip(): literal(value) for key, _, value in pairs}
+        if key.strip() in row:
+            raise InputError(f"compare: method {short(text)}: {key.strip()} is set twice")
+        row[key.strip()] = literal(value)
+    return row
 
 # %% ../../nbs/09_reporting/08_compare.ipynb #fb98581e
 def labelled_rows(methods: Iterable) -> list[tuple[str, Any]]:

@@ -678,3 +678,13 @@ def test_the_best_round_needs_a_metric_of_which_the_highest_is_the_best(
             load_spec(written(tmp_path, raw | more, "toy/x"))
     monkeypatch.setitem(METRICS, "own_loss", Metric("own_loss", higher_is_better=True, compute=len))
     load_spec(written(tmp_path, raw | dict(statistic="best"), "toy/best"))
+
+
+@pytest.mark.parametrize(
+    "same_as", [{"FedAvg": "FedAvg"}, {"FedAvg": "FedProx", "FedProx": "FedAvg"}]
+)
+def test_a_row_shows_the_runs_of_a_row_that_has_some(same_as, tmp_path):
+    "Two rows that named each other were printed with each other's numbers"
+    raw = SMALL | dict(columns=[dict(same_as=same_as)])
+    with one_line("columns 1.same_as.FedAvg", "has no runs of its own here"):
+        load_spec(written(tmp_path, raw, "toy/x"))

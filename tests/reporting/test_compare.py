@@ -141,6 +141,8 @@ def test_every_data_set_has_a_network_that_fits_it():
         (dict(methods=["FedAvgg"]), ["'FedAvgg'", "FedAvg"]),
         (dict(methods=[]), ["no method"]),
         (dict(methods=["FedAvg", "FedAvg"]), ["twice"]),
+        (dict(methods=["FedAvg:lr=0.1, lr=0.2"]), ["'FedAvg:lr=0.1, lr=0.2'", "lr is set twice"]),
+        (dict(methods=["FedAvg:class=FedProx"]), ["class is set twice"]),
         (dict(methods=["FedProx:mu"]), ["FedProx:mu", "key=value"]),
         (dict(methods=["FedProx:nu=1"]), ["'nu'", "mu"]),
         (dict(methods={"x": {}}), ["'x'"]),
