@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SENTENCE', 'NOTHING', 'SEEDS', 'STATISTICS', 'PLOTS', 'TOP', 'SPREADS', 'PAIRINGS', 'MAY', 'PARTS', 'MEASURED',
-           'OF_STUDIES', 'PARTITION_OR_DRIFT', 'OWN_PAPER', 'CHECKS', 'JUDGED_BY', 'Column', 'Row', 'Tier',
+           'OF_STUDIES', 'RECORDED', 'PARTITION_OR_DRIFT', 'OWN_PAPER', 'CHECKS', 'JUDGED_BY', 'Column', 'Row', 'Tier',
            'read_filter', 'read_texts', 'usual_label', 'read_column', 'read_columns', 'read_row', 'read_methods',
            'read_tier', 'Change', 'changed_values', 'one_or_words', 'columns_by_rows', 'unless_all', 'gathered', 'Spec',
            'pick_seeds', 'check_tuning', 'rests_on', 'load_spec', 'read_top', 'spec_from', 'read_gap', 'parts_of',
@@ -714,12 +714,21 @@ def check_published(spec: Spec):
 MEASURED = {"update_norm": "update_norm", "update_norm_clients": "update_norm"}
 MEASURED |= dict.fromkeys(TIMES, "collaboration_seconds")
 OF_STUDIES = {metric.name for metric in STUDY_METRICS}
+RECORDED = {  # study -> the metrics that its runs record, and no others
+    "samples": {"unbiased_share", "rank_correlation"},
+    "slice": {"drift_norm", "test_loss", "generalised_accuracy"},
+}
+RECORDED["local"] = (OF_STUDIES | {"generalised_accuracy"}) - {"test_loss", *RECORDED["samples"]}
 
 
 def setting_for(metric: str, values: Mapping[str, Value]) -> str:
     "The setting, in words, without which a run with these values does not record a metric; empty where it has it"
-    if metric in OF_STUDIES:
-        return "" if "study" in values else "a study"
+    study = values["study"].value if "study" in values else None
+    if study is not None or metric in OF_STUDIES:
+        studies = sorted(name for name, metrics in RECORDED.items() if metric in metrics)
+        if study in studies:
+            return ""
+        return f"study = {' or '.join(map(repr, studies))}" if studies else "no study"
     name = MEASURED.get(metric)
     measures = values["measures"].value if "measures" in values else []
     return "" if name is None or name in measures else f"measures = [{name!r}]"

@@ -634,7 +634,21 @@ def test_a_setting_that_some_run_reads_is_taken(tmp_path):
 UNRECORDED = {
     "a study of one client": (
         dict(metric="test_loss"),
-        "no run records test_loss; expected a study",
+        "no run records test_loss; expected study = 'slice' in its",
+    ),
+    "another study": (
+        dict(
+            metric="test_loss",
+            base=SMALL["base"] | dict(study="local", study_client="client 0", study_epochs=1),
+        ),
+        "no run records test_loss; expected study = 'slice'",
+    ),
+    "no study": (
+        dict(
+            metric="personalised_accuracy",
+            base=SMALL["base"] | dict(study="local", study_client="client 0", study_epochs=1),
+        ),
+        "no run records personalised_accuracy; expected no study",
     ),
     "a measure": (dict(metric="update_norm_clients"), "expected measures = ['update_norm']"),
     "a metric beside the first": (
