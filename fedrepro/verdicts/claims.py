@@ -22,7 +22,7 @@ import pandas as pd
 from scipy import special  # scipy.stats takes half a second to import
 from ..core.errors import InputError, choice, short
 from ..core.folders import paper_files
-from ..engine.rows import METRICS, series, summarise
+from ..engine.rows import METRICS, metric_named, series, summarise
 from ..experiments.rules import line_finder, read_published_csv, read_toml
 from ..experiments.specs import Column, Spec, load_spec
 from fedrepro.verdicts.independent import (
@@ -144,8 +144,11 @@ def best_within(metric: str, t: int) -> RunValue:
 
 
 def first_round(run: pd.DataFrame, metric: str, target: float) -> float:
-    "The first evaluated round with at least `target`; one more than the last where there is none"
-    reached = run["round"][values_of(run, metric) >= target]
+    "The first evaluated round with at least `target`; one more than the last where there is none; nan: not measured"
+    values = values_of(run, metric)
+    if values.isna().all():
+        return math.nan
+    reached = run["round"][values >= target]
     return float(reached.min() if len(reached) else run["round"].max() + 1)
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #cca045af
@@ -627,6 +630,9 @@ def check_claim(claim: Claim, spec: Spec) -> None:
         choice(row, spec.rows, f"{where}: row")
     for metric in filter(None, (claim.metric, claim.against_metric)):
         choice(metric, METRICS, f"{where}: metric")
+    for metric in (claim.metric or spec.metric, claim.against_metric or spec.metric):
+        if metric_named(metric).higher_is_better is False:
+            raise InputError(f"{where}: metric: expected one of which more is better, got {metric}")
     if claim.kind == "fewer rounds" and len(claim.against) != 1:
         raise InputError(f"{where}: against: expected one row, whose last accuracy is the target")
     if claim.kind == "gain over" and len(claim.against) not in (0, 1, len(claim.rows)):

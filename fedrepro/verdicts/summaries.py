@@ -107,11 +107,12 @@ def metric_rows(run: pd.DataFrame, metric: str) -> list[dict]:
 
 
 def to_target(run: pd.DataFrame, metric: str, target: float | None) -> dict[str, float]:
-    "For each of `WINDOWS` the round of `run` that reaches `target`, inf if none does; nan without a target"
-    if target is None:
-        return dict.fromkeys(WINDOWS, math.nan)
+    "For each of `WINDOWS` the round of `run` that reaches `target`, inf if none does; nan without a target, or not measured"
     # a run that diverged at once has a row without metrics
-    rows = metric_rows(run.dropna(subset=[metric.removesuffix("_untuned")]), metric)
+    measured = run.dropna(subset=[metric.removesuffix("_untuned")])
+    if target is None or not len(measured):
+        return dict.fromkeys(WINDOWS, math.nan)
+    rows = metric_rows(measured, metric)
     out = {}
     for name, window in WINDOWS.items():
         out[name] = rounds_to_target(rows, metric, target, window)

@@ -104,6 +104,7 @@ def test_a_margin_is_refused_where_no_value_is_stated(demo):
         (dict(rows='["FedDCC"]'), "FedCCFA"),
         (dict(against='["IFCAA"]'), "IFCA"),
         (dict(metric='"acuracy"'), "generalised_accuracy"),
+        (dict(metric='"test_loss"'), "expected one of which more is better, got test_loss"),
         (dict(kind='"fewer rounds"'), "against"),
         (
             dict(
@@ -320,7 +321,9 @@ def test_values_are_of_models_of_one_kind_or_of_none():
     run = pd.DataFrame(
         {"round": [1, 2, 3], "a": [50.0, 60.0, 90.0], "a_untuned": [math.nan, math.nan, 55.0]}
     )
-    assert [claims.first_round(run, m, 55.0) for m in ("a", "a_untuned", "b")] == [3.0, 2.0, 4.0]
+    assert [claims.first_round(run, m, 55.0) for m in ("a", "a_untuned")] == [3.0, 2.0]
+    assert claims.first_round(run, "a", 95.0) == 4.0
+    assert math.isnan(claims.first_round(run, "b", 55.0)), "not measured is not: not reached"
     assert claims.best_within("a_untuned", 3)(run) == 60.0
     assert math.isnan(claims.at_round("a", 2)(run))
     assert math.isnan(claims.best_within("b", 3)(run))

@@ -1,14 +1,16 @@
 "Finished runs are read once for a spec, and anew as soon as anything that they rest on has changed"
 
+import math
 import os
 import time
 
+import pandas as pd
 import pytest
 
 from fedrepro.data.datasets import RECIPES
 from fedrepro.engine.method import FedAvg
 from fedrepro.experiments.specs import Spec, load_spec
-from fedrepro.verdicts.summaries import stored_runs
+from fedrepro.verdicts.summaries import stored_runs, to_target
 from toy import TOY, written
 from toy import put as put_now
 
@@ -101,3 +103,10 @@ def test_runs_with_code_of_ones_own_are_planned_each_time(tmp_path, planned):
         planned.clear()
         assert len(stored_runs(spec, tier)) == 1
         assert planned
+
+
+def test_a_metric_that_was_not_measured_is_not_one_that_does_not_reach_its_target():
+    "Its run was counted among those that had not reached it"
+    run = pd.DataFrame({"round": [1, 2], "a": [50.0, 60.0], "b": [math.nan, math.nan]})
+    assert to_target(run, "a", 70.0)["to_target"] == math.inf
+    assert all(math.isnan(t) for t in to_target(run, "b", 70.0).values())
