@@ -79,16 +79,17 @@ def labelled_rows(methods: Iterable) -> list[tuple[str, Any]]:
 def rows_of(methods: Iterable) -> dict[str, dict]:
     "Label -> class and values, from a dict of them or from texts; raises InputError"
     rows: dict[str, dict] = {}
-    twice = ""
+    twice = []
     for label, values in labelled_rows(methods):
-        twice = twice or (label if label in rows else "")
+        if label in rows:
+            twice.append(label)
         rows[label] = {"class": label} | toml_table(values, f"compare: method {short(label)}")
     if not rows:
         raise InputError(
             "compare: no method is named; accepted: those that `fedrepro methods` lists"
         )
     if twice:
-        raise InputError(f"compare: method {short(twice)} is named twice")
+        raise InputError(f"compare: method {short(twice[0])} is named twice")
     for row in rows.values():
         choice(row["class"], load_methods(), "compare: method", kind="method")
     return rows

@@ -263,15 +263,16 @@ def where_in_words(change: Change, rows: list[str]) -> str:
 def reduced(spec: Spec, tier: str) -> str:
     "What `tier` changes against the published setting, in words"
     if tier == "paper":
-        judged = not metric_named(spec.metric).hardware
-        return "the published setting" + "; judged" * judged
+        hardware = metric_named(spec.metric).hardware  # depends on the machine: not judged
+        return "the published setting" if hardware else "the published setting; judged"
     by_runs: dict[str, list[str]] = {}
     for change in spec.reductions(tier):
         runs = where_in_words(change, list(spec.rows))
         by_runs.setdefault(runs, []).append(change_in_words(change))
     parts = []
     for runs, changes in by_runs.items():
-        parts.append(f"{runs}: " * bool(runs) + ", ".join(changes))
+        start = f"{runs}: " if runs else ""
+        parts.append(start + ", ".join(changes))
     changed = "; ".join(parts) or "the setting"
     return f"not comparable with the published numbers, which are context only. Changed: {changed}"
 

@@ -53,13 +53,15 @@ LEVEL = 0.05  # of a claim, after the correction
 
 
 def holm(ps) -> list[float]:
-    "Holm's adjusted p-values, in the given order; nan (not tested) is left out of the count"
+    "Holm's adjusted p-values, in the given order; nan (not tested) stays nan and does not count"
     p = np.asarray(ps, float)
-    first = np.argsort(p)  # nan comes last
-    times = np.count_nonzero(~np.isnan(p)) - np.arange(len(p))
-    out = np.empty(len(p))
-    out[first] = np.maximum.accumulate(np.minimum(p[first] * times, 1))
-    return out.tolist()
+    tested = int(np.count_nonzero(~np.isnan(p)))
+    adjusted = np.full(len(p), math.nan)
+    largest = 0.0  # an adjusted p is no smaller than those before it
+    for rank, i in enumerate(np.argsort(p)[:tested]):  # the smallest first; nan comes last
+        largest = max(largest, min(p[i] * (tested - rank), 1.0))
+        adjusted[i] = largest
+    return adjusted.tolist()
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #ec8d436a
 def contestants(spec: Spec, column: Column) -> list[str]:

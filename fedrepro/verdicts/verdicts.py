@@ -152,10 +152,12 @@ def verdict(
 def false_discovery(ps: Sequence[float]) -> list[float]:
     "Benjamini and Hochberg's q of each p-value; nan (not tested) stays nan and does not count"
     p = np.asarray(ps, float)
-    known = ~np.isnan(p)
-    q = np.full(len(p), np.nan)
-    first = np.argsort(p)[: known.sum()][::-1]  # the largest first; nan comes last
-    q[first] = np.minimum.accumulate(
-        np.minimum(p[first] * len(first) / np.arange(len(first), 0, -1), 1)
-    )
+    tested = int(np.count_nonzero(~np.isnan(p)))
+    order = np.argsort(p)  # the smallest first; nan comes last
+    q = np.full(len(p), math.nan)
+    smallest = 1.0  # a q is no larger than those of larger p
+    for rank in range(tested, 0, -1):
+        i = order[rank - 1]
+        smallest = min(smallest, p[i] * tested / rank)
+        q[i] = smallest
     return q.tolist()
