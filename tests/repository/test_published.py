@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from fedrepro.experiments.specs import load_spec
+
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT.parent / "shared/specs/published"
 ELSEWHERE = {"feddc/thirdparty": "feddc_thirdparty_fedcads_readme", "claims": "in_text_claims"}
@@ -73,3 +75,54 @@ def test_a_changed_number_is_found(tmp_path):
     assert not changed(HERE["lfd/table1"], tmp_path / "x.csv")
     (tmp_path / "x.csv").write_text(text.replace("69.1,0.6", "69.2,0.6"))
     assert len(changed(HERE["lfd/table1"], tmp_path / "x.csv")) == 2
+
+
+SETTINGS = {  # column of a published file -> the setting in a spec
+    "dataset": "dataset",
+    "clients": "clients",
+    "participation": "participation",
+    "partition": "partition",
+    "dirichlet_alpha": "alpha_dirichlet",
+    "drift": "drift",
+}
+OPEN = (
+    "?",
+    "assumed",
+    "inferred",
+    "not stated",
+)  # so a published file marks what its paper does not say
+
+
+def is_open(line, key):
+    "Whether a published line says that the paper leaves this setting open"
+    text = line[key]
+    if key in ("clients", "dirichlet_alpha") and "setting inferred" in line["note"]:
+        return True
+    return not text or any(word in text for word in OPEN)
+
+
+@pytest.mark.parametrize("name", sorted(HERE.keys() - {"claims"}))
+def test_what_a_paper_leaves_open_is_not_said_to_be_in_it(name):
+    "A spec calls a guess what the published file marks as open in all of its lines"
+    lines = read(HERE[name])
+    spec = load_spec(name)
+    for key, setting in SETTINGS.items():
+        if key not in lines[0] or not all(is_open(line, key) for line in lines):
+            continue
+        for column in spec.tier_columns("paper"):
+            for row in spec.rows:
+                value = spec.values("paper", row, column).get(setting)
+                assert value is None or value.source.startswith("guess:"), (setting, column.label)
+
+
+def test_which_settings_are_open_is_seen():
+    "Of Table 13 none is said; of Table 5, where one column's alpha is lost, the others stand in the file"
+    seen = {}
+    for name in ("fedccfa/table3", "fedccfa/table5", "fedccfa/table13"):
+        lines = read(HERE[name])
+        seen[name] = [k for k in SETTINGS if k in lines[0] and all(is_open(n, k) for n in lines)]
+    assert seen == {
+        "fedccfa/table3": ["clients", "dirichlet_alpha"],
+        "fedccfa/table5": [],
+        "fedccfa/table13": ["dataset", "clients", "participation", "dirichlet_alpha", "drift"],
+    }
