@@ -117,7 +117,7 @@ def test_the_opening_counts_what_the_store_decides(some):
     assert runnable + wide == 365
     assert wide > 30
     assert "1 shown with the runs of another row" in said
-    assert "2 of 37" in said
+    assert "2 of 40" in said
     assert "+3.00 ± 0.00 (2) points" in said
 
 
@@ -206,7 +206,7 @@ def test_effects_are_differences_over_seeds(some):
     assert done.index.nunique() == 2
     assert set(found.deviation) > set(done.index)
     text = deviations.ledger("fedccfa", some)
-    assert text.count(": not measured</summary>") == 35
+    assert text.count(": not measured</summary>") == 38
     assert "+3.00" in text
     assert "FedRep (generalised_accuracy_fresh minus" in text
 
