@@ -300,6 +300,58 @@ def test_what_sees_the_padding_is_trained_in_turn_and_says_so(cls, make, more):
     assert "sees rows of padding" in executor.in_turn["local"]
 
 
+class Words(nn.Module):
+    "Pixels as words, some of them padding"
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 3, padding_idx=0)
+        self.last = nn.Linear(36, 12)
+
+    def forward(self, z):
+        return self.last(self.embed(z.long().clamp(0, 4)).flatten(1))
+
+
+def halved(gradient):
+    return gradient / 2
+
+
+class HalvesItsGradient(nn.Module):
+    def forward(self, z):
+        if z.requires_grad:
+            z.register_hook(halved)
+        return z
+
+
+def hooked():
+    net = network(nn.Linear(12, 12))
+    net.body[2].register_full_backward_hook(lambda layer, into, out: (halved(into[0]),))
+    return net
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: network(Words()), lambda: network(HalvesItsGradient()), hooked]
+)
+@pytest.mark.parametrize("sizes", [(40, 25, 1, 33, 18), (16, 8, 24), (16, 16)], ids=str)
+def test_what_vmap_loses_of_a_gradient_is_trained_in_turn_and_says_so(make, sizes):
+    "Also where nothing is padded"
+    federation = replace(few(sizes), net=Net("own", make))
+    executor = Stacked()
+    assert same(ends(executor, federation=federation), ends(sequential, federation=federation))
+    assert "torch.vmap computes another gradient" in executor.in_turn["local"]
+
+
+@pytest.mark.parametrize("answers", [[False, False], [True, False, False, False]])
+def test_one_client_alone_does_not_make_a_gradient_another(monkeypatch, answers):
+    "In float32 a tie under a maximum may fall otherwise"
+    left = list(answers)
+    monkeypatch.setattr(stacks, "goes_elsewhere", lambda *_: left.pop(0) if left else False)
+    executor = Stacked()
+    method = FedAvg(**FEW)
+    assert gap(ends(executor, method, TOY), ends(sequential, method, TOY)) < 1e-12
+    assert not executor.in_turn
+
+
 @pytest.mark.parametrize("answers", [[False], [True, False, False]])
 def test_one_client_alone_does_not_make_padding_count(monkeypatch, answers):
     "In float32 a tie under a maximum may fall otherwise, for one client of one round"

@@ -11,7 +11,8 @@ from fedrepro.core.errors import InputError
 from fedrepro.engine.declarations import Messages
 from fedrepro.engine.evaluation import evaluate
 from fedrepro.engine.method import METHODS, FedAvg
-from fedrepro.engine.rounds import begin, run
+from fedrepro.engine.rounds import begin, run, sequential
+from fedrepro.executors.executors import Stacked
 from fedrepro.models.net import Net, Network
 from fedrepro.models.trials import tried
 from fedrepro.models.networks import network
@@ -71,6 +72,17 @@ def test_other_methods(name, method):
     end = history.snapshot.server["params"]
     assert all(t.isfinite().all() for t in end.values())
     assert all(torch.equal(end[n], fed.initial[n]) for n in fed.net.frozen if n in end)
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_a_stack_is_the_loop(name):
+    "Side by side, or in turn where that cannot be"
+    fed = federation(name)
+    loop, stack = (
+        run(FedAvg(**SETTINGS), fed, 1, executor=e).snapshot.server["params"]
+        for e in (sequential, Stacked())
+    )
+    assert all(torch.allclose(loop[n], stack[n], rtol=0, atol=1e-10) for n in loop)
 
 
 @pytest.mark.parametrize("name", ["frozen body", "one_frozen_bias"])
