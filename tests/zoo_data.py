@@ -591,6 +591,29 @@ def pictures_in_numpy(folder):
     return usual(train_x=np.zeros((24, 1, 8, 8), np.uint8))
 
 
+@case(
+    "own: train_x: expected a dense tensor of real numbers, got torch.uint64", "x.to(torch.int64)"
+)
+def unsigned_64_bit(folder):
+    return pictures(1, 8, 8, dtype=torch.uint64)
+
+
+@case("own: train_x: expected a dense tensor of real numbers, got torch.quint8 quantized")
+def quantised(folder):
+    x = torch.quantize_per_tensor(torch.rand(24, 1, 8, 8), 0.1, 0, torch.quint8)
+    return usual(train_x=x)
+
+
+@case("own: test_x: expected a dense tensor of real numbers, got torch.float32 meta")
+def numbers_that_are_not_there(folder):
+    return floats(1, 8, 8) | {"test_x": torch.empty(9, 1, 8, 8, device="meta")}
+
+
+@case("own: train_x: expected a dense tensor of real numbers, got torch.float32 nested")
+def nested_rows(folder):
+    return usual(train_x=torch.nested.nested_tensor([torch.rand(3, 4), torch.rand(2, 4)]))
+
+
 @case("own: train_x: expected a tensor, got list", "rows of one shape")
 def pictures_of_several_sizes(folder):
     return usual(train_x=[np.zeros((1, n, n)) for n in range(3, 27)])

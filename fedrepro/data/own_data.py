@@ -41,9 +41,14 @@ def real_tensor(values, what: str) -> Tensor:
     "`values` if they are a tensor of real numbers, in a type PyTorch computes with; raises InputError, naming `what`"
     if not isinstance(values, Tensor):
         raise not_a_tensor(values, what)
-    good = values.layout is torch.strided and not values.is_complex()
+    kind = str(values.layout)
+    for name in ("nested", "quantized", "meta"):
+        if getattr(values, f"is_{name}"):
+            kind = name
+    good = kind == "torch.strided" and not values.is_complex() and values.dtype != torch.uint64
+    hint = "; x.to(torch.int64)" if values.dtype == torch.uint64 else ""
     require(
-        good, f"{what}: expected a dense tensor of real numbers, got {values.dtype} {values.layout}"
+        good, f"{what}: expected a dense tensor of real numbers, got {values.dtype} {kind}{hint}"
     )
     return values.detach().to(WIDER.get(values.dtype, values.dtype))
 
