@@ -118,6 +118,10 @@ class Federation:
     labels: Tensor | None = None
 
     def __post_init__(self):
+        require(
+            not torch.is_inference_mode_enabled(),
+            "Federation: its caller has torch's inference mode on, in which nothing can be trained",
+        )
         self._check_kinds()
         if isinstance(self.data, Dataset):
             self._check_samples()
@@ -267,7 +271,8 @@ class Federation:
 
     def _init(self, stream: int, *key: int) -> Tree:
         seed = int(np.random.default_rng([self.seed, INIT, stream, *key]).integers(2**62))
-        return {n: t.to(self.device) for n, t in self.net.init(seed, self.dtype).items()}
+        with torch.inference_mode(False):  # whoever asks first: it is trained later
+            return {n: t.to(self.device) for n, t in self.net.init(seed, self.dtype).items()}
 
     def own_init(self, k: int) -> Tree:
         "Random draw k of a model, another one than `initial`: where client k's personal parts start, or global model k"

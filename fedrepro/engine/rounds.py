@@ -8,10 +8,10 @@ __all__ = ['STATE_LIMIT', 'TRAINING', 'Snapshot', 'initial_unchanged', 'a_dict',
            'refuse_uploads', 'aggregated', 'OpenRound', 'ask', 'assigned', 'open_round', 'as_cohort', 'in_numbers',
            'cohort_loss', 'ServerAnswer', 'close_round', 'next_round', 'History', 'Callback', 'AfterRound', 'followed',
            'is_due', 'note_round', 'refuse_settings', 'refuse_followers', 'hooks_watched', 'refuse_written_data',
-           'refuse_start', 'run']
+           'refuse_start', 'no_other_thread', 'run']
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #bf04f3f5
-import math, operator
+import math, operator, threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -506,6 +506,11 @@ def followed(callbacks: Iterable[Callback], history: History, federation: Federa
         own = own_code(getattr(callback, "look", callback))
         with federation_unchanged(federation, snapshot, where, own):
             answer = callback.after_round(history)
+        require(
+            history.snapshot is snapshot,
+            f"{where} replaced state.snapshot, with which nothing goes on; expected it in a method's aggregate, or "
+            "in the `start` of another run",
+        )
         if isinstance(answer, Tensor) and answer.dtype is torch.bool and answer.dim() == 0:
             answer = bool(answer)
         if not isinstance(answer, (bool, np.bool_, type(None))):
@@ -644,12 +649,30 @@ def refuse_start(start, method, federation: Federation, rounds: int):
     params = start.server.get("params")
     if not (isinstance(params, dict) and isinstance(usual, dict)):
         return
-    refuse_params(params, usual, "run: start: params", usual)
+    refuse_model(params, usual, "run: start: params")
     for n in params:
         if n not in usual:
             raise InputError(f"run: start: {n!r} is no part of {federation.net.name}")
 
+# %% ../../nbs/04_engine/05_rounds.ipynb #2c0737d4
+_running = threading.RLock()
+
+
+@contextmanager
+def no_other_thread() -> Iterator[None]:
+    "Raises InputError while a run of another thread is inside"
+    require(
+        _running.acquire(blocking=False),
+        "run: another thread of this process is in a run, and PyTorch's random numbers are drawn for all threads "
+        "together; expected one run at a time, or processes",
+    )
+    try:
+        yield
+    finally:
+        _running.release()
+
 # %% ../../nbs/04_engine/05_rounds.ipynb #b575a0ff
+@no_other_thread()
 def run(
     method,
     federation: Federation,

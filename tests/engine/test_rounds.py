@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections import Counter as Counts, defaultdict, deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -12,8 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 from fedrepro.checks.harness import tiny
+from fedrepro.core import torch_state
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import same_bits
 from fedrepro.data.concept_drift import DriftSchedule, Swap
@@ -27,6 +30,7 @@ from fedrepro.engine.rounds import AfterRound, run, sequential
 from fedrepro.engine.rows import RESERVED
 from fedrepro.executors.executors import Stacked
 from fedrepro.experiments.jobs import try_round
+from fedrepro.models.net import Net, Network
 from toy import one_line
 
 LOCAL = dict(lr=0.05, epochs=1, batch_size=0)
@@ -858,3 +862,73 @@ def test_a_state_that_cannot_be_kept_is_refused_before_a_run():
     try_round(Mean(**LOCAL), tiny())
     with pytest.raises(InputError, match="Keeps: of its state a checkpoint: a Seen cannot be kept"):
         try_round(Keeps(**LOCAL), tiny())
+
+
+class Halves:
+    "A callback that would go on with half of the server's model"
+
+    def after_round(self, state):
+        server = state.snapshot.server
+        half = {n: t / 2 for n, t in server["params"].items()}
+        state.snapshot = replace(state.snapshot, server=server | {"params": half})
+
+
+def test_a_snapshot_that_a_callback_replaces_is_refused():
+    "The run would go on from its own"
+    with one_line("round 1: callback Halves replaced state.snapshot", "method's aggregate"):
+        ran(FedAvg(**LOCAL), callbacks=[Halves()])
+
+
+def test_a_start_of_another_type_is_refused():
+    federation = tiny()
+    start = run(FedAvg(**LOCAL), federation, 1).snapshot
+    single = replace(federation, dtype=torch.float32)
+    with one_line("run: start: params: ", "has the type torch.float64, expected torch.float32"):
+        run(FedAvg(**LOCAL), single, 2, start=start)
+
+
+def test_two_runs_in_two_threads_are_refused():
+    "Each would take the other's random numbers; within a run, another one may be run"
+    federation = tiny()
+    inside = []
+
+    class RunsOthers:
+        def after_round(self, state):
+            inside.append(run(FedAvg(**LOCAL), tiny(), 1).snapshot.server)
+            with ThreadPoolExecutor(1) as pool, one_line("run: another thread of this process"):
+                pool.submit(run, FedAvg(**LOCAL), tiny(), 1).result()
+
+    end = run(FedAvg(**LOCAL), federation, 2, callbacks=[RunsOthers()]).snapshot
+    alone = [run(FedAvg(**LOCAL), federation, rounds).snapshot.server for rounds in (1, 2)]
+    assert same_bits([*inside, end.server], [alone[0], alone[0], alone[1]])
+
+
+def test_a_federation_that_another_thread_makes_changes_no_run():
+    "It waits until the run's random numbers are drawn"
+    net = Net(
+        "drops", lambda: Network(nn.Sequential(nn.Flatten(), nn.Dropout()), nn.Linear(64, 10))
+    )
+    federation = replace(tiny(), net=net)
+    alone = run(FedAvg(**LOCAL), federation, 3).snapshot.server
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run, FedAvg(**LOCAL), federation, 3)
+        while not running.done():
+            replace(federation, seed=5).initial
+    assert same_bits([running.result().snapshot.server], [alone])
+
+
+def test_a_thread_that_waits_for_another_says_so(monkeypatch):
+    monkeypatch.setattr(torch_state, "PATIENCE", 0.01)
+    with torch_state.global_seed(0), torch_state.global_seed(1), ThreadPoolExecutor(1) as pool:
+        with one_line("random numbers: another thread of this process"):
+            pool.submit(lambda: replace(tiny(), seed=3).initial).result()
+
+
+def test_inference_mode():
+    "Refused where a federation is made; whoever asks for its first model may be in it"
+    federation = replace(tiny())
+    with torch.inference_mode():
+        with one_line("Federation: its caller has torch's inference mode on"):
+            replace(federation, seed=4)
+        first = federation.initial
+    assert not any(t.is_inference() for t in first.values())
