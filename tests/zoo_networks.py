@@ -290,6 +290,42 @@ takes("statistic, replaced", lambda: holding(torch.zeros(8), follows))
 takes("statistic, in place", lambda: holding(torch.zeros(()), counts_in_place))
 
 
+def scales_and_follows(m, x):
+    "Uses a statistic, and replaces it: the gradient needs the old one"
+    y = x * m.buffer
+    if m.training:
+        m.buffer = 0.9 * m.buffer + 0.1 * x.detach().abs().mean(0)
+    return y
+
+
+def follows_data(m, x):
+    if m.training:
+        m.buffer.data = 0.9 * m.buffer.data + 0.1 * x.detach().mean(0)
+    return x - m.buffer
+
+
+takes("statistic, replaced after its use", lambda: holding(torch.ones(8), scales_and_follows))
+takes("statistic, its data replaced", lambda: holding(torch.zeros(8), follows_data))
+
+
+class Carries(nn.Module):
+    "A recurrent cell that begins where the last batch ended, on average"
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(8, 8)
+        self.register_buffer("state", torch.zeros(1, 8))
+
+    def forward(self, x):
+        h = self.cell(x, self.state.expand(len(x), 8))
+        if self.training:
+            self.state = h.detach().mean(0, keepdim=True)
+        return h
+
+
+takes("recurrent state in a buffer", lambda: flat(Carries()))
+
+
 class OwnNorm(nn.BatchNorm1d):
     "Reads its count of batches, also with a momentum"
 
@@ -1011,6 +1047,75 @@ refuses(
     "flag after the first batch",
     "it keeps something of its first batch that is no parameter and no buffer",
     lambda: flat(First()),
+)
+
+
+@bred(refused="its forward changes steps around hook_that_counts.<locals>.warm['n'] in training")
+def hook_that_counts():
+    net = flat(nn.ReLU())
+    steps = {"n": 0}
+
+    def warm(layer, given, made):
+        steps["n"] += 1
+        return made * (2 if steps["n"] > 1000 else 1)
+
+    net.body.register_forward_hook(warm)
+    return net
+
+
+CALLS = 0
+
+
+def count_calls():
+    global CALLS
+    CALLS += 1
+    return CALLS
+
+
+class CountsInAGlobal(nn.Module):
+    def forward(self, x):
+        return x * (2 if count_calls() > 1000 else 1)
+
+
+refuses(
+    "counter in a global",
+    "its forward changes the global CALLS in training, which all clients share",
+    lambda: flat(CountsInAGlobal()),
+)
+collected: list[torch.Tensor] = []
+
+
+@bred
+def hook_that_collects():
+    "For a picture, say: what it keeps changes nothing"
+    net = flat(nn.ReLU())
+    net.body.register_forward_hook(lambda layer, given, made: collected.append(made.detach()))
+    return net
+
+
+def drawn(low, high) -> int:
+    return int(torch.randint(low, high, ()))
+
+
+AT_RANDOM = "its builder draws its layers at random"
+refuses(
+    "random number of layers",
+    AT_RANDOM,
+    lambda: flat(*[nn.Linear(8, 8) for _ in range(drawn(0, 9))]),
+)
+refuses("random width", f"{AT_RANDOM}, body.1.weight", lambda: flat(width=drawn(2, 999)))
+
+
+class Pair(Network):
+    def forward(self, x, features=False):
+        z = self.body(x)
+        return z if features else (self.head(z), z)
+
+
+refuses(
+    "two outputs",
+    "its forward returns a tuple; expected a tensor (2, 3), the class scores",
+    lambda: Pair(nn.Flatten(), nn.Linear(16, CLASSES)),
 )
 
 

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 from ..core.errors import InputError, fits_call, short
-from ..core.torch_state import global_seed
+from ..core.torch_state import global_seed, usual_dtype
 from ..core.trees import Tree, same_bits
 
 # %% ../../nbs/03_models/03_net.ipynb #82c20e02
@@ -259,10 +259,16 @@ class Net:
             if why:
                 raise InputError(why)
         by_name = places_of(module)
+        self._shapes = {n: t.shape for n, (t, _) in by_name.items()}
         statistics, constant = buffer_kinds(module)
         self.trained = tuple(n for n, p in module.named_parameters() if p.requires_grad)
         self.frozen = tuple(n for n, p in module.named_parameters() if not p.requires_grad)
         self.buffers = (*statistics, *self.frozen)  # what no gradient moves
+        self._own_statistics = [
+            n
+            for n in statistics
+            if not type(module.get_submodule(n.rpartition(".")[0])).__module__.startswith("torch.")
+        ]
         self.by_batch = bool(statistics) or any(isinstance(m, _BatchNorm) for m in module.modules())
         self.has_modes = self.by_batch or any(isinstance(m, _DropoutNd) for m in module.modules())
         self.mode_is_said = False  # whether a caller has said `train`; see `Step.grad`
@@ -272,6 +278,7 @@ class Net:
         self._beside = _Constants(name, self.constants)
         self.module = self._kept(module)
         tree = {*self.trained, *self.buffers}
+        self._copies: Tree = {}  # between `enter` and `leave`
         self._places = slots_in(self.module, {n: p for n, (_, p) in by_name.items() if n in tree})
         self._body_places = [place for place in self._places if place[0].startswith("body.")]
         self._constant_places = slots_in(self.module, {n: by_name[n][1] for n in constant})
@@ -288,26 +295,39 @@ class Net:
         again = None
         if self.constants or not of_package:
             again = self._fresh(1)
+            self._refuse_other_shapes(places_of(again))
             self._beside.refuse_others(again)
         with of_network(self.name):
             return _without_memory(module, again)
 
     def _fresh(self, seed: int) -> Network:
         "A new module initialised with `seed`; the state of the global generators is restored"
-        with global_seed(seed):
+        with global_seed(seed), usual_dtype():
             return self.make()
+
+    def _refuse_other_shapes(self, places: dict[str, tuple[Tensor, list[str]]]):
+        "Raises InputError for a module, drawn with any seed, whose tensors have other names or shapes"
+        shapes = {n: t.shape for n, (t, _) in places.items()}
+        for n in self._shapes | shapes:
+            if self._shapes.get(n) != shapes.get(n):
+                raise InputError(
+                    f"network {self.name}: its builder draws its layers at random, {n} is not always there "
+                    "or of one shape; expected the same layers whatever the seed"
+                )
 
     def init(self, seed: int, dtype=torch.float32) -> Tree:
         """Initial parameters and statistics, PyTorch's own initialisation; drawn in float32 whatever `dtype`.
 
         Raises InputError for tensors that are neither of `dtype` nor float32."""
         places = places_of(self._fresh(seed))
+        self._refuse_other_shapes(places)
         tree = {*self.trained, *self.buffers}
         for name, (t, _) in places.items():
             if t.is_floating_point() and t.dtype not in (torch.float32, dtype):
+                wanted = " or ".join({"torch.float32": 0, str(dtype): 0})
                 raise InputError(
                     f"network {self.name}: {name} is {t.dtype}, but the run computes in {dtype}; "
-                    f"expected torch.float32 or {dtype}"
+                    f"expected {wanted}"
                 )
         return {n: t.detach().to(dtype) for n, (t, _) in places.items() if n in tree}
 
@@ -335,9 +355,10 @@ class Net:
             self.mode_is_said = True
         if self.module.training != train:
             self.module.train(train)
+        self._copies = {name: params[name].clone() for name in self._own_statistics if train}
         # as torch.func.functional_call, which searches the module for its tensors in every call
         for name, held, key, _ in places:
-            held[key] = params[name]
+            held[key] = self._copies.get(name, params[name])
         if self._constant_places:
             constants = self._beside.like(next(iter(params.values())))
             for name, held, key, _ in self._constant_places:
@@ -347,7 +368,8 @@ class Net:
         "Take them out again; a statistic that the module has replaced is written back"
         for name, held, key, empty in self._body_places if body else self._places:
             new, held[key] = held[key], empty
-            if new is not params[name]:
+            copied = new is self._copies.get(name) and torch.equal(new, params[name])
+            if not copied and new is not params[name]:
                 with torch.no_grad():
                     params[name].copy_(new)
         if self._constant_places:

@@ -6,7 +6,7 @@
 __all__ = ['Behaviour', 'tried']
 
 # %% ../../nbs/03_models/04_trials.ipynb #d4b2e0f2
-import traceback
+import random, traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ from types import FunctionType
 import numpy as np
 import torch
 from torch import Tensor, nn
-from ..core.errors import InputError, require, short
+from ..core.errors import InputError, kind_of_value, require, short
+from ..core.fingerprints import names_in
 from ..core.torch_state import global_seed
 from ..core.trees import Tree, as_bytes, same_bits
 from .net import Net, made_by_package, places_of, slots_in
@@ -46,6 +47,10 @@ def _scores(net: Net, params: Tree, x: Tensor, train: bool) -> Tensor:
     "Class scores of `x` (n, *shape); raises InputError where they are not (n, classes)"
     z = net(params, x, train)
     expected = (len(x), net.classes)
+    require(
+        isinstance(z, Tensor),
+        f"network {net.name}: its forward returns {kind_of_value(z)}; expected a tensor {expected}, the class scores",
+    )
     require(
         z.shape == expected,
         f"network {net.name}: it makes {tuple(z.shape)} of a batch of {tuple(x.shape)}; expected {expected}",
@@ -226,6 +231,72 @@ def _refuse_counters(net: Net, before: dict[str, object]):
             "expected a saved float buffer (register_buffer), which travels with the model",
         )
 
+# %% ../../nbs/03_models/04_trials.ipynb #c20eefe3
+def _functions_of(part: nn.Module) -> list[FunctionType]:
+    "The functions of a layer that are a person's: of its class, its attributes and its hooks"
+    candidates = [*vars(part).values()]
+    if not type(part).__module__.startswith(("torch.", "fedrepro.")):
+        candidates += vars(type(part)).values()
+    for hooks in (part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks):
+        candidates += hooks.values()
+    candidates += part._backward_hooks.values()
+    functions = [getattr(thing, "__func__", thing) for thing in candidates]
+    return [f for f in functions if isinstance(f, FunctionType)]
+
+
+def _variables(function: FunctionType) -> dict[str, object]:
+    "What a function finds in the functions around it, and what it looks up in its file"
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        with suppress(ValueError):  # nothing is in it yet
+            found[f"{name} around {function.__qualname__}"] = cell.cell_contents
+    for name in names_in(function.__code__):
+        if name in function.__globals__:
+            found[f"the global {name}"] = function.__globals__[name]
+    return found
+
+# %% ../../nbs/03_models/04_trials.ipynb #103408d9
+def _numbers_of(name: str, value, module: str) -> dict[str, object]:
+    "What can be compared of a variable that a file's functions see, by value: itself, or each of its entries"
+    parts = {name: value}
+    if isinstance(value, dict):
+        parts = {f"{name}[{key!r}]": part for key, part in value.items()}
+    elif isinstance(value, (list, tuple)):
+        parts = {f"{name}[{i}]": part for i, part in enumerate(value)}
+    elif type(value).__module__ == module and hasattr(value, "__dict__"):
+        parts = {f"{name}.{key}": part for key, part in vars(value).items()}
+    return {key: _by_value(part, depth=0) for key, part in parts.items()}
+
+# %% ../../nbs/03_models/04_trials.ipynb #fc026e45
+def _kept_around(module: nn.Module) -> dict[str, object]:
+    "What the functions of a person's layers see around them, by value"
+    waiting = [f for part in module.modules() for f in _functions_of(part)]
+    seen = set()
+    kept = {}
+    while waiting:
+        function = waiting.pop()
+        where = function.__module__
+        if function in seen or str(where).startswith(("torch.", "fedrepro.")):
+            continue
+        seen.add(function)
+        for name, value in _variables(function).items():
+            if not isinstance(value, FunctionType):
+                kept |= _numbers_of(name, value, where)
+            elif value.__module__ == where:
+                waiting.append(value)
+    return kept
+
+# %% ../../nbs/03_models/04_trials.ipynb #a994e404
+def _refuse_counting_around(net: Net, before: dict[str, object]):
+    "Raises InputError where a number that `_kept_around` told `before` is another now"
+    now = _kept_around(net.module)
+    for name, value in before.items():
+        require(
+            name not in now or now[name] == value,
+            f"network {net.name}: its forward changes {name} in training, which all clients share; "
+            "expected a saved float buffer (register_buffer), which travels with the model",
+        )
+
 # %% ../../nbs/03_models/04_trials.ipynb #3dfc882e
 def _pass(net: Net, x: Tensor, start: Tree) -> dict[str, Tensor]:
     "Scores of `x` in training from the model `start`, and the statistics after it; global generators start anew"
@@ -240,6 +311,7 @@ def _refuse_what_is_kept_outside(net: Net, x: Tensor, start: Tree):
     first = _pass(net, x, start)
     own = not made_by_package(net.make)
     kept = _kept_beside(net.module) if own else {}
+    around = _kept_around(net.module) if own else {}
     require(
         same_bits(first, _pass(net, x, start)),
         f"network {net.name}: the same batch, parameters and buffers give another output the second time; "
@@ -247,6 +319,7 @@ def _refuse_what_is_kept_outside(net: Net, x: Tensor, start: Tree):
     )
     if own:
         _refuse_counters(net, kept)
+        _refuse_counting_around(net, around)
     drawn_again = type(net)(net.name, partial(net._fresh, 1))
     other = _pass(drawn_again, x, start)
     if not same_bits(first, other):
@@ -262,14 +335,25 @@ def _refuse_what_is_kept_outside(net: Net, x: Tensor, start: Tree):
         "expected nn.Parameter, register_buffer, or nn.ModuleList for a list of layers",
     )
 
+# %% ../../nbs/03_models/04_trials.ipynb #de37f74a
+def _generators() -> tuple:
+    "The state of the global generators of PyTorch, Python and NumPy"
+    numpy = np.random.get_state(legacy=False)["state"]
+    return (
+        torch.get_rng_state().numpy().tobytes(),
+        random.getstate(),
+        numpy["key"].tobytes(),
+        numpy["pos"],
+    )
+
 # %% ../../nbs/03_models/04_trials.ipynb #a50acee3
 def _in_training(net: Net, x: Tensor, start: Tree) -> bool:
     "Whether it draws random numbers in training; raises InputError where something is wrong there"
     w = _to_train(net, start)
     given = x.clone()
-    before = torch.get_rng_state()
+    before = _generators()
     z = _scores(net, w, given, train=True)
-    draws = not torch.equal(before, torch.get_rng_state())
+    draws = _generators() != before
     require(
         torch.equal(given, x),
         f"network {net.name}: its first layer changes its input in place; expected inplace=False",
@@ -325,9 +409,8 @@ def _has_modes(net: Net, x: Tensor, start: Tree) -> bool:
     for train in (True, False):
         with global_seed(0):
             scores.append(_scores(net, _to_train(net, start), x.clone(), train).detach())
-            drawn.append(torch.get_rng_state())
-    alike = _agree(scores[0], scores[1], float(scores[0].norm()))
-    return not alike or not torch.equal(drawn[0], drawn[1])
+            drawn.append(_generators())
+    return drawn[0] != drawn[1] or not _agree(scores[0], scores[1], float(scores[0].norm()))
 
 # %% ../../nbs/03_models/04_trials.ipynb #fd2e101c
 def _takes_one(net: Net, one: Tensor, start: Tree, train: bool) -> bool:

@@ -184,3 +184,22 @@ def test_a_builder_whose_seed_does_not_decide_is_refused():
 
     with pytest.raises(InputError, match="body.1.weight differs between two networks of one seed"):
         Net("own", build)
+
+
+@pytest.mark.parametrize("usual", [torch.float64, torch.bfloat16])
+def test_the_callers_default_type_is_no_part_of_a_model(usual):
+    "First weights are drawn in float32, also by a script that has set another type"
+    right = network("digits_cnn").init(3)
+    torch.set_default_dtype(usual)
+    try:
+        found = network("digits_cnn").init(3)
+        assert torch.get_default_dtype() is usual
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert same_bits(found, right)
+
+
+def test_a_type_that_cannot_be_is_named_once():
+    net = Net("own", lambda: Network(nn.Flatten(), nn.Linear(4, 2).half()))
+    with pytest.raises(InputError, match="computes in torch.float32; expected torch.float32$"):
+        net.init(0)

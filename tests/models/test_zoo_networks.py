@@ -1,5 +1,6 @@
 "Every network of the zoo trains as its module does in a plain loop, or is refused in one line before the first round"
 
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -178,6 +179,26 @@ def test_what_a_lambda_keeps_in_float32(name):
     fed = replace(fed, net=Net("zoo", ZOO[name].make), dtype=torch.float32)
     end = run(FedAvg(**SETTINGS), fed, 1).snapshot.server["params"]
     assert not any(torch.equal(end[n], fed.initial[n]) for n in fed.net.trained)
+
+
+class Skips(nn.Module):
+    "Layer drop, by Python's or NumPy's random numbers"
+
+    def __init__(self, draw):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.draw = draw
+
+    def forward(self, x):
+        return x if self.training and self.draw() < 0.01 else self.layer(x)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_whose_random_numbers_they_are_is_no_matter(draw):
+    "A layer that is skipped now and then has two modes, also where no trial skips it"
+    found = tried(Net("zoo", lambda: flat(Skips(draw))), torch.rand(2, *IMAGE))
+    assert found.draws
+    assert found.has_modes
 
 
 class EveryFifth(nn.Module):
