@@ -611,7 +611,11 @@ def numbers_that_are_not_there(folder):
 
 @case("own: train_x: expected a dense tensor of real numbers, got torch.float32 nested")
 def nested_rows(folder):
-    return usual(train_x=torch.nested.nested_tensor([torch.rand(3, 4), torch.rand(2, 4)]))
+    return usual(
+        train_x=torch.nested.nested_tensor(
+            [torch.rand(3, 4), torch.rand(2, 4)], layout=torch.jagged
+        )
+    )
 
 
 @case("own: train_x: expected a tensor, got list", "rows of one shape")

@@ -36,7 +36,7 @@ def not_a_tensor(values, what: str) -> InputError:
         f"{got} {short(values, 40)}; it has to become one array of numbers first, with rows of one shape"
     )
 
-
+# %% ../../nbs/02_data/09_own_data.ipynb #76a30ae8
 def real_tensor(values, what: str) -> Tensor:
     "`values` if they are a tensor of real numbers, in a type PyTorch computes with; raises InputError, naming `what`"
     if not isinstance(values, Tensor):

@@ -157,7 +157,7 @@ def goes_elsewhere(
     rounding = torch.finfo(client.dtype).eps ** 0.5
     return distance(alone, direction) > rounding * (0.001 + float(norm(alone)))
 
-
+# %% ../../nbs/05_executors/00_stacks.ipynb #616d16c3
 def refuse_other_steps(
     phase: Phase,
     clients: list[Client],

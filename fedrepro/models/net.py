@@ -368,8 +368,9 @@ class Net:
         "Take them out again; a statistic that the module has replaced is written back"
         for name, held, key, empty in self._body_places if body else self._places:
             new, held[key] = held[key], empty
-            copied = new is self._copies.get(name) and torch.equal(new, params[name])
-            if not copied and new is not params[name]:
+            copied = self._copies.get(name)
+            kept = copied is not None and new is copied and torch.equal(copied, params[name])
+            if not kept and new is not params[name]:
                 with torch.no_grad():
                     params[name].copy_(new)
         if self._constant_places:

@@ -918,7 +918,7 @@ def test_a_federation_that_another_thread_makes_changes_no_run():
 
 
 def test_a_thread_that_waits_for_another_says_so(monkeypatch):
-    monkeypatch.setattr(torch_state, "PATIENCE", 0.01)
+    monkeypatch.setattr(torch_state, "SEEDING_PATIENCE", 0.01)
     with torch_state.global_seed(0), torch_state.global_seed(1), ThreadPoolExecutor(1) as pool:
         with one_line("random numbers: another thread of this process"):
             pool.submit(lambda: replace(tiny(), seed=3).initial).result()
