@@ -324,7 +324,7 @@ class Net:
         tree = {*self.trained, *self.buffers}
         for name, (t, _) in places.items():
             if t.is_floating_point() and t.dtype not in (torch.float32, dtype):
-                wanted = " or ".join({"torch.float32": 0, str(dtype): 0})
+                wanted = "torch.float32" if dtype == torch.float32 else f"torch.float32 or {dtype}"
                 raise InputError(
                     f"network {self.name}: {name} is {t.dtype}, but the run computes in {dtype}; "
                     f"expected {wanted}"
