@@ -288,6 +288,8 @@ def read_values(raw, rules: Mapping[str, Callable], where: str, besides=()) -> d
         source = given.get("source", common)
         if "value" not in given:
             raise InputError(f"{at} has no value")
+        if source is None:
+            raise InputError(f"{at} has no source; one begins with {', '.join(SOURCE_KINDS)}")
         if (
             not isinstance(source, str)
             or not source.startswith(SOURCE_KINDS)

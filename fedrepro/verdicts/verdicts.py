@@ -87,8 +87,10 @@ def seeds_needed(
         return 2.0
     more = np.arange(n + 1, MOST + 1)
     se, df = standard_error(s0 if math.isnan(s) else s, more, s0, n0, pairing)
-    decides = verdict_words(difference, se, df, margin, more) != "undecided"
-    return float(more[decides.argmax()]) if decides.any() else math.inf
+    enough = more[verdict_words(difference, se, df, margin, more) != "undecided"]
+    if len(enough) == 0:
+        return math.inf
+    return float(enough[0])
 
 # %% ../../nbs/08_verdicts/02_verdicts.ipynb #61f96b0b
 def decidable(s0: float | None, n0: int, margin: float, pairing: str = "welch", n: int = 3) -> bool:
