@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 import numpy as np
 import torch
-from .errors import require
+from .errors import InputError
 
 # %% ../../nbs/01_core/04_torch_state.ipynb #fae8874c
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ SEEDING_PATIENCE = 60.0  # seconds that a thread waits for another one
 @contextmanager
 def one_thread_seeds() -> Iterator[None]:
     "Waits while another thread is inside; raises InputError where that takes long, as for one that waits for this one"
-    require(
-        _seeding.acquire(timeout=SEEDING_PATIENCE),
-        "random numbers: another thread of this process draws from the global generators, which belong to all threads; "
-        "expected one run at a time, or processes",
-    )
+    if not _seeding.acquire(timeout=SEEDING_PATIENCE):
+        raise InputError(
+            "random numbers: another thread of this process draws from the global generators, which belong to all "
+            "threads; expected one run at a time, or processes"
+        )
     try:
         yield
     finally:

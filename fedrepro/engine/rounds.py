@@ -506,11 +506,11 @@ def followed(callbacks: Iterable[Callback], history: History, federation: Federa
         own = own_code(getattr(callback, "look", callback))
         with federation_unchanged(federation, snapshot, where, own):
             answer = callback.after_round(history)
-        require(
-            history.snapshot is snapshot,
-            f"{where} replaced state.snapshot, with which nothing goes on; expected it in a method's aggregate, or "
-            "in the `start` of another run",
-        )
+        if history.snapshot is not snapshot:
+            raise InputError(
+                f"{where} replaced state.snapshot, with which nothing goes on; expected it in a method's aggregate, "
+                "or in the `start` of another run"
+            )
         if isinstance(answer, Tensor) and answer.dtype is torch.bool and answer.dim() == 0:
             answer = bool(answer)
         if not isinstance(answer, (bool, np.bool_, type(None))):
