@@ -257,9 +257,10 @@ def heading_of(spec: Spec, specs: list[Spec]) -> str:
 
 
 def anchor(spec: Spec, tier: str, line: dict) -> str:
-    "Where the raw runs of a number stand on its page: by the id of its first run and its row"
-    first = each_run(line["runs"])[0]
-    return f"{place_of(spec)}-{tier}-{list(spec.rows).index(line['row'])}-{first[:6]}"
+    "Where the raw runs of a number stand on its page: by its row and column, whichever runs it has"
+    row = list(spec.rows).index(line["row"])
+    column = [c.label for c in spec.tier_columns(tier)].index(line["column"])
+    return f"{place_of(spec)}-{tier}-{row}-{column}"
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #732c4763
 def links_to(numbers: list[int]) -> str:
@@ -340,9 +341,9 @@ def raw_runs(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=None
     heads = {h["run_id"]: h for h in load_headers(Path(results or spec.results) / tier)}
 
     def commit(run):
-        return (heads[run].get("git_commit") or "unknown")[:9]
+        return (heads[run].get("git_commit") or "unknown")[:7]
 
-    commits = Counter(commit(run) for trials in frame.runs for run in each_run(trials))
+    commits = {commit(run) for trials in frame.runs for run in each_run(trials)}
 
     def link(run):
         mark = f" `{commit(run)}`" if len(commits) > 1 else ""
@@ -350,12 +351,12 @@ def raw_runs(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=None
 
     done = set(frame.row[has_runs(frame)]) & set(spec.rows)
     rows = [row for row in frame.row.drop_duplicates() if row in done]
-    plural = "s" if len(commits) > 1 else ""
     lines = [
-        f"- Command: `fedrepro run {spec.name} --tier {tier}`, one row of it with `--methods ROW`",
-        f"- Commit{plural}: {', '.join(f'`{c}`' for c in commits)}",
-        f"- Deviations that touch them: {deviation_links(spec, tier, rows, root)}",
+        f"- Command: `fedrepro run {spec.name} --tier {tier}`, one row of it with `--methods ROW`"
     ]
+    if len(commits) == 1:  # several stand behind their runs
+        lines.append(f"- Commit: `{next(iter(commits))}`")
+    lines.append(f"- Deviations that touch them: {deviation_links(spec, tier, rows, root)}")
     return "\n".join(lines + run_lines(spec, tier, frame, link))
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #94411d25

@@ -322,7 +322,7 @@ def test_a_page_can_be_read(path):
     text = "\n".join("".join(d.get("text/markdown", "")) for d in outs)
     assert "overflow" not in text
     assert "max-height" not in text
-    assert path.stat().st_size < 480_000
+    assert path.stat().st_size < 400_000
     assert len([line for line in text.splitlines() if re.sub("<[^>]+>", "", line).strip()]) < 600
     assert set(re.findall(r'(?:href="|\]\()#([^")]+)', text)) <= set(
         re.findall(r'id="([^"]+)"', text)
