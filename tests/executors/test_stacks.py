@@ -341,35 +341,42 @@ def test_what_vmap_loses_of_a_gradient_is_trained_in_turn_and_says_so(make, size
     assert "torch.vmap computes another gradient" in executor.in_turn["local"]
 
 
-@pytest.mark.parametrize("answers", [[False, False], [True, False, False, False]])
-def test_one_client_alone_does_not_make_a_gradient_another(monkeypatch, answers):
-    "In float32 a tie under a maximum may fall otherwise"
+def answering(monkeypatch, question, answers):
+    "Clients that are asked one after the other; those that follow say no"
     left = list(answers)
-    monkeypatch.setattr(stacks, "goes_elsewhere", lambda *_: left.pop(0) if left else False)
-    executor = Stacked()
-    method = FedAvg(**FEW)
-    assert gap(ends(executor, method, TOY), ends(sequential, method, TOY)) < 1e-12
-    assert not executor.in_turn
+    monkeypatch.setattr(stacks, question, lambda *_: left.pop(0) if left else False)
 
 
-@pytest.mark.parametrize("answers", [[False], [True, False, False]])
-def test_one_client_alone_does_not_make_padding_count(monkeypatch, answers):
+ONE_CLIENT = [
+    ("goes_elsewhere", [False, False]),
+    ("goes_elsewhere", [True, False, False, False]),
+    ("sees_padding", [False]),
+    ("sees_padding", [True, False, False]),
+]
+TWO_CLIENTS = [
+    ("goes_elsewhere", [True, True], "another gradient"),
+    ("goes_elsewhere", [True, False, True], "another gradient"),
+    ("sees_padding", [True, True], "sees rows of padding"),
+    ("sees_padding", [True, False, True], "sees rows of padding"),
+]
+
+
+@pytest.mark.parametrize("question, answers", ONE_CLIENT)
+def test_one_client_alone_is_stacked_all_the_same(monkeypatch, question, answers):
     "In float32 a tie under a maximum may fall otherwise, for one client of one round"
-    left = list(answers)
-    monkeypatch.setattr(stacks, "sees_padding", lambda *_: left.pop(0) if left else False)
+    answering(monkeypatch, question, answers)
     executor = Stacked()
     method = FedAvg(**FEW)
     assert gap(ends(executor, method, TOY), ends(sequential, method, TOY)) < 1e-12
     assert not executor.in_turn
 
 
-@pytest.mark.parametrize("answers", [[True, True], [True, False, True]])
-def test_two_clients_of_three_make_padding_count(monkeypatch, answers):
-    left = list(answers)
-    monkeypatch.setattr(stacks, "sees_padding", lambda *_: left.pop(0) if left else False)
+@pytest.mark.parametrize("question, answers, why", TWO_CLIENTS)
+def test_of_two_clients_it_is_believed(monkeypatch, question, answers, why):
+    answering(monkeypatch, question, answers)
     executor = Stacked()
     ends(executor, FedAvg(**FEW), TOY)
-    assert "sees rows of padding" in executor.in_turn["local"]
+    assert why in executor.in_turn["local"]
 
 
 def test_a_loss_without_weights_is_stacked_where_nothing_is_padded():
