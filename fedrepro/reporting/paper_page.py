@@ -6,9 +6,9 @@
 __all__ = ['WAITS', 'TARGET', 'accuracies', 'leads', 'how_often', 'decided_sentence', 'judged_sentences', 'small_sentence',
            'effect_sentence', 'claims_sentence', 'reduced_in_words', 'opening', 'choices_in_words', 'box', 'all_boxes',
            'place_of', 'heading_of', 'anchor', 'links_to', 'deviation_links', 'run_lines', 'how_to_print',
-           'reduced_runs', 'difference_runs', 'raw_runs', 'best_stored', 'chance_level', 'why_right', 'at_chance',
-           'table_part', 'Drawing', 'drawn_alike', 'worth_drawing', 'picture', 'headline_tables', 'tiers_in_order',
-           'other_tiers', 'not_run', 'section', 'sections', 'claims', 'papers', 'paper_lines', 'summary', 'more_seeds']
+           'difference_runs', 'raw_runs', 'best_stored', 'chance_level', 'why_right', 'at_chance', 'table_part',
+           'Drawing', 'drawn_alike', 'worth_drawing', 'picture', 'tiers_in_order', 'not_run', 'section', 'sections',
+           'claims', 'papers', 'paper_lines', 'summary', 'more_seeds']
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #d25de4bf
 import re
@@ -308,22 +308,6 @@ def how_to_print(spec: Spec, tier: str) -> str:
     kind = "the published setting" if tier == "paper" else "a reduced setting"
     return f"There are runs at {kind} too: `fedrepro {spec.kind} {spec.name} --tier {tier}`.\n"
 
-
-def reduced_runs(spec: Spec, tier: str, results=None) -> str:
-    "The runs of a headline's table at a tier that its page does not show, folded below how to print it"
-    words = how_to_print(spec, tier)
-    if spec.difference:
-        return words
-    files = {h["run_id"]: h["file"] for h in load_headers(Path(results or spec.results) / tier)}
-
-    def link(run):
-        return run_link(spec, tier, run, files[run])
-
-    lines = run_lines(spec, tier, table(spec, tier, results), link)
-    if not lines:
-        return words
-    return f"{words}\n{folded(f'Raw runs, tier {tier}', chr(10).join(lines))}"
-
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #d30c6ebf
 def difference_runs(spec: Spec, tier: str) -> str:
     "Where the runs of a difference of tables stand"
@@ -498,16 +482,6 @@ def picture(spec: Spec, tier: str, specs: list[Spec], results=None) -> tuple:
     return f"*Figure, tier {tier}.* {caption}\n", Drawing(figure, f"{spec.title}{reduced}. {words}")
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #d8ef8c2f
-def headline_tables(root=None) -> dict[str, str]:
-    "folder of a paper -> the name of the table that decides its first headline"
-    tables: dict[str, str] = {}
-    for claim in read_claims(root):
-        if claim.headline:
-            folder = claim.spec.split("/")[0]
-            tables.setdefault(folder, claim.spec)
-    return tables
-
-
 def tiers_in_order(spec: Spec, tiers: Iterable[str], results=None) -> list[str]:
     """Those of `tiers` with runs, the one that a page shows first: the published setting, as a rule
 
@@ -520,17 +494,6 @@ def tiers_in_order(spec: Spec, tiers: Iterable[str], results=None) -> list[str]:
         return not own & {planned.row for planned, _ in stored_runs(spec, tier, results)}
 
     return sorted(done, key=lacks_own) if own else done
-
-
-def other_tiers(spec: Spec, tiers: list[str], whole: bool, results=None) -> list[str]:
-    "How to print the table of `spec` at `tiers` that its page does not show; the `whole` list of runs, or the command alone"
-    lines = []
-    for tier in tiers:
-        if whole:
-            lines.append(reduced_runs(spec, tier, results))
-        else:
-            lines.append(how_to_print(spec, tier))
-    return lines
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #f84afc3d
 def not_run(specs: list[Spec]) -> Iterator[tuple]:
@@ -584,7 +547,6 @@ def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> I
     above = set[str]()
     apart = reduced_in_words(paper, results, root)
     compared = effect_rows(paper, root)
-    main = headline_tables(root).values()
     idle = []
     below = []
     for spec in specs:
@@ -595,7 +557,7 @@ def sections(paper: str, tiers=("paper", "small"), results=None, root=None) -> I
         if spec.published is None and set(spec.rows) <= compared.get(spec.name, set()):
             below.append(f"`{spec.name}`")
             continue
-        more = other_tiers(spec, done[1:], spec.name in main, results)
+        more = [how_to_print(spec, tier) for tier in done[1:]]
         yield section(spec, done, specs, above, bool(apart), more, results, root)
     if below:
         how = "To print one: `fedrepro table NAME`."
