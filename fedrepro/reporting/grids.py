@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CELL_COLOURS', 'NUMBER', 'MARKDOWN', 'FORMATS', 'Cell', 'Grid', 'Sheet', 'as_sheet', 'grid_of', 'widest', 'lines_of',
            'widths', 'columns_of_pieces', 'pieces', 'rich_table', 'as_text', 'safe', 'text_cell', 'number_cell',
-           'grid_html', 'as_html', 'as_markdown', 'shown']
+           'columns_of_text', 'grid_html', 'as_html', 'as_markdown', 'shown']
 
 # %% ../../nbs/09_reporting/00_grids.ipynb #7f6745c8
 import io, re
@@ -99,11 +99,17 @@ def lines_of(cell: str | Cell) -> str:
 
 
 def widths(grid: Grid) -> list[int]:
-    "The characters that each column needs: a heading may be broken after a comma and at a space, a number nowhere"
+    "The characters that each column needs: a heading may be broken after a comma and at a space, text at a space, a number nowhere"
     found = []
     for i, name in enumerate(grid.columns):
-        cells = widest([lines_of(row[i]) for row in grid.rows])
-        found.append(max(cells, widest(name.replace(",", ",\n").split(" "))))
+        texts = name.replace(",", ",\n").split(" ")
+        for row in grid.rows:
+            cell = row[i]
+            if i > 0 and isinstance(cell, str):
+                texts += cell.split(" ")
+            else:
+                texts.append(lines_of(cell))
+        found.append(widest(texts))
     return found
 
 # %% ../../nbs/09_reporting/00_grids.ipynb #9503c14b
@@ -145,7 +151,11 @@ def rich_table(grid: Grid) -> Any:
         styles = [
             CELL_COLOURS[c.colour][1] if isinstance(c, Cell) and c.colour else "" for c in row
         ]
-        table.add_row(*(Text(lines_of(c), s, no_wrap=grid.numbers) for c, s in zip(row, styles)))
+        cells = []
+        for i, (c, style) in enumerate(zip(row, styles)):
+            whole = grid.numbers and (i == 0 or isinstance(c, Cell))
+            cells.append(Text(lines_of(c), style, no_wrap=whole))
+        table.add_row(*cells)
     return table
 
 # %% ../../nbs/09_reporting/00_grids.ipynb #0bdd26c3
@@ -204,6 +214,16 @@ def number_cell(cell: Cell) -> str:
         text += f"<br><small>{safe(cell.below)}</small>"
     return f"<td{style}>{text}</td>"
 
+
+def columns_of_text(grid: Grid) -> set[int]:
+    "Which columns of a table of numbers, but the first, have text alone"
+    if not grid.numbers:
+        return set()
+    found = set(range(1, len(grid.columns)))
+    for row in grid.rows:
+        found -= {i for i, cell in enumerate(row) if isinstance(cell, Cell)}
+    return found
+
 # %% ../../nbs/09_reporting/00_grids.ipynb #08e36a91
 def grid_html(grid: Grid, caption: str = "", mark_numbers: bool = False) -> str:
     "One grid as an HTML table, a row a line, under a `caption` in HTML; of a grid of text, numbers may be marked"
@@ -213,13 +233,23 @@ def grid_html(grid: Grid, caption: str = "", mark_numbers: bool = False) -> str:
     opening = '<table class="numbers">' if grid.numbers else "<table>"
     if caption:
         opening += f"<caption>{caption}</caption>"
-    headings = "".join(f"<th>{safe(name)}</th>" for name in grid.columns)
+    in_text = columns_of_text(grid)
+    headings = ""
+    for i, name in enumerate(grid.columns):
+        headings += (
+            f'<th class="words">{safe(name)}</th>' if i in in_text else f"<th>{safe(name)}</th>"
+        )
     lines += [opening, f"<tr>{headings}</tr>"]
     marks = mark_numbers and not grid.numbers
     for row in grid.rows:
         cells = ""
-        for cell in row:
-            cells += number_cell(cell) if isinstance(cell, Cell) else text_cell(cell, marks)
+        for i, cell in enumerate(row):
+            if isinstance(cell, Cell):
+                cells += number_cell(cell)
+            elif i in in_text:
+                cells += f'<td class="words">{safe(cell)}</td>'
+            else:
+                cells += text_cell(cell, marks)
         lines.append(f"<tr>{cells}</tr>")
     return "\n".join([*lines, "</table>"])
 

@@ -6,12 +6,13 @@
 __all__ = ['WAITS', 'TARGET', 'accuracies', 'leads', 'how_often', 'decided_sentence', 'judged_sentences', 'small_sentence',
            'effect_sentence', 'claims_sentence', 'reduced_in_words', 'opening', 'choices_in_words', 'box', 'all_boxes',
            'place_of', 'heading_of', 'anchor', 'links_to', 'deviation_links', 'run_lines', 'how_to_print',
-           'difference_runs', 'raw_runs', 'best_stored', 'chance_level', 'why_right', 'at_chance', 'table_part',
-           'Drawing', 'drawn_alike', 'worth_drawing', 'picture', 'tiers_in_order', 'not_run', 'section', 'sections',
-           'claims', 'papers', 'paper_lines', 'summary', 'more_seeds']
+           'difference_runs', 'raw_runs', 'best_stored', 'chance_level', 'why_right', 'at_chance', 'rounds_above',
+           'rounds_above_in_words', 'table_part', 'Drawing', 'drawn_alike', 'worth_drawing', 'picture',
+           'tiers_in_order', 'not_run', 'section', 'sections', 'claims', 'papers', 'paper_lines', 'summary',
+           'more_seeds']
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #d25de4bf
-import re
+import math, re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -43,13 +44,13 @@ from fedrepro.reporting.printed_claims import (
     lack_in_words,
     side_in_words,
 )
-from .printed_tables import name_in_paper, table_parts
+from .printed_tables import judged_beside, name_in_paper, table_parts
 from .words import listing, signed
 from ..verdicts.claims import CLAIM_WORDS, read_claims, verdicts
 from ..verdicts.headlines import headlines, paper_headline
 from ..verdicts.independent import own_tables
 from ..verdicts.scoreboard import ALIAS, independent, scoreboard
-from ..verdicts.summaries import each_run, stored_runs
+from ..verdicts.summaries import above_from, each_run, stored_runs
 from ..verdicts.tables import has_runs, table
 from ..verdicts.verdicts import DECIDED, VERDICTS
 
@@ -400,11 +401,46 @@ def at_chance(spec: Spec, tier: str, frame: pd.DataFrame, results=None, root=Non
             sentences.append(f"{row} is at chance here. What speaks for its code: {why}.")
     return sentences
 
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #5d20c7b2
+def rounds_above(spec: Spec, frame: pd.DataFrame, results=None) -> dict[str, list[float]]:
+    """Of each number at tier paper that ends above the published one by more than the margin, and is not reproduced,
+    the rounds from which on its seeds stay above it: "row" or "row, column" -> rounds, inf for a seed that does not"""
+    if spec.difference:
+        return {}
+    far = frame.verdict.isin(["undecided", "contradicted"]) & (frame.difference > frame.margin)
+    far &= frame.same_runs.isna() & frame.metric.isin(accuracies()) & frame.mean_last_10.notna()
+    several = frame[has_runs(frame)].column.nunique() > 1
+    found: dict[str, list[float]] = {}
+    lines = {(line.row, line.column): line for line in frame[far].itertuples()}
+    for planned, run in stored_runs(spec, "paper", results):
+        line = lines.get((planned.row, planned.column))
+        if line is None:
+            continue
+        name = f"{planned.row}, {planned.column}" if several else planned.row
+        rounds = above_from(run, line.metric, line.published_mean)
+        found.setdefault(name, []).append(rounds)
+    return found
+
+# %% ../../nbs/09_reporting/09_paper_page.ipynb #5d20c7b5
+def rounds_above_in_words(found: dict[str, list[float]]) -> str:
+    "What `rounds_above` has found, as a sentence; empty without any"
+    parts = []
+    for name, rounds in found.items():
+        parts.append(
+            f"{name} {listing(['never' if math.isinf(r) else f'{r:.0f}' for r in rounds])}"
+        )
+    if not parts:
+        return ""
+    return (
+        "Numbers that end above the published one by more than the margin, and the round from which on each seed is above it "
+        f"(means of ten evaluations, not judged): {'; '.join(parts)}."
+    )
+
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #c04af703
 def table_part(
     spec: Spec, tier: str, results=None, root=None, above: set[str] | None = None
 ) -> str:
-    """One table at one tier: rows and columns with runs; folded its verdicts, what has no run, notes and raw runs
+    """One table at one tier: rows and columns with runs; folded what has no run, notes and raw runs, and verdicts of several columns
 
     Notes that stand `above` on the page are left out; the others are added to it."""
     above = set() if above is None else above
@@ -418,10 +454,18 @@ def table_part(
     parts = table_parts(spec, tier, table(spec, tier, results), results, link)
     says = "Published setting." if judged else f"Tier {tier}: reduced, not comparable, not judged."
     first = [parts.caption, *at_chance(spec, tier, parts.frame, results)]
+    own = {table.name for table in own_tables(spec.path.parent)}
+    if judged and spec.name in own:  # others show numbers of another table, where it is said
+        first.append(rounds_above_in_words(rounds_above(spec, parts.frame, results)))
     notes = [note for note in [*parts.ends, *parts.about] if note not in above]
     above.update(notes)
+    main = parts.main
+    apart = parts.judged
+    if main and apart and len(main.columns) == 2:
+        main = judged_beside(main, apart)
+        apart = None
     below = {  # summary -> what opens when it is clicked, if there is any
-        "Each judged number in words": grids_html([parts.judged]),
+        "Each judged number in words": grids_html([apart]),
         "Rounds to the target": grids_html(parts.targets),
         "What has no run yet, and why": bullets(parts.waiting),
         "Raw runs, command, commit, deviations": raw_runs(spec, tier, parts.frame, results, root),
@@ -429,7 +473,7 @@ def table_part(
     texts = [f"*{said(says)}* {said(' '.join(filter(None, first)))}".strip()]
     if notes:
         texts.append(folded("What is measured, and what the tier changes", bullets(notes)))
-    texts.append(grids_html([parts.main], key_to(spec, judged)))
+    texts.append(grids_html([main], key_to(spec, judged)))
     texts += [folded(summary, text) for summary, text in below.items() if text]
     return "\n\n".join(filter(None, texts)) + "\n"
 

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['LETTERS', 'VERDICT_COLOURS', 'EXCLUDES', 'MEANING', 'DIVERGED', 'HARDWARE', 'NOT_JUDGED', 'UNTUNED', 'SAME_RUNS',
            'WRITTEN', 'ours_in_words', 'published_setting', 'heading', 'verdict_cell', 'known_rows', 'paper_grid',
-           'statistics_grid', 'target_grid', 'target_grids', 'judged_in_words', 'judged_grid', 'why_no_run', 'waiting',
-           'change_in_words', 'where_in_words', 'reduced', 'measured', 'counted', 'about', 'joined', 'runs_in_words',
-           'diverged_in_words', 'asked_in_words', 'start_in_words', 'start_notes', 'ratio_in_words', 'divergences',
-           'verdict_count', 'mixed_processors', 'margins', 'ends', 'name_in_paper', 'title', 'own_settings',
-           'row_settings', 'TableParts', 'run_notes', 'idle_parts', 'table_parts', 'written_frame', 'table_sheet',
-           'render']
+           'statistics_grid', 'target_grid', 'target_grids', 'judged_in_words', 'judged_grid', 'judged_beside',
+           'why_no_run', 'waiting', 'change_in_words', 'where_in_words', 'reduced', 'measured', 'counted', 'about',
+           'joined', 'runs_in_words', 'diverged_in_words', 'asked_in_words', 'start_in_words', 'start_notes',
+           'ratio_in_words', 'divergences', 'verdict_count', 'mixed_processors', 'margins', 'ends', 'name_in_paper',
+           'title', 'own_settings', 'row_settings', 'TableParts', 'run_notes', 'idle_parts', 'table_parts',
+           'written_frame', 'table_sheet', 'render']
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #ef276a87
 import math, re
@@ -170,7 +170,7 @@ def target_grids(frame: pd.DataFrame) -> list[Grid]:
     return grids
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #642facdd
-EXCLUDES = ", though its 95 % interval excludes 0: the means differ, by less than the margin"
+EXCLUDES = ", interval excludes 0"
 
 
 def judged_in_words(cell, q: float = math.nan) -> str:
@@ -213,6 +213,18 @@ def judged_grid(frame: pd.DataFrame, q: dict) -> Grid | None:
         )
     names = ["method", "column", "difference ± 95 %", "verdict", "of the last ten", "std, last 20"]
     return Grid(names, rows, "Judged") if rows else None
+
+
+def judged_beside(main: Grid, judged: Grid) -> Grid:
+    "The table `main` of one column with what `judged` says of a row beside its number; blank where it says nothing"
+    _, _, *names = judged.columns
+    of_row: dict[str, list[str | Cell]] = {}
+    for line in judged.rows:
+        row, _, difference, verdict, last_ten, last_twenty = map(str, line)  # all of them are text
+        of_row[row] = [Cell(difference), verdict, Cell(last_ten), Cell(last_twenty)]
+    blank: list[str | Cell] = [Cell(""), "", Cell(""), Cell("")]
+    rows = [[*row, *of_row.get(str(row[0]), blank)] for row in main.rows]
+    return Grid([*main.columns, *names], rows, main.heading)
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #7af651ed
 def why_no_run(spec: Spec, tier: str, column: Column, reach: dict) -> str:
@@ -366,7 +378,8 @@ def ratio_in_words(ratio: TimeRatio) -> str:
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #4f056c34
 MEANING = {
-    "reproduced": "the 90 % interval of the difference lies within the margin",
+    "reproduced": "the 90 % interval of the difference lies within the margin; where the 95 % interval excludes 0, the "
+    "means differ, by less than the margin",
     "consistent": "the difference is within the 95 % prediction interval, and that is at most three margins "
     "(with three seeds and a spread of one margin a true miss of two margins passes in 41 %)",
     "undecided": "the interval is wider; as many seeds as stand beside the word would decide, were difference and "

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['WINDOWS', 'PLACE', 'parts_of_seeds', 'match_runs', 'StoredBefore', 'same_objects', 'stored_runs', 'each_run',
-           'metric_rows', 'to_target', 'std_of_last_rounds', 'trace', 'run_line', 'seed_values', 'paired', 'Arrivals',
-           'group_ratios', 'Start', 'left_out', 'start', 'starts', 'processors_of', 'run_processors', 'chips_of',
-           'processors', 'mixed_cells', 'TimeRatio', 'time_ratios']
+           'metric_rows', 'to_target', 'above_from', 'std_of_last_rounds', 'trace', 'run_line', 'seed_values', 'paired',
+           'Arrivals', 'group_ratios', 'Start', 'left_out', 'start', 'starts', 'processors_of', 'run_processors',
+           'chips_of', 'processors', 'mixed_cells', 'TimeRatio', 'time_ratios']
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #a7b0ca2c
 import hashlib, math, operator
@@ -117,6 +117,22 @@ def to_target(run: pd.DataFrame, metric: str, target: float | None) -> dict[str,
     for name, window in WINDOWS.items():
         out[name] = rounds_to_target(rows, metric, target, window)
     return out
+
+# %% ../../nbs/08_verdicts/01_summaries.ipynb #5d20c7a2
+def above_from(run: pd.DataFrame, metric: str, value: float, window: int = 10) -> float:
+    """The round of `run` from which on every mean of the last `window` evaluations of `metric` is at least `value`
+
+    inf if the last mean is below it, nan with fewer evaluations."""
+    measured = run.dropna(subset=[metric.removesuffix("_untuned")])
+    values = pd.Series(series(metric_rows(measured, metric), metric), dtype=float)
+    means = values.rolling(window).mean().iloc[window - 1 :]
+    if not len(means):
+        return math.nan
+    below = means.index[means < value]
+    first = below[-1] + 1 if len(below) else means.index[0]
+    if first == len(values):
+        return math.inf
+    return float(measured["round"].iloc[first])
 
 # %% ../../nbs/08_verdicts/01_summaries.ipynb #6fb6ec98
 def std_of_last_rounds(run: pd.DataFrame, metric: str, rounds: int = 20) -> float:

@@ -144,12 +144,25 @@ def test_published_and_reduced_are_apart(some):
         "67.50 ± 0.71 (2)</a><br><small>69.30 ± 1.06 = FedAvg</small>",
     )
     assert "background" not in row  # the verdict is not its own
-    assert "Each judged number" in judged
-    assert "-1.80 ± 2.78" in judged
+    assert "Each judged number" not in judged  # one column: the verdicts stand in the table itself
+    assert judged.count("<table") == 1
+    assert "<td>-1.80 ± 2.78</td>" in row
     (row,) = rows_with(reduced, "<td>AdapFedAvg</td>", "67.50 ± 0.71 (2)")
     assert "background" not in row
     assert "not judged" in reduced
-    assert "Each judged number" not in reduced
+    assert "verdict</th>" not in reduced
+
+
+def test_what_ends_above_the_published_number_says_since_when(tmp_path):
+    "FedAvg of FedBSS's Table 1, published 76.41: at 80 from round 31 on; below at the end; always above"
+    spec = load_spec("fedbss/table1")
+    curves = [[70.0] * 30 + [80.0] * 170, [90.0] * 190 + [70.0] * 10, [95.0] * 200]
+    put(spec, "paper", "FedAvg", curves, "Fashion-MNIST, Dir(0.5)", tmp_path)
+    frame = paper_page.table(spec, "paper", tmp_path)
+    # rounds 28 to 37 have three times 70 and seven times 80, a mean of 77; 27 to 36 have 76
+    assert paper_page.rounds_above(spec, frame, tmp_path) == {"FedAvg": [37.0, math.inf, 10.0]}
+    text = paper_page.table_part(spec, "paper", tmp_path)
+    assert "(means of ten evaluations, not judged): FedAvg 37, never and 10." in text
 
 
 def test_every_number_leads_to_its_runs(some):
