@@ -19,9 +19,11 @@ from fedrepro.experiments.own_settings import with_settings
 from fedrepro.reporting.page_text import specs_of
 from fedrepro.reporting.paper_page import heading_of
 from fedrepro.reporting.printed_tables import (
-    NOT_JUDGED,
+    LAST_TEN,
+    LAST_TWENTY,
     SAME_RUNS,
     ends,
+    judged_beside,
     mixed_processors,
     own_settings,
     render,
@@ -235,9 +237,20 @@ def test_a_page_has_the_rows_that_are_only_published(spec):
 
 def test_the_legend_has_the_words_of_the_columns(spec):
     put(spec, "paper", "FedAvg", ONE, [69, 70, 71])
-    judged = table_parts(spec, "paper", table(spec, "paper")).judged
-    for name in judged.columns[-2:]:
-        assert f"{name.capitalize()}: " in NOT_JUDGED
+    parts = table_parts(spec, "paper", table(spec, "paper"))
+    for name, words in zip(parts.judged.columns[-2:], (LAST_TEN, LAST_TWENTY), strict=True):
+        assert words.startswith(f"{name.capitalize()}: ")
+        assert words in parts.ends
+
+
+def test_a_table_of_the_last_ten_rounds_does_not_repeat_its_difference(spec):
+    put(spec, "paper", "FedAvg", ONE, [69, 70, 71])
+    last_ten = replace(spec, statistic="mean_last_10")
+    parts = table_parts(last_ten, "paper", table(last_ten, "paper"))
+    assert parts.judged.columns[-2:] == ["verdict", "std, last 20"]
+    assert LAST_TEN not in parts.ends
+    beside = judged_beside(parts.main, parts.judged)
+    assert {len(row) for row in beside.rows} == {len(beside.columns)}
 
 
 def test_what_is_no_table_of_the_paper_is_not_called_one():
