@@ -418,7 +418,8 @@ def rounds_above(spec: Spec, frame: pd.DataFrame, results=None) -> dict[str, lis
             continue
         name = f"{planned.row}, {planned.column}" if several else planned.row
         rounds = above_from(run, line.metric, line.published_mean)
-        found.setdefault(name, []).append(rounds)
+        if not math.isnan(rounds):  # nan: evaluated fewer than ten times
+            found.setdefault(name, []).append(rounds)
     return found
 
 # %% ../../nbs/09_reporting/09_paper_page.ipynb #5d20c7b5

@@ -17,7 +17,7 @@ from fedrepro.reporting import deviations, page_text, paper_facts, paper_page
 from fedrepro.reporting.notebook import read_ledger
 from fedrepro.verdicts.claims import claim_tables
 from fedrepro.verdicts.headlines import paper_headline
-from toy import put
+from toy import put, stored
 
 matplotlib.use("Agg")
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,6 +163,19 @@ def test_what_ends_above_the_published_number_says_since_when(tmp_path):
     assert paper_page.rounds_above(spec, frame, tmp_path) == {"FedAvg": [37.0, math.inf, 10.0]}
     text = paper_page.table_part(spec, "paper", tmp_path)
     assert "(means of ten evaluations, not judged): FedAvg 37, never and 10." in text
+
+
+def test_a_run_with_few_evaluations_does_not_say_since_when(tmp_path):
+    spec = load_spec("fedbss/table1")
+    rows = [dict(round=t, generalised_accuracy=95.0) for t in range(40, 201, 40)]
+    for run in spec.runs("paper", ["FedAvg"], seeds=3):
+        if run.column == "Fashion-MNIST, Dir(0.5)":
+            stored(run, rows, tmp_path)
+    frame = paper_page.table(spec, "paper", tmp_path)
+    (line,) = frame[frame.row.eq("FedAvg") & (frame.n > 0)].itertuples()
+    assert line.verdict == "contradicted"
+    assert line.difference > line.margin
+    assert paper_page.rounds_above(spec, frame, tmp_path) == {}
 
 
 def test_every_number_leads_to_its_runs(some):
