@@ -80,7 +80,7 @@ def escape(text: object) -> str:
 # %% ../../nbs/09_reporting/06_export.ipynb #7bba197e
 def best(part: pd.DataFrame, name: str) -> set[str]:
     "The rows of one setting whose `name` is the highest, as printed with two decimals; none where more is not better"
-    shown = part[name].astype(float).round(2)
+    shown = part[name].map(lambda value: float(f"{value:.2f}"))
     ranked = metric_named(part.metric.iloc[0]).higher_is_better
     return set(part.row[shown == shown.max()]) if ranked else set()
 

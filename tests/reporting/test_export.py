@@ -15,7 +15,7 @@ from fedrepro.core.errors import InputError
 from fedrepro.engine.rows import METRICS, Metric
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
-from fedrepro.reporting.export import EXPORTS, MARKS, as_csv, escape, export, latex, tidy
+from fedrepro.reporting.export import EXPORTS, MARKS, as_csv, best, escape, export, latex, tidy
 from fedrepro.reporting.notebook import result
 from fedrepro.verdicts.tables import table
 from fedrepro.verdicts.verdicts import VERDICTS
@@ -189,6 +189,13 @@ def test_where_more_is_not_better_the_highest_is_not_the_best(higher, tmp_path, 
     assert "Bold" not in latex(of, "paper")
     (line,) = table(of, "paper").itertuples()
     assert (line.last, math.isnan(line.best)) == (3.0, higher is False)
+
+
+def test_the_highest_is_the_highest_that_is_printed():
+    "81.815 is printed 81.81 and 70.405 70.41, as Python's format rounds; NumPy rounds to 81.82 and 70.4"
+    frame = pd.DataFrame(dict(row=["a", "b", "c"], metric="generalised_accuracy"))
+    assert best(frame.assign(mean=[81.815, 81.82, 81.8]), "mean") == {"b"}
+    assert best(frame.assign(mean=[70.405, 70.40, 70.41]), "mean") == {"a", "c"}
 
 
 def test_only_the_paper_tier_has_marks(spec):
