@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ARCHITECTURES', 'pooled_size', 'convolutions', 'dense', 'architecture', 'fedccfa_fmnist', 'fedccfa_cifar', 'moon_cnn',
-           'feddc_lenet', 'feddc_mlp', 'feddc_emnist_mlp', 'feddc_linear', 'fedbss_cnn', 'fedadc_cnn',
-           'fedadc_moon_cnn', 'digits_cnn', 'tabular_mlp', 'resnet18_cifar', 'resnet18_cifar_plain', 'feddc_resnet18',
-           'resnet50_cifar', 'resnet50', 'resnet18', 'fedadc_resnet18', 'fedadc_moon_resnet18']
+           'feddc_lenet', 'feddc_mlp', 'feddc_emnist_mlp', 'feddc_linear', 'fedbss_cnn', 'fedbss_cnn_stride3',
+           'fedadc_cnn', 'fedadc_moon_cnn', 'digits_cnn', 'tabular_mlp', 'resnet18_cifar', 'resnet18_cifar_plain',
+           'feddc_resnet18', 'resnet50_cifar', 'resnet50', 'resnet18', 'fedadc_resnet18', 'fedadc_moon_resnet18']
 
 # %% ../../nbs/03_models/00_architectures.ipynb #68ed8982
 from collections import OrderedDict
@@ -158,6 +158,13 @@ def feddc_linear(classes, shape):
 def fedbss_cnn(classes, shape):
     'FedBSS on Fashion-MNIST; decided: "same" padding, ReLU, 3x3 pooling with stride 2 and padding 1 (28-14-7)'
     layers, n = convolutions(shape, [(32, 5, 2), (64, 5, 2)], pool=partial(nn.MaxPool2d, 3, 2, 1))
+    return _network(layers | dense([n, 512]), 512, classes)
+
+
+@architecture(1, 28, 28)
+def fedbss_cnn_stride3(classes, shape):
+    "FedBSS on Fashion-MNIST, another reading: 3x3 pooling with a stride of 3, PyTorch's default (28-9-3)"
+    layers, n = convolutions(shape, [(32, 5, 2), (64, 5, 2)], pool=partial(nn.MaxPool2d, 3))
     return _network(layers | dense([n, 512]), 512, classes)
 
 

@@ -130,6 +130,12 @@ COUNTS = {  # networks whose papers print a rounded number; the others' exact on
     + 64
     + linear(7 * 7 * 64, 512)
     + linear(512, 10),
+    "fedbss_cnn_stride3": conv(1, 32, 5)
+    + 32
+    + conv(32, 64, 5)
+    + 64
+    + linear(3 * 3 * 64, 512)
+    + linear(512, 10),
     "resnet18": resnet(7, 2, 1) + linear(512, 10),
     "feddc_resnet18": resnet(7, 2, 1) + linear(512, 10),
     "fedadc_resnet18": resnet(3, 2, 1) + linear(512, 10),
