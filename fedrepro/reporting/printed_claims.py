@@ -43,6 +43,8 @@ def lack_in_words(reason: Reason) -> str:
         return f"{names} are missing"
     if reason.kind is Kind.ONE_SEED and names:
         return f"{names} with one seed"
+    if reason.kind is Kind.FEWER_SEEDS:
+        return f"{names} with {reason.part}" if 0 < len(reason.who) <= 3 else reason.part
     if reason.kind is Kind.NO_TIER:
         return f"{reason.kind} {names}".strip()
     return str(reason.kind)
@@ -81,7 +83,7 @@ def verdict_in_words(line) -> str:
 
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #f1dc8381
 HOW = (
-    "supported or contradicted: one-sided paired t-test over seeds, p at most 0.05 after Holm's correction over the "
+    "supported or contradicted: one-sided paired t-test over all seeds that the spec asks for, p at most 0.05 after Holm's correction over the "
     "tested claims of a paper. A claim that needs all of its comparisons has the largest of their p and the "
     "smallest of their differences; one that needs any has the smallest p times their number. The interval is the "
     "95 % t interval, without correction. Tested is the direction; how large the difference is stands beside the "
@@ -202,7 +204,7 @@ def gain_in_words(h: Headline) -> str:
 
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #21b3a6d3
 def signs_in_words(h: Headline) -> str:
-    "'in 5 of 12 comparisons the 95 % interval of the gain lies above 0, in none below; '; empty for one, or one seed"
+    "'in 5 of 12 comparisons the 95 % interval of the gain lies above 0, in none below; '; empty for one, or before all seeds are there"
     if h.compared < 2 or math.isnan(h.half):
         return ""
     behind = h.behind or "none"

@@ -8,8 +8,9 @@ __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'GAINS', 'ABOVE_STATED', 'CANNO
            'best_within', 'first_round', 'Comparison', 'subtract', 'Claim', 'with_tuples', 'claim_tables',
            'listed_line', 'said_in', 'read_claim', 'read_claims', 'columns_at', 'rivals_of', 'rival_pairs', 'gain_over',
            'above', 'rounds_taken', 'fewer_rounds', 'joint', 'decisive', 'joint_test', 'diverged_rows', 'columns_run',
-           'missing', 'rivals_with_one_seed', 'state_before_test', 'missing_at', 'ClaimResult', 'examine_claim',
-           'settle', 'check_claim', 'check_and_examine', 'claim_results', 'verdicts']
+           'missing', 'rivals_with_one_seed', 'sides_of', 'seeds_to_come', 'fewer_seeds', 'state_before_test',
+           'missing_at', 'ClaimResult', 'examine_claim', 'settle', 'check_claim', 'check_and_examine', 'claim_results',
+           'verdicts']
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #411548c9
 import math
@@ -497,6 +498,40 @@ def rivals_with_one_seed(runs: StoredRuns, made: list[Comparison]) -> tuple[str,
         return ()
     return tuple(dict.fromkeys(c.rival for c in made if len(c.differences) < 2 and c.rival))
 
+# %% ../../nbs/08_verdicts/04_claims.ipynb #9d20f4b6
+def sides_of(claim: Claim, comparison: Comparison) -> list[str]:
+    "The rows whose runs a comparison needs"
+    sides = [comparison.row]
+    if comparison.rival:
+        sides.append(comparison.rival)
+    if claim.kind == "fewer rounds":
+        sides += claim.against  # the row that sets the target
+    return sides
+
+
+def seeds_to_come(runs: StoredRuns, row: str, column: str) -> list[int]:
+    "The seeds that the spec asks of a row in the column of that label, and that are not stored"
+    (place,) = [c for c in runs.spec.tier_columns(runs.tier) if c.label == column]
+    asked = runs.spec.values(runs.tier, row, place)["seeds"].value
+    stored = runs.found.get((row, column), {})
+    return [seed for seed in asked if seed not in stored]
+
+# %% ../../nbs/08_verdicts/04_claims.ipynb #e85b03f7
+def fewer_seeds(claim: Claim, runs: StoredRuns, made: list[Comparison]) -> Reason | None:
+    "Why a claim waits for seeds; None where all that the spec asks for are stored"
+    waiting: dict[str, list[int]] = {}  # row -> the most that a column waits for
+    for comparison in made:
+        for row in sides_of(claim, comparison):
+            to_come = seeds_to_come(runs, row, comparison.column)
+            if len(to_come) > len(waiting.get(row, [])):
+                waiting[row] = to_come
+    if not waiting:
+        return None
+    asked = len(runs.spec.seeds(runs.tier))
+    stored = asked - max(map(len, waiting.values()))
+    named = () if any(row in waiting for row in claim.rows) else tuple(waiting)
+    return Reason(Kind.FEWER_SEEDS, named, (stored, asked))
+
 # %% ../../nbs/08_verdicts/04_claims.ipynb #e2e402fc
 CANNOT = "cannot be tested yet"
 NOT_TESTED = "not tested yet"
@@ -523,6 +558,9 @@ def state_before_test(
         return CANNOT, (missing(lacks, made, len(found)),)
     if min(len(c.differences) for c in made) < 2:
         return CANNOT, (Reason(Kind.ONE_SEED, rivals_with_one_seed(runs, made)),)
+    fewer = fewer_seeds(claim, runs, made)
+    if fewer:
+        return CANNOT, (fewer,)
     tests = [paired_test(list(c.differences.values())) for c in made]
     return (CANNOT, (Reason(Kind.NO_SPREAD),)) if np.isnan(tests).any() else ("", ())
 
@@ -578,6 +616,12 @@ class ClaimResult:
     def effect(self) -> float:
         "The mean difference that decides, without the claim's margin; nan without a number"
         return self.deciding.mean - self.claim.margin
+
+    @property
+    def half(self) -> float:
+        "Half of the 95 % t interval of `effect`; nan below two seeds, and while the claim waits for some"
+        waits = any(reason.kind is Kind.FEWER_SEEDS for reason in self.lacks)
+        return math.nan if waits else self.deciding.half
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #a2f4c9d1
 def examine_claim(claim: Claim, runs: StoredRuns) -> ClaimResult:
@@ -699,7 +743,7 @@ CLAIM_COLUMNS: dict[str, Callable[[ClaimResult], object]] = {
     "compared": lambda r: len(r.compared),
     "n": lambda r: len(r.deciding.differences),
     "effect": lambda r: r.effect,
-    "half": lambda r: r.deciding.half,
+    "half": lambda r: r.half,
     "p": lambda r: r.p,
     "p_opposite": lambda r: r.p_opposite,
     "at": lambda r: r.deciding.label,

@@ -84,7 +84,9 @@ class Headline:
     ours: Side | None  # the paper's method, in the comparison that decides; None: nothing is run
     theirs: Side | None  # its rival there; None: nothing is run, or the claim states a value
     gain: float  # ours minus theirs, or minus the stated value; rounds: theirs minus ours; nan: nothing is run
-    half: float  # half of its 95 % t interval over seeds; nan below two
+    half: (
+        float  # half of its 95 % t interval over seeds; nan below two, and while seeds are to come
+    )
     # the printed gain over that rival, or before any run the stated one; nan: none
     published: float
     # the printed one that would decide, where it is another; None: it is not
@@ -227,7 +229,7 @@ def headline_of(
         ours=side(deciding.row, tuple(deciding.mine.values())),
         theirs=side(deciding.rival, tuple(deciding.theirs.values())),
         gain=result.effect,
-        half=deciding.half,
+        half=result.half,
         published=published,
         printed=printed if printed and printed.gain != published else None,
         stated=claim.published if claim.kind in ABOVE_STATED else math.nan,

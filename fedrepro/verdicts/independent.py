@@ -30,6 +30,7 @@ class Kind(StrEnum):
     DIVERGED = "diverged"
     NO_COMMON_SEED = "no seed in common"
     ONE_SEED = "one seed"
+    FEWER_SEEDS = "fewer seeds"  # than the spec asks for
     NO_SPREAD = "no spread over seeds"
     LACKING = "missing"  # comparisons that a claim needs
     NO_TIER = "no tier"

@@ -61,7 +61,7 @@ def test_one_seed_and_equal_seeds_have_no_test(demo):
     put(demo, FedCCFA=[90.0], FedAvg=[50.0], IFCA=[60.0])
     assert words(demo).verdict == "cannot be tested yet: one seed"
     assert interval(only(demo)) == "+30.00 (1)"
-    put(demo, FedCCFA=[90.0, 90.0], FedAvg=[50.0, 50.0], IFCA=[60.0, 60.0])
+    put(demo, FedCCFA=[90.0] * 3, FedAvg=[50.0] * 3, IFCA=[60.0] * 3)
     assert words(demo).verdict == "cannot be tested yet: no spread over seeds"
     put(demo, tier="small", FedCCFA=[90.0, 90.3], FedAvg=[50.0, 50.3], IFCA=[60.0, 60.3])
     assert words(demo, "small").verdict == "not judged (reduced)"
@@ -107,18 +107,20 @@ def test_a_headline_in_a_sentence(demo):
 def test_a_headline_says_what_the_last_ten_evaluations_say(demo):
     """FedCCFA leads all but its last round: 9 of ten at 80, so 78 and 78.1 over the last ten, 60 and 61 at the end
 
-    Over IFCA 6 and 5.7: 5.85 ± 12.706 * .2121 / sqrt(2) = 1.91"""
+    Over IFCA, which has two seeds, 6 and 5.7: 5.85 ± 12.706 * .2121 / sqrt(2) = 1.91"""
     twelve = RAW["columns"][0] | dict(rounds=12, source="paper 1")
     written(demo, RAW | dict(columns=[twelve]), "demo/t", CSV)
     (demo / "demo/claims.toml").write_text(claim(headline='"FedCCFA leads"'))
     spec = load_spec("demo/t", demo)
-    toy.put(spec, "paper", "FedCCFA", [[0.0] * 2 + [80.0] * 9 + [end] for end in (60.0, 61.0)])
-    toy.put(spec, "paper", "FedAvg", [[70.0] * 12, [70.2] * 12])
+    toy.put(
+        spec, "paper", "FedCCFA", [[0.0] * 2 + [80.0] * 9 + [end] for end in (60.0, 61.0, 62.0)]
+    )
+    toy.put(spec, "paper", "FedAvg", [[70.0] * 12, [70.2] * 12, [70.1] * 12])
     assert "last ten" not in headline_sentences(paper_headline("demo", root=demo))  # IFCA lacks
     toy.put(spec, "paper", "IFCA", [[72.0] * 12, [72.4] * 12, None])
     said = headline_sentences(paper_headline("demo", root=demo))
     assert (
-        "FedCCFA leads (text 1): contradicted (p = 0.016, corrected for all claims tested) on A"
+        "FedCCFA leads (text 1): contradicted (p = 0.004, corrected for all claims tested) on A"
         in said
     )
     assert "gain -11.70" in said
@@ -131,7 +133,7 @@ def test_a_headline_of_which_one_column_is_run_names_the_columns(demo):
     b = {"label": "B", "published": {"column": "B"}, "source": "paper 1", "rounds": 5}
     written(demo, RAW | dict(columns=[RAW["columns"][0], b]), "demo/t", CSV)
     (demo / "demo/claims.toml").write_text(claim(headline='"FedCCFA leads"', columns='["A", "B"]'))
-    put(demo, FedAvg=[60.0, 60.4], FedCCFA=[75.0, 75.2], IFCA=[70.0, 70.4])
+    put(demo, FedAvg=[60.0, 60.4, 60.2], FedCCFA=[75.0, 75.2, 75.1], IFCA=[70.0, 70.4, 70.2])
     said = headline_sentences(paper_headline("demo", root=demo))
     assert (
         "cannot be tested yet: B is missing. Of its 4 comparisons 2 are run, on A; in 2 of 2"
@@ -139,21 +141,35 @@ def test_a_headline_of_which_one_column_is_run_names_the_columns(demo):
     )
     spec = load_spec("demo/t", demo)
     for row, value in dict(FedAvg=60.0, FedCCFA=65.0, IFCA=70.0).items():
-        ends = (value, value + (0.2 if row == "FedCCFA" else 0.4))
+        step = 0.1 if row == "FedCCFA" else 0.2
+        ends = (value, value + step, value + 2 * step)
         toy.put(spec, "paper", row, [[end] * 5 for end in ends], "B")
     said = headline_sentences(paper_headline("demo", root=demo))
     assert (
-        "contradicted (p = 0.025, corrected for all claims tested) on A; B: in 3 of 4 comparisons the 95 % interval of the gain lies above 0, in 1 below; "
+        "contradicted (p < 0.001, corrected for all claims tested) on A; B: in 3 of 4 comparisons the 95 % interval of the gain lies above 0, in 1 below; "
         "the smallest gain, on B: 65.10 against IFCA's 70.20"
     ) in said
 
 
 def test_a_headline_names_a_rival_with_fewer_seeds(demo):
     (demo / "demo/claims.toml").write_text(claim(headline='"FedCCFA leads"'))
-    put(demo, FedAvg=[60.0, 60.4], FedCCFA=[75.0, 75.2, 74.7], IFCA=[70.0, 70.4, 69.8])
+    put(
+        demo,
+        FedAvg=[60.0, 60.4, 59.9],
+        FedCCFA=[75.0, 75.2, 74.7, 75.1],
+        IFCA=[70.0, 70.4, 69.8, 70.2],
+    )
     said = headline_sentences(paper_headline("demo", root=demo))
-    assert "FedAvg is compared over 2 seeds." in said
+    assert "FedAvg is compared over 3 seeds." in said
     assert "IFCA is compared" not in said
+
+
+def test_a_headline_that_waits_for_seeds_says_nothing_of_intervals(demo):
+    (demo / "demo/claims.toml").write_text(claim(headline='"FedCCFA leads"'))
+    put(demo, FedAvg=[60.0, 60.4], FedCCFA=[75.0, 75.2], IFCA=[77.0, 77.201])
+    said = headline_sentences(paper_headline("demo", root=demo))
+    assert said.startswith("FedCCFA leads (text 1): cannot be tested yet: 2 of 3 seeds. Of its 2")
+    assert "77.10, gain -2.00 over 2 seeds" in said and "interval" not in said
 
 
 def test_one_seed_says_nothing_of_intervals(demo):

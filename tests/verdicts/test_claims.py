@@ -12,6 +12,7 @@ from fedrepro.core.errors import InputError
 from fedrepro.core.folders import find_specs
 from fedrepro.experiments.rules import read_published_csv
 from fedrepro.experiments.specs import load_spec
+from fedrepro.reporting.printed_claims import state_in_words
 from fedrepro.verdicts import claims
 from fedrepro.verdicts.claims import (
     CANNOT,
@@ -184,6 +185,37 @@ def test_the_rivals_with_one_seed_are_named(demo):
     found = only(demo)
     assert (found.state, found.lacks) == (CANNOT, (Reason(Kind.ONE_SEED, ("IFCA",)),))
     assert found.compared == 2
+
+
+def test_a_claim_waits_for_the_seeds_that_its_spec_asks_for(demo):
+    "two seeds whose differences happen to be alike would be contradicted with p < 0.001, and have no interval to show"
+    put(demo, FedAvg=[80.0, 82.0], IFCA=[83.0, 85.0], FedCCFA=[81.0, 83.001])
+    found = only(demo)
+    assert (found.state, found.lacks) == (CANNOT, (Reason(Kind.FEWER_SEEDS, (), (2, 3)),))
+    assert math.isclose(found.effect, -1.9995)
+    assert found.n == 2 and math.isnan(found.half) and math.isnan(found.p_holm)
+    assert state_in_words(found.state, found.lacks) == f"{CANNOT}: 2 of 3 seeds"
+    put(demo, FedAvg=[80.0, 82.0, 81.0], IFCA=[83.0, 85.0, 84.0], FedCCFA=[81.0, 83.001, 81.9])
+    assert only(demo).state == "contradicted"
+    assert only(demo).half > 0
+
+
+def test_rivals_that_lack_seeds_are_named(demo):
+    put(demo, FedAvg=[70.0, 70.4, 69.8], IFCA=[72.0, 72.1], FedCCFA=[75.0, 75.2, 74.7])
+    found = only(demo)
+    assert found.lacks == (Reason(Kind.FEWER_SEEDS, ("IFCA",), (2, 3)),)
+    assert state_in_words(found.state, found.lacks) == f"{CANNOT}: IFCA with 2 of 3 seeds"
+
+
+def test_a_seed_that_diverged_is_not_waited_for(demo):
+    put(demo, FedAvg=[70.0, 70.4, None], IFCA=[72.0, 72.1, 71.9], FedCCFA=[75.0, 75.2, 74.7])
+    assert only(demo).state == "supported"
+
+
+def test_the_row_that_sets_a_target_needs_its_seeds_too(demo):
+    (demo / "demo/claims.toml").write_text(claim(kind='"fewer rounds"', against='["FedAvg"]'))
+    put(demo, FedAvg=[70.0, 70.4], IFCA=[72.0, 72.1, 71.9], FedCCFA=[75.0, 75.2, 74.7])
+    assert only(demo).lacks[0] == Reason(Kind.FEWER_SEEDS, ("FedAvg",), (2, 3))
 
 
 def test_seeds_are_paired(demo):
