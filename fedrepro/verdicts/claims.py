@@ -8,7 +8,7 @@ __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'GAINS', 'ABOVE_STATED', 'CANNO
            'best_within', 'first_round', 'Comparison', 'subtract', 'Claim', 'with_tuples', 'claim_tables',
            'listed_line', 'said_in', 'read_claim', 'read_claims', 'columns_at', 'rivals_of', 'rival_pairs', 'gain_over',
            'above', 'rounds_taken', 'fewer_rounds', 'joint', 'decisive', 'joint_test', 'diverged_rows', 'columns_run',
-           'missing', 'rivals_with_one_seed', 'sides_of', 'seeds_to_come', 'fewer_seeds', 'state_before_test',
+           'missing', 'rivals_with_one_seed', 'sides_of', 'seeds_stored', 'fewer_seeds', 'state_before_test',
            'missing_at', 'ClaimResult', 'examine_claim', 'settle', 'check_claim', 'check_and_examine', 'claim_results',
            'verdicts']
 
@@ -509,28 +509,27 @@ def sides_of(claim: Claim, comparison: Comparison) -> list[str]:
     return sides
 
 
-def seeds_to_come(runs: StoredRuns, row: str, column: str) -> list[int]:
-    "The seeds that the spec asks of a row in the column of that label, and that are not stored"
+def seeds_stored(runs: StoredRuns, row: str, column: str) -> tuple[int, int]:
+    "(how many of the seeds that the spec asks of a row, in the column of that label, are stored; how many it asks for)"
     (place,) = [c for c in runs.spec.tier_columns(runs.tier) if c.label == column]
-    asked = runs.spec.values(runs.tier, row, place)["seeds"].value
-    stored = runs.found.get((row, column), {})
-    return [seed for seed in asked if seed not in stored]
+    asked = set(runs.spec.values(runs.tier, row, place)["seeds"].value)
+    stored = runs.found.get((row, column), {}).keys()
+    return len(asked & stored), len(asked)
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #e85b03f7
 def fewer_seeds(claim: Claim, runs: StoredRuns, made: list[Comparison]) -> Reason | None:
     "Why a claim waits for seeds; None where all that the spec asks for are stored"
-    waiting: dict[str, list[int]] = {}  # row -> the most that a column waits for
+    # row -> (seeds stored, asked for) where the fewest are
+    waiting: dict[str, tuple[int, int]] = {}
     for comparison in made:
         for row in sides_of(claim, comparison):
-            to_come = seeds_to_come(runs, row, comparison.column)
-            if len(to_come) > len(waiting.get(row, [])):
-                waiting[row] = to_come
+            stored, asked = seeds_stored(runs, row, comparison.column)
+            if stored < asked and (row not in waiting or stored < waiting[row][0]):
+                waiting[row] = (stored, asked)
     if not waiting:
         return None
-    asked = len(runs.spec.seeds(runs.tier))
-    stored = asked - max(map(len, waiting.values()))
-    named = () if any(row in waiting for row in claim.rows) else tuple(waiting)
-    return Reason(Kind.FEWER_SEEDS, named, (stored, asked))
+    own = any(row in waiting for row in claim.rows)
+    return Reason(Kind.FEWER_SEEDS, () if own else tuple(waiting), min(waiting.values()))
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #e2e402fc
 CANNOT = "cannot be tested yet"
