@@ -169,7 +169,7 @@ def effects_of(paper: str, results=None, root=None) -> pd.DataFrame:
 # %% ../../nbs/09_reporting/12_deviations.ipynb #5ab0c704
 @dataclass(frozen=True)
 class OtherChoice:
-    "What a paper's method comes to if something that the paper leaves open is done in another way"
+    "What a method comes to if something that the paper leaves open is done in another way"
 
     row: str  # "LfD, no regulariser at first"
     side: Side | None  # over the seeds that did not diverge; None: all did
@@ -181,8 +181,8 @@ def run_ids(runs: StoredRuns, row: str, column: str) -> set[str]:
     return {run.run_id.iloc[0] for run in runs.found.get((row, column), {}).values()}
 
 # %% ../../nbs/09_reporting/12_deviations.ipynb #5ab0c703
-def choices_beside(own: set[str], given: dict, results=None, root=None) -> list[OtherChoice]:
-    "The rows of one `[[effect]]` whose other side shows the runs `own`, as far as they are run at tier paper"
+def choices_beside(compared: set[str], given: dict, results=None, root=None) -> list[OtherChoice]:
+    "The rows of one `[[effect]]` whose other side shows any of the runs `compared`, as far as they are run at tier paper"
     spec = load_spec(given["spec"], root)
     if "paper" not in spec.tiers:
         return []
@@ -191,7 +191,7 @@ def choices_beside(own: set[str], given: dict, results=None, root=None) -> list[
     found = []
     for column in spec.tier_columns("paper"):
         for row, theirs in zip(given["rows"], given["against"]):
-            if not own & run_ids(runs, theirs, column.label):
+            if not compared & run_ids(runs, theirs, column.label):
                 continue
             values, reason = runs.values(row, column.label, value)
             gone = reason if reason is not None and reason.kind is Kind.DIVERGED else None
@@ -201,19 +201,21 @@ def choices_beside(own: set[str], given: dict, results=None, root=None) -> list[
 
 # %% ../../nbs/09_reporting/12_deviations.ipynb #5ab0c702
 def other_choices(headline: Headline, results=None, root=None) -> list[OtherChoice]:
-    """The rows that an `[[effect]]` compares with a headline's own runs, where it is decided, as far as they are run
+    """The rows that an `[[effect]]` compares with the runs of a headline, where it is decided, as far as they are run
 
-    None for a headline without runs, or in another unit than the accuracies of its table."""
+    Those of the paper's method and of its rivals. None for a headline without runs, or in another unit than the accuracies of its table."""
     if headline.ours is None or headline.unit != "points":
         return []
     runs = load_stored_runs(load_spec(headline.spec, root), "paper", results)
-    own = run_ids(runs, headline.ours.name, headline.deciding_column)
+    compared: set[str] = set()  # run ids
+    for row in (headline.ours.name, *headline.rivals):
+        compared |= run_ids(runs, row, headline.deciding_column)
     found: dict[str, OtherChoice] = {}
     for path in paper_files(f"{headline.folder}/claims.toml", root).values():
         for given in claim_tables(path, "effect", EFFECT):
             if "against" in given and not {"metric", "against_spec"} & given.keys():
                 check_effect(given, path)
-                for choice_made in choices_beside(own, given, results, root):
+                for choice_made in choices_beside(compared, given, results, root):
                     found[choice_made.row] = choice_made
     return list(found.values())
 

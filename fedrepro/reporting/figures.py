@@ -599,9 +599,10 @@ def axis_in_words(spec: Spec, tier: str, results: str | Path | None = None) -> s
     return f"{AXIS}, or lower to show a published value." if published else f"{AXIS}."
 
 
-def rounds_in_words(spec: Spec, tier: str, columns: set[str]) -> str:
-    "How many rounds the runs of some columns have, in words"
-    counts = sorted({run.rounds for run in spec.runs(tier) if run.column in columns})
+def rounds_in_words(spec: Spec, tier: str, rows: set[str], columns: set[str]) -> str:
+    "How many rounds the runs of some rows and columns have, in words"
+    runs = [run for run in spec.runs(tier) if run.row in rows and run.column in columns]
+    counts = sorted({run.rounds for run in runs})
     return f"{to(counts)} rounds" if counts else "rounds"
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #52a64249
@@ -617,6 +618,7 @@ def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) ->
     metrics = dict.fromkeys(column.metric or spec.metric for column in columns)
     labels = [column.label for column in columns if not column.missing]
     rows = list(spec.rows)
+    drawn = set(rows)
     best = ""
     repeated = ""
     if spec.plot in ("curves", "against"):
@@ -642,7 +644,7 @@ def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) ->
         rows=listing(rows),
         columns=listing(labels),
         best=best,
-        rounds=rounds_in_words(spec, tier, set(labels)),
+        rounds=rounds_in_words(spec, tier, drawn, set(labels)),
     )
     return f"{sentence}{repeated}"
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Side', 'side', 'PrintedGain', 'LateGain', 'Headline', 'printed_gains', 'deciding_gain', 'published_gain', 'late_gain',
-           'processors_between', 'sides_with_fewer', 'headline_of', 'headlines', 'paper_headline']
+           'processors_between', 'sides_with_fewer', 'rivals_in', 'headline_of', 'headlines', 'paper_headline']
 
 # %% ../../nbs/08_verdicts/09_headlines.ipynb #9c0e7a12
 import math
@@ -101,6 +101,7 @@ class Headline:
     ahead: int  # of those that are run: with the 95 % interval of the gain above 0
     behind: int  # with the interval below 0
     deciding_column: str  # of the comparison that decides; "": nothing is run
+    rivals: tuple[str, ...]  # of the comparisons that are run in that column
     reasons: tuple[Reason, ...]  # why comparisons lack seeds
     # rivals that are compared over fewer seeds than the one that decides, though none diverged
     fewer: tuple[Side, ...]
@@ -201,6 +202,12 @@ def sides_with_fewer(compared: list[Comparison], seeds: int) -> tuple[Side, ...]
             found[comparison.rival] = rival
     return tuple(found.values())
 
+
+def rivals_in(compared: list[Comparison], column: str) -> tuple[str, ...]:
+    "The rivals of the comparisons in a column, each once; none in one with a stated value"
+    rivals = [c.rival for c in compared if c.column == column and c.rival]
+    return tuple(dict.fromkeys(rivals))
+
 # %% ../../nbs/08_verdicts/09_headlines.ipynb #82fdaa49
 def headline_of(
     result: ClaimResult, results: str | Path | None, root: str | Path | None
@@ -242,6 +249,7 @@ def headline_of(
         ahead=sum(c.mean - c.half > 0 for c in made),  # nan, of one seed, is neither
         behind=sum(c.mean + c.half < 0 for c in made),
         deciding_column=deciding.column,
+        rivals=rivals_in(made, deciding.column),
         reasons=result.reasons,
         fewer=sides_with_fewer(made, len(deciding.differences)),
         cpus=processors_between(spec, deciding, results),

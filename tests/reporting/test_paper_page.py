@@ -14,6 +14,7 @@ from fedrepro.core.errors import InputError
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
 from fedrepro.reporting import deviations, page_text, paper_facts, paper_page
+from fedrepro.reporting.figures import figure_in_words
 from fedrepro.reporting.notebook import read_ledger
 from fedrepro.verdicts.claims import claim_tables
 from fedrepro.verdicts.headlines import paper_headline
@@ -394,3 +395,18 @@ def test_other_choices_stand_beside_the_headline_whose_runs_they_change(tmp_path
     assert (gone.row, gone.side) == (before, None)
     text = paper_page.box("lfd", tmp_path)
     assert f"{first} 65.00 ± 12.71 (2); {before} diverged." in text
+
+
+def test_other_choices_of_a_rival_stand_there_too(tmp_path):
+    "And the picture counts the rounds of the rows that are run, not of those that wait"
+    place = "Fashion-MNIST, Dir(0.5)"
+    table, readings = load_spec("fedbss/table1"), load_spec("fedbss/readings")
+    put(table, "paper", "FedBSS", [[82.0] * 200], place, tmp_path)
+    put(table, "paper", "FedAvg", [[81.0] * 200], place, tmp_path)
+    row = "FedAvg, pooling of stride 3"
+    put(readings, "paper", row, [[79.0] * 200], place, tmp_path)
+    (made,) = deviations.other_choices(paper_headline("fedbss", tmp_path), tmp_path)
+    assert (made.row, made.side.mean) == (row, 79.0)
+    assert "over 200 rounds for" in figure_in_words(readings, "paper", tmp_path)
+    put(readings, "paper", "FedBSS, 250 rounds", [[83.0] * 250], place, tmp_path)
+    assert "over 200 to 250 rounds for" in figure_in_words(readings, "paper", tmp_path)
