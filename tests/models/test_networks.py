@@ -123,19 +123,15 @@ def resnet(stem, block, out):
     return total
 
 
+def fedbss(side):
+    "FedBSS's small network, whose last map has `side` times `side` pixels"
+    convolutions = conv(1, 32, 5) + 32 + conv(32, 64, 5) + 64
+    return convolutions + linear(side * side * 64, 512) + linear(512, 10)
+
+
 COUNTS = {  # networks whose papers print a rounded number; the others' exact ones are on the page
-    "fedbss_cnn": conv(1, 32, 5)
-    + 32
-    + conv(32, 64, 5)
-    + 64
-    + linear(7 * 7 * 64, 512)
-    + linear(512, 10),
-    "fedbss_cnn_stride3": conv(1, 32, 5)
-    + 32
-    + conv(32, 64, 5)
-    + 64
-    + linear(3 * 3 * 64, 512)
-    + linear(512, 10),
+    "fedbss_cnn": fedbss(7),
+    "fedbss_cnn_stride3": fedbss(3),
     "resnet18": resnet(7, 2, 1) + linear(512, 10),
     "feddc_resnet18": resnet(7, 2, 1) + linear(512, 10),
     "fedadc_resnet18": resnet(3, 2, 1) + linear(512, 10),
