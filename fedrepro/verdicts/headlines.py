@@ -84,9 +84,8 @@ class Headline:
     ours: Side | None  # the paper's method, in the comparison that decides; None: nothing is run
     theirs: Side | None  # its rival there; None: nothing is run, or the claim states a value
     gain: float  # ours minus theirs, or minus the stated value; rounds: theirs minus ours; nan: nothing is run
-    half: (
-        float  # half of its 95 % t interval over seeds; nan below two, and while seeds are to come
-    )
+    # half of the 95 % t interval of the gain over seeds; nan below two, and while seeds are to come
+    half: float
     # the printed gain over that rival, or before any run the stated one; nan: none
     published: float
     # the printed one that would decide, where it is another; None: it is not
