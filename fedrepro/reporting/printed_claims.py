@@ -41,8 +41,6 @@ def lack_in_words(reason: Reason) -> str:
         return f"{names} is missing"
     if reason.kind is Kind.LACKING:
         return f"{names} are missing"
-    if reason.kind is Kind.ONE_SEED and names:
-        return f"{names} with one seed"
     if reason.kind is Kind.FEWER_SEEDS:
         return f"{names} with {reason.part}" if 0 < len(reason.who) <= 3 else reason.part
     if reason.kind is Kind.NO_TIER:

@@ -8,9 +8,8 @@ __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'GAINS', 'ABOVE_STATED', 'CANNO
            'best_within', 'first_round', 'Comparison', 'subtract', 'Claim', 'with_tuples', 'claim_tables',
            'listed_line', 'said_in', 'read_claim', 'read_claims', 'columns_at', 'rivals_of', 'rival_pairs', 'gain_over',
            'above', 'rounds_taken', 'fewer_rounds', 'joint', 'decisive', 'joint_test', 'diverged_rows', 'columns_run',
-           'missing', 'rivals_with_one_seed', 'sides_of', 'seeds_stored', 'fewer_seeds', 'state_before_test',
-           'missing_at', 'ClaimResult', 'examine_claim', 'settle', 'check_claim', 'check_and_examine', 'claim_results',
-           'verdicts']
+           'missing', 'sides_of', 'seeds_stored', 'fewer_seeds', 'state_before_test', 'missing_at', 'ClaimResult',
+           'examine_claim', 'settle', 'check_claim', 'check_and_examine', 'claim_results', 'verdicts']
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #411548c9
 import math
@@ -490,14 +489,6 @@ def missing(lacks: list[Comparison], made: list[Comparison], of: int) -> Reason:
             names |= dict.fromkeys(c.why.who or (str(c.why.kind),))
     return Reason(Kind.LACKING, tuple(names), (len(lacks), of))
 
-# %% ../../nbs/08_verdicts/04_claims.ipynb #934c65aa
-def rivals_with_one_seed(runs: StoredRuns, made: list[Comparison]) -> tuple[str, ...]:
-    "The rivals for which alone a claim cannot be tested; none where its own rows have one seed too"
-    own = [c for c in made if len(runs.found.get((c.row, c.column), {})) < 2]
-    if own:
-        return ()
-    return tuple(dict.fromkeys(c.rival for c in made if len(c.differences) < 2 and c.rival))
-
 # %% ../../nbs/08_verdicts/04_claims.ipynb #9d20f4b6
 def sides_of(claim: Claim, comparison: Comparison) -> list[str]:
     "The rows whose runs a comparison needs"
@@ -555,11 +546,11 @@ def state_before_test(
     lacks = [c for c in found if not c.differences and not c.diverged]
     if lacks:
         return CANNOT, (missing(lacks, made, len(found)),)
-    if min(len(c.differences) for c in made) < 2:
-        return CANNOT, (Reason(Kind.ONE_SEED, rivals_with_one_seed(runs, made)),)
     fewer = fewer_seeds(claim, runs, made)
     if fewer:
         return CANNOT, (fewer,)
+    if min(len(c.differences) for c in made) < 2:
+        return CANNOT, (Reason(Kind.ONE_SEED),)
     tests = [paired_test(list(c.differences.values())) for c in made]
     return (CANNOT, (Reason(Kind.NO_SPREAD),)) if np.isnan(tests).any() else ("", ())
 
@@ -630,7 +621,9 @@ def examine_claim(claim: Claim, runs: StoredRuns) -> ClaimResult:
     said = made or any(c.diverged for c in found)
     why = dict.fromkeys(c.why for c in found if c.why) if said else {}
     state, lacks = state_before_test(claim, runs, found)
-    p, p_opposite = joint_test(made, claim.need)
+    p, p_opposite = math.nan, math.nan
+    if not state:  # the test decides
+        p, p_opposite = joint_test(made, claim.need)
     return ClaimResult(
         claim,
         runs.tier,
@@ -645,14 +638,10 @@ def examine_claim(claim: Claim, runs: StoredRuns) -> ClaimResult:
 # %% ../../nbs/08_verdicts/04_claims.ipynb #235ffcc2
 def settle(results: list[ClaimResult]) -> list[ClaimResult]:
     "States by the p-values after Holm's correction over the tested `results` of one paper"
-    for_it = []
-    against = []
-    for result in results:
-        tested = result.state == ""
-        for_it.append(result.p if tested else math.nan)
-        against.append(result.p_opposite if tested else math.nan)
+    for_it = holm([result.p for result in results])
+    against = holm([result.p_opposite for result in results])
     out = []
-    for result, p, q in zip(results, holm(for_it), holm(against)):
+    for result, p, q in zip(results, for_it, against):
         state = result.state
         if not state and p <= LEVEL:
             state = "supported"

@@ -29,8 +29,8 @@ class Kind(StrEnum):
     NOT_MEASURED = "not measured"
     DIVERGED = "diverged"
     NO_COMMON_SEED = "no seed in common"
-    ONE_SEED = "one seed"
     FEWER_SEEDS = "fewer seeds"  # than the spec asks for
+    ONE_SEED = "one seed"  # all that it asks for
     NO_SPREAD = "no spread over seeds"
     LACKING = "missing"  # comparisons that a claim needs
     NO_TIER = "no tier"

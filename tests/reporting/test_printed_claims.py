@@ -59,7 +59,7 @@ def test_a_claim_says_who_diverged(demo):
 
 def test_one_seed_and_equal_seeds_have_no_test(demo):
     put(demo, FedCCFA=[90.0], FedAvg=[50.0], IFCA=[60.0])
-    assert words(demo).verdict == "cannot be tested yet: one seed"
+    assert words(demo).verdict == "cannot be tested yet: 1 of 3 seeds"
     assert interval(only(demo)) == "+30.00 (1)"
     put(demo, FedCCFA=[90.0] * 3, FedAvg=[50.0] * 3, IFCA=[60.0] * 3)
     assert words(demo).verdict == "cannot be tested yet: no spread over seeds"
@@ -176,7 +176,7 @@ def test_one_seed_says_nothing_of_intervals(demo):
     (demo / "demo/claims.toml").write_text(claim(headline='"FedCCFA leads"'))
     put(demo, FedCCFA=[90.0], FedAvg=[50.0], IFCA=[60.0])
     said = headline_sentences(paper_headline("demo", root=demo))
-    assert "one seed. Of its 2 comparisons 2 are run, on A; the smallest gain: 90.00" in said
+    assert "1 of 3 seeds. Of its 2 comparisons 2 are run, on A; the smallest gain: 90.00" in said
 
 
 def test_a_paper_may_have_further_headlines(demo):
