@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['ARCHITECTURES', 'pooled_size', 'convolutions', 'dense', 'architecture', 'fedccfa_fmnist', 'fedccfa_cifar', 'moon_cnn',
            'feddc_lenet', 'feddc_mlp', 'feddc_emnist_mlp', 'feddc_linear', 'fedbss_cnn', 'fedbss_cnn_stride3',
-           'fedadc_cnn', 'fedadc_moon_cnn', 'digits_cnn', 'tabular_mlp', 'resnet18_cifar', 'resnet18_cifar_plain',
-           'feddc_resnet18', 'resnet50_cifar', 'resnet50', 'resnet18', 'fedadc_resnet18', 'fedadc_moon_resnet18']
+           'fedbss_cnn_unpadded', 'fedadc_cnn', 'fedadc_moon_cnn', 'digits_cnn', 'tabular_mlp', 'resnet18_cifar',
+           'resnet18_cifar_plain', 'feddc_resnet18', 'resnet50_cifar', 'resnet50', 'resnet18', 'fedadc_resnet18',
+           'fedadc_moon_resnet18']
 
 # %% ../../nbs/03_models/00_architectures.ipynb #68ed8982
 from collections import OrderedDict
@@ -168,6 +169,13 @@ def fedbss_cnn_stride3(classes, shape):
     return _network(layers | dense([n, 512]), 512, classes)
 
 
+@architecture(1, 28, 28)
+def fedbss_cnn_unpadded(classes, shape):
+    "FedBSS on Fashion-MNIST, a third reading: no padding, and 3x3 pooling with a stride of 3, PyTorch's defaults (28-8-1)"
+    layers, n = convolutions(shape, [(32, 5, 0), (64, 5, 0)], pool=partial(nn.MaxPool2d, 3))
+    return _network(layers | dense([n, 512]), 512, classes)
+
+# %% ../../nbs/03_models/00_architectures.ipynb #c93f27e6
 _FEDADC = (64, 3, 1), (128, 3, 1), (256, 3, 1), (256, 3, 1)
 
 

@@ -132,6 +132,7 @@ def fedbss(side):
 COUNTS = {  # networks whose papers print a rounded number; the others' exact ones are on the page
     "fedbss_cnn": fedbss(7),
     "fedbss_cnn_stride3": fedbss(3),
+    "fedbss_cnn_unpadded": fedbss(1),
     "resnet18": resnet(7, 2, 1) + linear(512, 10),
     "feddc_resnet18": resnet(7, 2, 1) + linear(512, 10),
     "fedadc_resnet18": resnet(3, 2, 1) + linear(512, 10),
