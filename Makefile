@@ -2,7 +2,7 @@
 # make test   everything that must pass before a change is kept; the demo is its last step
 # make chaos SEED=1..20   sweeps whose workers, drivers, disk and files are attacked at random; every run must come out whole
 # make site               the documentation under out/site, by quarto, which must be installed
-# make results            the pages of results, the landing page, the README and the shipped answers again, from the runs that are stored
+# make results            every page that shows stored runs, the README and the shipped answers again, after runs were added
 # make smoke              every table and figure at tier smoke, one seed: run, printed and drawn under out/smoke
 # make peers              an environment of their own for other simulators: .venv-peers/bin/python -m benchmarks --peers
 # make bench              samples a second of every executor, a plain loop, other simulators
@@ -175,7 +175,7 @@ site: $(READY)
 	$(PY) tools/website.py $(OUT)/site
 
 results: $(READY)
-	$(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --inplace nbs/12_results/*.ipynb nbs/index.ipynb
+	$(PY) tools/stored_pages.py
 	$(BIN)/nbdev_clean
 	$(PY) tools/readme.py
 	$(PY) tools/answers.py

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import yaml
 
+import stored_pages
 import website
 from fedrepro.reporting.method_page import deviation_table
 from fedrepro.reporting.grids import CELL_COLOURS
@@ -192,6 +193,44 @@ def test_the_summary_and_the_readme_have_every_headline():
         assert {name.lower() for name in named} == set(papers())
         table = "| paper |" if path.suffix == ".md" else "<table"
         assert text.index("> - **") < text.index(table)
+
+
+def tags(cell):
+    "The tags of a cell"
+    return cell["metadata"].get("tags", [])
+
+
+def run_ids():
+    "How pages name the stored runs: the first digits of their ids"
+    files = (ROOT / "papers").glob("*/results/*/*.jsonl")
+    return {file.stem.split("-")[-1][:8] for file in files}
+
+
+def test_make_results_runs_every_cell_that_shows_what_is_stored():
+    "Each cell whose output has a claim's sentence or a run's id: of a whole page, or tagged"
+    sentences = {claim.headline for claim in read_claims() if claim.headline}
+    ids = run_ids()
+    showing = set()
+    for path in NOTEBOOKS:
+        page = path.relative_to(ROOT).as_posix()
+        for cell in cells(path, "code"):
+            shown = json.dumps([output.get("data", output) for output in cell["outputs"]])
+            said = any(sentence in shown for sentence in sentences)
+            named = ids & set(re.findall(r"\b[0-9a-f]{8}\b", shown))
+            if said or named:
+                showing.add(page)
+                assert page in stored_pages.PAGES or "stored" in tags(cell), (page, cell["source"])
+    assert len(showing) > 10
+
+
+def test_make_results_knows_the_pages_with_tagged_cells():
+    tagged = [
+        path.relative_to(ROOT).as_posix()
+        for path in NOTEBOOKS
+        if any("stored" in tags(cell) for cell in cells(path, "code"))
+    ]
+    assert tagged == list(stored_pages.TAGGED_PAGES)
+    assert not set(tagged) & set(stored_pages.PAGES)
 
 
 INTERNAL = re.compile(r"per hour|specs can be run|decided per|tier paper, never")
