@@ -49,8 +49,8 @@ TAGGED_PAGES = (
 )
 
 
-def run_again(page: Path, tagged: bool) -> None:
-    "Runs a page, or only its tagged cells, and writes the new outputs into it"
+def run_again(page: Path) -> None:
+    "Runs a page, or only its tagged cells where it has any, and writes the new outputs into it"
     notebook = nbformat.read(page, as_version=4)
     client = NotebookClient(
         notebook,
@@ -58,10 +58,10 @@ def run_again(page: Path, tagged: bool) -> None:
         kernel_name="python3",
         resources={"metadata": {"path": str(page.parent)}},
     )
+    tagged = [cell for cell in notebook.cells if "stored" in cell.metadata.get("tags", [])]
     with client.setup_kernel():
         for position, cell in enumerate(notebook.cells):
-            is_run = not tagged or "stored" in cell.metadata.get("tags", [])
-            if cell.cell_type == "code" and is_run:
+            if cell.cell_type == "code" and (cell in tagged or not tagged):
                 client.execute_cell(cell, position)
     notebook, _ = CoalesceStreamsPreprocessor().preprocess(notebook, {})
     nbformat.write(notebook, page)
@@ -71,7 +71,7 @@ def main(pages: list[str]) -> None:
     "Runs these pages again, or all that show stored runs"
     for page in pages or [*PAGES, *TAGGED_PAGES]:
         print(page, flush=True)
-        run_again(ROOT / page, tagged=page in TAGGED_PAGES)
+        run_again(ROOT / page)
 
 
 if __name__ == "__main__":
