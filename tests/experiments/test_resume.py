@@ -501,6 +501,25 @@ def test_by_default_about_once_a_minute_and_a_twentieth_of_the_time(monkeypatch,
     assert keeper.due(4)
 
 
+def test_one_slow_round_ends_no_run_long_before_its_time(monkeypatch, tmp_path):
+    "What disturbed the machine for one round is forgotten ten rounds later; until then the next may be as slow"
+    clock = [1000.0]
+    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(checkpoints.time, "time", lambda: clock[0])
+    writer = CheckpointWriter(tmp_path, ["a"], {}, round_ended=clock[0], until=clock[0] + 200)
+
+    def over_after(seconds):
+        clock[0] += seconds
+        return writer.over()
+
+    assert not over_after(90)  # at 90 s: the next may end at 180 s
+    assert not over_after(5)
+    assert over_after(16)  # at 111 s: it may end at 201 s
+    assert [over_after(2) for _ in range(8)] == 7 * [True] + [False]  # the slow one is forgotten
+    assert not over_after(10)  # at 137 s: 16 s is the slowest of ten
+    assert over_after(48)  # at 185 s
+
+
 def test_a_diverged_run_beside_others_goes_on_as_diverged(tmp_path):
     "It had diverged before the kill, and diverges in the same round again when the run beside it goes on"
     wild, calm = every_run(names=["FedAvg"])
