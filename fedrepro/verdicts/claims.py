@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'GAINS', 'ABOVE_STATED', 'CANNOT', 'NOT_TESTED', 'CLAIM_WORDS', 'CLAIM_COLUMNS',
-           'paired_test', 'holm', 'contestants', 'StoredRuns', 'load_stored_runs', 'statistic', 'values_of', 'at_round',
-           'best_within', 'first_round', 'Comparison', 'subtract', 'Claim', 'with_tuples', 'claim_tables',
-           'listed_line', 'said_in', 'read_claim', 'read_claims', 'columns_at', 'rivals_of', 'rival_pairs', 'gain_over',
-           'above', 'rounds_taken', 'fewer_rounds', 'joint', 'decisive', 'joint_test', 'diverged_rows', 'columns_run',
-           'missing', 'sides_of', 'seeds_stored', 'fewer_seeds', 'state_before_test', 'missing_at', 'ClaimResult',
-           'examine_claim', 'settle', 'check_claim', 'check_and_examine', 'claim_results', 'verdicts']
+           'paired_test', 'holm', 'contestants', 'StoredRuns', 'repeated_rows', 'load_stored_runs', 'statistic',
+           'values_of', 'at_round', 'best_within', 'first_round', 'Comparison', 'subtract', 'Claim', 'with_tuples',
+           'claim_tables', 'listed_line', 'said_in', 'read_claim', 'read_claims', 'columns_at', 'rivals_of',
+           'rival_pairs', 'distinct_pairs', 'gain_over', 'above', 'rounds_taken', 'fewer_rounds', 'joint', 'decisive',
+           'joint_test', 'diverged_rows', 'columns_run', 'missing', 'sides_of', 'seeds_stored', 'fewer_seeds',
+           'state_before_test', 'missing_at', 'ClaimResult', 'examine_claim', 'settle', 'check_claim',
+           'check_and_examine', 'claim_results', 'verdicts']
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #411548c9
 import math
@@ -82,6 +83,8 @@ class StoredRuns:
     spec: Spec
     tier: str
     found: dict[tuple[str, str], dict[int, pd.DataFrame]]
+    # row and column -> the row above it that shows the same runs
+    repeated: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def diverged(self, row: str, column: str) -> list[int]:
         "The seeds of a cell whose run diverged"
@@ -105,12 +108,23 @@ class StoredRuns:
         return out, Reason(Kind.DIVERGED, (row,), part)
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #d9bff0f2
+def repeated_rows(spec: Spec, tier: str) -> dict[tuple[str, str], str]:
+    "Row and column -> the row above it that shows the same runs, as AdapFedAvg shows those of FedAvg"
+    first: dict[tuple[str, str], str] = {}
+    repeated = {}
+    for planned in spec.runs(tier, seeds=1):
+        shown_by = first.setdefault((planned.run_id, planned.column), planned.row)
+        if shown_by != planned.row:
+            repeated[planned.row, planned.column] = shown_by
+    return repeated
+
+
 def load_stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -> StoredRuns:
     "The runs of `spec` in the store"
     found: dict[tuple, dict] = {}
     for planned, run in stored_runs(spec, tier, results):
         found.setdefault((planned.row, planned.column), {})[planned.seed] = run
-    return StoredRuns(spec, tier, found)
+    return StoredRuns(spec, tier, found, repeated_rows(spec, tier))
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #e8e412cf
 def statistic(metric: str, name: str) -> RunValue:
@@ -367,6 +381,20 @@ def rival_pairs(claim: Claim, spec: Spec, column: Column) -> list[tuple[str, str
     rivals = rivals_of(claim, spec, column)
     return [(row, rival) for row in claim.rows for rival in rivals if rival != row]
 
+# %% ../../nbs/08_verdicts/04_claims.ipynb #5b1d07c2
+def distinct_pairs(claim: Claim, runs: StoredRuns, column: Column) -> list[tuple[str, str]]:
+    "The pairs of `rival_pairs`, without rivals that show the runs of another one; all pairs that a claim gives by name"
+    pairs = rival_pairs(claim, runs.spec, column)
+    if claim.kind == "gain over":
+        return pairs
+    rivals = {rival for _, rival in pairs}
+    distinct = []
+    for row, rival in pairs:
+        shown_by = runs.repeated.get((rival, column.label))
+        if shown_by not in rivals:
+            distinct.append((row, rival))
+    return distinct
+
 # %% ../../nbs/08_verdicts/04_claims.ipynb #b3221c4d
 def gain_over(claim: Claim, runs: StoredRuns) -> list[Comparison]:
     "Each row minus each of its rivals, by the spec's statistic"
@@ -375,7 +403,7 @@ def gain_over(claim: Claim, runs: StoredRuns) -> list[Comparison]:
     theirs = statistic(claim.against_metric or metric, runs.spec.statistic)
     out = []
     for c in columns_at(claim, runs.spec, runs.tier):
-        for row, other in rival_pairs(claim, runs.spec, c):
+        for row, other in distinct_pairs(claim, runs, c):
             ours = runs.values(row, c.label, mine)
             rivals = runs.values(other, c.label, theirs)
             out.append(subtract(row, other, c.label, ours, rivals))
@@ -417,7 +445,7 @@ def fewer_rounds(claim: Claim, runs: StoredRuns) -> list[Comparison]:
     for column in columns_at(claim, runs.spec, runs.tier):
         name = column.label
         goal, lost = runs.values(claim.against[0], name, statistic(metric, "last"))
-        for row, rival in rival_pairs(claim, runs.spec, column):
+        for row, rival in distinct_pairs(claim, runs, column):
             mine, why_mine = rounds_taken(runs, row, name, metric, goal)
             theirs, why_theirs = rounds_taken(runs, rival, name, metric, goal)
             longer = (theirs, lost or why_theirs)
@@ -585,6 +613,8 @@ class ClaimResult:
     p_opposite: float = math.nan  # in the opposite direction
     p_holm: float = math.nan  # `p` after Holm's correction over the claims of its paper
     p_opposite_holm: float = math.nan
+    claims_tested: int = 0  # of its paper, over which the correction goes
+    claims_of_paper: int = 0  # tested or not
 
     @property
     def folder(self) -> str:
@@ -640,6 +670,7 @@ def settle(results: list[ClaimResult]) -> list[ClaimResult]:
     "States by the p-values after Holm's correction over the tested `results` of one paper"
     for_it = holm([result.p for result in results])
     against = holm([result.p_opposite for result in results])
+    tested = sum(not math.isnan(result.p) for result in results)
     out = []
     for result, p, q in zip(results, for_it, against):
         state = result.state
@@ -649,7 +680,15 @@ def settle(results: list[ClaimResult]) -> list[ClaimResult]:
             state = "contradicted"
         elif not state:
             state = "undecided"
-        out.append(replace(result, p_holm=p, p_opposite_holm=q, state=state))
+        settled = replace(
+            result,
+            p_holm=p,
+            p_opposite_holm=q,
+            state=state,
+            claims_tested=tested,
+            claims_of_paper=len(results),
+        )
+        out.append(settled)
     return out
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #2fe15730
