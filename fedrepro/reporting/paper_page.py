@@ -234,9 +234,13 @@ def box(paper: str, results=None, root=None) -> str:
 
 
 def all_boxes(results=None, root=None) -> str:
-    "The headlines of all papers, a line each, as a quotation"
+    "The headlines of all papers, a line each, as a quotation; papers whose first one is decided come first"
+    found = headlines(results, root)
+    states: dict[str, str] = {}  # of the first headline of each paper
+    for headline in found:
+        states.setdefault(headline.paper, headline.state)
     lines = []
-    for headline in headlines(results, root):
+    for headline in sorted(found, key=lambda h: CLAIM_WORDS.index(states[h.paper])):
         lines.append(f"> - **{headline.paper}.** {said(headline_sentences(headline))}")
     return "\n".join(lines) + "\n"
 

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['HOW', 'DECIDES', 'WIDE', 'HEADINGS', 'NOTE', 'lack_in_words', 'lacks_in_words', 'state_in_words', 'interval',
            'verdict_in_words', 'claim_grid', 'claim_grids', 'claims_in_words', 'late_in_words', 'seeds_in_words',
-           'caveats', 'side_in_words', 'published_in_words', 'gain_in_words', 'signs_in_words', 'deciding_in_words',
+           'caveats', 'side_in_words', 'published_in_words', 'gain_in_words', 'against_stated_in_words',
+           'numbers_in_words', 'signs_in_words', 'deciding_in_words', 'verdict_of', 'p_in_words', 'rests_on', 'how_far',
            'headline_sentences', 'claims_sheet', 'missing_lines', 'blank', 'papers_across', 'speed_in_words',
            'board_sheet']
 
@@ -82,7 +83,7 @@ def verdict_in_words(line) -> str:
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #f1dc8381
 HOW = (
     "supported or contradicted: one-sided paired t-test over all seeds that the spec asks for, p at most 0.05 after Holm's correction over the "
-    "tested claims of a paper. A claim that needs all of its comparisons has the largest of their p and the "
+    "tested claims of a paper. A row that shows the runs of another one is compared once. A claim that needs all of its comparisons has the largest of their p and the "
     "smallest of their differences; one that needs any has the smallest p times their number. The interval is the "
     "95 % t interval, without correction. Tested is the direction; how large the difference is stands beside the "
     "stated one; a difference without a stated gain is one from the stated value, of which the test takes the margin "
@@ -183,64 +184,103 @@ def published_in_words(h: Headline) -> str:
     return f"{words} ({other})" if words else f", {other}"
 
 
-def gain_in_words(h: Headline) -> str:
-    "'89.14 against IFCA's 88.12, gain +1.02 [0.42, 1.63] over 3 seeds that both have, published +1.14'; empty while nothing is run"
+def gain_in_words(h: Headline, ours: Side, theirs: Side) -> str:
+    "'89.14 against IFCA's 88.12, gain +1.02 [0.42, 1.63] over 3 shared seeds, published +1.14'"
+    unit = "" if h.unit == "points" else f" {h.unit}"
+    sides = f"{ours.mean:.2f}{unit} against {theirs.name}'s {theirs.mean:.2f}"
+    seeds = "1 shared seed" if ours.n == 1 else f"{ours.n} shared seeds"
+    return f"{sides}, gain {with_ends(h.gain, h.half)} over {seeds}{published_in_words(h)}"
+
+
+def against_stated_in_words(h: Headline, ours: Side) -> str:
+    "'64.17 against the stated 71.50 (tested: at least 70.50), difference -7.33 [-8.15, -6.51] over 3 seeds'"
+    tested = f" (tested: at least {h.stated - h.margin:.2f})" if h.margin else ""
+    difference = f"{with_ends(h.gain, h.half)} over {seeds_in_words(ours.n)}"
+    return f"{ours.mean:.2f} against the stated {h.stated:.2f}{tested}, difference {difference}"
+
+
+def numbers_in_words(h: Headline) -> str:
+    "Both sides of the comparison that decides; empty while nothing is run"
     if h.ours is None:
         return ""
-    words = f"{h.ours.mean:.2f}"
-    if h.unit != "points":
-        words += f" {h.unit}"
-    if h.theirs:
-        words += f" against {h.theirs.name}'s {h.theirs.mean:.2f}, gain"
-    else:
-        words += f" against the stated {h.stated:.2f}"
-        if h.margin:
-            words += f" (tested: at least {h.stated - h.margin:.2f})"
-        words += ", difference"
-    words += f" {with_ends(h.gain, h.half)} over {seeds_in_words(h.ours.n)}"
-    return f"{words} that both have{published_in_words(h)}" if h.theirs else words
+    if h.theirs is None:
+        return against_stated_in_words(h, h.ours)
+    return gain_in_words(h, h.ours, h.theirs)
 
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #21b3a6d3
 def signs_in_words(h: Headline) -> str:
-    "'in 5 of 12 comparisons the 95 % interval of the gain lies above 0, in none below; '; empty for one, or before all seeds are there"
+    "How many of several gains are clear, as a sentence; empty for one, or before all seeds are there"
     if h.compared < 2 or math.isnan(h.half):
         return ""
-    behind = h.behind or "none"
     return (
-        f"in {h.ahead} of {h.compared} comparisons the 95 % interval of the gain lies above 0, "
-        f"in {behind} below; "
+        f"The 95 % interval of the gain lies above 0 in {h.ahead or 'none'} of {h.compared} comparisons, "
+        f"below 0 in {h.behind or 'none'}."
     )
 
 
 def deciding_in_words(h: Headline) -> str:
-    "The comparison that decides, with its column where several are run: 'the smallest gain, on MNIST, D1: 98.39 ...'"
+    "The comparison that decides as a sentence, with its column where several are run: 'The smallest gain, on MNIST, D1: 98.39 ...'"
     column = f", on {h.deciding_column}" if len(h.columns_run) > 1 else ""
-    return f"the {DECIDES[h.need]} gain{column}: {gain_in_words(h)}"
+    return f"The {DECIDES[h.need]} gain{column}: {numbers_in_words(h)}."
+
+# %% ../../nbs/09_reporting/03_printed_claims.ipynb #5b1d07d2
+def verdict_of(h: Headline) -> str:
+    "'reproduced', or the state of the claim"
+    return "reproduced" if h.reproduced else h.state
+
+
+def p_in_words(h: Headline) -> str:
+    "'p = 0.041 after Holm's correction over the claims tested so far, 3 of 9; p = 0.014 before it'"
+    if h.claims_tested == 1 and h.claims_of_paper > 1:
+        return f"{small('p', h.p)}; no correction yet, as 1 of {h.claims_of_paper} claims is tested"
+    if h.claims_tested == 1:
+        return small("p", h.p)
+    so_far = "" if h.claims_tested == h.claims_of_paper else " so far"
+    claims = f"the claims tested{so_far}, {h.claims_tested} of {h.claims_of_paper}"
+    return (
+        f"{small('p', h.p_holm)} after Holm's correction over {claims}; {small('p', h.p)} before it"
+    )
+
+
+def rests_on(h: Headline) -> str:
+    "What a verdict other than undecided rests on, as a sentence; empty without one"
+    if math.isnan(h.p):
+        return ""
+    if h.reproduced:
+        within = "and the published gain lies within the interval of ours"
+        return f"Reproduced: supported ({p_in_words(h)}), {within}."
+    return f"{h.state.capitalize()}: {p_in_words(h)}."
+
+# %% ../../nbs/09_reporting/03_printed_claims.ipynb #5b1d07d5
+def how_far(h: Headline, where: str) -> str:
+    "How many comparisons of a headline have runs, as a sentence; `where`: its settings, where they are all"
+    there = where if h.alone else f"on {'; '.join(h.columns_run)}"
+    if h.compared == h.comparisons == 1:
+        return f"Its one comparison has runs {there}."
+    if h.compared == h.comparisons:
+        return f"All of its {h.comparisons} comparisons have runs {there}."
+    have = "has" if h.compared == 1 else "have"
+    return f"{h.compared} of its {h.comparisons} comparisons {have} runs, {there}."
 
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #5199b7ca
 def headline_sentences(h: Headline) -> str:
-    "One or two sentences that a reader can quote: claim, word, setting, numbers; then what limits them"
+    "Sentences that a reader can quote: claim, verdict and setting; the numbers; what the verdict rests on; what limits it"
     columns = "; ".join(h.columns)
-    word = "reproduced" if h.reproduced else h.state
-    if not math.isnan(h.p):
-        word += f" ({small('p', h.p)}, corrected for all claims tested)"
+    where = f"in the one setting run ({columns})" if h.alone else f"on {columns}"
     lacks = f": {lacks_in_words(h.lacks)}" if h.lacks else ""
-    where = f"in the one column run ({columns})" if h.alone else f"on {columns}"
-    first = f"{h.claim} ({h.source}): {word}"
+    said = f"{h.claim} ({h.source}):"
     if h.ours is None:
-        first += f"{lacks} ({columns})."
+        sentences = [f"{said} {h.state}{lacks} ({columns})."]
     elif h.tested and h.compared == 1:
-        first += f" {where}: {gain_in_words(h)}."
+        sentences = [f"{said} {verdict_of(h)} {where}: {numbers_in_words(h)}."]
     elif h.tested:
-        first += f" {where}: {signs_in_words(h)}{deciding_in_words(h)}."
+        first = f"{said} {verdict_of(h)} {where}."
+        sentences = [first, deciding_in_words(h), signs_in_words(h)]
     else:
-        there = where if h.alone else f"on {'; '.join(h.columns_run)}"
-        run = f"{h.compared} is" if h.compared == 1 else f"{h.compared} are"
-        first += (
-            f"{lacks}. Of its {h.comparisons} comparisons {run} run, {there}; "
-            f"{signs_in_words(h)}{deciding_in_words(h)}."
-        )
-    return " ".join([first, *caveats(h)])
+        first = f"{said} {h.state}{lacks}."
+        sentences = [first, how_far(h, where), deciding_in_words(h), signs_in_words(h)]
+    sentences += [rests_on(h), *caveats(h)]
+    return " ".join(filter(None, sentences))
 
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #0966d4f7
 def claims_sheet(found: pd.DataFrame, tier: str, lines: list[Headline] | None = None) -> Sheet:

@@ -93,7 +93,10 @@ class Headline:
     stated: float  # the value that the claim states; nan: it states a gain, or none
     margin: float  # what the test takes off that value, in its unit
     unit: str  # of the gain
-    p: float  # after Holm's correction, of the word in `state`; nan: not tested
+    p: float  # before the correction, of the word in `state`; nan: not tested, or undecided
+    p_holm: float  # after Holm's correction
+    claims_tested: int  # of the paper, over which the correction goes
+    claims_of_paper: int  # tested or not
     compared: int  # comparisons that are run
     comparisons: int  # that the claim is about
     need: str  # how many of them it needs: "all", and the smallest gain decides, or "any", and the largest does
@@ -219,7 +222,8 @@ def headline_of(
     published = published_gain(claim, deciding, gains)
     printed = deciding_gain(claim, gains)
     there = {planned.column for planned, _ in stored_runs(spec, "paper", results)}
-    p = {"supported": result.p_holm, "contradicted": result.p_opposite_holm}
+    p = {"supported": result.p, "contradicted": result.p_opposite}
+    p_holm = {"supported": result.p_holm, "contradicted": result.p_opposite_holm}
     made = result.compared
     return Headline(
         paper=claim.paper,
@@ -242,6 +246,9 @@ def headline_of(
         margin=claim.margin,
         unit=claim.unit,
         p=p.get(result.state, math.nan),
+        p_holm=p_holm.get(result.state, math.nan),
+        claims_tested=result.claims_tested,
+        claims_of_paper=result.claims_of_paper,
         compared=len(made),
         comparisons=len(result.comparisons),
         need=claim.need,
