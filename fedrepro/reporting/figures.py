@@ -9,7 +9,7 @@ __all__ = ['LEAST_POINTS', 'SHOWN', 'COLOURS', 'samples_figure', 'gradient_norms
            'finish_figure', 'study_styles', 'epochs_figure', 'class_gaps', 'plot_classes', 'mean_gaps', 'one_legend',
            'classes_figure', 'plot_slice', 'slice_figure', 'one_run', 'scatter', 'plot_sorted', 'sorted_figure',
            'ranked_in_words', 'best_of', 'coloured', 'axis_in_words', 'rounds_in_words', 'repeated_in_words',
-           'figure_in_words', 'draw']
+           'tuned_in_words', 'figure_in_words', 'draw']
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #3787ee98
 import math, textwrap
@@ -57,7 +57,7 @@ from fedrepro.reporting.curves import (
     widen,
     without_repeated,
 )
-from .words import listing, to
+from .words import STATISTIC_WORDS, listing, to
 from ..verdicts.summaries import seed_values, stored_runs
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #182cc43d
@@ -158,7 +158,10 @@ def against_figure(spec: Spec, tier: str, results: str | Path | None = None) -> 
     done = set(zip(found.row, found.column))
     run = next(run for run in spec.runs(tier) if (run.row, run.column) in done)
     names = "" if spec.against == "row" else spec.against.replace("_", " ")
-    height = f"{axis_label(spec.metric)}, round {run.rounds}"
+    when = f"round {run.rounds}"
+    if spec.statistic != "last":
+        when = STATISTIC_WORDS[spec.statistic]
+    height = f"{axis_label(spec.metric)}, {when}"
     ax.set(xlabel=names, ylabel=textwrap.fill(height, 30))
     add_notes(fig, diverged_notes(found))
     if len(lines) == 1:
@@ -504,15 +507,17 @@ def sorted_figure(spec: Spec, tier: str, results: str | Path | None = None) -> F
     return finish_figure(fig, planned)
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #beabaeab
-def ranked_in_words(mean: pd.Series, column: str, unit: str) -> str:
-    "The highest of a column's means, all that print the same, before the next two; FedAvg by itself where others are between"
+def ranked_in_words(mean: pd.Series, column: str, unit: str, by: str = "") -> str:
+    """The highest of a column's means, all that print the same, before the next two; FedAvg by itself where others are between
+
+    `by`: what they are means of, where that is not the last round"""
     order = mean.sort_values(ascending=False, kind="stable")
     printed = {row: f"{value:.2f}" for row, value in order.items()}
     top = printed[order.index[0]]
     best = [row for row in order.index if printed[row] == top]
     others = order.index[len(best) :]
     verb = "is" if len(best) == 1 else "are"
-    words = f"; the highest {verb} {listing(best)} on {column} with {top}{unit}"
+    words = f"; the highest{by} {verb} {listing(best)} on {column} with {top}{unit}"
     if len(others):
         words += f", before {listing([f'{row} with {printed[row]}' for row in others[:2]])}"
     if "FedAvg" in others[2:]:
@@ -520,10 +525,10 @@ def ranked_in_words(mean: pd.Series, column: str, unit: str) -> str:
     return words
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #8d30e9c9
-def best_of(found: pd.DataFrame, metric: str) -> str:
+def best_of(found: pd.DataFrame, metric: str, by: str = "") -> str:
     """Who is highest by `y` in lines of `seed_values`, and before whom; of several columns, in how many. Nothing of one row
 
-    Seeds are averaged; a row with a run that is not complete does not count."""
+    Seeds are averaged; a row with a run that is not complete does not count. `by`: what `y` is, where it is not the last round."""
     bad = found[(found.status != "complete") | found.y.isna()]
     gone = set(zip(bad.row, bad.column))
     whole = found[[key not in gone for key in zip(found.row, found.column)]]
@@ -535,10 +540,10 @@ def best_of(found: pd.DataFrame, metric: str) -> str:
     first = mean.groupby(level="column", sort=False).idxmax().str[1]
     if len(first) > 1:
         wins = [f"{row} in {n} of {len(first)}" for row, n in first.value_counts().items()]
-        return f"; the highest is {listing(wins)}"
+        return f"; the highest{by} is {listing(wins)}"
     column = first.index[0]
     unit = f" {metric_named(metric).unit}".rstrip()
-    return ranked_in_words(mean[column], column, unit)
+    return ranked_in_words(mean[column], column, unit, by)
 
 # %% ../../nbs/09_reporting/05_figures.ipynb #ee611e29
 # plot of a spec -> (its figure, what it shows in words)
@@ -611,6 +616,23 @@ def repeated_in_words(found: pd.DataFrame) -> str:
     rows = [f"{row} (as {first})" for row, first in repeated_rows(found).items()]
     return f" Not drawn, with the same runs as another: {listing(rows)}." if rows else ""
 
+
+def tuned_in_words(spec: Spec, tier: str, rows: set[str], results: str | Path | None = None) -> str:
+    "The sentence on those of the `rows` of curves whose models are fine-tuned at the end, after the last point of a line"
+    before = f"{spec.metric}_untuned"
+    tuned: dict[str, None] = {}
+    for planned, run in stored_runs(spec, tier, results):
+        if planned.row in rows and before in run and run[before].notna().any():
+            tuned[planned.row] = None
+    if not tuned:
+        return ""
+    lines = (
+        f"line of {listing(list(tuned))} ends"
+        if len(tuned) == 1
+        else f"lines of {listing(list(tuned))} end"
+    )
+    return f" The {lines} before the last fine-tuning; the numbers are after it."
+
 # %% ../../nbs/09_reporting/05_figures.ipynb #476bee4f
 def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) -> str:
     "What the figure shows, in a sentence or two, for those who cannot see it"
@@ -625,12 +647,13 @@ def figure_in_words(spec: Spec, tier: str, results: str | Path | None = None) ->
         found = seed_values(spec, tier, results)
         metrics = dict.fromkeys([spec.metric, *spec.beside])
         known = found if spec.plot == "against" else without_repeated(found)  # points are all drawn
-        best = best_of(known.assign(y=known[spec.statistic]), spec.metric)
+        by = "" if spec.statistic == "last" else f" by the {STATISTIC_WORDS[spec.statistic]}"
+        best = best_of(known.assign(y=known[spec.statistic]), spec.metric, by)
         if len(found):  # what has no run is not drawn
             drawn = set(found.row)
             if spec.plot == "curves":
                 drawn -= repeated_rows(found).keys()
-                repeated = repeated_in_words(found)
+                repeated = repeated_in_words(found) + tuned_in_words(spec, tier, drawn, results)
             there = set(found.column)
             rows = coloured(spec, tier, [row for row in rows if row in drawn], results)
             labels = [column.label for column in columns if column.label in there]

@@ -32,6 +32,7 @@ from fedrepro.reporting.words import (
     small,
     value_in_words,
 )
+from ..verdicts.claims import LEVEL
 from ..verdicts.independent import Kind, kind_of, out_of_reach, read_reach
 from fedrepro.verdicts.summaries import (
     WINDOWS,
@@ -184,6 +185,8 @@ def judged_in_words(cell, q: float = math.nan) -> str:
         words += f", {small('p', cell.p)}"
         if not math.isnan(q):
             words += f", {small('q', q)}"
+        if q > LEVEL:
+            words += f" (above {LEVEL:g})"
     if cell.verdict == "undecided" and math.isinf(cell.needed):
         words += ": none can"
     elif cell.verdict == "undecided":
@@ -290,8 +293,10 @@ def reduced(spec: Spec, tier: str) -> str:
     for runs, changes in by_runs.items():
         start = f"{runs}: " if runs else ""
         parts.append(start + ", ".join(changes))
-    changed = "; ".join(parts) or "the setting"
-    return f"not comparable with the published numbers, which are context only. Changed: {changed}"
+    changed = f"Changed: {'; '.join(parts) or 'the setting'}"
+    if spec.published is None:
+        return f"reduced. {changed}"
+    return f"not comparable with the published numbers, which are context only. {changed}"
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #0a06532a
 def measured(spec: Spec, tier: str) -> str:
@@ -325,7 +330,7 @@ def about(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
         )
     if "processors" in frame:
         lines.append(f"Processors: {'; '.join(frame.processors.iloc[0]) or 'none yet'}")
-    if spec.published is not None:
+    if spec.published is not None or "paper" in spec.tiers:
         lines.append(f"Tier {tier}: {reduced(spec, tier)}")
     alone = {column.label: column.unpublished for column in columns if column.unpublished}
     alone |= {row.name: row.unpublished for row in spec.rows.values() if row.unpublished}
@@ -390,7 +395,8 @@ MEANING = {
     "undecided": "the interval is wider; as many seeds as stand beside the word would decide, were difference and "
     "spread to stay",
     "differs slightly": "the difference is outside the interval, but smaller than the margin",
-    "contradicted": "it is outside, and larger; p of this cell alone, q over all judged numbers of the paper",
+    "contradicted": "it is outside, and larger; p of this cell alone, q over all judged numbers of the paper; with q "
+    "above 0.05 it may be one of the errors that so many tests bring",
 }
 DIVERGED = (
     "A run has diverged when what is sent, kept or judged is not finite, or a model beyond "

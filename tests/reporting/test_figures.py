@@ -423,7 +423,7 @@ def test_a_metric_against_a_setting(tmp_path, name, lines, x):
         .y.mean()
     )
     assert np.allclose(np.asarray(drawn[found.line.iloc[0]], float), first)
-    assert "highest is" in figure_in_words(of, "smoke", tmp_path)
+    assert "; the highest" in figure_in_words(of, "smoke", tmp_path)
 
 
 def test_a_setting_that_is_none_is_a_name(tmp_path):
