@@ -38,6 +38,7 @@ PAGES = (
     "nbs/12_results/04_fedbss.ipynb",
     "nbs/12_results/05_feddc.ipynb",
     "nbs/12_results/06_checklists.ipynb",
+    "nbs/13_reference/04_speed.ipynb",  # shows the stored measurements
 )
 # pages that train for their lessons: only their cells with the tag `stored` run
 TAGGED_PAGES = (

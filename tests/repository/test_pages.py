@@ -123,6 +123,26 @@ def test_a_table_says_what_a_cell_holds(path):
     )
 
 
+def wrong_pictures(found):
+    "The cells with an alternative text that do not put out one picture; a loop may show several"
+    wrong = []
+    for cell in found:
+        pictures = [out for out in cell["outputs"] if "image/png" in out.get("data", {})]
+        looped = "    plt.show()" in cell["source"]
+        if "#| fig-alt" in cell["source"] and not (len(pictures) == 1 or looped and pictures):
+            wrong.append(cell["source"])
+    return wrong
+
+
+def test_an_alternative_text_stands_over_its_own_picture():
+    "A cell that was changed and not run again has the pictures of before, or none"
+    for path in NOTEBOOKS:
+        assert not wrong_pictures(cells(path, "code")), path
+    picture = {"data": {"image/png": ""}}
+    for shown in ([], [picture, picture]):
+        assert wrong_pictures([{"source": "#| fig-alt: bars\nplt.show()", "outputs": shown}])
+
+
 # --- the box, and what stands below it
 
 
