@@ -101,7 +101,7 @@ def some_columns(spec: Spec, tier: str, labels: Iterable[str]) -> Spec:
 def setting_in_words(spec: Spec, tier: str) -> str:
     "How runs of a tier compare with the paper's"
     if tier == "paper":
-        return "Published setting."
+        return "Published setting, as far as it is printed."
     if spec.published is None:
         return f"Reduced setting (tier {tier})."
     return f"Reduced setting (tier {tier}): the published numbers are context, not a target."

@@ -457,7 +457,11 @@ def table_part(
         return f"#{anchor(spec, tier, line)}"
 
     parts = table_parts(spec, tier, table(spec, tier, results), results, link)
-    says = "Published setting." if judged else f"Tier {tier}: reduced, not comparable, not judged."
+    says = (
+        "Published setting, as far as it is printed."
+        if judged
+        else f"Tier {tier}: reduced, not comparable, not judged."
+    )
     first = [parts.caption, *at_chance(spec, tier, parts.frame, results)]
     own = {table.name for table in own_tables(spec.path.parent)}
     if judged and spec.name in own:  # others show numbers of another table, where it is said
