@@ -79,10 +79,13 @@ def madd(vectors: Tensor) -> Tensor:
     n = vectors.shape[-2]
     unit = F.normalize(vectors, dim=-1)
     cosines = unit @ unit.transpose(-1, -2)
-    gaps = (cosines[..., :, None, :] - cosines[..., None, :, :]).abs()  # (..., i, j, l)
     same = torch.eye(n, dtype=torch.bool, device=vectors.device)
-    third = ~(same[:, None, :] | same[None, :, :])  # l is neither i nor j
-    return (gaps * third).sum(-1) / (n - 2) * ~same
+    sums = []
+    for i in range(n):  # one row at a time: all of them would take n^3 numbers
+        gaps = (cosines[..., i, None, :] - cosines).abs()  # (..., j, l)
+        third = ~(same[i] | same)  # l is neither i nor j
+        sums.append((gaps * third).sum(-1))
+    return torch.stack(sums, -2) / (n - 2) * ~same
 
 # %% ../../nbs/06_methods/14_fedccfa.ipynb #bafcf5fd
 def cluster(distances: Tensor, eps: float) -> Tensor:

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedrepro.core.errors import InputError
 from fedrepro.core.trees import distance, same_bits, select, weighted_mean
@@ -170,3 +172,32 @@ def test_the_oracle_gives_no_concept_to_outputs_that_no_class_has():
     assert torch.equal(drifted["clusters"][:10], drifted["concepts"])
     assert not drifted["clusters"][10:].any()
     assert drifted["clusters"][:10].unique().numel() > 1
+
+
+class Largest(TorchDispatchMode):
+    "Remembers how many numbers the largest tensor has that is computed inside"
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        answer = func(*args, **(kwargs or {}))
+        if isinstance(answer, torch.Tensor):
+            self.numbers = max(self.numbers, answer.numel())
+        return answer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [3, 8, 33])
+def test_madd_is_eq_4_for_all_triples_but_holds_one_row_at_a_time(n, dtype):
+    "The same bits as one expression, which would take n^3 numbers: 5 GB for 500 participants and ten classes"
+    vectors = torch.randn(2, n, 5, dtype=dtype, generator=torch.Generator().manual_seed(n))
+    unit = F.normalize(vectors, dim=-1)
+    cosines = unit @ unit.mT
+    gaps = (cosines[:, :, None, :] - cosines[:, None, :, :]).abs()
+    same = torch.eye(n, dtype=torch.bool)
+    third = ~(same[:, None, :] | same[None, :, :])
+    want = (gaps * third).sum(-1) / (n - 2) * ~same
+    with Largest() as largest:
+        distances = madd(vectors)
+    assert torch.equal(distances, want)
+    assert largest.numbers <= 2 * n * max(n, 5)
