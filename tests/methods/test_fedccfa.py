@@ -1,5 +1,7 @@
 "FedCCFA's hook `find_clusters`: one override changes who shares, and nothing else; the page's stages are its switches"
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -16,6 +18,7 @@ from fedrepro.methods import fedccfa
 from fedrepro.methods.fedccfa import BalancedHeads, FedCCFA, SharedHeads, cluster, madd
 from fedrepro.methods.personal import server_head
 from fedrepro.models import networks
+from toy import ROOT
 
 K = 6
 LOCAL = dict(lr=0.05, epochs=1, batch_size=32)
@@ -172,6 +175,36 @@ def test_the_oracle_gives_no_concept_to_outputs_that_no_class_has():
     assert torch.equal(drifted["clusters"][:10], drifted["concepts"])
     assert not drifted["clusters"][10:].any()
     assert drifted["clusters"][:10].unique().numel() > 1
+
+
+IMPORTS = """
+import sys
+from fedrepro.engine.method import load_methods
+from fedrepro.engine.rounds import begin, next_round
+from test_fedccfa import LOCAL, federation
+
+for name, cls in load_methods().items():
+    if cls.pooled:
+        continue  # without drift alone
+    method = cls(**LOCAL, **cls.check_settings)
+    fed = federation()
+    now = begin(method, fed)
+    before = set(sys.modules)
+    for _ in range(2):
+        now = next_round(method, fed, now)
+    print(name, *sorted(set(sys.modules) - before))
+"""
+
+
+def test_no_round_of_any_method_imports_a_library():
+    "Table 12 counts the seconds of a round: the first one would have those of scikit-learn's import"
+    folders = f"import sys; sys.path += [{str(ROOT / 'tests')!r}, {str(ROOT / 'tests/methods')!r}]"
+    answer = subprocess.run(
+        [sys.executable, "-c", folders + IMPORTS], capture_output=True, text=True, cwd=ROOT
+    )
+    assert answer.returncode == 0, answer.stderr
+    imported = dict(line.split(maxsplit=1) for line in answer.stdout.splitlines() if " " in line)
+    assert not imported
 
 
 class Largest(TorchDispatchMode):
