@@ -42,6 +42,13 @@ class Autocast(Net):
         with torch.autocast(features.device.type, torch.bfloat16):
             return super().classify(params, features).float()
 
+    def part_outputs(
+        self, parts: dict[str, nn.Module], params: Tree, x: Tensor, train: bool = False
+    ) -> dict[str, Tensor]:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            outputs = super().part_outputs(parts, params, x, train)
+        return {part: t.float() for part, t in outputs.items()}
+
 
 class BF16Net(Net):
     "A network that clients compute in bfloat16, and the server in float32, as all evaluation"

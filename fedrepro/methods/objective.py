@@ -13,7 +13,6 @@ from torch import nn, Tensor
 from ..core.errors import InputError
 from ..core.trees import Tree, squared_norm, sub
 from ..engine.client import Batch, Client, cross_entropy
-from ..engine.federation import Autocast
 from ..engine.method import FedAvg
 from ..engine.declarations import law
 
@@ -93,15 +92,7 @@ def part_names(net) -> dict[str, list[str]]:
 # %% ../../nbs/06_methods/00_objective.ipynb #1f4ec181
 def outputs(net, params: Tree, x: Tensor, train: bool = False) -> dict[str, Tensor]:
     "What each part of `net` puts out for `x` (n, *shape): (n, d) features, (n, feature_dim) projection, (n, C) logits"
-    out = {}
-    net.enter(params, train)
-    try:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=isinstance(net, Autocast)):
-            for part, module in part_modules(net).items():
-                out[part] = x = module(x)
-    finally:
-        net.leave(params)
-    return {part: t.to(params["head.weight"].dtype) for part, t in out.items()}
+    return net.part_outputs(part_modules(net), params, x, train)
 
 # %% ../../nbs/06_methods/00_objective.ipynb #45bd1be1
 @dataclass

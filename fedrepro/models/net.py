@@ -345,6 +345,22 @@ class Net:
         finally:
             self.leave(params, features)
 
+    def part_outputs(
+        self, parts: dict[str, nn.Module], params: Tree, x: Tensor, train: bool = False
+    ) -> dict[str, Tensor]:
+        """What each of `parts` puts out: modules inside `self.module`, the first takes `x` and each other the one before.
+
+        `train` as in a call."""
+        self.enter(params, train)
+        try:
+            outputs = {}
+            for part, module in parts.items():
+                x = module(x)
+                outputs[part] = x
+            return outputs
+        finally:
+            self.leave(params)
+
     def enter(self, params: Tree, train: bool = False, body: bool = False):
         "Put `params` into the module (with `body` those of the body alone); raises KeyError for missing ones"
         names = self._body_names if body else self._names

@@ -27,7 +27,8 @@ from fedrepro.engine.rounds import run
 from fedrepro.experiments.jobs import try_round
 from fedrepro.methods.fedadc import FedADC
 from fedrepro.methods.lfd import LfD
-from fedrepro.methods.objective import Constraint
+from fedrepro.methods.objective import Constraint, outputs
+from fedrepro.models import networks
 from toy import OURS, one_line
 
 PACKAGE = Path(fedrepro.__file__).parent
@@ -260,6 +261,17 @@ def test_a_law_holds_with_batch_norm(normed):
 def test_a_law_holds_in_half_the_bits():
     half = replace(tiny(), dtype=torch.float32, net=in_precision(tiny().net, "bf16"))
     assert next(limit_law(Case(Constraint(**LOCAL), half))).ok
+
+
+def test_parts_in_half_the_bits_are_those_of_the_whole_network():
+    net = in_precision(networks.network("moon_cnn"), "bf16").for_clients
+    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    params = net.init(0)
+    parts = outputs(net, params, x)
+    assert [*parts] == ["extractor", "header", "classifier"]
+    assert all(t.dtype is torch.float32 for t in parts.values())
+    assert torch.equal(parts["header"], net.features(params, x))
+    assert torch.equal(parts["classifier"], net(params, x))
 
 
 # --- the path of a client's round
