@@ -220,8 +220,6 @@ def test_every_executor_computes_them(method):
 @pytest.mark.parametrize("what", zoo.REFUSED)
 def test_a_wrong_method_is_refused_in_one_line(what, executor):
     method, words = zoo.REFUSED[what]
-    if executor != "sequential" and "step" in what:
-        pytest.skip("a stack's step has its own copies")
     with one_line(*words):
         run(method(**PLAIN), federation(), 1, executor=EXECUTORS[executor]())
 
