@@ -9,7 +9,7 @@ __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Pha
            'Step', 'movable', 'checked_pair', 'checked_step', 'refuse_replaced', 'refuse_moved_frozen', 'train',
            'watch_client', 'refuse_writes', 'watch_constants', 'refuse_sparse', 'checked_result', 'in_turn',
            'refuse_model', 'add_constants', 'start_phase', 'steps_taken', 'refuse_unknown_prefix', 'local_phases',
-           'client_rounds', 'client_round', 'class_means']
+           'client_rounds', 'client_round', 'feature_sums', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 import math
@@ -697,13 +697,23 @@ def client_round(method, client: Client) -> tuple[dict, dict, Tensor | None]:
     return client_rounds(method, [client])[0]
 
 # %% ../../nbs/04_engine/01_client.ipynb #fab1a78b
-def class_means(client: Client, params: Tree) -> Tensor:
-    "(C, d) mean feature of each class over the client's samples under `params`; zeros for a class without samples"
+def feature_sums(client: Client, params: Tree) -> tuple[Tensor, Tensor]:
+    """(C, d) sum of the features of each class, () sum of their squares, over the client's samples under `params`.
+
+    One pass, without gradients; zeros for a class without samples."""
     total = torch.zeros(
         client.net.classes, client.net.feature_dim, dtype=client.dtype, device=client.y.device
     )
+    square = total.new_zeros(())
     with torch.no_grad():
         for batch in client.chunks():
             features = client.net.features(params, batch.x) * batch.w[:, None]
             total.index_add_(0, batch.y, features)
+            square = square + features.square().sum()
+    return total, square
+
+
+def class_means(client: Client, params: Tree) -> Tensor:
+    "(C, d) mean feature of each class over the client's samples under `params`; zeros for a class without samples"
+    total, _ = feature_sums(client, params)
     return total / client.counts.clamp(min=1)[:, None]

@@ -13,7 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from ..core.trees import Tree, stack
-from ..engine.client import Batch, Client, Phase, Results, class_means, cross_entropy
+from fedrepro.engine.client import (
+    Batch,
+    Client,
+    Phase,
+    Results,
+    class_means,
+    cross_entropy,
+    feature_sums,
+)
 from ..engine.method import Exchange, FedAvg
 from .personal import FedRep
 from ..engine.declarations import Messages, law, one_a_round
@@ -91,15 +99,7 @@ class FedFM(FedAvg):
 # %% ../../nbs/06_methods/05_alignment.ipynb #bf219778
 def feature_statistics(client: Client, params: Tree) -> tuple[Tensor, Tensor]:
     "$h_k$ (C, d) and $V_k$ () of the client's features under `params`, in one pass over its samples"
-    total = torch.zeros(
-        client.net.classes, client.net.feature_dim, dtype=client.dtype, device=client.y.device
-    )
-    square = total.new_zeros(())
-    with torch.no_grad():
-        for batch in client.chunks():
-            features = client.net.features(params, batch.x) * batch.w[:, None]
-            total.index_add_(0, batch.y, features)
-            square = square + features.square().sum()
+    total, square = feature_sums(client, params)
     h = total / client.n
     variance = (square / client.n - h.square().sum()) / client.n
     return h, variance
