@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['losses_under', 'mean_losses', 'IFCA', 'concept_history', 'names_at', 'cluster_masses', 'cluster_distances', 'merged',
-           'mixture', 'keep_numbers', 'renumber', 'merged_models', 'assignment', 'new_model', 'FedDrift']
+           'mixture', 'Merging', 'merge_clusters', 'Numbers', 'keep_numbers', 'renumber', 'merged_models', 'assignment',
+           'new_model', 'FedDrift']
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #d5339ba8
 from dataclasses import dataclass
@@ -174,35 +175,62 @@ def mixture(into: list[int], mass: Tensor) -> Tensor:
     shares = together * torch.where(together.sum(1) > 1, mass, 1)
     return shares / shares.sum(1, keepdim=True)
 
+# %% ../../nbs/06_methods/06_clustered.ipynb #5b1c7e21
+@dataclass(frozen=True)
+class Merging:
+    "Which of M models become one"
+
+    into: list[int]  # (M,) position of the model that each is merged into, itself if none
+    shares: Tensor  # (M, M) float64: row i, the shares of all models in the one that i goes into
+
+
+def merge_clusters(losses: Tensor, chosen: Tensor, sizes: Tensor, delta: float) -> Merging:
+    "The models to merge, from the arguments of `cluster_distances` and the largest distance `delta`"
+    into = merged(cluster_distances(losses, chosen, sizes), delta)
+    mass = cluster_masses(chosen, sizes, len(into)).sum(0)
+    return Merging(into, mixture(into, mass))
+
+# %% ../../nbs/06_methods/06_clustered.ipynb #5b1c7e22
+@dataclass(frozen=True)
+class Numbers:
+    "The numbers of a server's models after merging"
+
+    of_old: list[int]  # (M,) by position before merging; models that became one have one number
+    of_new: list[int]  # of the models that are opened now
+    # by every number ever given: the number of the model that stands for it today
+    stands_for: list[int]
+
 # %% ../../nbs/06_methods/06_clustered.ipynb #598753aa
-def keep_numbers(server: dict, into: list[int], new: int) -> tuple[list[int], list[int]]:
-    "Numbers of the models by position, new ones last, and `now`: a number is given once and never again"
+def keep_numbers(server: dict, into: list[int], new: int) -> Numbers:
+    "A number is given once and never again; `new` models are opened, and model i goes into model `into[i]`"
     live = [int(m) for m in server["models"]]
-    stands_for = server["now"].tolist()
-    fresh = list(range(len(stands_for), len(stands_for) + new))
-    numbers = [live[i] for i in into]
-    merged_into = dict(zip(live, numbers))
-    return numbers + fresh, [merged_into[n] for n in stands_for] + fresh
+    of_old = [live[i] for i in into]
+    merged_into = dict(zip(live, of_old))
+    stands_for = [merged_into[n] for n in server["now"].tolist()]
+    given = len(stands_for)
+    of_new = list(range(given, given + new))
+    return Numbers(of_old, of_new, stands_for + of_new)
 
 
-def renumber(server: dict, into: list[int], new: int) -> tuple[list[int], list[int]]:
+def renumber(server: dict, into: list[int], new: int) -> Numbers:
     "As `keep_numbers`, but numbers are positions; one past the end means the last model"
     kept = sorted(set(into))
+    of_old = [kept.index(i) for i in into]
     models = len(kept) + new
-    numbers = [kept.index(i) for i in into] + list(range(len(kept), models))
+    of_new = list(range(len(kept), models))
     given = len(server["now"]) + new
-    return numbers, [min(n, models - 1) for n in range(given)]
+    return Numbers(of_old, of_new, [min(n, models - 1) for n in range(given)])
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #35023374
-def merged_models(
-    server: dict, into: list[int], mix: Tensor, numbers: list[int]
-) -> dict[str, Tree]:
+def merged_models(server: dict, merging: Merging, numbers: Numbers) -> dict[str, Tree]:
     "The models that are left, by number: each the mean of those merged into it, or as it was"
     trees = list(server["models"].values())
     models = {}
-    for i in sorted(set(into)):
-        alone = into.count(i) == 1
-        models[str(numbers[i])] = trees[i] if alone else weighted_mean(trees, mix[i].tolist())
+    for i in sorted(set(merging.into)):
+        model = trees[i]
+        if merging.into.count(i) > 1:
+            model = weighted_mean(trees, merging.shares[i].tolist())
+        models[str(numbers.of_old[i])] = model
     return models
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #d45c2859
@@ -213,28 +241,27 @@ def assignment(
     whether that is a new one; `mix` (M,), the shares of the models it holds in its own, where it is not."""
     losses = torch.stack([answer["losses"] for answer in exchange.uploads]).cpu()
     chosen = torch.stack([answer["cluster"] for answer in exchange.uploads]).cpu()
-    sizes = torch.tensor(exchange.sizes)
-    into = merged(cluster_distances(losses, chosen, sizes), delta)
-    mix = mixture(into, cluster_masses(chosen, sizes, len(into)).sum(0))
-    drifted = (chosen < 0).tolist()
-    numbers, stands_for = numbering(server, into, sum(drifted))
-    models = merged_models(server, into, mix, numbers)
+    merging = merge_clusters(losses, chosen, torch.tensor(exchange.sizes), delta)
+    numbers = numbering(server, merging.into, new=int((chosen < 0).sum()))
+    models = merged_models(server, merging, numbers)
 
     device = server["identity"].device
     identity = server["identity"].clone()
-    new_numbers = iter(numbers[len(into) :])  # one for each who drifted, in the cohort's order
     messages = []
-    for k, position, is_new in zip(exchange.cohort, chosen.tolist(), drifted):
-        number = next(new_numbers) if is_new else numbers[position]
+    new_numbers = iter(numbers.of_new)  # one for each who drifted, in the cohort's order
+    for k, position in zip(exchange.cohort, chosen.tolist()):
+        drifted = position < 0
+        number = next(new_numbers) if drifted else numbers.of_old[position]
         identity[k] = number
+        mix = merging.shares[position]  # of a new model nobody reads it
         messages.append(
             {
                 "cluster": torch.tensor(number, device=device),
-                "drifted": torch.tensor(is_new, device=device),
-                "mix": mix[position].to(device, losses.dtype),  # of a new model nobody reads it
+                "drifted": torch.tensor(drifted, device=device),
+                "mix": mix.to(device, losses.dtype),
             }
         )
-    now = torch.tensor(stands_for, device=device)
+    now = torch.tensor(numbers.stands_for, device=device)
     return server | {"models": models, "now": now, "identity": identity}, messages
 
 # %% ../../nbs/06_methods/06_clustered.ipynb #d4fa2ed7
