@@ -28,7 +28,9 @@ from ..engine.declarations import Messages, law, one_a_round
 
 # %% ../../nbs/06_methods/05_alignment.ipynb #bf948cb7
 def global_anchors(local: Tensor, counts: Tensor) -> Tensor:
-    "(C, d) mean of local anchors (n, C, d) by samples per class (n, C); zeros for a class that nobody has: no anchor"
+    """(C, d) mean of local anchors (n, C, d) by samples per class (n, C); zeros for a class that nobody has: no anchor.
+
+    $A_c=\\sum_kn_{k,c}A_{k,c}/\\sum_kn_{k,c}$."""
     return (local * counts[..., None]).sum(0) / counts.sum(0).clamp(min=1)[:, None]
 
 # %% ../../nbs/06_methods/05_alignment.ipynb #8a8d7b88
@@ -98,7 +100,9 @@ class FedFM(FedAvg):
 
 # %% ../../nbs/06_methods/05_alignment.ipynb #bf219778
 def feature_statistics(client: Client, params: Tree) -> tuple[Tensor, Tensor]:
-    "$h_k$ (C, d) and $V_k$ () of the client's features under `params`, in one pass over its samples"
+    """$h_k$ (C, d) and $V_k$ () of the client's features under `params`, in one pass over its samples.
+
+    $h_k[c]=\\pi_{k,c}\\mu_{k,c}$ and $V_k=\\frac1{n_k}(\\frac1{n_k}\\sum_x\\|f(x)\\|^2-\\sum_c\\|h_k[c]\\|^2)$."""
     total, square = feature_sums(client, params)
     h = total / client.n
     variance = (square / client.n - h.square().sum()) / client.n
@@ -126,6 +130,7 @@ def simplex_minimum(P: np.ndarray) -> np.ndarray | None:
 def head_weights(h: Tensor, variance: Tensor, renormalise: bool = True) -> Tensor:
     """(n, n) weights, row i for the head of participant i, from $h$ (n, C, d) and $V$ (n,).
 
+    Row i minimises $a^\\top(\\mathrm{diag}(V)+D^{(i)})a$, $D^{(i)}_{jl}=\\sum_c\\langle h_i[c]-h_j[c],h_i[c]-h_l[c]\\rangle$.
     Weights below 1e-3 become 0; with `renormalise` the rest sums to 1. A row without a solution keeps its own head."""
     H = h.flatten(1).double().cpu().numpy()
     V = np.diag(variance.double().cpu().numpy())

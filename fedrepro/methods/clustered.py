@@ -71,7 +71,7 @@ class IFCA(FedAvg):
         return [self.phase(client, constants=self.identity, start=self.own_model)]
 
     def identity(self, client: Client, results: Results) -> dict:
-        "`cluster` (): the number of the received model of the smallest mean loss"
+        "`cluster` (): $m_k=\\arg\\min_mL_k(w_m)$, the number of the received model of the smallest mean loss"
         return {"cluster": mean_losses(client, list(client.received["models"].values())).argmin()}
 
     def own_model(self, client: Client, results: Results) -> Tree:
@@ -85,7 +85,7 @@ class IFCA(FedAvg):
         return upload, client.state | client.constants
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
-        "Each model by size over those who chose it"
+        "Each model by size over those who chose it: $w_m\\leftarrow\\sum_{m_k=m}n_kw^k/\\sum_{m_k=m}n_k$"
         chosen = torch.stack([upload["cluster"] for upload in exchange.uploads]).tolist()
         models = dict(server["models"])
         for number in sorted(set(chosen)):
@@ -145,6 +145,7 @@ def cluster_masses(chosen: Tensor, sizes: Tensor, models: int) -> Tensor:
 def cluster_distances(losses: Tensor, chosen: Tensor, sizes: Tensor) -> Tensor:
     """(M, M) float64 distances $d_{ij}$; infinite on the diagonal, and where a cluster has no participant.
 
+    $d_{ij}=\\max(L_{ij}-L_{ii},L_{ji}-L_{jj},0)$ with the loss $L_{ij}$ of model i on the data of cluster j.
     `losses` (n, M) of every model on each participant's data, `chosen` (n,) its model or -1, `sizes` (n,)."""
     mass = cluster_masses(chosen, sizes, losses.shape[1])
     L = losses.double().T @ (mass / mass.sum(0))  # (i, j): model i on the data of cluster j

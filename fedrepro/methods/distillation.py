@@ -18,7 +18,9 @@ from ..engine.declarations import Messages, law
 
 # %% ../../nbs/06_methods/01_distillation.ipynb #b9a33736
 def contrast(z: Tensor, towards: Tensor, away: Tensor, tau: float) -> Tensor:
-    "(B,) contrastive loss of features `z` (B, d) between those of two teachers (B, d): MOON's $\\ell_{con}$"
+    """(B,) contrastive loss of features `z` (B, d) between those of two teachers (B, d): MOON's $\\ell_{con}$.
+
+    $-\\log(e^{\\cos(z,z_{glob})/\\tau}/(e^{\\cos(z,z_{glob})/\\tau}+e^{\\cos(z,z_{prev})/\\tau}))$, `towards` $z_{glob}$, `away` from $z_{prev}$."""
     gap = F.cosine_similarity(z, towards, dim=1) - F.cosine_similarity(z, away, dim=1)
     return -F.logsigmoid(gap / tau)
 
@@ -57,7 +59,9 @@ class MOON(FedAvg):
 
 # %% ../../nbs/06_methods/01_distillation.ipynb #03ec7d51
 def distillation(logits: Tensor, teacher: Tensor, tau: float) -> Tensor:
-    "(B,) divergence of a student's `logits` (B, C) from its `teacher`'s at temperature `tau`, times tau squared"
+    """(B,) divergence of a student's `logits` (B, C) from its `teacher`'s at temperature `tau`, times tau squared.
+
+    $\\tau^2\\,\\mathrm{KL}(\\mathrm{softmax}(\\bar z/\\tau)\\,\\|\\,\\mathrm{softmax}(z/\\tau))$, teacher $\\bar z$ and student $z$."""
     log_student = F.log_softmax(logits / tau, dim=1)
     log_teacher = F.log_softmax(teacher / tau, dim=1)
     return tau**2 * (log_teacher.exp() * (log_teacher - log_student)).sum(1)
@@ -95,7 +99,9 @@ class FedGKD(FedAvg):
         return Messages(broadcast={"params": "model", "teacher": "model"})
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
-        "Cross-entropy plus $\\lambda$ times the distillation from the teacher, which is in eval mode, without gradient"
+        """Cross-entropy plus $\\lambda$ times the distillation from the teacher, which is in eval mode, without gradient.
+
+        $\\mathcal L_{CE}+\\lambda T^2\\,\\mathrm{KL}(\\mathrm{softmax}(\\bar z/T)\\,\\|\\,\\mathrm{softmax}(z/T))$."""
         logits = client.net(params, batch.x, train=True)
         teacher = client.received.get("teacher", client.received["params"])
         with torch.no_grad():
@@ -129,7 +135,9 @@ class FedNTD(FedAvg):
     limit = law(beta=0.0)
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
-        "Cross-entropy plus $\\beta$ times the distillation on not-true classes; teacher in eval mode, without gradient"
+        """Cross-entropy plus $\\beta$ times the distillation on not-true classes; teacher in eval mode, without gradient.
+
+        $\\mathcal L_{CE}+\\beta\\tau^2\\,\\mathrm{KL}(\\tilde q^G_\\tau\\,\\|\\,\\tilde q_\\tau)$, $\\tilde q$ the softmax without the true class."""
         logits = client.net(params, batch.x, train=True)
         with torch.no_grad():
             taught = client.net(client.received["params"], batch.x)

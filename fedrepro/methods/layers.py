@@ -45,7 +45,10 @@ def partners(params: Tree) -> dict[str, str]:
 def cross_layer(
     deep: Tensor, shallow: Tensor, most: float = 5.0, clip: float = 0.1, eps: float = 1e-7
 ) -> Tensor:
-    "The mixture of two updates (out, in, h, w), kernel by kernel; `eps` keeps quotients of zeros finite"
+    """The mixture of two updates (out, in, h, w), kernel by kernel; `eps` keeps quotients of zeros finite.
+
+    $G_l'=(G_l/\\|G_l\\|+\\kappa\\,G_0/\\|G_0\\|)\\frac{\\|G_l\\|+\\|G_0\\|}2$ within $\\pm$`clip`, $G_l$ the deep update, $G_0$ the shallow one;
+    $\\kappa=|\\langle G_0,G_l\\rangle|/\\langle G_0,G_0\\rangle$, at most `most`."""
 
     def kernel_sum(t):
         return t.flatten(2).sum(2)[..., None, None]

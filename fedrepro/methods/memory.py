@@ -63,13 +63,15 @@ class SCAFFOLD(FedAvg):
         )
 
     def adjust_gradient(self, client: Client, params: Tree, grads: Tree) -> Tree:
-        "$g-c_k+c$"
+        "Direction of a step $w\\leftarrow w-\\eta(g-c_k+c)$"
         own_c = client.state["c"]
         server_c = client.received["c"]
         return {n: g - own_c[n] + server_c[n] for n, g in grads.items()}
 
     def client_result(self, client: Client, params: Tree, results: Results) -> tuple[dict, dict]:
-        "Uploads the model and `change`, $c_k^+-c_k$ (upload 2); keeps $c_k^+$"
+        """Uploads the model and `change`, $c_k^+-c_k$ (upload 2); keeps $c_k^+$.
+
+        Option II of the paper: $c_k^+=c_k-c+\\frac1{H_k\\eta}(w_t-w_t^k)$."""
         own_c = client.state["c"]
         server_c = client.received["c"]
         steps = results["local"].steps
@@ -83,7 +85,9 @@ class SCAFFOLD(FedAvg):
         return {"params": params, "change": change}, client.state | {"c": add(own_c, change)}
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
-        "The step $\\eta_g$ towards the unweighted mean of the uploads; `c` follows its clients"
+        """The step $\\eta_g$ towards the unweighted mean of the uploads; `c` follows its clients.
+
+        $w_{t+1}=w_t-\\eta_g\\frac1{|S_t|}\\sum_k(w_t-w_t^k)$ and $c\\leftarrow c+\\frac1K\\sum_k(c_k^+-c_k)$."""
         mean = weighted_mean([upload["params"] for upload in exchange.uploads])
         w = server["params"]
         params = dict(mean)

@@ -47,7 +47,7 @@ class FedRS(FedAvg):
     limit = law(alpha=1.0)
 
     def loss(self, client: Client, params: Tree, batch: Batch) -> Tensor:
-        "Cross-entropy of the logits $s_cz_c$"
+        "Cross-entropy of the logits $s_cz_c$, $s_c=1$ for a class that the client has and $\\alpha$ for a missing one"
         scale = torch.where(client.counts > 0, torch.ones_like(client.counts), self.alpha)
         return cross_entropy(client.net(params, batch.x, train=True) * scale, batch)
 

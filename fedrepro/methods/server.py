@@ -29,7 +29,7 @@ class FedAvgM(FedAvg):
         return super().init_server(federation) | {"v": federation.zeros}
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
-        "Momentum $v$ of the mean move by size, and a step along it"
+        "$v_{t+1}=\\beta v_t+\\bar\\Delta$ of the mean move by size, and the step $w_{t+1}=w_t-\\eta_sv_{t+1}$"
         w = server["params"]
         mean = super().aggregate(server, exchange)["params"]
         params = dict(mean)
@@ -56,7 +56,9 @@ class SlowMo(FedAvg):
         return super().init_server(federation) | {"m": federation.zeros}
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
-        "Momentum $m$ of the unweighted mean move over $\\eta_t$, and a step along it"
+        """Momentum $m$ of the unweighted mean move over $\\eta_t$, and a step along it: FedADC's Algorithm 2.
+
+        $m_{t+1}=\\beta m_t+\\frac1{|S_t|\\eta_t}\\sum_k(w_t-w_t^k)$ and $w_{t+1}=w_t-\\alpha\\eta_tm_{t+1}$."""
         w = server["params"]
         mean = weighted_mean([upload["params"] for upload in exchange.uploads])
         eta = self.lr * self.lr_decay**exchange.round
@@ -69,7 +71,9 @@ class SlowMo(FedAvg):
 
 # %% ../../nbs/06_methods/03_server.ipynb #45b17f12
 def extrapolation(moves: list[Tree], sizes: list[int], eps: float) -> tuple[Tensor, Tree]:
-    "$\\eta_g\\ge1$, a scalar tensor, and $\\bar\\Delta$, from the participants' moves $w_t-w_t^k$ and sizes; `eps` > 0"
+    """$\\eta_g$ () and $\\bar\\Delta$, from the participants' moves $\\Delta_k=w_t-w_t^k$ and sizes; `eps` > 0.
+
+    $\\eta_g=\\max\\{1,\\sum_kp_k\\|\\Delta_k\\|^2/(2(\\|\\bar\\Delta\\|^2+|S_t|\\epsilon))\\}$, as in the authors' code."""
     mean = weighted_mean(moves, sizes)
     lengths = [{"squared": squared_norm(move)} for move in moves]
     spread = weighted_mean(lengths, sizes)["squared"]
@@ -98,7 +102,7 @@ class FedExP(FedAvg):
         return start | {"before": before, "average": start["params"], "server_lr": rate}
 
     def aggregate(self, server: dict, exchange: Exchange) -> dict:
-        "A step of $\\eta_g$ along the mean move by size; after round 1 `before` is the new model itself"
+        "$w_{t+1}=w_t-\\eta_g\\bar\\Delta$ along the mean move by size; after round 1 `before` is the new model itself"
         w = server["params"]
         mean = super().aggregate(server, exchange)["params"]
         moves = []
