@@ -9,8 +9,10 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from fedrepro.core.trees import tensors
+from fedrepro.engine.client import local_phases
 from fedrepro.engine.method import load_methods
 from fedrepro.engine.rounds import begin, open_round
+from fedrepro.executors import stacks
 from fedrepro.executors.executors import EXECUTORS
 from toy import few
 
@@ -18,10 +20,24 @@ TOY = few((20, 9, 14), dtype=torch.float32)
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def asked():
+    "The devices of the trees that a stack compared with those of one client alone, a pair of trees a question"
+    return []
+
+
+@pytest.fixture
+def gpu(monkeypatch, asked):
     """A mode in which the device `cuda` can be computed on
 
-    What stands in for a GPU: gradients, which PyTorch takes from a real device only."""
+    What stands in for a GPU: gradients, which PyTorch takes from a real device only; and the answer to the one question
+    for a value that there is, whether the steps of a stack differ from those of a client alone: they do not."""
+
+    def same(a, b, smallest):
+        assert [t.shape for t in tensors(a)] == [t.shape for t in tensors(b)]
+        asked.append({t.device.type for t in tensors([a, b])})
+        return False
+
+    monkeypatch.setattr(stacks, "differ", same)
     monkeypatch.setattr(
         torch.autograd, "grad", lambda out, at, **_: [torch.zeros_like(t) for t in at]
     )
@@ -41,17 +57,25 @@ def clients_of(name):
 
 @pytest.mark.parametrize("how", EXECUTORS)
 @pytest.mark.parametrize("name", ["FedAvg", "FedCCFA"])
-def test_a_round_on_a_gpu(gpu, name, how):
-    "Results are on the device, with the shapes that the loop's have; nothing in a client's part waits for it"
+def test_a_round_on_a_gpu(gpu, asked, name, how):
+    """Results are on the device, with the shapes that the loop's have; nothing in a client's part waits for it
+
+    But for what a stack asks about itself: four times a phase, however many steps it has."""
+    rounds = 2
     with gpu:
         method, clients = clients_of(name)
+        phases = len(local_phases(method, next(iter(clients()))))
         shapes = [t.shape for t in tensors(EXECUTORS["sequential"]()(method, clients()))]
         executor = EXECUTORS[how]()
-        for _ in range(2):
+        for _ in range(rounds):
             found = executor(method, clients())
     assert {t.device.type for t in tensors(found)} == {"cuda"}
     assert [t.shape for t in tensors(found)] == shapes
-    assert not getattr(executor, "alone", {})  # nobody was trained in turn
+    if how == "stacked":
+        assert executor.in_turn == {}  # every phase ran side by side
+        assert asked == [{"cuda"}] * 4 * phases * rounds
+    else:
+        assert asked == []
 
 
 def test_who_waits_is_seen(gpu):
