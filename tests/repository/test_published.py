@@ -1,6 +1,8 @@
-"""The published numbers are those that the papers print: cells read by hand, and every cell where the reference is beside the repository."""
+"""The published numbers are those that the papers print: cells read by hand, and a digest of every table, taken from a reference of its own."""
 
 import csv
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -24,8 +26,8 @@ def read(path):
         return list(csv.DictReader(file))
 
 
-def changed(path, reference):
-    "Lines of one file that the other has not, numbers by value"
+def by_value(path):
+    "The lines of a file with numbers by value: 69.10 is 69.1"
 
     def value(text):
         try:
@@ -33,14 +35,22 @@ def changed(path, reference):
         except ValueError:
             return text
 
-    def lines(path):
-        return [{k: value(v) for k, v in line.items()} for line in read(path)]
+    return [{k: value(v) for k, v in line.items()} for line in read(path)]
 
-    ours = lines(path)
-    theirs = lines(reference)
+
+def changed(path, reference):
+    "Lines of one file that the other has not"
+    ours = by_value(path)
+    theirs = by_value(reference)
     return [line for line in ours if line not in theirs] + [
         line for line in theirs if line not in ours
     ]
+
+
+def digest(path):
+    "The SHA-256 of a file's lines by value, in any order"
+    lines = sorted({json.dumps(line, sort_keys=True) for line in by_value(path)})
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 # the first, a middle and the last line of each table, and how many it has
@@ -61,20 +71,42 @@ def test_cells_read_by_hand(cell):
     assert found == [(cell["mean"], cell["std"])]
 
 
-@pytest.mark.skipif(
-    not REFERENCE.is_dir(), reason="the reference of published numbers is not beside the repository"
-)
+DIGESTS = json.loads(Path(__file__).parents[1].joinpath("published_digests.json").read_text())
+
+
+def reference(name):
+    "The file beside the repository from which the digest of a table was taken; skips the test where it is not there"
+    if not REFERENCE.is_dir():
+        pytest.skip("the reference of published numbers is not beside the repository")
+    return REFERENCE / f"{ELSEWHERE.get(name, name.replace('/', '_'))}.csv"
+
+
+def test_every_table_has_a_digest():
+    assert DIGESTS.keys() == HERE.keys()
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_every_cell_has_the_digest_of_the_reference(name):
+    assert digest(HERE[name]) == DIGESTS[name]
+
+
 @pytest.mark.parametrize("name", HERE)
 def test_every_cell_is_that_of_the_reference(name):
-    assert not changed(HERE[name], REFERENCE / f"{ELSEWHERE.get(name, name.replace('/', '_'))}.csv")
+    "Where the reference is: its digest is the one kept, and a line that differs is shown"
+    assert not changed(HERE[name], reference(name))
+    assert digest(reference(name)) == DIGESTS[name]
 
 
 def test_a_changed_number_is_found(tmp_path):
-    text = HERE["lfd/table1"].read_text()
-    (tmp_path / "x.csv").write_text(text.replace("69.1,0.6", "69.10,0.6"))
-    assert not changed(HERE["lfd/table1"], tmp_path / "x.csv")
-    (tmp_path / "x.csv").write_text(text.replace("69.1,0.6", "69.2,0.6"))
-    assert len(changed(HERE["lfd/table1"], tmp_path / "x.csv")) == 2
+    here = HERE["lfd/table1"]
+    text = here.read_text()
+    other = tmp_path / "x.csv"
+    other.write_text(text.replace("69.1,0.6", "69.10,0.6"))
+    assert not changed(here, other)
+    assert digest(other) == digest(here)
+    other.write_text(text.replace("69.1,0.6", "69.2,0.6"))
+    assert len(changed(here, other)) == 2
+    assert digest(other) != digest(here)
 
 
 SETTINGS = {  # column of a published file -> the setting in a spec
