@@ -34,6 +34,14 @@ def test_the_tests_mirror_the_package():
     assert not list((ROOT / "tests").glob("test_*.py"))
 
 
+def test_files_that_run_first_are_there():
+    "A renamed file would lose its place in silence"
+    names = re.search(r'LONG = """(.*?)"""', (ROOT / "conftest.py").read_text(), re.S)[1].split()
+    assert names and set(names) <= {
+        p.stem.removeprefix("test_") for p in (ROOT / "tests").glob("*/test_*.py")
+    }
+
+
 # --- who imports whom
 
 
