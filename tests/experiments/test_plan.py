@@ -106,9 +106,11 @@ def test_what_is_judged_is_what_a_run_judges(row, every, last):
     assert found <= expected <= found * (2 if row == "IFCA" else 1.5) + 1, (found, expected)
 
 
-@pytest.mark.parametrize("name", [n for n, card in DATA_CARDS.items() if card.has_stand_in])
-def test_stand_ins_have_the_sizes_of_the_data_sets(name):
-    "Against what the source declares; against the files, where they are"
+STAND_INS = [name for name, card in DATA_CARDS.items() if card.has_stand_in]
+
+
+@pytest.mark.parametrize("name", STAND_INS)
+def test_stand_ins_have_the_sizes_that_the_source_declares(name):
     blank = stand_in(name)
     card = DATA_CARDS[name]
     source = card.source
@@ -119,15 +121,17 @@ def test_stand_ins_have_the_sizes_of_the_data_sets(name):
         assert blank.class_names == source.class_names
         assert len(source.class_names) == blank.classes
     assert int(blank.train_y.bincount().max() - blank.train_y.bincount().min()) <= 1
-    if not source.present(data_dir()):
-        pytest.skip(f"{name} is not here: compared with its declaration only")
+
+
+@pytest.mark.parametrize("name", STAND_INS)
+def test_stand_ins_have_the_sizes_of_the_data_sets(name):
+    if not DATA_CARDS[name].source.present(data_dir()):
+        pytest.skip(f"{name} is not on this machine")
+    blank = stand_in(name)
     real = load(name)
-    assert (blank.shape, blank.classes, len(blank.train_y), len(blank.test_y)) == (
-        real.shape,
-        real.classes,
-        len(real.train_y),
-        len(real.test_y),
-    )
+    assert (blank.shape, blank.classes) == (real.shape, real.classes)
+    assert len(blank.train_y) == len(real.train_y)
+    assert len(blank.test_y) == len(real.test_y)
 
 
 def drifting(at=None, **more):
