@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Tree', 'add', 'sub', 'scale', 'zeros_like', 'dot', 'squared_norm', 'norm', 'distance', 'weighted_mean', 'select',
-           'stack', 'unstack', 'leaves', 'tensors', 'nbytes', 'rebuilt', 'moved', 'as_bytes', 'same_bits']
+           'stack', 'leaves', 'tensors', 'nbytes', 'rebuilt', 'moved', 'as_bytes', 'same_bits']
 
 # %% ../../nbs/01_core/01_trees.ipynb #08d44a9f
 import math
@@ -83,11 +83,6 @@ def select(a: Tree, prefix: str | tuple[str, ...]) -> Tree:
 def stack(trees: list[Tree]) -> Tree:
     "Trees of equal shapes as one tree with a new first axis of length `len(trees)`"
     return {n: torch.stack([t[n] for t in trees]) for n in trees[0]}
-
-
-def unstack(a: Tree) -> list[Tree]:
-    "The trees along the first axis: the inverse of `stack` (views, not copies)"
-    return [{n: t[i] for n, t in a.items()} for i in range(len(next(iter(a.values()))))]
 
 # %% ../../nbs/01_core/01_trees.ipynb #f4ee3ab4
 def leaves(message) -> list:

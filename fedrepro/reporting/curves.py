@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['PALETTE', 'ACCENT', 'FOIL', 'REST', 'MARKERS', 'DASHES', 'STYLE', 'NAMED', 'PARTITION_WORDS', 'PANEL', 'LEGEND',
-           'FEW', 'SETTLED', 'AXIS', 'LABEL', 'FAR', 'LONG', 'lab', 'colour_distance', 'styled', 'Style', 'own_rows',
-           'main_row', 'row_colours', 'row_styles', 'page_colours', 'untuned', 'curves', 'plot_seeds', 'plot_mean',
-           'plot_curves', 'mark_drift', 'schedule_of', 'drift_rounds', 'partition_words', 'setting', 'axis_label',
-           'plot_published', 'grid', 'repeated_rows', 'without_repeated', 'best_first', 'highlighted', 'axis_start',
-           'share_scale', 'moved_apart', 'line_ends', 'label_ends', 'diverged_notes', 'over_seeds', 'add_notes',
-           'widen', 'add_legend', 'refuse_empty', 'finish_panel', 'title_panel', 'panels_in_line', 'first_runs',
-           'published_values', 'accuracy_figure', 'check_figure_file', 'save_figure', 'small_png']
+           'FEW', 'SETTLED', 'AXIS', 'LABEL', 'FAR', 'LONG', 'styled', 'Style', 'own_rows', 'main_row', 'row_colours',
+           'row_styles', 'page_colours', 'untuned', 'curves', 'plot_seeds', 'plot_mean', 'plot_curves', 'mark_drift',
+           'schedule_of', 'drift_rounds', 'partition_words', 'setting', 'axis_label', 'plot_published', 'grid',
+           'repeated_rows', 'without_repeated', 'best_first', 'highlighted', 'axis_start', 'share_scale', 'moved_apart',
+           'line_ends', 'label_ends', 'diverged_notes', 'over_seeds', 'add_notes', 'widen', 'add_legend',
+           'refuse_empty', 'finish_panel', 'title_panel', 'panels_in_line', 'first_runs', 'published_values',
+           'accuracy_figure', 'check_figure_file', 'save_figure', 'small_png']
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #c0866378
 import io, math, textwrap
@@ -73,20 +73,6 @@ DASHES: dict[str, tuple | str] = {
     "long": (9, 2),
     "dashdotdot": (5, 1.2, 1.2, 1.2, 1.2, 1.2),
 }
-
-# %% ../../nbs/09_reporting/04_curves.ipynb #4971bf23
-def lab(colour: str) -> np.ndarray:
-    "A colour as lightness and two hues (CIELAB under daylight); a distance of 2 is just visible"
-    rgb = np.array(to_rgb(colour))
-    light = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    to_xyz = [[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0178, 0.1095, 0.8729]]
-    x, y, z = np.cbrt(to_xyz @ light)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-def colour_distance(one: str, other: str) -> float:
-    "How far two colours are apart (CIELAB, 1976)"
-    return float(np.linalg.norm(lab(one) - lab(other)))
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #1a7f767a
 # one look for every figure: text of 12 pixels, 9 where a page of 900 pixels shrinks four panels

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import toy
 from matplotlib import pyplot as plt
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 
 from fedrepro.checks.harness import LOCAL, tiny
 from fedrepro.core.errors import InputError
@@ -27,7 +27,7 @@ from fedrepro.executors.executors import Stacked
 from fedrepro.experiments.jobs import active_run
 from fedrepro.experiments.rules import Value
 from fedrepro.experiments.specs import PLOTS, load_spec
-from fedrepro.reporting.curves import ACCENT, axis_label, colour_distance, own_rows
+from fedrepro.reporting.curves import ACCENT, axis_label, own_rows
 from fedrepro.reporting.curves import without_repeated
 from fedrepro.reporting.figures import (
     FIGURES,
@@ -71,6 +71,30 @@ def played(name, asked=(), rounds=2, **more):
 
 
 # --- colours
+
+
+def lab(colour):
+    "A colour as lightness and two hues (CIELAB under daylight); a distance of 2 is just visible"
+    rgb = np.array(to_rgb(colour))
+    light = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = [[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0178, 0.1095, 0.8729]]
+    xyz = to_xyz @ light
+    x, y, z = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), 841 / 108 * xyz + 4 / 29)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def colour_distance(one, other):
+    "How far two colours are apart (CIELAB, 1976)"
+    return float(np.linalg.norm(lab(one) - lab(other)))
+
+
+def test_distances_of_colours():
+    assert colour_distance(ACCENT, ACCENT) == 0
+    assert colour_distance("black", "white") == pytest.approx(100, abs=0.1)  # lightness alone
+    assert colour_distance("#000000", "#010101") < 1  # one step of a screen is not visible
+    assert lab("red") == pytest.approx(
+        [53.2, 80.1, 67.2], abs=0.2
+    )  # sRGB's red, as tables print it
 
 
 def labelled(figure):
