@@ -6,6 +6,7 @@ import string
 import time
 import tomllib
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -187,3 +188,9 @@ def put(
         ]
         files.append(stored(c, rows, results or spec.results, **head))
     return files
+
+
+def from_files(monkeypatch, name, source):
+    "Until the test ends, data set `name` has the files of `source`"
+    card = replace(datasets.DATA_CARDS[name], read=source)
+    monkeypatch.setitem(datasets.DATA_CARDS, name, card)

@@ -14,14 +14,13 @@ from fedrepro.experiments.specs import load_spec
 from toy import ROOT, SMALL, one_line, written
 
 DATA = """import torch
-from fedrepro.data import datasets, transforms
+from fedrepro.data import datasets
 from fedrepro.models.architectures import architecture
 from fedrepro.models.net import Network
 def parts():
     x, y = torch.arange(120 * 36, dtype=torch.uint8).reshape(120, 1, 6, 6), torch.arange(120) % 3
     return dict(train_x=x, train_y=y, test_x=x[:30], test_y=y[:30], class_names=("a", "b", "c"))
-datasets.MADE["stripes"] = parts
-transforms.PIXEL_STATISTICS["stripes"] = ((.5,), (.3,))
+datasets.add_data_set("stripes", parts, (.5,), (.3,))
 @architecture(1, 6, 6)
 def stripes_net(classes, shape):
     return Network(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 4)), torch.nn.Linear(4, classes))
@@ -194,8 +193,8 @@ def test_a_method_that_cannot_be_made_is_refused_with_its_line(refused, own, tmp
 def test_a_reader_that_raises_is_not_the_disk(said, own, tmp_path, body, words):
     "A data set of one's own in one column: the other column is computed; a plan and a comparison end in one line"
     file = own(
-        f"import sys\nfrom fedrepro.data import datasets, transforms\n{body}\ndatasets.MADE['mine'] = parts\n"
-        "transforms.PIXEL_STATISTICS['mine'] = ((0.,), (1.,))\n"
+        f"import sys\nfrom fedrepro.data import datasets\n{body}\n"
+        "datasets.add_data_set('mine', parts, (0.,), (1.,))\n"
     )
     columns = [{}, dict(label="mine", dataset="mine", source="guess: toy")]
     spec = written(

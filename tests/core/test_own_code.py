@@ -509,11 +509,11 @@ def test_the_source_of_a_network_is_in_the_name(files, tmp_path):
     [
         (NET.format("digits_cnn", 8, 8), "digits_cnn is a network of the package"),
         (
-            "from fedrepro.data import datasets\ndatasets.MADE['digits'] = dict\n",
+            "from fedrepro.data import datasets\ndatasets.DATA_CARDS['digits'] = datasets.DataCard('digits', dict)\n",
             "digits is a data set of the package",
         ),
         (
-            "from fedrepro.data import transforms\ntransforms.RECIPES['FedCCFA']['digits'] = dict(flip=True)\n",
+            "from fedrepro.data import datasets\ndatasets.RECIPES['FedCCFA']['digits'] = dict(flip=True)\n",
             "FedCCFA is a recipe of the package",
         ),
         (
@@ -534,24 +534,23 @@ def test_the_source_of_a_network_is_in_the_name(files, tmp_path):
     ],
 )
 def test_what_a_file_may_not_change(files, tmp_path, text, words):
-    before = (FedAvg.loss, ARCHITECTURES["digits_cnn"], json.dumps(transforms.RECIPES))
+    before = (FedAvg.loss, ARCHITECTURES["digits_cnn"], json.dumps(datasets.RECIPES))
     state = positions()
     with one_line("bad_x.py", words):
         files(bad_x=text)
-    assert before == (FedAvg.loss, ARCHITECTURES["digits_cnn"], json.dumps(transforms.RECIPES))
+    assert before == (FedAvg.loss, ARCHITECTURES["digits_cnn"], json.dumps(datasets.RECIPES))
     assert positions() == state
     files(good_x="import torch\ntorch.set_num_threads(3)\n")
     assert torch.get_num_threads() == state["number of threads"]
 
 
 MADE = """import torch
-from fedrepro.data import datasets, partition, transforms
+from fedrepro.data import datasets
 def bars():
     g = torch.Generator().manual_seed({})
     x, y = torch.randint(256, (60, 1, 8, 8), generator=g, dtype=torch.uint8), torch.arange(60) % 4
     return dict(train_x=x[:40], train_y=y[:40], test_x=x[40:], test_y=y[40:], class_names=tuple("abcd"))
-datasets.MADE["bars"] = bars
-transforms.PIXEL_STATISTICS["bars"] = {}
+datasets.add_data_set("bars", bars, *{})
 """
 
 
@@ -590,14 +589,13 @@ def test_other_data_than_those_of_a_stored_run_are_refused(files, tmp_path):
 
 DRAWS = """import random
 import numpy as np, torch
-from fedrepro.data import datasets, partition, transforms
+from fedrepro.data import datasets
 def stars():
     x = torch.randint(256, (60, 1, 8, 8), dtype=torch.uint8)
     x[0, 0, 0, 0], x[0, 0, 0, 1] = np.random.randint(256), random.randrange(256)
     y = torch.arange(60) % 4
     return dict(train_x=x[:40], train_y=y[:40], test_x=x[40:], test_y=y[40:], class_names=tuple("abcd"))
-datasets.MADE["stars"] = stars
-transforms.PIXEL_STATISTICS["stars"] = ((), ())
+datasets.add_data_set("stars", stars)
 """
 
 
@@ -760,8 +758,8 @@ CHANGES = {
     "a function": ("from fedrepro.core import errors", "errors.short = len"),
     "a method": ("from fedrepro.engine.method import FedAvg", "FedAvg.loss = lambda *_: 0"),
     "a data set": (
-        "from fedrepro.data import transforms",
-        "transforms.PIXEL_STATISTICS['digits'] = ((), ())",
+        "from fedrepro.data import datasets",
+        "datasets.DATA_CARDS['digits'] = datasets.DataCard('digits', dict)",
     ),
     "a switch": ("import torch", "torch.set_default_dtype(torch.float64)"),
 }
@@ -774,7 +772,7 @@ def test_what_a_file_changes_is_put_back_however_it_ends(files, change, then):
     before = (
         errors.short,
         FedAvg.loss,
-        transforms.PIXEL_STATISTICS["digits"],
+        datasets.DATA_CARDS["digits"],
         torch.get_default_dtype(),
     )
     with pytest.raises(
@@ -784,7 +782,7 @@ def test_what_a_file_changes_is_put_back_however_it_ends(files, change, then):
     assert before == (
         errors.short,
         FedAvg.loss,
-        transforms.PIXEL_STATISTICS["digits"],
+        datasets.DATA_CARDS["digits"],
         torch.get_default_dtype(),
     )
 

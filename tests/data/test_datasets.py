@@ -14,7 +14,7 @@ from fedrepro.data import datasets, mnist_cifar, sources, transforms
 from fedrepro.data.download import Archive
 from fedrepro.models.networks import network_names
 from test_download import md5, quick, served, tar_gz  # noqa: F401 (fixtures)
-from toy import one_line
+from toy import from_files, one_line
 
 
 def test_the_digits_are_those_of_scikit_learn():
@@ -32,7 +32,7 @@ def test_the_digits_are_those_of_scikit_learn():
     [
         (
             dict(name="CIFAR10"),
-            f"data set 'CIFAR10' is unknown; did you mean 'CIFAR-10'? accepted: {', '.join(sorted({*datasets.SOURCES, *datasets.MADE}))}",
+            f"data set 'CIFAR10' is unknown; did you mean 'CIFAR-10'? accepted: {', '.join(sorted(datasets.DATA_CARDS))}",
         ),
         (dict(name="digits", recipe="FedNone"), "recipe 'FedNone' is unknown; accepted: FedADC"),
         (dict(name="digits", device="tpu7"), "device 'tpu7' cannot be used"),
@@ -44,11 +44,11 @@ def test_unknown_names(wrong, said):
         datasets.load(**wrong)
 
 
-@pytest.mark.parametrize("name", datasets.SOURCES)
+@pytest.mark.parametrize("name", [n for n, card in datasets.DATA_CARDS.items() if card.source])
 def test_nothing_there(name, tmp_path):
     "An empty folder, no folder, a file in its place, and a folder in a file's: what is missing and how to get it"
     (tmp_path / "file").touch()
-    source = datasets.SOURCES[name]
+    source = datasets.DATA_CARDS[name].source
     how = f"fedrepro data {shlex.quote(name)}" if source.archives else "it cannot be downloaded"
     for file in source.files:
         (tmp_path / "folders" / source.folder / file).mkdir(parents=True)
@@ -61,7 +61,7 @@ def test_a_pickle_is_not_opened_before_its_checksum(tmp_path, monkeypatch):
     monkeypatch.setattr(
         mnist_cifar, "_Batch", lambda *a, **k: pytest.fail("unpickled an unchecked file")
     )
-    source = datasets.SOURCES["CIFAR-10"]
+    source = datasets.DATA_CARDS["CIFAR-10"].source
     (tmp_path / source.folder).mkdir()
     for f in source.files:
         (tmp_path / source.folder / f).write_bytes(b"cos\nsystem\n(S'true'\ntR.")
@@ -155,7 +155,7 @@ def made(tmp_path, served):
 @pytest.fixture
 def whole(tmp_path, served, monkeypatch):  # noqa: F811
     source, _, server = made(tmp_path, served)
-    monkeypatch.setitem(datasets.SOURCES, "MNIST", source)
+    from_files(monkeypatch, "MNIST", source)
     return source, server
 
 
@@ -221,7 +221,7 @@ def test_evil_pickles_whose_checksums_agree(tmp_path, served, monkeypatch):  # n
     source, _, _ = made(tmp_path, served)
     for i, content in enumerate(evil_pickles(tmp_path / "mark")):
         (tmp_path / "made/test").write_bytes(content)
-        monkeypatch.setitem(datasets.SOURCES, "MNIST", replace(source, test={"test": md5(content)}))
+        from_files(monkeypatch, "MNIST", replace(source, test={"test": md5(content)}))
         with one_line(f"{tmp_path / 'made/test'} is refused: "):
             datasets.load("MNIST", data=tmp_path)
         assert not (tmp_path / "mark").exists(), i
@@ -264,24 +264,6 @@ def test_every_data_set_is_one_card(name):
         assert all(getattr(recipe, k) == v for k, v in differs.items())
     if card.source and card.source.class_names:
         assert len(card.source.class_names) == card.classes
-
-
-def test_tables_of_older_files_are_fields_of_the_cards():
-    made = datasets.MADE["digits"]
-    datasets.MADE["own5"] = made
-    transforms.PIXEL_STATISTICS["own5"] = ((0.5,), (0.25,))
-    card = datasets.DATA_CARDS["own5"]
-    assert (card.read, card.statistics) == (made, ((0.5,), (0.25,)))
-    assert "own5" in datasets.dataset_names()
-    assert "own5" not in datasets.SOURCES
-    assert {*datasets.MADE} == {"digits", "synthetic", "own5"}
-    assert len(datasets.MADE) + len(datasets.SOURCES) == len(transforms.PIXEL_STATISTICS)
-    del datasets.MADE["own5"]
-    assert "own5" not in datasets.DATA_CARDS
-    assert "own5" not in transforms.PIXEL_STATISTICS
-    assert transforms.RECIPES is datasets.RECIPES
-    with pytest.raises(AttributeError, match="has no attribute 'PIXELS'"):
-        transforms.PIXELS
 
 
 @pytest.mark.parametrize("kind", [torch.int16, torch.int64, torch.float32])

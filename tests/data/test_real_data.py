@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fedrepro.core.folders import data_dir, find_specs
-from fedrepro.data.datasets import SOURCES, load
+from fedrepro.data.datasets import DATA_CARDS, load
 from fedrepro.experiments.runs import build
 from fedrepro.experiments.specs import load_spec
 
@@ -25,7 +25,7 @@ PRINTS = {
 
 def present(name, **settings):
     "The data set, or a skip that says how to get it"
-    source = SOURCES[name]
+    source = DATA_CARDS[name].source
     if not all((data_dir() / source.folder / f).is_file() for f in source.files):
         pytest.skip(
             f"{name} is not in {data_dir() / source.folder}; `fedrepro data {name}` downloads it"
@@ -36,7 +36,7 @@ def present(name, **settings):
 @pytest.mark.parametrize("name", NAMES)
 def test_as_published(name):
     d = present(name)
-    assert (len(d.train_y), len(d.test_y)) == SOURCES[name].sizes
+    assert (len(d.train_y), len(d.test_y)) == DATA_CARDS[name].source.sizes
     assert d.train_x.dtype == torch.uint8
     assert d.shape == ((3, 32, 32) if "CIFAR" in name else (1, 28, 28))
     assert d.classes == len(d.test_y.unique())

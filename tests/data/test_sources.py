@@ -22,7 +22,7 @@ from fedrepro.data.sources import complete
 from fedrepro.data.datasets import recipe_for
 from fedrepro.data.transforms import pixel_statistics
 from test_download import md5, names, tar_gz
-from toy import one_line
+from toy import from_files, one_line
 
 ARCHIVED = [s.name for s in images.PICTURES]
 
@@ -60,7 +60,7 @@ def shuffled(files, r):
 
 def made_cinic(r):
     "Three pictures of each class in each part, in any order, some grey"
-    classes = datasets.SOURCES["CINIC-10"].class_names
+    classes = datasets.DATA_CARDS["CINIC-10"].source.class_names
     files = {
         f"{part}/{name}/{kind}-{n}.png": png(random_picture(r, 32, 32, 1 if n == 10 else 3))
         for part in ("train", "valid", "test")
@@ -145,7 +145,7 @@ def made_domains(r, per_class=2):
 
 def placed(name, files, root, sizes):
     "The source `name` for these `files` in place of the published ones, written under `root`"
-    source = datasets.SOURCES[name]
+    source = datasets.DATA_CARDS[name].source
     (root / source.folder).mkdir(parents=True, exist_ok=True)
     for f, content in files.items():
         (root / source.folder / f).write_bytes(content)
@@ -219,7 +219,7 @@ def test_cinic_is_imagefolders(tmp_path, rng):
 
 
 def test_a_domain_is_a_client(tmp_path, rng, monkeypatch):
-    monkeypatch.setitem(datasets.SOURCES, "DomainNet", made("DomainNet", tmp_path, rng))
+    from_files(monkeypatch, "DomainNet", made("DomainNet", tmp_path, rng))
     d = datasets.load("DomainNet", tmp_path, "FedBSS")
     cut = partition(
         "natural",
@@ -252,7 +252,7 @@ def test_a_domain_is_a_client(tmp_path, rng, monkeypatch):
 
 def test_statistics_that_nobody_published_are_measured(tmp_path, monkeypatch):
     for name in ("EMNIST-letters-10", "Tiny-ImageNet", "DomainNet"):
-        monkeypatch.setitem(datasets.SOURCES, name, made(name, tmp_path))
+        from_files(monkeypatch, name, made(name, tmp_path))
         d = datasets.load(name, tmp_path, "FedDC")
         x = d.train_x.double() / 255
         assert np.allclose(d.recipe.mean, x.mean((0, 2, 3)), rtol=1e-12)
@@ -326,7 +326,7 @@ def test_a_pack_stands_for_the_archives(name, tmp_path, monkeypatch):
     assert before.keys() == after.keys()
     for k, v in before.items():
         assert torch.equal(v, after[k]) if torch.is_tensor(v) else v == after[k]
-    monkeypatch.setitem(datasets.SOURCES, name, source)
+    from_files(monkeypatch, name, source)
     assert datasets.download(name, tmp_path) == tmp_path / source.folder  # nobody is asked
 
 

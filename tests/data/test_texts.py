@@ -86,7 +86,7 @@ def test_the_declared_format_of_bindingdb(tmp_path):
 )
 def test_the_partial_copies(name, train, test):
     "The balance that the page states"
-    if not datasets.SOURCES[name].present(datasets.data_dir()):
+    if not datasets.DATA_CARDS[name].source.present(datasets.data_dir()):
         pytest.skip(f"{name} is not in {datasets.data_dir()}")
     d = datasets.load(name)
     assert d.train_y.bincount().tolist() == train

@@ -374,8 +374,8 @@ def registered(monkeypatch, returned, statistics=((), ())):
     def read_own():
         return returned
 
-    monkeypatch.setitem(datasets.MADE, "own4", read_own)
-    monkeypatch.setitem(transforms.PIXEL_STATISTICS, "own4", statistics)
+    card = datasets.DataCard("own4", read_own, statistics)
+    monkeypatch.setitem(datasets.DATA_CARDS, "own4", card)
 
 
 def given(**more):
@@ -424,21 +424,21 @@ def test_statistics_that_are_none(monkeypatch, statistics):
         datasets.load("own4")
 
 
-def test_statistics_without_a_reader(monkeypatch):
-    monkeypatch.setitem(transforms.PIXEL_STATISTICS, "own4", ((), ()))
+def test_a_card_without_a_reader(monkeypatch):
+    monkeypatch.setitem(datasets.DATA_CARDS, "own4", datasets.DataCard("own4"))
     for ask in (datasets.load, datasets.download):
-        with one_line("data set 'own4': PIXEL_STATISTICS has it, but neither SOURCES nor MADE"):
+        with one_line(
+            "data set 'own4': its card has nothing to read; expected a function or a Sou"
+        ):
             ask("own4")
 
 
-def test_one_statement_registers_a_data_set(monkeypatch):
-    for table in (datasets.MADE, datasets.SOURCES, transforms.PIXEL_STATISTICS):
-        monkeypatch.setitem(table, "own4", None)
+def test_one_statement_registers_a_data_set():
     datasets.add_data_set("own4", given, (0.5,), (0.25,))
     loaded = datasets.load("own4")
     assert loaded.recipe.mean == (0.5,)
     assert loaded.recipe.std == (0.25,)
-    assert "own4" not in datasets.SOURCES
+    assert datasets.DATA_CARDS["own4"].source is None
     for name, read in (("digits", given), ("", given), ("own4", 3), ("own4", None)):
         with one_line("data set "):
             datasets.add_data_set(name, read)
@@ -446,26 +446,23 @@ def test_one_statement_registers_a_data_set(monkeypatch):
         with one_line("data set ", "expected"):
             datasets.add_data_set(name, given)
         with one_line("data set ", "expected"):
-            datasets.MADE[name] = given
+            datasets.DataCard(name, given)
     assert "med/path" not in datasets.DATA_CARDS
     with one_line("its Source is called 'MNIST'"):
-        datasets.add_data_set("own4", datasets.SOURCES["MNIST"])
+        datasets.add_data_set("own4", datasets.DATA_CARDS["MNIST"].source)
 
 
-FILE = """from fedrepro.data import datasets, transforms
+FILE = """from fedrepro.data import datasets
 import torch
 def read_mine():
     x, y = torch.randint(256, (60, 1, 8, 8), dtype=torch.uint8), torch.arange(60) % 4
     return dict(train_x=x, train_y=y, test_x=x, test_y=y)
-datasets.MADE["mine4"] = read_mine
-transforms.PIXEL_STATISTICS["mine4"] = ((), ())
+datasets.add_data_set("mine4", read_mine)
 """
 
 
 def test_a_reader_in_an_imported_file(tmp_path, said, monkeypatch):
     "One line names the reader, its file and what is missing; nothing is computed"
-    for registry in (datasets.MADE, transforms.PIXEL_STATISTICS):
-        monkeypatch.setitem(registry, "mine4", None)
     (tmp_path / "mine.py").write_text(FILE)
     raw = SMALL | dict(base=SMALL["base"] | dict(dataset="mine4"))
     code, out, err = said(

@@ -9,8 +9,6 @@ from toy import SMALL, TOY, one_line, put, written
 
 from fedrepro.core.errors import InputError
 from fedrepro.core.folders import PROJECT, find_specs
-from fedrepro.data.datasets import MADE
-from fedrepro.data.transforms import PIXEL_STATISTICS
 from fedrepro.experiments.rules import typed_settings
 from fedrepro.experiments.specs import Change, CHECKS, load_spec
 from fedrepro.experiments.own_settings import own_runs, own_tier, own_values, with_settings
@@ -471,14 +469,13 @@ def test_a_page_knows_what_its_imports_bring(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "papers").mkdir()
     monkeypatch.setitem(ARCHITECTURES, "page_net", None)
-    monkeypatch.setitem(MADE, "page_set", None)
-    monkeypatch.setitem(PIXEL_STATISTICS, "page_set", ((0.5,), (0.5,)))
     (tmp_path / "page_net.py").write_text(
         "from torch import nn\nfrom fedrepro import Network, architecture\n@architecture(1, 8, 8)\n"
         "def page_net(classes, shape): return Network(nn.Flatten(), nn.Linear(64, classes))\n"
     )
     (tmp_path / "page_set.py").write_text(
-        "from fedrepro.data import datasets\ndatasets.MADE['page_set'] = datasets.MADE['digits']\n"
+        "from fedrepro.data import datasets\nread = datasets.DATA_CARDS['digits'].read\n"
+        "datasets.add_data_set('page_set', read, (0.5,), (0.5,))\n"
     )
     own = SMALL | dict(base=SMALL["base"] | dict(dataset="page_set", network="page_net"))
     spec = written(tmp_path / "papers", own, "demo/t")
