@@ -355,10 +355,11 @@ def has_modes(client: Client) -> bool:
     return tried(net, two_samples(client.data, client.dtype), client.dtype).has_modes
 
 
-def refuse_unsaid_mode(client: Client, phase: Phase, moving: Tree):
-    "Raises InputError where a loss that trains a body with dropout or batch statistics does not say in which mode"
-    trains_body = any(n.startswith("body.") for n in moving)
-    if not trains_body or client.net.mode_is_said or not has_modes(client):
+def refuse_unsaid_mode(client: Client, phase: Phase):
+    """Raises InputError where a loss calls a network with dropout or batch statistics on what it trains, and does not say in which mode
+
+    A call on other parameters, such as a teacher's, may leave it out: it evaluates."""
+    if not client.net.mode_is_unsaid or not has_modes(client):
         return
     raise InputError(
         f"phase {phase.name}: its loss does not say whether the network trains, which has dropout or batch "
@@ -386,9 +387,9 @@ class Step:
         if instead is not None:
             params = params | instead
             moving = instead
-        self.client.net.mode_is_said = False
+        self.client.net.mode_is_unsaid = False
         loss = self.phase.loss(self.client, params, self.batch)
-        refuse_unsaid_mode(self.client, self.phase, moving)
+        refuse_unsaid_mode(self.client, self.phase)
         if not isinstance(loss, Tensor) or loss.dim():
             got = tuple(loss.shape) if isinstance(loss, Tensor) else short(loss)
             raise InputError(

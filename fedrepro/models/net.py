@@ -271,7 +271,8 @@ class Net:
         ]
         self.by_batch = bool(statistics) or any(isinstance(m, _BatchNorm) for m in module.modules())
         self.has_modes = self.by_batch or any(isinstance(m, _DropoutNd) for m in module.modules())
-        self.mode_is_said = False  # whether a caller has said `train`; see `Step.grad`
+        # whether a call on parameters that are trained has left out `train`; see `Step.grad`
+        self.mode_is_unsaid = False
         self.feature_dim = module.head.in_features
         self.classes = module.head.out_features
         self.constants = {n: by_name[n][0].detach().clone() for n in constant}
@@ -337,8 +338,8 @@ class Net:
         """Logits (n, classes) of `x` (n, *shape), or with `features` the head's input (n, feature_dim).
 
         With `train`, BN uses the batch and updates its buffers in `params`; None, as False: the caller does not say it."""
-        if train is not None:
-            self.mode_is_said = True
+        if train is None and any(t.requires_grad for t in params.values()):
+            self.mode_is_unsaid = True
         self.enter(params, bool(train), features)
         try:
             return self.module(x, features)
@@ -367,8 +368,6 @@ class Net:
         places = self._body_places if body else self._places
         if missing := names - params.keys():
             raise KeyError(f"{self.name} misses {', '.join(sorted(missing))}")
-        if train:
-            self.mode_is_said = True
         if self.module.training != train:
             self.module.train(train)
         self._copies = {name: params[name].clone() for name in self._own_statistics if train}

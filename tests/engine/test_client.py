@@ -1,7 +1,7 @@
 """A client's steps are PyTorch's, and are counted where they happen: without one it has learned nothing, and says so."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -421,3 +421,32 @@ def test_a_loss_says_in_which_mode_a_network_with_two_trains(layer):
         run(Unsaid(**LOCAL), federation, 1)
     run(Said(**LOCAL), federation, 1)
     run(Unsaid(**LOCAL), tiny(), 1)
+
+
+@dataclass
+class Taught(FedAvg, listed=False):
+    "A student that is called without `train`, or with one, beside a teacher that evaluates"
+
+    mode: bool | None = None
+
+    def loss(self, client, params, batch):
+        with torch.no_grad():
+            teacher = client.net(client.received["params"], batch.x, train=False)
+        student = client.net(params, batch.x, train=self.mode)
+        return F.cross_entropy(student, batch.y) + F.mse_loss(student, teacher)
+
+
+def frozen_body(frozen):
+    "A body with dropout whose layers are trained or not"
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Dropout(0.5))
+    return Network(body.requires_grad_(not frozen), nn.Linear(12, 10))
+
+
+@pytest.mark.parametrize("method, frozen", [(Taught, False), (Taught, True), (Unsaid, True)])
+def test_a_teacher_or_a_frozen_body_does_not_say_it_for_the_student(method, frozen):
+    federation = replace(tiny(), net=Net("own", lambda: frozen_body(frozen)))
+    for how in ("sequential", "stacked"):
+        with pytest.raises(InputError, match="does not say whether the network trains"):
+            run(method(**LOCAL), federation, 1, executor=EXECUTORS[how]())
+    for mode in (True, False):
+        run(Taught(**LOCAL, mode=mode), federation, 1)
