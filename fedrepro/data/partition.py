@@ -43,8 +43,10 @@ def positions(rows, where: str) -> np.ndarray:
 class Partition:
     "Who holds which samples; raises InputError if a client has no training sample, or a sample two owners"
 
-    train: tuple  # one int64 array of positions in the training set per client; order counts: it decides the batches
-    test: tuple | None = None  # the same for the test set; a client's share may be empty
+    # of each of K clients the positions (n_k,) int64 of its training samples; their order decides the batches
+    train: tuple
+    # the same for the test set, (m_k,) int64; a client's share may be empty
+    test: tuple | None = None
     recipe: str = "own"  # name of the recipe
     # everything the recipe was called with, defaults filled in
     settings: dict = field(default_factory=dict)
@@ -82,7 +84,8 @@ class Partition:
 
     @property
     def sizes(self) -> np.ndarray:
-        return np.array([len(mine) for mine in self.train])  # training samples, (K,)
+        "Training samples of each client, (K,) int64"
+        return np.array([len(mine) for mine in self.train])
 
     def counts(self, labels, classes: int | None = None) -> np.ndarray:
         "Training samples per client and class, (K, C); `labels` (N,) are those of the training set"
@@ -104,11 +107,19 @@ def cut(weights, total: int, least: int = 0) -> np.ndarray:
 
 
 def deal(labels, counts, rng) -> list:
-    "One sorted list per client: `counts[k, c]` random samples of class c for client k; `counts` is (K, C)"
-    stacks = [rng.permutation(np.flatnonzero(labels == c)) for c in range(counts.shape[1])]
-    # the last part of each is what nobody gets
-    stacks = [np.split(stack, np.cumsum(column))[:-1] for stack, column in zip(stacks, counts.T)]
-    return [np.sort(np.concatenate(mine)) for mine in zip(*stacks)]
+    """Of each client the sorted positions (n_k,) of its samples: `counts[k, c]` random ones of class c for client k
+
+    `labels`: (N,), `counts`: (K, C) int. What is left over of a class is nobody's."""
+    piles = [rng.permutation(np.flatnonzero(labels == c)) for c in range(counts.shape[1])]
+    start = [0] * len(piles)  # of what is left of each pile
+    clients = []
+    for row in counts:
+        parts = []
+        for c, n in enumerate(row):
+            parts.append(piles[c][start[c] : start[c] + n])
+            start[c] += n
+        clients.append(np.sort(np.concatenate(parts)))
+    return clients
 
 # %% ../../nbs/02_data/08_partition.ipynb #e8083829
 def checked_counts(counts, clients: int, per_class, name: str) -> np.ndarray:
@@ -303,7 +314,7 @@ def plot_partition(counts, labels=None, ax=None, clients=None):
 
 # %% ../../nbs/02_data/08_partition.ipynb #e797f731
 def reserve_and_draw(labels, clients, classes, seed, alpha, per_class) -> list:
-    "FedCCFA's cut of one label vector: lists per client, the same as from the released code"
+    "FedCCFA's cut of `labels` (N,): of each client a list of positions, the same as from the released code"
     parts = [[] for _ in range(clients)]
     name = "partition 'dirichlet-class-5'"
     for c in range(classes):
@@ -358,7 +369,9 @@ def fedccfa_cohort(split: Partition, size: int, t: int) -> list[int]:
     stream = random.Random(split.settings["seed"] + split.settings["classes"] - 1)
     for part in split.test or ():
         stream.shuffle([*range(len(part))])
-    return [stream.sample(range(split.clients), size) for _ in range(t + 1)][t]
+    for _ in range(t):
+        stream.sample(range(split.clients), size)  # the rounds before
+    return stream.sample(range(split.clients), size)
 
 # %% ../../nbs/02_data/08_partition.ipynb #8f550067
 def draw_sizes(clients, total, sigma, rng) -> np.ndarray:
