@@ -38,7 +38,9 @@ from fedrepro.data.transforms import (
 
 # %% ../../nbs/02_data/07_datasets.ipynb #b1d2c00e
 def shortened(labels: Tensor, n: int, key: str, name: str) -> slice | Tensor:
-    "Which `n` samples remain: the first, or, where these lack a class, of each class its share; raises InputError"
+    """Which `n` of the samples with `labels` (N,) remain: the first, or, where these lack a class, of each class its share
+
+    A slice, or sorted positions (n,) int64. Raises InputError."""
     there = len(labels)
     number(f"{key} of {name}", n, 1, kind=int)
     if n > there:
