@@ -20,6 +20,7 @@ from fedrepro.engine.divergence import (
     record,
     refuse_diverged,
     server_diverged,
+    stacked_norms,
     surely_finite,
 )
 from fedrepro.engine.rows import EXPLODED, in_words
@@ -76,6 +77,17 @@ def test_the_border(share, found):
     assert bool(server_diverged(1, model, 1e6)) == found
     assert bool(client_diverged(1, [0], [(fine, fine, 0)], [EXPLODED * share], 1e6)) == found
     assert bool(client_diverged(1, [0], [(fine, fine, 0)], [-EXPLODED * share], 1e6)) == found
+
+
+def test_a_message_may_lie_in_two_places():
+    "A number on the host beside a model on a GPU, for which the device `meta` stands here"
+    model = {"body.w": torch.zeros(3, device="meta"), "head.b": torch.zeros(2, device="meta")}
+    half = torch.tensor(0.5)
+    for message in ({"half": half, **model}, {**model, "half": half}, {**model, "head.c": half}):
+        both = norms(message, buffers=["body.w"])
+        assert both.shape == (2,) and both.device.type == "meta"
+    of_three = stacked_norms([norms({}), norms(model), norms({"half": half})])
+    assert of_three.shape == (3, 2) and of_three.device.type == "meta"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
