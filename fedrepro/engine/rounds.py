@@ -584,8 +584,8 @@ def refuse_settings(rounds: int, every: int, last: int, measures: tuple):
         choice(name, MEASURES, "run: measure")
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #df165741
-def refuse_followers(evaluate, callbacks: tuple, executor):
-    "Raises InputError for what could not be called after a round, or to compute one"
+def refuse_followers(evaluate, callbacks: tuple, executor, measures: tuple):
+    "Raises InputError for what could not be called after a round or to compute one, or hides the seconds that are asked for"
     if evaluate is not None and not (callable(evaluate) and fits_call(evaluate, 4)):
         raise InputError(
             f"run: evaluate: expected a function of (method, federation, snapshot, final), got {short(evaluate)}"
@@ -602,6 +602,11 @@ def refuse_followers(evaluate, callbacks: tuple, executor):
     require(
         callable(executor),
         f"run: executor: expected one that `fedrepro.executor(name, federation)` gives, got {short(executor)}",
+    )
+    require(
+        not (timed(measures) and getattr(executor, "hides_seconds", False)),
+        f"run: executor {type(executor).__name__} hides the seconds of a client's part, which measures="
+        f"{short(measures)} asks for; expected the executor sequential",
     )
 
 # %% ../../nbs/04_engine/05_rounds.ipynb #c54d54cf
@@ -697,7 +702,7 @@ def run(
     check_fields(method)
     refuse_unused(method)
     refuse_settings(rounds, every, last, measures)
-    refuse_followers(evaluate, callbacks, executor)
+    refuse_followers(evaluate, callbacks, executor, measures)
     if method.pooled:
         federation = federation.pooled()
     if start is None:

@@ -51,6 +51,8 @@ def why_in_turn(client: Client, phase: Phase) -> str:
 class Stacked:
     "The executor that trains clients of one kind side by side; `in_turn`: phases trained in turn, and why"
 
+    hides_seconds = True  # of a client's part: a run that measures them is refused
+
     def __init__(self):
         self.in_turn: dict[str, str] = {}
         self._method = None  # `in_turn` is about this method, and this network

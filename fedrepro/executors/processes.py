@@ -430,6 +430,8 @@ def builder_of(net: Net) -> tuple:
 class Processes:
     "An executor that shares clients out to worker processes, which hold one data set; close it, or use it in a `with`"
 
+    hides_seconds = True  # of a client's part: a run that measures them is refused
+
     def __init__(self, federation: Federation, workers: int):
         "At most `workers` processes, started for work; raises InputError for a federation that is not on the CPU"
         if federation.device != "cpu":

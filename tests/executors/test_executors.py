@@ -16,7 +16,7 @@ from fedrepro.engine.evaluation import Evaluator, evaluate
 from fedrepro.engine.forks import ActiveRun, run_forked
 from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import park_states, run
-from fedrepro.executors.executors import pick_executor
+from fedrepro.executors.executors import executor, pick_executor
 from fedrepro.executors.processes import Processes
 from fedrepro.models.net import Net
 from toy import few
@@ -123,3 +123,8 @@ def test_an_executor_that_hides_seconds_is_refused_where_they_are_asked_for():
     for name in ("processes", "stacked"):
         with pytest.raises(InputError, match=f"executor {name}: hides the seconds"):
             pick_executor(name, TOY, 2, measures)
+        with executor(name, TOY, 2) as hiding:
+            said = f"run: executor {type(hiding).__name__} hides the seconds"
+            with pytest.raises(InputError, match=said):
+                run(FedAvg(**LOCAL), TOY, 1, executor=hiding, measures=measures)
+            assert run(FedAvg(**LOCAL), TOY, 0, executor=hiding).snapshot.round == 0
