@@ -18,7 +18,7 @@ from ..core.errors import InputError, choice, instance, number, require, short
 from ..core.torch_state import global_seed
 from ..core.trees import Tree, zeros_like
 from ..data.concept_drift import DriftSchedule
-from ..data.datasets import Dataset
+from ..data.datasets import Dataset, usable_device
 from ..data.partition import Partition, fedccfa_cohort
 from .client import Client, two_samples
 from .probes import OFF, Profiler
@@ -176,8 +176,9 @@ class Federation:
         )
 
     def _check_samples(self):
-        "Raises InputError where partition, labels or drift are not of this data set"
+        "Raises InputError where the data are on no usable device, or partition, labels or drift are not of this data set"
         data = self.data
+        usable_device(data.train_x.device)
         for part in ("train", "test"):
             lists = getattr(self.partition, part) or ()
             last = max((int(rows.max()) for rows in lists if len(rows)), default=-1)
@@ -208,7 +209,7 @@ class Federation:
 
     @property
     def device(self) -> str:
-        "Where the data are, and everything is computed: `cpu` or `cuda`"
+        "Where the data are, and everything is computed: `cpu` or `cuda`, the current GPU"
         return self.data.train_x.device.type
 
     @property

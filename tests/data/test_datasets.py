@@ -37,11 +37,27 @@ def test_the_digits_are_those_of_scikit_learn():
         (dict(name="digits", recipe="FedNone"), "recipe 'FedNone' is unknown; accepted: FedADC"),
         (dict(name="digits", device="tpu7"), "device 'tpu7' cannot be used"),
         (dict(name="digits", device="cuda:99"), "device 'cuda:99' cannot be used"),
+        (
+            dict(name="digits", device="mps"),
+            "device 'mps' cannot be used here: a run computes on 'cpu' or 'cuda'",
+        ),
     ],
 )
 def test_unknown_names(wrong, said):
     with one_line(said):
         datasets.load(**wrong)
+
+
+def test_only_the_current_gpu_is_used(monkeypatch):
+    "All else of a run is there; another one becomes the current one first"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert datasets.usable_device("cuda:0") == torch.device("cuda:0")
+    assert datasets.usable_device("cuda").index is None
+    expected = "the current GPU, cuda:0; expected 'cuda', for another GPU after torch.cuda.set_device(1)"
+    for other in ("cuda:1", torch.device("cuda", 1)):
+        with one_line("device 'cuda:1' cannot be used here", expected):
+            datasets.load("digits", device=other)
 
 
 @pytest.mark.parametrize("name", [n for n, card in datasets.DATA_CARDS.items() if card.source])
