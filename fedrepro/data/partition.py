@@ -13,10 +13,10 @@ import hashlib, inspect, random
 import numpy as np
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from ..core.errors import InputError, choice, fits_call, listed, number, require, short
 from ..core.own_modules import define_once
-from ..core.registries import note_package
+from ..core.registries import note_package, of_package
 from .concept_drift import MAX_CLASSES, as_labels
 
 # %% ../../nbs/02_data/08_partition.ipynb #0543bd0e
@@ -213,7 +213,8 @@ def partition(
 ) -> Partition:
     """Split a data set among clients; labels (N,) lie below `classes` (default: all that occur); else InputError.
 
-    `groups`: the client of each training and of each test sample, two arrays, for the recipe `natural`."""
+    `groups`: the client of each training and of each test sample, two arrays, for the recipe `natural`. A recipe of one's own
+    is called with all global generators seeded."""
     accepted = recipe_settings(recipe)
     train_labels = as_labels(train_labels)
     for name in settings:
@@ -225,9 +226,16 @@ def partition(
     seed = number("seed", seed, 0, kind=int)
     settings = accepted | settings
     asked = {"groups": groups} if "groups" in _signature(PARTITIONS[recipe]).parameters else {}
-    train, test = PARTITIONS[recipe](
-        train_labels, test_labels, clients, classes, seed, **asked, **settings
+    deal_out = partial(
+        PARTITIONS[recipe], train_labels, test_labels, clients, classes, seed, **asked, **settings
     )
+    if of_package("partition recipe", recipe):  # draws from generators of its own
+        train, test = deal_out()
+    else:
+        from fedrepro.core.torch_state import global_seed  # imports torch
+
+        with global_seed(seed):
+            train, test = deal_out()
     return Partition(
         train, test, recipe, dict(clients=clients, seed=seed, classes=classes, **settings)
     )

@@ -13,7 +13,7 @@ __all__ = ['STATE_LIMIT', 'TRAINING', 'Snapshot', 'initial_unchanged', 'a_dict',
 # %% ../../nbs/04_engine/05_rounds.ipynb #bf04f3f5
 import math, operator, threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 import numpy as np
@@ -600,8 +600,9 @@ def refuse_followers(evaluate, callbacks: tuple, executor, measures: tuple):
             f"run: callbacks: {type(callback).__name__}.after_round: expected a function (self, state)",
         )
     require(
-        callable(executor),
-        f"run: executor: expected one that `fedrepro.executor(name, federation)` gives, got {short(executor)}",
+        callable(executor) and not isinstance(executor, ContextDecorator),
+        "run: executor: expected the one inside of `with fedrepro.executor(name, federation) as inside: run(..., executor=inside)`, "
+        f"got {short(executor)}",
     )
     require(
         not (timed(measures) and getattr(executor, "hides_seconds", False)),

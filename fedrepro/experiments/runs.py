@@ -526,7 +526,6 @@ def check_sources(run: PlannedRun):
 # %% ../../nbs/07_experiments/03_runs.ipynb #0b678cbf
 def partition_of(settings: dict, d):
     "How the samples of the data set `d` are shared out in a run with these settings; raises InputError"
-    from fedrepro.core.torch_state import global_seed
     from fedrepro.experiments.local_study import assigned
 
     split = dict(settings["partition"])
@@ -535,10 +534,9 @@ def partition_of(settings: dict, d):
     test_labels = d.test_y.cpu().numpy()
 
     def drawn():
-        with global_seed(split["seed"]):
-            return partition.partition(
-                recipe, labels, test_labels, classes=d.classes, groups=d.groups, **split
-            )
+        return partition.partition(
+            recipe, labels, test_labels, classes=d.classes, groups=d.groups, **split
+        )
 
     cut = drawn()
     if not of_package("partition recipe", recipe) and drawn().fingerprint != cut.fingerprint:

@@ -141,6 +141,25 @@ def test_a_table_that_cannot_be_dealt(counts, says):
         own(counts)
 
 
+def test_a_recipe_of_ones_own_is_called_with_all_generators_seeded():
+    "As in a stored run: NumPy's global generator gives the same shares for the same seed, and is left as it was"
+
+    def by_shares(per_class, clients, rng):
+        shares = np.random.dirichlet(np.ones(clients), size=len(per_class)).T
+        return np.floor(shares * per_class).astype(int)
+
+    partition_recipe("by_shares")(by_shares)
+    try:
+        before = np.random.get_state()[1].copy()
+        first, again, other = (
+            partition("by_shares", DIGITS, clients=4, seed=seed) for seed in (1, 1, 2)
+        )
+        assert (np.random.get_state()[1] == before).all()
+    finally:
+        del PARTITIONS["by_shares"]
+    assert first.fingerprint == again.fingerprint != other.fingerprint
+
+
 def test_test_labels_count_for_the_classes():
     cut = partition("iid", [0, 1], [0, 1, 2], clients=2)
     assert cut.settings["classes"] == 3
