@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['METHODS', 'SHADOWED', 'NUMBERS', 'field_types', 'DECLARATIONS', 'HOOKS', 'Exchange', 'Survey', 'declared',
            'declared_fields', 'refuse_hidden_declarations', 'read_field_types', 'check_fields', 'refuse_hook',
-           'refuse_misspelt', 'refuse_unlike_hooks', 'FedAvg', 'overridden_hooks', 'called_by', 'refuse_unused',
-           'import_package_methods', 'load_methods', 'import_files']
+           'refuse_misspelt', 'refuse_unlike_hooks', 'FedAvg', 'overridden_hooks', 'reads_last_broadcast', 'called_by',
+           'refuse_unused', 'import_package_methods', 'load_methods', 'import_files']
 
 # %% ../../nbs/04_engine/04_method.ipynb #0ea1af1a
 import difflib, importlib, inspect, math, os, pkgutil
@@ -353,6 +353,12 @@ HOOKS = tuple(
 def overridden_hooks(cls: type[FedAvg]) -> list[str]:
     "The hooks in which a method differs from FedAvg, in their order"
     return [name for name in HOOKS if getattr(cls, name) is not getattr(FedAvg, name)]
+
+# %% ../../nbs/04_engine/04_method.ipynb #90cff768
+def reads_last_broadcast(method: FedAvg) -> bool:
+    "Whether an evaluation may read what each client last received, so that a run keeps it: see `Snapshot.last_broadcasts`"
+    own_phases = getattr(method.local_phases, "__func__", None) is not FedAvg.local_phases
+    return method.personal or own_phases
 
 # %% ../../nbs/04_engine/04_method.ipynb #9c4e1d02
 def called_by(classes: Iterable[type]) -> set[str]:

@@ -42,7 +42,14 @@ from fedrepro.engine.divergence import (
     server_diverged,
 )
 from .federation import BEGIN, CLOSE, JUDGE, OPEN, Federation
-from .method import Exchange, FedAvg, Survey, check_fields, refuse_unused
+from fedrepro.engine.method import (
+    Exchange,
+    FedAvg,
+    Survey,
+    check_fields,
+    reads_last_broadcast,
+    refuse_unused,
+)
 from .method_memory import own_attributes, refuse_memory
 from .probes import MEASURES, OFF, Profiler, measurements, timed
 from .rows import RESERVED
@@ -56,7 +63,8 @@ class Snapshot:
     round: int  # rounds completed
     server: dict
     states: list[dict]  # one per client
-    last_broadcasts: list[dict]  # one per client: the broadcast after its last participation
+    # one per client: the broadcast after its last participation where `reads_last_broadcast`, else the newest
+    last_broadcasts: list[dict]
     bytes_up: int = 0  # so far, all clients together
     bytes_down: int = 0
     # mean over those of the last cohort who took a step, weighted by size
@@ -387,6 +395,13 @@ def _replaced(of_all: list, cohort: list[int], new: list) -> list:
         replaced[k] = entry
     return replaced
 
+
+def _received(method, before: list[dict], cohort: list[int], broadcast: dict) -> list[dict]:
+    "`Snapshot.last_broadcasts` after a round: the cohort has received `broadcast`, the others what they had `before`"
+    if not reads_last_broadcast(method):
+        return [broadcast] * len(before)  # so that no old model stays
+    return _replaced(before, cohort, [broadcast] * len(cohort))
+
 # %% ../../nbs/04_engine/05_rounds.ipynb #a661322a
 def _closed(
     method,
@@ -416,12 +431,11 @@ def _closed(
         client_states = [own | reply for own, reply in zip(own_states, answer.replies, strict=True)]
     parked = park_states(federation, client_states)
     cohort = exchange.cohort
-    broadcasts = [answer.broadcast] * len(cohort)
     return Snapshot(
         round=snapshot.round + 1,
         server=answer.server,
         states=_replaced(snapshot.states, cohort, parked),
-        last_broadcasts=_replaced(snapshot.last_broadcasts, cohort, broadcasts),
+        last_broadcasts=_received(method, snapshot.last_broadcasts, cohort, answer.broadcast),
         bytes_up=snapshot.bytes_up + opened.bytes_up + nbytes(exchange.uploads),
         bytes_down=snapshot.bytes_down + opened.bytes_down + nbytes(answer.replies),
         train_loss=cohort_loss(mean_losses, exchange.sizes),

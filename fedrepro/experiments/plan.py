@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['TRIAL_SAMPLES', 'BASE', 'MEASURE', 'TALLIED', 'SCRIPT', 'LEAST', 'Trial', 'few_samples', 'with_flops', 'seconds_of',
-           'tune', 'bodies_judged', 'trial', 'Cost', 'judged_bodies', 'run_cost', 'work_key', 'trial_of',
-           'known_samples', 'train_samples', 'passes', 'stamped_heads', 'stored_paces', 'rough_cost', 'shared_rounds',
-           'Plan', 'attempted', 'time_source', 'missing_and_finished', 'like_runs', 'size_is_known', 'trial_in',
-           'own_share', 'Tally', 'plan', 'amount', 'plan_row', 'check_queue', 'workers_that_fit', 'array_size',
-           'sbatch', 'commands']
+           'tune', 'bodies_judged', 'trial', 'Cost', 'old_broadcasts', 'judged_bodies', 'run_cost', 'work_key',
+           'trial_of', 'known_samples', 'train_samples', 'passes', 'stamped_heads', 'stored_paces', 'rough_cost',
+           'shared_rounds', 'Plan', 'attempted', 'time_source', 'missing_and_finished', 'like_runs', 'size_is_known',
+           'trial_in', 'own_share', 'Tally', 'plan', 'amount', 'plan_row', 'check_queue', 'workers_that_fit',
+           'array_size', 'sbatch', 'commands']
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #d7f326fa
 import json, math, re, shlex, statistics, time
@@ -29,7 +29,7 @@ from ..data.datasets import DATA_CARDS, data_dir, stand_in
 from ..engine.client import Client, Results, client_round, start_phase, train
 from ..engine.evaluation import final_phases
 from ..engine.federation import Federation
-from ..engine.method import FedAvg
+from ..engine.method import FedAvg, reads_last_broadcast
 from ..engine.rounds import begin, is_due, open_round
 from ..executors.processes import one_thread
 from . import store
@@ -59,6 +59,8 @@ class Trial:
     most: int  # of which so many are judged at the most
     absent: int  # judged at first although no round has changed them: who has never taken part
     tuning: float  # FLOPs of the fine-tuning of all clients after the last round
+    # bytes of a broadcast that is kept until a client takes part again: 0 where nobody reads it then
+    broadcast: float
     on: str = ""  # the day it was made (UTC), 2026-01-31
 
 
@@ -144,6 +146,7 @@ def trial(run: PlannedRun, data=None, device: str = "cpu") -> Trial:
         most=most,
         absent=absent,
         tuning=float(tuning / second.n * trained),
+        broadcast=float(nbytes(first.received) if reads_last_broadcast(method) else 0),
     )
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #a46776f1
@@ -165,6 +168,16 @@ class Cost:
             max(self.memory, other.memory),
         )
 
+# %% ../../nbs/07_experiments/14_plan.ipynb #26384fdd
+def old_broadcasts(run: PlannedRun, clients: int) -> float:
+    "How many broadcasts, beside the newest, are the last that one of the `clients` has received: on average at the end"
+    share = run.settings["participation"]
+    old = 0.0
+    for rounds_ago in range(1, run.rounds):
+        last_then = share * (1 - share) ** rounds_ago  # the probability for one client
+        old += 1 - (1 - last_then) ** clients
+    return old
+
 # %% ../../nbs/07_experiments/14_plan.ipynb #737503b9
 def judged_bodies(run: PlannedRun, of: Trial) -> int:
     "How many bodies a run applies to the whole test set: a model that has not changed since it was judged is not again"
@@ -183,7 +196,9 @@ def run_cost(run: PlannedRun, of: Trial) -> Cost:
     "What a run costs, if all its rounds are like the first client's"
     samples = run.rounds * of.samples
     flops = samples * of.flops + judged_bodies(run, of) * of.tests * of.judging + of.tuning
-    return Cost(samples, flops, of.seconds / of.flops * flops if of.flops else 0.0, of.memory)
+    seconds = of.seconds / of.flops * flops if of.flops else 0.0
+    memory = of.memory + of.broadcast * old_broadcasts(run, of.clients)
+    return Cost(samples, flops, seconds, memory)
 
 # %% ../../nbs/07_experiments/14_plan.ipynb #7d815a92
 MEASURE = ("kept", "missing", "again")  # which trials may be made: none, those not kept, all

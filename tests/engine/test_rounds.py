@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from fedrepro.checks.harness import tiny
@@ -22,7 +23,7 @@ from fedrepro.core.trees import same_bits
 from fedrepro.data.concept_drift import DriftSchedule, Swap
 from fedrepro.engine import rounds
 from fedrepro.engine.checkpoints import load_snapshot, save_snapshot
-from fedrepro.engine.evaluation import evaluate
+from fedrepro.engine.evaluation import eval_models, evaluate
 from fedrepro.engine.forks import ActiveRun, run_forked
 from fedrepro.engine.method import FedAvg
 from fedrepro.engine.method_memory import without_cached
@@ -43,6 +44,30 @@ def method(**hooks):
 
 def ran(method, rounds=2, **more):
     return run(method, replace(tiny()), rounds, **more)  # a federation whose model is its own
+
+
+# --- what is kept between rounds
+
+
+def models_in_checkpoint(method, folder):
+    "(models in the file of a run of six rounds with half of the clients, different last broadcasts)"
+    federation = replace(tiny(), participation=0.5)
+    at = run(method, federation, 6).snapshot
+    save_snapshot(folder / "kept", at)
+    kept = load_file(folder / "kept.safetensors")
+    head = at.server["params"]["head.weight"]
+    back = load_snapshot(folder / "kept", federation)
+    assert same_bits(eval_models(method, federation, back), eval_models(method, federation, at))
+    return sum(t.shape == head.shape for t in kept.values()), len({*map(id, at.last_broadcasts)})
+
+
+def test_a_checkpoint_holds_no_old_model_that_nobody_reads(tmp_path):
+    "FedAvg's newest model stands for all; a personal method, and one that may fine-tune, keep what a client received last"
+    assert models_in_checkpoint(FedAvg(**LOCAL), tmp_path) == (1, 1)
+    own = method(local_phases=lambda self, client: [self.phase(client)])
+    for keeping in (method(personal=True), own):
+        models, different = models_in_checkpoint(keeping, tmp_path)
+        assert models == different > 1
 
 
 # --- who takes part

@@ -4,6 +4,7 @@ import subprocess
 from dataclasses import replace
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -104,6 +105,27 @@ def test_what_is_judged_is_what_a_run_judges(row, every, last):
     found = counted[0] / tests
     # models that nobody chose stay
     assert found <= expected <= found * (2 if row == "IFCA" else 1.5) + 1, (found, expected)
+
+
+def test_old_broadcasts_are_counted_where_they_are_kept():
+    "Against draws of cohorts; and FedAvg, whose evaluation reads the newest model alone, keeps none"
+    found = {}
+    for row in ("FedAvg", "FedRep"):
+        planned = small(SPEC.runs("smoke", [row], 1)[0])
+        fewer = planned.settings | {"participation": 0.25, "rounds": 12}
+        found[row] = trial(replace(planned, settings=fewer))
+    assert found["FedAvg"].broadcast == 0 < found["FedRep"].broadcast
+    planned = replace(planned, settings=fewer)
+    assert costs.run_cost(planned, found["FedAvg"]).memory == found["FedAvg"].memory
+    assert costs.run_cost(planned, found["FedRep"]).memory > found["FedRep"].memory
+    rng = np.random.default_rng(0)
+    counts = []
+    for _ in range(400):
+        last = dict.fromkeys(range(20), -1)
+        for t in range(12):
+            last |= dict.fromkeys(rng.choice(20, 5, replace=False).tolist(), t)
+        counts.append(len({*last.values()} - {-1, 11}))
+    assert costs.old_broadcasts(planned, 20) == pytest.approx(np.mean(counts), rel=0.05)
 
 
 STAND_INS = [name for name, card in DATA_CARDS.items() if card.has_stand_in]
