@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['MALFORMED', 'CHECKPOINT_FORMAT', 'MINUTE', 'SHARE', 'RECENT', 'outline', 'filled', 'axes', 'to_bytes', 'from_bytes',
-           'digest', 'save_message', 'read_description', 'load_message', 'snapshot_parts', 'snapshot_of',
+           'on_host', 'digest', 'save_message', 'read_description', 'load_message', 'snapshot_parts', 'snapshot_of',
            'refuse_unkeepable', 'save_snapshot', 'load_snapshot', 'matching', 'forget', 'forget_finished', 'state_in',
            'CheckpointWriter']
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #3b589b5e
 import hashlib, json, math, time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -96,14 +96,22 @@ def to_bytes(tensors: Iterable[Tensor]) -> tuple[bytes, list[list[int]]]:
     return save_tensors(named), order
 
 
-def from_bytes(content: bytes, order: list[list[int]], device: str = "cpu") -> list[Tensor]:
-    "The tensors, with their axes in memory as they were"
+def from_bytes(
+    content: bytes, order: list[list[int]], device: str = "cpu", host: Collection[int] = ()
+) -> list[Tensor]:
+    "The tensors on `device`, those of the numbers in `host` on the host, with their axes in memory as they were"
     named = load_tensors(content)
     tensors = []
     for i, axes_in_memory in enumerate(order):
         back = [axes_in_memory.index(d) for d in range(len(axes_in_memory))]
-        tensors.append(named[str(i)].permute(back).to(device))
+        tensors.append(named[str(i)].permute(back).to("cpu" if i in host else device))
     return tensors
+
+# %% ../../nbs/04_engine/07_checkpoints.ipynb #d7343e27
+def on_host(tensors: list[Tensor]) -> list[int]:
+    "The positions of those on the host, in a message that has others on a GPU; none where all are on the host"
+    host = [i for i, t in enumerate(tensors) if t.device.type == "cpu"]
+    return host if len(host) < len(tensors) else []
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #14cfe9a7
 MALFORMED = (
@@ -130,7 +138,8 @@ def save_message(path: Path, about: dict, message) -> Path:
     tensors = {}
     shape = outline(message, tensors)
     try:
-        content, order = to_bytes(torch.as_tensor(t) for _, t in tensors.values())
+        parts = [torch.as_tensor(t) for _, t in tensors.values()]
+        content, order = to_bytes(parts)
     except MALFORMED as error:
         raise InputError(f"checkpoint: cannot be kept: {short(str(error))}") from error
     write_atomic(path.with_name(path.name + ".safetensors"), content)
@@ -139,6 +148,7 @@ def save_message(path: Path, about: dict, message) -> Path:
         "bytes": len(content),
         "sha256": digest(content),
         "axes": order,
+        "host": on_host(parts),
         "message": shape,
     }
     body = json.dumps(about, allow_nan=False)
@@ -170,9 +180,13 @@ def read_description(path: Path) -> dict:
 
 # %% ../../nbs/04_engine/07_checkpoints.ipynb #0cdb89f0
 def load_message(path: Path, device: str = "cpu"):
-    "The message in the two files; raises Damaged unless they are whole, and belong together"
+    """The message in the two files, on `device`: what a run on a GPU had on the host comes back there.
+
+    Raises Damaged unless the files are whole, and belong together."""
     description = read_description(path)
-    most = description.get("bytes", math.inf)  # older ones do not say it
+    # older ones do not say these two
+    most = description.get("bytes", math.inf)
+    host = description.get("host", [])
     if not isinstance(most, int | float):
         raise Damaged(f"checkpoint {path.name}: json is malformed")
     try:
@@ -181,7 +195,8 @@ def load_message(path: Path, device: str = "cpu"):
         raise Damaged(f"checkpoint {path.name}: cannot be read ({e.strerror})") from None
     try:
         if digest(content) == description["sha256"]:
-            return filled(description["message"], from_bytes(content, description["axes"], device))
+            tensors = from_bytes(content, description["axes"], device, set(host))
+            return filled(description["message"], tensors)
     except MALFORMED:
         raise Damaged(f"checkpoint {path.name}: malformed") from None
     raise Damaged(f"checkpoint {path.name}: tensors are damaged")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,10 +19,10 @@ import torch
 from everybody import every_run
 from fedrepro.checks.harness import tiny
 from fedrepro.core.errors import Damaged, InputError
-from fedrepro.core.trees import same_bits
+from fedrepro.core.trees import same_bits, tensors
 from fedrepro.engine import checkpoints
 from fedrepro.engine.checkpoints import CheckpointWriter, load_snapshot, save_snapshot
-from fedrepro.engine.method import FedAvg
+from fedrepro.engine.method import FedAvg, load_methods
 from fedrepro.engine.rounds import run
 from fedrepro.experiments import jobs, runner, store
 from fedrepro.experiments.jobs import Job
@@ -328,6 +329,46 @@ def test_a_sealed_but_malformed_checkpoint_is_set_aside(tmp_path, capsys):
         "x-1.json.damaged",
         "x-2.json.damaged",
     ]
+
+
+def of_gpu(tmp_path, monkeypatch):
+    "(FedCDA's snapshot, its path): kept as by a run on a GPU that has `cache`, `picked`, `origin` and states on the host"
+    method = load_methods()["FedCDA"](lr=0.05, epochs=1, batch_size=8, warmup=1)
+    at = run(method, tiny(), 2).snapshot
+    at = replace(at, states=[{"seen": torch.ones(2)} for _ in at.states])
+    waiting = [at.server[part] for part in ("cache", "picked", "origin")]
+    host = {id(t) for t in tensors([waiting, at.states])}
+    assert host.isdisjoint(map(id, tensors(at.server["params"])))
+    there = lambda kept: [i for i, t in enumerate(kept) if id(t) in host]
+    with monkeypatch.context() as gpu:
+        gpu.setattr(checkpoints, "on_host", there)
+        save_snapshot(tmp_path / "kept", at)
+    return at, tmp_path / "kept"
+
+
+def places(message):
+    return {t.device.type for t in tensors(message)}
+
+
+def test_what_waited_on_the_host_comes_back_there(tmp_path, monkeypatch):
+    "Under the device `meta`, which stands for a GPU; on the CPU, and from a checkpoint that does not say, all is one place"
+    at, path = of_gpu(tmp_path, monkeypatch)
+    gpu = SimpleNamespace(device="meta", clients=len(at.states))
+    back = load_snapshot(path, gpu)
+    for part in ("cache", "picked", "origin"):
+        assert places(back.server[part]) == {"cpu"}
+        assert same_bits(back.server[part], at.server[part])
+    assert places(back.states) == {"cpu"}
+    assert places(back.server["params"]) == places(back.last_broadcasts) == {"meta"}
+    assert same_bits(load_snapshot(path, tiny()).server, at.server)
+
+    body = json.loads(path.with_name("kept.json").read_text().splitlines()[0])
+    assert body.pop("host")
+    text = json.dumps(body)
+    path.with_name("kept.json").write_text(f"{text}\n{checkpoints.digest(text.encode())}\n")
+    assert places(checkpoints.load_message(path, "meta")) == {"meta"}
+    save_snapshot(path, at)  # of a run on the CPU
+    assert places(checkpoints.load_message(path, "meta")) == {"meta"}
 
 
 def test_a_checkpoint_of_a_newer_format_is_left_alone(tmp_path, capsys):
