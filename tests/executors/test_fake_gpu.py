@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from fedrepro.core.trees import tensors
+from fedrepro.core.trees import moved, tensors
+from fedrepro.engine import evaluation
 from fedrepro.engine.client import local_phases
 from fedrepro.engine.method import load_methods
 from fedrepro.engine.rounds import begin, open_round
@@ -46,10 +47,16 @@ def gpu(monkeypatch, asked):
         yield FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def clients_of(name):
-    "(method, its clients in the first round) with data on the GPU; the labels are read on the host before"
+def on_gpu():
+    "The federation with its data on the GPU; the labels are read on the host before"
     there = replace(TOY, data=TOY.data.to("cuda"), partition=replace(TOY.partition, test=None))
     there.__dict__["originals"] = [np.arange(n) % 10 for n in TOY.partition.sizes]
+    return there
+
+
+def clients_of(name):
+    "(method, its clients in the first round)"
+    there = on_gpu()
     method = load_methods()[name](lr=0.05, epochs=2, batch_size=8)
     at = begin(method, there)
     return method, lambda: open_round(method, there, at).clients
@@ -76,6 +83,36 @@ def test_a_round_on_a_gpu(gpu, asked, name, how):
         assert asked == [{"cuda"}] * 4 * phases * rounds
     else:
         assert asked == []
+
+
+def test_models_that_wait_on_the_host_are_judged_one_at_a_time(gpu, monkeypatch):
+    "They stay there, are hashed there, and only what is new is copied to the GPU"
+    hashed = []
+
+    def digest(name, t):
+        hashed.append((name, t.device.type))
+        return f"{name} {id(t)}".encode().ljust(16)
+
+    monkeypatch.setattr(evaluation, "tensor_digest", digest)
+    with gpu:
+        there = on_gpu()
+        method = load_methods()["FedRep"](lr=0.05, epochs=1, batch_size=8)
+        at = begin(method, there)
+        at = replace(at, states=moved(at.states, "cpu"))
+        models = evaluation.eval_models(method, there, at)
+        predict = evaluation.Predictor()
+        classes = predict(there, models)
+        copies = []
+        monkeypatch.setattr(evaluation, "on_device", lambda *what: copies.append(what))
+        again = predict(there, models)
+    for params in models:
+        assert {name[:5]: t.device.type for name, t in params.items()} == {
+            "body.": "cuda",
+            "head.": "cpu",
+        }
+    assert {(name[:5], device) for name, device in hashed} == {("body.", "cuda"), ("head.", "cpu")}
+    assert {t.device.type for t in classes} == {"cuda"} and not copies
+    assert all(a is b for a, b in zip(classes, again))
 
 
 def test_who_waits_is_seen(gpu):
