@@ -709,7 +709,20 @@ def run(
 
     `evaluate(method, federation, snapshot, final)` returns a dict of metrics, each `every` rounds and after each of the
     `last` ones. `callbacks` follow each round, and may end the run. `measures`: names of what is recorded besides, see
-    `probes.MEASURES`."""
+    `probes.MEASURES`.
+
+    `start`: the `snapshot` of an earlier run's history, of this method and federation, or one that `load_snapshot` has
+    read; its rounds count among the `rounds`. `executor(method, clients)` computes what the clients of a cohort do, and
+    returns (upload, next state, loss) of each, in their order: `sequential`, or what `fedrepro.executor(name,
+    federation)` gives. All have the same results; the stacked one's differ by rounding.
+
+    Returns a `History`: `rows`, a dict for each evaluated round (`round` from 1, the metrics, `train_loss`, `bytes_up`
+    and `bytes_down` so far); `snapshot` after the last round; `status`, "complete" or "diverged". A run that diverges
+    ends there, without an error, and `diverged` says who did and in which round.
+
+    Raises InputError: before the first round for an argument that is something else than expected, and for a PyTorch
+    in which nothing can be trained; in a round for a hook, an evaluation, a metric or a callback that returns something
+    else, writes into what it was given, or remembers something. What these raise themselves is not caught."""
     callbacks = listed(callbacks, "run: callbacks")
     measures = listed(measures, "run: measures")
     instance("run: method", method, FedAvg, "an object of a method, like FedAvg(lr=0.1)")
