@@ -334,7 +334,8 @@ def checked(raw: dict[str, Any], folder: Path) -> Spec:
         spec = spec_from(resolved(toml_value(raw), "compare"), Path("compare"))
     except InputError as error:
         raise InputError(str(error).replace("compare: base.", "compare: ")) from None
-    return replace(spec, path=folder / f"{raw['table']}.toml")
+    file = folder / f"{raw['table']}.toml"
+    return replace(spec, path=file, listed_seeds_only=True)
 
 # %% ../../nbs/09_reporting/08_compare.ipynb #1ba3799a
 COMPARED_METRICS = ("generalised_accuracy", "personalised_accuracy")
@@ -447,7 +448,7 @@ def compare(
     """Run what is missing of `methods` (names, or label -> values) in one setting; its result. Raises InputError
 
     `alpha`: Dirichlet concentration, None = IID; `drift` at `drift_round` (default: half way);
-    `participation` in (0, 1]; `seeds`: how many, or which; `lr` to `clip_norm`: the local optimiser of every row that
+    `participation` in (0, 1]; `seeds`: how many, or which, and no others are shown; `lr` to `clip_norm`: the local optimiser of every row that
     is not given one of its own; None: that of the row's class if it has one, else COMMON; `name` of the file; `folder`
     keeps spec and runs: what is finished is never computed again; `workers`: processes, which
     import the script that asks for them: keep this call below `if __name__ == "__main__":` there; `log`: loggers, or

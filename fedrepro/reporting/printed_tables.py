@@ -9,8 +9,8 @@ __all__ = ['LETTERS', 'VERDICT_COLOURS', 'EXCLUDES', 'MEANING', 'DIVERGED', 'HAR
            'judged_beside', 'why_no_run', 'waiting', 'change_in_words', 'where_in_words', 'reduced', 'measured',
            'counted', 'about', 'joined', 'runs_in_words', 'diverged_in_words', 'asked_in_words', 'start_in_words',
            'start_notes', 'ratio_in_words', 'divergences', 'verdict_count', 'mixed_processors', 'margins', 'ends',
-           'name_in_paper', 'title', 'own_settings', 'row_settings', 'TableParts', 'run_notes', 'idle_parts',
-           'table_parts', 'written_frame', 'table_sheet', 'render']
+           'name_in_paper', 'title', 'own_settings', 'row_settings', 'TableParts', 'seed_listing', 'further_seeds',
+           'run_notes', 'idle_parts', 'table_parts', 'written_frame', 'table_sheet', 'render']
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #ef276a87
 import math, re
@@ -26,6 +26,7 @@ from .grids import Cell, Grid, Sheet, shown
 from fedrepro.reporting.words import (
     STATISTIC_WORDS,
     arrival_text,
+    listing,
     plus_minus,
     settings_in_words,
     signed,
@@ -551,9 +552,36 @@ class TableParts:
         return [*first, *self.runs, *self.waiting, *self.ends, *self.about]
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #e316f796
+def seed_listing(seeds: Iterable[int]) -> str:
+    "`0, 1 and 5`; of more than ten how many, and the ends"
+    ordered = sorted(seeds)
+    if len(ordered) > 10:
+        return f"{len(ordered)} seeds from {ordered[0]} to {ordered[-1]}"
+    return listing(ordered)
+
+
+def further_seeds(spec: Spec, tier: str, results: str | Path | None = None) -> list[str]:
+    "Which seeds are averaged, if any of them is not in the list of its spec; else nothing"
+    counted = set()
+    listed = set()  # for the cells with further seeds
+    for part in spec.difference or (spec,):
+        columns = {column.label: column for column in part.tier_columns(tier)}
+        for run, _ in stored_runs(part, tier, results):
+            counted.add(run.seed)
+            seeds = part.values(tier, run.row, columns[run.column])["seeds"].value
+            if run.seed not in seeds:
+                listed.update(seeds)
+    if not listed:
+        return []
+    return [
+        f"averaged over all stored seeds: {seed_listing(counted)}; "
+        f"the spec lists {seed_listing(listed)}"
+    ]
+
+
 def run_notes(spec: Spec, tier: str, results: str | Path | None = None) -> list[str]:
-    "Where the runs of a table of studies start, and what differs, besides the seed, in the runs of one cell"
-    notes = []
+    "Where the runs of a table of studies start, which seeds are further ones, and what else differs in the runs of one cell"
+    notes = further_seeds(spec, tier, results)
     if "study" in spec.base:
         notes += start_notes(starts(stored_runs(spec, tier, results)))
     differ = mixed_cells(spec, tier, results, seed_values(spec, tier, results))

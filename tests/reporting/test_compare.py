@@ -25,6 +25,7 @@ from fedrepro.reporting.compare import (
     scaled,
 )
 from fedrepro.engine.rows import METRICS
+from fedrepro.reporting.printed_tables import render, seed_listing
 from toy import OURS, ROOT, one_line
 
 TINY = dict(clients=3, rounds=2, epochs=1, batch_size=64, seeds=2, quiet=True)
@@ -424,3 +425,32 @@ def test_a_name_of_ones_own(tmp_path):
     assert compare("FedAvg", name="mine", **small).spec.path == tmp_path / "mine.toml"
     with pytest.raises(InputError, match="compare: name 'a/b': expected letters"):
         compare("FedAvg", name="a/b", **small)
+
+
+def test_only_the_seeds_that_are_asked_for_are_shown(tmp_path):
+    "A second comparison in a folder does not average the first one's seeds; a table of its file does, and says so"
+    small = dict(clients=3, rounds=1, epochs=1, folder=tmp_path, quiet=True)
+    first = compare("FedAvg", seeds=[0], **small)
+    second = compare("FedAvg", seeds=[5], **small)
+    for shown, seed in ((first, 0), (second, 5)):
+        assert set(shown.frame.seed) == {seed}
+        assert list(shown.summary.seeds) == [(seed,)]
+        last = shown.frame.generalised_accuracy.iloc[-1]
+        assert f"{last:.2f} (1)" in repr(shown)
+        assert "stored seeds" not in repr(shown)
+    table = render(load_spec(second.spec.path), OWN_TIER)
+    mean = (first.summary["mean"] + second.summary["mean"]).iloc[0] / 2
+    assert f"{mean:.2f} ± " in table
+    assert "averaged over all stored seeds: 0 and 5; the spec lists 5" in table
+
+
+def test_a_row_has_the_seeds_of_its_own(tmp_path):
+    small = dict(clients=3, rounds=1, epochs=1, folder=tmp_path, quiet=True)
+    rows = {"A": {"class": "FedAvg"}, "B": {"class": "FedAvg", "seeds": [1]}}
+    found = compare(rows, seeds=[0], **small)
+    assert dict(zip(found.summary.row, found.summary.seeds)) == {"A": (0,), "B": (1,)}
+
+
+def test_many_seeds_are_said_by_their_ends():
+    assert seed_listing([2, 0]) == "0 and 2"
+    assert seed_listing(range(3, 14)) == "11 seeds from 3 to 13"
