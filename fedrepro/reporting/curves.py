@@ -469,7 +469,7 @@ LONG = 16  # letters of a label that is better read in a legend
 
 
 def line_ends(ax: Axes, long: pd.DataFrame, metric: str, styles: dict[str, Style]) -> dict:
-    "row -> height of its line's end, as a share of the panel's, ascending; the rows that have a colour and a mean"
+    "row -> height of its line's end, as a share of the panel's, ascending; the rows with a colour whose line ends in a number"
     low, high = ax.get_ylim()
     ends = {}
     for row, style in styles.items():
@@ -477,7 +477,9 @@ def line_ends(ax: Axes, long: pd.DataFrame, metric: str, styles: dict[str, Style
         if style.colour == REST or not len(found) or (found.status == "diverged").any():
             continue
         last = found[found["round"] == found["round"].max()]
-        ends[row] = (last[metric].mean() - low) / (high - low)
+        end = last[metric].mean()
+        if math.isfinite(end):
+            ends[row] = (end - low) / (high - low)
     return dict(sorted(ends.items(), key=lambda item: item[1]))
 
 # %% ../../nbs/09_reporting/04_curves.ipynb #0612847c

@@ -10,7 +10,7 @@ __all__ = ['LETTERS', 'VERDICT_COLOURS', 'EXCLUDES', 'MEANING', 'DIVERGED', 'HAR
            'counted', 'about', 'joined', 'runs_in_words', 'diverged_in_words', 'asked_in_words', 'start_in_words',
            'start_notes', 'ratio_in_words', 'divergences', 'verdict_count', 'mixed_processors', 'margins', 'ends',
            'name_in_paper', 'title', 'own_settings', 'row_settings', 'TableParts', 'seed_listing', 'further_seeds',
-           'run_notes', 'idle_parts', 'table_parts', 'written_frame', 'table_sheet', 'render']
+           'no_number', 'run_notes', 'idle_parts', 'table_parts', 'written_frame', 'table_sheet', 'render']
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #ef276a87
 import math, re
@@ -579,9 +579,29 @@ def further_seeds(spec: Spec, tier: str, results: str | Path | None = None) -> l
     ]
 
 
+def no_number(spec: Spec, tier: str, results: str | Path | None = None, most: int = 6) -> list[str]:
+    "In which finished runs the metric is not a number in some round, as a dash stands for their mean; `most` runs by name"
+    found: dict[str, list[str]] = {}  # by metric
+    for part in spec.difference or (spec,):
+        columns = {column.label: column for column in part.tier_columns(tier)}
+        for planned, run in stored_runs(part, tier, results):
+            metric = (columns[planned.column].metric or part.metric).removesuffix("_untuned")
+            rounds = int(run[metric].isna().sum())
+            if rounds and run.status.iloc[0] == "complete":
+                where = f"{planned.row}, {planned.column}, seed {planned.seed}"
+                words = f"{where} ({rounds} of {len(run)} evaluated rounds)"
+                found.setdefault(metric, []).append(words)
+    notes = []
+    for metric, runs in found.items():
+        more = [f"and {len(runs) - most} more"] if len(runs) > most else []
+        named = "; ".join(runs[:most] + more)
+        notes.append(f"a dash: {metric} was not a number (NaN): {named}")
+    return notes
+
+
 def run_notes(spec: Spec, tier: str, results: str | Path | None = None) -> list[str]:
-    "Where the runs of a table of studies start, which seeds are further ones, and what else differs in the runs of one cell"
-    notes = further_seeds(spec, tier, results)
+    "Where the runs of a table of studies start, which seeds are averaged, what is not a number, what differs in a cell"
+    notes = further_seeds(spec, tier, results) + no_number(spec, tier, results)
     if "study" in spec.base:
         notes += start_notes(starts(stored_runs(spec, tier, results)))
     differ = mixed_cells(spec, tier, results, seed_values(spec, tier, results))

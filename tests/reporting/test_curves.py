@@ -372,3 +372,15 @@ def test_the_papers_default_variant_is_thick_and_a_dashed_one_lies_above():
     styles = row_styles(weights, weights.rows)
     assert max(styles, key=lambda row: styles[row].width) == "adaptive gamma=20"
     assert main_row(load_spec("fedccfa/table2")) == "FedCCFA"
+
+
+@pytest.mark.parametrize("ends", [[float("nan"), 80.0], [float("nan")] * 2])
+def test_a_line_that_does_not_end_in_a_number_has_no_name_at_its_end(spec, tmp_path, ends):
+    "A metric of one's own may be NaN: the others are drawn as ever"
+    rows = list(spec.rows)[:2]
+    put(spec, "smoke", tmp_path, {row: [end] for row, end in zip(rows, ends)})
+    fig = accuracy_figure(spec, "smoke", tmp_path)
+    names = [text.get_text() for text in fig.axes[0].texts if text.get_text() in rows]
+    assert names == [row for row, end in zip(rows, ends) if end == end]
+    fig.canvas.draw()
+    assert figure_in_words(spec, "smoke", tmp_path)

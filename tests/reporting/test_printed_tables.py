@@ -167,6 +167,16 @@ def test_a_run_without_the_metric_is_no_missing_run(spec):
     assert "To run it" not in render(spec, "smoke")
 
 
+def test_a_dash_for_a_metric_that_was_not_a_number_says_so(spec):
+    put(spec, "smoke", "FedAvg", ONE, [math.nan, 70.0])
+    put(spec, "smoke", "twin", ONE, [60.0])
+    text = " ".join(render(spec, "smoke").split())
+    said = "a dash: generalised_accuracy was not a number (NaN): "
+    assert said + f"FedAvg, {ONE}, seed 0 (3 of 3 evaluated rounds)" in text
+    assert text.count("was not a number") == 1
+    assert "twin, " not in text.partition(said)[2].partition("rounds)")[0]
+
+
 def test_a_reduced_tier_says_what_it_changes_and_judges_nothing(spec):
     put(spec, "smoke", "FedAvg", ONE, [70, 70, 70])
     text = render(spec, "smoke")
