@@ -12,7 +12,7 @@ import difflib, inspect, math, os, re, sys, sysconfig, traceback
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import accumulate
-from numbers import Integral, Real
+from numbers import Integral, Rational, Real
 from pathlib import Path
 import fedrepro
 
@@ -120,6 +120,8 @@ def span(low, high=math.inf, but=None) -> str:
 def number(name: str, value, low, high=math.inf, kind=float, but=None):
     "`value` as a `kind`, float or int; raises InputError unless it is a finite one in [low, high], other than `but`"
     good = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    if good and not isinstance(value, Rational):
+        value = float(value)  # of NumPy: its own type may not hold the ends
     if good and low <= value <= high and abs(value) <= sys.float_info.max and value != but:
         return kind(value)
     what = "a whole number" if kind is int else "a number"

@@ -1,6 +1,7 @@
 "Whose line an error names"
 
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from fedrepro.core import errors
-from fedrepro.core.errors import PACKAGE_FOLDER, is_own
+from fedrepro.core.errors import PACKAGE_FOLDER, InputError, is_own, number
 from fedrepro.core.own_modules import own_file
 
 
@@ -35,3 +36,16 @@ def test_a_link_to_the_package(tmp_path):
 def test_a_whole_number_that_no_float_holds_is_refused():
     with pytest.raises(errors.InputError, match="lr: expected a number of at least 0, got 1000"):
         errors.number("lr", 10**400, 0)
+
+
+def test_a_number_of_numpy_is_compared_as_a_float():
+    "An end of the range, or the largest float, may be beyond its own type"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for value in (np.float32(0.1), np.float16(0.5), np.float64(0.25)):
+            found = number("lr", value, 0)
+            assert type(found) is float and found == float(value)
+        with pytest.raises(InputError, match="expected a number of at least 0"):
+            number("lr", np.float32("inf"), 0)
+        with pytest.raises(InputError, match="from 0 to 1"):
+            number("share", np.float32(1.0000001), 0, 1)
