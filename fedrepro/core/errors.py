@@ -29,7 +29,8 @@ class UnknownName(InputError):
     "A name is not among the accepted ones"
 
     name = ""  # as it was given
-    kind = ""  # what it is the name of, as `choice` was told: "spec", "method" or "page", which a command lists
+    # what it is the name of, as `choice` was told: "spec", "method" or "page", which a command lists, or "own"
+    kind = ""
     start = ""  # the message without the accepted names
     accepted: tuple[str, ...] = ()
 
@@ -67,7 +68,8 @@ def short(value, width: int = 60) -> str:
 def choice(name, accepted, what: str, kind: str = ""):
     """`name` if `accepted` has it; raises UnknownName with `what`, `name`, the closest match and what is accepted
 
-    `kind`: "spec", "method" or "page" where a command of the program lists the accepted names."""
+    `kind`: "spec", "method" or "page" where a command of the program lists the accepted names; "own" of what else a
+    person's file may define."""
     if isinstance(name, str) and name in accepted:
         return name
     accepted = sorted(filter(None, map(str, accepted)))

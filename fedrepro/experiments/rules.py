@@ -110,6 +110,7 @@ class Rule:
     above: bool = False  # `low` itself is refused
     words: tuple[str, ...] = ()  # texts that are accepted in place of a number
     once: str = ""  # a character that a text may have once at most
+    name_of: str = ""  # what `names` are names of, as `choice` is told: "method", or "own" for what a file may define
 
     def __call__(self, value, where: str):
         "`value`, converted; raises InputError"
@@ -134,9 +135,9 @@ class Rule:
     def named(self, value, accepted, where: str):
         "`value` if it is an accepted name, or a list of them, each once; raises InputError"
         if not isinstance(value, list):
-            return choice(value, accepted, where)
+            return choice(value, accepted, where, self.name_of)
         for i, v in enumerate(value):
-            if choice(v, accepted, where) in value[:i]:
+            if choice(v, accepted, where, self.name_of) in value[:i]:
                 raise InputError(f"{where}: {v} is there twice")
         return value
 
@@ -226,29 +227,29 @@ SETTINGS = {  # key of a spec -> its rule
     "every": COUNT,
     "evaluate_last": COUNT,
     "seeds": Rule(list[int], 0, 2**31),
-    "dataset": Rule(str, names=names("dataset")),
-    "recipe": Rule(str, names=names("recipe")),
-    "network": Rule(str, names=names("network")),
+    "dataset": Rule(str, names=names("dataset"), name_of="own"),
+    "recipe": Rule(str, names=names("recipe"), name_of="own"),
+    "network": Rule(str, names=names("network"), name_of="own"),
     "clients": Rule(int, 1, MAX_CLIENTS),
     "participation": Rule(float, 0, 1, above=True),
-    "partition": Rule(str, names=partition.recipe_names),
+    "partition": Rule(str, names=partition.recipe_names, name_of="own"),
     "partition_seed": SEED,
     "cohort_seed": SEED,
-    "cohorts": Rule(str, names=names("cohorts")),
+    "cohorts": Rule(str, names=names("cohorts"), name_of="own"),
     "precision": Rule(str, names=names("precision")),
     "noise": Rule(float, 0, 1),
     "train_samples": Rule(int, 1, 10**8),
     "test_samples": Rule(int, 1, 10**8),
-    "drift": Rule(str, names=concept_drift.drift_names),
+    "drift": Rule(str, names=concept_drift.drift_names, name_of="own"),
     "drift_round": Rule(int, 0, 10**6),
     "drift_step": COUNT,
     "drift_back": COUNT,
-    "measures": Rule(list[str], names=names("measures")),
+    "measures": Rule(list[str], names=names("measures"), name_of="own"),
 }
 SETTINGS |= {key: rule for key, (_, rule) in (PARTITION | STUDY).items()}
 SETTINGS |= {
     "study": Rule(str, names=lambda: STUDIES),
-    "start_method": Rule(str, names=method_classes),
+    "start_method": Rule(str, names=method_classes, name_of="method"),
 }
 
 # %% ../../nbs/07_experiments/01_rules.ipynb #e5fb5abd

@@ -511,7 +511,7 @@ TOP = {
     "paper": NAME,
     "table": NAME,
     "kind": Rule(str, names=lambda: ("table", "figure")),
-    "metric": Rule(str, names=lambda: METRICS),
+    "metric": Rule(str, names=lambda: METRICS, name_of="own"),
     "statistic": Rule(str, names=lambda: STATISTICS),
 }
 
@@ -524,7 +524,7 @@ MAY = {
     "published": Rule(str),
     "plot": Rule(str, names=lambda: PLOTS),
     "against": NAME,
-    "beside": Rule(list[str], names=lambda: METRICS),
+    "beside": Rule(list[str], names=lambda: METRICS, name_of="own"),
     "difference": Rule(list[str]),  # may be missing
     "spread": Rule(str, names=lambda: SPREADS),
     "trials": Rule(int, 2, 1000),
@@ -608,6 +608,8 @@ def spec_from(raw: dict, path: Path) -> Spec:
     top = read_top(raw, path)
     methods = toml_table(raw.get("methods", {}), f"{path}: methods")
     raw_tiers = toml_table(raw.get("tiers", {}), f"{path}: tiers")
+    if not methods:  # else it would be their settings in `base` that are unknown
+        raise InputError(f"{path}: no methods: nothing to run")
     rows = {name: read_row(name, row, f"{path}: methods") for name, row in methods.items()}
     rules: dict[str, Rule] = {}
     for row in rows.values():
@@ -749,7 +751,7 @@ def check_ranked(metric: Metric, where: str):
 def check_metric(spec: Spec, tier: str, column: Column):
     "Raises InputError for a metric of a column that is unknown, is not recorded, or has no best round or target"
     where = f"{spec.path}: {column.label}: metric"
-    name = choice(column.metric or spec.metric, METRICS, where)
+    name = choice(column.metric or spec.metric, METRICS, where, kind="own")
     if spec.statistic == "best":
         check_ranked(METRICS[name], f"{spec.path}: statistic best")
     if column.target is not None:

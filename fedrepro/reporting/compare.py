@@ -333,7 +333,8 @@ def checked(raw: dict[str, Any], folder: Path) -> Spec:
     try:
         spec = spec_from(resolved(toml_value(raw), "compare"), Path("compare"))
     except InputError as error:
-        raise InputError(str(error).replace("compare: base.", "compare: ")) from None
+        error.args = (str(error).replace("compare: base.", "compare: "),)
+        raise  # it may be one of an unknown name
     file = folder / f"{raw['table']}.toml"
     return replace(spec, path=file, listed_seeds_only=True)
 
@@ -361,7 +362,7 @@ def raw_spec(
         "title": f"{', '.join(rows)} on {setting.dataset}"[:200],
         "paper": "Comparison",
         "kind": "table",
-        "metric": choice(metric, compared_metrics(), "compare: metric"),
+        "metric": choice(metric, compared_metrics(), "compare: metric", kind="own"),
         "statistic": "last",
         "base": {"source": SOURCE} | base,
         "columns": [{"label": label_of(base)[:80]}],

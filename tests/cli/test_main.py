@@ -13,6 +13,7 @@ import torch
 import fedrepro
 from fedrepro.cli import app, look_up
 from fedrepro.cli.app import EXAMPLES
+from fedrepro.cli.main import OF_ONES_OWN
 from fedrepro.cli.own import page_files
 from fedrepro.core import folders
 from fedrepro.engine.method import METHODS
@@ -503,6 +504,12 @@ def test_a_login_node_needs_no_gpu(said, spec, tmp_path, monkeypatch):
         (["run", "a" * 5000], ["spec 'aaa", "is unknown"]),
         (["run", "SPEC", "more"], ["more"]),
         (["compare", "FedNova"], ["'FedNova'", "--import FILE.py"]),
+        (["compare", "FedAvg", "--dataset", "shapes"], ["'shapes'", "digits", OF_ONES_OWN]),
+        (["compare", "FedAvg", "--network", "mine"], ["compare: network", "'mine'", OF_ONES_OWN]),
+        (["compare", "FedAvg", "--metric", "macro_f1"], ["'macro_f1'", OF_ONES_OWN]),
+        (["compare", "FedAvg", "--partition", "mine"], ["'mine'", OF_ONES_OWN]),
+        (["compare", "FedAvg", "--drift", "mine"], ["'mine'", OF_ONES_OWN]),
+        (["run", "SPEC", "--set", "cohorts=mine"], ["'mine'", OF_ONES_OWN]),
         (["--import", "a:b.py", "run", "SPEC"], ["'a:b.py'", "':'"]),
         (["notebook", "fedcfa"], ["page 'fedcfa' is unknown", "`fedrepro notebook` lists them"]),
         (["notebook", "fedccfa"], ["14_fedccfa, 01_fedccfa"]),
@@ -695,3 +702,29 @@ def test_a_list_of_commands_is_the_whole_table(said, refused, write, spec, tmp_p
         ["run", spec, "--runs", "0123", "--results", tmp_path / "r"],
         "--runs: at tier smoke, run '0123' is unknown",
     )
+
+
+@pytest.mark.parametrize(
+    "key, command",
+    [
+        ("metric", "table"),
+        ("beside", "figure"),
+        ("dataset", "run"),
+        ("network", "table"),
+        ("partition", "figure"),
+        ("cohorts", "plan"),
+        ("drift", "export"),
+        ("measures", "table"),
+        ("recipe", "table"),
+    ],
+)
+def test_a_name_that_a_file_may_bring_is_answered_with_how(said, tmp_path, key, command):
+    "After a good run with --import, a table without it says what is missing"
+    value = ["mine"] if key in ("beside", "measures") else "mine"
+    top = key in ("metric", "beside")
+    changed = {key: value} if top else {"base": SMALL["base"] | {key: value}}
+    code, out, err = said(command, written(tmp_path, SMALL | changed, "toy/t"))
+    assert (code, out) == (2, "")
+    assert "'mine' is unknown" in err
+    assert err.rstrip().endswith(OF_ONES_OWN)
+    assert "\n" not in err.rstrip()

@@ -703,3 +703,11 @@ def test_a_row_shows_the_runs_of_a_row_that_has_some(same_as, tmp_path):
     raw = SMALL | dict(columns=[dict(same_as=same_as)])
     with one_line("columns 1.same_as.FedAvg", "has no runs of its own here"):
         load_spec(written(tmp_path, raw, "toy/x"))
+
+
+def test_a_spec_without_methods_says_so(tmp_path):
+    "Not that a setting of its base is unknown, which only the methods have"
+    raw = {key: value for key, value in SMALL.items() if key != "methods"}
+    for path in (written(tmp_path, raw, "toy/none"), written(tmp_path, raw | {"methods": {}}, "toy/empty")):
+        with one_line(f"{path.name}: no methods: nothing to run"):
+            load_spec(path)
