@@ -302,10 +302,11 @@ def new_method_command(
 
 # %% ../../nbs/11_cli/03_own.ipynb #9af28254
 KindOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="csv|parquet|latex",
-        help="csv and parquet have one line an evaluated round; latex is the table, with booktabs",
+        help="csv and parquet have one line an evaluated round; latex is the table, with booktabs; default: what the "
+        "file's ending says, or csv",
     ),
 ]
 ExportFileOption = Annotated[
@@ -318,18 +319,22 @@ ExportFileOption = Annotated[
 ]
 
 
-def exported(spec: str, tier: str | None, to: str, out: Path | None, results: Path | None) -> str:
+def exported(
+    spec: str, tier: str | None, to: str | None, out: Path | None, results: Path | None
+) -> str:
     "What `export` prints: the csv or LaTeX itself, or the path of the file that it has written; raises InputError"
     from fedrepro.experiments.specs import load_spec
-    from fedrepro.reporting.export import EXPORTS, export
+    from fedrepro.reporting.export import EXPORTS, export, format_of_file
     from fedrepro.verdicts.tables import best_tier
 
     loaded = load_spec(spec)
     folder = folder_given(results)
-    content = EXPORTS[choice(to, EXPORTS, "--to:")]
+    if out is not None:
+        check_place(out)
+    to = format_of_file(out or "", to)
     shown = tier or best_tier(loaded, folder)
     if out is None and to != "parquet":
-        return content(loaded, shown, folder).decode()
+        return EXPORTS[to](loaded, shown, folder).decode()
     file = out or Path("out") / f"{loaded.name.replace('/', '_')}_{shown}.parquet"
     check_place(file)
     return f"{export(loaded, shown, to, file, folder)}\n"
@@ -339,7 +344,7 @@ def exported(spec: str, tier: str | None, to: str, out: Path | None, results: Pa
 def export_command(
     spec: SpecArgument,
     tier: BestTierOption = None,
-    to: KindOption = "csv",
+    to: KindOption = None,
     out: ExportFileOption = None,
     results: ResultsOption = None,
 ) -> None:

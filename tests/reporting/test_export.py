@@ -15,7 +15,17 @@ from fedrepro.core.errors import InputError
 from fedrepro.engine.rows import METRICS, Metric
 from fedrepro.experiments import store
 from fedrepro.experiments.specs import load_spec
-from fedrepro.reporting.export import EXPORTS, MARKS, as_csv, best, escape, export, latex, tidy
+from fedrepro.reporting.export import (
+    EXPORTS,
+    MARKS,
+    as_csv,
+    best,
+    escape,
+    export,
+    format_of_file,
+    latex,
+    tidy,
+)
 from fedrepro.reporting.notebook import result
 from fedrepro.verdicts.tables import table
 from fedrepro.verdicts.verdicts import VERDICTS
@@ -72,6 +82,10 @@ def test_parquet_keeps_values_and_types(spec, tmp_path):
     if not installed("pyarrow", "export"):
         pytest.skip("pyarrow is not installed: pip install 'fedrepro[export]'")
     file = export(spec, "paper", "parquet", tmp_path / "x/rows.parquet")
+    assert file.read_bytes()[:4] == b"PAR1"
+    assert format_of_file(file) == "parquet"
+    with pytest.raises(InputError, match="ends in .parquet for --to csv"):
+        export(spec, "paper", "csv", file)
     back = pd.read_parquet(file)
     pd.testing.assert_frame_equal(back, tidy(spec, "paper"), check_dtype=False)
     assert [k.kind for k in back.dtypes] == [k.kind for k in tidy(spec, "paper").dtypes]
@@ -233,7 +247,18 @@ def test_the_command(spec, said, refused, tmp_path, monkeypatch):
         (["--results", "."], "no finished run"),
         (["--tier", "big"], "'big'"),
         (["--out", "a/b.tex/c.csv"], "a/b.tex"),
+        (["--out", "x.xls"], "x.xls: the file ends in .xls; expected csv: .csv, .txt; parquet"),
+        (["--out", "x.parquet", "--to", "csv"], "ends in .parquet for --to csv"),
+        (["--out", "x.csv", "--to", "latex"], "ends in .csv for --to latex"),
     ]:
         refused([*argv, *more], word)
+    assert not list(Path().glob("x.*"))
+    for out, content in [
+        ("rows.csv", as_csv(spec, "paper").decode()),
+        ("rows", as_csv(spec, "paper").decode()),
+        ("rows.TEX", latex(spec, "paper")),
+    ]:
+        assert said(*argv, "--out", out) == (0, f"{out}\n", "")
+        assert Path(out).read_text() == content
     assert set(EXPORTS) == {"csv", "parquet", "latex"}
     assert np.isclose(table(spec, "paper")["mean"].iloc[0], 70.4)
