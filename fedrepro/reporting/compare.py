@@ -53,10 +53,15 @@ def method_named(text: str) -> dict[str, Any]:
         raise InputError(
             f"compare: method {short(text)}: expected its name, like 'FedAvg' or 'FedAvg:lr=0.1'"
         )
-    name, _, given = text.partition(":")
-    pairs = [pair.partition("=") for pair in given.split(",") if given]
+    name, colon, given = text.partition(":")
+    pairs = [pair.partition("=") for pair in given.split(",") if colon]
     row: dict[str, Any] = {"class": name}
     for key, equals, value in pairs:
+        if key.strip() and not equals and len(row) > 1:
+            raise InputError(
+                f"compare: method {short(text)}: {short(key.strip())} is not key=value; a list "
+                "of values needs a spec, or in Python a dict: {label: {key: values}}"
+            )
         if not (key.strip() and equals and value):
             raise InputError(
                 f"compare: method {short(text)} is neither NAME nor NAME:key=value,key=value"
