@@ -218,7 +218,7 @@ EXPORTS: dict[str, Callable[..., bytes]] = {
     "latex": lambda spec, tier, results=None: latex(spec, tier, results).encode(),
 }
 
-
+# %% ../../nbs/09_reporting/06_export.ipynb #6b2e18d2
 # format -> how the name of its file may end
 SUFFIXES = {
     "csv": (".csv", ".txt", ""),
@@ -239,7 +239,7 @@ def format_of_file(out: str | Path, to: str | None = None) -> str:
     named = "" if to is None else f" for --to {to}"
     raise InputError(f"{out}: the file ends in {suffix or 'nothing'}{named}; expected {accepted}")
 
-
+# %% ../../nbs/09_reporting/06_export.ipynb #6b2e18d4
 def export(
     spec: Spec, tier: str, to: str, out: str | Path, results: str | Path | None = None
 ) -> Path:

@@ -551,7 +551,7 @@ class TableParts:
         first = [self.caption] if self.main and self.caption else []
         return [*first, *self.runs, *self.waiting, *self.ends, *self.about]
 
-# %% ../../nbs/09_reporting/02_printed_tables.ipynb #e316f796
+# %% ../../nbs/09_reporting/02_printed_tables.ipynb #5a1d07c2
 def seed_listing(seeds: Iterable[int]) -> str:
     "`0, 1 and 5`; of more than ten how many, and the ends"
     ordered = sorted(seeds)
@@ -578,7 +578,7 @@ def further_seeds(spec: Spec, tier: str, results: str | Path | None = None) -> l
         f"the spec lists {seed_listing(listed)}"
     ]
 
-
+# %% ../../nbs/09_reporting/02_printed_tables.ipynb #5a1d07c5
 def no_number(spec: Spec, tier: str, results: str | Path | None = None, most: int = 6) -> list[str]:
     "In which finished runs the metric is not a number in some round, as a dash stands for their mean; `most` runs by name"
     found: dict[str, list[str]] = {}  # by metric
@@ -598,7 +598,7 @@ def no_number(spec: Spec, tier: str, results: str | Path | None = None, most: in
         notes.append(f"a dash: {metric} was not a number (NaN): {named}")
     return notes
 
-
+# %% ../../nbs/09_reporting/02_printed_tables.ipynb #e316f796
 def run_notes(spec: Spec, tier: str, results: str | Path | None = None) -> list[str]:
     "Where the runs of a table of studies start, which seeds are averaged, what is not a number, what differs in a cell"
     notes = further_seeds(spec, tier, results) + no_number(spec, tier, results)
