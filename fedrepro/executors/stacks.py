@@ -255,9 +255,8 @@ def train_longest_first(
         if s == 0 and moving:
             refuse_other_steps(phase, clients, batches, starts, direction)
         if phase.sgd.momentum:
-            momentum = (
-                direction | momentum
-            )  # new are tensors whose first gradient came in this step
+            # new are tensors whose first gradient came in this step
+            momentum = direction | momentum
         total[:n] += loss
     results = []
     for k, plan in enumerate(plans):

@@ -323,9 +323,8 @@ class Spec:
     # rows that its file has but does not choose; `gap` and `same_as` may name them
     others: dict[str, Row] = field(default_factory=dict)
     origin: "Spec | None" = None  # the table of the package of which it is a copy with other values
-    listed_seeds_only: bool = (
-        False  # whether stored runs of seeds that it does not list are left out
-    )
+    # whether stored runs of seeds that it does not list are left out
+    listed_seeds_only: bool = False
 
     @cached_property
     def folder(self) -> str:

@@ -6,8 +6,8 @@
 __all__ = ['HOW', 'DECIDES', 'WIDE', 'HEADINGS', 'NOTE', 'lack_in_words', 'lacks_in_words', 'state_in_words', 'interval',
            'verdict_in_words', 'claim_grid', 'claim_grids', 'claims_in_words', 'late_in_words', 'seeds_in_words',
            'caveats', 'side_in_words', 'published_in_words', 'gain_in_words', 'against_stated_in_words',
-           'numbers_in_words', 'signs_in_words', 'deciding_in_words', 'verdict_of', 'p_in_words', 'rests_on', 'how_far',
-           'headline_sentences', 'claims_sheet', 'missing_lines', 'blank', 'papers_across', 'speed_in_words',
+           'numbers_in_words', 'signs_in_words', 'deciding_in_words', 'verdict_of', 'p_in_words', 'grounds_in_words',
+           'how_far', 'headline_sentences', 'claims_sheet', 'missing_lines', 'blank', 'papers_across', 'speed_in_words',
            'board_sheet']
 
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #8646c98d
@@ -242,7 +242,7 @@ def p_in_words(h: Headline) -> str:
     )
 
 
-def rests_on(h: Headline) -> str:
+def grounds_in_words(h: Headline) -> str:
     "What a verdict other than undecided rests on, as a sentence; empty without one"
     if math.isnan(h.p):
         return ""
@@ -279,7 +279,7 @@ def headline_sentences(h: Headline) -> str:
     else:
         first = f"{said} {h.state}{lacks}."
         sentences = [first, how_far(h, where), deciding_in_words(h), signs_in_words(h)]
-    sentences += [rests_on(h), *caveats(h)]
+    sentences += [grounds_in_words(h), *caveats(h)]
     return " ".join(filter(None, sentences))
 
 # %% ../../nbs/09_reporting/03_printed_claims.ipynb #0966d4f7

@@ -9,8 +9,9 @@ __all__ = ['LETTERS', 'VERDICT_COLOURS', 'EXCLUDES', 'MEANING', 'DIVERGED', 'HAR
            'judged_beside', 'why_no_run', 'waiting', 'change_in_words', 'where_in_words', 'reduced', 'measured',
            'counted', 'about', 'joined', 'runs_in_words', 'diverged_in_words', 'asked_in_words', 'start_in_words',
            'start_notes', 'ratio_in_words', 'divergences', 'verdict_count', 'mixed_processors', 'margins', 'ends',
-           'name_in_paper', 'title', 'own_settings', 'row_settings', 'TableParts', 'seed_listing', 'further_seeds',
-           'no_number', 'run_notes', 'idle_parts', 'table_parts', 'written_frame', 'table_sheet', 'render']
+           'name_in_paper', 'title', 'plain_recipes', 'own_settings', 'row_settings', 'TableParts', 'seed_listing',
+           'further_seeds', 'no_number', 'run_notes', 'idle_parts', 'table_parts', 'written_frame', 'table_sheet',
+           'render']
 
 # %% ../../nbs/09_reporting/02_printed_tables.ipynb #ef276a87
 import math, re
@@ -504,11 +505,25 @@ def title(spec: Spec) -> str:
     "Paper, number and title of the table, e.g. 'FedCCFA, table 2: Generalised accuracy under ...'"
     return f"{spec.paper}, {name_in_paper(spec)}: {spec.title}"
 
+# %% ../../nbs/09_reporting/02_printed_tables.ipynb #5b1d07f2
+def plain_recipes(spec: Spec, tier: str) -> list[str]:
+    "The recipes of a table that are plain for a data set, which their paper does not use, in words"
+    from fedrepro.data.datasets import RECIPES  # imports torch
+
+    found: dict[str, None] = {}
+    for run in spec.runs(tier, seeds=1):
+        data = run.settings["data"]
+        recipe = data["recipe"]
+        if recipe != "plain" and data["name"] not in RECIPES[recipe]:
+            found[f"recipe {recipe} has nothing for {data['name']}: plain"] = None
+    return list(found)
+
 
 def own_settings(spec: Spec, tier: str) -> str:
     "The settings that all rows of a table share that no paper has"
     t = spec.tier(tier)
-    return f"Settings: {settings_in_words(spec.base | t.base | t.own.get('', {}))}"
+    words = f"Settings: {settings_in_words(spec.base | t.base | t.own.get('', {}))}"
+    return "; ".join([words, *plain_recipes(spec, tier)])
 
 
 def row_settings(spec: Spec, tier: str) -> list[str]:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LEVEL', 'RunValue', 'KEYS', 'KINDS', 'GAINS', 'ABOVE_STATED', 'CANNOT', 'NOT_TESTED', 'CLAIM_WORDS', 'CLAIM_COLUMNS',
-           'paired_test', 'holm', 'contestants', 'StoredRuns', 'repeated_rows', 'load_stored_runs', 'statistic',
+           'paired_test', 'holm', 'contestants', 'StoredRuns', 'rows_shown_again', 'load_stored_runs', 'statistic',
            'values_of', 'at_round', 'best_within', 'first_round', 'Comparison', 'subtract', 'Claim', 'with_tuples',
            'claim_tables', 'listed_line', 'said_in', 'read_claim', 'read_claims', 'columns_at', 'rivals_of',
            'rival_pairs', 'distinct_pairs', 'gain_over', 'above', 'rounds_taken', 'fewer_rounds', 'joint', 'decisive',
@@ -108,7 +108,7 @@ class StoredRuns:
         return out, Reason(Kind.DIVERGED, (row,), part)
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #d9bff0f2
-def repeated_rows(spec: Spec, tier: str) -> dict[tuple[str, str], str]:
+def rows_shown_again(spec: Spec, tier: str) -> dict[tuple[str, str], str]:
     "Row and column -> the row above it that shows the same runs, as AdapFedAvg shows those of FedAvg"
     first: dict[tuple[str, str], str] = {}
     repeated = {}
@@ -124,7 +124,7 @@ def load_stored_runs(spec: Spec, tier: str, results: str | Path | None = None) -
     found: dict[tuple, dict] = {}
     for planned, run in stored_runs(spec, tier, results):
         found.setdefault((planned.row, planned.column), {})[planned.seed] = run
-    return StoredRuns(spec, tier, found, repeated_rows(spec, tier))
+    return StoredRuns(spec, tier, found, rows_shown_again(spec, tier))
 
 # %% ../../nbs/08_verdicts/04_claims.ipynb #e8e412cf
 def statistic(metric: str, name: str) -> RunValue:

@@ -206,6 +206,15 @@ def test_the_settings_that_are_printed_are_those_of_the_runs(tmp_path):
     assert row_settings(of_all, tier) == ["FedProx: epochs 2"]
 
 
+def test_a_recipe_that_has_nothing_for_a_data_set_is_called_plain(tmp_path):
+    "FedADC uses CIFAR, so its recipe neither crops nor flips the digits"
+    changed = SMALL | {"base": SMALL["base"] | {"recipe": "FedADC"}}
+    of_paper = load_spec(written(tmp_path, changed, "toy/of_paper"))
+    said = own_settings(of_paper, "smoke")
+    assert "recipe FedADC," in said and said.endswith("; recipe FedADC has nothing for digits: plain")
+    assert "has nothing" not in own_settings(load_spec(written(tmp_path, SMALL, "toy/t")), "smoke")
+
+
 def test_processors_that_differ_within_a_cell_are_named():
     frame = pd.DataFrame(
         dict(
