@@ -54,7 +54,9 @@ def test_only_the_current_gpu_is_used(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert datasets.usable_device("cuda:0") == torch.device("cuda:0")
     assert datasets.usable_device("cuda").index is None
-    expected = "the current GPU, cuda:0; expected 'cuda', for another GPU after torch.cuda.set_device(1)"
+    expected = (
+        "the current GPU, cuda:0; expected 'cuda', for another GPU after torch.cuda.set_device(1)"
+    )
     for other in ("cuda:1", torch.device("cuda", 1)):
         with one_line("device 'cuda:1' cannot be used here", expected):
             datasets.load("digits", device=other)

@@ -132,7 +132,10 @@ def test_a_run_says_what_it_cannot_use_before_the_first_round():
         (dict(callbacks=print), "callbacks: .* is not a list"),
         (dict(callbacks=[print]), r"has no after_round\(state\); AfterRound\(function\) has one"),
         (dict(callbacks=[Deaf()]), r"Deaf.after_round: expected a function \(self, state\)"),
-        (dict(executor="processes"), r"executor: expected the one inside of `with fedrepro.executor\(name"),
+        (
+            dict(executor="processes"),
+            r"executor: expected the one inside of `with fedrepro.executor\(name",
+        ),
         (
             dict(executor=executor("stacked", THREE)),
             "executor: expected the one inside of .*, got <contextlib",

@@ -708,6 +708,9 @@ def test_a_row_shows_the_runs_of_a_row_that_has_some(same_as, tmp_path):
 def test_a_spec_without_methods_says_so(tmp_path):
     "Not that a setting of its base is unknown, which only the methods have"
     raw = {key: value for key, value in SMALL.items() if key != "methods"}
-    for path in (written(tmp_path, raw, "toy/none"), written(tmp_path, raw | {"methods": {}}, "toy/empty")):
+    for path in (
+        written(tmp_path, raw, "toy/none"),
+        written(tmp_path, raw | {"methods": {}}, "toy/empty"),
+    ):
         with one_line(f"{path.name}: no methods: nothing to run"):
             load_spec(path)

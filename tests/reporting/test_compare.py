@@ -147,7 +147,10 @@ def test_every_data_set_has_a_network_that_fits_it():
         (dict(methods=["FedProx:mu"]), ["FedProx:mu", "key=value"]),
         (dict(methods=["FedAvg:"]), ["'FedAvg:' is neither NAME nor NAME:key=value"]),
         (dict(methods=["FedAvg:lr=0.1,"]), ["'FedAvg:lr=0.1,' is neither NAME nor"]),
-        (dict(methods=["FedAvg:lr=[1,2]"]), ["'2]' is not key=value; a list of values needs a spec"]),
+        (
+            dict(methods=["FedAvg:lr=[1,2]"]),
+            ["'2]' is not key=value; a list of values needs a spec"],
+        ),
         (dict(methods=["FedAvg:lr=0.1,0.2"]), ["'0.2' is not key=value; a list", "needs a spec"]),
         (dict(methods=["FedProx:nu=1"]), ["'nu'", "mu"]),
         (dict(methods={"x": {}}), ["'x'"]),

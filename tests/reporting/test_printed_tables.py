@@ -211,7 +211,9 @@ def test_a_recipe_that_has_nothing_for_a_data_set_is_called_plain(tmp_path):
     changed = SMALL | {"base": SMALL["base"] | {"recipe": "FedADC"}}
     of_paper = load_spec(written(tmp_path, changed, "toy/of_paper"))
     said = own_settings(of_paper, "smoke")
-    assert "recipe FedADC," in said and said.endswith("; recipe FedADC has nothing for digits: plain")
+    assert "recipe FedADC," in said and said.endswith(
+        "; recipe FedADC has nothing for digits: plain"
+    )
     assert "has nothing" not in own_settings(load_spec(written(tmp_path, SMALL, "toy/t")), "smoke")
 
 

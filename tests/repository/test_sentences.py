@@ -31,9 +31,7 @@ def page(name):
 
 def wrong_counts(text, board):
     "The papers of a text whose 'D decided of R reachable' is not that of `board`, the totals at tier paper"
-    said = re.findall(
-        r"^\| \[(\w+)\].*?\| (\d+) decided of (\d+) reachable(.*?) \|", text, re.M
-    )
+    said = re.findall(r"^\| \[(\w+)\].*?\| (\d+) decided of (\d+) reachable(.*?) \|", text, re.M)
     wrong = []
     for paper, decided, reachable, words in said:
         found = board.loc[paper]
@@ -141,8 +139,9 @@ def test_every_paper_has_a_headline_that_follows_from_the_store():
     assert "Against FedAvg only" in words["fedadc"]
     assert "Fashion-MNIST" in words["fedbss"].split("(abstract")[0]  # not so in every column
     assert "published +4.20 (the smallest published: +3.20, over FedAvg)" in words["lfd"]
-    assert "above 0 in 12 of 12 comparisons" in words["fedccfa"]  # AdapFedAvg shows the runs of FedAvg
-    assert "3 of 9" in words["fedccfa"]  # claims over which p is corrected
+    # AdapFedAvg shows the runs of FedAvg; p is corrected over the claims tested
+    assert "above 0 in 12 of 12 comparisons" in words["fedccfa"]
+    assert "3 of 9" in words["fedccfa"]
 
 
 def test_lfd_is_lower_without_augmentation_as_the_caveat_says():
