@@ -41,6 +41,8 @@ ELSEWHERE = {
 LESS = [
     ("data Fashion-MNIST", "data digits"),
     ("--tier small", "--tier smoke"),
+    ("--tier paper", "--tier smoke"),
+    ("--datasets 'Fashion-MNIST, 100 clients'", "--datasets 'digits, 20 clients'"),
     ("dataset=MNIST", "dataset=digits"),
     ("2h", "1s"),
     ("--rounds 20", "--rounds 2 --clients 4 --seeds 1"),
