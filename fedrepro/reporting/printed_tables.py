@@ -266,7 +266,8 @@ def change_in_words(change: Change) -> str:
     "`epochs 2 (paper 5)`"
     new = value_in_words(change.new)
     paper = value_in_words(change.paper)
-    if new == paper and isinstance(change.new, (list, tuple)):  # as long as the other
+    if new == paper and isinstance(change.new, list) and isinstance(change.paper, list):
+        # of one length, by which both are shown as a rule
         new = ", ".join(map(str, change.new))
         paper = ", ".join(map(str, change.paper))
     return f"{change.key.replace('_', ' ')} {new} (paper {paper})"

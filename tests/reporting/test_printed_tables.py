@@ -31,6 +31,7 @@ from fedrepro.reporting.printed_tables import (
     table_parts,
     table_sheet,
     title,
+    reduced,
 )
 from fedrepro.verdicts.tables import table
 from toy import SMALL, written
@@ -215,6 +216,14 @@ def test_a_recipe_that_has_nothing_for_a_data_set_is_called_plain(tmp_path):
         "; recipe FedADC has nothing for digits: plain"
     )
     assert "has nothing" not in own_settings(load_spec(written(tmp_path, SMALL, "toy/t")), "smoke")
+
+
+def test_lists_of_one_length_are_shown_by_their_values():
+    "Others by their length; the rounds of a study are four here and in the paper"
+    assert "study rounds 2, 5, 10, 20 (paper 10, 50, 100, 200)" in reduced(
+        load_spec("fedbss/figure3c"), "small"
+    )
+    assert "seeds 1 (paper 3)" in reduced(load_spec("fedbss/figure3c"), "small")
 
 
 def test_processors_that_differ_within_a_cell_are_named():
