@@ -9,7 +9,7 @@ __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Pha
            'Step', 'movable', 'checked_pair', 'checked_step', 'refuse_replaced', 'refuse_moved_frozen', 'train',
            'watch_client', 'refuse_writes', 'watch_constants', 'refuse_sparse', 'checked_result', 'in_turn',
            'refuse_model', 'add_constants', 'start_phase', 'steps_taken', 'refuse_unknown_prefix', 'local_phases',
-           'client_rounds', 'client_round', 'feature_sums', 'class_means']
+           'client_rounds', 'client_round', 'labelled_features', 'no_features', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 import math
@@ -698,23 +698,23 @@ def client_round(method, client: Client) -> tuple[dict, dict, Tensor | None]:
     return client_rounds(method, [client])[0]
 
 # %% ../../nbs/04_engine/01_client.ipynb #fab1a78b
-def feature_sums(client: Client, params: Tree) -> tuple[Tensor, Tensor]:
-    """(C, d) sum of the features of each class, () sum of their squares, over the client's samples under `params`.
+@torch.no_grad()
+def labelled_features(client: Client, params: Tree) -> Iterator[tuple[Tensor, Tensor]]:
+    "Labels (B,) and features (B, d) under `params` of all samples of the client, some at a time; those of padding are 0"
+    for batch in client.chunks():
+        yield batch.y, client.net.features(params, batch.x) * batch.w[:, None]
 
-    One pass, without gradients; zeros for a class without samples."""
-    total = torch.zeros(
+
+def no_features(client: Client) -> Tensor:
+    "(C, d) zeros, to which features are added by class"
+    return torch.zeros(
         client.net.classes, client.net.feature_dim, dtype=client.dtype, device=client.y.device
     )
-    square = total.new_zeros(())
-    with torch.no_grad():
-        for batch in client.chunks():
-            features = client.net.features(params, batch.x) * batch.w[:, None]
-            total.index_add_(0, batch.y, features)
-            square = square + features.square().sum()
-    return total, square
 
 
 def class_means(client: Client, params: Tree) -> Tensor:
     "(C, d) mean feature of each class over the client's samples under `params`; zeros for a class without samples"
-    total, _ = feature_sums(client, params)
+    total = no_features(client)
+    for y, features in labelled_features(client, params):
+        total.index_add_(0, y, features)
     return total / client.counts.clamp(min=1)[:, None]

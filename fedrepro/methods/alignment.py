@@ -20,7 +20,8 @@ from fedrepro.engine.client import (
     Results,
     class_means,
     cross_entropy,
-    feature_sums,
+    labelled_features,
+    no_features,
 )
 from ..engine.method import Exchange, FedAvg
 from .personal import FedRep
@@ -103,7 +104,11 @@ def feature_statistics(client: Client, params: Tree) -> tuple[Tensor, Tensor]:
     """$h_k$ (C, d) and $V_k$ () of the client's features under `params`, in one pass over its samples.
 
     $h_k[c]=\\pi_{k,c}\\mu_{k,c}$ and $V_k=\\frac1{n_k}(\\frac1{n_k}\\sum_x\\|f(x)\\|^2-\\sum_c\\|h_k[c]\\|^2)$."""
-    total, square = feature_sums(client, params)
+    total = no_features(client)
+    square = total.new_zeros(())
+    for y, features in labelled_features(client, params):
+        total.index_add_(0, y, features)
+        square = square + features.square().sum()
     h = total / client.n
     variance = (square / client.n - h.square().sum()) / client.n
     return h, variance
