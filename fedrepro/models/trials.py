@@ -20,7 +20,7 @@ from ..core.errors import InputError, kind_of_value, require, short
 from ..core.fingerprints import names_in
 from ..core.torch_state import global_seed
 from ..core.trees import Tree, as_bytes, same_bits
-from .net import Net, made_by_package, places_of, slots_in
+from .net import Net, Slots, made_by_package, places_of
 
 # %% ../../nbs/03_models/04_trials.ipynb #9ac0a2e6
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _scores(net: Net, params: Tree, x: Tensor, train: bool) -> Tensor:
 def _holding(module: nn.Module, values: Tree) -> Iterator[None]:
     "Inside, `module` is in train mode and holds copies of `values`, by name; after it, everything as before"
     places = places_of(module)
-    slots = slots_in(module, {name: paths for name, (_, paths) in places.items()})
+    slots = Slots(module, {name: paths for name, (_, paths) in places.items()})
     before = [(t, t.data, t.grad) for t, _ in places.values()]
     modes = [(part, part.training) for part in module.modules()]
     try:
@@ -75,8 +75,7 @@ def _holding(module: nn.Module, values: Tree) -> Iterator[None]:
         for t, data, grad in before:
             t.data = data
             t.grad = grad
-        for _, held, key, was in slots:
-            held[key] = was
+        slots.empty()
         for part, mode in modes:
             part.training = mode
 
@@ -105,10 +104,10 @@ def _two_apart(x: Tensor) -> Tensor:
 # %% ../../nbs/03_models/04_trials.ipynb #a35366dd
 def _plain_steps(net: Net, x: Tensor, start: Tree) -> Tree:
     "Gradients, parameters and buffers of steps of `torch.optim.SGD` on a module of the builder's, from `start`"
-    module = net._fresh(0)
+    module = net.new_module(0)
     found = dict[str, Tensor]()
     y = torch.arange(len(x)) % net.classes
-    values = start | net._beside.like(next(iter(start.values())))
+    values = start | net.constants_like(next(iter(start.values())))
     with _holding(module, values):
         trained = {n: t for n, (t, _) in places_of(module).items() if n in net.trained}
         sgd = torch.optim.SGD(trained.values(), lr=_LR)
@@ -320,10 +319,10 @@ def _refuse_what_is_kept_outside(net: Net, x: Tensor, start: Tree):
     if own:
         _refuse_counters(net, kept)
         _refuse_counting_around(net, around)
-    drawn_again = type(net)(net.name, partial(net._fresh, 1))
+    drawn_again = type(net)(net.name, partial(net.new_module, 1))
     other = _pass(drawn_again, x, start)
     if not same_bits(first, other):
-        new = type(net)(net.name, partial(net._fresh, 0))
+        new = type(net)(net.name, partial(net.new_module, 0))
         require(
             same_bits(first, _pass(new, x, start)),
             f"network {net.name}: it keeps something of its first batch that is no parameter and no buffer; "

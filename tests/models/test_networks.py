@@ -72,7 +72,7 @@ def test_large_networks_as_functions(name):
     net = network(name)
     x = torch.randn(2, *ARCHITECTURES[name][1], generator=torch.Generator().manual_seed(0))
     tree = net.init(0)
-    expected = net._fresh(0).eval()(x)
+    expected = net.new_module(0).eval()(x)
     assert torch.equal(net(tree, x), expected)
     assert torch.equal(net.classify(tree, net.features(tree, x)), expected)
 
