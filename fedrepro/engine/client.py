@@ -9,8 +9,7 @@ __all__ = ['Results', 'Trainer', 'Batch', 'cross_entropy', 'Client', 'SGD', 'Pha
            'Step', 'movable', 'checked_pair', 'checked_step', 'refuse_replaced', 'refuse_moved_frozen', 'train',
            'watch_client', 'refuse_writes', 'watch_constants', 'refuse_sparse', 'checked_result', 'in_turn',
            'refuse_model', 'add_constants', 'start_phase', 'steps_taken', 'refuse_unknown_prefix', 'local_phases',
-           'train_phases', 'client_answer', 'client_rounds', 'client_round', 'labelled_features', 'no_features',
-           'class_means']
+           'client_rounds', 'client_round', 'labelled_features', 'no_features', 'class_means']
 
 # %% ../../nbs/04_engine/01_client.ipynb #0c71bcb5
 import math
@@ -660,46 +659,6 @@ def local_phases(method, client: Client) -> list[Phase]:
         raise InputError(f"{where}: expected at least one phase that is not final")
     return phases
 
-# %% ../../nbs/04_engine/01_client.ipynb #39b8f7f3
-def train_phases(
-    method,
-    clients: list[Client],
-    phases: list[Phase],
-    results: list[Results],
-    given: list[dict[str, Watch]],
-    trainer: Trainer,
-):
-    """Train the next phase of each client, and enter how it ends among the client's `results`.
-
-    Raises ChangedInPlace where a person's phase has written to what a client was `given`."""
-    starts = []
-    for client, phase, result in zip(clients, phases, results):
-        starts.append(start_phase(client, phase, result))
-    own = own_code(method)
-    if own:
-        given = [watched | watch_constants(client) for watched, client in zip(given, clients)]
-    ends = trainer(clients, phases, starts)
-    for result, phase, end in zip(results, phases, ends):
-        result.pop(phase.name, None)  # the latest stands last
-        result[phase.name] = end
-    if own:
-        for client, phase, watched in zip(clients, phases, given):
-            refuse_writes(f"{type(method).__name__}, phase {phase.name},", client, watched)
-
-# %% ../../nbs/04_engine/01_client.ipynb #39b8f7f5
-def client_answer(
-    method, client: Client, results: Results, given: dict[str, Watch]
-) -> tuple[dict, dict, Tensor | None]:
-    """The client's upload, its new state, and the mean loss () of its last phase, None where that took no step.
-
-    Raises InputError for an answer that is something else, and ChangedInPlace where what the client was `given` is another."""
-    last = list(results.values())[-1]
-    with client.chance():
-        answer = method.client_result(client, last.params, results)
-    upload, state = checked_result(method, client, answer)
-    refuse_writes(f"{type(method).__name__}.client_result", client, given)
-    return upload, state, last.loss if last.steps else None
-
 # %% ../../nbs/04_engine/01_client.ipynb #39b8f7f2
 def client_rounds(
     method, clients: list[Client], trainer: Trainer = in_turn
@@ -707,14 +666,30 @@ def client_rounds(
     """The rounds of clients who go through as many phases as each other, side by side.
 
     Of each: its upload, its new state, and the mean loss () of its last phase, None where that took no step."""
-    given = [watch_client(method, client) for client in clients]
+    name = type(method).__name__
+    before = [watch_client(method, client) for client in clients]
     results: list[Results] = [{} for _ in clients]
     phases = [local_phases(method, client) for client in clients]
     for together in zip(*phases, strict=True):
-        train_phases(method, clients, list(together), results, given, trainer)
+        starts = [start_phase(*part) for part in zip(clients, together, results)]
+        if own_code(method):
+            before = [seen | watch_constants(client) for seen, client in zip(before, clients)]
+        ends = trainer(clients, list(together), starts)
+        for result, phase, end in zip(results, together, ends):
+            result.pop(phase.name, None)  # the latest stands last
+            result[phase.name] = end
+        if own_code(method):
+            for client, phase, given in zip(clients, together, before):
+                refuse_writes(f"{name}, phase {phase.name},", client, given)
     answers = []
-    for client, result, watched in zip(clients, results, given):
-        answers.append(client_answer(method, client, result, watched))
+    for client, result, given in zip(clients, results, before):
+        given.pop("constants", None)  # no other phase reads them
+        last = list(result.values())[-1]
+        with client.chance():
+            answer = method.client_result(client, last.params, result)
+        upload, state = checked_result(method, client, answer)
+        refuse_writes(f"{name}.client_result", client, given)
+        answers.append((upload, state, last.loss if last.steps else None))
     return answers
 
 # %% ../../nbs/04_engine/01_client.ipynb #c8487517
