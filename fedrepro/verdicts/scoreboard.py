@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 import pandas as pd
-from ..core.folders import find_specs, paper_files
+from ..core.folders import find_specs, in_reading_order, paper_files
 from ..engine.rows import metric_named
 from ..experiments.rules import line_finder, read_published_csv
 from ..experiments.specs import Column, Row, Spec, load_spec
@@ -43,7 +43,7 @@ def published_tables(root: str | Path | None = None, paper: str = "*") -> dict[s
         table_names = read_published_csv(file)["table"].astype(str)
         if not table_names.str.startswith("third party").any():
             found[name.removesuffix(".published.csv")] = file
-    return found
+    return in_reading_order(found)
 
 # %% ../../nbs/08_verdicts/06_scoreboard.ipynb #45f6a2cc
 BOARD_TIERS = ("paper", "small")
