@@ -41,7 +41,7 @@ def paper_files(pattern: str, root: str | Path | None = None) -> dict[str, Path]
                 by_path.setdefault(p.relative_to(folder).as_posix(), p)
     return by_path
 
-
+# %% ../../nbs/01_core/03_folders.ipynb #db97ebc2
 FIRST_KINDS = ("table", "figure")  # the rest follows
 
 
@@ -61,7 +61,7 @@ def in_reading_order(found: dict[str, Path]) -> dict[str, Path]:
 
     return {name: found[name] for name in sorted(found, key=place)}
 
-
+# %% ../../nbs/01_core/03_folders.ipynb #db97ebc3
 def find_specs(root: str | Path | None = None) -> dict[str, Path]:
     "Every spec by its name `paper/table`, found as `paper_files` are, in the order of the paper"
     found = {}
