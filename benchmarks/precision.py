@@ -93,7 +93,7 @@ def judged(exact: list[float], rough: list[float]) -> Equivalence:
     se = float(d.std(ddof=1)) / n**0.5
     far_end = abs(float(d.mean())) + float(stats.t.ppf(0.95, n - 1)) * se
     return Equivalence(
-        str(verdict_words(d.mean(), se, n - 1, margin, n)), float(d.mean()), far_end, margin
+        str(verdict_words(d.mean(), se, n - 1, margin)), float(d.mean()), far_end, margin
     )
 
 

@@ -398,8 +398,8 @@ MEANING = {
     "means differ, by less than the margin",
     "consistent": "the difference is within the 95 % prediction interval, and that is at most three margins "
     "(with three seeds and a spread of one margin a true miss of two margins passes in 41 %)",
-    "undecided": "the interval is wider; as many seeds as stand beside the word would decide, were difference and "
-    "spread to stay",
+    "undecided": "the interval is wider, or there is one seed, which has none; as many seeds as stand beside the word "
+    "would decide, were difference and spread to stay",
     "differs slightly": "the difference is outside the interval, but smaller than the margin",
     "contradicted": "it is outside, and larger; p of this cell alone, q over all judged numbers of the paper; with q "
     "above 0.05 it may be one of the errors that so many tests bring",

@@ -125,7 +125,7 @@ def test_consistent_is_explained_with_its_error():
     m0 = rng.normal(0, 3**-0.5, draws)
     m = rng.normal(2, 3**-0.5, draws)
     s0, s = (np.sqrt(rng.chisquare(2, draws) / 2) for _ in range(2))
-    words = verdict_words(m - m0, *standard_error(s, 3, s0, 3, "pooled"), 1.0, 3)
+    words = verdict_words(m - m0, *standard_error(s, 3, s0, 3, "pooled"), 1.0)
     assert (
         f"passes in {np.isin(words, ['reproduced', 'consistent']).mean():.0%}".replace("%", " %")
         in MEANING["consistent"]
