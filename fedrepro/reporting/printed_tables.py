@@ -336,7 +336,7 @@ def about(spec: Spec, tier: str, frame: pd.DataFrame) -> list[str]:
         )
     if "processors" in frame:
         lines.append(f"Processors: {'; '.join(frame.processors.iloc[0]) or 'none yet'}")
-    if spec.published is not None or "paper" in spec.tiers:
+    if spec.published is not None or tier == "paper" or spec.reductions(tier):
         lines.append(f"Tier {tier}: {reduced(spec, tier)}")
     alone = {column.label: column.unpublished for column in columns if column.unpublished}
     alone |= {row.name: row.unpublished for row in spec.rows.values() if row.unpublished}

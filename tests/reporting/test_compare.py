@@ -57,7 +57,7 @@ def test_the_numbers_are_those_of_the_rows(found):
     assert f"{line['mean']:.2f} ± {line['std']:.2f} (2)" in shown
     assert "generalised_accuracy: %" in shown
     assert "mean last 10" in shown
-    for word in ("published", "verdict", "difference"):
+    for word in ("published", "verdict", "difference", "reduced"):
         assert word not in shown
 
 
