@@ -6,7 +6,7 @@
 # make smoke              every table and figure at tier smoke, one seed: run, printed and drawn under out/smoke
 # make peers              an environment of their own for other simulators: .venv-peers/bin/python -m benchmarks --peers
 # make bench              samples a second of every executor, a plain loop, other simulators
-# make nightly            5,000 generated inputs a property, every default changed once, what tests repeat, three seeds of chaos, a rehearsal of 400 runs, make smoke
+# make nightly            5,000 generated inputs a property, every default changed once, what tests repeat, three seeds of chaos, a rehearsal of 400 runs, what every page prints, make smoke
 # make versions           the supported versions of Python and torch: each installed (5 GB), then the golden, contract and by-hand tests
 # make dist               the sdist and the wheel, in dist/
 # make canary             does nbdev 3.3 export the same modules and test the same pages? (an environment of its own)
@@ -116,6 +116,8 @@ nightly: $(READY)
 	@$(MAKE) --no-print-directory chaos SEED=1..3
 	$(PY) tools/chaos.py --terms 10
 	$(PY) tools/chaos.py --runs 400
+	$(call step,nightly: what every page prints)
+	$(PY) -m pytest -p no:cacheprovider --nbval --nbval-current-env --nbval-sanitize-with tests/outputs.cfg -n 2 --dist loadfile nbs/*/*.ipynb
 	@$(MAKE) --no-print-directory smoke
 
 # Python/torch; without torch: the one of constraints.txt. The interpreters are those of PATH: python3.11 and so on

@@ -1,4 +1,4 @@
-"Runs the pages that show stored runs again: all of them, or `python tools/stored_pages.py PAGE...`"
+"Runs the pages that show stored runs or specs again: all of them, or `python tools/stored_pages.py PAGE...`"
 
 import sys
 from pathlib import Path
@@ -11,8 +11,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
     "nbs/index.ipynb",
     "nbs/00_guides/03_add_table.ipynb",
+    "nbs/00_guides/05_reproduce.ipynb",
     "nbs/07_experiments/04_specs.ipynb",
     "nbs/07_experiments/07_store.ipynb",
+    "nbs/07_experiments/13_sweep.ipynb",
+    "nbs/08_verdicts/00_independent.ipynb",
     "nbs/08_verdicts/01_summaries.ipynb",
     "nbs/08_verdicts/02_verdicts.ipynb",
     "nbs/08_verdicts/03_tables.ipynb",
@@ -20,6 +23,7 @@ PAGES = (
     "nbs/08_verdicts/05_swings.ipynb",
     "nbs/08_verdicts/06_scoreboard.ipynb",
     "nbs/08_verdicts/07_agreement.ipynb",
+    "nbs/08_verdicts/08_printed.ipynb",
     "nbs/08_verdicts/09_headlines.ipynb",
     "nbs/09_reporting/02_printed_tables.ipynb",
     "nbs/09_reporting/03_printed_claims.ipynb",
@@ -29,8 +33,11 @@ PAGES = (
     "nbs/09_reporting/10_method_page.ipynb",
     "nbs/09_reporting/11_page_text.ipynb",
     "nbs/09_reporting/12_deviations.ipynb",
+    "nbs/09_reporting/13_paper_facts.ipynb",
+    "nbs/11_cli/00_options.ipynb",
     "nbs/11_cli/02_reproduce.ipynb",
     "nbs/11_cli/04_look_up.ipynb",
+    "nbs/11_cli/05_main.ipynb",
     "nbs/12_results/00_summary.ipynb",
     "nbs/12_results/01_fedccfa.ipynb",
     "nbs/12_results/02_lfd.ipynb",
@@ -69,7 +76,7 @@ def run_again(page: Path) -> None:
 
 
 def main(pages: list[str]) -> None:
-    "Runs these pages again, or all that show stored runs"
+    "Runs these pages again, or all that show stored runs or specs"
     for page in pages or [*PAGES, *TAGGED_PAGES]:
         print(page, flush=True)
         run_again(ROOT / page)
